@@ -1,0 +1,106 @@
+"""Messages and replies as bytes: MessagePack, typed, decoded strictly.
+
+A frame that is no message of this protocol raises `MalformedMessage`, never
+anything else, and decoding runs no code that the sender chose.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import ErrorRecord, MalformedMessage
+from cudnn_actor.protocol.messages import Message
+from cudnn_actor.protocol.receipts import Receipt, Statistics
+
+__all__ = ["decode_message", "decode_reply", "encode_message", "encode_reply"]
+
+ReplyValue = Receipt | BufferRef | Statistics | np.ndarray | int | None
+
+
+class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    dtype: DType
+    dims: tuple[int, ...]
+    data: bytes
+
+
+class _Reply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    kind: str
+    body: msgspec.Raw
+
+
+_REPLY_TYPES: dict[str, type] = {
+    "receipt": Receipt,
+    "buffer": BufferRef,
+    "statistics": Statistics,
+    "array": np.ndarray,
+    "int": int,
+    "none": type(None),
+    "error": ErrorRecord,
+}
+_REPLY_KINDS = {cls: kind for kind, cls in _REPLY_TYPES.items()}
+
+
+def encode_message(message: Message) -> bytes:
+    """A message as bytes. Raises `TypeError` for fields that are no protocol data."""
+    return _ENCODER.encode(message)
+
+
+def decode_message(frame: bytes | memoryview) -> Message:
+    """The message in `frame`. Raises `MalformedMessage`."""
+    return _decode(_MESSAGES, frame)  # type: ignore[no-any-return]
+
+
+def encode_reply(reply: object) -> bytes:
+    """A reply, or the `ErrorRecord` of an error, as bytes. Raises `TypeError` for anything else."""
+    kind = _REPLY_KINDS.get(type(reply))
+    if kind is None:
+        raise TypeError(f"{type(reply).__name__} is no reply of this protocol")
+    return _ENCODER.encode(_Reply(kind, msgspec.Raw(_ENCODER.encode(reply))))
+
+
+def decode_reply(frame: bytes | memoryview) -> ReplyValue | ErrorRecord:
+    """The reply in `frame`. Raises `MalformedMessage`."""
+    reply = _decode(_REPLIES, frame)
+    decoder = _BODIES.get(reply.kind)
+    if decoder is None:
+        raise MalformedMessage(detail=f"unknown kind of reply {reply.kind!r}")
+    return _decode(decoder, reply.body)  # type: ignore[no-any-return]
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: Any) -> Any:
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise MalformedMessage(detail=str(error)) from error
+
+
+def _pack_array(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        dtype = DType.of(value.dtype)
+        if dtype is None:
+            raise TypeError(f"arrays of {value.dtype} do not travel")
+        return _Array(dtype, value.shape, np.ascontiguousarray(value).tobytes())
+    raise TypeError(f"{type(value).__name__} is no protocol data")
+
+
+def _unpack_array(wanted: type, value: object) -> object:
+    if wanted is not np.ndarray:
+        raise TypeError(f"no way to decode {wanted.__name__}")
+    packed = msgspec.convert(value, _Array)
+    if any(dim < 0 for dim in packed.dims):
+        raise ValueError(f"dims {packed.dims} hold a negative size")
+    return np.frombuffer(packed.data, dtype=packed.dtype.numpy).reshape(packed.dims)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack_array)
+_MESSAGES = msgspec.msgpack.Decoder(Message, dec_hook=_unpack_array, strict=True)
+_REPLIES = msgspec.msgpack.Decoder(_Reply, strict=True)
+_BODIES = {
+    kind: msgspec.msgpack.Decoder(cls, dec_hook=_unpack_array, strict=True)
+    for kind, cls in _REPLY_TYPES.items()
+}

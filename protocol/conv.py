@@ -1,0 +1,313 @@
+"""What a convolution is: spatial parameters, epilogue, numerics.
+
+"Convolution" is cross-correlation, as in cuDNN and every deep-learning library.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from cudnn_actor.protocol.errors import InvalidRequest
+
+__all__ = ["Activation", "ConvSpec", "Epilogue", "Numerics"]
+
+_LARGEST = (1 << 31) - 1
+
+
+class ConvSpec(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
+):
+    """A convolution's parameters, one value per spatial dim (1 to 3 of them).
+
+    Parameters
+    ----------
+    pre_padding, post_padding
+        Zeros before and after, in elements, at least 0.
+    stride, dilation
+        In elements, at least 1.
+    groups
+        Channels are split into this many independent groups; the filter has C / groups channels.
+
+    Raises
+    ------
+    InvalidRequest
+        A value is out of its range, or the fields' lengths differ.
+    """
+
+    pre_padding: tuple[int, ...]
+    post_padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        _check_spatial("pre_padding", self.pre_padding, 0)
+        rank = len(self.pre_padding)
+        for name, least in (("post_padding", 0), ("stride", 1), ("dilation", 1)):
+            values = getattr(self, name)
+            _check_spatial(name, values, least)
+            if len(values) != rank:
+                raise InvalidRequest(
+                    field=name,
+                    value=values,
+                    problem=f"has {len(values)} values where pre_padding has {rank}",
+                    fix="give one value per spatial dim",
+                )
+        if not _is_int(self.groups) or not 1 <= self.groups <= _LARGEST:
+            raise InvalidRequest(
+                field="groups", value=self.groups, problem="is no whole number from 1", fix="use groups=1"
+            )
+
+    @classmethod
+    def symmetric(
+        cls,
+        spatial_dims: int,
+        pad: int | Sequence[int] = 0,
+        stride: int | Sequence[int] = 1,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+    ) -> ConvSpec:
+        """The usual case: as much padding after as before. One number stands for every spatial dim."""
+        if not _is_int(spatial_dims) or not 1 <= spatial_dims <= 3:
+            raise InvalidRequest(
+                field="spatial_dims", value=spatial_dims, problem="is not 1, 2 or 3", fix="2 is for images"
+            )
+        padding = _spread("pad", pad, spatial_dims)
+        return cls(
+            pre_padding=padding,
+            post_padding=padding,
+            stride=_spread("stride", stride, spatial_dims),
+            dilation=_spread("dilation", dilation, spatial_dims),
+            groups=groups,
+        )
+
+    @property
+    def spatial_dims(self) -> int:
+        """The number of spatial dims: 1, 2 or 3."""
+        return len(self.stride)
+
+    def output_dims(self, x: Sequence[int], w: Sequence[int]) -> tuple[int, ...]:
+        """Dims of y for an input of dims `x` (N, C, spatial) and a filter of dims `w` (K, C / groups, spatial).
+
+        Per spatial dim: 1 + (pre + in + post - (dilation * (filter - 1) + 1)) // stride.
+        https://docs.nvidia.com/deeplearning/cudnn/latest/api/cudnn-cnn-library.html
+
+        Raises `InvalidRequest` where ranks or channels do not fit, or the padded input is smaller than the filter.
+        """
+        self._check_operands(x, w)
+        spatial = []
+        for axis, (size, taps) in enumerate(zip(x[2:], w[2:], strict=True)):
+            padded = self.pre_padding[axis] + size + self.post_padding[axis]
+            window = self.dilation[axis] * (taps - 1) + 1
+            if window > padded:
+                raise InvalidRequest(
+                    field="w",
+                    value=tuple(w),
+                    problem=f"spans {window} of only {padded} padded inputs in spatial dim {axis}",
+                    fix="pad more, dilate less, or use a smaller filter",
+                )
+            spatial.append(1 + (padded - window) // self.stride[axis])
+        return (x[0], w[0], *spatial)
+
+    def input_dims(self, dy: Sequence[int], w: Sequence[int]) -> tuple[int, ...]:
+        """Dims of the smallest x whose output has dims `dy`: what backward data makes by default.
+
+        With a stride over 1 up to stride - 1 larger inputs give the same output; ask for those by
+        passing `dx` with the dims you want.
+
+        Raises `InvalidRequest` where ranks or channels do not fit, or the padding swallows the input.
+        """
+        if len(dy) != self.spatial_dims + 2 or len(w) != len(dy):
+            raise _rank_error("dy", dy, self.spatial_dims)
+        if w[0] != dy[1]:
+            raise InvalidRequest(
+                field="dy",
+                value=tuple(dy),
+                problem=f"has {dy[1]} channels where w has {w[0]} filters",
+                fix="make dy.dims[1] equal to w.dims[0]",
+            )
+        spatial = []
+        for axis, (size, taps) in enumerate(zip(dy[2:], w[2:], strict=True)):
+            window = self.dilation[axis] * (taps - 1) + 1
+            padding = self.pre_padding[axis] + self.post_padding[axis]
+            length = (size - 1) * self.stride[axis] + window - padding
+            if length < 1:
+                raise InvalidRequest(
+                    field="dy",
+                    value=tuple(dy),
+                    problem=f"leaves no input in spatial dim {axis} under {padding} of padding",
+                    fix="pad less",
+                )
+            spatial.append(length)
+        return (dy[0], w[1] * self.groups, *spatial)
+
+    def _check_operands(self, x: Sequence[int], w: Sequence[int]) -> None:
+        for name, dims in (("x", x), ("w", w)):
+            if len(dims) != self.spatial_dims + 2:
+                raise _rank_error(name, dims, self.spatial_dims)
+        if x[1] % self.groups or w[0] % self.groups:
+            raise InvalidRequest(
+                field="groups",
+                value=self.groups,
+                problem=f"does not divide {x[1]} input channels and {w[0]} filters",
+                fix="choose a common divisor of both",
+            )
+        if w[1] * self.groups != x[1]:
+            raise InvalidRequest(
+                field="w",
+                value=tuple(w),
+                problem=f"has {w[1]} channels where x has {x[1]} in {self.groups} groups",
+                fix=f"give it {x[1] // self.groups}",
+            )
+
+
+class Activation(enum.StrEnum):
+    """A pointwise function, applied last. Formulas with x the value and p the parameter."""
+
+    IDENTITY = "identity"
+    RELU = "relu"
+    """max(x, 0)"""
+    LEAKY_RELU = "leaky_relu"
+    """x where x > 0, else p * x; p = 0.01 unless given"""
+    SIGMOID = "sigmoid"
+    """1 / (1 + exp(-x))"""
+    TANH = "tanh"
+    GELU = "gelu"
+    """x * (1 + erf(x / sqrt(2))) / 2"""
+    GELU_TANH = "gelu_tanh"
+    """x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2"""
+    SWISH = "swish"
+    """x / (1 + exp(-p * x)); p = 1 unless given"""
+    ELU = "elu"
+    """x where x > 0, else p * (exp(x) - 1); p = 1 unless given"""
+    SOFTPLUS = "softplus"
+    """log(1 + exp(p * x)) / p; p = 1 unless given"""
+
+
+_PARAMETERS = {
+    Activation.LEAKY_RELU: 0.01,
+    Activation.SWISH: 1.0,
+    Activation.ELU: 1.0,
+    Activation.SOFTPLUS: 1.0,
+}
+
+
+class Epilogue(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
+):
+    """What is done to alpha * conv(x, w) + beta * y + bias before it is stored.
+
+    Parameters
+    ----------
+    activation
+        The pointwise function; identity for none.
+    parameter
+        Slope, alpha or beta of the activations that have one (see `Activation`); None for their default.
+
+    Raises
+    ------
+    InvalidRequest
+        A parameter where the activation has none, or one that is not finite (or, for softplus, not positive).
+    """
+
+    activation: Activation = Activation.IDENTITY
+    parameter: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.activation not in Activation.__members__.values():
+            raise InvalidRequest(
+                field="activation",
+                value=self.activation,
+                problem="is no activation",
+                fix=f"use one of {', '.join(Activation)}",
+            )
+        if self.parameter is None:
+            return
+        if self.activation not in _PARAMETERS:
+            raise InvalidRequest(
+                field="parameter",
+                value=self.parameter,
+                problem=f"given, but {self.activation} has none",
+                fix="leave it out",
+            )
+        if not _is_finite(self.parameter) or (self.activation == Activation.SOFTPLUS and self.parameter <= 0):
+            raise InvalidRequest(
+                field="parameter",
+                value=self.parameter,
+                problem="is no finite number that this activation takes",
+                fix="softplus needs a positive one",
+            )
+
+    @property
+    def effective_parameter(self) -> float | None:
+        """The parameter that applies: the given one, the activation's default, or None."""
+        return _PARAMETERS.get(self.activation) if self.parameter is None else float(self.parameter)
+
+
+class Numerics(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
+):
+    """How exactly to compute.
+
+    Parameters
+    ----------
+    tf32
+        Allow float32 products to be rounded to TF32 (10 bits of mantissa) for speed.
+    deterministic
+        Use only algorithms that give the same bits every time.
+    """
+
+    tf32: bool = False
+    deterministic: bool = False
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_spatial(name: str, values: tuple[int, ...], least: int) -> None:
+    if not isinstance(values, tuple) or not 1 <= len(values) <= 3 or not all(map(_is_int, values)):
+        raise InvalidRequest(
+            field=name,
+            value=values,
+            problem="is no tuple of 1 to 3 whole numbers",
+            fix="give one value per spatial dim, or use ConvSpec.symmetric(2)",
+        )
+    for value in values:
+        if not least <= value <= _LARGEST:
+            raise InvalidRequest(
+                field=name,
+                value=values,
+                problem=f"holds {value}, outside {least} to {_LARGEST}",
+                fix=f"every value must be at least {least}",
+            )
+
+
+def _spread(name: str, values: int | Sequence[int], count: int) -> tuple[int, ...]:
+    if _is_int(values):
+        return (values,) * count  # type: ignore[return-value]
+    if not isinstance(values, Sequence) or len(values) != count:
+        raise InvalidRequest(
+            field=name,
+            value=values,
+            problem=f"is neither a whole number nor {count} of them",
+            fix="give one number, or one per spatial dim",
+        )
+    return tuple(values)
+
+
+def _rank_error(name: str, dims: Sequence[int], spatial: int) -> InvalidRequest:
+    return InvalidRequest(
+        field=name,
+        value=tuple(dims),
+        problem=f"has rank {len(dims)} where a convolution of {spatial} spatial dims needs {spatial + 2}",
+        fix="dims are N, C, spatial",
+    )

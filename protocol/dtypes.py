@@ -1,0 +1,52 @@
+"""Element types of tensors."""
+
+from __future__ import annotations
+
+import enum
+
+import ml_dtypes
+import numpy as np
+
+__all__ = ["DType"]
+
+
+class DType(enum.StrEnum):
+    """An element type, named as NumPy and cuDNN's documentation name it."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+    INT32 = "int32"
+    UINT8 = "uint8"
+
+    @property
+    def numpy(self) -> np.dtype[np.generic]:
+        """The NumPy dtype; bfloat16 is the one that ml-dtypes registers."""
+        return _NUMPY[self]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return _NUMPY[self].itemsize
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether values are floating-point numbers."""
+        return self in _FLOATING
+
+    @classmethod
+    def of(cls, dtype: object) -> DType | None:
+        """The member for a NumPy dtype, a name or a member; None when there is none."""
+        try:
+            return _BY_NUMPY.get(np.dtype(dtype))  # type: ignore[call-overload]
+        except TypeError:
+            return cls._value2member_map_.get(dtype) if isinstance(dtype, str) else None  # type: ignore[return-value]
+
+
+_NUMPY: dict[DType, np.dtype[np.generic]] = {
+    member: np.dtype(ml_dtypes.bfloat16 if member is DType.BFLOAT16 else member.value) for member in DType
+}
+_BY_NUMPY = {dtype: member for member, dtype in _NUMPY.items()}
+_FLOATING = frozenset({DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})

@@ -1,0 +1,347 @@
+"""Every error that a caller can see.
+
+Each class says, beside what happened, the two things that a caller must know
+to go on: whether the request ran (`ran`: True, False, or None for unknown) and
+whether the same request may be sent again as it is (`retry_safe`). An error is
+its facts: keyword arguments that become attributes, from which the text is
+made. Facts are plain data, so an error survives pickling and the wire.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, ClassVar
+
+import msgspec
+
+__all__ = [
+    "ContextLost",
+    "CudnnActorError",
+    "DeadlineExceeded",
+    "ErrorRecord",
+    "ExecutionFailed",
+    "InvalidRequest",
+    "MailboxFull",
+    "MalformedMessage",
+    "OutOfMemory",
+    "OutcomeUnknown",
+    "QuarantinedRequest",
+    "ReentrantAsk",
+    "ServiceStopped",
+    "StaleBufferError",
+    "StaleReason",
+    "StartFailed",
+    "UnsupportedGraph",
+]
+
+
+class CudnnActorError(Exception):
+    """Raised when anything that this package knows goes wrong; the root of the hierarchy."""
+
+    ran: ClassVar[bool | None] = False
+    """Whether the request ran: True, False, or None when nobody can know."""
+    retry_safe: ClassVar[bool] = False
+    """Whether the same request may be sent again as it is, with a chance of success and no double effect."""
+
+    def __init__(self, text: str, **facts: Any) -> None:
+        super().__init__(text)
+        self._facts = facts
+        for name, value in facts.items():
+            setattr(self, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self._facts)
+
+    def to_record(self) -> ErrorRecord:
+        """This error as plain data for the wire; `ErrorRecord.to_error` is the way back."""
+        return ErrorRecord(kind=type(self).__name__, facts=self._facts)
+
+
+def _rebuild(cls: type[CudnnActorError], facts: dict[str, Any]) -> CudnnActorError:
+    return cls(**facts)
+
+
+class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An error as it travels between processes: the class's name and its facts."""
+
+    kind: str
+    facts: dict[str, str | int | float | bool | None]
+
+    def to_error(self) -> CudnnActorError:
+        """The error again, of its own class. Raises `MalformedMessage` for an unknown class or wrong facts."""
+        cls = _BY_NAME.get(self.kind)
+        if cls is None:
+            raise MalformedMessage(detail=f"unknown error class {self.kind!r}")
+        try:
+            return cls(**self.facts)
+        except (TypeError, ValueError) as error:
+            raise MalformedMessage(detail=f"wrong facts for {self.kind}: {error}") from error
+
+
+class InvalidRequest(CudnnActorError, ValueError):
+    """Raised when a request cannot mean anything: wrong shape, dtype, padding, layout, overlap.
+
+    Nothing reached the engine. Carries `field`, `value`, `problem` and `fix`.
+    """
+
+    field: str
+    value: str
+    problem: str
+    fix: str
+
+    def __init__(self, *, field: str, value: object, problem: str, fix: str) -> None:
+        shown = value if isinstance(value, str) else repr(value)
+        super().__init__(
+            f"{field}={shown}: {problem}; {fix}", field=field, value=shown, problem=problem, fix=fix
+        )
+
+
+class ReentrantAsk(InvalidRequest):
+    """Raised when code on the actor's own thread asks that same actor, which could never answer."""
+
+
+class MalformedMessage(CudnnActorError, ValueError):
+    """Raised when bytes from the wire are no message of this protocol. Carries `detail`."""
+
+    detail: str
+
+    def __init__(self, *, detail: str) -> None:
+        super().__init__(
+            f"malformed message: {detail}; are both ends of the same release?",
+            detail=detail,
+        )
+
+
+class StaleReason(enum.StrEnum):
+    """Why a buffer reference no longer names its bytes."""
+
+    FREED = "freed"
+    TORN = "torn"
+    CONTEXT_LOST = "context lost"
+    FOREIGN = "foreign"
+
+
+_STALE_FIX = {
+    StaleReason.FREED: "it was freed; allocate a new one",
+    StaleReason.TORN: "a crash interrupted a write to it; upload or compute it again",
+    StaleReason.CONTEXT_LOST: "its device context died with its memory; upload it again",
+    StaleReason.FOREIGN: "this service never gave it out; use it with the service that did",
+}
+
+
+class StaleBufferError(CudnnActorError, LookupError):
+    """Raised when a reference's generation is not its slot's: freed, torn by a crash, lost, or foreign.
+
+    Carries `slot`, `generation` and `reason` (a `StaleReason`).
+    """
+
+    slot: int
+    generation: int
+    reason: StaleReason
+
+    def __init__(self, *, slot: int, generation: int, reason: str) -> None:
+        reason = StaleReason(reason)
+        super().__init__(
+            f"buffer {slot} (generation {generation:#x}) is stale ({reason}): {_STALE_FIX[reason]}",
+            slot=slot,
+            generation=generation,
+            reason=reason,
+        )
+
+
+class UnsupportedGraph(CudnnActorError):
+    """Raised when the engine has no way to run a valid operation graph.
+
+    The answer is remembered, so asking again is cheap and as negative.
+    Carries `engine`, `digest` (of the graph) and `detail`.
+    """
+
+    engine: str
+    digest: str
+    detail: str
+
+    def __init__(self, *, engine: str, digest: str, detail: str) -> None:
+        super().__init__(
+            f"the {engine} engine cannot run graph {digest[:12]}: {detail}; "
+            "docs/semantics.md lists what each engine runs",
+            engine=engine,
+            digest=digest,
+            detail=detail,
+        )
+
+
+class OutOfMemory(CudnnActorError, MemoryError):
+    """Raised when a buffer or a workspace does not fit. Nothing changed; free something and send again.
+
+    Carries `requested`, `in_use` and `limit`, all in bytes (`limit` None: the machine's own).
+    """
+
+    retry_safe = True
+    requested: int
+    in_use: int
+    limit: int | None
+
+    def __init__(self, *, requested: int, in_use: int, limit: int | None) -> None:
+        of = "" if limit is None else f" of {limit:,}"
+        super().__init__(
+            f"out of memory: {requested:,} bytes asked for, {in_use:,}{of} bytes in use; "
+            "free buffers or raise memory_limit or workspace_limit",
+            requested=requested,
+            in_use=in_use,
+            limit=limit,
+        )
+
+
+class MailboxFull(CudnnActorError):
+    """Raised when `submit` or `tell` finds no place in the mailbox; `ask` would have waited.
+
+    Carries `capacity`, in messages.
+    """
+
+    retry_safe = True
+    capacity: int
+
+    def __init__(self, *, capacity: int) -> None:
+        super().__init__(
+            f"the mailbox holds its {capacity} messages already; await ask() to wait for room, "
+            "or spawn with a larger mailbox",
+            capacity=capacity,
+        )
+
+
+class DeadlineExceeded(CudnnActorError, TimeoutError):
+    """Raised when no reply came within the time that the caller gave.
+
+    Carries `timeout_s`, in seconds, and `started`: False when the request was dropped unrun, True when
+    it had begun and may yet finish.
+    """
+
+    ran = None
+    timeout_s: float
+    started: bool
+
+    def __init__(self, *, timeout_s: float, started: bool) -> None:
+        what = (
+            "it had started, so its effect may still come"
+            if started
+            else "it had not started, and was dropped"
+        )
+        super().__init__(
+            f"no reply within {timeout_s:g} s: {what}; allow more time or send less at once",
+            timeout_s=timeout_s,
+            started=started,
+        )
+
+
+class ServiceStopped(CudnnActorError):
+    """Raised when the service ended before it took the request up, or was no longer there to take it.
+
+    Carries `reason`.
+    """
+
+    retry_safe = True
+    reason: str
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(
+            f"the service has stopped ({reason}); spawn a new one and send the request there", reason=reason
+        )
+
+
+class StartFailed(CudnnActorError):
+    """Raised when a service could not become ready. Carries `detail`."""
+
+    detail: str
+
+    def __init__(self, *, detail: str) -> None:
+        super().__init__(f"the service did not start: {detail}; run `cudnn-actor doctor`", detail=detail)
+
+
+class ExecutionFailed(CudnnActorError):
+    """Raised when the engine reported a failure and was found healthy after it.
+
+    The outputs of the request are not to be trusted. Carries `status` (the library's own name for the
+    failure), `detail` and `plan` (the tag of the plan that failed).
+    """
+
+    ran = True
+    status: str
+    detail: str
+    plan: str
+
+    def __init__(self, *, status: str, detail: str, plan: str) -> None:
+        super().__init__(
+            f"plan {plan} failed with {status}: {detail}; its outputs hold no result",
+            status=status,
+            detail=detail,
+            plan=plan,
+        )
+
+
+class ContextLost(CudnnActorError):
+    """Raised when the device context died while the request ran, and its memory with it.
+
+    Carries `status` and `detail`.
+    """
+
+    ran = None
+    status: str
+    detail: str
+
+    def __init__(self, *, status: str, detail: str) -> None:
+        super().__init__(
+            f"the device context was lost ({status}): {detail}; upload again to a restarted service",
+            status=status,
+            detail=detail,
+        )
+
+
+class OutcomeUnknown(CudnnActorError):
+    """Raised when a crash interrupted a request that is not safe to run twice.
+
+    It reads what it writes (`beta` is not 0, or it works in place), so running it again could apply it
+    twice. What it writes is torn. Carries `request_id` and `cause`.
+    """
+
+    ran = None
+    request_id: int
+    cause: str
+
+    def __init__(self, *, request_id: int, cause: str) -> None:
+        super().__init__(
+            f"request {request_id} was running at a crash ({cause}) and accumulates, so it was not run again; "
+            "its output is torn: upload it again and repeat from there",
+            request_id=request_id,
+            cause=cause,
+        )
+
+
+class QuarantinedRequest(CudnnActorError):
+    """Raised when a request was running at two crashes, and for every later request of its plan.
+
+    Carries `request_id`, `digest` (of the graph) and `cause`.
+    """
+
+    ran = None
+    request_id: int
+    digest: str
+    cause: str
+
+    def __init__(self, *, request_id: int, digest: str, cause: str) -> None:
+        super().__init__(
+            f"request {request_id} is quarantined: plan {digest[:12]} was running at two crashes ({cause}); "
+            "change the problem, or report it with this digest",
+            request_id=request_id,
+            digest=digest,
+            cause=cause,
+        )
+
+
+def _subclasses(cls: type[CudnnActorError]) -> dict[str, type[CudnnActorError]]:
+    found = {cls.__name__: cls}
+    for sub in cls.__subclasses__():
+        found |= _subclasses(sub)
+    return found
+
+
+_BY_NAME = _subclasses(CudnnActorError)

@@ -1,0 +1,332 @@
+"""From a message to the graph that computes it.
+
+`lower` checks everything that depends on shapes alone and is pure, so callers
+remember its answer by `signature`: requests that differ only in their buffers
+and in the values of alpha and beta share one.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import NamedTuple
+
+from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.conv import Activation, ConvSpec, Epilogue, Numerics
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.graph import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+    ConvolutionForward,
+    GraphTensor,
+    Operation,
+    OperationGraph,
+    Pointwise,
+    PointwiseMode,
+    TensorRole,
+)
+from cudnn_actor.protocol.messages import Compute, ConvBwdData, ConvBwdFilter, ConvFwd
+from cudnn_actor.protocol.tensor import Layout, TensorSpec
+
+__all__ = ["Lowered", "Signature", "lower", "signature"]
+
+Signature = tuple[object, ...]
+
+_RESULT_DTYPES = {
+    DType.FLOAT64: (DType.FLOAT64,),
+    DType.FLOAT32: (DType.FLOAT32,),
+    DType.FLOAT16: (DType.FLOAT16, DType.FLOAT32),
+    DType.BFLOAT16: (DType.BFLOAT16, DType.FLOAT32),
+    DType.INT8: (DType.INT32, DType.INT8, DType.FLOAT32),
+    DType.UINT8: (DType.INT32, DType.UINT8, DType.FLOAT32),
+    DType.INT32: (DType.INT32,),
+}
+_COMPUTE = {
+    DType.FLOAT64: DType.FLOAT64,
+    DType.INT8: DType.INT32,
+    DType.UINT8: DType.INT32,
+    DType.INT32: DType.INT32,
+}
+
+
+class Lowered(NamedTuple):
+    """A message's graph and how the message's fields bind to it.
+
+    Parameters
+    ----------
+    graph
+        What to run.
+    buffers
+        The message's field for each of `graph.bound`, in that order; the output twice where it is also read.
+    scalars
+        The message's field for each of `graph.scalars`, in that order.
+    inputs
+        Names of the fields that are only read.
+    output
+        Name of the field that is written.
+    pure
+        Whether the output is not read, so that running twice is running once.
+    """
+
+    graph: OperationGraph
+    buffers: tuple[str, ...]
+    scalars: tuple[str, ...]
+    inputs: tuple[str, ...]
+    output: str
+    pure: bool
+
+
+def signature(message: Compute) -> Signature:
+    """A hashable key: equal for messages that lower to the same graph with the same bindings.
+
+    Raises `AttributeError` or `TypeError` when a field is not what it should be; `lower` says which.
+    """
+    alpha, beta = message.alpha == 1.0, message.beta == 0.0
+    if type(message) is ConvFwd:
+        bias = message.bias
+        return (
+            ConvFwd,
+            message.x.spec,
+            message.w.spec,
+            message.y.spec,
+            None if bias is None else bias.spec,
+            message.conv,
+            message.epilogue,
+            message.numerics,
+            alpha,
+            beta,
+        )
+    if type(message) is ConvBwdData:
+        first, second, result = message.dy, message.w, message.dx
+    else:
+        first, second, result = message.x, message.dy, message.dw  # type: ignore[union-attr]
+    specs = (first.spec, second.spec, result.spec)
+    return (type(message), *specs, message.conv, message.numerics, alpha, beta)
+
+
+def lower(message: Compute) -> Lowered:
+    """The graph of a message, once all that depends on shapes has been checked.
+
+    Raises
+    ------
+    InvalidRequest
+        A field has the wrong type, or shapes, channels, groups, ranks or dtypes do not fit; the text
+        names the field, its value and the fix.
+    """
+    _check_types(message)
+    if isinstance(message, ConvFwd):
+        specs = {"x": message.x.spec, "w": message.w.spec, "y": message.y.spec}
+        x, w, y = specs.values()
+        _check_result("y", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(x, w)")
+    elif isinstance(message, ConvBwdData):
+        specs = {"dy": message.dy.spec, "w": message.w.spec, "dx": message.dx.spec}
+        y, w, x = specs.values()
+        _check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(dx, w)")
+    else:
+        specs = {"x": message.x.spec, "dy": message.dy.spec, "dw": message.dw.spec}
+        x, y, w = specs.values()
+        _check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(x, dw)")
+    _check_dtypes(specs)
+    return _Builder(message, specs).build()
+
+
+def _check_types(message: Compute) -> None:
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        expected = _FIELD_TYPES.get(name, BufferRef)
+        if name == "bias" and value is None:
+            continue
+        if not isinstance(value, expected) or isinstance(value, bool):
+            raise InvalidRequest(
+                field=name,
+                value=value,
+                problem=f"is {type(value).__name__} where {type(message).__name__} takes a {expected.__name__}",
+                fix="upload arrays first: await gpu.upload(array)" if expected is BufferRef else "pass one",
+            )
+    for name in ("alpha", "beta"):
+        if not math.isfinite(getattr(message, name)):
+            raise InvalidRequest(
+                field=name, value=getattr(message, name), problem="is not finite", fix="pass a finite number"
+            )
+
+
+_FIELD_TYPES: dict[str, type] = {
+    "conv": ConvSpec,
+    "epilogue": Epilogue,
+    "numerics": Numerics,
+    "alpha": numbers.Real,
+    "beta": numbers.Real,
+}
+
+
+def _check_result(name: str, got: tuple[int, ...], wanted: tuple[int, ...], what: str) -> None:
+    if got != wanted:
+        raise InvalidRequest(
+            field=name, value=got, problem=f"is not the shape of {what}", fix=f"it has dims {wanted}"
+        )
+
+
+def _check_dtypes(specs: dict[str, TensorSpec]) -> None:
+    (first, a), (second, b), (result, out) = specs.items()
+    if a.dtype is not b.dtype:
+        raise InvalidRequest(
+            field=second,
+            value=b.dtype.value,
+            problem=f"is not the dtype of {first}, {a.dtype.value}",
+            fix="convert one of them when you upload: upload(array, dtype=...)",
+        )
+    allowed = _RESULT_DTYPES[a.dtype]
+    if out.dtype not in allowed:
+        raise InvalidRequest(
+            field=result,
+            value=out.dtype.value,
+            problem=f"cannot hold the result of {a.dtype.value} operands",
+            fix=f"use {' or '.join(allowed)}",
+        )
+
+
+class _Builder:
+    """Assembles one message's graph: the convolution, then whatever pointwise steps it asks for."""
+
+    def __init__(self, message: Compute, specs: dict[str, TensorSpec]) -> None:
+        self.message = message
+        self.names = tuple(specs)
+        self.output = self.names[-1]
+        self.spec = specs[self.output]
+        self.specs = specs
+        self.tensors: list[GraphTensor] = []
+        self.operations: list[Operation] = []
+        self.names_of: dict[int, str] = {}
+        dtype = specs[self.names[0]].dtype
+        self.compute = _COMPUTE.get(dtype, DType.FLOAT32)
+        self.pointwise = DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+
+    def build(self) -> Lowered:
+        steps = self._steps()
+        operands = [self._bound(name, self.specs[name]) for name in self.names[:-1]]
+        value = self._convolution(operands, last=not steps)
+        for number, (mode, other, parameter) in enumerate(steps, start=1):
+            result = self._result() if number == len(steps) else self._virtual(self.pointwise)
+            operands = [value] if other is None else [value, other]
+            self._pointwise(mode, operands, result, parameter)
+            value = result
+        graph = OperationGraph(
+            tensors=tuple(self.tensors), operations=tuple(self.operations), numerics=self.message.numerics
+        )
+        buffers = tuple(self.names_of[uid] for uid in graph.bound)
+        return Lowered(
+            graph=graph,
+            buffers=buffers,
+            scalars=tuple(self.names_of[uid] for uid in graph.scalars),
+            inputs=tuple(name for name in buffers if name != self.output),
+            output=self.output,
+            pure=self.message.beta == 0.0,
+        )
+
+    def _steps(self) -> list[tuple[PointwiseMode, int | None, float | None]]:
+        """The pointwise operations after the convolution: (mode, second operand, parameter)."""
+        steps: list[tuple[PointwiseMode, int | None, float | None]] = []
+        if self.message.alpha != 1.0:
+            steps.append((PointwiseMode.MUL, self._scalar("alpha"), None))
+        if self.message.beta != 0.0:
+            scaled = self._virtual(self.pointwise)
+            previous = self._bound(self.output, self.spec)
+            self._pointwise(PointwiseMode.MUL, [previous, self._scalar("beta")], scaled, None)
+            steps.append((PointwiseMode.ADD, scaled, None))
+        if isinstance(self.message, ConvFwd):
+            steps += self._epilogue_steps(self.message)
+        return steps
+
+    def _epilogue_steps(self, message: ConvFwd) -> list[tuple[PointwiseMode, int | None, float | None]]:
+        steps: list[tuple[PointwiseMode, int | None, float | None]] = []
+        if message.bias is not None:
+            steps.append((PointwiseMode.ADD, self._bias(message.bias.spec), None))
+        if message.epilogue.activation != Activation.IDENTITY:
+            mode = PointwiseMode(message.epilogue.activation)
+            steps.append((mode, None, message.epilogue.effective_parameter))
+        return steps
+
+    def _bias(self, spec: TensorSpec) -> int:
+        filters = self.spec.dims[1]
+        broadcast = (1, filters, *(1 for _ in self.spec.dims[2:]))
+        if spec.dims not in ((filters,), broadcast):
+            raise InvalidRequest(
+                field="bias",
+                value=spec.dims,
+                problem=f"is not one value for each of {filters} filters",
+                fix=f"it has dims {(filters,)} or {broadcast}",
+            )
+        if spec.dtype not in (self.spec.dtype, self.pointwise):
+            raise InvalidRequest(
+                field="bias",
+                value=spec.dtype.value,
+                problem=f"cannot be added to {self.spec.dtype.value}",
+                fix=f"use {self.spec.dtype.value} or {self.pointwise.value}",
+            )
+        step = spec.strides[0] if spec.rank == 1 else spec.strides[1]
+        strides = (filters * step, step, *(step for _ in broadcast[2:]))
+        shaped = TensorSpec(dims=broadcast, strides=strides, dtype=spec.dtype, alignment=spec.alignment)
+        return self._bound("bias", shaped)
+
+    def _convolution(self, operands: list[int], *, last: bool) -> int:
+        result = self._result() if last else self._virtual(self.compute)
+        a, b = operands
+        conv, compute = self.message.conv, self.compute
+        operation: Operation
+        if isinstance(self.message, ConvFwd):
+            operation = ConvolutionForward(x=a, w=b, y=result, conv=conv, compute=compute)
+        elif isinstance(self.message, ConvBwdData):
+            operation = ConvolutionBackwardData(dy=a, w=b, dx=result, conv=conv, compute=compute)
+        else:
+            operation = ConvolutionBackwardFilter(x=a, dy=b, dw=result, conv=conv, compute=compute)
+        self.operations.append(operation)
+        return result
+
+    def _pointwise(
+        self, mode: PointwiseMode, operands: list[int], result: int, parameter: float | None
+    ) -> None:
+        self.operations.append(
+            Pointwise(
+                mode=mode,
+                operands=tuple(operands),
+                result=result,
+                compute=self.pointwise,
+                parameter=parameter,
+            )
+        )
+
+    def _bound(self, name: str, spec: TensorSpec) -> int:
+        uid = self._add(spec, spec.dtype, TensorRole.BOUND, name)
+        self.names_of[uid] = name
+        return uid
+
+    def _result(self) -> int:
+        return self._bound(self.output, self.spec)
+
+    def _virtual(self, dtype: DType) -> int:
+        layout = Layout.NHWC if self.spec.layout is Layout.NHWC else Layout.NCHW
+        return self._add(TensorSpec.packed(self.spec.dims, dtype, layout), dtype, TensorRole.VIRTUAL, "")
+
+    def _scalar(self, name: str) -> int:
+        ones = (1,) * self.spec.rank
+        uid = self._add(
+            TensorSpec(dims=ones, strides=ones, dtype=self.pointwise), self.pointwise, TensorRole.SCALAR, name
+        )
+        self.names_of[uid] = name
+        return uid
+
+    def _add(self, spec: TensorSpec, dtype: DType, role: TensorRole, name: str) -> int:
+        uid = len(self.tensors)
+        self.tensors.append(
+            GraphTensor(
+                uid=uid,
+                dims=spec.dims,
+                strides=spec.strides,
+                dtype=dtype,
+                role=role,
+                alignment=spec.alignment,
+                name=name,
+            )
+        )
+        return uid

@@ -1,0 +1,93 @@
+"""Answers that are records."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["PlanStatistics", "Receipt", "Statistics"]
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """Proof that a request has finished on the device.
+
+    Parameters
+    ----------
+    request_id
+        The service's number for the request, rising in the order of admission.
+    generation
+        The incarnation of the actor that ran it.
+    plan
+        Tag of the plan: engine, operation and the head of the graph's digest; the operation's name
+        where no plan is involved.
+    queue_us, run_us
+        Microseconds from admission to start, and from start to finish.
+    """
+
+    request_id: int
+    generation: int
+    plan: str
+    queue_us: float
+    run_us: float
+
+
+class PlanStatistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Counters of a plan cache, since the incarnation started.
+
+    Parameters
+    ----------
+    size, capacity
+        Plans held, and at most held.
+    hits, misses, evictions
+        Look-ups that found a plan or a remembered refusal, that did not, and plans dropped for room.
+    refused
+        Graphs remembered as unsupported.
+    build_s
+        Seconds spent building.
+    """
+
+    size: int
+    capacity: int
+    hits: int
+    misses: int
+    evictions: int
+    refused: int
+    build_s: float
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A service's counters at one moment.
+
+    Parameters
+    ----------
+    generation
+        Incarnations of the actor so far; 1 is the first.
+    queued
+        Messages waiting in the mailbox.
+    finished, failed, withdrawn, expired
+        Requests answered with a result, answered with an error, cancelled before they started, and dropped
+        because their deadline had passed; over the service's life.
+    replayed
+        Requests run again after a crash.
+    restarts
+        Times the supervisor replaced the actor.
+    live_buffers, live_bytes, arena_bytes
+        Buffers in use, the bytes they hold, and the bytes taken from the system for them.
+    plans
+        The plan cache.
+    dropped_replies
+        Replies whose event loop had closed.
+    """
+
+    generation: int
+    queued: int
+    finished: int
+    failed: int
+    withdrawn: int
+    expired: int
+    replayed: int
+    restarts: int
+    live_buffers: int
+    live_bytes: int
+    arena_bytes: int
+    plans: PlanStatistics
+    dropped_replies: int

@@ -1,0 +1,272 @@
+"""Shapes in memory: dims, strides, dtype, alignment.
+
+Dims are always in the order N, C, then the spatial dims; the layout is a
+matter of strides alone, as in cuDNN. Strides count elements, not bytes.
+https://docs.nvidia.com/deeplearning/cudnn/latest/developer/core-concepts.html
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest
+
+__all__ = ["MAX_ALIGNMENT", "MAX_BYTES", "MAX_RANK", "Layout", "TensorSpec", "packed_strides"]
+
+MAX_RANK = 8
+MAX_BYTES = 1 << 48
+"""A tensor's extent in memory stays below this: the address space of a device."""
+MIN_ALIGNMENT = 16
+MAX_ALIGNMENT = 256
+"""Buffers start at multiples of this many bytes, so no spec can ask for more."""
+
+
+class Layout(enum.StrEnum):
+    """How a tensor's elements lie in memory."""
+
+    NCHW = "NCHW"
+    """Packed, the last spatial dim fastest, whatever the rank (so also NCW and NCDHW)."""
+    NHWC = "NHWC"
+    """Packed, channels fastest, whatever the rank (so also NWC and NDHWC)."""
+    STRIDED = "STRIDED"
+    """Given by explicit strides."""
+
+
+def packed_strides(dims: Sequence[int], layout: Layout | str = Layout.NCHW) -> tuple[int, ...]:
+    """Strides, in elements, of a packed tensor of `dims` in `layout`.
+
+    Raises `InvalidRequest` for STRIDED, which has no strides of its own, and for NHWC outside ranks 3-5.
+    """
+    layout = _layout(layout)
+    rank = len(dims)
+    order: Iterable[int] = range(rank)
+    if layout is Layout.STRIDED:
+        raise InvalidRequest(
+            field="layout",
+            value=layout.value,
+            problem="has no strides of its own",
+            fix="give them: TensorSpec.strided(...)",
+        )
+    if layout is Layout.NHWC:
+        if not 3 <= rank <= 5:
+            raise InvalidRequest(
+                field="layout",
+                value=layout.value,
+                problem=f"needs 3 to 5 dims, not {rank}",
+                fix="use NCHW for other ranks",
+            )
+        order = (0, *range(2, rank), 1)
+    strides = [0] * rank
+    step = 1
+    for axis in reversed(tuple(order)):
+        strides[axis] = step
+        step *= dims[axis]
+    return tuple(strides)
+
+
+class TensorSpec(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
+):
+    """A tensor's shape in memory.
+
+    Parameters
+    ----------
+    dims
+        1 to 8 sizes, each at least 1, in the order N, C, spatial.
+    strides
+        One per dim, in elements, each at least 1; no two elements may share a place.
+    dtype
+        The element type.
+    alignment
+        Bytes that the first element's address is a multiple of: a power of two, 16 to 256.
+
+    Raises
+    ------
+    InvalidRequest
+        A field is not as said above; the text names it.
+    """
+
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    alignment: int = MIN_ALIGNMENT
+
+    def __post_init__(self) -> None:
+        _check_dims(self.dims)
+        if not isinstance(self.dtype, DType):
+            raise InvalidRequest(
+                field="dtype",
+                value=self.dtype,
+                problem="is no element type",
+                fix=f"use one of {', '.join(DType)}",
+            )
+        _check_strides(self.dims, self.strides)
+        a = self.alignment
+        if not _is_int(a) or a < MIN_ALIGNMENT or a > MAX_ALIGNMENT or a & (a - 1):
+            raise InvalidRequest(
+                field="alignment",
+                value=a,
+                problem="is no power of two from 16 to 256",
+                fix="buffers are 256-byte aligned; leave it at 16",
+            )
+        if self.nbytes > MAX_BYTES:
+            raise InvalidRequest(
+                field="dims",
+                value=self.dims,
+                problem=f"spans {self.nbytes:,} bytes, past the limit of 2**48",
+                fix="split the tensor",
+            )
+
+    @classmethod
+    def packed(
+        cls, dims: Sequence[int], dtype: DType | str = DType.FLOAT32, layout: Layout | str = Layout.NCHW
+    ) -> TensorSpec:
+        """The spec of a packed tensor: `dims` in N, C, spatial order, laid out as `layout` says."""
+        dims = _as_tuple("dims", dims)
+        _check_dims(dims)
+        return cls(dims=dims, strides=packed_strides(dims, layout), dtype=_dtype(dtype))
+
+    @classmethod
+    def strided(
+        cls, dims: Sequence[int], strides: Sequence[int], dtype: DType | str = DType.FLOAT32
+    ) -> TensorSpec:
+        """The spec of a tensor with explicit `strides`, in elements."""
+        return cls(dims=_as_tuple("dims", dims), strides=_as_tuple("strides", strides), dtype=_dtype(dtype))
+
+    @classmethod
+    def like(cls, array: np.ndarray) -> TensorSpec:
+        """The spec that describes a NumPy array as it lies in memory.
+
+        Raises `InvalidRequest` where its byte strides are no whole number of elements (a field of a
+        packed record, say) or run backwards.
+        """
+        dtype = _dtype(array.dtype)
+        if any(step % array.itemsize for step in array.strides):
+            raise InvalidRequest(
+                field="strides",
+                value=array.strides,
+                problem=f"are misaligned: no multiples of the {array.itemsize}-byte element",
+                fix="copy it first: np.ascontiguousarray(array)",
+            )
+        return cls.strided(array.shape, [step // array.itemsize for step in array.strides], dtype)
+
+    @property
+    def rank(self) -> int:
+        """The number of dims."""
+        return len(self.dims)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.dims)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first element to the end of the last, gaps included."""
+        last = sum((d - 1) * s for d, s in zip(self.dims, self.strides, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
+    @property
+    def layout(self) -> Layout:
+        """NCHW or NHWC where the strides are packed so (NCHW where they are both), else STRIDED."""
+        if self.strides == packed_strides(self.dims, Layout.NCHW):
+            return Layout.NCHW
+        if 3 <= self.rank <= 5 and self.strides == packed_strides(self.dims, Layout.NHWC):
+            return Layout.NHWC
+        return Layout.STRIDED
+
+    def __str__(self) -> str:
+        dims = "x".join(map(str, self.dims))
+        return f"{self.dtype.value}[{dims}] {self.layout.value}"
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _as_tuple(field: str, values: object) -> tuple[int, ...]:
+    """Whole numbers as a tuple of ints; NumPy's are welcome, floats and strings are not."""
+    try:
+        return tuple(_index(value) for value in values)  # type: ignore[attr-defined]
+    except TypeError:
+        raise InvalidRequest(
+            field=field,
+            value=values,
+            problem="is no sequence of whole numbers",
+            fix=f"give a tuple such as {field}=(1, 3, 224, 224)",
+        ) from None
+
+
+def _index(value: object) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return int(value.__index__())  # type: ignore[attr-defined]
+
+
+def _check_dims(dims: tuple[int, ...]) -> None:
+    if not isinstance(dims, tuple) or not 1 <= len(dims) <= MAX_RANK or not all(map(_is_int, dims)):
+        raise InvalidRequest(
+            field="dims", value=dims, problem="is no tuple of 1 to 8 whole numbers", fix="give N, C, spatial"
+        )
+    if min(dims) < 1:
+        raise InvalidRequest(
+            field="dims", value=dims, problem="holds a size below 1", fix="every dim must be at least 1"
+        )
+    if math.prod(dims) > MAX_BYTES:
+        raise InvalidRequest(
+            field="dims", value=dims, problem="overflows: more than 2**48 elements", fix="split the tensor"
+        )
+
+
+def _check_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    if not isinstance(strides, tuple) or len(strides) != len(dims) or not all(map(_is_int, strides)):
+        raise InvalidRequest(
+            field="strides",
+            value=strides,
+            problem=f"does not give one whole number for each of the {len(dims)} dims",
+            fix="count in elements",
+        )
+    if min(strides) < 1:
+        raise InvalidRequest(
+            field="strides", value=strides, problem="holds a stride below 1", fix="copy the tensor forwards"
+        )
+    # Sorted by stride, each dim must step past all that the smaller ones span:
+    # sufficient for distinct places, and what every dense, sliced or padded tensor satisfies.
+    span = 0
+    for stride, dim in sorted(zip(strides, dims, strict=True)):
+        if dim > 1:
+            if stride <= span:
+                raise InvalidRequest(
+                    field="strides",
+                    value=strides,
+                    problem=f"are misaligned for dims {dims}: elements would overlap",
+                    fix="make each stride larger than the extent of the smaller ones",
+                )
+            span += stride * (dim - 1)
+
+
+def _dtype(dtype: object) -> DType:
+    found = DType.of(dtype)
+    if found is None:
+        raise InvalidRequest(
+            field="dtype",
+            value=str(dtype),
+            problem="is no element type that tensors can have",
+            fix=f"convert to one of {', '.join(DType)}",
+        )
+    return found
+
+
+def _layout(layout: Layout | str) -> Layout:
+    try:
+        return Layout(layout)
+    except ValueError:
+        raise InvalidRequest(
+            field="layout", value=layout, problem="is no layout", fix=f"use one of {', '.join(Layout)}"
+        ) from None
