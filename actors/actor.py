@@ -1,0 +1,351 @@
+"""The base actor. Every touch of pykka's internals is in this module.
+
+What it changes against `pykka.ThreadingActor` 4.5, whose hooks `_create_actor_inbox`,
+`_start_actor_loop`, `_actor_loop` and `_handle_receive` it builds on:
+
+=========================================  ==============================================
+pykka                                      here
+=========================================  ==============================================
+unbounded inbox, one message a turn        bounded mailbox, a batch a turn
+ask racing stop can lose the reply         admission and closing share one lock
+a second completion kills the thread       the first reply counts, later ones are ignored
+BaseException stops every actor            it ends its own actor only
+failing on_start never reaches start()     the observer is told; what waits is answered
+a failing tell kills the actor             it is logged; only `Crash` ends an actor
+the loop keeps the last message alive      nothing of a batch outlives its turn
+an actor thread keeps the process alive    daemon thread
+=========================================  ==============================================
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any, ClassVar, Final, Literal, Protocol
+
+import msgspec
+import pykka
+import structlog
+from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr, _ActorStop
+
+from cudnn_actor.actors.bridge import LoopBridge
+from cudnn_actor.actors.envelope import Envelope
+from cudnn_actor.actors.errors import ActorStopped, Crash
+from cudnn_actor.actors.mailbox import Mailbox
+from cudnn_actor.protocol.errors import DeadlineExceeded
+
+__all__ = ["DEFERRED", "Actor", "ActorExit", "ActorObserver", "Counters"]
+
+DEFERRED: Final = object()
+"""What a handler returns when it will give the reply later, through `Actor.settle`."""
+
+_FLUSH_AFTER_NS = 200_000
+_PYKKA_MESSAGES = frozenset({ProxyCall, ProxyGetAttr, ProxySetAttr})
+
+log = structlog.get_logger("cudnn_actor.actors")
+
+
+class ActorExit(msgspec.Struct, frozen=True, kw_only=True):
+    """How an actor ended.
+
+    Parameters
+    ----------
+    kind
+        "normal" after a stop, "start_failed" when `on_start` raised, else "crash".
+    error
+        The exception, for the last two.
+    """
+
+    kind: Literal["normal", "start_failed", "crash"]
+    error: BaseException | None = None
+
+
+class ActorObserver(Protocol):
+    """Who is told of an actor's life: a supervisor. Called on the actor's thread; must not block."""
+
+    def actor_ready(self, actor: Actor) -> None:
+        """`on_start` has returned: the actor takes messages from now on."""
+
+    def actor_exited(self, actor: Actor, exit: ActorExit) -> None:
+        """The actor's last act: it will touch nothing any more."""
+
+
+class Counters:
+    """What an actor has done. Written by its thread alone; anyone may read."""
+
+    __slots__ = ("expired", "failed", "finished", "withdrawn")
+
+    def __init__(self) -> None:
+        self.finished = self.failed = self.withdrawn = self.expired = 0
+
+
+class Actor(pykka.ThreadingActor):
+    """An actor with a bounded mailbox that answers asyncio and pykka callers alike.
+
+    Derive from it, and override `on_receive` and whichever hooks you need. Start it with pykka's own
+    `start(...)`; talk to it through `actors.asking` from asyncio, or through its `ActorRef` from any
+    thread.
+
+    Parameters
+    ----------
+    mailbox
+        A mailbox that outlives this actor, for one that a supervisor replaces; None to make one, and
+        to close it when the actor ends.
+    """
+
+    use_daemon_thread = True
+    batch_limit: ClassVar[int] = 64
+    """Messages taken from the mailbox a turn."""
+    mailbox_capacity: ClassVar[int] = 1024
+    """Capacity of a mailbox that the actor makes itself."""
+
+    def __init__(self, *, mailbox: Mailbox | None = None) -> None:
+        super().__init__()
+        self._owns_mailbox = mailbox is None
+        self.mailbox = mailbox if mailbox is not None else Mailbox(self.mailbox_capacity)
+        self.actor_inbox = self.mailbox  # type: ignore[assignment]
+        self._actor_ref = pykka.ActorRef(self)
+        self.counters = Counters()
+        self.busy_since: float | None = None
+        """When the message in work was taken up (`time.monotonic()` seconds); None between messages."""
+        self.current: Envelope | None = None
+        """The envelope in work; None between messages."""
+        self.abandoned = threading.Event()
+        """Set by a supervisor that has given the actor up; code that waits must wait on this too."""
+        self._taking = threading.Lock()
+        self._disowned = False
+        self._batch: deque[Envelope] = deque()
+        self._to_wake: set[LoopBridge] = set()
+        self._flushed_ns = 0
+        self._observer: ActorObserver | None = None
+        self._stop_reason: str | None = None
+
+    # Hooks.
+
+    def on_batch_end(self) -> None:
+        """Run after each batch, before its replies are flushed: the place for a fence."""
+
+    def poll(self) -> float | None:
+        """Look after things that are not messages (timers, fences). Runs before every wait for messages.
+
+        Returns
+        -------
+        float or None
+            Seconds until it must be called again at the latest; None for whenever a message comes.
+        """
+        return None
+
+    def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
+        """Answer, or hand to a successor, what the dying actor had taken: `current` and, in order, `waiting`.
+
+        The default answers everything: with `ActorStopped` what was not started, with the error that
+        ended the actor what was.
+        """
+        if current is not None:
+            self.settle(current, None, error)
+        for envelope in waiting:
+            self.settle(envelope, None, ActorStopped(reason=f"crashed: {error!r}"))
+
+    # Life.
+
+    def watch(self, observer: ActorObserver) -> None:
+        """Have `observer` told of readiness and exit. Before `launch`."""
+        self._observer = observer
+
+    def launch(self) -> pykka.ActorRef[Any]:
+        """Start an actor that was made by hand, as `start` does for one that it makes itself."""
+        pykka.ActorRegistry.register(self.actor_ref)
+        self._start_actor_loop()
+        return self.actor_ref
+
+    def end(self, reason: str) -> None:
+        """End this actor after the current message, leaving the mailbox open. Any thread; never blocks."""
+        self._stop_reason = reason
+        self.actor_stopped.set()
+        self.mailbox.nudge()
+
+    def abandon(self, reason: str) -> None:
+        """End this actor although it does not get on. Any thread; never blocks.
+
+        A wait on `abandoned` ends, and with it the actor. One that hangs elsewhere needs `disown`.
+        """
+        self.end(reason)
+        self.abandoned.set()
+
+    def disown(self, error: BaseException) -> bool:
+        """Do an abandoned actor's last act in its place: `on_crash`. A supervisor's thread.
+
+        Taking a message up, dying and disowning are ordered by `_taking`, so each envelope is in one
+        place: taken up before (and handed to `on_crash` here) or never taken up. A thread that comes
+        back to life later finds itself disowned and leaves everything alone.
+
+        Returns
+        -------
+        bool
+            False when the actor ended by itself first.
+        """
+        with self._taking:
+            if self._disowned:
+                return False
+            self._disowned = True
+            current, waiting = self.current, list(self._batch)
+            self._batch.clear()
+        self.actor_stopped.set()
+        pykka.ActorRegistry.unregister(self.actor_ref)
+        self._crash_hook(error, current, waiting)
+        self.flush()
+        return True
+
+    @property
+    def disowned(self) -> bool:
+        """Whether this actor's last act has been done: its thread must touch nothing shared any more."""
+        return self._disowned
+
+    @staticmethod
+    def _create_actor_inbox() -> Any:
+        return None  # pykka asks before the mailbox is known; __init__ sets it
+
+    def _actor_loop(self) -> None:
+        self.mailbox.read_by(threading.get_ident())
+        exit = self._live()
+        with self._taking:
+            if self._disowned:
+                return
+            self._disowned = True
+            current, waiting = self.current, list(self._batch)
+            self._batch.clear()
+        self._finish(exit, current, waiting)
+
+    def _live(self) -> ActorExit:
+        try:
+            self.on_start()
+        except BaseException as error:  # noqa: BLE001 - one actor's end, whatever ended it
+            return ActorExit(kind="start_failed", error=error)
+        if self._observer is not None:
+            self._observer.actor_ready(self)
+        try:
+            while not self.actor_stopped.is_set():
+                self._turn(self.poll())
+        except BaseException as error:  # noqa: BLE001
+            return ActorExit(kind="crash", error=error)
+        return ActorExit(kind="normal")
+
+    def _turn(self, wait: float | None) -> None:
+        self._batch.extend(self.mailbox.take(self.batch_limit, wait))
+        while (envelope := self._next()) is not None:
+            self._take_up(envelope)
+        self.on_batch_end()
+        self.flush()
+
+    def _next(self) -> Envelope | None:
+        with self._taking:
+            if self._disowned or self.actor_stopped.is_set() or not self._batch:
+                return None
+            self.current = self._batch.popleft()
+            return self.current
+
+    def _finish(self, exit: ActorExit, current: Envelope | None, waiting: list[Envelope]) -> None:
+        self.actor_stopped.set()
+        pykka.ActorRegistry.unregister(self.actor_ref)
+        self.mailbox.read_by(None)
+        if exit.error is None:
+            self.mailbox.restore(waiting)  # behind the stop: for a successor, or for close() to answer
+            exit = self._stop_hook(exit)
+        else:
+            log.error("actor.died", actor=str(self), kind=exit.kind, error=repr(exit.error))
+            self._crash_hook(exit.error, current, waiting)
+        if self._owns_mailbox:
+            self.mailbox.close(self._stop_reason or exit.kind)
+        self.flush()
+        self.current = None
+        if self._observer is not None:
+            self._observer.actor_exited(self, exit)
+
+    def _stop_hook(self, exit: ActorExit) -> ActorExit:
+        try:
+            self.on_stop()
+        except BaseException as error:
+            log.exception("actor.stop_hook_failed", actor=str(self))
+            return ActorExit(kind="crash", error=error)
+        return exit
+
+    def _crash_hook(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
+        try:
+            self.on_crash(error, current, waiting)
+        except Exception:
+            log.exception("actor.crash_hook_failed", actor=str(self))
+            Actor.on_crash(self, error, current, waiting)
+        try:
+            self.on_failure(type(error), error, error.__traceback__)
+        except Exception:
+            log.exception("actor.failure_hook_failed", actor=str(self))
+
+    # One message.
+
+    def _take_up(self, envelope: Envelope) -> None:
+        if envelope.withdrawn:
+            self.counters.withdrawn += 1
+        elif envelope.deadline is not None and time.monotonic() >= envelope.deadline:
+            self._expire(envelope)
+        else:
+            self._run(envelope)
+        self.current = None
+
+    def _run(self, envelope: Envelope) -> None:
+        self.busy_since = time.monotonic()
+        envelope.started_ns = time.perf_counter_ns()
+        try:
+            value = self._handle(envelope)
+        except Crash:
+            raise
+        except Exception as error:  # noqa: BLE001 - the answer to this one message
+            self._answer_error(envelope, error)
+        else:
+            if value is not DEFERRED:
+                self.settle(envelope, value)
+        self.busy_since = None
+
+    def _handle(self, envelope: Envelope) -> Any:
+        message = envelope.message
+        kind = type(message)
+        if kind is _ActorStop:
+            self._stop_reason = "stopped"
+            self.actor_stopped.set()
+            return None
+        handler = self._handle_receive if kind in _PYKKA_MESSAGES else self.on_receive
+        if envelope.context is None:
+            return handler(message)
+        return envelope.context.run(handler, message)
+
+    def _expire(self, envelope: Envelope) -> None:
+        self.counters.expired += 1
+        timeout = envelope.timeout_s or 0.0
+        self._post(envelope, None, DeadlineExceeded(timeout_s=timeout, started=False))
+
+    def _answer_error(self, envelope: Envelope, error: Exception) -> None:
+        if not envelope.wants_reply:
+            log.error("actor.tell_failed", actor=str(self), message=repr(envelope.message), error=repr(error))
+        self.settle(envelope, None, error)
+
+    def settle(self, envelope: Envelope, value: Any = None, error: BaseException | None = None) -> None:
+        """Answer a message. On the actor's thread; asyncio callers see it at the next `flush`."""
+        if error is None:
+            self.counters.finished += 1
+        else:
+            self.counters.failed += 1
+        self._post(envelope, value, error)
+
+    def _post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
+        bridge = envelope.settle(value, error)
+        if bridge is not None:
+            self._to_wake.add(bridge)
+            if time.perf_counter_ns() - self._flushed_ns > _FLUSH_AFTER_NS:
+                self.flush()
+
+    def flush(self) -> None:
+        """Wake the event loops that replies were posted for. Handlers about to take long call it first."""
+        for bridge in self._to_wake:
+            bridge.wake()
+        self._to_wake.clear()
+        self._flushed_ns = time.perf_counter_ns()

@@ -1,0 +1,107 @@
+"""Asking an actor from asyncio.
+
+`submit`, `ask` and `tell` differ in what happens when there is no room and in
+who waits for the reply:
+
+========  ====================  ===================================
+call      mailbox full          reply
+========  ====================  ===================================
+ask       waits its turn        awaited
+submit    raises MailboxFull    an asyncio.Future, at once
+tell      raises MailboxFull    none; a failure is logged
+========  ====================  ===================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from typing import Any
+
+from cudnn_actor.actors.bridge import LoopBridge
+from cudnn_actor.actors.envelope import Envelope
+from cudnn_actor.actors.mailbox import Mailbox
+from cudnn_actor.protocol.errors import InvalidRequest
+
+__all__ = ["ask", "submit", "tell"]
+
+
+async def ask(
+    mailbox: Mailbox,
+    message: Any,
+    *,
+    timeout: float | None = None,
+    discard: Callable[[Any], None] | None = None,
+) -> Any:
+    """Send a message, waiting for room if need be, and await the reply.
+
+    Cancelling the wait withdraws a message that has not started; one that has runs to its end, and
+    its result is given to `discard`.
+
+    Raises
+    ------
+    DeadlineExceeded
+        No reply came within `timeout` seconds; a message that has not started is dropped unrun.
+    ActorStopped
+        The actor has ended, or ends before it takes the message up.
+    Exception
+        Whatever the handler raised.
+    """
+    envelope = _envelope(message, timeout, discard)
+    mailbox.admit(envelope)
+    return await _reply(envelope)
+
+
+def submit(
+    mailbox: Mailbox,
+    message: Any,
+    *,
+    timeout: float | None = None,
+    discard: Callable[[Any], None] | None = None,
+) -> asyncio.Future[Any]:
+    """Send a message and return the future of its reply at once. Cancelling the future withdraws it.
+
+    Raises `MailboxFull`, or `ActorStopped`; the future raises as `ask` does.
+    """
+    envelope = _envelope(message, timeout, discard)
+    mailbox.admit(envelope, waits=False)
+    future = envelope.future
+    assert future is not None
+    if timeout is not None:
+        timer = future.get_loop().call_later(timeout, envelope.expire)
+        future.add_done_callback(lambda _: timer.cancel())
+    return future
+
+
+def tell(mailbox: Mailbox, message: Any) -> None:
+    """Send a message that nobody waits for. Any thread. Raises `MailboxFull`, or `ActorStopped`."""
+    mailbox.admit(Envelope(message, context=contextvars.copy_context()), waits=False)
+
+
+def _envelope(message: Any, timeout: float | None, discard: Callable[[Any], None] | None) -> Envelope:
+    if timeout is not None and not timeout >= 0.0:
+        raise InvalidRequest(
+            field="timeout", value=timeout, problem="is no number of seconds from 0", fix="None waits forever"
+        )
+    bridge = LoopBridge.of_running_loop()
+    return Envelope(
+        message,
+        future=bridge.loop.create_future(),
+        bridge=bridge,
+        timeout_s=timeout,
+        context=contextvars.copy_context(),
+        discard=discard,
+    )
+
+
+async def _reply(envelope: Envelope) -> Any:
+    future = envelope.future
+    assert future is not None
+    if envelope.timeout_s is None:
+        return await future
+    timer = future.get_loop().call_later(envelope.timeout_s, envelope.expire)
+    try:
+        return await future
+    finally:
+        timer.cancel()

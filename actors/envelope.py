@@ -1,0 +1,135 @@
+"""A message on its way, with the address for its reply.
+
+A reply goes to one of two addresses: an asyncio future, which only its own
+event loop ever touches, or a pykka future, which any thread may wait on.
+Either takes the first result and ignores later ones, so an answer may safely
+be given by whoever is alive to give it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import queue
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pykka
+
+from cudnn_actor.protocol.errors import DeadlineExceeded
+
+if TYPE_CHECKING:
+    from cudnn_actor.actors.bridge import LoopBridge
+
+__all__ = ["Envelope"]
+
+
+class Envelope:
+    """One message, its reply address, its deadline and the context of its sender.
+
+    Parameters
+    ----------
+    message
+        What is asked.
+    future, bridge
+        The reply address of an asyncio caller.
+    reply_to
+        The reply address of a pykka caller.
+    timeout_s
+        Seconds from now after which the message is dropped unrun; None for never.
+    context
+        The sender's context variables, for the handler's log lines.
+    discard
+        Called with a result that nobody is left to receive, on any thread; must not block.
+    """
+
+    __slots__ = (
+        "admitted_ns",
+        "bridge",
+        "context",
+        "crashes",
+        "deadline",
+        "discard",
+        "future",
+        "message",
+        "number",
+        "reply_to",
+        "started_ns",
+        "timeout_s",
+    )
+
+    def __init__(
+        self,
+        message: Any,
+        *,
+        future: asyncio.Future[Any] | None = None,
+        bridge: LoopBridge | None = None,
+        reply_to: pykka.Future[Any] | None = None,
+        timeout_s: float | None = None,
+        context: contextvars.Context | None = None,
+        discard: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.message = message
+        self.future = future
+        self.bridge = bridge
+        self.reply_to = reply_to
+        self.timeout_s = timeout_s
+        self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self.context = context
+        self.discard = discard
+        self.number = 0
+        self.crashes = 0
+        self.admitted_ns = 0
+        self.started_ns = 0
+
+    @property
+    def wants_reply(self) -> bool:
+        """Whether anybody gave an address."""
+        return self.future is not None or self.reply_to is not None
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether an asyncio caller has gone (cancelled, or timed out). Safe to read on any thread.
+
+        A future's state only ever goes from pending to done, and reading it is one atomic load under
+        the GIL: the worst that a stale read costs is a run whose result is dropped.
+        """
+        return self.future is not None and self.future.done()
+
+    def settle(self, value: Any = None, error: BaseException | None = None) -> LoopBridge | None:
+        """Give the reply; the first one counts. Any thread.
+
+        Returns the bridge that must be woken for an asyncio caller to see it, so that a batch of
+        replies costs one wake-up; None for a pykka caller, who sees it at once.
+        """
+        if self.bridge is not None:
+            self.bridge.post(self, value, error)
+            return self.bridge
+        if self.reply_to is not None:
+            with contextlib.suppress(queue.Full):  # pykka's word for "answered already"
+                if error is None:
+                    self.reply_to.set(value)
+                else:
+                    self.reply_to.set_exception((type(error), error, error.__traceback__))
+        return None
+
+    def deliver(self, value: Any, error: BaseException | None) -> None:
+        """Put the reply into the asyncio future. Only on the future's own loop."""
+        assert self.future is not None
+        if self.future.done():
+            if error is None and self.discard is not None:
+                self.discard(value)
+        elif error is None:
+            self.future.set_result(value)
+        else:
+            self.future.set_exception(error)
+
+    def expire(self) -> None:
+        """Tell an asyncio caller that its time is up. Only on the future's own loop."""
+        assert self.future is not None
+        assert self.timeout_s is not None
+        if not self.future.done():
+            started = self.started_ns != 0
+            self.future.set_exception(DeadlineExceeded(timeout_s=self.timeout_s, started=started))

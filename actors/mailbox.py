@@ -1,0 +1,185 @@
+"""The bounded inbox: many senders, one actor that takes a batch a turn.
+
+What is shared: two deques, a closing reason and whether the actor sleeps. All
+are read and written under `_lock`, which nobody holds across a call that could
+block, so admission and closing are two moments in one order: a message is
+either in a deque before the close, and the closer answers it, or it comes
+after, and its sender is refused. None can fall between.
+
+The mailbox belongs to a service, not to one incarnation of its actor: what
+waits here when an actor dies waits for its successor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from pykka.messages import _ActorStop
+
+from cudnn_actor.actors.envelope import Envelope
+from cudnn_actor.actors.errors import ActorStopped
+from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
+
+__all__ = ["Mailbox"]
+
+
+class Mailbox:
+    """Messages on their way to an actor. Every method may be called on any thread.
+
+    Parameters
+    ----------
+    capacity
+        Messages that may wait before `submit` and `tell` are refused with `MailboxFull`. Messages with
+        a waiting sender (`ask`) queue up behind them in order of arrival; control messages overtake.
+    """
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self.capacity = capacity
+        self.withdrawn = 0
+        """Messages whose sender had gone before they were taken up. Written under the lock."""
+        self._lock = threading.Lock()
+        self._ordinary: deque[Envelope] = deque()
+        self._control: deque[Envelope] = deque()
+        self._closed: str | None = None
+        self._sleeping = False
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._numbers = itertools.count(1)
+        self._reader: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._ordinary) + len(self._control)
+
+    def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
+        """Accept a message: from here on it will be answered, exactly once. Never blocks.
+
+        Raises
+        ------
+        MailboxFull
+            `waits` is False and `capacity` messages wait already.
+        ReentrantAsk
+            The actor's own thread asks for a reply that it could never give.
+        ActorStopped
+            The mailbox is closed.
+        """
+        message = envelope.message
+        if self._reader == threading.get_ident() and envelope.wants_reply:
+            self._refuse_reentry(message)
+        control = getattr(message, "control", False)
+        with self._lock:
+            if self._closed is not None:
+                raise ActorStopped(reason=self._closed)
+            if not waits and not control and len(self._ordinary) >= self.capacity:
+                self._make_room()
+            envelope.number = next(self._numbers)
+            envelope.admitted_ns = time.perf_counter_ns()
+            (self._control if control else self._ordinary).append(envelope)
+            ring, self._sleeping = self._sleeping, False
+        if ring:
+            self._bell.release()
+
+    def put(self, envelope: Any) -> None:
+        """Accept one of pykka's own envelopes: the inbox side of a pykka `ActorRef`.
+
+        Raises as `admit` does: pykka's `ask` and `tell` never wait for room.
+        """
+        message, reply_to = envelope.message, envelope.reply_to
+        stop = isinstance(message, _ActorStop)
+        self.admit(Envelope(message, reply_to=reply_to), waits=stop)
+
+    def take(self, most: int, timeout: float | None = None) -> list[Envelope]:
+        """The next messages in order, control first; waits up to `timeout` seconds for one. Actor's side.
+
+        Why no message is slept through: the actor declares itself asleep under the lock that senders
+        add under, having seen both deques empty. Whoever adds next finds the declaration, withdraws it
+        and rings, once. A timeout that finds it withdrawn knows that a ring is on its way, and waits
+        for it, so that no ring is left over for a later sleep.
+        """
+        with self._lock:
+            batch = self._pop(most)
+            if batch or (timeout is not None and timeout <= 0.0):
+                return batch
+            self._sleeping = True
+        rung = self._bell.acquire(timeout=-1 if timeout is None else timeout)
+        with self._lock:
+            if not rung and self._sleeping:
+                self._sleeping = False
+                return []
+        if not rung:
+            self._bell.acquire()
+        with self._lock:
+            return self._pop(most)
+
+    def nudge(self) -> None:
+        """Wake the actor for a look around, without a message. Any thread."""
+        with self._lock:
+            ring, self._sleeping = self._sleeping, False
+        if ring:
+            self._bell.release()
+
+    def restore(self, envelopes: Iterable[Envelope]) -> None:
+        """Put back, at the head and in order, what a dying actor had taken but not started."""
+        with self._lock:
+            if self._closed is None:
+                self._ordinary.extendleft(reversed(list(envelopes)))
+                return
+            reason = self._closed
+        for envelope in envelopes:
+            _answer(envelope, ActorStopped(reason=reason))
+
+    def close(self, reason: str) -> None:
+        """Refuse all further messages and answer those that wait with `ActorStopped`. Idempotent."""
+        with self._lock:
+            if self._closed is None:
+                self._closed = reason
+            left = self._pop(len(self._control) + len(self._ordinary))
+        for envelope in left:
+            _answer(envelope, None if _is_stop(envelope) else ActorStopped(reason=reason))
+
+    @property
+    def closed(self) -> str | None:
+        """Why the mailbox was closed; None while it is open."""
+        return self._closed
+
+    def read_by(self, thread: int | None) -> None:
+        """Declare the thread (its ident) that takes messages, whose own asks are refused."""
+        self._reader = thread
+
+    def _pop(self, most: int) -> list[Envelope]:
+        control, ordinary = self._control, self._ordinary
+        batch = [control.popleft() for _ in range(min(most, len(control)))]
+        batch.extend([ordinary.popleft() for _ in range(min(most - len(batch), len(ordinary)))])
+        return batch
+
+    def _make_room(self) -> None:
+        """Drop messages whose senders have gone; they hold no place. Under the lock, and only when full."""
+        waiting = [envelope for envelope in self._ordinary if not envelope.withdrawn]
+        self.withdrawn += len(self._ordinary) - len(waiting)
+        self._ordinary = deque(waiting)
+        if len(waiting) >= self.capacity:
+            raise MailboxFull(capacity=self.capacity)
+
+    @staticmethod
+    def _refuse_reentry(message: object) -> None:
+        if not isinstance(message, _ActorStop):
+            raise ReentrantAsk(
+                field="ask",
+                value=type(message).__name__,
+                problem="is asked by the actor's own thread, which could never answer it",
+                fix="tell() it instead, or call the method directly",
+            )
+
+
+def _is_stop(envelope: Envelope) -> bool:
+    return isinstance(envelope.message, _ActorStop)
+
+
+def _answer(envelope: Envelope, error: ActorStopped | None) -> None:
+    bridge = envelope.settle(None, error)
+    if bridge is not None:
+        bridge.wake()
