@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudnn_actor.actors.actor import DEFERRED, Actor, ActorExit, ActorObserver, Counters
+from cudnn_actor.actors.actor import DEFERRED, Actor, ActorExit, ActorObserver, Counters, MailboxRef
 from cudnn_actor.actors.asking import ask, submit, tell
 from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.envelope import Envelope
@@ -20,6 +20,7 @@ __all__ = [
     "Envelope",
     "LoopBridge",
     "Mailbox",
+    "MailboxRef",
     "ask",
     "submit",
     "tell",

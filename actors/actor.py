@@ -19,8 +19,10 @@ an actor thread keeps the process alive    daemon thread
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+import uuid
 from collections import deque
 from typing import Any, ClassVar, Final, Literal, Protocol
 
@@ -35,11 +37,12 @@ from cudnn_actor.actors.errors import ActorStopped, Crash
 from cudnn_actor.actors.mailbox import Mailbox
 from cudnn_actor.protocol.errors import DeadlineExceeded
 
-__all__ = ["DEFERRED", "Actor", "ActorExit", "ActorObserver", "Counters"]
+__all__ = ["DEFERRED", "Actor", "ActorExit", "ActorObserver", "Counters", "MailboxRef"]
 
 DEFERRED: Final = object()
 """What a handler returns when it will give the reply later, through `Actor.settle`."""
 
+_thread_numbers = itertools.count(1)
 _FLUSH_AFTER_NS = 200_000
 _PYKKA_MESSAGES = frozenset({ProxyCall, ProxyGetAttr, ProxySetAttr})
 
@@ -64,10 +67,10 @@ class ActorExit(msgspec.Struct, frozen=True, kw_only=True):
 class ActorObserver(Protocol):
     """Who is told of an actor's life: a supervisor. Called on the actor's thread; must not block."""
 
-    def actor_ready(self, actor: Actor) -> None:
+    def actor_ready(self) -> None:
         """`on_start` has returned: the actor takes messages from now on."""
 
-    def actor_exited(self, actor: Actor, exit: ActorExit) -> None:
+    def actor_exited(self, exit: ActorExit) -> None:
         """The actor's last act: it will touch nothing any more."""
 
 
@@ -97,6 +100,8 @@ class Actor(pykka.ThreadingActor):
     use_daemon_thread = True
     batch_limit: ClassVar[int] = 64
     """Messages taken from the mailbox a turn."""
+    ready_when_started: ClassVar[bool] = True
+    """Whether the actor is ready as soon as `on_start` returns; else it calls `report_ready` itself."""
     mailbox_capacity: ClassVar[int] = 1024
     """Capacity of a mailbox that the actor makes itself."""
 
@@ -111,6 +116,8 @@ class Actor(pykka.ThreadingActor):
         """When the message in work was taken up (`time.monotonic()` seconds); None between messages."""
         self.current: Envelope | None = None
         """The envelope in work; None between messages."""
+        self.thread: threading.Thread | None = None
+        """Where it runs; None before its start."""
         self.abandoned = threading.Event()
         """Set by a supervisor that has given the actor up; code that waits must wait on this too."""
         self._taking = threading.Lock()
@@ -136,6 +143,10 @@ class Actor(pykka.ThreadingActor):
         """
         return None
 
+    def on_stop_message(self) -> Any:
+        """Take pykka's `stop`: end after this message. Whoever has more to do first returns `DEFERRED`."""
+        self.end("stopped")
+
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
         """Answer, or hand to a successor, what the dying actor had taken: `current` and, in order, `waiting`.
 
@@ -152,6 +163,17 @@ class Actor(pykka.ThreadingActor):
     def watch(self, observer: ActorObserver) -> None:
         """Have `observer` told of readiness and exit. Before `launch`."""
         self._observer = observer
+
+    def report_ready(self) -> None:
+        """Tell the observer that this actor can work. On the actor's thread."""
+        if self._observer is not None:
+            self._observer.actor_ready()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait up to `timeout` seconds for the actor's thread to end; whether it has. Blocks."""
+        if self.thread is not None:
+            self.thread.join(timeout)
+        return self.thread is None or not self.thread.is_alive()
 
     def launch(self) -> pykka.ActorRef[Any]:
         """Start an actor that was made by hand, as `start` does for one that it makes itself."""
@@ -206,6 +228,11 @@ class Actor(pykka.ThreadingActor):
     def _create_actor_inbox() -> Any:
         return None  # pykka asks before the mailbox is known; __init__ sets it
 
+    def _start_actor_loop(self) -> None:
+        name = f"{type(self).__name__}-{next(_thread_numbers)}"
+        self.thread = threading.Thread(target=self._actor_loop, name=name, daemon=True)
+        self.thread.start()
+
     def _actor_loop(self) -> None:
         self.mailbox.read_by(threading.get_ident())
         exit = self._live()
@@ -222,8 +249,8 @@ class Actor(pykka.ThreadingActor):
             self.on_start()
         except BaseException as error:  # noqa: BLE001 - one actor's end, whatever ended it
             return ActorExit(kind="start_failed", error=error)
-        if self._observer is not None:
-            self._observer.actor_ready(self)
+        if self.ready_when_started:
+            self.report_ready()
         try:
             while not self.actor_stopped.is_set():
                 self._turn(self.poll())
@@ -232,11 +259,18 @@ class Actor(pykka.ThreadingActor):
         return ActorExit(kind="normal")
 
     def _turn(self, wait: float | None) -> None:
-        self._batch.extend(self.mailbox.take(self.batch_limit, wait))
+        self._accept(self.mailbox.take(self.batch_limit, wait))
         while (envelope := self._next()) is not None:
             self._take_up(envelope)
         self.on_batch_end()
         self.flush()
+
+    def _accept(self, taken: list[Envelope]) -> None:
+        with self._taking:
+            if not self._disowned:
+                self._batch.extend(taken)
+                return
+        self.mailbox.restore(taken)
 
     def _next(self) -> Envelope | None:
         with self._taking:
@@ -247,6 +281,7 @@ class Actor(pykka.ThreadingActor):
 
     def _finish(self, exit: ActorExit, current: Envelope | None, waiting: list[Envelope]) -> None:
         self.actor_stopped.set()
+        self.busy_since = None
         pykka.ActorRegistry.unregister(self.actor_ref)
         self.mailbox.read_by(None)
         if exit.error is None:
@@ -260,7 +295,7 @@ class Actor(pykka.ThreadingActor):
         self.flush()
         self.current = None
         if self._observer is not None:
-            self._observer.actor_exited(self, exit)
+            self._observer.actor_exited(exit)
 
     def _stop_hook(self, exit: ActorExit) -> ActorExit:
         try:
@@ -310,9 +345,7 @@ class Actor(pykka.ThreadingActor):
         message = envelope.message
         kind = type(message)
         if kind is _ActorStop:
-            self._stop_reason = "stopped"
-            self.actor_stopped.set()
-            return None
+            return self.on_stop_message()
         handler = self._handle_receive if kind in _PYKKA_MESSAGES else self.on_receive
         if envelope.context is None:
             return handler(message)
@@ -349,3 +382,26 @@ class Actor(pykka.ThreadingActor):
             bridge.wake()
         self._to_wake.clear()
         self._flushed_ns = time.perf_counter_ns()
+
+
+class MailboxRef(pykka.ActorRef[Any]):
+    """A pykka reference to whoever reads a mailbox: it stays good when a supervisor replaces the actor.
+
+    `ask`, `tell`, `stop` and `is_alive` work as in pykka. There is no proxy: talk to it in messages.
+
+    Parameters
+    ----------
+    mailbox
+        Where messages go.
+    actor_class
+        The class of the actors that read it.
+    stopped
+        Set when nobody reads it any more.
+    """
+
+    def __init__(self, mailbox: Mailbox, actor_class: type[Actor], stopped: threading.Event) -> None:
+        self._actor_weakref = lambda: None  # type: ignore[assignment]  # pykka's word for "no proxy"
+        self.actor_class = actor_class
+        self.actor_urn = uuid.uuid4().urn
+        self.actor_inbox = mailbox  # type: ignore[assignment]
+        self.actor_stopped = stopped

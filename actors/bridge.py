@@ -35,8 +35,6 @@ class LoopBridge:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.dropped = 0
-        """Replies whose loop had closed before they could be delivered."""
         self._posted: deque[tuple[Envelope, Any, BaseException | None]] = deque()
         self._waking = False
 
@@ -83,6 +81,6 @@ class LoopBridge:
                 envelope, value, error = self._posted.popleft()
             except IndexError:
                 return
-            self.dropped += 1
+            envelope.undeliverable()
             if error is None and envelope.discard is not None:
                 envelope.discard(value)

@@ -22,6 +22,7 @@ from cudnn_actor.protocol.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
     from cudnn_actor.actors.bridge import LoopBridge
+    from cudnn_actor.actors.mailbox import Mailbox
 
 __all__ = ["Envelope"]
 
@@ -53,6 +54,7 @@ class Envelope:
         "deadline",
         "discard",
         "future",
+        "mailbox",
         "message",
         "number",
         "reply_to",
@@ -79,6 +81,7 @@ class Envelope:
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.context = context
         self.discard = discard
+        self.mailbox: Mailbox | None = None
         self.number = 0
         self.crashes = 0
         self.admitted_ns = 0
@@ -125,6 +128,11 @@ class Envelope:
             self.future.set_result(value)
         else:
             self.future.set_exception(error)
+
+    def undeliverable(self) -> None:
+        """Count a reply whose event loop had closed before it could be delivered."""
+        if self.mailbox is not None:
+            self.mailbox.dropped += 1
 
     def expire(self) -> None:
         """Tell an asyncio caller that its time is up. Only on the future's own loop."""

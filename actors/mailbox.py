@@ -42,6 +42,8 @@ class Mailbox:
         self.capacity = capacity
         self.withdrawn = 0
         """Messages whose sender had gone before they were taken up. Written under the lock."""
+        self.dropped = 0
+        """Replies to messages of this mailbox whose event loop had closed."""
         self._lock = threading.Lock()
         self._ordinary: deque[Envelope] = deque()
         self._control: deque[Envelope] = deque()
@@ -76,6 +78,7 @@ class Mailbox:
                 raise ActorStopped(reason=self._closed)
             if not waits and not control and len(self._ordinary) >= self.capacity:
                 self._make_room()
+            envelope.mailbox = self
             envelope.number = next(self._numbers)
             envelope.admitted_ns = time.perf_counter_ns()
             (self._control if control else self._ordinary).append(envelope)
@@ -140,6 +143,11 @@ class Mailbox:
             left = self._pop(len(self._control) + len(self._ordinary))
         for envelope in left:
             _answer(envelope, None if _is_stop(envelope) else ActorStopped(reason=reason))
+
+    def reopen(self) -> None:
+        """Take messages again after `close`, for a service that is started anew."""
+        with self._lock:
+            self._closed = None
 
     @property
     def closed(self) -> str | None:

@@ -6,6 +6,7 @@ anything else, and decoding runs no code that the sender chose.
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import msgspec
@@ -47,7 +48,7 @@ _REPLY_KINDS = {cls: kind for kind, cls in _REPLY_TYPES.items()}
 
 def encode_message(message: Message) -> bytes:
     """A message as bytes. Raises `TypeError` for fields that are no protocol data."""
-    return _ENCODER.encode(message)
+    return _encode(message)
 
 
 def decode_message(frame: bytes | memoryview) -> Message:
@@ -60,7 +61,7 @@ def encode_reply(reply: object) -> bytes:
     kind = _REPLY_KINDS.get(type(reply))
     if kind is None:
         raise TypeError(f"{type(reply).__name__} is no reply of this protocol")
-    return _ENCODER.encode(_Reply(kind, msgspec.Raw(_ENCODER.encode(reply))))
+    return _ENCODER.encode(_Reply(kind, msgspec.Raw(_encode(reply))))
 
 
 def decode_reply(frame: bytes | memoryview) -> ReplyValue | ErrorRecord:
@@ -72,6 +73,13 @@ def decode_reply(frame: bytes | memoryview) -> ReplyValue | ErrorRecord:
     return _decode(decoder, reply.body)  # type: ignore[no-any-return]
 
 
+def _encode(value: object) -> bytes:
+    try:
+        return _ENCODER.encode(value)
+    except OverflowError as error:  # whole numbers travel in 64 bits
+        raise TypeError(str(error)) from error
+
+
 def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: Any) -> Any:
     try:
         return decoder.decode(frame)
@@ -79,7 +87,10 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: Any) -> Any:
         raise MalformedMessage(detail=str(error)) from error
 
 
-def _pack_array(value: object) -> object:
+def _pack(value: object) -> object:
+    """What msgspec does not know: NumPy's numbers, fractions and arrays."""
+    if isinstance(value, numbers.Real):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, np.ndarray):
         dtype = DType.of(value.dtype)
         if dtype is None:
@@ -97,10 +108,10 @@ def _unpack_array(wanted: type, value: object) -> object:
     return np.frombuffer(packed.data, dtype=packed.dtype.numpy).reshape(packed.dims)
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack_array)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack)
 _MESSAGES = msgspec.msgpack.Decoder(Message, dec_hook=_unpack_array, strict=True)
 _REPLIES = msgspec.msgpack.Decoder(_Reply, strict=True)
-_BODIES = {
+_BODIES: dict[str, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(cls, dec_hook=_unpack_array, strict=True)
     for kind, cls in _REPLY_TYPES.items()
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
+import operator
 from collections.abc import Sequence
 
 import msgspec
@@ -91,12 +92,12 @@ class ConvSpec(
         return len(self.stride)
 
     def output_dims(self, x: Sequence[int], w: Sequence[int]) -> tuple[int, ...]:
-        """Dims of y for an input of dims `x` (N, C, spatial) and a filter of dims `w` (K, C / groups, spatial).
+        """Dims of y for an input `x` (N, C, spatial) and a filter `w` (K, C / groups, spatial).
 
         Per spatial dim: 1 + (pre + in + post - (dilation * (filter - 1) + 1)) // stride.
         https://docs.nvidia.com/deeplearning/cudnn/latest/api/cudnn-cnn-library.html
 
-        Raises `InvalidRequest` where ranks or channels do not fit, or the padded input is smaller than the filter.
+        Raises `InvalidRequest` where ranks or channels do not fit, or the filter outspans the padded input.
         """
         self._check_operands(x, w)
         spatial = []
@@ -121,8 +122,14 @@ class ConvSpec(
 
         Raises `InvalidRequest` where ranks or channels do not fit, or the padding swallows the input.
         """
-        if len(dy) != self.spatial_dims + 2 or len(w) != len(dy):
-            raise _rank_error("dy", dy, self.spatial_dims)
+        self._check_ranks(dy=dy, w=w)
+        if w[0] % self.groups:
+            raise InvalidRequest(
+                field="groups",
+                value=self.groups,
+                problem=f"does not divide {w[0]} filters",
+                fix="choose a divisor of the number of filters",
+            )
         if w[0] != dy[1]:
             raise InvalidRequest(
                 field="dy",
@@ -134,21 +141,25 @@ class ConvSpec(
         for axis, (size, taps) in enumerate(zip(dy[2:], w[2:], strict=True)):
             window = self.dilation[axis] * (taps - 1) + 1
             padding = self.pre_padding[axis] + self.post_padding[axis]
-            length = (size - 1) * self.stride[axis] + window - padding
-            if length < 1:
+            least = (size - 1) * self.stride[axis] + window - padding
+            most = least + self.stride[axis] - 1
+            if most < 1:
                 raise InvalidRequest(
                     field="dy",
                     value=tuple(dy),
                     problem=f"leaves no input in spatial dim {axis} under {padding} of padding",
                     fix="pad less",
                 )
-            spatial.append(length)
+            spatial.append(max(least, 1))
         return (dy[0], w[1] * self.groups, *spatial)
 
-    def _check_operands(self, x: Sequence[int], w: Sequence[int]) -> None:
-        for name, dims in (("x", x), ("w", w)):
+    def _check_ranks(self, **operands: Sequence[int]) -> None:
+        for name, dims in operands.items():
             if len(dims) != self.spatial_dims + 2:
                 raise _rank_error(name, dims, self.spatial_dims)
+
+    def _check_operands(self, x: Sequence[int], w: Sequence[int]) -> None:
+        self._check_ranks(x=x, w=w)
         if x[1] % self.groups or w[0] % self.groups:
             raise InvalidRequest(
                 field="groups",
@@ -245,7 +256,9 @@ class Epilogue(
     @property
     def effective_parameter(self) -> float | None:
         """The parameter that applies: the given one, the activation's default, or None."""
-        return _PARAMETERS.get(self.activation) if self.parameter is None else float(self.parameter)
+        if self.parameter is None:
+            return _PARAMETERS.get(self.activation)
+        return float(self.parameter) + 0.0  # -0.0 becomes 0.0: equal epilogues mean the same
 
 
 class Numerics(
@@ -259,10 +272,23 @@ class Numerics(
         Allow float32 products to be rounded to TF32 (10 bits of mantissa) for speed.
     deterministic
         Use only algorithms that give the same bits every time.
+
+    Raises
+    ------
+    InvalidRequest
+        A field is no bool.
     """
 
     tf32: bool = False
     deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tf32", "deterministic"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise InvalidRequest(
+                    field=name, value=value, problem="is not a bool", fix="pass True or False"
+                )
 
 
 def _is_int(value: object) -> bool:
@@ -270,10 +296,13 @@ def _is_int(value: object) -> bool:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number past the largest float
+        return False
 
 
-def _check_spatial(name: str, values: tuple[int, ...], least: int) -> None:
+def _check_spatial(name: str, values: object, least: int) -> None:
     if not isinstance(values, tuple) or not 1 <= len(values) <= 3 or not all(map(_is_int, values)):
         raise InvalidRequest(
             field=name,
@@ -291,17 +320,26 @@ def _check_spatial(name: str, values: tuple[int, ...], least: int) -> None:
             )
 
 
-def _spread(name: str, values: int | Sequence[int], count: int) -> tuple[int, ...]:
-    if _is_int(values):
-        return (values,) * count  # type: ignore[return-value]
-    if not isinstance(values, Sequence) or len(values) != count:
+def _spread(name: str, values: object, count: int) -> tuple[int, ...]:
+    each = values if hasattr(values, "__len__") else (values,) * count
+    try:
+        spread = tuple(map(_index, each))  # type: ignore[call-overload]
+    except TypeError:
+        spread = ()
+    if len(spread) != count:
         raise InvalidRequest(
             field=name,
             value=values,
             problem=f"is neither a whole number nor {count} of them",
             fix="give one number, or one per spatial dim",
         )
-    return tuple(values)
+    return spread
+
+
+def _index(value: object) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)  # type: ignore[arg-type]
 
 
 def _rank_error(name: str, dims: Sequence[int], spatial: int) -> InvalidRequest:

@@ -39,9 +39,11 @@ class DType(enum.StrEnum):
     @classmethod
     def of(cls, dtype: object) -> DType | None:
         """The member for a NumPy dtype, a name or a member; None when there is none."""
+        if dtype is None:  # which NumPy takes for float64
+            return None
         try:
             return _BY_NUMPY.get(np.dtype(dtype))  # type: ignore[call-overload]
-        except TypeError:
+        except (TypeError, ValueError, SyntaxError):  # NumPy parses strings as it would code
             return cls._value2member_map_.get(dtype) if isinstance(dtype, str) else None  # type: ignore[return-value]
 
 

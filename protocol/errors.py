@@ -10,7 +10,8 @@ made. Facts are plain data, so an error survives pickling and the wire.
 from __future__ import annotations
 
 import enum
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -45,19 +46,23 @@ class CudnnActorError(Exception):
 
     def __init__(self, text: str, **facts: Any) -> None:
         super().__init__(text)
-        self._facts = facts
+        self._facts = facts or {"text": text}  # an error without facts is its text
         for name, value in facts.items():
             setattr(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self._facts)
 
+    def again(self) -> Self:
+        """A new error with the same facts, for another waiter: tracebacks are not to be shared."""
+        return type(self)(**self._facts)
+
     def to_record(self) -> ErrorRecord:
         """This error as plain data for the wire; `ErrorRecord.to_error` is the way back."""
         return ErrorRecord(kind=type(self).__name__, facts=self._facts)
 
 
-def _rebuild(cls: type[CudnnActorError], facts: dict[str, Any]) -> CudnnActorError:
+def _rebuild(cls: type[CudnnActorError], facts: Mapping[str, Any]) -> CudnnActorError:
     return cls(**facts)
 
 
@@ -68,12 +73,12 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     facts: dict[str, str | int | float | bool | None]
 
     def to_error(self) -> CudnnActorError:
-        """The error again, of its own class. Raises `MalformedMessage` for an unknown class or wrong facts."""
+        """The error again, of its own class. Raises `MalformedMessage` for an unknown class or bad facts."""
         cls = _BY_NAME.get(self.kind)
         if cls is None:
             raise MalformedMessage(detail=f"unknown error class {self.kind!r}")
         try:
-            return cls(**self.facts)
+            return _rebuild(cls, self.facts)
         except (TypeError, ValueError) as error:
             raise MalformedMessage(detail=f"wrong facts for {self.kind}: {error}") from error
 
@@ -309,8 +314,8 @@ class OutcomeUnknown(CudnnActorError):
 
     def __init__(self, *, request_id: int, cause: str) -> None:
         super().__init__(
-            f"request {request_id} was running at a crash ({cause}) and accumulates, so it was not run again; "
-            "its output is torn: upload it again and repeat from there",
+            f"request {request_id} was running at a crash ({cause}) and accumulates, so it was not run "
+            "again; its output is torn: upload it again and repeat from there",
             request_id=request_id,
             cause=cause,
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import msgspec
@@ -211,7 +211,7 @@ class OperationGraph(
                 raise _malformed("tensors", tensor.uid, "is virtual and nothing writes it")
         if not self.operations:
             raise _malformed("operations", (), "is empty")
-        list(self.in_order())
+        self.in_order()
 
     def tensor(self, uid: int) -> GraphTensor:
         """The tensor of that uid. Raises KeyError when there is none."""
@@ -221,25 +221,28 @@ class OperationGraph(
     def _by_uid(self) -> Mapping[int, GraphTensor]:
         return {t.uid: t for t in self.tensors}
 
-    def in_order(self) -> Iterator[Operation]:
+    def in_order(self) -> tuple[Operation, ...]:
         """Operations so that each comes after those whose output it reads.
 
-        Among those that are ready, the one whose history hashes lowest comes first, so the order does
-        not depend on how the graph was written down.
+        Among those that are ready, the one whose place in the graph hashes lowest comes first, so the
+        order does not depend on how the graph was written down.
         """
-        hashes = _Histories(self)
-        produced = {op.output for op in self.operations}
-        waiting = sorted(self.operations, key=hashes.of_operation)
-        done: set[int] = set()
+        return self._order
+
+    @functools.cached_property
+    def _order(self) -> tuple[Operation, ...]:
+        colours = _Colours(self).distinct()
+        waiting = sorted(self.operations, key=lambda op: colours[op.output])
+        unwritten = {op.output for op in waiting}
+        order: list[Operation] = []
         while waiting:
-            for operation in waiting:
-                if all(uid in done or uid not in produced for uid in operation.inputs):
-                    break
-            else:
-                raise _malformed("operations", [op.output for op in waiting], "depend on themselves")
-            waiting.remove(operation)
-            done.add(operation.output)
-            yield operation
+            ready = next((op for op in waiting if unwritten.isdisjoint(op.inputs)), None)
+            if ready is None:
+                raise _malformed("operations", sorted(unwritten), "depend on themselves")
+            waiting.remove(ready)
+            unwritten.discard(ready.output)
+            order.append(ready)
+        return tuple(order)
 
     def canonical_uids(self) -> dict[int, int]:
         """Each tensor's uid → its number by first appearance in `in_order()`."""
@@ -251,12 +254,12 @@ class OperationGraph(
 
     @functools.cached_property
     def bound(self) -> tuple[int, ...]:
-        """Uids of the tensors that are bound to buffers, in canonical order: the order of a plan's buffers."""
+        """Uids of the tensors that are bound to buffers, in canonical order: a plan's buffers."""
         return self._with_role(TensorRole.BOUND)
 
     @functools.cached_property
     def scalars(self) -> tuple[int, ...]:
-        """Uids of the tensors that are given by value, in canonical order: the order of a plan's scalars."""
+        """Uids of the tensors that are given by value, in canonical order: a plan's scalars."""
         return self._with_role(TensorRole.SCALAR)
 
     def _with_role(self, role: TensorRole) -> tuple[int, ...]:
@@ -280,30 +283,54 @@ class OperationGraph(
         return blake(canonical_bytes(("graph/1", tensors, operations, self.numerics)))
 
 
-class _Histories:
-    """Hashes of what each tensor is made from: blind to uids and to the order of writing down."""
+class _Colours:
+    """A colour for each tensor that depends on its place in the graph and on nothing else.
+
+    Colour refinement: a tensor's colour takes in its meaning, the operation that writes it and those that
+    read it, over and over until no more tensors are told apart. Tensors that still share a colour are
+    (but for graphs built to defy this) mirror images, so one of them is singled out, and so on until every
+    tensor has its own. https://en.wikipedia.org/wiki/Colour_refinement_algorithm
+    """
 
     def __init__(self, graph: OperationGraph) -> None:
-        self._tensors = {t.uid: t for t in graph.tensors}
-        self._writers = {op.output: op for op in graph.operations}
-        self._known: dict[int, str] = {}
-        self._open: set[int] = set()
+        self._operations = [(op, _hash(op.attributes())) for op in graph.operations]
+        self._start = {t.uid: _hash(_meaning(t)) for t in graph.tensors}
 
-    def of_operation(self, operation: Operation) -> str:
-        inputs = tuple(self._of_tensor(uid) for uid in operation.inputs)
-        result = _meaning(self._tensors[operation.output])
-        return blake(canonical_bytes((operation.attributes(), inputs, result)))
+    def distinct(self) -> dict[int, str]:
+        """Each uid's colour, no two the same."""
+        colours = self._refine(self._start)
+        while tied := self._tied(colours):
+            candidates = [self._refine(colours | {uid: _hash(("chosen", colours[uid]))}) for uid in tied]
+            colours = min(candidates, key=lambda found: sorted(found.values()))
+        return colours
 
-    def _of_tensor(self, uid: int) -> str:
-        if uid in self._known:
-            return self._known[uid]
-        if uid in self._open:
-            raise _malformed("operations", uid, "depends on itself")
-        self._open.add(uid)
-        writer = self._writers.get(uid)
-        made = self.of_operation(writer) if writer is not None else ""
-        self._known[uid] = blake(canonical_bytes((_meaning(self._tensors[uid]), made)))
-        return self._known[uid]
+    def _refine(self, colours: dict[int, str]) -> dict[int, str]:
+        count = 0
+        while count < len(set(colours.values())):
+            count = len(set(colours.values()))
+            colours = self._step(colours)
+        return colours
+
+    def _step(self, colours: dict[int, str]) -> dict[int, str]:
+        around: dict[int, list[tuple[str, int, str]]] = {uid: [] for uid in colours}
+        for operation, attributes in self._operations:
+            uids = (operation.output, *operation.inputs)
+            seen = _hash((attributes, tuple(colours[uid] for uid in uids)))
+            for place, uid in enumerate(uids):
+                around[uid].append((attributes, place, seen))
+        return {uid: _hash((colours[uid], tuple(sorted(around[uid])))) for uid in colours}
+
+    @staticmethod
+    def _tied(colours: dict[int, str]) -> list[int]:
+        """The uids that share the lowest shared colour; none when all differ."""
+        sharing: dict[str, list[int]] = {}
+        for uid, colour in colours.items():
+            sharing.setdefault(colour, []).append(uid)
+        return min(((c, uids) for c, uids in sharing.items() if len(uids) > 1), default=("", []))[1]
+
+
+def _hash(value: object) -> str:
+    return blake(canonical_bytes(value))
 
 
 def _meaning(t: GraphTensor) -> tuple[object, ...]:

@@ -26,7 +26,7 @@ from cudnn_actor.protocol.graph import (
     PointwiseMode,
     TensorRole,
 )
-from cudnn_actor.protocol.messages import Compute, ConvBwdData, ConvBwdFilter, ConvFwd
+from cudnn_actor.protocol.messages import Compute, ConvBwdData, ConvFwd
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
 __all__ = ["Lowered", "Signature", "lower", "signature"]
@@ -61,10 +61,13 @@ class Lowered(NamedTuple):
         The message's field for each of `graph.bound`, in that order; the output twice where it is also read.
     scalars
         The message's field for each of `graph.scalars`, in that order.
-    inputs
-        Names of the fields that are only read.
+    views
+        (place in `buffers`, spec) of each buffer that the graph sees in other dims than its own: a bias
+        of dims (K,) as (1, K, 1, ...).
     output
-        Name of the field that is written.
+        Name of the field that is written: the last of `buffers`.
+    output_uses
+        How often the output stands in `buffers`; more often, and an input is the output's own buffer.
     pure
         Whether the output is not read, so that running twice is running once.
     """
@@ -72,8 +75,9 @@ class Lowered(NamedTuple):
     graph: OperationGraph
     buffers: tuple[str, ...]
     scalars: tuple[str, ...]
-    inputs: tuple[str, ...]
+    views: tuple[tuple[int, TensorSpec], ...]
     output: str
+    output_uses: int
     pure: bool
 
 
@@ -138,17 +142,32 @@ def _check_types(message: Compute) -> None:
         if name == "bias" and value is None:
             continue
         if not isinstance(value, expected) or isinstance(value, bool):
+            given, wanted = type(value).__name__, expected.__name__
             raise InvalidRequest(
                 field=name,
                 value=value,
-                problem=f"is {type(value).__name__} where {type(message).__name__} takes a {expected.__name__}",
+                problem=f"is {given} where {type(message).__name__} takes a {wanted}",
                 fix="upload arrays first: await gpu.upload(array)" if expected is BufferRef else "pass one",
             )
+        if isinstance(value, BufferRef) and not isinstance(value.spec, TensorSpec):
+            raise InvalidRequest(
+                field=name,
+                value=value.spec,
+                problem="is no TensorSpec",
+                fix="pass references unchanged",
+            )
     for name in ("alpha", "beta"):
-        if not math.isfinite(getattr(message, name)):
+        if not _is_finite(getattr(message, name)):
             raise InvalidRequest(
                 field=name, value=getattr(message, name), problem="is not finite", fix="pass a finite number"
             )
+
+
+def _is_finite(value: numbers.Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number past the largest float
+        return False
 
 
 _FIELD_TYPES: dict[str, type] = {
@@ -198,6 +217,7 @@ class _Builder:
         self.tensors: list[GraphTensor] = []
         self.operations: list[Operation] = []
         self.names_of: dict[int, str] = {}
+        self.views: dict[str, TensorSpec] = {}
         dtype = specs[self.names[0]].dtype
         self.compute = _COMPUTE.get(dtype, DType.FLOAT32)
         self.pointwise = DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
@@ -219,8 +239,9 @@ class _Builder:
             graph=graph,
             buffers=buffers,
             scalars=tuple(self.names_of[uid] for uid in graph.scalars),
-            inputs=tuple(name for name in buffers if name != self.output),
+            views=tuple((buffers.index(name), spec) for name, spec in self.views.items()),
             output=self.output,
+            output_uses=buffers.count(self.output),
             pure=self.message.beta == 0.0,
         )
 
@@ -267,6 +288,8 @@ class _Builder:
         step = spec.strides[0] if spec.rank == 1 else spec.strides[1]
         strides = (filters * step, step, *(step for _ in broadcast[2:]))
         shaped = TensorSpec(dims=broadcast, strides=strides, dtype=spec.dtype, alignment=spec.alignment)
+        if shaped.dims != spec.dims:
+            self.views["bias"] = shaped
         return self._bound("bias", shaped)
 
     def _convolution(self, operands: list[int], *, last: bool) -> int:

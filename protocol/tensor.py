@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+import operator
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -20,6 +21,8 @@ from cudnn_actor.protocol.errors import InvalidRequest
 __all__ = ["MAX_ALIGNMENT", "MAX_BYTES", "MAX_RANK", "Layout", "TensorSpec", "packed_strides"]
 
 MAX_RANK = 8
+MAX_STRIDE = (1 << 63) - 1
+"""Strides are 64-bit numbers, to cuDNN and on the wire."""
 MAX_BYTES = 1 << 48
 """A tensor's extent in memory stays below this: the address space of a device."""
 MIN_ALIGNMENT = 16
@@ -80,7 +83,7 @@ class TensorSpec(
     dims
         1 to 8 sizes, each at least 1, in the order N, C, spatial.
     strides
-        One per dim, in elements, each at least 1; no two elements may share a place.
+        One per dim, in elements, 1 to 2**63 - 1; no two elements may share a place.
     dtype
         The element type.
     alignment
@@ -154,7 +157,8 @@ class TensorSpec(
                 problem=f"are misaligned: no multiples of the {array.itemsize}-byte element",
                 fix="copy it first: np.ascontiguousarray(array)",
             )
-        return cls.strided(array.shape, [step // array.itemsize for step in array.strides], dtype)
+        steps = tuple(step // array.itemsize for step in array.strides)
+        return cls.strided(array.shape, _settle_single(array.shape, steps), dtype)
 
     @property
     def rank(self) -> int:
@@ -190,6 +194,15 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _settle_single(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """NumPy gives dims of size 1 any stride, be it 0 or negative: theirs become those of a packed tensor."""
+    for layout in (Layout.NCHW, Layout.NHWC) if 3 <= len(dims) <= 5 else (Layout.NCHW,):
+        packed = packed_strides(dims, layout)
+        if all(d == 1 or s == p for d, s, p in zip(dims, strides, packed, strict=True)):
+            return packed
+    return tuple(1 if d == 1 else s for d, s in zip(dims, strides, strict=True))
+
+
 def _as_tuple(field: str, values: object) -> tuple[int, ...]:
     """Whole numbers as a tuple of ints; NumPy's are welcome, floats and strings are not."""
     try:
@@ -206,10 +219,10 @@ def _as_tuple(field: str, values: object) -> tuple[int, ...]:
 def _index(value: object) -> int:
     if isinstance(value, bool):
         raise TypeError
-    return int(value.__index__())  # type: ignore[attr-defined]
+    return operator.index(value)  # type: ignore[arg-type]
 
 
-def _check_dims(dims: tuple[int, ...]) -> None:
+def _check_dims(dims: object) -> None:
     if not isinstance(dims, tuple) or not 1 <= len(dims) <= MAX_RANK or not all(map(_is_int, dims)):
         raise InvalidRequest(
             field="dims", value=dims, problem="is no tuple of 1 to 8 whole numbers", fix="give N, C, spatial"
@@ -224,7 +237,7 @@ def _check_dims(dims: tuple[int, ...]) -> None:
         )
 
 
-def _check_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> None:
+def _check_strides(dims: tuple[int, ...], strides: object) -> None:
     if not isinstance(strides, tuple) or len(strides) != len(dims) or not all(map(_is_int, strides)):
         raise InvalidRequest(
             field="strides",
@@ -235,6 +248,13 @@ def _check_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> None:
     if min(strides) < 1:
         raise InvalidRequest(
             field="strides", value=strides, problem="holds a stride below 1", fix="copy the tensor forwards"
+        )
+    if max(strides) > MAX_STRIDE:
+        raise InvalidRequest(
+            field="strides",
+            value=strides,
+            problem="overflows: a stride of 2**63 or more",
+            fix="pack it",
         )
     # Sorted by stride, each dim must step past all that the smaller ones span:
     # sufficient for distinct places, and what every dense, sliced or padded tensor satisfies.

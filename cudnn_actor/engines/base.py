@@ -67,6 +67,10 @@ class Engine(Protocol):
     def outlives_context(self) -> bool:
         """Whether a new engine in this same process can take over after a sticky error."""
 
+    @property
+    def synchronous(self) -> bool:
+        """Whether work is done when the call that asks for it returns; then no fence is ever asked for."""
+
     def open(self) -> None:
         """Take handle, stream and workspace on the calling thread. Raises `EngineFailure`. Blocks."""
 
@@ -103,7 +107,7 @@ class Engine(Protocol):
         """
 
     def write(self, dst: Binding, array: np.ndarray) -> None:
-        """Enqueue a copy of host values of the same dims into a buffer; the array is read before it returns."""
+        """Enqueue a copy of host values of the same dims into a buffer; `array` is read before it returns."""
 
     def read(self, src: Binding) -> np.ndarray:
         """A buffer's values as a new C-contiguous array, once all work enqueued before is done. Blocks."""
@@ -114,8 +118,8 @@ class Engine(Protocol):
     def fill(self, dst: Binding, value: float) -> None:
         """Enqueue setting every element to `value`."""
 
-    def fence(self) -> Fence | None:
-        """A mark behind all work enqueued so far; None when that work is done already."""
+    def fence(self) -> Fence:
+        """A mark behind all work enqueued so far."""
 
     def finished(self, fence: Fence) -> bool:
         """Whether the work before a fence is done. Never blocks. Raises `StickyError`."""

@@ -1,0 +1,427 @@
+"""The handle that async code holds: `spawn` gives it, every await goes through it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
+from types import TracebackType
+from typing import Any, overload
+
+import numpy as np
+import pykka
+
+from cudnn_actor.actors import ask, submit, tell
+from cudnn_actor.options import make_options
+from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.conv import ConvSpec, Epilogue, Numerics
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import (
+    CudnnActorError,
+    DeadlineExceeded,
+    InvalidRequest,
+    ServiceStopped,
+)
+from cudnn_actor.protocol.messages import (
+    Allocate,
+    Compute,
+    ConvBwdData,
+    ConvBwdFilter,
+    ConvFwd,
+    Copy,
+    Download,
+    Drain,
+    Fill,
+    Free,
+    GetStatistics,
+    Message,
+    Ping,
+    Upload,
+    Warm,
+)
+from cudnn_actor.protocol.receipts import Receipt, Statistics
+from cudnn_actor.protocol.tensor import Layout, TensorSpec
+from cudnn_actor.service import CudnnService
+from cudnn_actor.supervision import LifecycleEvent
+
+__all__ = ["CudnnRef", "spawn"]
+
+_DRAIN_S = 10.0
+_COMPUTE = (ConvFwd, ConvBwdData, ConvBwdFilter)
+
+
+class CudnnRef:
+    """A service, from asyncio. Any number of tasks and event loops may share one.
+
+    Requests of one sender run in the order in which it sent them. Every request ends exactly once: in
+    its answer or in a typed error (`protocol.errors`).
+
+    Parameters
+    ----------
+    service
+        A service that has been started.
+    """
+
+    def __init__(self, service: CudnnService) -> None:
+        self._service = service
+        self._state = service.state
+
+    # The service.
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "cuda:N"."""
+        return self._service.device
+
+    @property
+    def generation(self) -> int:
+        """Which incarnation of the actor is serving, counted from 1."""
+        return self._state.generation
+
+    @property
+    def actor_ref(self) -> pykka.ActorRef[Any]:
+        """A pykka reference to the actor, for any thread; it stays good across restarts."""
+        return self._service.actor_ref
+
+    def events(self) -> AsyncIterator[LifecycleEvent]:
+        """Every lifecycle event from the service's start on, then each as it happens, until it stops."""
+        return self._service.events.follow()
+
+    async def aclose(self, *, drain_s: float = _DRAIN_S) -> None:
+        """Let what was sent before finish, for up to `drain_s` seconds, then stop. Idempotent.
+
+        What has not finished by then gets `ServiceStopped`. A cancellation while it waits is honoured
+        once the service has stopped.
+        """
+        try:
+            with contextlib.suppress(ServiceStopped, DeadlineExceeded):
+                await self.ask(Drain(), timeout=drain_s)
+        finally:
+            self._service.end("closed")
+            await _outlast(asyncio.wrap_future(self._service.stopped))
+
+    # Requests.
+
+    @overload
+    async def ask(
+        self, message: Compute | Upload | Copy | Fill, *, timeout: float | None = None
+    ) -> Receipt: ...
+    @overload
+    async def ask(self, message: Allocate, *, timeout: float | None = None) -> BufferRef: ...
+    @overload
+    async def ask(self, message: Download, *, timeout: float | None = None) -> np.ndarray: ...
+    @overload
+    async def ask(self, message: Ping | Warm, *, timeout: float | None = None) -> int: ...
+    @overload
+    async def ask(self, message: GetStatistics, *, timeout: float | None = None) -> Statistics: ...
+    @overload
+    async def ask(self, message: Free | Drain, *, timeout: float | None = None) -> None: ...
+    async def ask(self, message: Message, *, timeout: float | None = None) -> Any:
+        """Send a request, waiting for room in the mailbox if need be, and await its answer.
+
+        Cancelling the wait withdraws a request that has not started; one that has runs to its end.
+
+        Parameters
+        ----------
+        message
+            Any message of the protocol; its class says what the answer is.
+        timeout
+            Seconds after which to give up; a request that has not started by then is dropped unrun.
+
+        Raises
+        ------
+        InvalidRequest, StaleBufferError
+            The request cannot mean anything, or names a buffer that is gone. Nothing was sent.
+        DeadlineExceeded
+            No answer within `timeout`.
+        ServiceStopped
+            The service has ended, or ends before it takes the request up.
+        CudnnActorError
+            Whatever became of the request; see `protocol.errors`.
+        """
+        self._check(message)
+        discard = self._state.discard if type(message) is Allocate else None
+        return await ask(self._state.mailbox, message, timeout=timeout, discard=discard)
+
+    def submit(self, message: Message, *, timeout: float | None = None) -> asyncio.Future[Any]:
+        """Send a request and return the future of its answer at once; cancelling it withdraws the request.
+
+        Raises `MailboxFull` when there is no room, and what `ask` raises before it sends.
+        """
+        self._check(message)
+        discard = self._state.discard if type(message) is Allocate else None
+        return submit(self._state.mailbox, message, timeout=timeout, discard=discard)
+
+    def tell(self, message: Message) -> None:
+        """Send a request whose answer nobody waits for; a failure is logged. Raises as `submit` does."""
+        self._check(message)
+        tell(self._state.mailbox, message)
+
+    def _check(self, message: Message) -> None:
+        """The check at sending: shapes, and references that are stale already. The actor checks again."""
+        if type(message) in _COMPUTE:
+            resolve = self._state.memory.resolve
+            for name in self._state.lowered(message).buffers:  # type: ignore[arg-type]
+                resolve(getattr(message, name), name)
+        elif not isinstance(message, _MESSAGES):
+            raise InvalidRequest(
+                field="message",
+                value=type(message).__name__,
+                problem="is no message of this service",
+                fix="send one of cudnn_actor.protocol.messages",
+            )
+
+    # Memory.
+
+    async def upload(
+        self, array: Any, *, layout: Layout | str = Layout.NCHW, dtype: DType | str | None = None
+    ) -> BufferRef:
+        """Copy host values into a new buffer.
+
+        Parameters
+        ----------
+        array
+            Anything that NumPy takes, dims in N, C, spatial order. It must not change until this returns.
+        layout
+            How the buffer lies in memory.
+        dtype
+            The buffer's; None for the array's own.
+
+        Raises
+        ------
+        InvalidRequest
+            Objects, strings, complex numbers; or values that do not fit the dtype.
+        OutOfMemory
+            No room; nothing was taken.
+        """
+        values = _as_array(array)
+        spec = TensorSpec.packed(values.shape, str(values.dtype) if dtype is None else dtype, layout)
+        return await self.ask(Allocate(spec=spec, data=values))
+
+    async def empty(
+        self,
+        dims: Sequence[int],
+        *,
+        dtype: DType | str = DType.FLOAT32,
+        layout: Layout | str = Layout.NCHW,
+    ) -> BufferRef:
+        """A new buffer whose contents are undefined. Raises `InvalidRequest`, `OutOfMemory`."""
+        return await self.ask(Allocate(spec=TensorSpec.packed(dims, dtype, layout)))
+
+    async def write(self, dst: BufferRef, array: Any) -> Receipt:
+        """Overwrite a buffer with host values of the same dims. Raises as `upload` does."""
+        return await self.ask(Upload(dst=dst, data=_as_array(array)))
+
+    async def download(self, src: BufferRef) -> np.ndarray:
+        """A buffer's values as a new C-contiguous array, dims in N, C, spatial order whatever the layout."""
+        return await self.ask(Download(src=src))
+
+    async def copy(self, src: BufferRef, dst: BufferRef) -> Receipt:
+        """Copy a buffer to another of the same dims and dtype, in any layouts."""
+        return await self.ask(Copy(src=src, dst=dst))
+
+    async def fill(self, dst: BufferRef, value: float) -> Receipt:
+        """Set every element to `value`."""
+        return await self.ask(Fill(dst=dst, value=value))
+
+    async def free(self, buffer: BufferRef) -> None:
+        """Give a buffer back, once the work sent before is done. Using it again is `StaleBufferError`."""
+        await self.ask(Free(buffer=buffer))
+
+    # Convolutions that allocate their result.
+
+    async def conv_fwd(
+        self,
+        x: BufferRef,
+        w: BufferRef,
+        *,
+        conv: ConvSpec,
+        bias: BufferRef | None = None,
+        epilogue: Epilogue | None = None,
+        alpha: float = 1.0,
+        numerics: Numerics | None = None,
+    ) -> BufferRef:
+        """Convolution forward into a new buffer of x's dtype and layout; see `ConvFwd`."""
+        y = await self._result(conv.output_dims(x.spec.dims, w.spec.dims), like=x)
+        message = ConvFwd(
+            x=x,
+            w=w,
+            y=y,
+            conv=conv,
+            bias=bias,
+            epilogue=epilogue or Epilogue(),
+            alpha=alpha,
+            numerics=numerics or Numerics(),
+        )
+        return await self._filled(y, message)
+
+    async def conv_bwd_data(
+        self,
+        dy: BufferRef,
+        w: BufferRef,
+        *,
+        conv: ConvSpec,
+        dims: Sequence[int] | None = None,
+        alpha: float = 1.0,
+        numerics: Numerics | None = None,
+    ) -> BufferRef:
+        """Gradient by the input into a new buffer of dy's dtype and layout; see `ConvBwdData`.
+
+        `dims` are the result's; None for the smallest input that has such an output. With a stride over
+        1 several do.
+        """
+        wanted = conv.input_dims(dy.spec.dims, w.spec.dims) if dims is None else tuple(dims)
+        dx = await self._result(wanted, like=dy)
+        message = ConvBwdData(dy=dy, w=w, dx=dx, conv=conv, alpha=alpha, numerics=numerics or Numerics())
+        return await self._filled(dx, message)
+
+    async def conv_bwd_filter(
+        self,
+        x: BufferRef,
+        dy: BufferRef,
+        *,
+        conv: ConvSpec,
+        dims: Sequence[int],
+        alpha: float = 1.0,
+        numerics: Numerics | None = None,
+    ) -> BufferRef:
+        """Gradient by the filter, of dims (K, C / groups, filter), into a new buffer; see `ConvBwdFilter`."""
+        dw = await self._result(tuple(dims), like=x)
+        message = ConvBwdFilter(x=x, dy=dy, dw=dw, conv=conv, alpha=alpha, numerics=numerics or Numerics())
+        return await self._filled(dw, message)
+
+    async def _result(self, dims: Sequence[int], *, like: BufferRef) -> BufferRef:
+        layout = Layout.NHWC if like.spec.layout is Layout.NHWC else Layout.NCHW
+        return await self.empty(dims, dtype=like.spec.dtype, layout=layout)
+
+    async def _filled(self, result: BufferRef, message: Compute) -> BufferRef:
+        """The result once `message` has filled it; if it does not, the buffer is given back."""
+        try:
+            await self.ask(message)
+        except BaseException:
+            with contextlib.suppress(CudnnActorError):
+                self.tell(Free(buffer=result))
+            raise
+        return result
+
+    # Control.
+
+    async def ping(self) -> int:
+        """The serving incarnation's number: a sign of life that overtakes a full mailbox."""
+        return await self.ask(Ping())
+
+    async def statistics(self) -> Statistics:
+        """The service's counters."""
+        return await self.ask(GetStatistics())
+
+    async def warm(self, messages: Sequence[Compute]) -> int:
+        """Build the plans of `messages` without running them; returns how many were not there yet."""
+        return await self.ask(Warm(messages=tuple(messages)))
+
+    async def drain(self) -> None:
+        """Wait until everything sent before has been answered."""
+        await self.ask(Drain())
+
+
+def spawn(**options: Any) -> _Spawning:
+    """Start a service: `async with spawn(...) as gpu:`, or `gpu = await spawn(...)` and later `gpu.aclose()`.
+
+    The `async with` body is cancelled when the service gives up for good, and `ServiceStopped` is raised
+    in its place. Leaving it drains for up to 10 seconds, then stops.
+
+    Parameters
+    ----------
+    **options
+        Keyword-only; see `Options` for each with its default.
+
+    Raises
+    ------
+    InvalidRequest
+        An option is out of its range. Raised at once.
+    StartFailed
+        The actor could not be started. Raised when awaited or entered.
+    """
+    return _Spawning(CudnnService(make_options(options)))
+
+
+class _Spawning:
+    """A service about to be started; what `spawn` returns."""
+
+    def __init__(self, service: CudnnService) -> None:
+        self._service = service
+        self._body: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        self._cancelling = 0
+
+    def __await__(self) -> Generator[Any, None, CudnnRef]:
+        return self._start().__await__()
+
+    async def _start(self) -> CudnnRef:
+        self._service.launch()
+        try:
+            await asyncio.wrap_future(self._service.started)
+        except asyncio.CancelledError:
+            self._service.end("cancelled while it started")
+            raise
+        return CudnnRef(self._service)
+
+    async def __aenter__(self) -> CudnnRef:
+        gpu = await self._start()
+        self._body = asyncio.current_task()
+        self._cancelling = self._body.cancelling() if self._body is not None else 0
+        loop = asyncio.get_running_loop()
+
+        def ended(_: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: there is no body any more
+                loop.call_soon_threadsafe(self._fail_body)
+
+        self._gpu = gpu
+        self._service.stopped.add_done_callback(ended)
+        return gpu
+
+    def _fail_body(self) -> None:
+        if self._service.failure() is not None and self._body is not None:
+            self._cancelled = self._body.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        body, self._body = self._body, None
+        failure = self._service.failure()
+        if failure is None:
+            await self._gpu.aclose()
+            failure = self._service.failure()
+        if self._cancelled and body is not None:
+            ours_alone = body.uncancel() <= self._cancelling
+            if kind is asyncio.CancelledError and ours_alone and failure is not None:
+                raise failure from error
+        elif kind is None and failure is not None:
+            raise failure
+
+
+_MESSAGES = (*_COMPUTE, Allocate, Upload, Download, Copy, Fill, Free, Ping, GetStatistics, Warm, Drain)
+
+
+async def _outlast(stopped: Awaitable[Any]) -> None:
+    """Wait for `stopped` whatever happens, then honour a cancellation that came meanwhile."""
+    waiting = asyncio.ensure_future(stopped)
+    cancelled: asyncio.CancelledError | None = None
+    while not waiting.done():
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+def _as_array(values: Any) -> np.ndarray:
+    array = np.asarray(values)
+    if DType.of(array.dtype) is None and array.dtype.kind not in "iufb":
+        raise InvalidRequest(
+            field="array",
+            value=f"dtype {array.dtype}",
+            problem="holds no real numbers of a fixed size",
+            fix="convert it first: np.asarray(values, dtype='float32')",
+        )
+    return array

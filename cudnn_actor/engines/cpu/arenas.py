@@ -1,0 +1,68 @@
+"""Arenas: anonymous memory behind file descriptors, so that it can outlive the process that made it."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import sys
+
+import numpy as np
+
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["Arenas"]
+
+_NO_ROOM = {errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EINVAL}
+
+
+class Arenas:
+    """The arenas that one engine has mapped, by number."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[int, mmap.mmap] = {}
+
+    def create(self, arena: int, nbytes: int) -> int:
+        """Make and map an arena of `nbytes` zero bytes; its descriptor is the caller's.
+
+        Raises `MemoryError` when the machine has no room for it.
+        """
+        fd = os.memfd_create(f"cudnn-actor-arena-{arena}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, nbytes)
+            self.map(arena, fd, nbytes)
+        except (OSError, OverflowError) as error:
+            os.close(fd)
+            if isinstance(error, OSError) and error.errno not in _NO_ROOM:
+                raise
+            raise MemoryError(f"no room for an arena of {nbytes:,} bytes: {error}") from error
+        return fd
+
+    def map(self, arena: int, fd: int, nbytes: int) -> None:
+        """Map an arena by its descriptor, which stays the caller's."""
+        self._mapped[arena] = _map(fd, nbytes)
+
+    def unmap(self, arena: int) -> None:
+        """Forget an arena. Raises `KeyError` when there is none of that number.
+
+        The mapping goes with the last array that was bound in it; closing it at once would pull the
+        memory away under arrays that somebody still holds.
+        """
+        del self._mapped[arena]
+
+    def bind(self, arena: int, offset: int, spec: TensorSpec) -> np.ndarray:
+        """The array that lies `offset` bytes into an arena. Raises `TypeError` when it would not fit in."""
+        dtype = spec.dtype.numpy
+        strides = tuple(stride * dtype.itemsize for stride in spec.strides)
+        return np.ndarray(spec.dims, dtype, buffer=self._mapped[arena], offset=offset, strides=strides)
+
+    def clear(self) -> None:
+        """Forget every arena."""
+        self._mapped.clear()
+
+
+def _map(fd: int, nbytes: int) -> mmap.mmap:
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(fd, nbytes, trackfd=False)
+    # Before 3.13 mmap keeps a duplicate of the descriptor, and closes it when the mapping goes.
+    return mmap.mmap(fd, nbytes)

@@ -1,0 +1,160 @@
+"""Forward, backward data and backward filter as matrix products over columns, in float64.
+
+Products of 8-bit integers are exact in float64, and so are their sums below 2**53.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.boxes import Box, Dims, box_dims, whole
+from cudnn_actor.engines.cpu.columns import Gather, Scatter
+from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
+from cudnn_actor.engines.cpu.scratch import Array, Scratch, footprint
+from cudnn_actor.engines.cpu.steps import Step, load
+
+__all__ = ["BackwardData", "BackwardFilter", "Forward", "Kernel"]
+
+
+class Kernel(Protocol):
+    """A convolution made ready to be bound to scratch memory, box by box of its `grid`."""
+
+    @property
+    def grid(self) -> Dims:
+        """Dims of the tensor whose boxes are worked on one by one."""
+
+    @property
+    def kept(self) -> Dims:
+        """Dims of the array that is kept from box to box."""
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether the result is complete only after the last box."""
+
+    def footprint(self, tile: Dims) -> int:
+        """Bytes of scratch for a box of these dims, beside `kept`."""
+
+    def begin(self, kept: Array, /) -> list[Step]:
+        """What is done before the first box."""
+
+    def bind(self, box: Box, kept: Array, memory: Scratch) -> tuple[Array, list[Step]]:
+        """The result, a view of scratch memory in N, C, spatial order, and how it is made."""
+
+
+class _Filtering:
+    """What forward and backward data share: the filter is kept, as one float64 matrix per group."""
+
+    accumulates: ClassVar[bool] = False
+
+    def __init__(self, geometry: ConvGeometry, w: int) -> None:
+        self.kept = geometry.filter_matrix
+        self._geometry = geometry
+        self._w = w
+
+    def begin(self, kept: Array) -> list[Step]:
+        """Load the filter."""
+        dims = self._geometry.w
+        return [load(self._w, dims, whole(dims), kept.reshape(dims))]
+
+
+class Forward(_Filtering):
+    """y = w times the columns of x, a box of y at a time."""
+
+    def __init__(self, geometry: ConvGeometry, x: int, w: int) -> None:
+        super().__init__(geometry, w)
+        self.grid = geometry.y
+        self._gather = Gather(geometry, x)
+
+    def footprint(self, tile: Dims) -> int:
+        """Bytes for columns of x and a box of y."""
+        return self._gather.footprint(tile) + footprint(tile)
+
+    def bind(self, box: Box, kept: Array, memory: Scratch) -> tuple[Array, list[Step]]:
+        """A box of y: gather, then multiply."""
+        columns, steps = self._gather.bind(box, memory)
+        images, filters, *pixels = box_dims(box)
+        product = memory.take((*kept.shape[:2], columns.shape[2]))
+        steps.append(lambda _: np.matmul(kept, columns, out=product))
+        return product.reshape(filters, images, *pixels).swapaxes(0, 1), steps
+
+
+class BackwardData(_Filtering):
+    """dx = the columns that w transposed times dy makes, summed up; a box of dx at a time."""
+
+    def __init__(self, geometry: ConvGeometry, dy: int, w: int) -> None:
+        super().__init__(geometry, w)
+        self.grid = geometry.x
+        self._dy = dy
+        self._scatter = Scatter(geometry)
+
+    def footprint(self, tile: Dims) -> int:
+        """Bytes for the part of dy that a box of dx sees, its columns, and their sums."""
+        pixels = (tile[0], *self._scatter.most_outputs(tile))
+        gradient, columns = (self._geometry.y[1], *pixels), self._columns_dims(math.prod(pixels))
+        return footprint(gradient, columns) + self._scatter.footprint(tile)
+
+    def bind(self, box: Box, kept: Array, memory: Scratch) -> tuple[Array, list[Step]]:
+        """A box of dx: multiply, then scatter."""
+        outputs = self._scatter.outputs(box)
+        if any(stop <= start for start, stop in outputs):
+            return self._scatter.bind(box, None, memory)
+        gradient, steps = _load_gradient(self._geometry, self._dy, box[0], outputs, memory)
+        columns = memory.take(self._columns_dims(gradient.shape[2]))
+        transposed = kept.swapaxes(1, 2)
+        steps.append(lambda _: np.matmul(transposed, gradient, out=columns))
+        result, scattering = self._scatter.bind(box, columns, memory)
+        return result, steps + scattering
+
+    def _columns_dims(self, pixels: int) -> Dims:
+        return (self._geometry.groups, self._geometry.depth, pixels)
+
+
+class BackwardFilter:
+    """dw = dy times the columns of x transposed, summed over boxes of dy."""
+
+    accumulates: ClassVar[bool] = True
+
+    def __init__(self, geometry: ConvGeometry, x: int, dy: int) -> None:
+        self.grid = geometry.y
+        # The sum so far, and the summand of one box.
+        self.kept = (2, *geometry.filter_matrix)
+        self._geometry = geometry
+        self._dy = dy
+        self._gather = Gather(geometry, x)
+
+    def footprint(self, tile: Dims) -> int:
+        """Bytes for columns of x and a box of dy."""
+        return self._gather.footprint(tile) + footprint(tile)
+
+    def begin(self, _kept: Array) -> list[Step]:
+        """Nothing: the first box sets the sum, so there is nothing to clear."""
+        return []
+
+    def bind(self, box: Box, kept: Array, memory: Scratch) -> tuple[Array, list[Step]]:
+        """All of dw, as far as it is summed up once this box is done."""
+        columns, steps = self._gather.bind(box, memory)
+        gradient, loading = _load_gradient(self._geometry, self._dy, box[0], spans(box), memory)
+        steps += loading
+        total, summand = kept
+        transposed = columns.swapaxes(1, 2)
+        if all(part.start == 0 for part in box):
+            steps.append(lambda _: np.matmul(gradient, transposed, out=total))
+        else:
+            steps.append(lambda _: np.matmul(gradient, transposed, out=summand))
+            steps.append(lambda _: np.add(total, summand, out=total))
+        return total.reshape(self._geometry.w), steps
+
+
+def _load_gradient(
+    geometry: ConvGeometry, dy: int, images: slice, outputs: list[Span], memory: Scratch
+) -> tuple[Array, list[Step]]:
+    """A box of dy, dims (groups, filters of a group, images and pixels)."""
+    filters = geometry.y[1]
+    box = (images, slice(0, filters), *(slice(start, stop) for start, stop in outputs))
+    count, _, *pixels = box_dims(box)
+    gradient = memory.take((filters, count, *pixels))
+    steps = [load(dy, geometry.y, box, gradient.swapaxes(0, 1))]
+    return gradient.reshape(*geometry.filter_matrix[:2], -1), steps

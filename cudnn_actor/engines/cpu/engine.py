@@ -1,0 +1,125 @@
+"""The Engine protocol on NumPy: every call computes before it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.engines.cpu import transfer
+from cudnn_actor.engines.cpu.arenas import Arenas
+from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.engines.cpu.plan import CpuPlan, Program
+from cudnn_actor.engines.cpu.scratch import aligned_bytes
+from cudnn_actor.protocol.errors import OutOfMemory
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["CpuEngine"]
+
+
+class CpuEngine:
+    """Runs operation graphs with NumPy: float64 inside, rounded once to the dtype of the result.
+
+    `cudnn_actor.engines.base.Engine` says what each method promises. Bindings are `numpy.ndarray` views
+    of arenas. Nothing is asynchronous here, so there is never anything to fence.
+    """
+
+    name = "cpu"
+    device = "cpu"
+    outlives_context = True
+    synchronous = True
+
+    def __init__(self) -> None:
+        self._arenas = Arenas()
+        self._workspace = aligned_bytes(0)
+        self._programs: WeakKeyDictionary[CpuPlan, Program] = WeakKeyDictionary()
+
+    def open(self) -> None:
+        """Nothing to take: there is no handle, and the workspace grows with the plans."""
+
+    def close(self) -> None:
+        """Give up arenas, workspace and bound plans. Safe to call twice."""
+        self._arenas.clear()
+        self._drop_workspace()
+
+    def create_arena(self, arena: int, nbytes: int) -> int:
+        """A new arena of zero bytes; its descriptor is the caller's. Raises `MemoryError`."""
+        return self._arenas.create(arena, nbytes)
+
+    def map_arena(self, arena: int, fd: int, nbytes: int) -> None:
+        """Map an arena that an earlier engine made, perhaps in another process."""
+        self._arenas.map(arena, fd, nbytes)
+
+    def unmap_arena(self, arena: int) -> None:
+        """Forget an arena; its memory is unmapped as soon as no binding in it is left."""
+        self._arenas.unmap(arena)
+
+    def bind(self, arena: int, offset: int, spec: TensorSpec) -> np.ndarray:
+        """A view of the arena: dims in N, C, spatial order, strides as the spec says."""
+        return self._arenas.bind(arena, offset, spec)
+
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CpuPlan:
+        """Plan a graph, and grow the workspace if it must. Raises `UnsupportedGraph`, `OutOfMemory`."""
+        plan = compile_plan(graph, workspace_limit)
+        self._reserve(plan.workspace)
+        return plan
+
+    def execute(self, plan: CpuPlan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
+        """Compute at once. Raises `EngineFailure` when the buffers are not those that the graph describes."""
+        if len(buffers) != plan.buffers or len(scalars) != plan.scalars:
+            wanted = f"{plan.buffers} buffers and {plan.scalars} scalars"
+            raise EngineFailure("BAD_BINDINGS", f"{len(buffers)} and {len(scalars)} given, not {wanted}")
+        program = self._programs.get(plan) or self._bind(plan)
+        try:
+            program.run(buffers, scalars)
+        except ValueError as error:
+            raise EngineFailure("BAD_BINDINGS", str(error)) from error
+
+    def write(self, dst: np.ndarray, array: np.ndarray) -> None:
+        """Copy host values in, cast within their kind. Raises `InvalidRequest` for values that do not fit."""
+        transfer.write(dst, array)
+
+    def read(self, src: np.ndarray) -> np.ndarray:
+        """A new C-contiguous array of the buffer's dims and dtype."""
+        return transfer.read(src)
+
+    def copy(self, src: np.ndarray, dst: np.ndarray) -> None:
+        """Copy between buffers of the same dims and dtype, whatever their strides."""
+        np.copyto(dst, src, casting="no")
+
+    def fill(self, dst: np.ndarray, value: float) -> None:
+        """Set every element. Raises `InvalidRequest` for a value that the dtype cannot hold."""
+        transfer.fill(dst, value)
+
+    def fence(self) -> None:
+        """None: all work is done when its call returns."""
+
+    def finished(self, _fence: object) -> bool:
+        """True: there is nothing to wait for."""
+        return True
+
+    def probe(self) -> None:
+        """None: host memory does not fail without ending the process."""
+
+    def _bind(self, plan: CpuPlan) -> Program:
+        self._reserve(plan.workspace)
+        program = self._programs[plan] = plan.bind(self._workspace)
+        return program
+
+    def _reserve(self, nbytes: int) -> None:
+        """Make the workspace large enough; plans are bound to the new one when they run next."""
+        if nbytes <= self._workspace.nbytes:
+            return
+        self._drop_workspace()
+        try:
+            self._workspace = aligned_bytes(nbytes)
+        except MemoryError as error:
+            raise OutOfMemory(requested=nbytes, in_use=0, limit=None) from error
+
+    def _drop_workspace(self) -> None:
+        """Free the old workspace, and with it every program: they hold views of it."""
+        self._programs.clear()
+        self._workspace = aligned_bytes(0)

@@ -1,0 +1,107 @@
+"""Where a convolution's taps fall: shapes and index ranges, no numbers."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from cudnn_actor.engines.cpu.boxes import Box, Dims
+from cudnn_actor.protocol.conv import ConvSpec
+
+__all__ = ["ConvGeometry", "Overlap", "Span", "spans"]
+
+Span = tuple[int, int]
+"""Start and stop along one spatial dim."""
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """The part of a span that the unpadded input covers, counted from its start and from the input's."""
+
+    within: slice
+    source: slice
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """A convolution of x (N, C, spatial) with w (K, C / groups, taps) to y (N, K, spatial)."""
+
+    x: Dims
+    w: Dims
+    y: Dims
+    conv: ConvSpec
+
+    @property
+    def groups(self) -> int:
+        """Into how many groups channels are split."""
+        return self.conv.groups
+
+    @functools.cached_property
+    def taps(self) -> Dims:
+        """The filter's spatial dims."""
+        return self.w[2:]
+
+    @functools.cached_property
+    def filter_matrix(self) -> Dims:
+        """Dims of w as one matrix per group: filters by (channels and taps)."""
+        return (self.groups, self.w[0] // self.groups, self.depth)
+
+    @functools.cached_property
+    def depth(self) -> int:
+        """How many products are summed up for one element of y."""
+        return math.prod(self.w[1:])
+
+    @functools.cached_property
+    def window(self) -> Dims:
+        """How far the dilated filter reaches, per spatial dim."""
+        return tuple(d * (t - 1) + 1 for d, t in zip(self.conv.dilation, self.taps, strict=True))
+
+    @functools.cached_property
+    def padded(self) -> bool:
+        """Whether there is any padding."""
+        return any(self.conv.pre_padding) or any(self.conv.post_padding)
+
+    @functools.cached_property
+    def single_tap(self) -> bool:
+        """Whether each output sees one input pixel, and none of the padding."""
+        return math.prod(self.taps) == 1 and not self.padded
+
+    @functools.cached_property
+    def pixelwise(self) -> bool:
+        """Whether y's pixels are x's pixels, each seen alone: no im2col needed in either direction."""
+        return self.single_tap and set(self.conv.stride) == {1}
+
+    def reach(self, outputs: Span, axis: int) -> Span:
+        """Padded inputs that a non-empty span of outputs sees."""
+        start, stop = outputs
+        stride = self.conv.stride[axis]
+        return start * stride, (stop - 1) * stride + self.window[axis]
+
+    def touching(self, inputs: Span, axis: int) -> Span:
+        """Outputs that see any of a span of padded inputs; stop <= start where there are none."""
+        start, stop = inputs
+        stride = self.conv.stride[axis]
+        first = max(0, -(-(start - self.window[axis] + 1) // stride))
+        return first, min(self.y[axis + 2], (stop - 1) // stride + 1)
+
+    def overlap(self, span: Span, axis: int) -> Overlap:
+        """What of a span of padded inputs lies in x itself; empty slices where nothing does."""
+        pad, size = self.conv.pre_padding[axis], self.x[axis + 2]
+        start = min(max(span[0] - pad, 0), size)
+        stop = min(max(span[1] - pad, start), size)
+        offset = start + pad - span[0]
+        return Overlap(slice(offset, offset + stop - start), slice(start, stop))
+
+    def offsets(self) -> Iterator[Dims]:
+        """Each tap's place in the window, the last spatial dim fastest."""
+        return product(
+            *(range(0, w, d) for w, d in zip(self.window, self.conv.dilation, strict=True)),
+        )
+
+
+def spans(box: Box) -> list[Span]:
+    """A box's spatial dims as spans."""
+    return [(part.start, part.stop) for part in box[2:]]

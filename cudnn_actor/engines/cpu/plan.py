@@ -1,0 +1,168 @@
+"""Plans: a graph cut into stages, each stage into boxes, ready to be bound to a workspace.
+
+Inside a stage every operation has a result of the same dims, so all of them run on one box before the
+next: what passes between them needs scratch for a box only, and is still in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.boxes import Box, Dims, boxes, count_boxes, whole
+from cudnn_actor.engines.cpu.convolution import Kernel
+from cudnn_actor.engines.cpu.pointwise import Elementwise
+from cudnn_actor.engines.cpu.rounding import Rounding
+from cudnn_actor.engines.cpu.scratch import Array, Bytes, Scratch, footprint
+from cudnn_actor.engines.cpu.steps import Step, store
+
+__all__ = ["Convolved", "CpuPlan", "Mapped", "Program", "Stage", "Target"]
+
+_MOST_BOUND_BOXES = 256
+"""Plans of more boxes bind them anew in every run: their steps would take more memory than they save time."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a result is stored: an index among the values of a run."""
+
+    index: int
+    rounding: Rounding
+
+
+@dataclass(frozen=True)
+class Convolved:
+    """A stage's convolution: its kernel, its result's uid, and where that is stored if anywhere."""
+
+    kernel: Kernel
+    uid: int
+    target: Target | None
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """One of a stage's pointwise operations, its result's uid, and where that is stored if anywhere."""
+
+    operation: Elementwise
+    uid: int
+    target: Target | None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """At most one convolution, which goes first, and pointwise operations, all with results of `dims`."""
+
+    dims: Dims
+    convolved: Convolved | None
+    mapped: tuple[Mapped, ...]
+
+    @property
+    def grid(self) -> Dims:
+        """Dims of what is cut into boxes: the results, or what is summed over to make them."""
+        return self.dims if self.convolved is None else self.convolved.kernel.grid
+
+    def kept_footprint(self) -> int:
+        """Bytes of scratch that do not depend on the tile."""
+        if self.convolved is None:
+            return 0
+        kernel = self.convolved.kernel
+        return footprint(kernel.kept) + (self._mapped_footprint(self.dims) if kernel.accumulates else 0)
+
+    def tile_footprint(self, tile: Dims) -> int:
+        """Bytes of scratch for a box of `grid` of these dims."""
+        if self.convolved is None:
+            return self._mapped_footprint(tile)
+        kernel = self.convolved.kernel
+        return kernel.footprint(tile) + (0 if kernel.accumulates else self._mapped_footprint(tile))
+
+    def steps(self, tile: Dims, memory: Scratch) -> Iterator[Step]:
+        """Everything that a run does for this stage, in order."""
+        if self.convolved is None:
+            for box in boxes(self.grid, tile):
+                yield from self._finish(box, {}, memory.fork())
+            return
+        kernel = self.convolved.kernel
+        kept = memory.take(kernel.kept)
+        yield from kernel.begin(kept)
+        for box in boxes(self.grid, tile):
+            scratch = memory.fork()
+            result, steps = kernel.bind(box, kept, scratch)
+            yield from steps
+            if not kernel.accumulates:
+                yield from self._finish(box, {self.convolved.uid: result}, scratch)
+        if kernel.accumulates:
+            yield from self._finish(whole(self.dims), {self.convolved.uid: result}, memory)
+
+    def _finish(self, box: Box, passed: dict[int, Array], memory: Scratch) -> Iterator[Step]:
+        """The pointwise operations on a box, and the stores."""
+        if self.convolved is not None:
+            yield from self._store(self.convolved.target, passed[self.convolved.uid], box)
+        for item in self.mapped:
+            passed[item.uid], steps = item.operation.bind(box, passed, memory)
+            yield from steps
+            yield from self._store(item.target, passed[item.uid], box)
+
+    def _store(self, target: Target | None, result: Array, box: Box) -> Iterator[Step]:
+        if target is not None:
+            yield store(target.rounding, result, target.index, self.dims, box)
+
+    def _mapped_footprint(self, tile: Dims) -> int:
+        return sum(item.operation.footprint(tile) for item in self.mapped)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A plan bound to a workspace: its own intermediate arrays, and what to do in order."""
+
+    intermediates: tuple[Array, ...]
+    steps: Callable[[], Iterable[Step]]
+
+    def run(self, buffers: Iterable[object], scalars: Iterable[float]) -> None:
+        """Compute. Raises `ValueError` when a buffer's dims are not the graph's."""
+        values = (*self.intermediates, *buffers, *scalars)
+        # Overflow to infinity and NaN are results here, as they are on a GPU.
+        with np.errstate(all="ignore"):
+            for step in self.steps():
+                step(values)
+
+
+@dataclass(frozen=True, eq=False)
+class CpuPlan:
+    """A graph made ready to run on the CPU; immutable.
+
+    Parameters
+    ----------
+    tag
+        `cpu/conv_fwd/1f2e3d4c`: the operation and the head of the graph's digest.
+    workspace
+        Bytes of scratch that a run needs. NumPy takes a few times a tile's results on top of that, for
+        as long as an activation is computed.
+    stages
+        What to run, in order, each with the tile that its grid is cut into.
+    intermediates
+        Dims of the tensors that pass from stage to stage.
+    buffers, scalars
+        How many of each a run is given.
+    """
+
+    tag: str
+    workspace: int
+    stages: tuple[tuple[Stage, Dims], ...]
+    intermediates: tuple[Dims, ...]
+    buffers: int
+    scalars: int
+
+    def bind(self, workspace: Bytes) -> Program:
+        """The plan on a workspace of at least `self.workspace` bytes."""
+        memory = Scratch(workspace)
+        intermediates = tuple(map(memory.take, self.intermediates))
+        if sum(count_boxes(stage.grid, tile) for stage, tile in self.stages) > _MOST_BOUND_BOXES:
+            return Program(intermediates, lambda: self._steps(memory))
+        steps = tuple(self._steps(memory))
+        return Program(intermediates, lambda: steps)
+
+    def _steps(self, memory: Scratch) -> Iterator[Step]:
+        for stage, tile in self.stages:
+            yield from stage.steps(tile, memory.fork())

@@ -1,0 +1,73 @@
+"""From float64, in which everything is computed, to what a buffer holds: rounded once.
+
+Whatever rounds here overflows to infinity silently: `numpy.errstate` is the caller's,
+because setting it costs as much as a small convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.scratch import Array
+
+__all__ = ["Rounding", "integer_range", "rounding_to"]
+
+Rounding = Callable[[npt.NDArray[np.generic], Array], None]
+"""Stores float64 values into an array of its own dtype and the same dims; may overwrite the values."""
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def rounding_to(dtype: np.dtype[np.generic]) -> Rounding:
+    """How float64 values become `dtype`.
+
+    Floats round to nearest, ties to even, and overflow to infinity. Integers round likewise and
+    saturate; NaN becomes 0, as in CUDA's saturating conversions.
+    """
+    if dtype == _BFLOAT16:
+        return _to_bfloat16
+    if dtype.kind in "iu":
+        return _to_integer(*map(float, integer_range(dtype)))
+    return _to_float
+
+
+def integer_range(dtype: np.dtype[np.generic]) -> tuple[int, int]:
+    """The least and the largest value of an integer dtype."""
+    limits = np.iinfo(dtype.name)
+    return int(limits.min), int(limits.max)
+
+
+def _to_float(dst: npt.NDArray[np.generic], values: Array) -> None:
+    dst[...] = values
+
+
+def _to_integer(least: float, largest: float) -> Rounding:
+    def store(dst: npt.NDArray[np.generic], values: Array) -> None:
+        np.rint(values, out=values)
+        np.clip(values, least, largest, out=values)
+        np.copyto(values, 0.0, where=np.isnan(values))
+        dst[...] = values
+
+    return store
+
+
+def _to_bfloat16(dst: npt.NDArray[np.generic], values: Array) -> None:
+    """Round by way of float32 "to odd", so that the second rounding sees on which side of a tie we were.
+
+    ml-dtypes converts float64 by way of the nearest float32: that rounds 1 + 2**-8 + 2**-40 down to 1.
+    S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums", IEEE Trans. Comput. 57 (2008).
+    """
+    nearest = values.astype(np.float32, order="C")
+    bits = nearest.view(np.int32)
+    # +1 where the exact value is further from zero than the float32, -1 where nearer, 0 where exact or NaN.
+    outwards = _compare(values, nearest) * _compare(nearest, np.float32(0))
+    bits += np.where(bits & 1, 0, outwards)
+    dst[...] = nearest
+
+
+def _compare(a: npt.NDArray[np.floating], b: npt.NDArray[np.floating] | np.float32) -> npt.NDArray[np.int32]:
+    return (a > b).astype(np.int32) - (a < b).astype(np.int32)

@@ -1,0 +1,48 @@
+"""Scratch memory: float64 arrays carved out of one workspace buffer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.boxes import Dims
+
+__all__ = ["Array", "Bytes", "Scratch", "aligned_bytes", "footprint"]
+
+Array = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
+
+_LINE = 64
+"""Arrays start on cache lines: matrix products are slower elsewhere."""
+
+
+def footprint(*shapes: Dims) -> int:
+    """Bytes that `Scratch.take` uses up for arrays of these dims."""
+    return sum(-(-math.prod(dims) * 8 // _LINE) * _LINE for dims in shapes)
+
+
+def aligned_bytes(nbytes: int) -> Bytes:
+    """New, uninitialised memory that starts on a cache line. Raises `MemoryError`."""
+    memory = np.empty(nbytes + _LINE, np.uint8)
+    start = -memory.ctypes.data % _LINE
+    return memory[start : start + nbytes]
+
+
+class Scratch:
+    """Hands out arrays from a buffer, one behind the other."""
+
+    def __init__(self, memory: Bytes, start: int = 0) -> None:
+        self._memory = memory
+        self._next = start
+
+    def take(self, dims: Dims) -> Array:
+        """A C-contiguous float64 array of undefined values. Raises `TypeError` where the buffer ends."""
+        array: Array = np.ndarray(dims, np.float64, buffer=self._memory, offset=self._next)
+        self._next += footprint(dims)
+        return array
+
+    def fork(self) -> Scratch:
+        """What is left, for arrays that need not live as long as those taken so far."""
+        return Scratch(self._memory, self._next)

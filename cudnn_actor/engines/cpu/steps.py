@@ -1,0 +1,45 @@
+"""Steps: what a plan does when it runs, one NumPy call each where that is possible.
+
+A step is a closure over arrays that do not change from run to run. What does change, the bound
+buffers and scalars, it finds by index in the values of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cudnn_actor.engines.cpu.boxes import Box, Dims, whole
+from cudnn_actor.engines.cpu.rounding import Rounding
+from cudnn_actor.engines.cpu.scratch import Array
+
+__all__ = ["Step", "Values", "load", "store"]
+
+Values = Sequence[Any]
+"""Of one run: the plan's own intermediate arrays, the bound buffers, the scalars (plain floats)."""
+
+Step = Callable[[Values], object]
+
+
+def load(index: int, dims: Dims, box: Box, into: Array) -> Step:
+    """Copy a box of a value of `dims` into a float64 array."""
+
+    def load_all(values: Values) -> None:
+        into[...] = values[index]
+
+    def load_box(values: Values) -> None:
+        into[...] = values[index][box]
+
+    return load_all if box == whole(dims) else load_box
+
+
+def store(rounding: Rounding, result: Array, index: int, dims: Dims, box: Box) -> Step:
+    """Round a float64 array, which may be overwritten, into a box of a value of `dims`."""
+
+    def store_all(values: Values) -> None:
+        rounding(values[index], result)
+
+    def store_box(values: Values) -> None:
+        rounding(values[index][box], result)
+
+    return store_all if box == whole(dims) else store_box

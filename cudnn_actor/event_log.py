@@ -1,0 +1,60 @@
+"""A service's lifecycle events: kept, and handed to whoever iterates.
+
+What is shared: an append-only list and the set of listeners, both under a lock
+that is held for a moment. The supervisor's thread appends; event loops read at
+their own pace, each from its own position, so none can lose or delay another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+
+from cudnn_actor.supervision import LifecycleEvent, Stopped
+
+__all__ = ["EventLog"]
+
+
+class EventLog:
+    """Every lifecycle event of a service, from its start to its end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: list[LifecycleEvent] = []
+        self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+
+    def append(self, event: LifecycleEvent) -> None:
+        """Add an event and wake those who wait for one. Any thread; never blocks for long."""
+        with self._lock:
+            self._events.append(event)
+            listeners = tuple(self._listeners)
+        for loop, wake in listeners:
+            with contextlib.suppress(RuntimeError):  # its loop has closed: nobody listens any more
+                loop.call_soon_threadsafe(wake.set)
+
+    @property
+    def all(self) -> tuple[LifecycleEvent, ...]:
+        """What has happened so far."""
+        with self._lock:
+            return tuple(self._events)
+
+    async def follow(self) -> AsyncIterator[LifecycleEvent]:
+        """All events from the first on, then each as it happens, until the service's own `Stopped`."""
+        listener = (asyncio.get_running_loop(), asyncio.Event())
+        with self._lock:
+            self._listeners.add(listener)
+        seen = 0
+        try:
+            while True:
+                listener[1].clear()
+                for event in self.all[seen:]:
+                    seen += 1
+                    yield event
+                    if isinstance(event, Stopped) and event.child is None:
+                        return
+                await listener[1].wait()
+        finally:
+            with self._lock:
+                self._listeners.discard(listener)

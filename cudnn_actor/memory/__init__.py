@@ -1,0 +1,20 @@
+"""Who holds which bytes: arenas, slots, generations. Bookkeeping alone, no I/O but closing descriptors."""
+
+from __future__ import annotations
+
+from cudnn_actor.memory.arena import ARENA_STEP, Arena
+from cudnn_actor.memory.free_list import GRANULARITY, FreeList
+from cudnn_actor.memory.pool import ArenaPool
+from cudnn_actor.memory.slot import REMEMBERED_ENDS, Slot
+from cudnn_actor.memory.table import MemoryTable
+
+__all__ = [
+    "ARENA_STEP",
+    "GRANULARITY",
+    "REMEMBERED_ENDS",
+    "Arena",
+    "ArenaPool",
+    "FreeList",
+    "MemoryTable",
+    "Slot",
+]

@@ -1,0 +1,49 @@
+"""A piece of device memory, known by the descriptor that keeps it alive."""
+
+from __future__ import annotations
+
+import os
+
+from cudnn_actor.memory.free_list import FreeList
+
+__all__ = ["ARENA_STEP", "Arena"]
+
+ARENA_STEP = 2 << 20
+"""Arenas are multiples of 2 MiB, the granularity of CUDA's exportable memory."""
+
+
+class Arena:
+    """An arena: its memory lives as long as this descriptor or an engine's mapping does.
+
+    Parameters
+    ----------
+    number
+        Its name within the service, never used again.
+    nbytes
+        Its size in bytes.
+    fd
+        The file descriptor of its memory, owned from here on.
+    """
+
+    __slots__ = ("_open", "fd", "free", "nbytes", "number")
+
+    def __init__(self, number: int, nbytes: int, fd: int) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        self.fd = fd
+        self.free = FreeList(nbytes)
+        self._open = True
+
+    def __repr__(self) -> str:
+        return f"<arena {self.number}: {self.free.free_bytes:,} of {self.nbytes:,} bytes free>"
+
+    @property
+    def idle(self) -> bool:
+        """Whether no buffer has bytes in it."""
+        return self.free.idle
+
+    def close(self) -> None:
+        """Close the descriptor; further calls do nothing, since its number may be someone else's by then."""
+        if self._open:
+            self._open = False
+            os.close(self.fd)

@@ -1,0 +1,110 @@
+"""All arenas of a service, and the limit on their bytes."""
+
+from __future__ import annotations
+
+from cudnn_actor.memory.arena import ARENA_STEP, Arena
+from cudnn_actor.memory.free_list import rounded
+from cudnn_actor.protocol.errors import OutOfMemory, ServiceStopped
+
+__all__ = ["ArenaPool"]
+
+
+class ArenaPool:
+    """Arenas by number, and which to add and to drop so that the limit is kept.
+
+    Parameters
+    ----------
+    arena_bytes
+        The usual size of an arena, in bytes, rounded up to 2 MiB.
+    limit
+        At most this many bytes of arenas; None for no limit.
+    """
+
+    def __init__(self, *, arena_bytes: int, limit: int | None) -> None:
+        self.limit = limit
+        self.nbytes = 0
+        """Bytes of all arenas."""
+        self._usual = rounded(arena_bytes, ARENA_STEP)
+        self._arenas: dict[int, Arena] = {}
+        self._next_number = 0
+        self._closed = False
+
+    def all(self) -> tuple[Arena, ...]:
+        """Every arena, by number."""
+        return tuple(self._arenas.values())
+
+    def idle(self) -> tuple[Arena, ...]:
+        """The arenas that hold no bytes of any buffer."""
+        return tuple(arena for arena in self._arenas.values() if arena.idle)
+
+    def to_drop(self, nbytes: int) -> tuple[Arena, ...]:
+        """Idle arenas to drop before one of `nbytes` is added, the largest first: few, and often none."""
+        chosen: list[Arena] = []
+        excess = 0 if self.limit is None else self.nbytes + nbytes - self.limit
+        for arena in sorted(self.idle(), key=lambda arena: -arena.nbytes):
+            if excess <= 0:
+                break
+            chosen.append(arena)
+            excess -= arena.nbytes
+        return tuple(chosen)
+
+    def room_for(self, nbytes: int) -> bool:
+        """Whether some hole has `nbytes`."""
+        return any(arena.free.largest >= nbytes for arena in self._arenas.values())
+
+    def next(self, nbytes: int) -> tuple[int, int]:
+        """Number and size in bytes of an arena to create for a buffer of `nbytes`. Raises `OutOfMemory`."""
+        needed = rounded(nbytes, ARENA_STEP)
+        if self.limit is None:
+            return self._next_number, max(needed, self._usual)
+        # A smaller arena beside the idle ones is worth more than a full one in their place.
+        untouched = self.limit - self.nbytes
+        room = untouched if needed <= untouched else self.limit - self._in_use()
+        if needed > room:
+            raise self._out_of_memory(nbytes)
+        room = room // ARENA_STEP * ARENA_STEP
+        return self._next_number, max(needed, min(self._usual, room))
+
+    def add(self, number: int, nbytes: int, fd: int) -> None:
+        """Own an arena and its descriptor; when this raises, the descriptor is still the caller's."""
+        if self._closed:
+            raise ServiceStopped(reason="its memory has been closed")
+        if number < self._next_number:
+            raise ValueError(f"arena number {number} was used before; ask next_arena")
+        self._arenas[number] = Arena(number, nbytes, fd)
+        self._next_number = number + 1
+        self.nbytes += nbytes
+
+    def drop(self, number: int) -> None:
+        """Close an idle arena and forget it. Raises `KeyError`, or `ValueError` when it is in use."""
+        arena = self._arenas[number]
+        if not arena.idle:
+            raise ValueError(f"{arena!r} is in use")
+        del self._arenas[number]
+        self.nbytes -= arena.nbytes
+        arena.close()
+
+    def place(self, nbytes: int) -> tuple[Arena, int]:
+        """Take `nbytes` in some arena: (arena, offset). Raises `OutOfMemory` when none has room."""
+        # The oldest arena with room, so that younger ones run empty and can be given back.
+        for arena in self._arenas.values():
+            offset = arena.free.allocate(nbytes)
+            if offset is not None:
+                return arena, offset
+        raise self._out_of_memory(nbytes)
+
+    def close(self) -> None:
+        """Close every descriptor. Safe to call twice."""
+        self._closed = True
+        arenas = self.all()
+        self._arenas.clear()
+        self.nbytes = 0
+        for arena in arenas:
+            arena.close()
+
+    def _in_use(self) -> int:
+        """Bytes that dropping every idle arena would not give back."""
+        return self.nbytes - sum(arena.nbytes for arena in self.idle())
+
+    def _out_of_memory(self, nbytes: int) -> OutOfMemory:
+        return OutOfMemory(requested=nbytes, in_use=self._in_use(), limit=self.limit)

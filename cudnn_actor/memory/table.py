@@ -1,0 +1,278 @@
+"""Which buffer has which bytes, and which references still mean one.
+
+The table lives on the service's side and outlives the actor's incarnations.
+It moves no bytes and maps no memory: it hands out places in arenas that an
+engine has created. One thread writes at a time; nothing here blocks.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TypeGuard
+
+from cudnn_actor.memory.arena import Arena
+from cudnn_actor.memory.pool import ArenaPool
+from cudnn_actor.memory.slot import Slot
+from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.errors import (
+    CudnnActorError,
+    InvalidRequest,
+    StaleBufferError,
+    StaleReason,
+)
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["MemoryTable"]
+
+_COUNTS = 1 << 32
+"""Generations of one slot; the service's nonce stands above them."""
+
+
+class MemoryTable:
+    """Arenas, the buffers in them, and the generations that tell live references from stale ones.
+
+    Parameters
+    ----------
+    device
+        "cpu" or "cuda:N": what references say.
+    nonce
+        1 to 2**32 - 1, the upper half of every generation; random unless given.
+    arena_bytes
+        The usual size of an arena, in bytes; larger buffers get one of their own size.
+    limit
+        At most this many bytes of arenas, in steps of 2 MiB; None for no limit.
+
+    Raises
+    ------
+    InvalidRequest
+        A number is out of its range.
+    """
+
+    def __init__(
+        self, device: str, *, nonce: int | None = None, arena_bytes: int = 64 << 20, limit: int | None = None
+    ) -> None:
+        nonce = secrets.randbelow(_COUNTS - 1) + 1 if nonce is None else nonce
+        _check_range("nonce", nonce, 1, _COUNTS - 1)
+        _check_range("arena_bytes", arena_bytes, 1, 1 << 48)
+        _check_range("memory_limit", 0 if limit is None else limit, 0, 1 << 63)
+        self.device = device
+        self.live_bytes = 0
+        """Bytes of the live buffers, without rounding."""
+        self._pool = ArenaPool(arena_bytes=arena_bytes, limit=limit)
+        self._first = nonce << 32 | 1
+        self._slots: list[Slot] = []
+        self._vacant: list[int] = []
+        self._live: dict[int, Slot] = {}
+
+    @property
+    def live_buffers(self) -> int:
+        """The number of buffers whose references resolve."""
+        return len(self._live)
+
+    # Arenas
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of all arenas."""
+        return self._pool.nbytes
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes of arenas that may not be passed; None for no limit."""
+        return self._pool.limit
+
+    def arenas(self) -> tuple[Arena, ...]:
+        """Every arena, by number: what a new incarnation maps again."""
+        return self._pool.all()
+
+    def idle_arenas(self) -> tuple[int, ...]:
+        """Numbers of the arenas that hold no bytes of any buffer, so that they may be dropped."""
+        return tuple(arena.number for arena in self._pool.idle())
+
+    def arenas_to_drop(self, nbytes: int) -> tuple[int, ...]:
+        """Numbers of the idle arenas that must be dropped before one of `nbytes` is added; often none."""
+        return tuple(arena.number for arena in self._pool.to_drop(nbytes))
+
+    def room_for(self, spec: TensorSpec) -> bool:
+        """Whether `allocate(spec)` would succeed without another arena."""
+        return self._pool.room_for(spec.nbytes)
+
+    def next_arena(self, spec: TensorSpec) -> tuple[int, int]:
+        """The number and size in bytes of the arena to create so that `spec` fits.
+
+        The usual size, or the buffer's own when that is larger; less where the limit leaves less. Nothing
+        is taken yet: drop `arenas_to_drop(nbytes)`, create the arena, then `add_arena`.
+
+        Raises
+        ------
+        OutOfMemory
+            The limit would be passed even after every idle arena was dropped; nothing has changed.
+        """
+        return self._pool.next(spec.nbytes)
+
+    def add_arena(self, number: int, nbytes: int, fd: int) -> None:
+        """Take over an arena that an engine created, and its descriptor.
+
+        When this raises, the descriptor is still the caller's: `ServiceStopped` after `close`, `ValueError`
+        for a number that was used before or a size that is no positive multiple of 256.
+        """
+        self._pool.add(number, nbytes, fd)
+
+    def drop_arena(self, number: int) -> None:
+        """Close an idle arena's descriptor and forget it.
+
+        Raises `KeyError` when there is no such arena, `ValueError` when a buffer has bytes in it.
+        """
+        self._pool.drop(number)
+
+    def close(self) -> None:
+        """Free every buffer, whoever holds it, and close every descriptor. Safe to call twice."""
+        for slot in tuple(self._live.values()):
+            self._end(slot, StaleReason.FREED)
+        self._pool.close()
+
+    # Buffers
+
+    def allocate(self, spec: TensorSpec) -> BufferRef:
+        """A new buffer's reference. Its bytes are 256-byte aligned and hold whatever they held before.
+
+        Raises
+        ------
+        OutOfMemory
+            No arena has room: add one (`next_arena`), then allocate again. Nothing has changed.
+        """
+        arena, offset = self._pool.place(spec.nbytes)
+        slot = self._vacant_slot()
+        slot.seat(spec, arena, offset)
+        self._live[slot.index] = slot
+        self.live_bytes += slot.nbytes
+        return BufferRef(slot=slot.index, generation=slot.generation, spec=spec, device=self.device)
+
+    def resolve(self, ref: BufferRef, field: str = "buffer") -> Slot:
+        """The slot of a live reference; `field` is the message's name for it, for the error's text.
+
+        Raises
+        ------
+        StaleBufferError
+            The buffer was freed, torn or lost with its context, or another service gave it out.
+        InvalidRequest
+            The generation is live but spec or device are not the buffer's, or this is no reference.
+        """
+        try:
+            slot = self._live.get(ref.slot)
+            if (
+                slot is not None
+                and slot.generation == ref.generation
+                and (slot.spec is ref.spec or slot.spec == ref.spec)
+                and self.device == ref.device
+            ):
+                return slot
+        except (AttributeError, TypeError):
+            pass
+        raise self._refusal(ref, field)
+
+    def free(self, ref: BufferRef, field: str = "buffer") -> None:
+        """End a buffer: stale at once; its bytes are free when no unfinished work holds it.
+
+        Raises what `resolve` raises: freeing twice is using a freed buffer.
+        """
+        self._end(self.resolve(ref, field), StaleReason.FREED)
+
+    def hold(self, slot: Slot) -> None:
+        """Note a piece of unfinished work on a slot that `resolve` has just returned."""
+        slot.users += 1
+
+    def release(self, slot: Slot) -> None:
+        """Note the end of a piece of work that `hold` noted. Raises `ValueError` when there was none."""
+        if slot.users <= 0:
+            raise ValueError(f"{slot!r} is held by nobody")
+        slot.users -= 1
+        if not slot.users and not slot.live:
+            self._vacate(slot)
+
+    def tear(self, slot: Slot, reason: StaleReason = StaleReason.TORN) -> None:
+        """End a held buffer whose bytes are no longer to be trusted; one that has ended stays as it is.
+
+        Its bytes are free when nobody holds them. Raises `ValueError` for reasons but TORN and CONTEXT_LOST.
+        """
+        if reason not in (StaleReason.TORN, StaleReason.CONTEXT_LOST):
+            raise ValueError(f"a buffer is torn or its context is lost, never {reason}")
+        if slot.live:
+            self._end(slot, reason)
+
+    def lose_all(self) -> None:
+        """End every live buffer: the context died and the memory with it."""
+        for slot in tuple(self._live.values()):
+            self._end(slot, StaleReason.CONTEXT_LOST)
+
+    def forget_bindings(self) -> None:
+        """Drop every slot's binding: the incarnation whose handles they are is gone."""
+        for slot in self._slots:
+            slot.binding = None
+
+    def _vacant_slot(self) -> Slot:
+        if self._vacant:
+            return self._slots[self._vacant.pop()]
+        slot = Slot(len(self._slots), self._first)
+        self._slots.append(slot)
+        return slot
+
+    def _end(self, slot: Slot, reason: StaleReason) -> None:
+        del self._live[slot.index]
+        self.live_bytes -= slot.nbytes
+        slot.end(reason)
+        if not slot.users:
+            self._vacate(slot)
+
+    def _vacate(self, slot: Slot) -> None:
+        slot.binding = None
+        slot.arena.free.release(slot.offset)
+        # A slot whose count has run out stays empty for good: a generation never comes back.
+        if slot.generation < self._first - 1 + _COUNTS:
+            self._vacant.append(slot.index)
+
+    def _refusal(self, ref: object, field: str) -> CudnnActorError:
+        """Why `resolve` found nothing: off the hot path."""
+        if not _is_reference(ref):
+            return InvalidRequest(
+                field=field,
+                value=ref,
+                problem="is no buffer reference",
+                fix="upload arrays first: await gpu.upload(array)",
+            )
+        if not 0 <= ref.slot < len(self._slots):
+            return _stale(ref, StaleReason.FOREIGN)
+        slot = self._slots[ref.slot]
+        if slot.live and slot.generation == ref.generation:
+            return _forged(ref, slot, field, self.device)
+        # Outside what this seat has given out: another service's nonce, or a count yet to come.
+        if not self._first <= ref.generation < slot.generation:
+            return _stale(ref, StaleReason.FOREIGN)
+        return _stale(ref, slot.why_ended(ref.generation))
+
+
+def _is_reference(ref: object) -> TypeGuard[BufferRef]:
+    return isinstance(ref, BufferRef) and type(ref.slot) is int and type(ref.generation) is int
+
+
+def _stale(ref: BufferRef, reason: StaleReason) -> StaleBufferError:
+    return StaleBufferError(slot=ref.slot, generation=ref.generation, reason=reason)
+
+
+def _forged(ref: BufferRef, slot: Slot, field: str, device: str) -> InvalidRequest:
+    changed, given, own = (
+        ("device", ref.device, device) if ref.spec == slot.spec else ("spec", str(ref.spec), str(slot.spec))
+    )
+    return InvalidRequest(
+        field=f"{field}.{changed}",
+        value=given,
+        problem=f"is not the {changed} of buffer {ref.slot}, {own}",
+        fix="pass references as the service gave them",
+    )
+
+
+def _check_range(field: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidRequest(
+            field=field, value=value, problem=f"is no whole number from {least} to {most}", fix="leave it out"
+        )

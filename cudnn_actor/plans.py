@@ -1,0 +1,85 @@
+"""The plan cache: least recently used first out, refusals remembered, builds counted."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from cudnn_actor.engines.base import Plan
+from cudnn_actor.protocol.errors import UnsupportedGraph
+from cudnn_actor.protocol.receipts import PlanStatistics
+
+__all__ = ["CAPACITY", "PlanCache"]
+
+CAPACITY = 256
+
+
+class PlanCache:
+    """Plans by the digest of their graph. One thread's own.
+
+    A graph that cannot be run is remembered too, in the same order, so that it is not tried again for
+    every request. Builds are single-flight because the one thread that asks is the one that builds.
+
+    Parameters
+    ----------
+    capacity
+        Plans and refusals held; the least recently used goes first.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._known: OrderedDict[str, Plan | UnsupportedGraph] = OrderedDict()
+        self._hits = self._misses = self._evictions = 0
+        self._build_ns = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._known
+
+    def get(self, digest: str, build: Callable[[], Plan]) -> Plan:
+        """The plan for a graph; `build` makes it when it is not known. Blocks while it does.
+
+        Raises `UnsupportedGraph` when the graph is known, or found, to be one. Any other error of
+        `build` passes through and is not remembered.
+        """
+        known = self._known.get(digest)
+        if known is None:
+            self._misses += 1
+            known = self._build(build)
+            self._remember(digest, known)
+        else:
+            self._hits += 1
+            self._known.move_to_end(digest)
+        if isinstance(known, UnsupportedGraph):
+            raise known.again()
+        return known
+
+    def statistics(self) -> PlanStatistics:
+        """Counters since the cache was made."""
+        return PlanStatistics(
+            size=len(self._known),
+            capacity=self._capacity,
+            hits=self._hits,
+            misses=self._misses,
+            evictions=self._evictions,
+            refused=sum(isinstance(known, UnsupportedGraph) for known in self._known.values()),
+            build_s=self._build_ns / 1e9,
+        )
+
+    def _build(self, build: Callable[[], Plan]) -> Plan | UnsupportedGraph:
+        started = time.perf_counter_ns()
+        try:
+            return build()
+        except UnsupportedGraph as refusal:
+            return refusal.again()
+        finally:
+            self._build_ns += time.perf_counter_ns() - started
+
+    def _remember(self, digest: str, known: Plan | UnsupportedGraph) -> None:
+        self._known[digest] = known
+        if len(self._known) > self._capacity:
+            self._known.popitem(last=False)
+            self._evictions += 1

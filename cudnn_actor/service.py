@@ -1,0 +1,197 @@
+"""A service: the supervised actor, its mailbox and its memory, from start to end.
+
+The threads of a service are the supervisor's and the actor's. The callbacks
+here (`_on_event`) run on the supervisor's; everything else may be called on
+any thread.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from typing import Any
+
+import pykka
+
+from cudnn_actor.actor import CudnnActor
+from cudnn_actor.actors import Actor, Mailbox, MailboxRef
+from cudnn_actor.engines import choose_engine
+from cudnn_actor.event_log import EventLog
+from cudnn_actor.memory import MemoryTable
+from cudnn_actor.options import Options, make_options
+from cudnn_actor.protocol.errors import ServiceStopped, StartFailed
+from cudnn_actor.state import ServiceState
+from cudnn_actor.supervision import (
+    ChildPolicy,
+    ChildSpec,
+    Escalated,
+    FaultInjector,
+    LifecycleEvent,
+    Restart,
+    Restarted,
+    Restarting,
+    RestartIntensity,
+    Started,
+    Stopped,
+    Supervisor,
+)
+
+__all__ = ["CudnnService", "child_spec", "start"]
+
+CHILD = "cudnn"
+"""The actor's id under its supervisor, in events and log lines."""
+
+
+class CudnnService:
+    """One supervised `CudnnActor`, for code without asyncio: plain threads and pykka actors.
+
+    Made by `start`, or by `child_spec` under a supervisor of yours. From asyncio, use `spawn`, or
+    `CudnnRef(service)` on one that exists.
+
+    Parameters
+    ----------
+    options
+        See `Options`.
+    parent
+        A pykka actor that is told `Escalated` when the restarts are used up.
+    """
+
+    def __init__(self, options: Options, *, parent: pykka.ActorRef[Any] | None = None) -> None:
+        self.options = options
+        self.device, self._engine = choose_engine(options.device)
+        self.events = EventLog()
+        self.started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        """Done when the actor is ready; fails with `StartFailed` when it never will be."""
+        self.stopped: concurrent.futures.Future[Escalated | None] = concurrent.futures.Future()
+        """Done when the service has ended; its result says whether, and why, it gave up."""
+        self._gone = threading.Event()
+        faults = FaultInjector(options.faults) if options.faults is not None else None
+        self.state = ServiceState(
+            mailbox=Mailbox(options.mailbox),
+            memory=self._new_memory(),
+            faults=faults,
+            workspace_limit=options.workspace_limit,
+        )
+        self.actor_ref: pykka.ActorRef[Any] = MailboxRef(self.state.mailbox, CudnnActor, self._gone)
+        """A pykka reference that stays good across restarts."""
+        self._parent = parent
+        self._supervisor: Supervisor | None = None
+        self._escalated: Escalated | None = None
+
+    def make_supervisor(self) -> Supervisor:
+        """The supervisor of this service, not yet launched. A second one starts the service anew."""
+        if self.stopped.done():
+            self._renew()
+        policy = ChildPolicy(id=CHILD, restart=Restart.TRANSIENT)
+        child = ChildSpec(policy=policy, make=self._make_actor, hang_after_s=self.options.hang_after_s)
+        intensity = RestartIntensity(max_restarts=self.options.max_restarts, period_s=self.options.period_s)
+        self._supervisor = Supervisor(
+            [child], intensity=intensity, parent=self._parent, listener=self._on_event
+        )
+        return self._supervisor
+
+    def launch(self) -> None:
+        """Start; `started` tells when it is done. Never blocks."""
+        self.make_supervisor().launch()
+
+    def end(self, reason: str = "asked to stop") -> None:
+        """Stop after the request in work; `stopped` tells when it is done. Never blocks. Idempotent."""
+        if self._supervisor is not None:
+            self._supervisor.end(reason)
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Stop and wait for it, up to `timeout` seconds. Blocks. What still waits gets `ServiceStopped`.
+
+        Raises `TimeoutError`.
+        """
+        self.end()
+        self.stopped.result(timeout)
+
+    def _make_actor(self, incarnation: int) -> Actor:
+        return CudnnActor(self.state, self._engine, incarnation)
+
+    def _on_event(self, event: LifecycleEvent) -> None:
+        match event:
+            case Started():
+                self.started.set_result(None)
+            case Restarting():
+                self.state.restarts += 1
+            case Restarted() if not self.started.done():
+                self.started.set_result(None)
+            case Escalated():
+                self._escalated = event
+            case Stopped(child=None):
+                self._ended(event)
+            case Stopped():
+                self.end(event.reason.cause or str(event.reason))  # without its actor it serves nobody
+        self.events.append(event)
+
+    def _ended(self, event: Stopped) -> None:
+        reason = str(event.reason) if self._escalated is None else f"gave up: {self._escalated.cause}"
+        self._gone.set()
+        self.state.mailbox.close(reason)
+        self.state.memory.close()
+        if not self.started.done():
+            self.started.set_exception(StartFailed(detail=reason))
+        self.stopped.set_result(self._escalated)
+
+    def _renew(self) -> None:
+        self._escalated = None
+        self.started, self.stopped = concurrent.futures.Future(), concurrent.futures.Future()
+        self.state.memory = self._new_memory()
+        self.state.mailbox.reopen()
+        self._gone.clear()
+
+    def _new_memory(self) -> MemoryTable:
+        return MemoryTable(self.device, limit=self.options.memory_limit)
+
+    def failure(self) -> ServiceStopped | None:
+        """The error that stands for a service that gave up; None for one that did not."""
+        if self._escalated is None:
+            return None
+        return ServiceStopped(reason=f"gave up: {self._escalated.cause}")
+
+
+def start(*, parent: pykka.ActorRef[Any] | None = None, **options: Any) -> CudnnService:
+    """Start a service from code without asyncio. Blocks until its actor is ready.
+
+    Parameters
+    ----------
+    parent
+        A pykka actor that is told `Escalated` when the service gives up.
+    **options
+        See `Options`.
+
+    Raises
+    ------
+    InvalidRequest
+        An option is out of its range.
+    StartFailed
+        The actor could not be started, and the restarts are used up.
+    """
+    service = CudnnService(make_options(options), parent=parent)
+    service.launch()
+    service.started.result()
+    return service
+
+
+def child_spec(
+    id: str = "cudnn", *, restart: Restart = Restart.PERMANENT, **options: Any
+) -> tuple[ChildSpec, CudnnService]:
+    """A service as a child of a `Supervisor` of yours, and the handle that reaches it.
+
+    The handle stays good when your supervisor starts the service anew; its buffers do not: they are
+    `StaleBufferError` from then on.
+
+    Parameters
+    ----------
+    id
+        The child's name under your supervisor.
+    restart
+        After which ends of the whole service it is started again.
+    **options
+        See `Options`.
+    """
+    service = CudnnService(make_options(options))
+    policy = ChildPolicy(id=id, restart=restart)
+    return ChildSpec(policy=policy, make=lambda _: service.make_supervisor()), service

@@ -1,0 +1,60 @@
+"""Bad values stop here, with their field, the value and the fix."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import TypeGuard
+
+from cudnn_actor.protocol.errors import InvalidRequest
+
+__all__ = ["require_fraction", "require_member", "require_name", "require_seconds", "require_whole"]
+
+_LARGEST = (1 << 63) - 1
+
+
+def require_whole(field: str, value: object, least: int) -> None:
+    """Raise `InvalidRequest` unless `value` is an int from `least` that fits 64 bits."""
+    if type(value) is not int or not least <= value <= _LARGEST:
+        raise InvalidRequest(
+            field=field,
+            value=value,
+            problem=f"is no whole number from {least}",
+            fix=f"use {least} or more, below 2**63",
+        )
+
+
+def require_seconds(field: str, value: object, *, positive: bool = False) -> None:
+    """Raise `InvalidRequest` unless `value` is a finite time in seconds: from 0, or over 0 if `positive`."""
+    if not _is_finite(value) or value < 0 or (positive and value == 0):
+        least = "over 0" if positive else "from 0"
+        raise InvalidRequest(
+            field=field, value=value, problem=f"is no finite time {least}", fix="give seconds, as in 0.5"
+        )
+
+
+def require_fraction(field: str, value: object) -> None:
+    """Raise `InvalidRequest` unless `value` is a number from 0 to 1."""
+    if not _is_finite(value) or not 0 <= value <= 1:
+        raise InvalidRequest(
+            field=field, value=value, problem="is no number from 0 to 1", fix="0.01 is one in a hundred"
+        )
+
+
+def require_name(field: str, value: object) -> None:
+    """Raise `InvalidRequest` unless `value` is a text that isn't empty."""
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(field=field, value=repr(value), problem="is no name", fix="give a text")
+
+
+def require_member(field: str, value: object, choices: type[enum.Enum]) -> None:
+    """Raise `InvalidRequest` unless `value` is of this enum; a text that equals a member's value is not."""
+    if not isinstance(value, choices):
+        known = ", ".join(f"{choices.__name__}.{member.name}" for member in choices)
+        raise InvalidRequest(
+            field=field, value=value, problem=f"is no {choices.__name__}", fix=f"use one of: {known}"
+        )
+
+
+def _is_finite(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

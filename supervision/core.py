@@ -1,0 +1,219 @@
+"""The supervision core: a pure function from a state and a signal to a state and effects.
+
+No thread, clock, random generator or callable is in here: `now` comes in, effects go out, and a shell carries
+them out in their order. A state that waits for something that may never come has a timer; no other has.
+
+What a signal does to the supervisor, by its mode (an empty place: it is ignored):
+
+=========  ==============================  ==============================  =================
+mode       StartRequested                  StopRequested                   about a child
+=========  ==============================  ==============================  =================
+new        up: start the first             stopped: finish
+up                                         stopping: all doomed            the table below
+stopping                                                                   the table below
+stopped
+=========  ==============================  ==============================  =================
+
+What a signal does to a child, by its phase, if it names the current incarnation or timer:
+
+=========  ===========  ====================  ========================  =====================
+phase      ChildReady   ChildExited           TimerFired                RestartRequested
+=========  ===========  ====================  ========================  =====================
+down
+backoff                                       down: its turn comes
+starting   ready        failed                kill; failed: not ready   kill; failed: reason
+ready                   failed                                          kill; failed: reason
+doomed                  down, or done
+stopping                down, or done         kill; down, or done
+done
+=========  ===========  ====================  ========================  =====================
+
+- **failed**: if its restart type does not cover the reason, the child is done. Else, if the window is full,
+  escalate: stop all, then fail with this cause. Else it is down, or in backoff for the delay, and those of
+  its group that live are doomed. The restart counts once, however many are in the group. A temporary child
+  of the group ends for good; a transient one that was done starts anew, as in OTP.
+- **down, or done**: done if the supervisor stops or the child is temporary, else down. Neither counts as a
+  failure, whatever the reason: a crash on the way down is an exit.
+- **kill** is final. The incarnation is over for the core at once, so a child that cannot die (a thread in a
+  foreign call) delays nobody, and the exit that may come later is of the past.
+
+After each signal, as far as it goes:
+
+1. stop: while no child is being stopped, ask the last doomed one; kill at once if its deadline is 0;
+2. nothing starts while any child is doomed or being stopped;
+3. start each child that is down once all before it are ready or done. With one_for_one, a child that has
+   been ready before waits for nobody; with one_for_all nobody starts while one is in backoff. A backoff runs
+   beside the stopping of its group. If the group has a child in backoff, the newer failure's delay rules;
+4. when all are ready or done, report ready, once;
+5. when the supervisor stops and nothing lives, emit the last events, escalate if that is why, finish.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from cudnn_actor.supervision.events import Restarted, Restarting, Started
+from cudnn_actor.supervision.exits import ExitReason, Restart
+from cudnn_actor.supervision.signals import (
+    ChildExited,
+    ChildReady,
+    ChildSignal,
+    Effect,
+    Escalate,
+    ReportReady,
+    RestartRequested,
+    Signal,
+    StartChild,
+    StartRequested,
+    StopRequested,
+    TimerFired,
+    TimerKind,
+)
+from cudnn_actor.supervision.state import ChildState, Mode, Phase, SupervisorState
+from cudnn_actor.supervision.stopping import StoppingDraft
+
+__all__ = ["decide"]
+
+
+def decide(state: SupervisorState, signal: Signal, now: float) -> tuple[SupervisorState, tuple[Effect, ...]]:
+    """The state after `signal` at the monotonic time `now` (seconds), and what is to be done, in order.
+
+    Raises `InvalidRequest` for a child that is not in the policy.
+    """
+    step = _Step(state, now)
+    step.take(signal)
+    step.settle()
+    return step.state, tuple(step.effects)
+
+
+class _Step(StoppingDraft):
+    """The rules of the header about signals, starts and failures, each a method."""
+
+    def take(self, signal: Signal) -> None:
+        """The first table of the header."""
+        match self.state.mode, signal:
+            case Mode.NEW, StartRequested():
+                self.change(mode=Mode.UP)
+            case Mode.NEW | Mode.UP, StopRequested(reason=reason):
+                self.stop(reason)
+            case Mode.UP | Mode.STOPPING, (ChildReady() | ChildExited() | TimerFired() | RestartRequested()):
+                index = self.state.addressee(signal)
+                if index is not None:
+                    self._take_for(index, signal)
+
+    def _take_for(self, index: int, signal: ChildSignal) -> None:
+        """The second table of the header."""
+        if isinstance(signal, TimerFired):
+            self.set(index, timer=None)
+        match self.child(index).phase, signal:
+            case Phase.STARTING, ChildReady():
+                self._ready(index)
+            case Phase.STARTING | Phase.READY, ChildExited(reason=reason):
+                self._failed(index, reason)
+            case Phase.STARTING | Phase.READY, RestartRequested(reason=reason):
+                self.kill(index)
+                self._failed(index, reason)
+            case Phase.STARTING, TimerFired():
+                self.kill(index)
+                within = self.policy(index).ready_within_s
+                self._failed(index, ExitReason.not_ready(f"not ready within {within:g} s"))
+            case Phase.BACKOFF, TimerFired():
+                self.set(index, phase=Phase.DOWN)
+            case Phase.DOOMED | Phase.STOPPING, ChildExited(reason=reason):
+                self.went_down(index, reason)
+            case Phase.STOPPING, TimerFired():
+                self.kill_overdue(index)
+
+    def settle(self) -> None:
+        """Go on as far as the rules at the end of the header allow; nothing, where nothing has changed."""
+        while not self.state.in_phase(Phase.STOPPING) and (doomed := self.state.in_phase(Phase.DOOMED)):
+            self.ask_to_stop(doomed[-1])
+        if self.state.in_phase(Phase.STOPPING):
+            return
+        if self.state.mode is Mode.UP:
+            self._start_those_due()
+        elif self.state.mode is Mode.STOPPING:
+            self.finish()
+
+    # -- starting
+
+    def _start_those_due(self) -> None:
+        for index in range(len(self.state.children)):
+            if self.state.may_start(index):
+                self._start(index)
+        if self.state.settled and not self.state.announced:
+            self.change(announced=True)
+            self.effects.append(ReportReady())
+
+    def _start(self, index: int) -> None:
+        incarnation = self.child(index).incarnation + 1
+        self.set(index, phase=Phase.STARTING, incarnation=incarnation, ready_at=None)
+        self.effects.append(StartChild(child=self.name(index), incarnation=incarnation))
+        self.arm(index, TimerKind.READINESS, self.now + self.policy(index).ready_within_s)
+
+    def _ready(self, index: int) -> None:
+        self.disarm(index)
+        child = self.child(index)
+        self.set(index, phase=Phase.READY, was_ready=True, ready_at=self.now, down_since=None)
+        name, generation = self.name(index), child.incarnation
+        if child.down_since is None:
+            self.emit(Started(child=name, generation=generation))
+        else:
+            downtime_s = self.now - child.down_since
+            self.emit(Restarted(child=name, generation=generation, downtime_s=downtime_s))
+
+    # -- failing
+
+    def _failed(self, index: int, reason: ExitReason) -> None:
+        self.disarm(index)
+        if not self.policy(index).restart.covers(reason):
+            self.done(index, reason)
+            return
+        restarts = self.state.policy.intensity.admit(self.state.restarts, self.now)
+        if restarts is None:
+            self._escalate(index, reason)
+        else:
+            self.change(restarts=restarts)
+            self._restart(index, reason)
+
+    def _restart(self, index: int, reason: ExitReason) -> None:
+        child = self.child(index)
+        attempt = self._attempt(child)
+        delay_s = self.state.policy.backoff.delay(attempt, self.draw())
+        self.set(index, phase=Phase.DOWN, attempt=attempt, down_since=self.outage(index))
+        if delay_s > 0:
+            self.set(index, phase=Phase.BACKOFF)
+            self.arm(index, TimerKind.BACKOFF, self.now + delay_s)
+        name = self.name(index)
+        failure = Restarting(
+            child=name, generation=child.incarnation, cause=reason, delay_s=delay_s, attempt=attempt
+        )
+        self.emit(failure)
+        with_group = replace(failure, cause=ExitReason.shutdown(f"restarts with {name}"))
+        for other in self.state.policy.strategy.group(index, len(self.state.children)):
+            if other != index:
+                self._take_along(other, with_group)
+
+    def _take_along(self, index: int, event: Restarting) -> None:
+        child = self.child(index)
+        temporary = self.policy(index).restart is Restart.TEMPORARY
+        match child.phase:
+            case Phase.STARTING | Phase.READY:
+                self.doom(index)
+                if not temporary:
+                    self.emit(replace(event, child=self.name(index), generation=child.incarnation))
+            case Phase.BACKOFF:
+                self.disarm(index)
+                self.set(index, phase=Phase.DOWN)
+            case Phase.DONE if not temporary:
+                self.set(index, phase=Phase.DOWN)
+
+    def _attempt(self, child: ChildState) -> int:
+        backoff = self.state.policy.backoff
+        stable = child.ready_at is not None and self.now - child.ready_at >= backoff.reset_after_s
+        return 1 if stable else child.attempt + 1
+
+    def _escalate(self, index: int, reason: ExitReason) -> None:
+        self.done(index, reason)
+        self.change(escalation=Escalate(child=self.name(index), cause=reason))
+        self.stop(reason)

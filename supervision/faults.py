@@ -1,0 +1,204 @@
+"""Scripted failures: test what your own code does when a GPU service fails.
+
+    plan = (
+        FaultPlan(seed=7)
+        .at(3, Fault.STICKY)                           # the 3rd message kills the device context
+        .at(2, Fault.FAIL_EXECUTION, of=ConvFwd)       # the 2nd ConvFwd fails, and nothing else does
+        .chance(0.01, Fault.SLOW, seconds=0.05)        # one message in a hundred takes 50 ms longer
+        .at_start(2)                                   # the first restart fails in its start
+    )
+    async with spawn(device="cpu", faults=plan) as gpu: ...
+
+Messages and starts are counted from 1 over the service's whole life: a restart does not begin anew, so a
+fault `at(3)` strikes once and not once per incarnation. A message that is run again after a crash counts
+again. Control messages (`Ping`, `GetStatistics`) are not counted. Where several rules meet at one message,
+the one that was added first fires, and the others have missed their turn. With one seed, one plan and one
+sequence of messages, the same faults strike, in every process.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import get_args
+
+import msgspec
+
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.messages import Message
+from cudnn_actor.supervision.checks import require_fraction, require_member, require_seconds, require_whole
+
+__all__ = ["Fault", "FaultPlan", "FaultRule"]
+
+_COUNTED = tuple(sorted(message.__name__ for message in get_args(Message) if not message.control))
+
+
+class Fault(enum.StrEnum):
+    """What goes wrong."""
+
+    REJECT_BUILD = "reject build"
+    """The plan cannot be built: the message's reply is `UnsupportedGraph`."""
+    FAIL_EXECUTION = "fail execution"
+    """The run fails and the context lives: the reply is `ExecutionFailed`."""
+    OUT_OF_MEMORY = "out of memory"
+    """An allocation fails: the reply is `OutOfMemory`."""
+    STICKY = "sticky"
+    """The device context dies: the worker is replaced."""
+    HANG = "hang"
+    """The message never ends: the watchdog kills the worker, which is replaced."""
+    SLOW = "slow"
+    """The message takes the rule's `seconds` longer."""
+    CRASH_IN_START = "crash in start"
+    """A start of the worker fails: it counts like a crash. Only `at_start` makes it."""
+    KILL = "kill"
+    """The worker ends without a word, as by SIGKILL: it is replaced."""
+
+
+class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of a `FaultPlan`; its methods are the convenient way to make one.
+
+    Parameters
+    ----------
+    fault
+        What goes wrong.
+    at
+        Fires from this message on (of a `CRASH_IN_START`: from this start on), counted from 1. Either this
+        or `probability`.
+    probability
+        Fires at each message with this chance, 0 to 1.
+    of
+        Only messages of this class are counted and struck; None: all.
+    times
+        With `at`, strikes so many in a row; with `probability`, at most so many. None: no limit.
+    seconds
+        How much longer the message takes; for `SLOW` alone.
+
+    Raises
+    ------
+    InvalidRequest
+        A value is out of its range, unknown, or does not go with the others.
+    """
+
+    fault: Fault
+    at: int | None = None
+    probability: float | None = None
+    of: str | None = None
+    times: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        require_member("fault", self.fault, Fault)
+        self._check_when()
+        self._check_start()
+        self._check_seconds()
+        if self.of is not None and self.of not in _COUNTED:
+            known = ", ".join(_COUNTED)
+            raise InvalidRequest(
+                field="of", value=self.of, problem="is no message that is counted", fix=f"use one of: {known}"
+            )
+
+    def _check_when(self) -> None:
+        if (self.at is None) == (self.probability is None):
+            raise InvalidRequest(
+                field="at",
+                value=self.at,
+                problem="needs to be given, or probability, and not both",
+                fix="use at=1",
+            )
+        if self.at is not None:
+            require_whole("at", self.at, 1)
+        if self.probability is not None:
+            require_fraction("probability", self.probability)
+        if self.times is not None:
+            require_whole("times", self.times, 1)
+
+    def _check_start(self) -> None:
+        if self.fault is Fault.CRASH_IN_START and (self.at is None or self.of is not None):
+            raise InvalidRequest(
+                field="fault",
+                value=self.fault,
+                problem="strikes a start, not a message",
+                fix="use at_start(n)",
+            )
+
+    def _check_seconds(self) -> None:
+        if self.fault is Fault.SLOW:
+            require_seconds("seconds", self.seconds)
+        elif self.seconds is not None:
+            raise InvalidRequest(
+                field="seconds",
+                value=self.seconds,
+                problem=f"means nothing to {self.fault}",
+                fix="leave it out",
+            )
+
+
+class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which failures strike a service, and when: `spawn(faults=...)`. Each method gives a new plan.
+
+    Parameters
+    ----------
+    seed
+        Decides what `chance` strikes: 0 or more, below 2**63.
+    rules
+        What was added, in order. An empty plan does nothing and costs nothing.
+
+    Raises
+    ------
+    InvalidRequest
+        The seed is out of its range.
+    """
+
+    seed: int = 0
+    rules: tuple[FaultRule, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_whole("seed", self.seed, 0)
+
+    def at(
+        self,
+        n: int,
+        fault: Fault,
+        *,
+        of: type | str | None = None,
+        times: int = 1,
+        seconds: float | None = None,
+    ) -> FaultPlan:
+        """Strike the n-th message (from 1), or the n-th of class `of`, and `times` in a row.
+
+        Raises `InvalidRequest` for a value out of range, or for `CRASH_IN_START`, which is `at_start`.
+        """
+        if fault is Fault.CRASH_IN_START:
+            raise InvalidRequest(
+                field="fault", value=fault, problem="strikes a start, not a message", fix="use at_start(n)"
+            )
+        return self._with(FaultRule(fault=fault, at=n, of=_name_of(of), times=times, seconds=seconds))
+
+    def chance(
+        self,
+        probability: float,
+        fault: Fault,
+        *,
+        of: type | str | None = None,
+        times: int | None = None,
+        seconds: float | None = None,
+    ) -> FaultPlan:
+        """Strike each message, or each of class `of`, with this chance; at most `times`.
+
+        Raises `InvalidRequest` for a value out of range.
+        """
+        rule = FaultRule(fault=fault, probability=probability, of=_name_of(of), times=times, seconds=seconds)
+        return self._with(rule)
+
+    def at_start(self, n: int, *, times: int = 1) -> FaultPlan:
+        """Let the n-th start fail, and `times` in a row; the service's first start is 1, its first restart 2.
+
+        Raises `InvalidRequest` for a value out of range.
+        """
+        return self._with(FaultRule(fault=Fault.CRASH_IN_START, at=n, times=times))
+
+    def _with(self, rule: FaultRule) -> FaultPlan:
+        return FaultPlan(seed=self.seed, rules=(*self.rules, rule))
+
+
+def _name_of(of: type | str | None) -> str | None:
+    return of.__name__ if isinstance(of, type) else of

@@ -1,0 +1,104 @@
+"""A fault plan at work: it counts starts and messages, and says what strikes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cudnn_actor.supervision.faults import Fault, FaultPlan, FaultRule
+from cudnn_actor.supervision.seeded import random01
+
+__all__ = ["FaultInjector", "Fired"]
+
+
+class Fired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A fault that struck.
+
+    Parameters
+    ----------
+    rule
+        The rule that fired.
+    number
+        Which message of all (not of its class), or which start, from 1.
+    message
+        The message's class; None for a start.
+    """
+
+    rule: FaultRule
+    number: int
+    message: str | None
+
+
+class FaultInjector:
+    """A plan at work: it counts, and says what strikes. One per service, kept when the worker is replaced.
+
+    Not thread-safe: the thread that runs the messages asks, and one asks at a time.
+    """
+
+    def __init__(self, plan: FaultPlan) -> None:
+        self._seed = plan.seed
+        numbered = tuple(enumerate(plan.rules))
+        self._start_rules = tuple(rule for _, rule in numbered if rule.fault is Fault.CRASH_IN_START)
+        self._message_rules = tuple(pair for pair in numbered if pair[1].fault is not Fault.CRASH_IN_START)
+        self._strikes = [0] * len(plan.rules)
+        self._of_type: dict[str, int] = {}
+        self._messages = 0
+        self._starts = 0
+        self._fired: list[Fired] = []
+
+    @classmethod
+    def of(cls, plan: FaultPlan | None) -> FaultInjector | None:
+        """The plan at work; None where there is nothing to inject, so that nobody need ask."""
+        return cls(plan) if plan is not None and plan.rules else None
+
+    @property
+    def messages(self) -> int:
+        """Messages counted so far."""
+        return self._messages
+
+    @property
+    def starts(self) -> int:
+        """Starts counted so far."""
+        return self._starts
+
+    @property
+    def fired(self) -> tuple[Fired, ...]:
+        """What struck so far, in order."""
+        return tuple(self._fired)
+
+    def messages_of(self, message: type | str) -> int:
+        """Messages of this class counted so far."""
+        return self._of_type.get(message if isinstance(message, str) else message.__name__, 0)
+
+    def on_start(self) -> Fault | None:
+        """Count a start of the worker; `Fault.CRASH_IN_START` if it is to fail."""
+        self._starts += 1
+        for rule in self._start_rules:
+            if _reached(rule, self._starts):
+                self._fired.append(Fired(rule=rule, number=self._starts, message=None))
+                return rule.fault
+        return None
+
+    def on_message(self, type_name: str) -> FaultRule | None:
+        """Count a message, by its class's name, as it is taken up; the rule that strikes it, if any."""
+        self._messages += 1
+        self._of_type[type_name] = self._of_type.get(type_name, 0) + 1
+        for place, rule in self._message_rules:
+            if (rule.of is None or rule.of == type_name) and self._strikes_now(place, rule):
+                self._strikes[place] += 1
+                self._fired.append(Fired(rule=rule, number=self._messages, message=type_name))
+                return rule
+        return None
+
+    def _strikes_now(self, place: int, rule: FaultRule) -> bool:
+        number = self._messages if rule.of is None else self._of_type[rule.of]
+        if rule.probability is None:
+            return _reached(rule, number)
+        if rule.times is not None and self._strikes[place] >= rule.times:
+            return False
+        # Drawn from the rule's place and the message's number, so that no rule shifts another's chances.
+        return random01(self._seed, place, number) < rule.probability
+
+
+def _reached(rule: FaultRule, number: int) -> bool:
+    assert rule.at is not None
+    return rule.at <= number and (rule.times is None or number < rule.at + rule.times)

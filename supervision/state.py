@@ -1,0 +1,123 @@
+"""What the supervision core remembers: an immutable value, copied on write."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from cudnn_actor.supervision.exits import ExitReason
+from cudnn_actor.supervision.policy import Strategy, SupervisorPolicy
+from cudnn_actor.supervision.signals import (
+    ChildExited,
+    ChildReady,
+    ChildSignal,
+    Escalate,
+    RestartRequested,
+    TimerFired,
+    TimerKey,
+)
+
+__all__ = ["ChildState", "Mode", "Phase", "SupervisorState"]
+
+
+class Mode(enum.StrEnum):
+    """Where the supervisor is in its life."""
+
+    NEW = "new"
+    UP = "up"
+    """Starting, running or restarting: every child that should be ready is, or is on its way."""
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class Phase(enum.StrEnum):
+    """Where a child is in its life."""
+
+    DOWN = "down"
+    """Not alive; started as soon as the order allows."""
+    BACKOFF = "backoff"
+    """Not alive; not started before its timer."""
+    STARTING = "starting"
+    """Alive, and not ready yet; has a readiness timer."""
+    READY = "ready"
+    """Alive and well."""
+    DOOMED = "doomed"
+    """Alive, and waits for those after it to end before it is asked to stop itself."""
+    STOPPING = "stopping"
+    """Alive, asked to stop; has a shutdown timer."""
+    DONE = "done"
+    """Not alive, and not to be started again, unless with its group."""
+
+
+_SETTLED = (Phase.READY, Phase.DONE)
+
+
+class ChildState(msgspec.Struct, frozen=True, kw_only=True):
+    """One child. `incarnation` numbers its latest start, living or dead, from 1; 0 is none yet."""
+
+    phase: Phase = Phase.DOWN
+    incarnation: int = 0
+    timer: TimerKey | None = None
+    attempt: int = 0
+    """Failures in a row."""
+    was_ready: bool = False
+    ready_at: float | None = None
+    """When this incarnation got ready."""
+    down_since: float | None = None
+    """When the outage began that is not over yet."""
+
+
+class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a decision depends on, beside the signal and the time. Make one with `initial`."""
+
+    policy: SupervisorPolicy
+    children: tuple[ChildState, ...]
+    seed: int
+    drawn: int = 0
+    """Random numbers used up: with `seed`, the generator's whole state."""
+    mode: Mode = Mode.NEW
+    restarts: tuple[float, ...] = ()
+    """When the restarts in the window were made."""
+    announced: bool = False
+    ending: ExitReason | None = None
+    escalation: Escalate | None = None
+
+    @classmethod
+    def initial(cls, policy: SupervisorPolicy, *, seed: int = 0) -> SupervisorState:
+        """A supervisor that waits for `StartRequested`; `seed` decides the jitter of its delays."""
+        return cls(policy=policy, children=tuple(ChildState() for _ in policy.children), seed=seed)
+
+    def addressee(self, signal: ChildSignal) -> int | None:
+        """Whom the signal is about, or None where it is about an incarnation or a timer of the past."""
+        name = signal.key.child if isinstance(signal, TimerFired) else signal.child
+        index = self.policy.index_of(name)
+        child = self.children[index]
+        match signal:
+            case TimerFired(key=key):
+                current = key == child.timer
+            case ChildReady() | ChildExited():
+                current = signal.incarnation == child.incarnation
+            case RestartRequested():
+                current = signal.incarnation in (None, child.incarnation)
+        return index if current else None
+
+    def in_phase(self, phase: Phase) -> list[int]:
+        """The children in this phase, in start order."""
+        return [index for index, child in enumerate(self.children) if child.phase is phase]
+
+    def may_start(self, index: int) -> bool:
+        """Whether it is the child's turn; says nothing of a group that is still being stopped."""
+        child, strategy = self.children[index], self.policy.strategy
+        if child.phase is not Phase.DOWN:
+            return False
+        if strategy is Strategy.ONE_FOR_ONE and child.was_ready:
+            return True  # its siblings' troubles are not its own; only a first start keeps the order
+        if strategy is Strategy.ONE_FOR_ALL and self.in_phase(Phase.BACKOFF):
+            return False  # the one that failed may stand behind those that start before it
+        return all(earlier.phase in _SETTLED for earlier in self.children[:index])
+
+    @property
+    def settled(self) -> bool:
+        """Whether every child is ready or done."""
+        return all(child.phase in _SETTLED for child in self.children)

@@ -1,0 +1,303 @@
+"""The supervisor: a thin, dull shell around the pure core, and an actor itself.
+
+Signals come in as messages, one after another, so the core is never entered
+twice at once; effects are carried out here, in their order. Children report
+from their own threads, through the mailbox. The clock is read once a signal.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import pykka
+import structlog
+
+from cudnn_actor.actors import DEFERRED, Actor, ActorExit, ActorStopped, Crash, Envelope
+from cudnn_actor.supervision.core import decide
+from cudnn_actor.supervision.events import Escalated, LifecycleEvent, log_event
+from cudnn_actor.supervision.exits import ExitKind, ExitReason
+from cudnn_actor.supervision.policy import (
+    Backoff,
+    ChildPolicy,
+    RestartIntensity,
+    Strategy,
+    SupervisorPolicy,
+)
+from cudnn_actor.supervision.signals import (
+    CancelTimer,
+    ChildExited,
+    ChildReady,
+    Effect,
+    Emit,
+    Escalate,
+    Finish,
+    KillChild,
+    ReportReady,
+    RestartRequested,
+    SetTimer,
+    Signal,
+    StartChild,
+    StartRequested,
+    StopChild,
+    StopRequested,
+    TimerFired,
+    TimerKey,
+)
+from cudnn_actor.supervision.state import SupervisorState
+
+__all__ = ["ChildSpec", "RestartsExhausted", "Supervisor"]
+
+KILL_GRACE_S = 1.0
+"""How long a killed child's thread may take to notice, in seconds, before its last act is done for it."""
+
+log = structlog.get_logger("cudnn_actor.supervision")
+
+
+class RestartsExhausted(Crash):
+    """Raised by a supervisor that gives up; to its own supervisor, a crash like any other."""
+
+
+class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A child: its policy, and how to make it.
+
+    Parameters
+    ----------
+    policy
+        Its id, restart type and deadlines.
+    make
+        Makes the actor of the given incarnation (from 1) without starting it. Called on the supervisor's
+        thread, so slow work belongs in the actor's `on_start`.
+    hang_after_s
+        Seconds that one message may take before the child counts as hung; None for no limit.
+    """
+
+    policy: ChildPolicy
+    make: Callable[[int], Actor]
+    hang_after_s: float | None = None
+
+
+class _Observer:
+    """Reports one incarnation's life to the supervisor. On the child's thread."""
+
+    def __init__(self, supervisor: Supervisor, child: str, incarnation: int) -> None:
+        self._supervisor = supervisor
+        self._child = child
+        self._incarnation = incarnation
+
+    def actor_ready(self) -> None:
+        self._supervisor.signal(ChildReady(child=self._child, incarnation=self._incarnation))
+
+    def actor_exited(self, exit: ActorExit) -> None:
+        reason = _reason(exit)
+        self._supervisor.signal(ChildExited(child=self._child, incarnation=self._incarnation, reason=reason))
+
+
+class Supervisor(Actor):
+    """Starts children in order, restarts those that fail, stops them in reverse, escalates.
+
+    Its reference is a pykka one: `stop()` ends the children first. As a child of another supervisor it is
+    ready when its children are, and crashes when its restarts are used up.
+
+    Parameters
+    ----------
+    children
+        In start order.
+    strategy, intensity, backoff
+        See `supervision.policy`.
+    parent
+        A pykka actor that is told `Escalated` when the restarts are used up; None for nobody.
+    listener
+        Called with every lifecycle event, on the supervisor's thread; must not block or raise.
+    seed
+        Decides the jitter of the delays.
+    """
+
+    ready_when_started: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        children: Sequence[ChildSpec],
+        *,
+        strategy: Strategy = Strategy.ONE_FOR_ONE,
+        intensity: RestartIntensity | None = None,
+        backoff: Backoff | None = None,
+        parent: pykka.ActorRef[Any] | None = None,
+        listener: Callable[[LifecycleEvent], None] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        policy = SupervisorPolicy(
+            children=tuple(spec.policy for spec in children),
+            strategy=strategy,
+            intensity=intensity or RestartIntensity(),
+            backoff=backoff or Backoff(),
+        )
+        self._specs = {spec.policy.id: spec for spec in children}
+        self._state = SupervisorState.initial(policy, seed=seed)
+        self._parent = parent
+        self._listener = listener
+        self._actors: dict[str, Actor] = {}
+        self._timers: list[tuple[float, int, TimerKey]] = []
+        self._timer_numbers = itertools.count()
+        self._live_timers: set[TimerKey] = set()
+        self._stopping: list[Envelope] = []
+        self._failure: RestartsExhausted | None = None
+
+    # From outside.
+
+    def signal(self, signal: Signal) -> None:
+        """Tell the supervisor something. Any thread; never blocks. Ignored once it has ended."""
+        try:
+            self.mailbox.admit(Envelope(signal))
+        except ActorStopped:
+            log.debug("supervisor.signal_too_late", signal=repr(signal))
+
+    def end(self, reason: str) -> None:
+        """End the children in reverse order, then the supervisor. Any thread; never blocks."""
+        self.signal(StopRequested(reason=ExitReason.shutdown(reason)))
+
+    # The actor.
+
+    def on_start(self) -> None:
+        """Start the first child."""
+        self._step(StartRequested())
+
+    def on_receive(self, message: Any) -> Any:
+        """Take a signal."""
+        if isinstance(message, ChildExited) and message.incarnation == self._incarnation(message.child):
+            self._actors.pop(message.child, None)
+        self._step(message)
+
+    def on_stop_message(self) -> Any:
+        """Take pykka's `stop`: answered when everything has ended."""
+        assert self.current is not None
+        self._stopping.append(self.current)
+        self._step(StopRequested())
+        return DEFERRED
+
+    def poll(self) -> float | None:
+        """Fire the timers that are due and look for hung children."""
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            _, _, key = heapq.heappop(self._timers)
+            if key in self._live_timers:
+                self._live_timers.remove(key)
+                self._step(TimerFired(key=key))
+        return self._next_look()
+
+    def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
+        """Answer those who wait for the end, and leave no child behind."""
+        for actor in self._actors.values():
+            actor.abandon("its supervisor has ended")
+        self._answer_stops()
+        super().on_crash(error, current, waiting)
+
+    def _next_look(self) -> float | None:
+        waits = [at - time.monotonic() for at, _, _ in self._timers[:1]]
+        for name, actor in tuple(self._actors.items()):
+            limit = self._specs[name].hang_after_s
+            if limit is not None:
+                waits.append(self._look_for_hang(name, actor, limit))
+        return max(0.0, min(waits)) if waits else None
+
+    def _look_for_hang(self, name: str, actor: Actor, limit: float) -> float:
+        """Seconds until the child should be looked at again; a hung one is reported."""
+        since = actor.busy_since
+        if since is None:
+            return limit
+        left = since + limit - time.monotonic()
+        if left <= 0:
+            reason = ExitReason.hung(f"no progress for {limit:g} s")
+            self._step(RestartRequested(child=name, reason=reason, incarnation=self._incarnation(name)))
+            return limit
+        return left
+
+    def _incarnation(self, child: str) -> int:
+        return self._state.children[self._state.policy.index_of(child)].incarnation
+
+    def _step(self, signal: Signal) -> None:
+        self._state, effects = decide(self._state, signal, time.monotonic())
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case StartChild():
+                self._start_child(effect)
+            case StopChild():
+                if (actor := self._actors.get(effect.child)) is not None:
+                    actor.end("asked to stop by its supervisor")
+            case KillChild():
+                if (actor := self._actors.pop(effect.child, None)) is not None:
+                    self._kill(actor)
+            case SetTimer():
+                self._live_timers.add(effect.key)
+                heapq.heappush(self._timers, (effect.at, next(self._timer_numbers), effect.key))
+            case CancelTimer():
+                self._live_timers.discard(effect.key)
+            case Emit():
+                self._emit(effect.event)
+            case ReportReady():
+                self.report_ready()
+            case Escalate():
+                self._failure = RestartsExhausted(f"{effect.child}: {effect.cause}")
+            case Finish():
+                self._conclude()
+
+    def _start_child(self, effect: StartChild) -> None:
+        spec = self._specs[effect.child]
+        try:
+            actor = spec.make(effect.incarnation)
+        except Exception as error:
+            log.exception("supervisor.make_failed", child=effect.child)
+            reason = ExitReason.start_failed(repr(error))
+            self.signal(ChildExited(child=effect.child, incarnation=effect.incarnation, reason=reason))
+            return
+        actor.watch(_Observer(self, effect.child, effect.incarnation))
+        self._actors[effect.child] = actor
+        actor.launch()
+
+    def _kill(self, actor: Actor) -> None:
+        """Give a child up: wait a moment for its thread, then do its last act for it.
+
+        A successor may start when this returns: the old thread has ended, or finds itself disowned.
+        """
+        actor.abandon("killed by its supervisor")
+        if not actor.join(KILL_GRACE_S):
+            log.warning("supervisor.thread_lost", actor=str(actor))
+            actor.disown(ActorStopped(reason="gave no sign of life and was given up"))
+
+    def _emit(self, event: LifecycleEvent) -> None:
+        log_event(log, event)
+        if self._parent is not None and isinstance(event, Escalated):
+            self._tell_parent(event)
+        if self._listener is not None:
+            self._listener(event)
+
+    def _tell_parent(self, event: Escalated) -> None:
+        assert self._parent is not None
+        try:
+            self._parent.tell(event)
+        except pykka.ActorDeadError:
+            log.warning("supervisor.parent_gone", parent=str(self._parent))
+
+    def _conclude(self) -> None:
+        self._answer_stops()
+        if self._failure is not None:
+            raise self._failure
+        super().end("stopped")
+
+    def _answer_stops(self) -> None:
+        for envelope in self._stopping:
+            self.settle(envelope)
+        self._stopping.clear()
+
+
+def _reason(exit: ActorExit) -> ExitReason:
+    kinds = {"normal": ExitKind.NORMAL, "start_failed": ExitKind.START_FAILED, "crash": ExitKind.CRASH}
+    cause = "" if exit.error is None else f"{type(exit.error).__name__}: {exit.error}"
+    return ExitReason(kind=kinds[exit.kind], cause=cause)

@@ -1,0 +1,124 @@
+"""Valid protocol data of every kind, for hypothesis."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+
+from cudnn_actor.protocol import (
+    Activation,
+    Allocate,
+    BufferRef,
+    ConvBwdData,
+    ConvBwdFilter,
+    ConvFwd,
+    ConvSpec,
+    Copy,
+    Download,
+    Drain,
+    DType,
+    Epilogue,
+    Fill,
+    Free,
+    GetStatistics,
+    Layout,
+    Message,
+    Numerics,
+    Ping,
+    PlanStatistics,
+    Receipt,
+    Statistics,
+    TensorSpec,
+    Upload,
+    Warm,
+)
+
+COUNTS = st.integers(0, 2**63)
+NUMBERS = st.floats(allow_nan=False, width=64)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> TensorSpec:
+    dims = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=5)))
+    layouts = [Layout.NCHW, Layout.NHWC] if len(dims) >= 3 else [Layout.NCHW]
+    dtype = draw(st.sampled_from(DType))
+    packed = TensorSpec.packed(dims, dtype, draw(st.sampled_from(layouts)))
+    stretch = draw(st.integers(1, 3))
+    strides = tuple(stride * stretch for stride in packed.strides)
+    return TensorSpec(dims=dims, strides=strides, dtype=dtype, alignment=draw(st.sampled_from([16, 32, 256])))
+
+
+refs = st.builds(
+    BufferRef,
+    slot=st.integers(0, 2**32),
+    generation=st.integers(0, 2**64 - 1),
+    spec=specs(),
+    device=st.sampled_from(["cpu", "cuda:0", "cuda:17"]),
+)
+
+
+@st.composite
+def convs(draw: st.DrawFn) -> ConvSpec:
+    spatial = draw(st.integers(1, 3))
+    pads = st.tuples(*[st.integers(0, 5)] * spatial)
+    steps = st.tuples(*[st.integers(1, 5)] * spatial)
+    return draw(
+        st.builds(
+            ConvSpec,
+            pre_padding=pads,
+            post_padding=pads,
+            stride=steps,
+            dilation=steps,
+            groups=st.integers(1, 64),
+        )
+    )
+
+
+epilogues = st.one_of(
+    st.builds(Epilogue, activation=st.sampled_from(Activation)),
+    st.builds(Epilogue, activation=st.just(Activation.ELU), parameter=st.floats(-9, 9)),
+)
+numerics = st.builds(Numerics, tf32=st.booleans(), deterministic=st.booleans())
+_common = {"conv": convs(), "alpha": NUMBERS, "beta": NUMBERS, "numerics": numerics}
+computes = st.one_of(
+    st.builds(ConvFwd, x=refs, w=refs, y=refs, bias=st.none() | refs, epilogue=epilogues, **_common),
+    st.builds(ConvBwdData, dy=refs, w=refs, dx=refs, **_common),
+    st.builds(ConvBwdFilter, x=refs, dy=refs, dw=refs, **_common),
+)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> np.ndarray:
+    dims = tuple(draw(st.lists(st.integers(0, 4), max_size=4)))
+    dtype = draw(st.sampled_from(DType)).numpy
+    size = int(np.prod(dims)) * dtype.itemsize
+    data = draw(st.binary(min_size=size, max_size=size))
+    array: np.ndarray = np.frombuffer(data, dtype=np.uint8).copy().view(dtype).reshape(dims)
+    return array.T if draw(st.booleans()) else array
+
+
+messages: st.SearchStrategy[Message] = st.one_of(
+    computes,
+    st.builds(Allocate, spec=specs(), data=st.none() | arrays()),
+    st.builds(Upload, dst=refs, data=arrays()),
+    st.builds(Download, src=refs),
+    st.builds(Copy, src=refs, dst=refs),
+    st.builds(Fill, dst=refs, value=NUMBERS),
+    st.builds(Free, buffer=refs),
+    st.just(Ping()),
+    st.just(GetStatistics()),
+    st.builds(Warm, messages=st.lists(computes, max_size=2).map(tuple)),
+    st.just(Drain()),
+)
+
+_plans = st.builds(
+    PlanStatistics,
+    **dict.fromkeys(["size", "capacity", "hits", "misses", "evictions", "refused"], COUNTS),
+    build_s=NUMBERS,
+)
+_counters = [name for name in Statistics.__struct_fields__ if name != "plans"]
+receipts = st.builds(
+    Receipt, request_id=COUNTS, generation=COUNTS, plan=st.text(), queue_us=NUMBERS, run_us=NUMBERS
+)
+statistics = st.builds(Statistics, **dict.fromkeys(_counters, COUNTS), plans=_plans)
+replies = st.one_of(receipts, refs, statistics, arrays(), st.integers(-(2**63), 2**63), st.none())

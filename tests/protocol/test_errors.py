@@ -1,0 +1,172 @@
+"""Every error that a caller can see."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import msgspec
+import pytest
+
+from cudnn_actor.protocol import (
+    ContextLost,
+    CudnnActorError,
+    DeadlineExceeded,
+    ErrorRecord,
+    ExecutionFailed,
+    InvalidRequest,
+    MailboxFull,
+    MalformedMessage,
+    OutcomeUnknown,
+    OutOfMemory,
+    QuarantinedRequest,
+    ReentrantAsk,
+    ServiceStopped,
+    StaleBufferError,
+    StaleReason,
+    StartFailed,
+    UnsupportedGraph,
+    decode_reply,
+    encode_reply,
+    errors,
+)
+
+EVERY_ERROR: list[CudnnActorError] = [
+    CudnnActorError("something of its own"),
+    InvalidRequest(field="stride", value=(0, 1), problem="holds 0", fix="use 1"),
+    ReentrantAsk(field="ask", value="ConvFwd", problem="never answers", fix="use submit"),
+    MalformedMessage(detail="truncated"),
+    *(StaleBufferError(slot=3, generation=2**64 - 1, reason=reason) for reason in StaleReason),
+    UnsupportedGraph(engine="cuda", digest="ab" * 32, detail="int8 backward"),
+    OutOfMemory(requested=2**40, in_use=5, limit=None),
+    OutOfMemory(requested=2**40, in_use=5, limit=7),
+    MailboxFull(capacity=1024),
+    DeadlineExceeded(timeout_s=0.25, started=False),
+    DeadlineExceeded(timeout_s=0.25, started=True),
+    ServiceStopped(reason="closed"),
+    StartFailed(detail="no GPU"),
+    ExecutionFailed(status="CUDNN_STATUS_X", detail="launch failed", plan="cpu/conv_fwd/12"),
+    ContextLost(status="CUDA_ERROR_ILLEGAL_ADDRESS", detail="gone"),
+    OutcomeUnknown(request_id=9, cause="killed"),
+    QuarantinedRequest(request_id=9, digest="cd" * 32, cause="killed"),
+]
+CLASSES = [
+    cls
+    for cls in map(errors.__dict__.get, errors.__all__)
+    if inspect.isclass(cls) and issubclass(cls, Exception)
+]
+
+
+def facts_of(error: CudnnActorError) -> dict[str, object]:
+    return {name: value for name, value in vars(error).items() if not name.startswith("_")}
+
+
+def is_same(one: CudnnActorError, other: object) -> bool:
+    return (
+        isinstance(other, CudnnActorError)
+        and type(one) is type(other)
+        and str(one) == str(other)
+        and facts_of(one) == facts_of(other)
+    )
+
+
+def test_the_list_above_holds_every_class() -> None:
+    assert {type(error) for error in EVERY_ERROR} == set(CLASSES)
+
+
+@pytest.mark.parametrize("error", EVERY_ERROR, ids=repr)
+def test_an_error_survives_pickling_and_copying(error: CudnnActorError) -> None:
+    assert is_same(error, pickle.loads(pickle.dumps(error)))
+    assert is_same(error, copy.deepcopy(error))
+
+
+@pytest.mark.parametrize("error", EVERY_ERROR, ids=repr)
+def test_an_error_survives_the_wire(error: CudnnActorError) -> None:
+    record = decode_reply(encode_reply(error.to_record()))
+    assert isinstance(record, ErrorRecord)
+    assert is_same(error, record.to_error())
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_class_says_when_it_is_raised_and_what_to_do(cls: type[CudnnActorError]) -> None:
+    assert inspect.getdoc(cls).startswith("Raised when ")  # type: ignore[union-attr]
+    assert cls.ran in (True, False, None)
+    assert isinstance(cls.retry_safe, bool)
+
+
+@pytest.mark.parametrize("error", EVERY_ERROR[1:], ids=repr)
+def test_every_fact_is_a_declared_attribute(error: CudnnActorError) -> None:
+    declared = {name for cls in type(error).__mro__ for name in vars(cls).get("__annotations__", {})}
+    assert set(facts_of(error)) <= declared
+    assert facts_of(error)
+
+
+def test_a_request_that_may_have_run_is_never_safe_to_send_again() -> None:
+    assert all(cls.ran is False for cls in CLASSES if cls.retry_safe)
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (EVERY_ERROR[1], "use 1"),
+        (StaleBufferError(slot=1, generation=1, reason="torn"), "upload or compute it again"),
+        (OutOfMemory(requested=1, in_use=1, limit=1), "free buffers"),
+        (MailboxFull(capacity=1), "await ask"),
+        (DeadlineExceeded(timeout_s=1, started=False), "allow more time"),
+        (ServiceStopped(reason="closed"), "spawn a new one"),
+        (StartFailed(detail="no"), "cudnn-actor doctor"),
+        (UnsupportedGraph(engine="cpu", digest="a", detail="b"), "docs/semantics.md"),
+        (ContextLost(status="a", detail="b"), "upload again"),
+        (OutcomeUnknown(request_id=1, cause="b"), "upload it again"),
+        (QuarantinedRequest(request_id=1, digest="a", cause="b"), "change the problem"),
+        (MalformedMessage(detail="a"), "same release"),
+        (ExecutionFailed(status="a", detail="b", plan="c"), "no result"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_text_names_the_fix(error: CudnnActorError, fix: str) -> None:
+    assert fix in str(error)
+
+
+@pytest.mark.parametrize(
+    ("cls", "also"),
+    [
+        (InvalidRequest, ValueError),
+        (ReentrantAsk, InvalidRequest),
+        (MalformedMessage, ValueError),
+        (StaleBufferError, LookupError),
+        (OutOfMemory, MemoryError),
+        (DeadlineExceeded, TimeoutError),
+    ],
+)
+def test_errors_are_caught_under_their_usual_names(cls: type[Exception], also: type[Exception]) -> None:
+    assert issubclass(cls, also)
+
+
+def test_everything_is_caught_under_the_root() -> None:
+    assert all(issubclass(cls, CudnnActorError) for cls in CLASSES)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ErrorRecord(kind="SystemExit", facts={}),
+        ErrorRecord(kind="MailboxFull", facts={}),
+        ErrorRecord(kind="MailboxFull", facts={"capacity": 1, "more": 2}),
+        ErrorRecord(kind="StaleBufferError", facts={"slot": 1, "generation": 1, "reason": "tired"}),
+        ErrorRecord(kind="DeadlineExceeded", facts={"timeout_s": "soon", "started": True}),
+        ErrorRecord(kind="UnsupportedGraph", facts={"engine": "cpu", "digest": None, "detail": ""}),
+        ErrorRecord(kind="CudnnActorError", facts={}),
+    ],
+    ids=repr,
+)
+def test_a_record_of_no_error_is_malformed(record: ErrorRecord) -> None:
+    with pytest.raises(MalformedMessage):
+        record.to_error()
+
+
+def test_a_value_that_is_no_plain_data_is_kept_as_its_text() -> None:
+    error = InvalidRequest(field="x", value=object, problem="is a class", fix="pass an object")
+    assert error.value == "<class 'object'>"
+    msgspec.msgpack.encode(error.to_record())
