@@ -179,7 +179,7 @@ class CudnnActor(Actor):
 
     def _crash_error(self, verdict: Verdict, number: int, digest: str, cause: str) -> CudnnActorError:
         if verdict is Verdict.QUARANTINE:
-            self._state.quarantined[digest] = cause
+            self._state.quarantined[digest] = cause  # where it is no plan's digest, nothing asks for it
             return QuarantinedRequest(request_id=number, digest=digest, cause=cause)
         if verdict is Verdict.CONTEXT_LOST:
             return ContextLost(status="context lost", detail=cause)
@@ -230,7 +230,7 @@ class CudnnActor(Actor):
 
     def _compute(self, message: Compute) -> Any:
         lowered = self._state.lowered(message)
-        slots = [self._memory.resolve(getattr(message, name)) for name in lowered.buffers]
+        slots = [self._memory.resolve(getattr(message, name), name) for name in lowered.buffers]
         if slots.count(slots[-1]) != lowered.output_uses:
             raise _overlap(lowered, slots)
         plan = self._plan(lowered)
@@ -318,7 +318,6 @@ class CudnnActor(Actor):
         return self._run_engine("fill", [slot], self._open_engine.fill, place, message.value)
 
     def _free(self, message: Free) -> None:
-        _require("buffer", message.buffer, BufferRef)
         self._memory.free(message.buffer)
         idle = self._memory.idle_arenas()
         if len(idle) > _IDLE_ARENAS:
@@ -366,9 +365,8 @@ class CudnnActor(Actor):
         assert self._engine is not None, "messages come only between on_start and on_stop"
         return self._engine
 
-    def _slot(self, field: str, ref: object) -> Slot:
-        _require(field, ref, BufferRef)
-        return self._memory.resolve(ref)  # type: ignore[arg-type]
+    def _slot(self, field: str, ref: BufferRef) -> Slot:
+        return self._memory.resolve(ref, field)
 
     def _binding(self, slot: Slot) -> Any:
         if slot.binding is None:

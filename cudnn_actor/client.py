@@ -47,7 +47,15 @@ from cudnn_actor.supervision import LifecycleEvent
 __all__ = ["CudnnRef", "spawn"]
 
 _DRAIN_S = 10.0
-_COMPUTE = (ConvFwd, ConvBwdData, ConvBwdFilter)
+_COMPUTE = frozenset({ConvFwd, ConvBwdData, ConvBwdFilter})
+_REFERENCES: dict[type, tuple[str, ...]] = {
+    Upload: ("dst",),
+    Download: ("src",),
+    Copy: ("src", "dst"),
+    Fill: ("dst",),
+    Free: ("buffer",),
+}
+_OTHERS = frozenset({Allocate, Ping, GetStatistics, Warm, Drain})
 
 
 class CudnnRef:
@@ -163,7 +171,10 @@ class CudnnRef:
             resolve = self._state.memory.resolve
             for name in self._state.lowered(message).buffers:  # type: ignore[arg-type]
                 resolve(getattr(message, name), name)
-        elif not isinstance(message, _MESSAGES):
+        elif type(message) in _REFERENCES:
+            for name in _REFERENCES[type(message)]:
+                self._state.memory.resolve(getattr(message, name), name)
+        elif type(message) not in _OTHERS:
             raise InvalidRequest(
                 field="message",
                 value=type(message).__name__,
@@ -397,9 +408,6 @@ class _Spawning:
                 raise failure from error
         elif kind is None and failure is not None:
             raise failure
-
-
-_MESSAGES = (*_COMPUTE, Allocate, Upload, Download, Copy, Fill, Free, Ping, GetStatistics, Warm, Drain)
 
 
 async def _outlast(stopped: Awaitable[Any]) -> None:

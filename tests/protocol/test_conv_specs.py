@@ -9,7 +9,6 @@ from hypothesis import assume, given
 
 from cudnn_actor.protocol import Activation, ConvSpec, Epilogue, InvalidRequest, Numerics
 
-
 Axis = tuple[int, int, int, int, int, int]
 """Size, taps, pre-padding, post-padding, stride, dilation."""
 

@@ -51,10 +51,10 @@ EVERY_ERROR: list[CudnnActorError] = [
     OutcomeUnknown(request_id=9, cause="killed"),
     QuarantinedRequest(request_id=9, digest="cd" * 32, cause="killed"),
 ]
-CLASSES = [
+CLASSES: list[type[CudnnActorError]] = [
     cls
     for cls in map(errors.__dict__.get, errors.__all__)
-    if inspect.isclass(cls) and issubclass(cls, Exception)
+    if inspect.isclass(cls) and issubclass(cls, CudnnActorError)
 ]
 
 

@@ -163,10 +163,8 @@ class World:
         return "".join(effect.child for effect in self.effects if isinstance(effect, KillChild))
 
     @property
-    def escalation(self) -> Escalate | None:
-        found = [effect for effect in self.effects if isinstance(effect, Escalate)]
-        assert len(found) <= 1
-        return found[0] if found else None
+    def escalations(self) -> list[Escalate]:
+        return [effect for effect in self.effects if isinstance(effect, Escalate)]
 
     @property
     def finished(self) -> bool:

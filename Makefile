@@ -1,0 +1,55 @@
+# Everything runs in a virtual environment of its own, made from nothing but python3.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help test check wheel demo bench fmt coverage clean
+help:
+	@echo "make demo      photographs, gradients and a crash that nobody notices: writes demo.png"
+	@echo "make test      lint, types, layers, tests, and a wheel that installs and imports"
+	@echo "make bench     latencies and throughput, printed and written to benchmarks/results/"
+	@echo "make fmt       format the code"
+	@echo "make coverage  the tests once more, with a coverage report"
+	@echo "make clean     remove the environment and what was built"
+
+# One stamp per environment: remade when the project's dependencies change.
+$(VENV)/.dev: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --editable ".[demo]" --group test --group check
+	@touch $@
+
+test: check
+	$(BIN)/python -m pytest
+	$(MAKE) --no-print-directory wheel
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy cudnn_actor tests examples benchmarks
+	$(BIN)/lint-imports --no-cache
+
+# The wheel, in an empty environment, with nothing on the path but itself and what it declares.
+wheel: $(VENV)/.dev
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/python -m build --outdir build/wheel . > build/wheel/log 2>&1 || (cat build/wheel/log; false)
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install --quiet build/wheel/*.whl
+	cd build/wheel && venv/bin/python -I -m cudnn_actor.cli doctor
+
+demo: $(VENV)/.dev
+	$(BIN)/cudnn-actor demo --out demo.png
+
+bench: $(VENV)/.dev
+	$(BIN)/cudnn-actor bench --out benchmarks/results
+
+fmt: $(VENV)/.dev
+	$(BIN)/ruff check --fix --select I .
+	$(BIN)/ruff format .
+
+coverage: $(VENV)/.dev
+	$(BIN)/coverage run -m pytest -q
+	$(BIN)/coverage report
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,115 @@
+"""The restart window and the backoff, as the supervisor keeps them."""
+
+from __future__ import annotations
+
+import pytest
+from supervised_world import CRASH, World, policy_of
+
+from cudnn_actor.supervision import (
+    Backoff,
+    Escalate,
+    ExitReason,
+    Finish,
+    RestartIntensity,
+    TimerKind,
+)
+
+ONE_SECOND = Backoff(initial_s=1.0, factor=2.0, cap_s=8.0, jitter=0.0, reset_after_s=10.0)
+
+
+def test_the_restart_after_the_last_one_allowed_escalates() -> None:
+    world = World(policy_of("a", intensity=RestartIntensity(max_restarts=3, period_s=60.0))).up()
+    for _ in range(3):
+        world.advance(1.0)
+        world.exit("a")
+        assert world.escalations == []
+        world.ready_all()
+    world.exit("a")
+    assert len(world.escalations) == 1
+
+
+@pytest.mark.parametrize(("wait_s", "escalates"), [(59.75, True), (60.0, False), (60.25, False)])
+def test_a_restart_leaves_the_window_exactly_one_period_after_its_failure(
+    wait_s: float, escalates: bool
+) -> None:
+    world = World(policy_of("a", intensity=RestartIntensity(max_restarts=1, period_s=60.0))).up()
+    world.exit("a")
+    world.ready_all()
+    world.advance(wait_s)
+    world.exit("a")
+    assert bool(world.escalations) is escalates
+
+
+def test_the_children_share_one_window() -> None:
+    world = World(policy_of("ab", intensity=RestartIntensity(max_restarts=1))).up()
+    world.exit("a")
+    world.exit("b")
+    assert world.escalations == []
+    world.exit("a", ExitReason.shutdown())  # it was starting, and is asked to stop now
+    assert world.escalations == [Escalate(child="b", cause=CRASH)]
+
+
+def test_with_no_restarts_allowed_the_first_failure_stops_all_and_escalates() -> None:
+    world = World(policy_of("abc", intensity=RestartIntensity(max_restarts=0))).up().forget()
+    world.exit("b")
+    assert world.escalations == []
+    assert world.stops == "c"
+    world.exit("c", ExitReason.shutdown())
+    assert world.escalations == []
+    world.exit("a", ExitReason.shutdown())
+    assert world.escalations == [Escalate(child="b", cause=CRASH)]
+    assert world.finished
+    assert world.starts == ""
+
+
+def test_a_stop_while_escalating_still_escalates_and_finishes_once() -> None:
+    world = World(policy_of("ab", intensity=RestartIntensity(max_restarts=0))).up()
+    world.exit("b")
+    world.stop()
+    world.exit("a")
+    assert len(world.escalations) == 1
+    assert world.effects.count(Finish()) == 1
+
+
+def test_failures_in_a_row_wait_longer() -> None:
+    world = World(policy_of("a", backoff=ONE_SECOND)).up()
+    for delay_s in (1.0, 2.0, 4.0, 8.0, 8.0):
+        world.exit("a")
+        assert world.deadline(TimerKind.BACKOFF) == delay_s
+        world.advance(delay_s)
+        world.ready_all()
+
+
+@pytest.mark.parametrize(("stable_s", "delay_s"), [(9.75, 2.0), (10.0, 1.0), (10.25, 1.0)])
+def test_the_backoff_begins_anew_after_a_stable_time(stable_s: float, delay_s: float) -> None:
+    world = World(policy_of("a", backoff=ONE_SECOND)).up()
+    world.exit("a")
+    world.advance(1.0)
+    world.ready_all()
+    world.advance(stable_s)
+    world.exit("a")
+    assert world.deadline(TimerKind.BACKOFF) == delay_s
+
+
+def test_time_spent_in_starting_is_not_stable_time() -> None:
+    world = World(policy_of("a", backoff=ONE_SECOND)).up()
+    world.exit("a")
+    world.advance(1.0 + 20.0)
+    world.exit("a", ExitReason.start_failed("no GPU"))
+    assert world.deadline(TimerKind.BACKOFF) == 2.0
+
+
+def test_jitter_is_decided_by_the_seed() -> None:
+    def delays(seed: int) -> list[float]:
+        world = World(policy_of("a", backoff=Backoff(initial_s=1.0, cap_s=1.0, jitter=1.0)), seed=seed).up()
+        found = []
+        for _ in range(8):
+            world.exit("a")
+            found.append(world.deadline(TimerKind.BACKOFF))
+            world.advance(1.0)
+            world.ready_all()
+        return found
+
+    assert delays(1) == delays(1)
+    assert delays(1) != delays(2)
+    assert len(set(delays(1))) == 8
