@@ -154,6 +154,11 @@ class Mailbox:
         """Why the mailbox was closed; None while it is open."""
         return self._closed
 
+    def check_open(self) -> None:
+        """Raise `ActorStopped` when the mailbox is closed: the answer that `admit` would give."""
+        if self._closed is not None:
+            raise ActorStopped(reason=self._closed)
+
     def read_by(self, thread: int | None) -> None:
         """Declare the thread (its ident) that takes messages, whose own asks are refused."""
         self._reader = thread

@@ -167,6 +167,7 @@ class CudnnRef:
 
     def _check(self, message: Message) -> None:
         """The check at sending: shapes, and references that are stale already. The actor checks again."""
+        self._state.mailbox.check_open()
         if type(message) in _COMPUTE:
             resolve = self._state.memory.resolve
             for name in self._state.lowered(message).buffers:  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import sys
 import hypothesis.strategies as st
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from lowering_fixtures import forward, ref
 
 from cudnn_actor.protocol import (
@@ -100,11 +100,11 @@ def test_uids_names_and_orders_do_not_count(seed: int) -> None:
 
 
 @st.composite
-def look_alikes(draw: st.DrawFn) -> OperationGraph:
+def look_alikes(draw: st.DrawFn, most: int = 5) -> OperationGraph:
     """Graphs of pointwise operations on tensors that all look the same, so that only wiring tells."""
-    given_count = draw(st.integers(1, 3))
+    given_count = draw(st.integers(1, min(3, most)))
     operations: list[Operation] = []
-    for result in range(given_count, given_count + draw(st.integers(1, 5))):
+    for result in range(given_count, given_count + draw(st.integers(1, most))):
         operands = draw(st.lists(st.integers(0, result - 1), min_size=1, max_size=2).map(tuple))
         mode = draw(st.sampled_from([PointwiseMode.ADD, PointwiseMode.MUL]))
         operations.append(Pointwise(mode=mode, operands=operands, result=result, compute=DType.FLOAT32))
@@ -118,17 +118,17 @@ def test_tensors_that_look_alike_are_told_apart_by_their_place(graph: OperationG
     assert shuffled(graph, seed).digest() == graph.digest()
 
 
-@given(look_alikes(), look_alikes())
+@given(look_alikes(most=2), look_alikes(most=2))
 def test_equal_digests_mean_the_same_wiring(one: OperationGraph, other: OperationGraph) -> None:
-    assume(len(one.tensors) == len(other.tensors) <= 5)
     assert (one.digest() == other.digest()) is is_isomorphic(one, other)
 
 
 def is_isomorphic(one: OperationGraph, other: OperationGraph) -> bool:
     """By trying every renumbering of tensors that all look the same."""
-    olds = [t.uid for t in one.tensors]
-    wanted = set(other.operations)
-    return len(one.operations) == len(other.operations) and any(
+    if (len(one.tensors), len(one.operations)) != (len(other.tensors), len(other.operations)):
+        return False
+    olds, wanted = [t.uid for t in one.tensors], set(other.operations)
+    return any(
         {renumbered(op, dict(zip(olds, news, strict=True))) for op in one.operations} == wanted
         for news in itertools.permutations(t.uid for t in other.tensors)
     )

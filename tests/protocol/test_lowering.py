@@ -112,6 +112,10 @@ def test_products_are_accumulated_in_a_wide_enough_type(operands: str, result: s
 def test_a_bias_may_have_one_dim_or_be_broadcastable() -> None:
     flat, shaped = forward(bias=ref((6,))), forward(bias=ref((1, 6, 1, 1)))
     assert lower(flat).graph.digest() == lower(shaped).graph.digest()
+    assert lower(shaped).views == ()
+    ((place, view),) = lower(flat).views
+    assert lower(flat).buffers[place] == "bias"
+    assert (view.dims, view.strides) == ((1, 6, 1, 1), (6, 1, 1, 1))
 
 
 def test_the_default_parameter_is_the_same_as_giving_it() -> None:

@@ -27,7 +27,7 @@ from cudnn_actor.protocol.graph import (
 __all__ = ["compile_plan"]
 
 _TILE_BYTES = 16 << 20
-"""Scratch for one box. Measured with ResNet shapes: times are flat from 8 to 32 MiB, and rise on both sides."""
+"""Scratch for one box. With ResNet shapes, times are flat from 8 to 32 MiB and rise on both sides."""
 
 _KINDS: dict[type, str] = {
     ConvolutionForward: "conv_fwd",

@@ -1,0 +1,108 @@
+"""A place to run messages on an engine, the way the actor does, with arrays in and arrays out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.engines.base import Engine, Plan
+from cudnn_actor.protocol import BufferRef, DType, TensorSpec
+from cudnn_actor.protocol.graph import GraphTensor, OperationGraph
+from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages import Compute
+
+ARENA_BYTES = 16 << 20
+_arenas = itertools.count(1000)
+
+
+class Workbench:
+    """Buffers in one arena of an engine; everything not yet written holds NaN, or 77 for integers."""
+
+    def __init__(self, engine: Engine, arena: int) -> None:
+        self.engine = engine
+        self._arena = arena
+        self._next = 0
+        self._offsets: dict[int, int] = {}
+
+    def place(self, array: np.ndarray, spec: TensorSpec | None = None) -> BufferRef:
+        """A buffer that holds an array, packed unless a spec says otherwise."""
+        ref = self.empty(TensorSpec.packed(array.shape, array.dtype) if spec is None else spec)
+        self.engine.write(self.binding(ref), array)
+        return ref
+
+    def empty(self, spec: TensorSpec) -> BufferRef:
+        """A buffer whose old contents would show."""
+        ref = BufferRef(slot=len(self._offsets), generation=0, spec=spec, device=self.engine.device)
+        self._offsets[ref.slot] = self._next
+        self._next += -(-spec.nbytes // 256) * 256
+        assert self._next <= ARENA_BYTES
+        self.engine.fill(self.binding(ref), float("nan") if spec.dtype.is_floating else 77)
+        return ref
+
+    def binding(self, ref: BufferRef, spec: TensorSpec | None = None) -> Any:
+        return self.engine.bind(self._arena, self._offsets[ref.slot], ref.spec if spec is None else spec)
+
+    def bytes_of(self, ref: BufferRef) -> np.ndarray:
+        """All bytes that a buffer spans, gaps included."""
+        return self.engine.read(self.binding(ref, TensorSpec.packed((ref.spec.nbytes,), DType.UINT8)))
+
+    def read(self, ref: BufferRef) -> np.ndarray:
+        return self.engine.read(self.binding(ref))
+
+    def run(self, message: Compute, *, workspace_limit: int | None = None) -> np.ndarray:
+        """Build and run a message; its output."""
+        lowered = lower(message)
+        plan = self.engine.build(lowered.graph, workspace_limit=workspace_limit)
+        self.execute(plan, message)
+        return self.read(getattr(message, lowered.output))
+
+    def execute(self, plan: Plan, message: Compute) -> None:
+        """Run a plan with a message's buffers and scalars."""
+        lowered = lower(message)
+        tensors = map(lowered.graph.tensor, lowered.graph.bound)
+        buffers = [
+            self.binding(getattr(message, name), spec_of(tensor))
+            for name, tensor in zip(lowered.buffers, tensors, strict=True)
+        ]
+        self.engine.execute(plan, buffers, [float(getattr(message, name)) for name in lowered.scalars])
+
+    def run_graph(self, graph: OperationGraph, given: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """Run a graph with arrays for the bound tensors that it only reads; what it wrote."""
+        buffers = {uid: self.empty(spec_of(graph.tensor(uid))) for uid in graph.bound}
+        for uid, array in given.items():
+            self.engine.write(self.binding(buffers[uid]), array)
+        plan = self.engine.build(graph, workspace_limit=None)
+        self.engine.execute(plan, [self.binding(buffers[uid]) for uid in graph.bound], ())
+        return {uid: self.read(ref) for uid, ref in buffers.items() if uid not in given}
+
+
+@contextmanager
+def workbench(engine: Engine) -> Iterator[Workbench]:
+    """A workbench in an arena of its own, given back in the end."""
+    arena = next(_arenas)
+    fd = engine.create_arena(arena, ARENA_BYTES)
+    try:
+        yield Workbench(engine, arena)
+    finally:
+        engine.unmap_arena(arena)
+        os.close(fd)
+
+
+def spec_of(tensor: GraphTensor) -> TensorSpec:
+    return TensorSpec(
+        dims=tensor.dims, strides=tensor.strides, dtype=tensor.dtype, alignment=tensor.alignment
+    )
+
+
+def spread(dims: tuple[int, ...], dtype: DType | str, gap: int = 2) -> TensorSpec:
+    """A spec with gaps between neighbours in every dim, spatial dims slowest."""
+    strides, step = [0] * len(dims), gap
+    for axis in (1, 0, *range(2, len(dims))):
+        strides[axis] = step
+        step = step * dims[axis] + 1
+    return TensorSpec.strided(dims, strides, dtype)
