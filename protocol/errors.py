@@ -58,8 +58,12 @@ class CudnnActorError(Exception):
         return type(self)(**self._facts)
 
     def to_record(self) -> ErrorRecord:
-        """This error as plain data for the wire; `ErrorRecord.to_error` is the way back."""
-        return ErrorRecord(kind=type(self).__name__, facts=self._facts)
+        """This error as plain data for the wire; `ErrorRecord.to_error` is the way back.
+
+        A class from outside this module travels as the nearest of its bases that stands here.
+        """
+        kind = next(cls.__name__ for cls in type(self).__mro__ if cls.__name__ in _BY_NAME)
+        return ErrorRecord(kind=kind, facts=self._facts)
 
 
 def _rebuild(cls: type[CudnnActorError], facts: Mapping[str, Any]) -> CudnnActorError:

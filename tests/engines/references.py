@@ -54,6 +54,9 @@ def scipy_forward(x: np.ndarray, w: np.ndarray, conv: ConvSpec) -> np.ndarray:
     return np.array(y)
 
 
+Index = tuple[slice | int, ...]
+
+
 def _pad(x: np.ndarray, conv: ConvSpec) -> np.ndarray:
     return np.pad(x, [(0, 0), (0, 0), *zip(conv.pre_padding, conv.post_padding, strict=True)])
 
@@ -69,16 +72,16 @@ def direct_forward(x: np.ndarray, w: np.ndarray, conv: ConvSpec) -> np.ndarray:
     """The sum over groups and taps, in x's own dtype."""
     y = np.zeros(conv.output_dims(x.shape, w.shape), x.dtype)
     padded = _pad(x, conv)
-    for (channels, filters), tap, seen in _taps(x.shape, w.shape, conv):
-        y[:, filters] += np.einsum("nc...,kc->nk...", padded[:, channels, *seen], w[filters, :, *tap])
+    for filters, tap, seen in _taps(x.shape, w.shape, conv):
+        y[:, filters] += np.einsum("nc...,kc->nk...", padded[seen], w[tap])
     return y
 
 
 def direct_backward_data(dy: np.ndarray, w: np.ndarray, conv: ConvSpec, dims: tuple[int, ...]) -> np.ndarray:
     """The transpose of `direct_forward` by x."""
     padded = _pad(np.zeros(dims, dy.dtype), conv)
-    for (channels, filters), tap, seen in _taps(dims, w.shape, conv):
-        padded[:, channels, *seen] += np.einsum("nk...,kc->nc...", dy[:, filters], w[filters, :, *tap])
+    for filters, tap, seen in _taps(dims, w.shape, conv):
+        padded[seen] += np.einsum("nk...,kc->nc...", dy[:, filters], w[tap])
     return padded[:, :, *(slice(p, p + d) for p, d in zip(conv.pre_padding, dims[2:], strict=True))]
 
 
@@ -88,17 +91,15 @@ def direct_backward_filter(
     """The transpose of `direct_forward` by w."""
     dw = np.zeros(dims, x.dtype)
     padded = _pad(x, conv)
-    for (channels, filters), tap, seen in _taps(x.shape, dims, conv):
+    for filters, tap, seen in _taps(x.shape, dims, conv):
         images = (len(x), -1, math.prod(dy.shape[2:]))
-        gradient, part = dy[:, filters].reshape(images), padded[:, channels, *seen].reshape(images)
-        dw[filters, :, *tap] = np.einsum("nkp,ncp->kc", gradient, part)
+        gradient, part = dy[:, filters].reshape(images), padded[seen].reshape(images)
+        dw[tap] = np.einsum("nkp,ncp->kc", gradient, part)
     return dw
 
 
-def _taps(
-    x: tuple[int, ...], w: tuple[int, ...], conv: ConvSpec
-) -> Iterator[tuple[tuple[slice, slice], tuple[int, ...], tuple[slice, ...]]]:
-    """For each group and tap: its channels and filters, the tap, and the padded inputs that it sees."""
+def _taps(x: tuple[int, ...], w: tuple[int, ...], conv: ConvSpec) -> Iterator[tuple[slice, Index, Index]]:
+    """For each group and tap: the group's filters, the tap in w, and what it sees of the padded x."""
     outputs = conv.output_dims(x, w)[2:]
     per_group = w[0] // conv.groups
     for group, tap in itertools.product(range(conv.groups), np.ndindex(w[2:])):
@@ -107,4 +108,5 @@ def _taps(
             for t, d, s, o in zip(tap, conv.dilation, conv.stride, outputs, strict=True)
         )
         channels = slice(group * w[1], (group + 1) * w[1])
-        yield (channels, slice(group * per_group, (group + 1) * per_group)), tap, tuple(seen)
+        filters = slice(group * per_group, (group + 1) * per_group)
+        yield filters, (filters, slice(None), *tap), (slice(None), channels, *seen)

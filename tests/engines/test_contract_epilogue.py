@@ -35,7 +35,7 @@ PROBLEM = PROBLEMS["padded"]
 def activate(bench: Workbench, values: np.ndarray, epilogue: Epilogue) -> np.ndarray:
     """An activation alone: behind a convolution with 1."""
     unit = np.ones((1, 1, 1, 1), values.dtype)
-    y = bench.empty(TensorSpec.packed(values.shape, values.dtype))
+    y = bench.empty(TensorSpec.like(np.ascontiguousarray(values)))
     return bench.run(ConvFwd(x=bench.place(values), w=bench.place(unit), y=y, conv=ONE, epilogue=epilogue))
 
 

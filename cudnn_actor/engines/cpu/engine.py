@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.engines.base import EngineFailure, Plan
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.engines.cpu.compiler import compile_plan
@@ -67,8 +67,10 @@ class CpuEngine:
         self._reserve(plan.workspace)
         return plan
 
-    def execute(self, plan: CpuPlan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
+    def execute(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
         """Compute at once. Raises `EngineFailure` when the buffers are not those that the graph describes."""
+        if not isinstance(plan, CpuPlan):
+            raise EngineFailure("FOREIGN_PLAN", f"{plan.tag} was built by another engine")
         if len(buffers) != plan.buffers or len(scalars) != plan.scalars:
             wanted = f"{plan.buffers} buffers and {plan.scalars} scalars"
             raise EngineFailure("BAD_BINDINGS", f"{len(buffers)} and {len(scalars)} given, not {wanted}")
