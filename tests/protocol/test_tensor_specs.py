@@ -172,6 +172,12 @@ def test_sizes_that_overflow_are_refused(dims: tuple[int, ...], strides: tuple[i
     assert caught.value.field == field
 
 
+def test_packing_names_the_dims_that_overflow() -> None:
+    with pytest.raises(InvalidRequest, match="split the tensor") as caught:
+        TensorSpec.packed((2, 2**40, 2**40))
+    assert caught.value.field == "dims"
+
+
 def test_the_largest_extent_is_accepted() -> None:
     assert TensorSpec.packed((2**48,), "int8").nbytes == 2**48
     assert TensorSpec.strided((1, 2), (2**63 - 1, 1)).nbytes == 8
