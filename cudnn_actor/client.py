@@ -14,8 +14,9 @@ import pykka
 from cudnn_actor.actors import ask, submit, tell
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.conv import ConvSpec, Epilogue, Numerics
+from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.epilogue import Epilogue
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
     DeadlineExceeded,
@@ -39,6 +40,7 @@ from cudnn_actor.protocol.messages import (
     Upload,
     Warm,
 )
+from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.receipts import Receipt, Statistics
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 from cudnn_actor.service import CudnnService

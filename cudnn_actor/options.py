@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
 
+from cudnn_actor.protocol.checks import require_seconds, require_whole
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.supervision import Fault, FaultPlan
 
@@ -54,13 +54,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.isolation != "thread":
             raise _invalid("isolation", self.isolation, "is not in this release", 'use "thread"')
-        _check_whole("mailbox", self.mailbox, 1)
-        _check_whole("max_restarts", self.max_restarts, 0)
+        require_whole("mailbox", self.mailbox, 1)
+        require_whole("max_restarts", self.max_restarts, 0)
         for name in ("workspace_limit", "memory_limit"):
             if getattr(self, name) is not None:
-                _check_whole(name, getattr(self, name), 1)
+                require_whole(name, getattr(self, name), 1)
         for name in ("period_s", "hang_after_s"):
-            _check_seconds(name, getattr(self, name))
+            require_seconds(name, getattr(self, name), positive=True)
         _check_faults(self.faults)
 
 
@@ -71,16 +71,6 @@ def make_options(given: dict[str, Any]) -> Options:
             known = ", ".join(Options.__struct_fields__)
             raise _invalid(name, value, "is no option", f"the options are {known}")
     return Options(**given)
-
-
-def _check_whole(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise _invalid(name, value, f"is no whole number from {least}", "leave it out for the default")
-
-
-def _check_seconds(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise _invalid(name, value, "is no positive number of seconds", "leave it out for the default")
 
 
 def _check_faults(faults: FaultPlan | None) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.codec import decode_message, decode_reply, encode_message, encode_reply
-from cudnn_actor.protocol.conv import Activation, ConvSpec, Epilogue, Numerics
+from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.epilogue import Activation, Epilogue
 from cudnn_actor.protocol.errors import (
     ContextLost,
     CudnnActorError,
@@ -25,17 +26,7 @@ from cudnn_actor.protocol.errors import (
     StartFailed,
     UnsupportedGraph,
 )
-from cudnn_actor.protocol.graph import (
-    ConvolutionBackwardData,
-    ConvolutionBackwardFilter,
-    ConvolutionForward,
-    GraphTensor,
-    Operation,
-    OperationGraph,
-    Pointwise,
-    PointwiseMode,
-    TensorRole,
-)
+from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.messages import (
     Allocate,
     Compute,
@@ -52,6 +43,17 @@ from cudnn_actor.protocol.messages import (
     Ping,
     Upload,
     Warm,
+)
+from cudnn_actor.protocol.numerics import Numerics
+from cudnn_actor.protocol.operations import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+    ConvolutionForward,
+    GraphTensor,
+    Operation,
+    Pointwise,
+    PointwiseMode,
+    TensorRole,
 )
 from cudnn_actor.protocol.receipts import PlanStatistics, Receipt, Statistics
 from cudnn_actor.protocol.tensor import Layout, TensorSpec, packed_strides

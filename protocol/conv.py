@@ -1,20 +1,18 @@
-"""What a convolution is: spatial parameters, epilogue, numerics.
+"""What a convolution is: padding, stride, dilation, groups, and the shapes that follow.
 
 "Convolution" is cross-correlation, as in cuDNN and every deep-learning library.
 """
 
 from __future__ import annotations
 
-import enum
-import math
-import operator
 from collections.abc import Sequence
 
 import msgspec
 
+from cudnn_actor.protocol.checks import as_index, is_whole
 from cudnn_actor.protocol.errors import InvalidRequest
 
-__all__ = ["Activation", "ConvSpec", "Epilogue", "Numerics"]
+__all__ = ["ConvSpec"]
 
 _LARGEST = (1 << 31) - 1
 
@@ -58,7 +56,7 @@ class ConvSpec(
                     problem=f"has {len(values)} values where pre_padding has {rank}",
                     fix="give one value per spatial dim",
                 )
-        if not _is_int(self.groups) or not 1 <= self.groups <= _LARGEST:
+        if not is_whole(self.groups) or not 1 <= self.groups <= _LARGEST:
             raise InvalidRequest(
                 field="groups", value=self.groups, problem="is no whole number from 1", fix="use groups=1"
             )
@@ -73,7 +71,7 @@ class ConvSpec(
         groups: int = 1,
     ) -> ConvSpec:
         """The usual case: as much padding after as before. One number stands for every spatial dim."""
-        if not _is_int(spatial_dims) or not 1 <= spatial_dims <= 3:
+        if not is_whole(spatial_dims) or not 1 <= spatial_dims <= 3:
             raise InvalidRequest(
                 field="spatial_dims", value=spatial_dims, problem="is not 1, 2 or 3", fix="2 is for images"
             )
@@ -176,134 +174,8 @@ class ConvSpec(
             )
 
 
-class Activation(enum.StrEnum):
-    """A pointwise function, applied last. Formulas with x the value and p the parameter."""
-
-    IDENTITY = "identity"
-    RELU = "relu"
-    """max(x, 0)"""
-    LEAKY_RELU = "leaky_relu"
-    """x where x > 0, else p * x; p = 0.01 unless given"""
-    SIGMOID = "sigmoid"
-    """1 / (1 + exp(-x))"""
-    TANH = "tanh"
-    GELU = "gelu"
-    """x * (1 + erf(x / sqrt(2))) / 2"""
-    GELU_TANH = "gelu_tanh"
-    """x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2"""
-    SWISH = "swish"
-    """x / (1 + exp(-p * x)); p = 1 unless given"""
-    ELU = "elu"
-    """x where x > 0, else p * (exp(x) - 1); p = 1 unless given"""
-    SOFTPLUS = "softplus"
-    """log(1 + exp(p * x)) / p; p = 1 unless given"""
-
-
-_PARAMETERS = {
-    Activation.LEAKY_RELU: 0.01,
-    Activation.SWISH: 1.0,
-    Activation.ELU: 1.0,
-    Activation.SOFTPLUS: 1.0,
-}
-
-
-class Epilogue(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
-):
-    """What is done to alpha * conv(x, w) + beta * y + bias before it is stored.
-
-    Parameters
-    ----------
-    activation
-        The pointwise function; identity for none.
-    parameter
-        Slope, alpha or beta of the activations that have one (see `Activation`); None for their default.
-
-    Raises
-    ------
-    InvalidRequest
-        A parameter where the activation has none, or one that is not finite (or, for softplus, not positive).
-    """
-
-    activation: Activation = Activation.IDENTITY
-    parameter: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.activation not in Activation.__members__.values():
-            raise InvalidRequest(
-                field="activation",
-                value=self.activation,
-                problem="is no activation",
-                fix=f"use one of {', '.join(Activation)}",
-            )
-        if self.parameter is None:
-            return
-        if self.activation not in _PARAMETERS:
-            raise InvalidRequest(
-                field="parameter",
-                value=self.parameter,
-                problem=f"given, but {self.activation} has none",
-                fix="leave it out",
-            )
-        if not _is_finite(self.parameter) or (self.activation == Activation.SOFTPLUS and self.parameter <= 0):
-            raise InvalidRequest(
-                field="parameter",
-                value=self.parameter,
-                problem="is no finite number that this activation takes",
-                fix="softplus needs a positive one",
-            )
-
-    @property
-    def effective_parameter(self) -> float | None:
-        """The parameter that applies: the given one, the activation's default, or None."""
-        if self.parameter is None:
-            return _PARAMETERS.get(self.activation)
-        return float(self.parameter) + 0.0  # -0.0 becomes 0.0: equal epilogues mean the same
-
-
-class Numerics(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
-):
-    """How exactly to compute.
-
-    Parameters
-    ----------
-    tf32
-        Allow float32 products to be rounded to TF32 (10 bits of mantissa) for speed.
-    deterministic
-        Use only algorithms that give the same bits every time.
-
-    Raises
-    ------
-    InvalidRequest
-        A field is no bool.
-    """
-
-    tf32: bool = False
-    deterministic: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("tf32", "deterministic"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise InvalidRequest(
-                    field=name, value=value, problem="is not a bool", fix="pass True or False"
-                )
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_finite(value: object) -> bool:
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number past the largest float
-        return False
-
-
 def _check_spatial(name: str, values: object, least: int) -> None:
-    if not isinstance(values, tuple) or not 1 <= len(values) <= 3 or not all(map(_is_int, values)):
+    if not isinstance(values, tuple) or not 1 <= len(values) <= 3 or not all(map(is_whole, values)):
         raise InvalidRequest(
             field=name,
             value=values,
@@ -323,7 +195,7 @@ def _check_spatial(name: str, values: object, least: int) -> None:
 def _spread(name: str, values: object, count: int) -> tuple[int, ...]:
     each = values if hasattr(values, "__len__") else (values,) * count
     try:
-        spread = tuple(map(_index, each))  # type: ignore[call-overload]
+        spread = tuple(map(as_index, each))  # type: ignore[call-overload]
     except TypeError:
         spread = ()
     if len(spread) != count:
@@ -334,12 +206,6 @@ def _spread(name: str, values: object, count: int) -> tuple[int, ...]:
             fix="give one number, or one per spatial dim",
         )
     return spread
-
-
-def _index(value: object) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    return operator.index(value)  # type: ignore[arg-type]
 
 
 def _rank_error(name: str, dims: Sequence[int], spatial: int) -> InvalidRequest:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -39,9 +39,9 @@ __all__ = [
 class CudnnActorError(Exception):
     """Raised when anything that this package knows goes wrong; the root of the hierarchy."""
 
-    ran: ClassVar[bool | None] = False
+    ran: bool | None = False
     """Whether the request ran: True, False, or None when nobody can know."""
-    retry_safe: ClassVar[bool] = False
+    retry_safe: bool = False
     """Whether the same request may be sent again as it is, with a chance of success and no double effect."""
 
     def __init__(self, text: str, **facts: Any) -> None:
@@ -240,6 +240,8 @@ class DeadlineExceeded(CudnnActorError, TimeoutError):
             timeout_s=timeout_s,
             started=started,
         )
+        self.ran = None if started else False
+        self.retry_safe = not started
 
 
 class ServiceStopped(CudnnActorError):

@@ -3,170 +3,22 @@
 A graph is tensors, each known by a number (its uid), and the operations that
 read and write them. A tensor is *bound* to a buffer when the graph runs, or a
 *scalar* given by value, or *virtual*: it exists only between two operations.
-
-Adding an operation means adding a class here and its name to `Operation`:
-`inputs`, `output`, validation, canonical order and digest work from the fields
-that the class declares.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
 from collections.abc import Mapping
-from typing import ClassVar
 
 import msgspec
 
 from cudnn_actor.protocol.canonical import blake, canonical_bytes
-from cudnn_actor.protocol.conv import ConvSpec, Numerics
-from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.colours import Colours
 from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.numerics import Numerics
+from cudnn_actor.protocol.operations import GraphTensor, Operation, TensorRole
 
-__all__ = [
-    "ConvolutionBackwardData",
-    "ConvolutionBackwardFilter",
-    "ConvolutionForward",
-    "GraphTensor",
-    "Operation",
-    "OperationGraph",
-    "Pointwise",
-    "PointwiseMode",
-    "TensorRole",
-]
-
-
-class TensorRole(enum.StrEnum):
-    """Where a graph tensor's values are."""
-
-    BOUND = "bound"
-    SCALAR = "scalar"
-    VIRTUAL = "virtual"
-
-
-class GraphTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tensor of a graph.
-
-    Parameters
-    ----------
-    uid
-        Its number within the graph.
-    dims, strides
-        As in `TensorSpec`, strides in elements.
-    dtype
-        The element type; of a virtual tensor, the type that is computed in.
-    role
-        Bound, scalar or virtual.
-    alignment
-        Bytes that a bound tensor's address is a multiple of.
-    name
-        For people; no part of the graph's meaning.
-    """
-
-    uid: int
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: DType
-    role: TensorRole = TensorRole.BOUND
-    alignment: int = 16
-    name: str = ""
-
-
-class _Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    reads: ClassVar[tuple[str, ...]]
-    """Names of the fields that hold uids, or tuples of uids, of inputs."""
-    writes: ClassVar[str]
-    """Name of the field that holds the uid of the output."""
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """Uids of the tensors read, in the operation's own order."""
-        uids: list[int] = []
-        for name in self.reads:
-            value = getattr(self, name)
-            uids.extend(value if isinstance(value, tuple) else (value,))
-        return tuple(uids)
-
-    @property
-    def output(self) -> int:
-        """Uid of the tensor written."""
-        return int(getattr(self, self.writes))
-
-    def attributes(self) -> tuple[object, ...]:
-        """All that the operation means beside which tensors it touches."""
-        fields = [n for n in self.__struct_fields__ if n not in (*self.reads, self.writes)]
-        return (type(self).__name__, *((n, getattr(self, n)) for n in sorted(fields)))
-
-
-class ConvolutionForward(_Node, frozen=True, kw_only=True, tag=True):
-    """y = x cross-correlated with w, accumulated in `compute`."""
-
-    reads = ("x", "w")
-    writes = "y"
-    x: int
-    w: int
-    y: int
-    conv: ConvSpec
-    compute: DType
-
-
-class ConvolutionBackwardData(_Node, frozen=True, kw_only=True, tag=True):
-    """dx = gradient by the input, accumulated in `compute`."""
-
-    reads = ("dy", "w")
-    writes = "dx"
-    dy: int
-    w: int
-    dx: int
-    conv: ConvSpec
-    compute: DType
-
-
-class ConvolutionBackwardFilter(_Node, frozen=True, kw_only=True, tag=True):
-    """dw = gradient by the filter, accumulated in `compute`."""
-
-    reads = ("x", "dy")
-    writes = "dw"
-    x: int
-    dy: int
-    dw: int
-    conv: ConvSpec
-    compute: DType
-
-
-class PointwiseMode(enum.StrEnum):
-    """A function of one or two tensors, element by element; smaller operands are broadcast.
-
-    The activations carry the names and formulas of `Activation`.
-    """
-
-    ADD = "add"
-    MUL = "mul"
-    RELU = "relu"
-    LEAKY_RELU = "leaky_relu"
-    SIGMOID = "sigmoid"
-    TANH = "tanh"
-    GELU = "gelu"
-    GELU_TANH = "gelu_tanh"
-    SWISH = "swish"
-    ELU = "elu"
-    SOFTPLUS = "softplus"
-
-
-class Pointwise(_Node, frozen=True, kw_only=True, tag=True):
-    """output = mode(operands), with the activation's `parameter` where it has one."""
-
-    reads = ("operands",)
-    writes = "result"
-    mode: PointwiseMode
-    operands: tuple[int, ...]
-    result: int
-    compute: DType
-    parameter: float | None = None
-
-
-Operation = ConvolutionForward | ConvolutionBackwardData | ConvolutionBackwardFilter | Pointwise
-"""Every operation that a graph can hold."""
+__all__ = ["OperationGraph"]
 
 
 class OperationGraph(
@@ -231,7 +83,7 @@ class OperationGraph(
 
     @functools.cached_property
     def _order(self) -> tuple[Operation, ...]:
-        colours = _Colours(self).distinct()
+        colours = Colours(self.tensors, self.operations).distinct()
         waiting = sorted(self.operations, key=lambda op: colours[op.output])
         unwritten = {op.output for op in waiting}
         order: list[Operation] = []
@@ -279,62 +131,8 @@ class OperationGraph(
         operations = tuple(
             (op.attributes(), tuple(uids[u] for u in op.inputs), uids[op.output]) for op in self.in_order()
         )
-        tensors = tuple(_meaning(self.tensor(uid)) for uid in uids)
+        tensors = tuple(self.tensor(uid).meaning() for uid in uids)
         return blake(canonical_bytes(("graph/1", tensors, operations, self.numerics)))
-
-
-class _Colours:
-    """A colour for each tensor that depends on its place in the graph and on nothing else.
-
-    Colour refinement: a tensor's colour takes in its meaning, the operation that writes it and those that
-    read it, over and over until no more tensors are told apart. Tensors that still share a colour are
-    (but for graphs built to defy this) mirror images, so one of them is singled out, and so on until every
-    tensor has its own. https://en.wikipedia.org/wiki/Colour_refinement_algorithm
-    """
-
-    def __init__(self, graph: OperationGraph) -> None:
-        self._operations = [(op, _hash(op.attributes())) for op in graph.operations]
-        self._start = {t.uid: _hash(_meaning(t)) for t in graph.tensors}
-
-    def distinct(self) -> dict[int, str]:
-        """Each uid's colour, no two the same."""
-        colours = self._refine(self._start)
-        while tied := self._tied(colours):
-            candidates = [self._refine(colours | {uid: _hash(("chosen", colours[uid]))}) for uid in tied]
-            colours = min(candidates, key=lambda found: sorted(found.values()))
-        return colours
-
-    def _refine(self, colours: dict[int, str]) -> dict[int, str]:
-        count = 0
-        while count < len(set(colours.values())):
-            count = len(set(colours.values()))
-            colours = self._step(colours)
-        return colours
-
-    def _step(self, colours: dict[int, str]) -> dict[int, str]:
-        around: dict[int, list[tuple[str, int, str]]] = {uid: [] for uid in colours}
-        for operation, attributes in self._operations:
-            uids = (operation.output, *operation.inputs)
-            seen = _hash((attributes, tuple(colours[uid] for uid in uids)))
-            for place, uid in enumerate(uids):
-                around[uid].append((attributes, place, seen))
-        return {uid: _hash((colours[uid], tuple(sorted(around[uid])))) for uid in colours}
-
-    @staticmethod
-    def _tied(colours: dict[int, str]) -> list[int]:
-        """The uids that share the lowest shared colour; none when all differ."""
-        sharing: dict[str, list[int]] = {}
-        for uid, colour in colours.items():
-            sharing.setdefault(colour, []).append(uid)
-        return min(((c, uids) for c, uids in sharing.items() if len(uids) > 1), default=("", []))[1]
-
-
-def _hash(value: object) -> str:
-    return blake(canonical_bytes(value))
-
-
-def _meaning(t: GraphTensor) -> tuple[object, ...]:
-    return (t.dims, t.strides, t.dtype, t.role, t.alignment)
 
 
 def _malformed(field: str, value: object, problem: str) -> InvalidRequest:

@@ -7,41 +7,29 @@ and in the values of alpha and beta share one.
 
 from __future__ import annotations
 
-import math
-import numbers
 from typing import NamedTuple
 
-from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.conv import Activation, ConvSpec, Epilogue, Numerics
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.graph import (
+from cudnn_actor.protocol.epilogue import Activation
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.messages import Compute, ConvBwdData, ConvFwd
+from cudnn_actor.protocol.operations import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
     GraphTensor,
     Operation,
-    OperationGraph,
     Pointwise,
     PointwiseMode,
     TensorRole,
 )
-from cudnn_actor.protocol.messages import Compute, ConvBwdData, ConvFwd
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.validation import check_bias, check_dtypes, check_result, check_types
 
 __all__ = ["Lowered", "Signature", "lower", "signature"]
 
 Signature = tuple[object, ...]
 
-_RESULT_DTYPES = {
-    DType.FLOAT64: (DType.FLOAT64,),
-    DType.FLOAT32: (DType.FLOAT32,),
-    DType.FLOAT16: (DType.FLOAT16, DType.FLOAT32),
-    DType.BFLOAT16: (DType.BFLOAT16, DType.FLOAT32),
-    DType.INT8: (DType.INT32, DType.INT8, DType.FLOAT32),
-    DType.UINT8: (DType.INT32, DType.UINT8, DType.FLOAT32),
-    DType.INT32: (DType.INT32,),
-}
 _COMPUTE = {
     DType.FLOAT64: DType.FLOAT64,
     DType.INT8: DType.INT32,
@@ -118,91 +106,21 @@ def lower(message: Compute) -> Lowered:
         A field has the wrong type, or shapes, channels, groups, ranks or dtypes do not fit; the text
         names the field, its value and the fix.
     """
-    _check_types(message)
+    check_types(message)
     if isinstance(message, ConvFwd):
         specs = {"x": message.x.spec, "w": message.w.spec, "y": message.y.spec}
         x, w, y = specs.values()
-        _check_result("y", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(x, w)")
+        check_result("y", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(x, w)")
     elif isinstance(message, ConvBwdData):
         specs = {"dy": message.dy.spec, "w": message.w.spec, "dx": message.dx.spec}
         y, w, x = specs.values()
-        _check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(dx, w)")
+        check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(dx, w)")
     else:
         specs = {"x": message.x.spec, "dy": message.dy.spec, "dw": message.dw.spec}
         x, y, w = specs.values()
-        _check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(x, dw)")
-    _check_dtypes(specs)
+        check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(x, dw)")
+    check_dtypes(specs)
     return _Builder(message, specs).build()
-
-
-def _check_types(message: Compute) -> None:
-    for name in message.__struct_fields__:
-        value = getattr(message, name)
-        expected = _FIELD_TYPES.get(name, BufferRef)
-        if name == "bias" and value is None:
-            continue
-        if not isinstance(value, expected) or isinstance(value, bool):
-            given, wanted = type(value).__name__, expected.__name__
-            raise InvalidRequest(
-                field=name,
-                value=value,
-                problem=f"is {given} where {type(message).__name__} takes a {wanted}",
-                fix="upload arrays first: await gpu.upload(array)" if expected is BufferRef else "pass one",
-            )
-        if isinstance(value, BufferRef) and not isinstance(value.spec, TensorSpec):
-            raise InvalidRequest(
-                field=name,
-                value=value.spec,
-                problem="is no TensorSpec",
-                fix="pass references unchanged",
-            )
-    for name in ("alpha", "beta"):
-        if not _is_finite(getattr(message, name)):
-            raise InvalidRequest(
-                field=name, value=getattr(message, name), problem="is not finite", fix="pass a finite number"
-            )
-
-
-def _is_finite(value: numbers.Real) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number past the largest float
-        return False
-
-
-_FIELD_TYPES: dict[str, type] = {
-    "conv": ConvSpec,
-    "epilogue": Epilogue,
-    "numerics": Numerics,
-    "alpha": numbers.Real,
-    "beta": numbers.Real,
-}
-
-
-def _check_result(name: str, got: tuple[int, ...], wanted: tuple[int, ...], what: str) -> None:
-    if got != wanted:
-        raise InvalidRequest(
-            field=name, value=got, problem=f"is not the shape of {what}", fix=f"it has dims {wanted}"
-        )
-
-
-def _check_dtypes(specs: dict[str, TensorSpec]) -> None:
-    (first, a), (second, b), (result, out) = specs.items()
-    if a.dtype is not b.dtype:
-        raise InvalidRequest(
-            field=second,
-            value=b.dtype.value,
-            problem=f"is not the dtype of {first}, {a.dtype.value}",
-            fix="convert one of them when you upload: upload(array, dtype=...)",
-        )
-    allowed = _RESULT_DTYPES[a.dtype]
-    if out.dtype not in allowed:
-        raise InvalidRequest(
-            field=result,
-            value=out.dtype.value,
-            problem=f"cannot hold the result of {a.dtype.value} operands",
-            fix=f"use {' or '.join(allowed)}",
-        )
 
 
 class _Builder:
@@ -271,20 +189,7 @@ class _Builder:
     def _bias(self, spec: TensorSpec) -> int:
         filters = self.spec.dims[1]
         broadcast = (1, filters, *(1 for _ in self.spec.dims[2:]))
-        if spec.dims not in ((filters,), broadcast):
-            raise InvalidRequest(
-                field="bias",
-                value=spec.dims,
-                problem=f"is not one value for each of {filters} filters",
-                fix=f"it has dims {(filters,)} or {broadcast}",
-            )
-        if spec.dtype not in (self.spec.dtype, self.pointwise):
-            raise InvalidRequest(
-                field="bias",
-                value=spec.dtype.value,
-                problem=f"cannot be added to {self.spec.dtype.value}",
-                fix=f"use {self.spec.dtype.value} or {self.pointwise.value}",
-            )
+        check_bias(spec, broadcast, (self.spec.dtype, self.pointwise))
         step = spec.strides[0] if spec.rank == 1 else spec.strides[1]
         strides = (filters * step, step, *(step for _ in broadcast[2:]))
         shaped = TensorSpec(dims=broadcast, strides=strides, dtype=spec.dtype, alignment=spec.alignment)

@@ -24,7 +24,9 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.conv import ConvSpec, Epilogue, Numerics
+from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.epilogue import Epilogue
+from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = [

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import enum
 import math
-import operator
 from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 
+from cudnn_actor.protocol.checks import as_index, is_whole
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 
@@ -111,7 +111,7 @@ class TensorSpec(
             )
         _check_strides(self.dims, self.strides)
         a = self.alignment
-        if not _is_int(a) or a < MIN_ALIGNMENT or a > MAX_ALIGNMENT or a & (a - 1):
+        if not is_whole(a) or a < MIN_ALIGNMENT or a > MAX_ALIGNMENT or a & (a - 1):
             raise InvalidRequest(
                 field="alignment",
                 value=a,
@@ -190,10 +190,6 @@ class TensorSpec(
         return f"{self.dtype.value}[{dims}] {self.layout.value}"
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _settle_single(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """NumPy gives dims of size 1 any stride, be it 0 or negative: theirs become those of a packed tensor."""
     for layout in (Layout.NCHW, Layout.NHWC) if 3 <= len(dims) <= 5 else (Layout.NCHW,):
@@ -206,7 +202,7 @@ def _settle_single(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int
 def _as_tuple(field: str, values: object) -> tuple[int, ...]:
     """Whole numbers as a tuple of ints; NumPy's are welcome, floats and strings are not."""
     try:
-        return tuple(_index(value) for value in values)  # type: ignore[attr-defined]
+        return tuple(as_index(value) for value in values)  # type: ignore[attr-defined]
     except TypeError:
         raise InvalidRequest(
             field=field,
@@ -216,14 +212,8 @@ def _as_tuple(field: str, values: object) -> tuple[int, ...]:
         ) from None
 
 
-def _index(value: object) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    return operator.index(value)  # type: ignore[arg-type]
-
-
 def _check_dims(dims: object) -> None:
-    if not isinstance(dims, tuple) or not 1 <= len(dims) <= MAX_RANK or not all(map(_is_int, dims)):
+    if not isinstance(dims, tuple) or not 1 <= len(dims) <= MAX_RANK or not all(map(is_whole, dims)):
         raise InvalidRequest(
             field="dims", value=dims, problem="is no tuple of 1 to 8 whole numbers", fix="give N, C, spatial"
         )
@@ -238,7 +228,7 @@ def _check_dims(dims: object) -> None:
 
 
 def _check_strides(dims: tuple[int, ...], strides: object) -> None:
-    if not isinstance(strides, tuple) or len(strides) != len(dims) or not all(map(_is_int, strides)):
+    if not isinstance(strides, tuple) or len(strides) != len(dims) or not all(map(is_whole, strides)):
         raise InvalidRequest(
             field="strides",
             value=strides,

@@ -191,17 +191,21 @@ class Supervisor(Actor):
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
         """Answer those who wait for the end, and leave no child behind."""
-        for actor in self._actors.values():
+        children, self._actors = tuple(self._actors.values()), {}
+        for actor in children:
             actor.abandon("its supervisor has ended")
+        for actor in children:
+            self._kill(actor)
         self._answer_stops()
         super().on_crash(error, current, waiting)
 
     def _next_look(self) -> float | None:
-        waits = [at - time.monotonic() for at, _, _ in self._timers[:1]]
+        waits = []
         for name, actor in tuple(self._actors.items()):
             limit = self._specs[name].hang_after_s
-            if limit is not None:
+            if limit is not None and self._actors.get(name) is actor:  # not replaced by the one before
                 waits.append(self._look_for_hang(name, actor, limit))
+        waits += [at - time.monotonic() for at, _, _ in self._timers[:1]]  # last: a hang sets a timer
         return max(0.0, min(waits)) if waits else None
 
     def _look_for_hang(self, name: str, actor: Actor, limit: float) -> float:

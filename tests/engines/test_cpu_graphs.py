@@ -14,16 +14,16 @@ from cudnn_actor.protocol import (
     TensorSpec,
     UnsupportedGraph,
 )
-from cudnn_actor.protocol.graph import (
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.operations import (
     ConvolutionForward,
     GraphTensor,
     Operation,
-    OperationGraph,
     Pointwise,
     PointwiseMode,
     TensorRole,
 )
-from cudnn_actor.protocol.lowering import lower
 
 from .problems import PROBLEMS, integers, normal
 from .references import assert_close, scipy_forward

@@ -12,9 +12,10 @@ import numpy as np
 
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.protocol import BufferRef, DType, TensorSpec
-from cudnn_actor.protocol.graph import GraphTensor, OperationGraph
+from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.operations import GraphTensor
 
 ARENA_BYTES = 16 << 20
 _arenas = itertools.count(1000)

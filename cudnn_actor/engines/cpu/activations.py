@@ -13,7 +13,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.scratch import Array
 from cudnn_actor.engines.cpu.special import erfc
-from cudnn_actor.protocol.graph import PointwiseMode
+from cudnn_actor.protocol.operations import PointwiseMode
 
 __all__ = ["BINARY", "UNARY", "Unary"]
 

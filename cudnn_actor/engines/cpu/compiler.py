@@ -14,12 +14,12 @@ from cudnn_actor.engines.cpu.scratch import footprint
 from cudnn_actor.engines.cpu.support import Convolution, check_convolution, check_pointwise
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import OutOfMemory
-from cudnn_actor.protocol.graph import (
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.operations import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
     Operation,
-    OperationGraph,
     Pointwise,
     TensorRole,
 )

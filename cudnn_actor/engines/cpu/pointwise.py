@@ -9,7 +9,7 @@ from cudnn_actor.engines.cpu.activations import BINARY, UNARY
 from cudnn_actor.engines.cpu.boxes import Box, Dims, box_dims
 from cudnn_actor.engines.cpu.scratch import Array, Scratch, footprint
 from cudnn_actor.engines.cpu.steps import Step, load
-from cudnn_actor.protocol.graph import PointwiseMode
+from cudnn_actor.protocol.operations import PointwiseMode
 
 __all__ = ["Elementwise", "Loaded", "Operand", "Passed"]
 

@@ -7,12 +7,12 @@ import math
 from cudnn_actor.engines.cpu.activations import BINARY
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, UnsupportedGraph
-from cudnn_actor.protocol.graph import (
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.operations import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
     GraphTensor,
-    OperationGraph,
     Pointwise,
     TensorRole,
 )

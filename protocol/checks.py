@@ -4,13 +4,44 @@ from __future__ import annotations
 
 import enum
 import math
+import numbers
+import operator
 from typing import TypeGuard
 
 from cudnn_actor.protocol.errors import InvalidRequest
 
-__all__ = ["require_fraction", "require_member", "require_name", "require_seconds", "require_whole"]
+__all__ = [
+    "as_index",
+    "is_finite",
+    "is_whole",
+    "require_fraction",
+    "require_member",
+    "require_name",
+    "require_seconds",
+    "require_whole",
+]
 
 _LARGEST = (1 << 63) - 1
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is an int; a bool is not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number that a float can hold; a bool is not."""
+    try:
+        return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # a whole number past the largest float
+        return False
+
+
+def as_index(value: object) -> int:
+    """A whole number, NumPy's included, as an int. Raises `TypeError` for all else, bools too."""
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)  # type: ignore[arg-type]
 
 
 def require_whole(field: str, value: object, least: int) -> None:
@@ -26,7 +57,7 @@ def require_whole(field: str, value: object, least: int) -> None:
 
 def require_seconds(field: str, value: object, *, positive: bool = False) -> None:
     """Raise `InvalidRequest` unless `value` is a finite time in seconds: from 0, or over 0 if `positive`."""
-    if not _is_finite(value) or value < 0 or (positive and value == 0):
+    if not is_finite(value) or value < 0 or (positive and value == 0):
         least = "over 0" if positive else "from 0"
         raise InvalidRequest(
             field=field, value=value, problem=f"is no finite time {least}", fix="give seconds, as in 0.5"
@@ -35,7 +66,7 @@ def require_seconds(field: str, value: object, *, positive: bool = False) -> Non
 
 def require_fraction(field: str, value: object) -> None:
     """Raise `InvalidRequest` unless `value` is a number from 0 to 1."""
-    if not _is_finite(value) or not 0 <= value <= 1:
+    if not is_finite(value) or not 0 <= value <= 1:
         raise InvalidRequest(
             field=field, value=value, problem="is no number from 0 to 1", fix="0.01 is one in a hundred"
         )
@@ -54,7 +85,3 @@ def require_member(field: str, value: object, choices: type[enum.Enum]) -> None:
         raise InvalidRequest(
             field=field, value=value, problem=f"is no {choices.__name__}", fix=f"use one of: {known}"
         )
-
-
-def _is_finite(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

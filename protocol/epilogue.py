@@ -1,0 +1,97 @@
+"""What is done to a convolution's result before it is stored."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from cudnn_actor.protocol.checks import is_finite
+from cudnn_actor.protocol.errors import InvalidRequest
+
+__all__ = ["Activation", "Epilogue"]
+
+
+class Activation(enum.StrEnum):
+    """A pointwise function, applied last. Formulas with x the value and p the parameter."""
+
+    IDENTITY = "identity"
+    RELU = "relu"
+    """max(x, 0)"""
+    LEAKY_RELU = "leaky_relu"
+    """x where x > 0, else p * x; p = 0.01 unless given"""
+    SIGMOID = "sigmoid"
+    """1 / (1 + exp(-x))"""
+    TANH = "tanh"
+    GELU = "gelu"
+    """x * (1 + erf(x / sqrt(2))) / 2"""
+    GELU_TANH = "gelu_tanh"
+    """x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2"""
+    SWISH = "swish"
+    """x / (1 + exp(-p * x)); p = 1 unless given"""
+    ELU = "elu"
+    """x where x > 0, else p * (exp(x) - 1); p = 1 unless given"""
+    SOFTPLUS = "softplus"
+    """log(1 + exp(p * x)) / p; p = 1 unless given"""
+
+
+_PARAMETERS = {
+    Activation.LEAKY_RELU: 0.01,
+    Activation.SWISH: 1.0,
+    Activation.ELU: 1.0,
+    Activation.SOFTPLUS: 1.0,
+}
+
+
+class Epilogue(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
+):
+    """What is done to alpha * conv(x, w) + beta * y + bias before it is stored.
+
+    Parameters
+    ----------
+    activation
+        The pointwise function; identity for none.
+    parameter
+        Slope, alpha or beta of the activations that have one (see `Activation`); None for their default.
+
+    Raises
+    ------
+    InvalidRequest
+        A parameter where the activation has none, or one that is not finite (or, for softplus, not positive).
+    """
+
+    activation: Activation = Activation.IDENTITY
+    parameter: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.activation not in Activation.__members__.values():
+            raise InvalidRequest(
+                field="activation",
+                value=self.activation,
+                problem="is no activation",
+                fix=f"use one of {', '.join(Activation)}",
+            )
+        if self.parameter is None:
+            return
+        if self.activation not in _PARAMETERS:
+            raise InvalidRequest(
+                field="parameter",
+                value=self.parameter,
+                problem=f"given, but {self.activation} has none",
+                fix="leave it out",
+            )
+        if not is_finite(self.parameter) or (self.activation == Activation.SOFTPLUS and self.parameter <= 0):
+            raise InvalidRequest(
+                field="parameter",
+                value=self.parameter,
+                problem="is no finite number that this activation takes",
+                fix="softplus needs a positive one",
+            )
+
+    @property
+    def effective_parameter(self) -> float | None:
+        """The parameter that applies: the given one, the activation's default, or None."""
+        if self.parameter is None:
+            return _PARAMETERS.get(self.activation)
+        return float(self.parameter) + 0.0  # -0.0 becomes 0.0: equal epilogues mean the same

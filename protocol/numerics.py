@@ -1,0 +1,39 @@
+"""How exactly to compute."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cudnn_actor.protocol.errors import InvalidRequest
+
+__all__ = ["Numerics"]
+
+
+class Numerics(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
+):
+    """How exactly an operation graph is to be computed.
+
+    Parameters
+    ----------
+    tf32
+        Allow float32 products to be rounded to TF32 (10 bits of mantissa) for speed.
+    deterministic
+        Use only algorithms that give the same bits every time.
+
+    Raises
+    ------
+    InvalidRequest
+        A field is no bool.
+    """
+
+    tf32: bool = False
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tf32", "deterministic"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise InvalidRequest(
+                    field=name, value=value, problem="is not a bool", fix="pass True or False"
+                )

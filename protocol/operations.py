@@ -1,0 +1,163 @@
+"""What graphs are made of: tensors, and the operations between them.
+
+Adding an operation means adding a class here and its name to `Operation`:
+validation, canonical order and digest work from the fields that it declares.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+import msgspec
+
+from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.dtypes import DType
+
+__all__ = [
+    "ConvolutionBackwardData",
+    "ConvolutionBackwardFilter",
+    "ConvolutionForward",
+    "GraphTensor",
+    "Operation",
+    "Pointwise",
+    "PointwiseMode",
+    "TensorRole",
+]
+
+
+class TensorRole(enum.StrEnum):
+    """Where a graph tensor's values are."""
+
+    BOUND = "bound"
+    SCALAR = "scalar"
+    VIRTUAL = "virtual"
+
+
+class GraphTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tensor of a graph.
+
+    Parameters
+    ----------
+    uid
+        Its number within the graph.
+    dims, strides
+        As in `TensorSpec`, strides in elements.
+    dtype
+        The element type; of a virtual tensor, the type that is computed in.
+    role
+        Bound, scalar or virtual.
+    alignment
+        Bytes that a bound tensor's address is a multiple of.
+    name
+        For people; no part of the graph's meaning.
+    """
+
+    uid: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    role: TensorRole = TensorRole.BOUND
+    alignment: int = 16
+    name: str = ""
+
+    def meaning(self) -> tuple[object, ...]:
+        """All that counts about the tensor, whatever it is called and numbered."""
+        return (self.dims, self.strides, self.dtype, self.role, self.alignment)
+
+
+class _Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    reads: ClassVar[tuple[str, ...]]
+    """Names of the fields that hold uids, or tuples of uids, of inputs."""
+    writes: ClassVar[str]
+    """Name of the field that holds the uid of the output."""
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Uids of the tensors read, in the operation's own order."""
+        uids: list[int] = []
+        for name in self.reads:
+            value = getattr(self, name)
+            uids.extend(value if isinstance(value, tuple) else (value,))
+        return tuple(uids)
+
+    @property
+    def output(self) -> int:
+        """Uid of the tensor written."""
+        return int(getattr(self, self.writes))
+
+    def attributes(self) -> tuple[object, ...]:
+        """All that the operation means beside which tensors it touches."""
+        fields = [n for n in self.__struct_fields__ if n not in (*self.reads, self.writes)]
+        return (type(self).__name__, *((n, getattr(self, n)) for n in sorted(fields)))
+
+
+class ConvolutionForward(_Node, frozen=True, kw_only=True, tag=True):
+    """y = x cross-correlated with w, accumulated in `compute`."""
+
+    reads = ("x", "w")
+    writes = "y"
+    x: int
+    w: int
+    y: int
+    conv: ConvSpec
+    compute: DType
+
+
+class ConvolutionBackwardData(_Node, frozen=True, kw_only=True, tag=True):
+    """dx = gradient by the input, accumulated in `compute`."""
+
+    reads = ("dy", "w")
+    writes = "dx"
+    dy: int
+    w: int
+    dx: int
+    conv: ConvSpec
+    compute: DType
+
+
+class ConvolutionBackwardFilter(_Node, frozen=True, kw_only=True, tag=True):
+    """dw = gradient by the filter, accumulated in `compute`."""
+
+    reads = ("x", "dy")
+    writes = "dw"
+    x: int
+    dy: int
+    dw: int
+    conv: ConvSpec
+    compute: DType
+
+
+class PointwiseMode(enum.StrEnum):
+    """A function of one or two tensors, element by element; smaller operands are broadcast.
+
+    The activations carry the names and formulas of `Activation`.
+    """
+
+    ADD = "add"
+    MUL = "mul"
+    RELU = "relu"
+    LEAKY_RELU = "leaky_relu"
+    SIGMOID = "sigmoid"
+    TANH = "tanh"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+    SWISH = "swish"
+    ELU = "elu"
+    SOFTPLUS = "softplus"
+
+
+class Pointwise(_Node, frozen=True, kw_only=True, tag=True):
+    """output = mode(operands), with the activation's `parameter` where it has one."""
+
+    reads = ("operands",)
+    writes = "result"
+    mode: PointwiseMode
+    operands: tuple[int, ...]
+    result: int
+    compute: DType
+    parameter: float | None = None
+
+
+Operation = ConvolutionForward | ConvolutionBackwardData | ConvolutionBackwardFilter | Pointwise
+"""Every operation that a graph can hold."""

@@ -1,0 +1,110 @@
+"""What every message is checked for before anything is made of it: types, shapes, dtypes."""
+
+from __future__ import annotations
+
+import numbers
+
+from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.checks import is_finite
+from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.epilogue import Epilogue
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.numerics import Numerics
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["check_bias", "check_dtypes", "check_result", "check_types"]
+
+_FIELD_TYPES: dict[str, type] = {
+    "conv": ConvSpec,
+    "epilogue": Epilogue,
+    "numerics": Numerics,
+    "alpha": numbers.Real,
+    "beta": numbers.Real,
+}
+_RESULT_DTYPES = {
+    DType.FLOAT64: (DType.FLOAT64,),
+    DType.FLOAT32: (DType.FLOAT32,),
+    DType.FLOAT16: (DType.FLOAT16, DType.FLOAT32),
+    DType.BFLOAT16: (DType.BFLOAT16, DType.FLOAT32),
+    DType.INT8: (DType.INT32, DType.INT8, DType.FLOAT32),
+    DType.UINT8: (DType.INT32, DType.UINT8, DType.FLOAT32),
+    DType.INT32: (DType.INT32,),
+}
+
+
+def check_types(message: Compute) -> None:
+    """Raise `InvalidRequest` unless every field of a message is of its type, and scalars are finite."""
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        expected = _FIELD_TYPES.get(name, BufferRef)
+        if name == "bias" and value is None:
+            continue
+        if not isinstance(value, expected) or isinstance(value, bool):
+            given, wanted = type(value).__name__, expected.__name__
+            raise InvalidRequest(
+                field=name,
+                value=value,
+                problem=f"is {given} where {type(message).__name__} takes a {wanted}",
+                fix="upload arrays first: await gpu.upload(array)" if expected is BufferRef else "pass one",
+            )
+        if isinstance(value, BufferRef) and not isinstance(value.spec, TensorSpec):
+            raise InvalidRequest(
+                field=name,
+                value=value.spec,
+                problem="is no TensorSpec",
+                fix="pass references unchanged",
+            )
+    for name in ("alpha", "beta"):
+        if not is_finite(getattr(message, name)):
+            raise InvalidRequest(
+                field=name, value=getattr(message, name), problem="is not finite", fix="pass a finite number"
+            )
+
+
+def check_result(name: str, got: tuple[int, ...], wanted: tuple[int, ...], what: str) -> None:
+    """Raise `InvalidRequest` unless a result has the dims that its operands give."""
+    if got != wanted:
+        raise InvalidRequest(
+            field=name, value=got, problem=f"is not the shape of {what}", fix=f"it has dims {wanted}"
+        )
+
+
+def check_dtypes(specs: dict[str, TensorSpec]) -> None:
+    """Raise `InvalidRequest` unless both operands share a dtype and the result can hold it."""
+    (first, a), (second, b), (result, out) = specs.items()
+    if a.dtype is not b.dtype:
+        raise InvalidRequest(
+            field=second,
+            value=b.dtype.value,
+            problem=f"is not the dtype of {first}, {a.dtype.value}",
+            fix="convert one of them when you upload: upload(array, dtype=...)",
+        )
+    allowed = _RESULT_DTYPES[a.dtype]
+    if out.dtype not in allowed:
+        raise InvalidRequest(
+            field=result,
+            value=out.dtype.value,
+            problem=f"cannot hold the result of {a.dtype.value} operands",
+            fix=f"use {' or '.join(allowed)}",
+        )
+
+
+def check_bias(spec: TensorSpec, broadcast: tuple[int, ...], dtypes: tuple[DType, ...]) -> None:
+    """Raise `InvalidRequest` unless a bias has one value per filter, of one of `dtypes`."""
+    filters = broadcast[1]
+    if spec.dims not in ((filters,), broadcast):
+        raise InvalidRequest(
+            field="bias",
+            value=spec.dims,
+            problem=f"is not one value for each of {filters} filters",
+            fix=f"it has dims {(filters,)} or {broadcast}",
+        )
+    if spec.dtype not in dtypes:
+        raise InvalidRequest(
+            field="bias",
+            value=spec.dtype.value,
+            problem=f"cannot be added to {dtypes[0]}",
+            fix=f"use {' or '.join(dict.fromkeys(dtypes))}",
+        )
