@@ -87,6 +87,9 @@ class World:
         self.ready_children: set[str] = set()
         self.gone: list[tuple[str, int]] = []
         self.latest = dict.fromkeys((child.id for child in policy.children), 0)
+        self.temporary = {child.id for child in policy.children if child.restart is Restart.TEMPORARY}
+        self.asked: dict[str, int] = {}
+        """The latest incarnation of each child that was asked to stop."""
         self.been_ready: set[str] = set()
         self.told = dict.fromkeys(self.latest, "")
         self.not_before = dict.fromkeys(self.latest, self.now)
@@ -186,6 +189,7 @@ class World:
             case StopChild(child=child, incarnation=incarnation, deadline=deadline):
                 assert self.live.get(child) == incarnation
                 assert deadline > self.now
+                self.asked[child] = incarnation
                 assert not self._later(child) & set(self.live), "stopped before those after it had ended"
             case KillChild(child=child, incarnation=incarnation):
                 assert self.live.get(child) == incarnation
@@ -209,8 +213,10 @@ class World:
 
     def _start(self, child: str, incarnation: int) -> None:
         assert not self.stop_sent, "started after the stop"
+        assert not self.asked.items() & self.live.items(), "started while another is being stopped"
         assert child not in self.live, "two living incarnations"
         assert incarnation == self.latest[child] + 1
+        assert incarnation == 1 or child not in self.temporary, "a temporary child started again"
         assert self.now >= self.not_before[child], "started within its backoff"
         if self.policy.strategy is not Strategy.ONE_FOR_ONE or child not in self.been_ready:
             for earlier in self._earlier(child):
@@ -243,6 +249,7 @@ class World:
         if event.child is None or isinstance(event, Escalated):
             assert not self.live
             return
+        assert not (isinstance(event, Restarting) and event.child in self.temporary)
         assert isinstance(event, TELLS[self.told[event.child]]), f"{event} after {self.told[event.child]}"
         self.told[event.child] = type(event).__name__
         if not isinstance(event, Stopped):

@@ -174,6 +174,16 @@ def test_a_temporary_child_of_the_group_ends_for_good() -> None:
     assert world.starts == "ac"
 
 
+def test_a_temporary_child_that_ended_stays_so_when_its_group_restarts() -> None:
+    children = {"a": Restart.PERMANENT, "b": Restart.TEMPORARY, "c": Restart.PERMANENT}
+    world = World(policy_of(children, Strategy.ONE_FOR_ALL)).up()
+    world.exit("b")
+    world.forget().exit("a")
+    world.exit("c", ExitReason.shutdown())
+    world.ready_all()
+    assert world.starts == "ac"
+
+
 def test_a_transient_child_that_was_done_starts_anew_with_its_group() -> None:
     children = {"a": Restart.PERMANENT, "b": Restart.TRANSIENT}
     world = World(policy_of(children, Strategy.REST_FOR_ONE)).up()

@@ -15,6 +15,7 @@ from cudnn_actor.supervision import (
     Escalated,
     ExitReason,
     LifecycleEvent,
+    Restart,
     Restarted,
     Restarting,
     RestartIntensity,
@@ -115,6 +116,38 @@ def test_downtime_runs_on_through_a_start_that_fails() -> None:
     world.advance(6.0)
     world.ready_all()
     assert world.events[-1] == Restarted(child="a", generation=3, downtime_s=7.0)
+
+
+def test_each_outage_is_measured_by_itself() -> None:
+    world = World(policy_of("a", backoff=ONE_SECOND)).up()
+    for _ in range(2):
+        world.advance(100.0)
+        world.exit("a")
+        world.advance(1.5)
+        world.ready_all()
+        assert world.events[-1] == Restarted(child="a", generation=world.live["a"], downtime_s=1.5)
+
+
+def test_a_temporary_child_of_a_group_is_told_to_have_stopped_and_nothing_else() -> None:
+    children = {"a": Restart.PERMANENT, "b": Restart.TEMPORARY}
+    world = World(policy_of(children, Strategy.ONE_FOR_ALL)).up().forget()
+    world.exit("a")
+    world.exit("b", DONE)
+    assert [event for event in world.events if event.child == "b"] == [Stopped(child="b", reason=DONE)]
+
+
+def test_a_transient_child_that_was_done_begins_anew_without_its_past() -> None:
+    children = {"a": Restart.PERMANENT, "b": Restart.TRANSIENT}
+    world = World(policy_of(children, Strategy.REST_FOR_ONE, backoff=ONE_SECOND)).up()
+    world.exit("b")
+    world.advance(1.0)
+    world.exit("b", ExitReason.normal())  # in its start: it is done, with an outage and an attempt behind it
+    world.exit("a")
+    world.advance(1.0)
+    world.ready_all()
+    assert world.events[-1] == Started(child="b", generation=3)
+    world.forget().exit("b")
+    assert world.events == [Restarting(child="b", generation=3, cause=CRASH, delay_s=1.0, attempt=1)]
 
 
 def test_those_that_restart_with_a_child_say_with_whom() -> None:

@@ -11,6 +11,7 @@ from cudnn_actor.supervision import (
     ReportReady,
     RestartIntensity,
     StartRequested,
+    Stopped,
     StopRequested,
 )
 
@@ -93,6 +94,14 @@ def test_a_second_start_and_a_second_stop_change_nothing() -> None:
     assert world.send(StopRequested()) == ()
     world.exit("a", ExitReason.shutdown())
     assert world.send(StopRequested()) == ()
+
+
+def test_the_first_reason_to_stop_stays_the_reason() -> None:
+    world = World(policy_of("a")).up()
+    world.send(StopRequested(reason=ExitReason.shutdown("first")))
+    world.send(StopRequested(reason=ExitReason.shutdown("second")))
+    world.exit("a", ExitReason.shutdown())
+    assert world.events[-1] == Stopped(child=None, reason=ExitReason.shutdown("first"))
 
 
 def test_a_crash_on_the_way_down_is_an_exit_and_no_failure() -> None:
