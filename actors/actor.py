@@ -151,10 +151,11 @@ class Actor(pykka.ThreadingActor):
         """Answer, or hand to a successor, what the dying actor had taken: `current` and, in order, `waiting`.
 
         The default answers everything: with `ActorStopped` what was not started, with the error that
-        ended the actor what was.
+        ended the actor what was. A `SystemExit` would end the asker's event loop too, so it is only named.
         """
         if current is not None:
-            self.settle(current, None, error)
+            mine = error if isinstance(error, Exception) else ActorStopped(reason=f"crashed: {error!r}")
+            self.settle(current, None, mine)
         for envelope in waiting:
             self.settle(envelope, None, ActorStopped(reason=f"crashed: {error!r}"))
 
@@ -216,7 +217,10 @@ class Actor(pykka.ThreadingActor):
         self.actor_stopped.set()
         pykka.ActorRegistry.unregister(self.actor_ref)
         self._crash_hook(error, current, waiting)
+        if self._owns_mailbox:
+            self.mailbox.close(self._stop_reason or "given up")
         self.flush()
+        self.mailbox.nudge()  # the thread may only be waiting for messages: let it see that it is disowned
         return True
 
     @property
@@ -308,12 +312,12 @@ class Actor(pykka.ThreadingActor):
     def _crash_hook(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
         try:
             self.on_crash(error, current, waiting)
-        except Exception:
+        except BaseException:
             log.exception("actor.crash_hook_failed", actor=str(self))
             Actor.on_crash(self, error, current, waiting)
         try:
             self.on_failure(type(error), error, error.__traceback__)
-        except Exception:
+        except BaseException:
             log.exception("actor.failure_hook_failed", actor=str(self))
 
     # One message.
@@ -321,6 +325,9 @@ class Actor(pykka.ThreadingActor):
     def _take_up(self, envelope: Envelope) -> None:
         if envelope.withdrawn:
             self.counters.withdrawn += 1
+            self._post(
+                envelope, None, ActorStopped(reason="withdrawn")
+            )  # for its loop's count; nobody sees it
         elif envelope.deadline is not None and time.monotonic() >= envelope.deadline:
             self._expire(envelope)
         else:
@@ -335,11 +342,23 @@ class Actor(pykka.ThreadingActor):
         except Crash:
             raise
         except Exception as error:  # noqa: BLE001 - the answer to this one message
+            self._claim(envelope, DEFERRED)
             self._answer_error(envelope, error)
         else:
+            self._claim(envelope, value)
             if value is not DEFERRED:
                 self.settle(envelope, value)
         self.busy_since = None
+
+    def _claim(self, envelope: Envelope, value: Any) -> None:
+        """Make the answer this thread's to give, unless the actor was disowned while the handler ran."""
+        with self._taking:
+            if not self._disowned:
+                self.current = None
+                return
+        if value is not DEFERRED and envelope.discard is not None:
+            envelope.discard(value)
+        raise Crash("came back after it had been given up")
 
     def _handle(self, envelope: Envelope) -> Any:
         message = envelope.message
@@ -378,9 +397,11 @@ class Actor(pykka.ThreadingActor):
 
     def flush(self) -> None:
         """Wake the event loops that replies were posted for. Handlers about to take long call it first."""
-        for bridge in self._to_wake:
-            bridge.wake()
-        self._to_wake.clear()
+        try:
+            while self._to_wake:
+                self._to_wake.pop().wake()
+        except KeyError:  # a supervisor that disowns this actor flushes too, and was first
+            pass
         self._flushed_ns = time.perf_counter_ns()
 
 

@@ -48,8 +48,10 @@ async def ask(
     Exception
         Whatever the handler raised.
     """
-    envelope = _envelope(message, timeout, discard)
+    bridge = LoopBridge.of_running_loop()
+    envelope = _envelope(bridge, message, timeout, discard)
     mailbox.admit(envelope)
+    bridge.sent()
     return await _reply(envelope)
 
 
@@ -64,8 +66,10 @@ def submit(
 
     Raises `MailboxFull`, or `ActorStopped`; the future raises as `ask` does.
     """
-    envelope = _envelope(message, timeout, discard)
+    bridge = LoopBridge.of_running_loop()
+    envelope = _envelope(bridge, message, timeout, discard)
     mailbox.admit(envelope, waits=False)
+    bridge.sent()
     future = envelope.future
     assert future is not None
     if timeout is not None:
@@ -79,12 +83,13 @@ def tell(mailbox: Mailbox, message: Any) -> None:
     mailbox.admit(Envelope(message, context=contextvars.copy_context()), waits=False)
 
 
-def _envelope(message: Any, timeout: float | None, discard: Callable[[Any], None] | None) -> Envelope:
+def _envelope(
+    bridge: LoopBridge, message: Any, timeout: float | None, discard: Callable[[Any], None] | None
+) -> Envelope:
     if timeout is not None and not timeout >= 0.0:
         raise InvalidRequest(
             field="timeout", value=timeout, problem="is no number of seconds from 0", fix="None waits forever"
         )
-    bridge = LoopBridge.of_running_loop()
     return Envelope(
         message,
         future=bridge.loop.create_future(),
@@ -98,10 +103,14 @@ def _envelope(message: Any, timeout: float | None, discard: Callable[[Any], None
 async def _reply(envelope: Envelope) -> Any:
     future = envelope.future
     assert future is not None
-    if envelope.timeout_s is None:
-        return await future
-    timer = future.get_loop().call_later(envelope.timeout_s, envelope.expire)
+    timer = None
+    if envelope.timeout_s is not None:
+        timer = future.get_loop().call_later(envelope.timeout_s, envelope.expire)
     try:
         return await future
+    except asyncio.CancelledError:
+        envelope.unclaimed()
+        raise
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()

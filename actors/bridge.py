@@ -10,14 +10,24 @@ reads `_waking` second; the loop clears `_waking` first and empties the deque
 second. If the poster read True, the loop had not cleared it yet, so it empties
 the deque after the append. If it read False, the poster asks for a wake-up
 itself. Two posters that both read False ask twice, which is harmless.
+
+A loop may close with a wake-up pending, which then never runs. `_pending` knows
+such bridges, and whoever makes the next bridge drops what they hold.
+
+While replies are awaited the bridge also sees to it that a loop that never
+idles does not starve the threads that work on them: `starvation` says how.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
+
+from cudnn_actor.actors.starvation import FIRST_LOOK_S, LET_GO_S, StarvationWatch
 
 if TYPE_CHECKING:
     from cudnn_actor.actors.envelope import Envelope
@@ -28,6 +38,8 @@ _MOST_AT_ONCE = 256
 """Replies delivered before the loop gets to run its other callbacks, to keep it responsive."""
 
 _current = threading.local()
+_pending: set[LoopBridge] = set()
+"""Bridges whose wake-up is on its way. Each operation on it is one step under the GIL."""
 
 
 class LoopBridge:
@@ -37,6 +49,13 @@ class LoopBridge:
         self.loop = loop
         self._posted: deque[tuple[Envelope, Any, BaseException | None]] = deque()
         self._waking = False
+        self._awaited = 0
+        self._last_reply = 0.0
+        self._watch: StarvationWatch | None = None
+        self.lets_go = True
+        """Whether the loop lets go of the GIL where it seems to starve others; off only to measure that."""
+        self.let_go = 0
+        """How often the loop let go of the GIL for a moment, because it seemed to starve the others."""
 
     @classmethod
     def of_running_loop(cls) -> LoopBridge:
@@ -48,7 +67,25 @@ class LoopBridge:
         bridge: LoopBridge | None = getattr(_current, "bridge", None)
         if bridge is None or bridge.loop is not loop:
             bridge = _current.bridge = cls(loop)
+            cls._drop_closed()
         return bridge
+
+    @property
+    def awaited(self) -> int:
+        """Messages sent from this loop that have not come back, answered or not."""
+        return self._awaited
+
+    @property
+    def watching(self) -> bool:
+        """Whether the loop looks now and then for starvation: until no message is awaited."""
+        return self._watch is not None
+
+    def sent(self) -> None:
+        """Expect one message more to come back. Only on the loop, after its admission."""
+        self._awaited += 1
+        if self._watch is None:
+            self._watch = StarvationWatch(time.monotonic(), time.thread_time())
+            self.loop.call_later(FIRST_LOOK_S, self._look)
 
     def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
         """Leave a reply for the loop. Any thread; never blocks. Needs a `wake` after it."""
@@ -60,6 +97,7 @@ class LoopBridge:
             self._drop()
         elif not self._waking:
             self._waking = True
+            _pending.add(self)
             try:
                 self.loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:  # closed between the question and the call
@@ -67,15 +105,39 @@ class LoopBridge:
 
     def _deliver(self) -> None:
         self._waking = False
+        _pending.discard(self)
         posted = self._posted
-        for _ in range(min(len(posted), _MOST_AT_ONCE)):
-            envelope, value, error = posted.popleft()
-            envelope.deliver(value, error)
-        if posted:
-            self.wake()
+        self._last_reply = time.monotonic()
+        count = min(len(posted), _MOST_AT_ONCE)
+        self._awaited -= count
+        try:
+            for _ in range(count):
+                envelope, value, error = posted.popleft()
+                envelope.deliver(value, error)
+        finally:  # also when somebody's `discard` raised
+            if posted:
+                self.wake()
+
+    def _look(self) -> None:
+        assert self._watch is not None
+        if self._awaited <= 0:
+            self._watch = None
+            return
+        starving, pause = self._watch.look(time.monotonic(), time.thread_time(), self._last_reply)
+        if starving and self.lets_go:
+            self.let_go += 1
+            select.select((), (), (), LET_GO_S)
+        self.loop.call_later(pause, self._look)
+
+    @staticmethod
+    def _drop_closed() -> None:
+        for bridge in tuple(_pending):
+            if bridge.loop.is_closed():
+                bridge._drop()
 
     def _drop(self) -> None:
         self._waking = False
+        _pending.discard(self)
         while True:
             try:
                 envelope, value, error = self._posted.popleft()

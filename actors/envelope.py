@@ -126,8 +126,22 @@ class Envelope:
                 self.discard(value)
         elif error is None:
             self.future.set_result(value)
+        elif isinstance(error, StopIteration):  # which no future takes; Python says so of generators, too
+            self.future.set_exception(RuntimeError(f"the handler raised {error!r}"))
         else:
             self.future.set_exception(error)
+
+    def unclaimed(self) -> None:
+        """Discard a result that was delivered, but to a task that was cancelled before it could look."""
+        future = self.future
+        assert future is not None
+        if (
+            future.done()
+            and not future.cancelled()
+            and future.exception() is None
+            and self.discard is not None
+        ):
+            self.discard(future.result())
 
     def undeliverable(self) -> None:
         """Count a reply whose event loop had closed before it could be delivered."""

@@ -49,6 +49,7 @@ class Mailbox:
         self._control: deque[Envelope] = deque()
         self._closed: str | None = None
         self._sleeping = False
+        self._nudged = False
         self._bell = threading.Lock()
         self._bell.acquire()
         self._numbers = itertools.count(1)
@@ -89,11 +90,17 @@ class Mailbox:
     def put(self, envelope: Any) -> None:
         """Accept one of pykka's own envelopes: the inbox side of a pykka `ActorRef`.
 
-        Raises as `admit` does: pykka's `ask` and `tell` never wait for room.
+        Raises as `admit` does: pykka's `ask` and `tell` never wait for room. An `ask` or `stop` that comes
+        after the close gets its error through its future, as pykka's own do when the actor is dead.
         """
         message, reply_to = envelope.message, envelope.reply_to
         stop = isinstance(message, _ActorStop)
-        self.admit(Envelope(message, reply_to=reply_to), waits=stop)
+        try:
+            self.admit(Envelope(message, reply_to=reply_to), waits=stop)
+        except ActorStopped as error:
+            if reply_to is None:
+                raise
+            reply_to.set_exception((type(error), error, error.__traceback__))
 
     def take(self, most: int, timeout: float | None = None) -> list[Envelope]:
         """The next messages in order, control first; waits up to `timeout` seconds for one. Actor's side.
@@ -101,11 +108,13 @@ class Mailbox:
         Why no message is slept through: the actor declares itself asleep under the lock that senders
         add under, having seen both deques empty. Whoever adds next finds the declaration, withdraws it
         and rings, once. A timeout that finds it withdrawn knows that a ring is on its way, and waits
-        for it, so that no ring is left over for a later sleep.
+        for it, so that no ring is left over for a later sleep. A nudge that finds nobody asleep is kept
+        for the next take: it may have come between the actor's look around and its sleep.
         """
         with self._lock:
             batch = self._pop(most)
-            if batch or (timeout is not None and timeout <= 0.0):
+            nudged, self._nudged = self._nudged, False
+            if batch or nudged or (timeout is not None and timeout <= 0.0):
                 return batch
             self._sleeping = True
         rung = self._bell.acquire(timeout=-1 if timeout is None else timeout)
@@ -119,9 +128,10 @@ class Mailbox:
             return self._pop(most)
 
     def nudge(self) -> None:
-        """Wake the actor for a look around, without a message. Any thread."""
+        """Wake the actor for a look around, without a message: its present take, or its next. Any thread."""
         with self._lock:
             ring, self._sleeping = self._sleeping, False
+            self._nudged = not ring
         if ring:
             self._bell.release()
 
@@ -171,9 +181,14 @@ class Mailbox:
 
     def _make_room(self) -> None:
         """Drop messages whose senders have gone; they hold no place. Under the lock, and only when full."""
-        waiting = [envelope for envelope in self._ordinary if not envelope.withdrawn]
-        self.withdrawn += len(self._ordinary) - len(waiting)
-        self._ordinary = deque(waiting)
+        waiting: deque[Envelope] = deque()
+        for envelope in self._ordinary:
+            if envelope.withdrawn:
+                self.withdrawn += 1
+                envelope.settle(None, ActorStopped(reason="withdrawn"))  # for its loop's count, unhurried
+            else:
+                waiting.append(envelope)
+        self._ordinary = waiting
         if len(waiting) >= self.capacity:
             raise MailboxFull(capacity=self.capacity)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+import os
 import threading
 import time
 from collections import deque
@@ -102,6 +103,8 @@ class CudnnActor(Actor):
         self._plans = PlanCache()
         self._last_run_ns: dict[str, int] = {}
         self._fault: FaultRule | None = None
+        self._filling: BufferRef | None = None
+        self._progress_s = 0.0
         self._unfenced: list[_Work] = []
         self._fenced: deque[tuple[Fence, list[_Work]]] = deque()
         self._handlers: dict[type, Callable[[Any], Any]] = {
@@ -137,26 +140,44 @@ class CudnnActor(Actor):
 
     def on_stop(self) -> None:
         """Finish what is enqueued and close the engine."""
-        self._fence()
-        while self._fenced:
-            self._settle_finished()
+        try:
+            self._outlast_fences()
+        except Exception as error:
+            self.on_crash(error, None, [])
+            raise
+        self.flush()
         self._close_engine()
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
-        """Judge every request that was running, and leave the others, in order, to the successor."""
+        """Judge every request that was running, and leave the others, in order, to the successor.
+
+        Where the memory died with the context there is none: whoever waits gets `ContextLost`.
+        """
+        cause, engine = str(error) or repr(error), self._engine
+        outlives = engine is None or engine.outlives_context
         self._state.mailbox.restore(waiting)
         running = [work.envelope for work in self._unfinished()]
         if current is not None and all(current is not envelope for envelope in running):
             running.append(current)
-        outlives = self._engine is None or self._engine.outlives_context
-        again = [e for e in running if self._judge(e, str(error) or repr(error), outlives_context=outlives)]
+        again = [e for e in running if self._judge(e, cause, outlives_context=outlives)]
         self._state.mailbox.restore(again)
-        for work in self._unfinished():
-            self._release(work.slots)
+        self._give_up_buffers()
         if not outlives:
             self._memory.lose_all()
+            for envelope in self._state.mailbox.take(len(self._state.mailbox), 0.0):
+                self.settle(envelope, None, ContextLost(status="context lost", detail=cause))
+        self.flush()
         if not self.abandoned_alive:
             self._close_engine()
+
+    def _give_up_buffers(self) -> None:
+        """Let go of what unfinished work holds, and of buffers whose references nobody has received."""
+        for work in self._unfinished():
+            self._release(work.slots)
+            if isinstance(work.reply, BufferRef):
+                self._tear(work.reply)
+        if self._filling is not None:
+            self._tear(self._filling)
 
     def _judge(self, envelope: Envelope, cause: str, *, outlives_context: bool) -> bool:
         """Whether a request that was running is to run again; if not, it has been answered."""
@@ -212,6 +233,12 @@ class CudnnActor(Actor):
         if engine is not None:
             engine.close()
 
+    def _leave_if_disowned(self) -> None:
+        """End a lost thread that has come back: its engine is all that it may touch."""
+        if self.disowned:
+            self._close_engine()
+            raise Crash("came back after it had been given up")
+
     # Messages.
 
     def on_receive(self, message: Any) -> Any:
@@ -258,20 +285,31 @@ class CudnnActor(Actor):
 
     def _build(self, lowered: Lowered) -> Plan:
         try:
-            return self._open_engine.build(lowered.graph, workspace_limit=self._state.workspace_limit)
+            plan = self._open_engine.build(lowered.graph, workspace_limit=self._state.workspace_limit)
         except EngineFailure as failure:
             raise self._diagnose(failure, "build") from failure
+        self._leave_if_disowned()
+        return plan
 
     def _allocate(self, message: Allocate) -> Any:
         _require("spec", message.spec, TensorSpec)
-        ref = self._reserve(message.spec)
+        assert self.current is not None
+        if not self.current.wants_reply:
+            raise InvalidRequest(
+                field="message", value="Allocate", problem="is told, so nobody gets the buffer", fix="ask it"
+            )
         if message.data is None:
-            return ref
+            self._run_faults("allocate")
+            return self._reserve(message.spec)
+        self._filling = ref = self._reserve(message.spec)
         try:
             return self._write("data", ref, message.data, reply=ref)
         except BaseException:
-            self._memory.free(ref)
+            if not self.disowned:
+                self._memory.free(ref)
             raise
+        finally:
+            self._filling = None
 
     def _reserve(self, spec: TensorSpec) -> BufferRef:
         memory = self._memory
@@ -282,6 +320,9 @@ class CudnnActor(Actor):
                 fd = self._open_engine.create_arena(number, nbytes)
             except MemoryError:
                 raise OutOfMemory(requested=nbytes, in_use=memory.arena_bytes, limit=None) from None
+            if self.disowned:
+                os.close(fd)
+            self._leave_if_disowned()
             memory.add_arena(number, nbytes, fd)
         return memory.allocate(spec)
 
@@ -314,27 +355,32 @@ class CudnnActor(Actor):
     def _fill(self, message: Fill) -> Any:
         slot = self._slot("dst", message.dst)
         _require("value", message.value, numbers.Real)
+        _check_fits_float(message.value)
         place = self._binding(slot)
         return self._run_engine("fill", [slot], self._open_engine.fill, place, message.value)
 
     def _free(self, message: Free) -> None:
+        self._run_faults("free")
         self._memory.free(message.buffer)
         idle = self._memory.idle_arenas()
         if len(idle) > _IDLE_ARENAS:
             self._drop(idle[_IDLE_ARENAS:])
 
     def _warm(self, message: Warm) -> int:
+        wanted = self._state.lowered_all(message)
+        if self._fault is not None and self._fault.fault is not Fault.REJECT_BUILD:
+            self._run_faults("warm")
         built = 0
-        for request in message.messages:
-            lowered = self._state.lowered(request)
+        for lowered in wanted:
             if lowered.graph.digest() not in self._plans:
-                with contextlib.suppress(UnsupportedGraph, OutOfMemory):
+                with contextlib.suppress(UnsupportedGraph, OutOfMemory, QuarantinedRequest):
                     self._plan(lowered)
                     built += 1
         return built
 
     def _drain(self, _: Drain) -> Any:
         assert self.current is not None
+        self._run_faults("drain")
         if not self._unfenced and not self._fenced:
             return None
         self._unfenced.append(_Work(self.current, None, ()))
@@ -410,9 +456,9 @@ class CudnnActor(Actor):
         try:
             result = call(*args)
         except EngineFailure as failure:
+            self._leave_if_disowned()
             raise self._diagnose(failure, tag) from failure
-        if self.disowned:
-            raise Crash("came back after it had been given up")
+        self._leave_if_disowned()
         return result
 
     def _diagnose(self, failure: EngineFailure, tag: str) -> Exception:
@@ -456,16 +502,28 @@ class CudnnActor(Actor):
     def poll(self) -> float | None:
         """Answer what the device has finished; ask to be called again while it works."""
         self._settle_finished()
+        # A device that does not get on is a hang like any other: the watchdog reads this between messages.
+        self.busy_since = self._progress_s if self._fenced else None
         return _POLL_S if self._fenced else None
 
     def _fence(self) -> None:
         if self._unfenced:
+            if not self._fenced:
+                self._progress_s = time.monotonic()
             self._fenced.append((self._open_engine.fence(), self._unfenced))
             self._unfenced = []
+
+    def _outlast_fences(self) -> None:
+        self._fence()
+        while self._fenced:
+            self._settle_finished()
+            if self._fenced and self.abandoned.wait(_POLL_S):
+                raise Crash("its device had not finished when it was given up")
 
     def _settle_finished(self) -> None:
         while self._fenced and self._open_engine.finished(self._fenced[0][0]):
             _, finished = self._fenced.popleft()
+            self._progress_s = time.monotonic()
             for work in finished:
                 self._release(work.slots)
                 self.settle(work.envelope, work.reply)
@@ -489,6 +547,15 @@ def _require(field: str, value: object, kind: type) -> None:
             if kind is BufferRef
             else f"pass a {kind.__name__}",
         )
+
+
+def _check_fits_float(value: float) -> None:
+    try:
+        float(value)
+    except OverflowError:
+        raise InvalidRequest(
+            field="value", value=value, problem="is past the largest float", fix="use a smaller number"
+        ) from None
 
 
 def _overlap(lowered: Lowered, slots: list[Slot]) -> InvalidRequest:

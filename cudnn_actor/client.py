@@ -22,6 +22,7 @@ from cudnn_actor.protocol.errors import (
     DeadlineExceeded,
     InvalidRequest,
     ServiceStopped,
+    StaleBufferError,
 )
 from cudnn_actor.protocol.messages import (
     Allocate,
@@ -57,7 +58,7 @@ _REFERENCES: dict[type, tuple[str, ...]] = {
     Fill: ("dst",),
     Free: ("buffer",),
 }
-_OTHERS = frozenset({Allocate, Ping, GetStatistics, Warm, Drain})
+_OTHERS = frozenset({Allocate, Ping, GetStatistics, Drain})
 
 
 class CudnnRef:
@@ -171,12 +172,11 @@ class CudnnRef:
         """The check at sending: shapes, and references that are stale already. The actor checks again."""
         self._state.mailbox.check_open()
         if type(message) in _COMPUTE:
-            resolve = self._state.memory.resolve
-            for name in self._state.lowered(message).buffers:  # type: ignore[arg-type]
-                resolve(getattr(message, name), name)
+            self._resolve(message, self._state.lowered(message).buffers)  # type: ignore[arg-type]
         elif type(message) in _REFERENCES:
-            for name in _REFERENCES[type(message)]:
-                self._state.memory.resolve(getattr(message, name), name)
+            self._resolve(message, _REFERENCES[type(message)])
+        elif type(message) is Warm:
+            self._state.lowered_all(message)
         elif type(message) not in _OTHERS:
             raise InvalidRequest(
                 field="message",
@@ -184,6 +184,14 @@ class CudnnRef:
                 problem="is no message of this service",
                 fix="send one of cudnn_actor.protocol.messages",
             )
+
+    def _resolve(self, message: Message, fields: Sequence[str]) -> None:
+        try:
+            for name in fields:
+                self._state.memory.resolve(getattr(message, name), name)
+        except StaleBufferError:
+            self._state.mailbox.check_open()  # a service that ends closes its mailbox, then frees its buffers
+            raise
 
     # Memory.
 
@@ -256,6 +264,7 @@ class CudnnRef:
         numerics: Numerics | None = None,
     ) -> BufferRef:
         """Convolution forward into a new buffer of x's dtype and layout; see `ConvFwd`."""
+        _require_types(x=x, w=w, conv=conv)
         y = await self._result(conv.output_dims(x.spec.dims, w.spec.dims), like=x)
         message = ConvFwd(
             x=x,
@@ -284,7 +293,8 @@ class CudnnRef:
         `dims` are the result's; None for the smallest input that has such an output. With a stride over
         1 several do.
         """
-        wanted = conv.input_dims(dy.spec.dims, w.spec.dims) if dims is None else tuple(dims)
+        _require_types(dy=dy, w=w, conv=conv)
+        wanted = conv.input_dims(dy.spec.dims, w.spec.dims) if dims is None else dims
         dx = await self._result(wanted, like=dy)
         message = ConvBwdData(dy=dy, w=w, dx=dx, conv=conv, alpha=alpha, numerics=numerics or Numerics())
         return await self._filled(dx, message)
@@ -300,7 +310,8 @@ class CudnnRef:
         numerics: Numerics | None = None,
     ) -> BufferRef:
         """Gradient by the filter, of dims (K, C / groups, filter), into a new buffer; see `ConvBwdFilter`."""
-        dw = await self._result(tuple(dims), like=x)
+        _require_types(x=x, dy=dy, conv=conv)
+        dw = await self._result(dims, like=x)
         message = ConvBwdFilter(x=x, dy=dy, dw=dw, conv=conv, alpha=alpha, numerics=numerics or Numerics())
         return await self._filled(dw, message)
 
@@ -405,12 +416,11 @@ class _Spawning:
         if failure is None:
             await self._gpu.aclose()
             failure = self._service.failure()
+        ours_alone = False
         if self._cancelled and body is not None:
             ours_alone = body.uncancel() <= self._cancelling
-            if kind is asyncio.CancelledError and ours_alone and failure is not None:
-                raise failure from error
-        elif kind is None and failure is not None:
-            raise failure
+        if failure is not None and (kind is None or (kind is asyncio.CancelledError and ours_alone)):
+            raise failure from error
 
 
 async def _outlast(stopped: Awaitable[Any]) -> None:
@@ -426,8 +436,29 @@ async def _outlast(stopped: Awaitable[Any]) -> None:
         raise cancelled
 
 
+def _require_types(**fields: object) -> None:
+    """References and a `ConvSpec`, before dims are worked out from them; the messages check everything."""
+    for name, value in fields.items():
+        wanted: type = ConvSpec if name == "conv" else BufferRef
+        if not isinstance(value, wanted):
+            raise InvalidRequest(
+                field=name,
+                value=value,
+                problem=f"is {type(value).__name__} where a {wanted.__name__} belongs",
+                fix="upload arrays first: await gpu.upload(array)" if wanted is BufferRef else "pass one",
+            )
+
+
 def _as_array(values: Any) -> np.ndarray:
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(
+            field="array",
+            value=type(values).__name__,
+            problem=f"makes no array: {error}",
+            fix="give rows of equal length, or an array on the host",
+        ) from error
     if DType.of(array.dtype) is None and array.dtype.kind not in "iufb":
         raise InvalidRequest(
             field="array",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import msgspec
@@ -61,6 +62,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
                 require_whole(name, getattr(self, name), 1)
         for name in ("period_s", "hang_after_s"):
             require_seconds(name, getattr(self, name), positive=True)
+        if self.hang_after_s > threading.TIMEOUT_MAX:
+            raise _invalid(
+                "hang_after_s", self.hang_after_s, "is longer than a thread can wait", "1e6 is eleven days"
+            )
         _check_faults(self.faults)
 
 

@@ -14,17 +14,18 @@ from typing import Any
 import pykka
 
 from cudnn_actor.actor import CudnnActor
-from cudnn_actor.actors import Actor, Mailbox, MailboxRef
+from cudnn_actor.actors import Actor, Envelope, Mailbox, MailboxRef
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.event_log import EventLog
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options, make_options
-from cudnn_actor.protocol.errors import ServiceStopped, StartFailed
+from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StartFailed
 from cudnn_actor.state import ServiceState
 from cudnn_actor.supervision import (
     ChildPolicy,
     ChildSpec,
     Escalated,
+    ExitReason,
     FaultInjector,
     LifecycleEvent,
     Restart,
@@ -40,6 +41,8 @@ __all__ = ["CudnnService", "child_spec", "start"]
 
 CHILD = "cudnn"
 """The actor's id under its supervisor, in events and log lines."""
+_SHUTDOWN_S, _READY_WITHIN_S = 10.0, 300.0
+"""Of a whole service under a supervisor of the user's: more than its own supervisor gives its actor."""
 
 
 class CudnnService:
@@ -60,9 +63,9 @@ class CudnnService:
         self.options = options
         self.device, self._engine = choose_engine(options.device)
         self.events = EventLog()
-        self.started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.started: concurrent.futures.Future[None] = _promise()
         """Done when the actor is ready; fails with `StartFailed` when it never will be."""
-        self.stopped: concurrent.futures.Future[Escalated | None] = concurrent.futures.Future()
+        self.stopped: concurrent.futures.Future[Escalated | None] = _promise()
         """Done when the service has ended; its result says whether, and why, it gave up."""
         self._gone = threading.Event()
         faults = FaultInjector(options.faults) if options.faults is not None else None
@@ -79,16 +82,29 @@ class CudnnService:
         self._escalated: Escalated | None = None
 
     def make_supervisor(self) -> Supervisor:
-        """The supervisor of this service, not yet launched. A second one starts the service anew."""
+        """The supervisor of this service, not yet launched. One made after its end starts the service anew.
+
+        Raises `InvalidRequest` while the service runs.
+        """
+        if self._supervisor is not None:
+            raise InvalidRequest(
+                field="service", value="running", problem="has been started already", fix="spawn another one"
+            )
         if self.stopped.done():
             self._renew()
         policy = ChildPolicy(id=CHILD, restart=Restart.TRANSIENT)
         child = ChildSpec(policy=policy, make=self._make_actor, hang_after_s=self.options.hang_after_s)
-        intensity = RestartIntensity(max_restarts=self.options.max_restarts, period_s=self.options.period_s)
-        self._supervisor = Supervisor(
-            [child], intensity=intensity, parent=self._parent, listener=self._on_event
-        )
-        return self._supervisor
+        # Where the memory dies with the context a successor would have nothing to go on with.
+        restarts = self.options.max_restarts if self._engine().outlives_context else 0
+        intensity = RestartIntensity(max_restarts=restarts, period_s=self.options.period_s)
+
+        def listen(event: LifecycleEvent) -> None:
+            if self._supervisor is supervisor:  # a lost one that comes back is not heard
+                self._on_event(event)
+
+        supervisor = _ServiceSupervisor([child], intensity=intensity, parent=self._parent, listener=listen)
+        self._supervisor = supervisor
+        return supervisor
 
     def launch(self) -> None:
         """Start; `started` tells when it is done. Never blocks."""
@@ -111,6 +127,7 @@ class CudnnService:
         return CudnnActor(self.state, self._engine, incarnation)
 
     def _on_event(self, event: LifecycleEvent) -> None:
+        self.events.append(event)  # first: who waits for a start or an end finds it told
         match event:
             case Started():
                 self.started.set_result(None)
@@ -124,20 +141,21 @@ class CudnnService:
                 self._ended(event)
             case Stopped():
                 self.end(event.reason.cause or str(event.reason))  # without its actor it serves nobody
-        self.events.append(event)
 
     def _ended(self, event: Stopped) -> None:
         reason = str(event.reason) if self._escalated is None else f"gave up: {self._escalated.cause}"
         self._gone.set()
         self.state.mailbox.close(reason)
         self.state.memory.close()
+        self._supervisor = None
         if not self.started.done():
             self.started.set_exception(StartFailed(detail=reason))
         self.stopped.set_result(self._escalated)
 
     def _renew(self) -> None:
         self._escalated = None
-        self.started, self.stopped = concurrent.futures.Future(), concurrent.futures.Future()
+        self.events = EventLog()
+        self.started, self.stopped = _promise(), _promise()
         self.state.memory = self._new_memory()
         self.state.mailbox.reopen()
         self._gone.clear()
@@ -150,6 +168,25 @@ class CudnnService:
         if self._escalated is None:
             return None
         return ServiceStopped(reason=f"gave up: {self._escalated.cause}")
+
+
+class _ServiceSupervisor(Supervisor):
+    """A supervisor that a supervisor of the user's may kill: then, too, its service ends for everybody."""
+
+    def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
+        """Give up the actor, so that what it was asked is answered; then say that the service has stopped."""
+        for actor in tuple(self._actors.values()):
+            self._kill(actor)
+        super().on_crash(error, current, waiting)
+        if self._failure is None:  # which is raised behind the last event
+            self._emit(Stopped(child=None, reason=ExitReason.killed(str(error))))
+
+
+def _promise() -> concurrent.futures.Future[Any]:
+    """A future that a waiter who gives up, and so cancels it, cannot take from the others."""
+    promise: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    promise.set_running_or_notify_cancel()
+    return promise
 
 
 def start(*, parent: pykka.ActorRef[Any] | None = None, **options: Any) -> CudnnService:
@@ -193,5 +230,5 @@ def child_spec(
         See `Options`.
     """
     service = CudnnService(make_options(options))
-    policy = ChildPolicy(id=id, restart=restart)
+    policy = ChildPolicy(id=id, restart=restart, shutdown_s=_SHUTDOWN_S, ready_within_s=_READY_WITHIN_S)
     return ChildSpec(policy=policy, make=lambda _: service.make_supervisor()), service

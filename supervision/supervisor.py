@@ -142,6 +142,7 @@ class Supervisor(Actor):
         self._parent = parent
         self._listener = listener
         self._actors: dict[str, Actor] = {}
+        self._now = 0.0
         self._timers: list[tuple[float, int, TimerKey]] = []
         self._timer_numbers = itertools.count()
         self._live_timers: set[TimerKey] = set()
@@ -224,7 +225,8 @@ class Supervisor(Actor):
         return self._state.children[self._state.policy.index_of(child)].incarnation
 
     def _step(self, signal: Signal) -> None:
-        self._state, effects = decide(self._state, signal, time.monotonic())
+        self._now = time.monotonic()
+        self._state, effects = decide(self._state, signal, self._now)
         for effect in effects:
             self._carry_out(effect)
 
@@ -240,7 +242,8 @@ class Supervisor(Actor):
                     self._kill(actor)
             case SetTimer():
                 self._live_timers.add(effect.key)
-                heapq.heappush(self._timers, (effect.at, next(self._timer_numbers), effect.key))
+                late = time.monotonic() - self._now  # a kill before it may have taken its time
+                heapq.heappush(self._timers, (effect.at + late, next(self._timer_numbers), effect.key))
             case CancelTimer():
                 self._live_timers.discard(effect.key)
             case Emit():

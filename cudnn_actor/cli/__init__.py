@@ -1,0 +1,100 @@
+"""The command line: `cudnn-actor demo | doctor | bench`.
+
+Importing this imports no command. The one that is asked for is imported then, so that `doctor` never
+waits for, or fails over, what only `demo` needs.
+
+===========  =========================================================
+exit status  meaning
+===========  =========================================================
+0            done
+1            the service failed; its log is printed
+2            the command can't be carried out as given; one line says why
+130          interrupted (Ctrl-C)
+===========  =========================================================
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cudnn_actor.cli.logbook import LogBook
+from cudnn_actor.cli.problems import UserError
+from cudnn_actor.protocol.errors import CudnnActorError
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "demo": "filter a photograph, undo a camera shake, and survive a crash on the way",
+    "doctor": "say what was found, what is missing, and whether the service works",
+    "bench": "measure latencies and throughput",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; the table stands in the module's header.
+
+    Parameters
+    ----------
+    argv
+        The words after the program's name; None for the process's own.
+
+    Raises
+    ------
+    SystemExit
+        Of argparse: status 2 for words that mean nothing, 0 after `--help`.
+    """
+    _never_fail_over_a_character()
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser, run = _parser(words)
+    args = parser.parse_args(words)
+    if run is None:
+        parser.print_help(sys.stderr)
+        return 2
+    with LogBook(live=args.verbose) as logbook:
+        return _run(run, args, logbook)
+
+
+def _run(run: Callable[[argparse.Namespace], int], args: argparse.Namespace, logbook: LogBook) -> int:
+    try:
+        status = run(args)
+    except UserError as error:
+        print(f"cudnn-actor: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except CudnnActorError as error:
+        print(f"cudnn-actor: {type(error).__name__}: {error}", file=sys.stderr)
+        status = 1
+    if status:
+        logbook.print()
+    return status
+
+
+def _parser(words: Sequence[str]) -> tuple[argparse.ArgumentParser, Callable[..., int] | None]:
+    """The parser, and what runs the command that is asked for; None where it is none."""
+    parser = argparse.ArgumentParser(
+        prog="cudnn-actor", description="One supervised actor per GPU that owns cuDNN."
+    )
+    commands = parser.add_subparsers(metavar="COMMAND")
+    run: Callable[..., int] | None = None
+    asked = words[0] if words else ""
+    for name, summary in _COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        if name == asked:
+            module: Any = importlib.import_module(f"cudnn_actor.cli.{name}")
+            module.add_arguments(command)
+            command.add_argument("-v", "--verbose", action="store_true", help="show the log as it is written")
+            run = module.run
+    return parser, run
+
+
+def _never_fail_over_a_character() -> None:
+    """A terminal or a log in an old encoding shows question marks, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

@@ -1,0 +1,60 @@
+"""The linear algebra library under NumPy, and how many threads it uses."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+__all__ = ["Blas", "find_blas"]
+
+_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+_COUNTERS = (
+    "scipy_openblas_get_num_threads64_",
+    "scipy_openblas_get_num_threads",
+    "openblas_get_num_threads64_",
+    "openblas_get_num_threads",
+)
+
+
+class Blas(msgspec.Struct, frozen=True, kw_only=True):
+    """Name and version; `threads` is None where the library doesn't say; `settings` are the environment's."""
+
+    name: str
+    threads: int | None
+    settings: dict[str, str]
+
+
+def find_blas() -> Blas:
+    """What NumPy was built with and runs with."""
+    built: Any = np.show_config(mode="dicts")
+    blas = built.get("Build Dependencies", {}).get("blas", {})
+    settings = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    return Blas(
+        name=f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
+        threads=_threads(),
+        settings=settings,
+    )
+
+
+def _threads() -> int | None:
+    """Ask the library that this process has loaded; only OpenBLAS, which NumPy's wheels bring, is known."""
+    for path in _loaded("openblas"):
+        library = ctypes.CDLL(path)
+        for name in _COUNTERS:
+            if hasattr(library, name):
+                return int(getattr(library, name)())
+    return None
+
+
+def _loaded(part: str) -> list[str]:
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[-1] for line in lines if part in line}
+    return sorted(path for path in paths if path.startswith("/"))

@@ -1,0 +1,40 @@
+"""Gradient descent with Nesterov's momentum: for functions that are much steeper one way than another."""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["Descent"]
+
+
+class Descent:
+    """Follows gradients to the minimum of a convex function.
+
+    The momentum starts anew where it points uphill (O'Donoghue and Candès, 2015,
+    https://doi.org/10.1007/s10208-013-9150-3), so it needs no tuning.
+
+    Parameters
+    ----------
+    start
+        Where to begin.
+    step
+        The reciprocal of the function's largest curvature, or less.
+    """
+
+    def __init__(self, start: np.ndarray, step: float) -> None:
+        self.best = start.copy()
+        """The point reached."""
+        self.probe = start.copy()
+        """Where the next gradient is wanted: ahead of the point, by the momentum."""
+        self._step = np.float32(step)
+        self._age = 0
+
+    def follow(self, gradient: np.ndarray) -> None:
+        """Take one step, given the gradient at `probe`."""
+        reached = self.probe - self._step * gradient
+        move = reached - self.best
+        if np.vdot(gradient, move) > 0:
+            self._age = 0
+        self.probe = reached + np.float32(self._age / (self._age + 3)) * move
+        self.best = reached
+        self._age += 1

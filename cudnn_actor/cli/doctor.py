@@ -1,0 +1,74 @@
+"""`cudnn-actor doctor`: what was found, what is missing, and whether the service works."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from cudnn_actor.cli.diagnosis import Diagnosis, diagnose
+
+__all__ = ["add_arguments", "run"]
+
+_GOOD, _ABSENT, _BAD = ("[green]✓[/]", "[dim]-[/]", "[red]✗[/]")
+_Row = tuple[str, str, str, str]
+_RELEASE = "This release runs the CPU engine only: it uses no GPU, and needs none of the CUDA packages."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's words."""
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit status is 0 when the service works, and 1 when it doesn't."""
+    found = diagnose()
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        _show(found, Console(highlight=False, soft_wrap=True))
+    return 0 if found.trial.ok else 1
+
+
+def _show(found: Diagnosis, console: Console) -> None:
+    console.print(f"[bold]cudnn-actor {found.version}[/]  {found.python}  {found.platform}\n")
+    for mark, name, value, detail in [*_service(found), *_gpus(found), *_packages(found), *_machine(found)]:
+        console.print(f"{mark} {name:<15} {value:<14} {detail}".rstrip())
+    console.print(f"\n{_RELEASE}")
+    for missing in found.missing:
+        console.print(f"\n{missing.what}: not installed, needed for {missing.needed_for}. To install:")
+        console.print(Text(f"    {missing.command}"))
+
+
+def _service(found: Diagnosis) -> Iterator[_Row]:
+    trial = found.trial
+    yield (_GOOD if trial.ok else _BAD), "service", ("works" if trial.ok else "FAILED"), trial.detail
+    yield (_GOOD if trial.device else _BAD), 'device="auto"', trial.device or "none", trial.reason or ""
+
+
+def _gpus(found: Diagnosis) -> Iterator[_Row]:
+    driver = found.driver
+    yield (_GOOD if driver.found else _ABSENT), "NVIDIA driver", driver.version or "none", driver.detail
+    for number, gpu in enumerate(driver.gpus):
+        memory = f"{gpu.memory_bytes / 2**30:.0f} GiB"
+        yield _GOOD, f"GPU {number}", gpu.name, f"{memory}, compute capability {gpu.capability}"
+    if not driver.gpus:
+        yield _ABSENT, "GPU", "none", ""
+
+
+def _packages(found: Diagnosis) -> Iterator[_Row]:
+    for name, version in found.packages.items():
+        yield (_GOOD if version else _ABSENT), name, version or "not installed", ""
+    for name, version in found.required.items():
+        yield (_GOOD if version else _BAD), name, version or "not installed", ""
+
+
+def _machine(found: Diagnosis) -> Iterator[_Row]:
+    blas = found.blas
+    threads = "threads: unknown" if blas.threads is None else f"threads: {blas.threads}"
+    settings = [f"{name}={value}" for name, value in blas.settings.items()]
+    yield _GOOD, "cores", str(found.cores), "that this process may use"
+    yield _GOOD, "BLAS", blas.name, " ".join([threads, *settings])

@@ -1,0 +1,81 @@
+"""Photographs in: whatever Pillow reads, as an array of colours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib import cbook
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from cudnn_actor.cli.problems import UserError
+
+__all__ = ["LONGEST_SIDE", "SHORTEST_SIDE", "luminance", "read_photograph"]
+
+LONGEST_SIDE = 400
+"""Pixels. Larger photographs are scaled down: 5x5 filters are to be seen at work."""
+SHORTEST_SIDE = 48
+"""Pixels. Smaller photographs have no room for what the demo does."""
+
+_LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+
+
+def read_photograph(path: Path | None) -> np.ndarray:
+    """A photograph of dims (3, height, width), float32, 0 to 1.
+
+    Parameters
+    ----------
+    path
+        An image file; None for the photograph that matplotlib ships (Grace Hopper, public domain).
+
+    Raises
+    ------
+    UserError
+        There is no such file, it is no image, or it is too small.
+    """
+    image = _open(path or Path(str(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))))
+    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
+    if min(image.size) < SHORTEST_SIDE:
+        width, height = image.size
+        raise UserError(
+            f"{path} is {width} x {height} at the demo's scale; give an image whose sides are both "
+            f"{SHORTEST_SIDE} pixels or more"
+        )
+    return np.ascontiguousarray(np.asarray(image, dtype=np.float32).transpose(2, 0, 1)) / 255
+
+
+def luminance(photo: np.ndarray) -> np.ndarray:
+    """The brightness of a photograph, dims (height, width): ITU-R BT.601 weights."""
+    return np.tensordot(_LUMINANCE, photo, axes=1)
+
+
+def _open(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            return _upright_colour(image)
+    except FileNotFoundError:
+        raise UserError(f"there is no image {path}") from None
+    except UnidentifiedImageError:
+        raise UserError(f"{path} is no image that Pillow can read; give a JPEG or a PNG") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def _upright_colour(image: Image.Image) -> Image.Image:
+    """Three colours, the way up that the camera was held; what was transparent becomes white."""
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith(("I", "F")):
+        upright = _to_8_bits(upright)
+    layers = upright.convert("RGBA")
+    white = Image.new("RGBA", layers.size, "white")
+    return Image.alpha_composite(white, layers).convert("RGB")
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """Pillow cuts deeper greys off at 255: spread what the image holds over 8 bits instead."""
+    values = np.asarray(image, dtype=np.float64)
+    low, high = float(values.min()), float(values.max())
+    scaled = (values - low) * (255 / (high - low)) if high > low else np.zeros_like(values)
+    return Image.fromarray(scaled.astype(np.uint8))

@@ -1,0 +1,55 @@
+"""Which cores the threads of a measurement run on.
+
+Two threads on one core hand over by a context switch, on two cores by waking
+the other one up, which in a virtual machine takes five times as long. So every
+figure of one request at a time is given for both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+__all__ = ["PLACEMENTS", "cores", "last_cores", "place"]
+
+PLACEMENTS = ("one core", "two cores", "free")
+"""All threads on one core; the loop's on one and the others on the next; wherever the system puts them."""
+
+_TASKS = "/proc/self/task"
+_PROCESSOR = 36
+"""Place of the last core among the fields that follow the name in `/proc/PID/stat`."""
+
+
+def cores() -> tuple[int, ...]:
+    """The cores that this process may use, at its import."""
+    return _CORES
+
+
+def place(placement: str) -> None:
+    """Put the threads that exist now in their places; those that come later start on the loop's core."""
+    loop, others = {
+        "one core": ({_CORES[0]}, {_CORES[0]}),
+        "two cores": ({_CORES[0]}, {_CORES[-1]}),
+        "free": (set(_CORES), set(_CORES)),
+    }[placement]
+    mine = threading.get_native_id()
+    for task in map(int, os.listdir(_TASKS)):
+        with contextlib.suppress(ProcessLookupError):  # it has ended in the meantime
+            os.sched_setaffinity(task, loop if task == mine else others)
+
+
+def last_cores(thread: int | None) -> tuple[int, int] | None:
+    """The cores that this thread and another (its native id) ran on last; None where nobody can tell."""
+    try:
+        return _last_core(threading.get_native_id()), _last_core(thread or 0)
+    except OSError:
+        return None
+
+
+def _last_core(task: int) -> int:
+    with open(f"{_TASKS}/{task}/stat", encoding="ascii", errors="replace") as file:
+        return int(file.read().rpartition(")")[2].split()[_PROCESSOR])
+
+
+_CORES = tuple(sorted(os.sched_getaffinity(0)))

@@ -1,0 +1,87 @@
+"""What a caller sees: each request's latency, and each error, from its own side of the service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.client import CudnnRef
+from cudnn_actor.protocol import (
+    Allocate,
+    BufferRef,
+    CudnnActorError,
+    Download,
+    Message,
+    TensorSpec,
+    Upload,
+)
+
+__all__ = ["Recorder", "Sample"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request that was answered. Times in seconds; `began_s` counts from the recorder's start."""
+
+    stage: str
+    kind: str
+    began_s: float
+    latency_s: float
+
+
+class Recorder:
+    """Asks a service and takes the time of every answer.
+
+    Parameters
+    ----------
+    gpu
+        The service.
+    """
+
+    def __init__(self, gpu: CudnnRef) -> None:
+        self._gpu = gpu
+        self._origin = time.perf_counter()
+        self.stage = ""
+        """What the requests that follow are for."""
+        self.samples: list[Sample] = []
+        self.errors = 0
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the recorder was made."""
+        return time.perf_counter() - self._origin
+
+    async def ask(self, message: Message) -> Any:
+        """Send a request and await its answer, as `CudnnRef.ask` does. Errors are counted and raised."""
+        began_s = self.now_s
+        try:
+            answer: Any = await self._gpu.ask(message)
+        except CudnnActorError:
+            self.errors += 1
+            raise
+        self.samples.append(Sample(self.stage, type(message).__name__, began_s, self.now_s - began_s))
+        return answer
+
+    async def put(self, array: np.ndarray) -> BufferRef:
+        """Upload an array into a new buffer."""
+        spec = TensorSpec.packed(array.shape, str(array.dtype))
+        buffer: BufferRef = await self.ask(Allocate(spec=spec, data=array))
+        return buffer
+
+    async def room(self, dims: Sequence[int]) -> BufferRef:
+        """A new float32 buffer."""
+        buffer: BufferRef = await self.ask(Allocate(spec=TensorSpec.packed(dims, "float32")))
+        return buffer
+
+    async def write(self, buffer: BufferRef, array: np.ndarray) -> None:
+        """Overwrite a buffer."""
+        await self.ask(Upload(dst=buffer, data=array))
+
+    async def get(self, buffer: BufferRef) -> np.ndarray:
+        """Download a buffer."""
+        array: np.ndarray = await self.ask(Download(src=buffer))
+        return array

@@ -1,0 +1,204 @@
+"""What `cudnn-actor demo` does, from the photograph to the picture.
+
+A filter bank runs on the photograph. Then a camera is shaken: from one patch, whose sharp original is
+known, the demo learns the 5x5 filter that the shake amounts to, and with it takes the shake out of
+another patch. Half-way through the learning the device context dies, by order of a fault plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from cudnn_actor.cli.filters import Filter, camera_shake, filter_bank
+from cudnn_actor.cli.findings import Findings, Outage
+from cudnn_actor.cli.fit import CURVATURE_STEPS, FilterFit, PhotoFit, convolved
+from cudnn_actor.cli.photograph import luminance, read_photograph
+from cudnn_actor.cli.picture import draw
+from cudnn_actor.cli.recorder import Recorder
+from cudnn_actor.cli.tables import request_table, verdict
+from cudnn_actor.client import CudnnRef, spawn
+from cudnn_actor.protocol import BufferRef, ConvBwdFilter, ConvFwd, ConvSpec
+from cudnn_actor.supervision import Fault, FaultPlan, Restarted, Restarting
+
+__all__ = ["tell"]
+
+FILTER_STEPS = 160
+PHOTO_STEPS = 150
+_FAULT_STEP = FILTER_STEPS // 2
+_KNOWN_SIDE, _SHAKEN_SIDE = 128, 200
+"""Pixels along the sides of the two patches, where the photograph has as many."""
+_RIM = 10
+"""Pixels at a patch's rim, which the shake has mixed with what is outside: neither shown nor judged."""
+
+
+async def tell(image: Path | None, out: Path, seed: int) -> int:
+    """Run the demo and write its picture; returns the exit status. Raises as `demo.run` says."""
+    began = time.perf_counter()
+    console = Console(highlight=False)
+    rng = np.random.default_rng(seed)
+    findings = Findings(photo=read_photograph(image), true_taps=camera_shake(rng))
+    faults = FaultPlan(seed=seed).at(CURVATURE_STEPS + _FAULT_STEP, Fault.STICKY, of=ConvBwdFilter)
+    async with spawn(faults=faults) as gpu:
+        await _Story(gpu, console, findings, rng).run()
+    console.print()
+    console.print(request_table(findings.samples))
+    console.print(f"[bold]{verdict(findings)}[/]")
+    draw(findings, out)
+    console.print(f"wrote {out} after {time.perf_counter() - began:.1f} s", soft_wrap=True)
+    return 0
+
+
+class _Story:
+    """The part of the demo that talks to the service.
+
+    Parameters
+    ----------
+    gpu
+        The service.
+    console
+        Where the progress goes.
+    findings
+        Filled in on the way.
+    rng
+        For the fit.
+    """
+
+    def __init__(self, gpu: CudnnRef, console: Console, findings: Findings, rng: np.random.Generator) -> None:
+        self._gpu = gpu
+        self._recorder = Recorder(gpu)
+        self._findings = findings
+        self._rng = rng
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description:<19}"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.completed:>3}/{task.total}"),
+            TextColumn("[cyan]{task.fields[note]:<14}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+
+    async def run(self) -> None:
+        """Everything, in order."""
+        self._say(f"[bold]cudnn-actor demo[/] on {self._gpu.device}")
+        watcher = asyncio.create_task(self._watch())
+        try:
+            with self._progress:
+                await self._run_bank()
+                await self._run_fit()
+        finally:
+            watcher.cancel()
+        await self._conclude()
+
+    def _say(self, text: str) -> None:
+        self._progress.console.print(text, soft_wrap=True)
+
+    async def _watch(self) -> None:
+        """Tell of restarts as they happen: the bar waits, and nothing else does."""
+        down_s, step = 0.0, 0
+        async for event in self._gpu.events():
+            match event:
+                case Restarting():
+                    down_s, step = self._recorder.now_s, len(self._findings.filter_losses) + 1
+                    self._say(f"  [red]✗ generation {event.generation} is lost[/]: {event.cause.cause}")
+                case Restarted():
+                    self._restarted(event, down_s, step)
+
+    def _restarted(self, event: Restarted, down_s: float, step: int) -> None:
+        outage = Outage(seen_s=down_s, downtime_s=event.downtime_s, generation=event.generation, step=step)
+        self._findings.outages.append(outage)
+        self._say(
+            f"  [green]✓ generation {event.generation} serves[/] {event.downtime_s * 1e3:.0f} ms later: "
+            "same buffers, and the request runs again"
+        )
+
+    # The filter bank.
+
+    async def _run_bank(self) -> None:
+        self._recorder.stage = "filter bank"
+        bank = filter_bank()
+        task = self._progress.add_task("filter bank", total=len(bank), note="")
+        colour = await self._recorder.put(self._findings.photo[None])
+        grey = await self._recorder.put(luminance(self._findings.photo)[None, None])
+        for each in bank:
+            response = await self._respond(each, colour if each.colour else grey)
+            self._findings.responses.append((each, response))
+            self._progress.update(task, advance=1, note=each.name)
+        self._progress.update(task, note="done")
+
+    async def _respond(self, each: Filter, x: BufferRef) -> np.ndarray:
+        """The photograph under one filter, as large as it was; the rim, where zeros came in, is cut off."""
+        recorder, channels, size = self._recorder, x.spec.dims[1], len(each.taps)
+        w = await recorder.put(np.tile(each.taps, (channels, 1, 1, 1)))
+        y = await recorder.room(x.spec.dims)
+        bias = await recorder.put(np.full(channels, each.bias, np.float32)) if each.bias else None
+        conv = ConvSpec.symmetric(2, pad=size // 2, groups=channels)
+        await recorder.ask(ConvFwd(x=x, w=w, y=y, conv=conv, bias=bias))
+        response = _inside((await recorder.get(y))[0], 2)
+        return response if each.colour else response[0]
+
+    # The camera shake.
+
+    async def _run_fit(self) -> None:
+        sharp = _patch(self._findings.photo, _SHAKEN_SIDE, top=0.15, left=0.5)
+        self._findings.sharp = _inside(sharp, _RIM)
+        self._recorder.stage = "learn the shake"
+        await self._learn(luminance(_patch(self._findings.photo, _KNOWN_SIDE, top=1.0, left=1.0)))
+        self._recorder.stage = "undo the shake"
+        await self._undo(sharp)
+
+    async def _learn(self, known: np.ndarray) -> None:
+        """Recover the filter from a patch whose sharp original is known."""
+        x = await self._recorder.put(np.ascontiguousarray(known)[None, None])
+        y = await convolved(self._recorder, x, self._findings.true_taps)
+        fit = FilterFit(self._recorder, self._rng)
+        task = self._progress.add_task("learn the 5x5 shake", total=FILTER_STEPS, note="")
+        async for loss in fit.run(x, y, FILTER_STEPS):
+            self._findings.filter_losses.append(loss)
+            self._advance(task, self._findings.filter_losses, FILTER_STEPS)
+        self._findings.found_taps = fit.taps
+
+    async def _undo(self, sharp: np.ndarray) -> None:
+        """Shake a patch, then recover it; its colours are a batch of three."""
+        x = await self._recorder.put(np.ascontiguousarray(sharp)[:, None])
+        shaken = await self._recorder.get(await convolved(self._recorder, x, self._findings.true_taps))
+        self._findings.shaken = _inside(shaken[:, 0], _RIM - 2)
+        fit = PhotoFit(self._recorder, self._findings.found_taps)
+        task = self._progress.add_task("undo it", total=PHOTO_STEPS, note="")
+        async for loss in fit.run(shaken, PHOTO_STEPS):
+            self._findings.photo_losses.append(loss)
+            self._advance(task, self._findings.photo_losses, PHOTO_STEPS)
+        self._findings.restored = _inside(fit.photo[:, 0], _RIM)
+
+    def _advance(self, task: TaskID, losses: list[float], total: int) -> None:
+        self._progress.update(task, advance=1, note=f"loss {losses[-1]:.1e}")
+        done = len(losses)
+        if done in (1, total // 2 - 1, total):  # a log without a terminal shows no bars, so it gets lines
+            self._say(f"  step {done:>3}  loss {losses[-1]:.2e}")
+
+    async def _conclude(self) -> None:
+        findings, statistics = self._findings, await self._gpu.statistics()
+        findings.samples, findings.errors = self._recorder.samples, self._recorder.errors
+        findings.restarts, findings.replayed = statistics.restarts, statistics.replayed
+        findings.device = self._gpu.device
+        before, after = findings.quality_db(findings.shaken), findings.quality_db(findings.restored)
+        self._say(f"the filter was recovered to within {findings.filter_error:.0e} a tap")
+        self._say(f"the photograph went from {before:.1f} dB to {after:.1f} dB")
+
+
+def _patch(photo: np.ndarray, side: int, *, top: float, left: float) -> np.ndarray:
+    """A square patch; `top` and `left` place it, from 0 to 1."""
+    _, height, width = photo.shape
+    side = min(side, height, width)
+    y, x = int((height - side) * top), int((width - side) * left)
+    return photo[:, y : y + side, x : x + side]
+
+
+def _inside(image: np.ndarray, rim: int) -> np.ndarray:
+    return image[..., rim:-rim, rim:-rim]

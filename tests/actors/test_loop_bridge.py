@@ -1,0 +1,209 @@
+"""Replies for event loops: coalesced, in chunks, and no trouble when the loop has closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from actor_fixtures import PATIENCE_S, Caller, Gate, in_threads, running
+
+from cudnn_actor.actors import Envelope, LoopBridge, Mailbox, ask, submit
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Counts the wake-ups asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wake_ups = 0
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
+        self.wake_ups += 1
+        return super().call_soon_threadsafe(callback, *args, context=context)
+
+
+def run_on(loop: asyncio.AbstractEventLoop, main: Callable[[], Any]) -> Any:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(main())
+
+
+def posted(bridge: LoopBridge, count: int) -> list[asyncio.Future[Any]]:
+    envelopes = [Envelope(n, future=bridge.loop.create_future(), bridge=bridge) for n in range(count)]
+    for number, envelope in enumerate(envelopes):
+        assert envelope.settle(number) is bridge
+    futures = [envelope.future for envelope in envelopes]
+    return [future for future in futures if future is not None]
+
+
+def test_a_batch_of_replies_wakes_the_loop_once() -> None:
+    loop = CountingLoop()
+
+    async def main() -> None:
+        bridge = LoopBridge.of_running_loop()
+        futures = posted(bridge, 100)
+        in_threads(*[bridge.wake] * 8)
+        assert loop.wake_ups == 1
+        assert await asyncio.gather(*futures) == list(range(100))
+        more = posted(bridge, 1)
+        bridge.wake()
+        assert loop.wake_ups == 2
+        assert await more[0] == 0
+
+    run_on(loop, main)
+
+
+async def test_the_loop_runs_other_callbacks_between_chunks_of_replies() -> None:
+    bridge = LoopBridge.of_running_loop()
+    futures = posted(bridge, 2_000)
+    done_when_others_ran: list[int] = []
+
+    def other() -> None:
+        done_when_others_ran.append(sum(future.done() for future in futures))
+        if not futures[-1].done():
+            bridge.loop.call_soon(other)
+
+    bridge.wake()
+    bridge.loop.call_soon(other)
+    await asyncio.gather(*futures)
+    assert len(done_when_others_ran) > 4
+    steps = [b - a for a, b in zip([0, *done_when_others_ran], done_when_others_ran, strict=False)]
+    assert max(steps) <= 512
+
+
+async def test_replies_posted_by_many_threads_all_arrive() -> None:
+    bridge = LoopBridge.of_running_loop()
+    envelopes = [Envelope(n, future=bridge.loop.create_future(), bridge=bridge) for n in range(2_000)]
+
+    def post(part: list[Envelope]) -> None:
+        for envelope in part:
+            envelope.settle(envelope.message)
+            bridge.wake()
+
+    waiting = asyncio.gather(*[envelope.future for envelope in envelopes if envelope.future is not None])
+    in_threads(*[lambda start=start: post(envelopes[start::4]) for start in range(4)])
+    assert await asyncio.wait_for(waiting, PATIENCE_S) == list(range(2_000))
+
+
+async def test_a_loop_has_one_bridge() -> None:
+    assert LoopBridge.of_running_loop() is LoopBridge.of_running_loop()
+
+
+def test_each_loop_has_its_own_bridge() -> None:
+    async def bridge() -> LoopBridge:
+        return LoopBridge.of_running_loop()
+
+    assert asyncio.run(bridge()) is not asyncio.run(bridge())
+
+
+def test_there_is_no_bridge_without_a_running_loop() -> None:
+    with pytest.raises(RuntimeError):
+        LoopBridge.of_running_loop()
+
+
+# Loops that close first.
+
+
+def asked_and_left(actor: Caller, gate: Gate, discard: Callable[[Any], None] | None = None) -> None:
+    """Ask from a loop that is gone before the reply comes."""
+
+    async def main() -> None:
+        submit(actor.mailbox, gate, discard=discard)
+        gate.await_entry()
+
+    asyncio.run(main())
+
+
+def test_a_reply_to_a_closed_loop_is_counted_and_never_raised() -> None:
+    with running(Caller()) as actor:
+        asked_and_left(actor, gate := Gate())
+        gate.open()
+        assert actor.actor_ref.ask("alive", timeout=PATIENCE_S) == "alive"
+        assert actor.mailbox.dropped == 1
+
+
+def test_a_result_for_a_closed_loop_is_discarded_once() -> None:
+    discarded: list[str] = []
+    with running(Caller()) as actor:
+        asked_and_left(actor, gate := Gate("an allocation"), discarded.append)
+        gate.open()
+        assert actor.actor_ref.ask("alive", timeout=PATIENCE_S) == "alive"
+    assert discarded == ["an allocation"]
+
+
+def test_of_many_threads_that_find_the_loop_closed_each_result_is_discarded_once() -> None:
+    discarded: list[int] = []
+    mailbox = Mailbox()
+
+    async def main() -> list[Envelope]:
+        bridge = LoopBridge.of_running_loop()
+        for number in range(400):
+            submit(mailbox, number, discard=discarded.append)
+        assert bridge.awaited == 400
+        return mailbox.take(400, 0.0)
+
+    envelopes = asyncio.run(main())
+
+    def answer(part: list[Envelope]) -> None:
+        for envelope in part:
+            bridge = envelope.settle(envelope.message)
+            assert bridge is not None
+            bridge.wake()
+
+    in_threads(*[lambda start=start: answer(envelopes[start::4]) for start in range(4)])
+    assert sorted(discarded) == list(range(400))
+    assert mailbox.dropped == 400
+
+
+def test_a_result_whose_wake_up_the_loop_did_not_live_to_see_is_discarded() -> None:
+    """The wake-up was accepted, then the loop stopped and closed: its callback never runs."""
+    discarded: list[str] = []
+    loop, gate = asyncio.new_event_loop(), Gate("an allocation")
+    with running(Caller()) as actor:
+
+        async def main() -> None:
+            submit(actor.mailbox, gate, discard=discarded.append)
+
+        loop.run_until_complete(main())
+        gate.open()
+        assert actor.actor_ref.ask("behind it", timeout=PATIENCE_S) == "behind it"
+        loop.close()
+        assert asyncio.run(answered(actor)) == "another loop"
+        assert actor.mailbox.dropped == 1
+    assert discarded == ["an allocation"]
+
+
+async def answered(actor: Caller) -> Any:
+    return await ask(actor.mailbox, "another loop")
+
+
+def test_an_actor_serves_loop_after_loop() -> None:
+    with running(Caller()) as actor:
+        for _ in range(5):
+            assert asyncio.run(answered(actor)) == "another loop"
+
+
+def test_one_loop_closing_leaves_the_other_its_replies() -> None:
+    gate = Gate()
+    with running(Caller()) as actor:
+        asked_and_left(actor, gate)
+
+        async def main() -> None:
+            behind = [submit(actor.mailbox, number) for number in range(10)]
+            gate.open()
+            assert await asyncio.wait_for(asyncio.gather(*behind), PATIENCE_S) == list(range(10))
+
+        asyncio.run(main())
+    assert actor.mailbox.dropped == 1
+
+
+def test_uvloop_gets_its_replies_too() -> None:
+    uvloop = pytest.importorskip("uvloop")
+    with running(Caller()) as actor:
+
+        async def main() -> list[Any]:
+            return await asyncio.gather(*(ask(actor.mailbox, number) for number in range(1_000)))
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            assert runner.run(main()) == list(range(1_000))

@@ -1,0 +1,106 @@
+"""The actor's sleep: no message is slept through, no ring is left over, a timeout is kept."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+from actor_fixtures import PATIENCE_S, in_threads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudnn_actor.actors import Envelope, Mailbox
+
+SENDERS, EACH = 4, 50_000
+SHORT_S = 0.02
+
+
+def sleeps_its_time_out(mailbox: Mailbox) -> bool:
+    began = time.monotonic()
+    return mailbox.take(1, SHORT_S) == [] and time.monotonic() - began >= SHORT_S
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_message_is_lost_or_slept_through_whatever_the_timing(seed: int) -> None:
+    mailbox, chance = Mailbox(), random.Random(seed)
+    received: list[list[int]] = [[] for _ in range(SENDERS)]
+
+    def send(sender: int) -> None:
+        for number in range(EACH):
+            mailbox.admit(Envelope((sender, number)))
+            if number % 1_000 == 0:
+                mailbox.nudge()
+
+    def receive() -> None:
+        for _ in range(SENDERS * EACH * 10):
+            timeout = chance.choice((None, 0.0, 1e-6, 1e-4))
+            for envelope in mailbox.take(chance.randint(1, 100), timeout):
+                sender, number = envelope.message
+                received[sender].append(number)
+            if sum(map(len, received)) == SENDERS * EACH:
+                return
+
+    jobs = [lambda sender=sender: send(sender) for sender in range(SENDERS)]
+    assert in_threads(receive, *jobs) == [None] * (SENDERS + 1), f"seed {seed}"
+    assert all(numbers == list(range(EACH)) for numbers in received), f"seed {seed}"
+    mailbox.take(1, 0.0)  # a nudge may still be kept
+    assert sleeps_its_time_out(mailbox), f"seed {seed}"
+
+
+@pytest.mark.usefixtures("hasty_switching")
+def test_no_ring_is_left_over_when_a_message_meets_a_timeout() -> None:
+    mailbox = Mailbox()
+    taken = 0
+    for _ in range(300):
+        sender = threading.Thread(target=mailbox.admit, args=(Envelope("just now"),))
+        sender.start()
+        while not (batch := mailbox.take(1, 1e-5)):
+            pass
+        taken += len(batch)
+        sender.join()
+    assert taken == 300
+    assert sleeps_its_time_out(mailbox)
+
+
+def test_a_message_ends_a_sleep_without_a_timeout() -> None:
+    mailbox = Mailbox()
+    taken, _ = in_threads(lambda: mailbox.take(1), lambda: mailbox.admit(Envelope("wake up")))
+    assert isinstance(taken, list)
+    assert [envelope.message for envelope in taken] == ["wake up"]
+
+
+def test_a_nudge_ends_a_sleep_without_a_message() -> None:
+    mailbox = Mailbox()
+    assert in_threads(lambda: mailbox.take(1), mailbox.nudge)[0] == []
+
+
+def test_a_nudge_that_comes_before_the_sleep_is_kept_for_it() -> None:
+    mailbox = Mailbox()
+    mailbox.nudge()
+    assert mailbox.take(1, PATIENCE_S) == []
+    assert sleeps_its_time_out(mailbox)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(["admit", "nudge", "take one", "take all", "time out"]), max_size=30))
+def test_any_sequence_leaves_the_bell_silent(steps: list[str]) -> None:
+    mailbox = Mailbox()
+    sent = received = 0
+    for step in steps:
+        match step:
+            case "admit":
+                mailbox.admit(Envelope(sent))
+                sent += 1
+            case "nudge":
+                mailbox.nudge()
+            case _:
+                timeout = 1e-4 if step == "time out" else 0.0
+                for envelope in mailbox.take(1 if step == "take one" else 100, timeout):
+                    assert envelope.message == received
+                    received += 1
+    assert len(mailbox) == sent - received
+    mailbox.take(100, 0.0)
+    assert sleeps_its_time_out(mailbox)

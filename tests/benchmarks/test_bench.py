@@ -1,0 +1,56 @@
+"""The benchmark runs and writes what it says; how fast is its own business."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cudnn_actor.cli import bench, main
+from cudnn_actor.cli.placement import PLACEMENTS
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder: Path = tmp_path_factory.mktemp("bench")
+    assert main(["bench", "--quick", "--out", str(folder)]) == 0
+    (path,) = folder.glob("*.json")
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def report(written: bytes) -> Any:
+    return json.loads(written)
+
+
+def test_the_json_is_a_report(written: bytes) -> None:
+    assert msgspec.json.decode(written, type=bench.Report).quick
+
+
+def test_it_says_when_and_on_what_it_ran(report: Any) -> None:
+    assert report["date"].startswith("20")
+    assert report["machine"]["cpu"]
+    assert report["machine"]["cores"] >= 1
+    assert {"python", "numpy", "pykka", "cudnn-actor"} <= set(report["versions"])
+
+
+def test_every_round_trip_has_its_row(report: Any) -> None:
+    rows = {(row["loop"], row["placement"], row["subject"]) for row in report["hops"]}
+    assert rows >= set(itertools.product(["asyncio"], PLACEMENTS, bench.SUBJECTS))
+    for row in report["hops"]:
+        assert all(timing["count"] > 0 for timing in row["one"])
+        assert set(row["per_s"]) == {"8", "64", "512"}
+
+
+def test_the_work_is_there(report: Any) -> None:
+    assert set(report["convolutions_ms"]) == {"forward", "gradient by input", "gradient by filter"}
+    assert all(ms > 0 for ms in report["crash_to_next_reply_ms"])
+
+
+def test_every_load_was_measured_with_and_without_letting_go(report: Any) -> None:
+    rows = {(row["load"], row["in_flight"], row["lets_go"]) for row in report["starvation"]}
+    assert rows == set(itertools.product(bench.LOADS, (1, 64), (False, True)))

@@ -1,0 +1,192 @@
+"""Services on engines that wait for the test: a gate in front of each run, or fences that the test finishes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, LifecycleEvent
+from cudnn_actor.client import _Spawning
+from cudnn_actor.engines.base import Engine, StickyError
+from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.engines.cpu.plan import CpuPlan
+from cudnn_actor.options import make_options
+from cudnn_actor.service import CudnnService
+from cudnn_actor.supervision import ChildSpec
+
+PATIENCE_S = 20.0
+"""How long a test waits for what must happen: far longer than it takes, far shorter than the suite's limit."""
+ONE_BY_ONE = ConvSpec.symmetric(2)
+
+
+class Gate:
+    """A place where the actor's thread waits for the test, once the test has shut it."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+        self._arrived = threading.Semaphore(0)
+        self.passed = 0
+
+    def shut(self) -> None:
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def go_through(self) -> None:
+        """The engine's side."""
+        self._arrived.release()
+        self._open.wait()
+        self.passed += 1
+
+    def wait_for_arrival(self) -> None:
+        """Until a run has reached the gate that no earlier call has seen. Blocks."""
+        assert self._arrived.acquire(timeout=PATIENCE_S), "nothing reached the gate"
+
+    def forget_arrivals(self) -> None:
+        while self._arrived.acquire(blocking=False):
+            pass
+
+    @contextmanager
+    def closed(self) -> Iterator[Gate]:
+        """Shut from here on, and open again at the end, whatever happens in between."""
+        self.forget_arrivals()
+        self.shut()
+        try:
+            yield self
+        finally:
+            self.open()
+
+
+class GatedEngine(CpuEngine):
+    """The CPU engine with a gate before each run of a plan."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__()
+        self._gate = gate
+
+    def execute(self, plan: CpuPlan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
+        self._gate.go_through()
+        super().execute(plan, buffers, scalars)
+
+
+class MortalEngine(GatedEngine):
+    """One whose memory dies with its context, as in thread isolation on CUDA."""
+
+    outlives_context = False
+
+
+class Device:
+    """What the asynchronous engine works on: fences that finish when the test says, and a context to kill."""
+
+    def __init__(self) -> None:
+        self.fences: list[threading.Event] = []
+        self.fenced = threading.Semaphore(0)
+        self.dead = threading.Event()
+        self.free_running = threading.Event()
+
+    def wait_for_fence(self) -> threading.Event:
+        """The next fence that no earlier call has seen. Blocks."""
+        assert self.fenced.acquire(timeout=PATIENCE_S), "nothing was fenced"
+        return self.fences[-1]
+
+    def run_freely(self) -> None:
+        """Finish all work, also what is still to come."""
+        self.free_running.set()
+
+
+class AsynchronousEngine(CpuEngine):
+    """Says that its work is done only when the test finishes the fence behind it."""
+
+    synchronous = False
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self._device = device
+
+    def fence(self) -> Any:
+        fence = threading.Event()
+        self._device.fences.append(fence)
+        self._device.fenced.release()
+        return fence
+
+    def finished(self, fence: Any) -> bool:
+        if self._device.dead.is_set():
+            self._device.dead.clear()
+            raise StickyError("DEAD", "the test killed the context")
+        return bool(fence.is_set() or self._device.free_running.is_set())
+
+
+def service_on(engine: Callable[[], Engine], **options: Any) -> CudnnService:
+    """A service, not launched, whose actor makes its engines with `engine`."""
+    service = CudnnService(make_options({"device": "cpu", **options}))
+    service._engine = engine
+    return service
+
+
+def spawn_on(engine: Callable[[], Engine], **options: Any) -> _Spawning:
+    """`spawn` with an engine of the test's."""
+    return _Spawning(service_on(engine, **options))
+
+
+def spawn_gated(gate: Gate, **options: Any) -> _Spawning:
+    """`spawn` with a gate before each run."""
+    return spawn_on(lambda: GatedEngine(gate), **options)
+
+
+def rechild(spec: ChildSpec, service: CudnnService, engine: Callable[[], Engine]) -> ChildSpec:
+    """The child that `child_spec` made, on an engine of the test's."""
+    service._engine = engine
+    return spec
+
+
+class Trio:
+    """Three 1x1 buffers and the smallest convolution of them: y = x * w."""
+
+    def __init__(self, gpu: CudnnRef, x: BufferRef, w: BufferRef, y: BufferRef) -> None:
+        self._gpu = gpu
+        self.x, self.w, self.y = x, w, y
+
+    @classmethod
+    async def on(cls, gpu: CudnnRef, x: float = 3.0, w: float = 2.0, y: float = 1.0) -> Trio:
+        return cls(gpu, *[await gpu.upload(single(value)) for value in (x, w, y)])
+
+    def product(self, **fields: Any) -> ConvFwd:
+        return ConvFwd(**{"x": self.x, "w": self.w, "y": self.y, "conv": ONE_BY_ONE, **fields})
+
+    def sum(self) -> ConvFwd:
+        """Not pure: y = x * w + y."""
+        return self.product(beta=1.0)
+
+    async def result(self) -> float:
+        return float((await self._gpu.download(self.y)).item())
+
+
+def single(value: float) -> np.ndarray:
+    return np.full((1, 1, 1, 1), value, np.float32)
+
+
+async def seen(gpu: CudnnRef, kind: type[LifecycleEvent], times: int = 1) -> LifecycleEvent:
+    """The service's `times`-th event of a kind, once it has happened."""
+    async with asyncio.timeout(PATIENCE_S):
+        async for event in gpu.events():
+            times -= isinstance(event, kind)
+            if not times:
+                return event
+    raise AssertionError(f"the service stopped without {kind.__name__}")
+
+
+async def in_thread(wait: Callable[[], Any]) -> Any:
+    """Wait on a thread of its own for what the event loop must not be kept from bringing about."""
+    return await asyncio.wait_for(asyncio.to_thread(wait), PATIENCE_S)
+
+
+async def outcome(future: asyncio.Future[Any]) -> Any:
+    """What a request ended in, its error as a value."""
+    return (await asyncio.wait_for(asyncio.gather(future, return_exceptions=True), PATIENCE_S))[0]

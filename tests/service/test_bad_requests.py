@@ -1,0 +1,283 @@
+"""A request that cannot mean anything gets an error that names field, value and fix, and harms nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pykka
+import pytest
+
+from cudnn_actor import (
+    Allocate,
+    BufferRef,
+    ConvBwdData,
+    ConvFwd,
+    ConvSpec,
+    Copy,
+    CudnnRef,
+    Download,
+    Fill,
+    Free,
+    InvalidRequest,
+    ReentrantAsk,
+    StaleBufferError,
+    StaleReason,
+    TensorSpec,
+    Upload,
+    Warm,
+    spawn,
+)
+from cudnn_actor.engines.cpu import CpuEngine
+
+from .rigs import ONE_BY_ONE, Trio, in_thread, single, spawn_on
+
+ARRAY = np.ones((1, 1, 1, 1), np.float32)
+
+
+class Operands:
+    """Buffers for requests that are wrong in one place."""
+
+    x: BufferRef  # (2, 4, 6, 6)
+    w: BufferRef  # (8, 4, 3, 3)
+    y: BufferRef  # (2, 8, 4, 4)
+    wide: BufferRef  # as x, float64
+    bias: BufferRef  # (8,)
+
+    @classmethod
+    async def on(cls, gpu: CudnnRef) -> Operands:
+        self = cls()
+        self.x = await gpu.upload(np.ones((2, 4, 6, 6), np.float32))
+        self.w = await gpu.upload(np.ones((8, 4, 3, 3), np.float32))
+        self.y = await gpu.upload(np.zeros((2, 8, 4, 4), np.float32))
+        self.wide = await gpu.upload(np.ones((2, 4, 6, 6)))
+        self.bias = await gpu.upload(np.zeros(8, np.float32))
+        return self
+
+    def conv(self, **fields: Any) -> ConvFwd:
+        return ConvFwd(**{"x": self.x, "w": self.w, "y": self.y, "conv": ONE_BY_ONE, **fields})
+
+
+def groups(count: int) -> ConvSpec:
+    return ConvSpec.symmetric(2, groups=count)
+
+
+# (the request, the field to blame, what the text must show of its value)
+BAD_COMPUTE: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
+    "output dims": (lambda o: o.conv(y=o.x), "y", "(2, 4, 6, 6)"),
+    "channels": (lambda o: o.conv(x=o.y), "w", "(8, 4, 3, 3)"),
+    "groups": (lambda o: o.conv(conv=groups(3)), "groups", "3"),
+    "rank": (lambda o: o.conv(conv=ConvSpec.symmetric(3)), "x", "(2, 4, 6, 6)"),
+    "dtype": (lambda o: o.conv(x=o.wide), "w", "float32"),
+    "bias dims": (lambda o: o.conv(bias=o.y), "bias", "(2, 8, 4, 4)"),
+    "filter too large": (lambda o: o.conv(conv=ConvSpec.symmetric(2, dilation=9)), "w", "(8, 4, 3, 3)"),
+    "infinite alpha": (lambda o: o.conv(alpha=float("inf")), "alpha", "inf"),
+    "text for beta": (lambda o: o.conv(beta="1"), "beta", "1"),
+    "array for x": (lambda o: o.conv(x=ARRAY), "x", "array"),
+    "None for y": (lambda o: o.conv(y=None), "y", "None"),
+    "no conv": (lambda o: o.conv(conv=None), "conv", "None"),
+    "array for bias": (lambda o: o.conv(bias=ARRAY), "bias", "array"),
+    "backward dims": (lambda o: ConvBwdData(dy=o.y, w=o.w, dx=o.y, conv=ONE_BY_ONE), "w", "(8, 4, 3, 3)"),
+    "dims in warm": (lambda o: Warm(messages=(o.conv(), o.conv(y=o.x))), "y", "(2, 4, 6, 6)"),
+    "no request in warm": (lambda o: Warm(messages=(o.conv(), Free(buffer=o.x))), "messages", "Free"),  # type: ignore[arg-type]
+    "no tuple in warm": (lambda o: Warm(messages=o.conv()), "messages", "ConvFwd"),  # type: ignore[arg-type]
+}
+BAD_MEMORY: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
+    "array for src": (lambda o: Download(src=ARRAY), "src", "array"),  # type: ignore[arg-type]
+    "None for dst": (lambda o: Fill(dst=None, value=1), "dst", "None"),  # type: ignore[arg-type]
+    "number for buffer": (lambda o: Free(buffer=3), "buffer", "3"),  # type: ignore[arg-type]
+    "text to fill": (lambda o: Fill(dst=o.x, value="1"), "value", "1"),  # type: ignore[arg-type]
+    "bool to fill": (lambda o: Fill(dst=o.x, value=True), "value", "True"),
+    "past all floats": (lambda o: Fill(dst=o.x, value=10**400), "value", "10000"),
+    "list to upload": (lambda o: Upload(dst=o.x, data=[1.0]), "data", "1.0"),  # type: ignore[arg-type]
+    "dims to upload": (lambda o: Upload(dst=o.x, data=ARRAY), "data", "(1, 1, 1, 1)"),
+    "objects to upload": (lambda o: Upload(dst=o.x, data=np.full((2, 4, 6, 6), None)), "data", "object"),
+    "texts to upload": (lambda o: Upload(dst=o.x, data=np.full((2, 4, 6, 6), "a")), "data", "<U1"),
+    "copy to itself": (lambda o: Copy(src=o.x, dst=o.x), "dst", "2x4x6x6"),
+    "copy of other dims": (lambda o: Copy(src=o.x, dst=o.y), "dst", "2x8x4x4"),
+    "copy of other dtype": (lambda o: Copy(src=o.x, dst=o.wide), "dst", "float64"),
+    "no spec": (lambda o: Allocate(spec=(1, 1)), "spec", "(1, 1)"),  # type: ignore[arg-type]
+    "data of other dims": (
+        lambda o: Allocate(spec=TensorSpec.packed((1, 1, 2)), data=ARRAY),
+        "data",
+        "(1, 1, 1, 1)",
+    ),
+    "no message": (lambda o: "ConvFwd", "message", "str"),
+    "a class": (lambda o: Free, "message", "StructMeta"),
+}
+BAD = BAD_COMPUTE | BAD_MEMORY
+
+
+@pytest.mark.parametrize(("make", "field", "shown"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize("way", ["ask", "submit", "pykka"])
+async def test_a_bad_request_is_named_and_harms_nothing(
+    make: Callable[[Operands], Any], field: str, shown: str, way: str
+) -> None:
+    async with spawn(device="cpu") as gpu:
+        operands = await Operands.on(gpu)
+        message = make(operands)
+        with pytest.raises(InvalidRequest) as caught:
+            if way == "ask":
+                await gpu.ask(message)
+            elif way == "submit":
+                await gpu.submit(message)
+            else:
+                await in_thread(lambda: gpu.actor_ref.ask(message))
+        assert caught.value.field == field
+        assert shown in caught.value.value
+        assert caught.value.fix
+        for part in (caught.value.value, caught.value.fix):
+            assert part in str(caught.value)
+        assert (await gpu.statistics()).live_buffers == 5
+        y = await gpu.conv_fwd(operands.x, operands.w, conv=ONE_BY_ONE)
+        assert (await gpu.download(y)).max() == 36
+
+
+@pytest.mark.parametrize("field", ["x", "w", "bias"])
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+async def test_an_output_that_is_an_input_too_is_refused(field: str, beta: float) -> None:
+    async with spawn(device="cpu") as gpu:
+        buffer = await gpu.upload(single(2))
+        vector = await gpu.upload(single(2))
+        fields = {"x": vector, "w": vector, "y": buffer, "bias": vector, field: buffer}
+        with pytest.raises(InvalidRequest, match=f"is also {field}") as caught:
+            await gpu.ask(ConvFwd(**fields, conv=ONE_BY_ONE, beta=beta))  # type: ignore[arg-type]
+        assert caught.value.field == "y"
+        assert "beta is allowed" in caught.value.fix
+        assert (await gpu.download(buffer)).item() == 2
+
+
+async def test_one_buffer_may_be_both_inputs() -> None:
+    async with spawn(device="cpu") as gpu:
+        x = await gpu.upload(single(3))
+        y = await gpu.conv_fwd(x, x, conv=ONE_BY_ONE)
+        assert (await gpu.download(y)).item() == 9
+
+
+async def test_arrays_are_refused_where_dims_are_worked_out_from_references() -> None:
+    async with spawn(device="cpu") as gpu:
+        x = await gpu.upload(ARRAY)
+        calls: dict[str, Callable[[], Any]] = {
+            "x": lambda: gpu.conv_fwd(ARRAY, x, conv=ONE_BY_ONE),  # type: ignore[arg-type]
+            "w": lambda: gpu.conv_bwd_data(x, ARRAY, conv=ONE_BY_ONE),  # type: ignore[arg-type]
+            "dy": lambda: gpu.conv_bwd_filter(x, ARRAY, conv=ONE_BY_ONE, dims=(1, 1, 1, 1)),  # type: ignore[arg-type]
+            "conv": lambda: gpu.conv_fwd(x, x, conv=None),  # type: ignore[arg-type]
+            "dims": lambda: gpu.conv_bwd_filter(x, x, conv=ONE_BY_ONE, dims=3),  # type: ignore[arg-type]
+        }
+        for field, call in calls.items():
+            with pytest.raises(InvalidRequest) as caught:
+                await call()
+            assert caught.value.field == field
+        await gpu.drain()
+        assert (await gpu.statistics()).live_buffers == 1
+
+
+async def test_a_freed_buffer_is_stale_also_to_a_second_free() -> None:
+    async with spawn(device="cpu") as gpu:
+        trio = await Trio.on(gpu)
+        await gpu.free(trio.x)
+        for message in (trio.product(), Free(buffer=trio.x), Download(src=trio.x), Fill(dst=trio.x, value=1)):
+            with pytest.raises(StaleBufferError, match="freed; allocate a new one") as caught:
+                await gpu.ask(message)
+            assert (caught.value.slot, caught.value.generation) == (trio.x.slot, trio.x.generation)
+            assert caught.value.reason is StaleReason.FREED
+        assert (await gpu.statistics()).live_buffers == 2
+
+
+async def test_a_request_behind_the_free_of_its_buffer_is_stale_when_it_is_taken_up() -> None:
+    async with spawn(device="cpu") as gpu:
+        trio = await Trio.on(gpu)
+        # All three pass the check at sending: the buffer is live until the first has been handled.
+        free, late, again = gpu.submit(Free(buffer=trio.x)), gpu.submit(trio.product()), gpu.submit(Free(buffer=trio.x))
+        await free
+        for future in (late, again):
+            with pytest.raises(StaleBufferError, match="freed"):
+                await future
+        assert await trio.result() == 1
+
+
+async def test_a_slot_that_is_taken_again_does_not_revive_old_references() -> None:
+    async with spawn(device="cpu") as gpu:
+        old = await gpu.upload(single(1))
+        await gpu.free(old)
+        new = await gpu.upload(single(2))
+        assert new.slot == old.slot
+        with pytest.raises(StaleBufferError, match="freed"):
+            await gpu.download(old)
+
+
+async def test_a_reference_of_another_service_is_foreign() -> None:
+    async with spawn(device="cpu") as gpu, spawn(device="cpu") as other:
+        mine, theirs = await gpu.upload(single(1)), await other.upload(single(2))
+        for message in (Download(src=theirs), Free(buffer=theirs), Copy(src=theirs, dst=mine)):
+            with pytest.raises(StaleBufferError, match="never gave it out") as caught:
+                await gpu.ask(message)
+            assert caught.value.reason is StaleReason.FOREIGN
+        assert (await gpu.download(mine)).item() == 1
+        assert (await other.download(theirs)).item() == 2
+
+
+async def test_a_changed_reference_is_refused() -> None:
+    async with spawn(device="cpu") as gpu:
+        ref = await gpu.upload(np.ones((1, 1, 2, 2), np.float32))
+        larger = BufferRef(
+            slot=ref.slot,
+            generation=ref.generation,
+            spec=TensorSpec.packed((1, 1, 999, 999)),
+            device=ref.device,
+        )
+        with pytest.raises(InvalidRequest, match="as the service gave them") as caught:
+            await gpu.download(larger)
+        assert caught.value.field == "src.spec"
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+async def test_a_timeout_that_is_no_time_is_refused(timeout: float) -> None:
+    async with spawn(device="cpu") as gpu:
+        with pytest.raises(InvalidRequest, match="None waits forever") as caught:
+            await gpu.ask(Free(buffer=await gpu.upload(single(1))), timeout=timeout)
+        assert caught.value.field == "timeout"
+        assert (await gpu.statistics()).live_buffers == 1
+
+
+async def test_an_allocation_that_nobody_would_receive_is_refused(logs: list[dict[str, Any]]) -> None:
+    async with spawn(device="cpu") as gpu:
+        gpu.tell(Allocate(spec=TensorSpec.packed((1, 1, 1, 1))))
+        gpu.actor_ref.tell(Allocate(spec=TensorSpec.packed((1, 1, 1, 1)), data=ARRAY))
+        await gpu.drain()
+        assert (await gpu.statistics()).live_buffers == 0
+    assert [entry["event"] for entry in logs].count("actor.tell_failed") == 2
+
+
+async def test_memory_that_is_not_there_is_out_of_memory_and_the_rest_stays() -> None:
+    async with spawn(device="cpu", memory_limit=4 << 20) as gpu:
+        kept = await gpu.upload(single(5))
+        with pytest.raises(MemoryError, match="free buffers or raise memory_limit"):
+            await gpu.empty((1, 1, 1 << 11, 1 << 11))
+        assert (await gpu.statistics()).live_buffers == 1
+        assert (await gpu.download(kept)).item() == 5
+        await gpu.free(kept)
+        await gpu.empty((1, 1, 1 << 10, 1 << 10))
+
+
+class AskingEngine(CpuEngine):
+    """Asks its own actor, on the actor's own thread: what a careless plug-in would do."""
+
+    ref: pykka.ActorRef[Any]
+
+    def fill(self, dst: np.ndarray, value: float) -> None:
+        self.ref.ask(Download(src=None))  # type: ignore[arg-type]
+
+
+async def test_asking_an_actor_from_inside_itself_is_refused() -> None:
+    engine = AskingEngine()
+    async with spawn_on(lambda: engine) as gpu:
+        engine.ref = gpu.actor_ref
+        buffer = await gpu.upload(single(1))
+        with pytest.raises(ReentrantAsk, match="actor's own thread") as caught:
+            await gpu.fill(buffer, 2)
+        assert (caught.value.field, caught.value.value) == ("ask", "Download")
+        assert "tell()" in caught.value.fix
+        assert (await gpu.download(buffer)).item() == 1
+        assert (await gpu.statistics()).live_buffers == 1

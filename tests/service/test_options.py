@@ -1,0 +1,60 @@
+"""Options of `spawn`: bad ones are named at once, before anything starts."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from cudnn_actor import Fault, FaultPlan, InvalidRequest, child_spec, spawn, start
+
+BAD: list[tuple[str, Any]] = [
+    ("device", "tpu"),
+    ("device", "cuda:0"),
+    ("device", None),
+    ("isolation", "process"),
+    ("isolation", None),
+    ("faults", "sticky"),
+    ("faults", FaultPlan().at(1, Fault.KILL)),
+    ("mailbox", 0),
+    ("mailbox", 1.5),
+    ("mailbox", True),
+    ("max_restarts", -1),
+    ("max_restarts", None),
+    ("period_s", 0),
+    ("period_s", float("inf")),
+    ("period_s", "60"),
+    ("hang_after_s", -1),
+    ("hang_after_s", float("nan")),
+    ("hang_after_s", True),
+    ("hang_after_s", 10**400),
+    ("hang_after_s", 1e300),
+    ("workspace_limit", 0),
+    ("memory_limit", -1),
+    ("memory_limit", 1e9),
+    ("memory_limit", 1 << 70),
+    ("standby", 1),
+    ("mail_box", 10),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+@pytest.mark.parametrize("way", [spawn, start, child_spec])
+def test_a_bad_option_is_named_and_nothing_is_started(way: Any, name: str, value: Any) -> None:
+    threads = threading.active_count()
+    with pytest.raises(InvalidRequest) as caught:
+        way(**{"device": "cpu", name: value})
+    assert caught.value.field == name
+    assert caught.value.fix in str(caught.value)
+    assert threading.active_count() == threads
+
+
+def test_options_have_no_places_only_names() -> None:
+    with pytest.raises(TypeError):
+        spawn("cpu")  # type: ignore[call-arg]
+
+
+async def test_the_limits_of_waiting_are_accepted() -> None:
+    async with spawn(device="cpu", hang_after_s=threading.TIMEOUT_MAX, period_s=1e300, max_restarts=0) as gpu:
+        assert await gpu.ping() == 1

@@ -1,0 +1,104 @@
+"""Values on their way in and out: layouts, dtypes, and what is no number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cudnn_actor import DType, InvalidRequest, Layout, spawn
+
+DIMS = [(2, 3, 5), (2, 3, 4, 5), (2, 3, 4, 5, 6)]
+
+
+@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize("layout", [Layout.NCHW, "NHWC"])
+@pytest.mark.parametrize("dtype", list(DType))
+async def test_what_comes_out_is_what_went_in(dims: tuple[int, ...], layout: Layout | str, dtype: DType) -> None:
+    values = np.arange(np.prod(dims)).reshape(dims) % 100
+    array = values.astype(dtype.numpy)
+    async with spawn(device="cpu") as gpu:
+        ref = await gpu.upload(array, layout=layout)
+        assert (ref.spec.dims, ref.spec.layout, ref.spec.dtype) == (dims, Layout(layout), dtype)
+        out = await gpu.download(ref)
+    np.testing.assert_array_equal(out, array)
+    assert out.dtype == array.dtype
+    assert out.flags.c_contiguous
+
+
+async def test_an_array_may_lie_in_memory_as_it_likes() -> None:
+    array = np.arange(2 * 3 * 4 * 10, dtype=np.float32).reshape(10, 4, 3, 2).T[:, ::-1, :, ::2]
+    async with spawn(device="cpu") as gpu:
+        np.testing.assert_array_equal(await gpu.download(await gpu.upload(array, layout="NHWC")), array)
+
+
+async def test_lists_of_floats_become_float64() -> None:
+    async with spawn(device="cpu") as gpu:
+        ref = await gpu.upload([[[1.5, 2.5]]])
+        assert ref.spec.dtype is DType.FLOAT64
+        np.testing.assert_array_equal(await gpu.download(ref), [[[1.5, 2.5]]])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int32"])
+async def test_whole_numbers_go_where_they_are_told(dtype: str) -> None:
+    async with spawn(device="cpu") as gpu:
+        out = await gpu.download(await gpu.upload([[[1, -2, 3]]], dtype=dtype))
+    assert out.dtype == DType(dtype).numpy
+    np.testing.assert_array_equal(out.astype(float), [[[1, -2, 3]]])
+
+
+async def test_floats_are_rounded_to_the_dtype_that_is_asked_for() -> None:
+    async with spawn(device="cpu") as gpu:
+        out = await gpu.download(await gpu.upload([[[1 / 3, 1e300]]], dtype=DType.BFLOAT16))
+    np.testing.assert_array_equal(out, np.array([[[1 / 3, np.inf]]], ml_dtypes.bfloat16))
+
+
+async def test_the_array_may_change_once_upload_has_returned() -> None:
+    array = np.ones((1, 1, 8, 8), np.float32)
+    async with spawn(device="cpu") as gpu:
+        ref = await gpu.upload(array)
+        array[:] = 2
+        assert (await gpu.download(ref)).max() == 1
+
+
+BAD: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
+    (lambda: np.array([[[object()]]]), {}, "array"),
+    (lambda: [["a", "b"]], {}, "array"),
+    (lambda: np.ones((1, 1, 2), complex), {}, "array"),
+    (lambda: np.zeros((1, 1, 2), "datetime64[s]"), {}, "array"),
+    (lambda: np.zeros((1, 1, 2), [("a", "f4")]), {}, "array"),
+    (lambda: np.zeros((1, 1, 2), ml_dtypes.float8_e4m3fn), {}, "array"),
+    (lambda: [[1.0, 2.0], [3.0]], {}, "array"),
+    (lambda: None, {}, "array"),
+    (lambda: np.ones((1, 1, 2), bool), {}, "dtype"),
+    (lambda: [[[1, 2]]], {}, "dtype"),
+    (lambda: np.ones((1, 1, 2), np.uint16), {}, "dtype"),
+    (lambda: np.ones((1, 1, 2), np.longdouble), {}, "dtype"),
+    (lambda: np.ones((1, 1, 2)), {"dtype": "float8"}, "dtype"),
+    (lambda: np.ones((1, 1, 2)), {"dtype": complex}, "dtype"),
+    (lambda: np.ones((1, 1, 2)), {"layout": "NHCW"}, "layout"),
+    (lambda: np.ones((1, 1, 2)), {"layout": "STRIDED"}, "layout"),
+    (lambda: np.ones((1, 2)), {"layout": "NHWC"}, "layout"),
+    (lambda: np.ones((1, 0, 2)), {}, "dims"),
+    (lambda: 3.0, {}, "dims"),
+    (lambda: np.ones((1,) * 9), {}, "dims"),
+    (lambda: np.ones((1, 1, 2)), {"dtype": "int8"}, "data"),
+    (lambda: [[[300]]], {"dtype": "int8"}, "data"),
+    (lambda: [[[-1]]], {"dtype": "uint8"}, "data"),
+]
+
+
+@pytest.mark.parametrize(("array", "options", "field"), BAD)
+async def test_what_is_no_tensor_is_named_with_its_field_and_a_fix(
+    array: Callable[[], Any], options: dict[str, Any], field: str
+) -> None:
+    async with spawn(device="cpu") as gpu:
+        with pytest.raises(InvalidRequest) as caught:
+            await gpu.upload(array(), **options)
+        assert caught.value.field == field
+        assert caught.value.fix in str(caught.value)
+        assert (await gpu.statistics()).live_buffers == 0
+        await gpu.upload([1.0])
