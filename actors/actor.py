@@ -325,9 +325,7 @@ class Actor(pykka.ThreadingActor):
     def _take_up(self, envelope: Envelope) -> None:
         if envelope.withdrawn:
             self.counters.withdrawn += 1
-            self._post(
-                envelope, None, ActorStopped(reason="withdrawn")
-            )  # for its loop's count; nobody sees it
+            self._post(envelope, None, ActorStopped(reason="withdrawn"))  # for its loop's count: nobody looks
         elif envelope.deadline is not None and time.monotonic() >= envelope.deadline:
             self._expire(envelope)
         else:

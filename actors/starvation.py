@@ -11,9 +11,9 @@ than a wake-up takes.
 So while replies are awaited, the loop looks now and then, and lets go when both
 hold:
 
-- no reply came for half a look: with replies coming in, nobody starves;
-- the loop's thread was computing for over half of the time since the last look: one that idles
-  gives the GIL away for long enough by itself.
+- no reply came for most of a millisecond: with replies coming in, nobody starves;
+- the loop's thread was computing for over three quarters of the time since the last look: one that
+  idles gives the GIL away for long enough by itself.
 
 What cannot be told apart is an actor that needs no GIL at the moment, deep in a
 long convolution. So looks that do not help become rare, and letting go is short:
@@ -28,6 +28,8 @@ FIRST_LOOK_S = 0.001
 """Between looks. uvloop's timers count whole milliseconds, so less would be none at all."""
 LET_GO_S = 0.0001
 """How long to let go: three wake-ups of another core's thread."""
+_SILENCE_S = 0.8 * FIRST_LOOK_S
+_BUSY = 0.75
 _RAREST_BUSY_S = 0.002
 _RAREST_IDLE_S = 0.016
 
@@ -59,8 +61,8 @@ class StarvationWatch:
         last_reply
             When the last reply came.
         """
-        busy = computed - self._computed > (now - self._now) / 2
-        starving = busy and now - last_reply > FIRST_LOOK_S / 2
+        busy = computed - self._computed > _BUSY * (now - self._now)
+        starving = busy and now - last_reply > _SILENCE_S
         helped = last_reply > self._let_go_at
         self._now, self._computed = now, computed
         if starving:

@@ -25,6 +25,7 @@ from cudnn_actor.protocol.errors import (
     StaleBufferError,
 )
 from cudnn_actor.protocol.messages import (
+    COMPUTE,
     Allocate,
     Compute,
     ConvBwdData,
@@ -50,7 +51,6 @@ from cudnn_actor.supervision import LifecycleEvent
 __all__ = ["CudnnRef", "spawn"]
 
 _DRAIN_S = 10.0
-_COMPUTE = frozenset({ConvFwd, ConvBwdData, ConvBwdFilter})
 _REFERENCES: dict[type, tuple[str, ...]] = {
     Upload: ("dst",),
     Download: ("src",),
@@ -171,7 +171,7 @@ class CudnnRef:
     def _check(self, message: Message) -> None:
         """The check at sending: shapes, and references that are stale already. The actor checks again."""
         self._state.mailbox.check_open()
-        if type(message) in _COMPUTE:
+        if type(message) in COMPUTE:
             self._resolve(message, self._state.lowered(message).buffers)  # type: ignore[arg-type]
         elif type(message) in _REFERENCES:
             self._resolve(message, _REFERENCES[type(message)])

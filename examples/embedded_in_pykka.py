@@ -17,15 +17,17 @@ from cudnn_actor import (
     Allocate,
     ConvFwd,
     ConvSpec,
-    CudnnActorError,
     CudnnService,
     Download,
     Escalated,
     Fault,
     FaultPlan,
+    Free,
+    ServiceStopped,
     TensorSpec,
     start,
 )
+from cudnn_actor.protocol import Message
 
 # So that there is something to escalate: every start of the worker but the first one fails, and the 4th
 # message kills it. With max_restarts=1 the service gives up at once.
@@ -61,18 +63,24 @@ class Vision(pykka.ThreadingActor):
                 self.service = start(parent=self.actor_ref, device="cpu")
                 self.escalated.set(message.cause.cause)
                 print("service 2 started")
+        return None
 
     def blur(self, image: np.ndarray) -> np.ndarray:
-        """Ask the service through its pykka reference; `.get()` raises what the service answers."""
-        assert self.service is not None
-        gpu = self.service.actor_ref
+        """Convolve with ones, every step a message to the service."""
         ones = np.full((1, 1, 3, 3), 1 / 9, dtype=np.float32)
-        x = gpu.ask(allocate(image)).get()
-        w = gpu.ask(allocate(ones)).get()
-        y = gpu.ask(Allocate(spec=x.spec)).get()
-        gpu.ask(ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2, pad=1))).get()
-        blurred: np.ndarray = gpu.ask(Download(src=y)).get()
+        x = self.ask(allocate(image))
+        w = self.ask(allocate(ones))
+        y = self.ask(Allocate(spec=x.spec))
+        self.ask(ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2, pad=1)))
+        blurred: np.ndarray = self.ask(Download(src=y))
+        for buffer in (x, w, y):
+            self.ask(Free(buffer=buffer))
         return blurred
+
+    def ask(self, message: Message) -> Any:
+        """Ask the service through its pykka reference: blocks this actor, and raises typed errors."""
+        assert self.service is not None
+        return self.service.actor_ref.ask(message, block=True)
 
 
 def allocate(array: np.ndarray) -> Allocate:
@@ -83,16 +91,23 @@ def allocate(array: np.ndarray) -> Allocate:
 def main() -> None:
     """Ask, see the service fail, ask its successor."""
     vision = Vision.start()
-    escalated = vision.proxy().escalated.get()
     image = np.ones((1, 1, 8, 8), dtype=np.float32)
     try:
-        vision.ask(image)
-    except CudnnActorError as error:
-        print(f"first image: {type(error).__name__}, safe to send again: {error.retry_safe}")
-    escalated.get(timeout=10)  # wait for the reaction above
-    blurred = vision.ask(image)
+        send(vision, image)
+    finally:
+        vision.stop()
+
+
+def send(vision: pykka.ActorRef[Vision], image: np.ndarray) -> None:
+    """Send an image, and where that fails, send it again once the actor has reacted."""
+    try:
+        vision.ask(image, block=True, timeout=10)
+    except ServiceStopped as error:
+        print(f"first image: no answer, safe to send again: {error.retry_safe}")
+    cause = vision.proxy().escalated.get().get(timeout=10)
+    print(f"the reason: {cause}")
+    blurred = vision.ask(image, block=True, timeout=10)
     print(f"second image: centre {blurred[0, 0, 4, 4]:.3f}, corner {blurred[0, 0, 0, 0]:.3f}")
-    pykka.ActorRegistry.stop_all()
 
 
 if __name__ == "__main__":

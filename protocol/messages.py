@@ -30,6 +30,7 @@ from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = [
+    "COMPUTE",
     "Allocate",
     "Compute",
     "ConvBwdData",
@@ -198,6 +199,9 @@ class Drain(_Base, frozen=True, kw_only=True, tag=True):
 
 Compute = ConvFwd | ConvBwdData | ConvBwdFilter
 """Messages that run a plan."""
+
+COMPUTE = frozenset({ConvFwd, ConvBwdData, ConvBwdFilter})
+"""Their classes, for a look-up."""
 
 Message = (
     ConvFwd

@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import importlib
 import itertools
 import platform
 import statistics
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib import metadata, util
@@ -50,7 +52,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FULL = Plan(rounds=7, slice_s=0.15, starving_s=1.5, repeats=15)
-QUICK = Plan(rounds=1, slice_s=0.01, starving_s=0.02, repeats=2)
+QUICK = Plan(rounds=1, slice_s=0.003, starving_s=0.02, repeats=2)
 
 
 class Hop(msgspec.Struct, kw_only=True):
@@ -140,9 +142,7 @@ def _measure(plan: Plan, quick: bool, say: Callable[[str], None]) -> Report:
 def _loops() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
     if util.find_spec("uvloop") is not None:
-        import uvloop
-
-        loops["uvloop"] = uvloop.new_event_loop
+        loops["uvloop"] = importlib.import_module("uvloop").new_event_loop
     return loops
 
 
@@ -160,7 +160,7 @@ def _on(loop: str, measurement: Coroutine[Any, Any, Any]) -> Any:
 async def _hops(plan: Plan, loop: str, placement: str) -> list[Hop]:
     rows = {name: Hop(loop=loop, placement=placement, subject=name) for name in SUBJECTS}
     async with spawn(device="cpu") as gpu:
-        with _subjects(gpu, await _trivial(gpu)) as subjects:
+        with _subjects(gpu, await trivial_convolution(gpu)) as subjects:
             for request, _ in subjects.values():
                 await rate(request, max(IN_FLIGHT), plan.slice_s)  # warm, and with all its threads started
             place(placement)
@@ -195,7 +195,7 @@ def _subjects(gpu: CudnnRef, trivial: ConvFwd) -> Iterator[dict[str, tuple[Reque
         plain.close()
 
 
-async def _trivial(gpu: CudnnRef) -> ConvFwd:
+async def trivial_convolution(gpu: CudnnRef) -> ConvFwd:
     one = np.ones((1, 1, 1, 1), "float32")
     x, w, y = await gpu.upload(one), await gpu.upload(one), await gpu.empty((1, 1, 1, 1))
     return ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2))
@@ -226,24 +226,22 @@ async def _convolutions(plan: Plan) -> dict[str, list[float]]:
 
 async def _milliseconds(request: Callable[[], Awaitable[Any]], count: int) -> list[float]:
     await request()
-    clock = asyncio.get_running_loop().time
     taken = []
     for _ in range(count):
-        began = clock()
+        began = time.perf_counter()
         await request()
-        taken.append(1e3 * (clock() - began))
+        taken.append(1e3 * (time.perf_counter() - began))
     return taken
 
 
 async def _crash() -> float:
     """Milliseconds from sending the request that a sticky error strikes to the reply of its second run."""
-    async with spawn(device="cpu", faults=FaultPlan().at(2, Fault.STICKY, on=ConvFwd)) as gpu:
-        trivial = await _trivial(gpu)
+    async with spawn(device="cpu", faults=FaultPlan().at(2, Fault.STICKY, of=ConvFwd)) as gpu:
+        trivial = await trivial_convolution(gpu)
         await gpu.ask(trivial)
-        clock = asyncio.get_running_loop().time
-        began = clock()
+        began = time.perf_counter()
         await gpu.ask(trivial)
-        return 1e3 * (clock() - began)
+        return 1e3 * (time.perf_counter() - began)
 
 
 # Busy loops.
@@ -279,13 +277,12 @@ async def _starvation(plan: Plan, loop: str, placement: str) -> list[Starving]:
 async def _busy_with(load: str) -> Any:
     """Keep the loop from idling for as long as the block runs; gives a count of its turns."""
     turns = [0]
-    clock = asyncio.get_running_loop().time
 
     async def turn() -> None:
         while True:
             if load == "50 us callbacks":
-                end = clock() + 50e-6
-                while clock() < end:
+                end = time.perf_counter() + 50e-6
+                while time.perf_counter() < end:
                     pass
             turns[0] += 1
             await asyncio.sleep(0)
@@ -303,7 +300,12 @@ async def _busy_with(load: str) -> Any:
 
 
 def _machine() -> dict[str, Any]:
-    return {"cpu": _cpu_model(), "cores": len(cores()), "system": platform.system(), "arch": platform.machine()}
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(cores()),
+        "system": platform.system(),
+        "arch": platform.machine(),
+    }
 
 
 def _cpu_model() -> str:
@@ -337,60 +339,63 @@ def _write(report: Report, folder: Path) -> Path:
 
 
 def _tables(report: Report) -> Iterator[Table]:
-    for loop, placement in itertools.product(_loops(), PLACEMENTS):
-        yield _hop_table([hop for hop in report.hops if (hop.loop, hop.placement) == (loop, placement)])
+    for _, hops in itertools.groupby(report.hops, key=lambda hop: (hop.loop, hop.placement)):
+        yield _hop_table(list(hops))
     yield _work_table(report)
-    yield _starvation_table(report.starvation)
+    for _, rows in itertools.groupby(report.starvation, key=lambda row: (row.loop, row.placement)):
+        yield _starvation_table(list(rows))
 
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", pad_edge=False)
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if place else "left", no_wrap=not place)
+    for column, name in enumerate(columns):
+        table.add_column(name, justify="right" if column else "left", no_wrap=True)
     return table
 
 
 def _hop_table(hops: list[Hop]) -> Table:
-    shared = statistics.fmean(sample for hop in hops for sample in hop.shared_core or [False])
-    title = f"{hops[0].loop}, threads on: {hops[0].placement} (shared a core in {shared:.0%} of samples)"
-    rates = [f"{n}/s" if n == 1 else f"{n} in flight, /s" for n in IN_FLIGHT]
-    table = _table(title, "request", "p50 us", "p99 us", "x hop", *rates, "x hop at 64", "x pykka at 64")
     bare, theirs = hops[0], hops[-1]
+    title = f"Round trips: {bare.loop}, threads on {bare.placement}"
+    rates = [f"{n}: k/s" for n in IN_FLIGHT]
+    table = _table(title, "request", "1: p50 us", "p99", "x hop", *rates, "x pykka", "shared core")
     for hop in hops:
-        medians = [f"{statistics.median(hop.per_s[n]):,.0f}" for n in IN_FLIGHT]
+        p50 = [timing.p50_us for timing in hop.one]
         table.add_row(
             hop.subject,
-            f"{statistics.median(t.p50_us for t in hop.one):.1f}",
-            f"{statistics.median(t.p99_us for t in hop.one):.0f}",
-            f"{median_ratio([t.p50_us for t in hop.one], [t.p50_us for t in bare.one]):.2f}",
-            *medians,
-            f"{median_ratio(hop.per_s[64], bare.per_s[64]):.2f}",
+            f"{statistics.median(p50):.1f}",
+            f"{statistics.median(timing.p99_us for timing in hop.one):.0f}",
+            f"{median_ratio(p50, [timing.p50_us for timing in bare.one]):.2f}",
+            *(f"{statistics.median(hop.per_s[n]) / 1e3:.1f}" for n in IN_FLIGHT),
             f"{median_ratio(hop.per_s[64], theirs.per_s[64]):.2f}",
+            f"{statistics.fmean(hop.shared_core):.0%}" if hop.shared_core else "?",
         )
+    table.caption = "k/s: thousand requests a second by requests in flight; x pykka: at 64"
     return table
 
 
 def _work_table(report: Report) -> Table:
-    table = _table("Work", "what", "median ms", "least", "most")
-    rows = {f"3x3 convolution, 64 filters, 1x64x56x56: {name}": ms for name, ms in report.convolutions_ms.items()}
-    rows["sticky error, from its request to the reply of the rerun"] = report.crash_to_next_reply_ms
+    table = _table("Work", "ms", "median", "least", "most")
+    rows = {f"3x3, 64 filters, 1x64x56x56: {name}": ms for name, ms in report.convolutions_ms.items()}
+    rows["sticky error, request to reply"] = report.crash_to_next_reply_ms
     for name, ms in rows.items():
         table.add_row(name, f"{statistics.median(ms):.2f}", f"{min(ms):.2f}", f"{max(ms):.2f}")
     return table
 
 
 def _starvation_table(rows: list[Starving]) -> Table:
-    columns = ("p50 us", "p99 us", "max us", "pings/s", "callbacks/s", "let go")
-    table = _table("Pings from a busy loop", "loop, threads on, load, in flight, lets go of the GIL", *columns)
+    title = f"Pings from a busy loop: {rows[0].loop}, threads on {rows[0].placement}"
+    table = _table(
+        title, "the loop's load", "in flight", "lets go", "p50 ms", "p99", "max", "k/s", "loads k/s"
+    )
     for row in rows:
+        times = (row.timing.p50_us, row.timing.p99_us, row.timing.max_us)
         table.add_row(
-            f"{row.loop}, {row.placement}, {row.load}, {row.in_flight}, {'yes' if row.lets_go else 'no'}",
-            f"{row.timing.p50_us:,.0f}",
-            f"{row.timing.p99_us:,.0f}",
-            f"{row.timing.max_us:,.0f}",
-            f"{row.per_s:,.0f}",
-            f"{row.callbacks_per_s:,.0f}",
-            str(row.let_go),
+            row.load,
+            str(row.in_flight),
+            f"{row.let_go:,}x" if row.lets_go else "never",
+            *(f"{us / 1e3:.2f}" for us in times),
+            f"{row.per_s / 1e3:.2f}",
+            f"{row.callbacks_per_s / 1e3:.1f}",
         )
     return table
 

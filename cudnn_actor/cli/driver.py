@@ -98,7 +98,10 @@ def _number(cuda: ctypes.CDLL, function: str, *args: object) -> int:
 
 
 def _call(cuda: ctypes.CDLL, function: str, *args: object) -> None:
-    status = getattr(cuda, function)(*args)
+    try:
+        status = getattr(cuda, function)(*args)
+    except AttributeError:
+        raise _DriverError(f"it has no {function}") from None
     if status:
         text = ctypes.c_char_p()
         cuda.cuGetErrorName(status, ctypes.byref(text))

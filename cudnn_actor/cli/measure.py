@@ -46,7 +46,9 @@ def percentile(ordered: list[float], percent: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
-async def one_by_one(request: Request, seconds: float, now_and_then: Callable[[], None] | None = None) -> Timing:
+async def one_by_one(
+    request: Request, seconds: float, now_and_then: Callable[[], None] | None = None
+) -> Timing:
     """Latencies with one request in flight; `now_and_then` runs between requests, off the clock."""
     latencies: list[float] = []
     end, pause = time.perf_counter() + seconds, seconds / _SAMPLES
@@ -67,9 +69,14 @@ async def rate(request: Request, in_flight: int, seconds: float) -> tuple[float,
     end = began + seconds
 
     async def sender() -> None:
-        while (sent := time.perf_counter()) < end:
+        now = time.perf_counter()
+        while True:
+            sent = now
             await request()
-            latencies.append(time.perf_counter() - sent)
+            now = time.perf_counter()
+            latencies.append(now - sent)
+            if now >= end:
+                return
 
     await asyncio.gather(*(sender() for _ in range(in_flight)))
     return len(latencies) / (time.perf_counter() - began), Timing.of(latencies)
@@ -86,6 +93,7 @@ class BareHop:
         self.thread.start()
 
     async def __call__(self) -> None:
+        """Go there and back."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._queue.put((loop, future))
@@ -118,6 +126,7 @@ class PykkaWay:
         self._ref = self._Plain.start()
 
     async def __call__(self) -> None:
+        """Ask and await the reply."""
         await asyncio.to_thread(self._ref.ask(None, block=False).get)
 
     def native_id(self) -> int:

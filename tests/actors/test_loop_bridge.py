@@ -174,6 +174,45 @@ def test_a_result_whose_wake_up_the_loop_did_not_live_to_see_is_discarded() -> N
     assert discarded == ["an allocation"]
 
 
+def test_a_reply_behind_a_wake_up_that_never_ran_is_counted_too() -> None:
+    mailbox, loop = Mailbox(), asyncio.new_event_loop()
+
+    async def main() -> list[Envelope]:
+        submit(mailbox, "first")
+        submit(mailbox, "second")
+        return mailbox.take(2, 0.0)
+
+    first, second = loop.run_until_complete(main())
+    for envelope in (first, second):
+        bridge = envelope.settle("too late")
+        assert bridge is not None
+        bridge.wake()
+        loop.close()
+    assert mailbox.dropped == 2
+
+
+class ClosingLoop(asyncio.SelectorEventLoop):
+    """Closes in the very moment in which it is woken."""
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
+        self.close()
+        return super().call_soon_threadsafe(callback, *args, context=context)
+
+
+def test_a_loop_that_closes_between_the_question_and_the_wake_up_raises_nothing() -> None:
+    mailbox, loop = Mailbox(), ClosingLoop()
+
+    async def main() -> Envelope:
+        submit(mailbox, "message")
+        return mailbox.take(1, 0.0)[0]
+
+    envelope = loop.run_until_complete(main())
+    bridge = envelope.settle("too late")
+    assert bridge is not None
+    bridge.wake()
+    assert mailbox.dropped == 1
+
+
 async def answered(actor: Caller) -> Any:
     return await ask(actor.mailbox, "another loop")
 

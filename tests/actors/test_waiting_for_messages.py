@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from actor_fixtures import PATIENCE_S, in_threads
@@ -62,6 +64,50 @@ def test_no_ring_is_left_over_when_a_message_meets_a_timeout() -> None:
         taken += len(batch)
         sender.join()
     assert taken == 300
+    assert sleeps_its_time_out(mailbox)
+
+
+class Window:
+    """A lock that does something once, at the worst moment: just let go of, or just not got."""
+
+    def __init__(self, lock: Any, then: Callable[[], None]) -> None:
+        self._lock, self._then = lock, [then]
+
+    def _open(self) -> None:
+        while self._then:
+            self._then.pop()()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        self._open()
+
+    def acquire(self, timeout: float = -1.0) -> bool:
+        got: bool = self._lock.acquire(timeout=timeout)
+        if not got:
+            self._open()
+        return got
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def test_a_message_between_the_look_and_the_sleep_is_not_slept_through() -> None:
+    mailbox = Mailbox()
+    window = Window(mailbox._lock, lambda: mailbox.admit(Envelope("in between")))
+    mailbox._lock = window  # type: ignore[assignment]
+    assert [envelope.message for envelope in mailbox.take(1, PATIENCE_S / 10)] == ["in between"]
+    assert sleeps_its_time_out(mailbox)
+
+
+@pytest.mark.parametrize("what", ["message", "nudge"])
+def test_the_ring_that_crosses_a_timeout_is_not_left_over(what: str) -> None:
+    mailbox = Mailbox()
+    act = mailbox.nudge if what == "nudge" else lambda: mailbox.admit(Envelope("just now"))
+    mailbox._bell = Window(mailbox._bell, act)  # type: ignore[assignment]
+    assert len(mailbox.take(1, 1e-6)) == (what == "message")
     assert sleeps_its_time_out(mailbox)
 
 

@@ -1,1 +1,1 @@
-"""The whole service: real threads, the real CPU engine, and engines that wait for the test where it needs one."""
+"""The whole service: real threads, the real CPU engine, and engines that wait for the test."""

@@ -1,4 +1,4 @@
-"""Services on engines that wait for the test: a gate in front of each run, or fences that the test finishes."""
+"""Services on engines that wait for the test: a gate before each run, or fences that it finishes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, LifecycleEvent
 from cudnn_actor.client import _Spawning
 from cudnn_actor.engines.base import Engine, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.engines.cpu.plan import CpuPlan
 from cudnn_actor.options import make_options
 from cudnn_actor.service import CudnnService
 from cudnn_actor.supervision import ChildSpec
 
 PATIENCE_S = 20.0
-"""How long a test waits for what must happen: far longer than it takes, far shorter than the suite's limit."""
+"""How long a test waits for what must happen: far longer than it takes, far shorter than its limit."""
 ONE_BY_ONE = ConvSpec.symmetric(2)
 
 
@@ -71,7 +70,7 @@ class GatedEngine(CpuEngine):
         super().__init__()
         self._gate = gate
 
-    def execute(self, plan: CpuPlan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
+    def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
         self._gate.go_through()
         super().execute(plan, buffers, scalars)
 

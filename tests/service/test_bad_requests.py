@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -106,11 +106,16 @@ BAD_MEMORY: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
     "no message": (lambda o: "ConvFwd", "message", "str"),
     "a class": (lambda o: Free, "message", "StructMeta"),
 }
+WAYS: dict[str, Callable[[CudnnRef, Any], Awaitable[Any]]] = {
+    "ask": lambda gpu, message: gpu.ask(message),
+    "submit": lambda gpu, message: gpu.submit(message),
+    "pykka": lambda gpu, message: in_thread(lambda: gpu.actor_ref.ask(message)),
+}
 BAD = BAD_COMPUTE | BAD_MEMORY
 
 
 @pytest.mark.parametrize(("make", "field", "shown"), BAD.values(), ids=BAD)
-@pytest.mark.parametrize("way", ["ask", "submit", "pykka"])
+@pytest.mark.parametrize("way", WAYS)
 async def test_a_bad_request_is_named_and_harms_nothing(
     make: Callable[[Operands], Any], field: str, shown: str, way: str
 ) -> None:
@@ -118,12 +123,7 @@ async def test_a_bad_request_is_named_and_harms_nothing(
         operands = await Operands.on(gpu)
         message = make(operands)
         with pytest.raises(InvalidRequest) as caught:
-            if way == "ask":
-                await gpu.ask(message)
-            elif way == "submit":
-                await gpu.submit(message)
-            else:
-                await in_thread(lambda: gpu.actor_ref.ask(message))
+            await WAYS[way](gpu, message)
         assert caught.value.field == field
         assert shown in caught.value.value
         assert caught.value.fix
@@ -189,7 +189,11 @@ async def test_a_request_behind_the_free_of_its_buffer_is_stale_when_it_is_taken
     async with spawn(device="cpu") as gpu:
         trio = await Trio.on(gpu)
         # All three pass the check at sending: the buffer is live until the first has been handled.
-        free, late, again = gpu.submit(Free(buffer=trio.x)), gpu.submit(trio.product()), gpu.submit(Free(buffer=trio.x))
+        free, late, again = (
+            gpu.submit(Free(buffer=trio.x)),
+            gpu.submit(trio.product()),
+            gpu.submit(Free(buffer=trio.x)),
+        )
         await free
         for future in (late, again):
             with pytest.raises(StaleBufferError, match="freed"):

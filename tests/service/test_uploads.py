@@ -17,7 +17,9 @@ DIMS = [(2, 3, 5), (2, 3, 4, 5), (2, 3, 4, 5, 6)]
 @pytest.mark.parametrize("dims", DIMS)
 @pytest.mark.parametrize("layout", [Layout.NCHW, "NHWC"])
 @pytest.mark.parametrize("dtype", list(DType))
-async def test_what_comes_out_is_what_went_in(dims: tuple[int, ...], layout: Layout | str, dtype: DType) -> None:
+async def test_what_comes_out_is_what_went_in(
+    dims: tuple[int, ...], layout: Layout | str, dtype: DType
+) -> None:
     values = np.arange(np.prod(dims)).reshape(dims) % 100
     array = values.astype(dtype.numpy)
     async with spawn(device="cpu") as gpu:

@@ -1,0 +1,94 @@
+"""Carrying out the verdicts of `recovery` on the requests that a crash interrupted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from cudnn_actor.actors import Envelope
+from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.errors import (
+    ContextLost,
+    CudnnActorError,
+    OutcomeUnknown,
+    QuarantinedRequest,
+    StaleReason,
+)
+from cudnn_actor.protocol.messages import COMPUTE
+from cudnn_actor.recovery import Verdict, judge
+from cudnn_actor.state import ServiceState
+
+__all__ = ["Interruption"]
+
+log = structlog.get_logger("cudnn_actor")
+
+
+class Interruption:
+    """One crash, and what it means for the requests that were running.
+
+    Parameters
+    ----------
+    state
+        The service's; the caller is its one writer at this moment.
+    cause
+        For people: what happened.
+    outlives_context
+        Whether memory outlives the context that died.
+    thread_lost
+        Whether the crashed thread may still be writing.
+    """
+
+    def __init__(self, state: ServiceState, cause: str, *, outlives_context: bool, thread_lost: bool) -> None:
+        self._state = state
+        self._cause = cause
+        self._outlives_context = outlives_context
+        self._thread_lost = thread_lost
+
+    def judge(self, envelope: Envelope) -> CudnnActorError | None:
+        """The answer to a request that was running; None when it is to run again."""
+        envelope.crashes += 1
+        output, pure, digest = self._effects(envelope.message)
+        verdict = judge(
+            pure=pure,
+            crashes=envelope.crashes,
+            outlives_context=self._outlives_context,
+            may_still_write=self._thread_lost and output is not None,
+        )
+        log.warning("request.interrupted", request=envelope.number, verdict=verdict.value, cause=self._cause)
+        if verdict is Verdict.RUN_AGAIN:
+            self._state.replayed += 1
+            return None
+        if output is not None:
+            self.tear(output)
+        return self._error(verdict, envelope.number, digest)
+
+    def tear(self, ref: BufferRef) -> None:
+        """End a buffer whose bytes may be half-written; withhold them while a lost thread may write."""
+        try:
+            slot = self._state.memory.resolve(ref)
+        except CudnnActorError:
+            return  # freed in the meantime: nobody can read it
+        if self._thread_lost:
+            self._state.memory.hold(slot)  # for good
+        self._state.memory.tear(slot, StaleReason.TORN)
+
+    def context_lost(self) -> ContextLost:
+        """The answer to whoever waits for a context that has died with its memory."""
+        return ContextLost(status="context lost", detail=self._cause)
+
+    def _error(self, verdict: Verdict, number: int, digest: str) -> CudnnActorError:
+        if verdict is Verdict.QUARANTINE:
+            self._state.quarantined[digest] = self._cause  # where it is no plan's, nothing asks for it
+            return QuarantinedRequest(request_id=number, digest=digest, cause=self._cause)
+        if verdict is Verdict.CONTEXT_LOST:
+            return self.context_lost()
+        return OutcomeUnknown(request_id=number, cause=self._cause)
+
+    def _effects(self, message: Any) -> tuple[BufferRef | None, bool, str]:
+        """The buffer that a message writes, whether it is pure, and the digest that stands for it."""
+        kind = type(message)
+        if kind in COMPUTE:
+            lowered = self._state.lowered(message)
+            return getattr(message, lowered.output), lowered.pure, lowered.graph.digest()
+        return getattr(message, "dst", None), True, kind.__name__.lower()

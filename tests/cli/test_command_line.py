@@ -1,0 +1,63 @@
+"""The command line itself: words that mean nothing, the log, and what an import costs."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+import structlog
+from terminal import cudnn_actor, python
+
+from cudnn_actor.cli import _run
+from cudnn_actor.cli.logbook import LogBook
+from cudnn_actor.protocol import ServiceStopped
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("sing",), ("demo", "--seed", "x"), ("demo", "--seed", "-1"), ("demo", "a", "b"), ("doctor", "-x")],
+)
+def test_words_that_mean_nothing_end_with_status_2_and_the_usage(words: tuple[str, ...]) -> None:
+    done = cudnn_actor(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: cudnn-actor")
+    assert "Traceback" not in done.stderr
+
+
+def test_without_a_command_the_help_names_all_of_them() -> None:
+    done = cudnn_actor()
+    assert done.returncode == 2
+    for command in ("demo", "doctor", "bench"):
+        assert command in done.stderr
+
+
+def test_importing_the_command_line_imports_no_command() -> None:
+    code = "import sys, cudnn_actor.cli; print(*sys.modules)"
+    imported = set(python("-c", code).stdout.split())
+    commands = {f"cudnn_actor.cli.{name}" for name in ("demo", "story", "doctor", "bench")}
+    assert not imported & {"matplotlib", "PIL", *commands}
+    assert "cudnn_actor.cli" in imported
+
+
+def test_the_log_is_kept_and_printed_when_the_command_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(_: argparse.Namespace) -> int:
+        structlog.get_logger().warning("gpu.smoke", colour="blue")
+        raise ServiceStopped(reason="smoke")
+
+    with LogBook() as logbook:
+        assert _run(fails, argparse.Namespace(), logbook) == 1
+    errors = capsys.readouterr().err
+    assert "gpu.smoke" in errors
+    assert "colour=blue" in errors
+    assert "ServiceStopped" in errors
+
+
+def test_the_log_of_a_command_that_works_is_shown_only_when_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = structlog.get_config()
+    for live, expected in ((False, 0), (True, 1)):
+        with LogBook(live=live):
+            structlog.get_logger().info("gpu.hum")
+        assert capsys.readouterr().err.count("gpu.hum") == expected
+    assert structlog.get_config() == before

@@ -1,0 +1,178 @@
+"""The demo: a picture, a table, one crash that no caller sees, and one line for whatever is wrong."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from terminal import cudnn_actor, python
+
+WITHOUT_MATPLOTLIB = """
+import importlib.abc, sys
+
+class NotInstalled(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in ("matplotlib", "PIL"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+from cudnn_actor.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+INTERRUPTIBLE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs begin without it
+from cudnn_actor.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def scene(height: int = 96, width: int = 120) -> np.ndarray:
+    """Boxes of random colours: edges everywhere, as in a photograph."""
+    rng = np.random.default_rng(3)
+    image = np.full((height, width, 3), 128, dtype=np.uint8)
+    for _ in range(150):
+        y, x = rng.integers(0, height), rng.integers(0, width)
+        image[y : y + rng.integers(2, 14), x : x + rng.integers(2, 14)] = rng.integers(0, 256, 3)
+    return image
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "photo.png"
+    Image.fromarray(scene()).save(path)
+    return path
+
+
+def test_the_demo_crashes_once_and_nobody_sees_an_error(photo: Path, tmp_path: Path) -> None:
+    out = tmp_path / "picture.png"
+    done = cudnn_actor("demo", str(photo), "--out", str(out))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "generation 1 is lost" in done.stdout
+    assert "generation 2 serves" in done.stdout
+    assert "restarts: 1   requests run again: 1   errors seen by callers: 0" in done.stdout
+    for kind in ("ConvFwd", "ConvBwdFilter", "ConvBwdData"):
+        assert kind in done.stdout
+    with Image.open(out) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    assert pixels.shape == (1440, 1920, 3)
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 1000
+
+
+def test_the_fit_goes_on_after_the_crash(photo: Path, tmp_path: Path) -> None:
+    done = cudnn_actor("demo", str(photo), "--out", str(tmp_path / "picture.png"))
+    first, crash, after = (done.stdout.index(words) for words in ("step   1", "is lost", "step 160"))
+    assert first < crash < after
+    losses = [float(loss) for loss in re.findall(r"step +\d+ +loss (\S+)", done.stdout)]
+    learn, undo = losses[:3], losses[3:]
+    assert learn[2] < learn[1] < learn[0]
+    assert learn[2] < 1e-3 * learn[0]
+    assert undo[2] < 1e-3 * undo[0]
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "I;16", "CMYK"])
+def test_photographs_of_every_kind_are_read(mode: str, tmp_path: Path) -> None:
+    from cudnn_actor.cli.photograph import read_photograph
+
+    path = tmp_path / ("photo.tiff" if mode == "CMYK" else "photo.png")
+    grey = scene()[:, :, 0]
+    if mode == "I;16":
+        Image.fromarray(grey.astype(np.uint16) * 257).save(path)
+    else:
+        Image.fromarray(scene()).convert(mode).save(path)
+    photo = read_photograph(path)
+    assert photo.shape == (3, 96, 120)
+    assert photo.dtype == np.float32
+    assert photo.min() >= 0
+    assert 0.5 < photo.max() <= 1
+
+
+def test_a_photograph_is_turned_the_way_the_camera_was_held(tmp_path: Path) -> None:
+    from cudnn_actor.cli.photograph import read_photograph
+
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotate by a quarter
+    Image.fromarray(scene()).save(tmp_path / "phone.jpg", exif=exif)
+    assert read_photograph(tmp_path / "phone.jpg").shape == (3, 120, 96)
+
+
+def blank(path: Path) -> Path:
+    Image.new("RGB", (64, 64), "grey").save(path)
+    return path
+
+
+def text(path: Path) -> Path:
+    path.write_text("no image", encoding="utf-8")
+    return path
+
+
+def cut_off(path: Path) -> Path:
+    Image.fromarray(scene()).save(path)
+    path.write_bytes(path.read_bytes()[:2000])
+    return path
+
+
+def tiny(path: Path) -> Path:
+    Image.fromarray(scene(20, 100)).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: path, "there is no image"),
+        (text, "is no image that Pillow can read"),
+        (cut_off, "cannot be read"),
+        (tiny, "whose sides are both 48 pixels or more"),
+        (blank, "no detail to learn from"),
+        (lambda path: path.parent, "cannot be read: Is a directory"),
+    ],
+)
+def test_a_bad_image_is_one_line(make: Callable[[Path], Path], words: str, tmp_path: Path) -> None:
+    done = cudnn_actor("demo", str(make(tmp_path / "image.png")), "--out", str(tmp_path / "out.png"))
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [("nowhere/demo.png", "there is no directory"), ("demo.gif", "ends in .png"), ("dir.png", "a directory")],
+)
+def test_a_picture_that_cannot_be_written_is_one_line(out: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "dir.png").mkdir()
+    done = cudnn_actor("demo", "--out", str(tmp_path / out))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_matplotlib_the_demo_says_what_to_install() -> None:
+    done = python("-c", WITHOUT_MATPLOTLIB, "demo")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert 'pip install "cudnn-actor[demo]"' in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [("demo", "--help"), ("doctor",)])
+def test_the_rest_needs_no_matplotlib(words: tuple[str, ...]) -> None:
+    assert python("-c", WITHOUT_MATPLOTLIB, *words).returncode == 0
+
+
+def test_an_interrupt_ends_the_demo_quietly(tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-c", INTERRUPTIBLE, "demo", "--out", str(tmp_path / "out.png")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        assert demo.stdout.readline().startswith("cudnn-actor demo")
+        demo.send_signal(signal.SIGINT)
+        _, errors = demo.communicate(timeout=60)
+    assert (demo.returncode, errors) == (130, "")

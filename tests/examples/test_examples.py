@@ -1,0 +1,65 @@
+"""Every example runs as a newcomer would run it: alone, in an interpreter of its own, warnings as errors."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *words], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stderr == ""
+    return done.stdout
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    return [float(found) for found in re.findall(pattern, text)]
+
+
+def test_the_first_fifteen_lines_give_the_shape_and_a_receipt() -> None:
+    output = run(str(EXAMPLES / "async_client.py"))
+    assert "shape (1, 8, 222, 222), dtype float32" in output
+    assert re.search(r"plan \w+/conv_fwd/\w+, generation 1, ran for \d+ µs", output)
+
+
+def test_the_descent_finds_the_filter() -> None:
+    output = run(str(EXAMPLES / "fit_filter.py"))
+    losses = numbers(r"loss (\S+)", output)
+    assert len(losses) == 7
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 1e-9 * losses[0]
+    [difference] = numbers(r"hidden filter: (\S+)", output)
+    assert difference < 1e-5
+
+
+def test_the_pykka_actor_hears_the_escalation_and_starts_a_fresh_service() -> None:
+    output = run(str(EXAMPLES / "embedded_in_pykka.py"))
+    story = [
+        "service 1 started",
+        "escalated: cudnn gave up (start failed)",
+        "service 2 started",
+        "second image: centre 1.000, corner 0.444",
+        "service stopped",
+    ]
+    places = [output.index(line) for line in story]
+    assert places == sorted(places)
+    assert "first image: no answer, safe to send again: True" in output
+
+
+def test_the_users_own_tests_pass() -> None:
+    output = run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "fault_injection_test.py"))
+    assert "7 passed" in output
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_every_example_has_a_test_here(example: Path) -> None:
+    assert f'"{example.name}"' in Path(__file__).read_text(encoding="utf-8")
