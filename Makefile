@@ -31,7 +31,7 @@ check: $(VENV)/.dev
 
 # The wheel, in an empty environment, with nothing on the path but itself and what it declares.
 wheel: $(VENV)/.dev
-	rm -rf build/wheel && mkdir -p build/wheel
+	rm -rf build && mkdir -p build/wheel
 	$(BIN)/python -m build --outdir build/wheel . > build/wheel/log 2>&1 || (cat build/wheel/log; false)
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/python -m pip install --quiet build/wheel/*.whl

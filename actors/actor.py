@@ -28,12 +28,12 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 
 import msgspec
 import pykka
-import structlog
 from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr, _ActorStop
 
 from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.errors import ActorStopped, Crash
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.mailbox import Mailbox
 from cudnn_actor.protocol.errors import DeadlineExceeded
 
@@ -46,7 +46,7 @@ _thread_numbers = itertools.count(1)
 _FLUSH_AFTER_NS = 200_000
 _PYKKA_MESSAGES = frozenset({ProxyCall, ProxyGetAttr, ProxySetAttr})
 
-log = structlog.get_logger("cudnn_actor.actors")
+log = Log("cudnn_actor.actors")
 
 
 class ActorExit(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +123,8 @@ class Actor(pykka.ThreadingActor):
         self._taking = threading.Lock()
         self._disowned = False
         self._batch: deque[Envelope] = deque()
+        self._in_hand: list[Envelope] = []
+        """The message whose answer is still the actor's to give; whoever takes it out gives it."""
         self._to_wake: set[LoopBridge] = set()
         self._flushed_ns = 0
         self._observer: ActorObserver | None = None
@@ -212,7 +214,7 @@ class Actor(pykka.ThreadingActor):
             if self._disowned:
                 return False
             self._disowned = True
-            current, waiting = self.current, list(self._batch)
+            current, waiting = self._take_away(), list(self._batch)
             self._batch.clear()
         self.actor_stopped.set()
         pykka.ActorRegistry.unregister(self.actor_ref)
@@ -244,7 +246,7 @@ class Actor(pykka.ThreadingActor):
             if self._disowned:
                 return
             self._disowned = True
-            current, waiting = self.current, list(self._batch)
+            current, waiting = self._take_away(), list(self._batch)
             self._batch.clear()
         self._finish(exit, current, waiting)
 
@@ -281,7 +283,14 @@ class Actor(pykka.ThreadingActor):
             if self._disowned or self.actor_stopped.is_set() or not self._batch:
                 return None
             self.current = self._batch.popleft()
+            self._in_hand.append(self.current)
             return self.current
+
+    def _take_away(self) -> Envelope | None:
+        try:
+            return self._in_hand.pop()  # one step under the GIL, so of two who try one succeeds
+        except IndexError:
+            return None
 
     def _finish(self, exit: ActorExit, current: Envelope | None, waiting: list[Envelope]) -> None:
         self.actor_stopped.set()
@@ -292,7 +301,10 @@ class Actor(pykka.ThreadingActor):
             self.mailbox.restore(waiting)  # behind the stop: for a successor, or for close() to answer
             exit = self._stop_hook(exit)
         else:
-            log.error("actor.died", actor=str(self), kind=exit.kind, error=repr(exit.error))
+            write = (
+                log.error if self._observer is None else log.warning
+            )  # who is supervised is expected to fail
+            write("actor.died", actor=str(self), kind=exit.kind, error=repr(exit.error))
             self._crash_hook(exit.error, current, waiting)
         if self._owns_mailbox:
             self.mailbox.close(self._stop_reason or exit.kind)
@@ -325,8 +337,10 @@ class Actor(pykka.ThreadingActor):
     def _take_up(self, envelope: Envelope) -> None:
         if envelope.withdrawn:
             self.counters.withdrawn += 1
+            self._take_away()
             self._post(envelope, None, ActorStopped(reason="withdrawn"))  # for its loop's count: nobody looks
         elif envelope.deadline is not None and time.monotonic() >= envelope.deadline:
+            self._take_away()
             self._expire(envelope)
         else:
             self._run(envelope)
@@ -350,13 +364,10 @@ class Actor(pykka.ThreadingActor):
 
     def _claim(self, envelope: Envelope, value: Any) -> None:
         """Make the answer this thread's to give, unless the actor was disowned while the handler ran."""
-        with self._taking:
-            if not self._disowned:
-                self.current = None
-                return
-        if value is not DEFERRED and envelope.discard is not None:
-            envelope.discard(value)
-        raise Crash("came back after it had been given up")
+        if self._take_away() is None:
+            if value is not DEFERRED and envelope.discard is not None:
+                envelope.discard(value)
+            raise Crash("came back after it had been given up")
 
     def _handle(self, envelope: Envelope) -> Any:
         message = envelope.message

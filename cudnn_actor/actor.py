@@ -363,5 +363,5 @@ class CudnnActor(Actor):
         executor.fence()
         while executor.busy:
             self._settle_finished(executor)
-            if executor.busy and self.abandoned.wait(_POLL_S):
+            if self.abandoned.wait(_POLL_S):
                 raise Crash("its device had not finished when it was given up")

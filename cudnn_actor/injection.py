@@ -5,16 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import structlog
-
 from cudnn_actor.actors import Crash
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
 from cudnn_actor.protocol.messages import Message
 from cudnn_actor.supervision import Fault, FaultInjector, FaultRule
 
 __all__ = ["Injection"]
 
-log = structlog.get_logger("cudnn_actor")
+log = Log("cudnn_actor")
 
 
 class Injection:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import structlog
-
 from cudnn_actor.actors import Envelope
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import (
     ContextLost,
@@ -21,7 +20,7 @@ from cudnn_actor.state import ServiceState
 
 __all__ = ["Interruption"]
 
-log = structlog.get_logger("cudnn_actor")
+log = Log("cudnn_actor")
 
 
 class Interruption:

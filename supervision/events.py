@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 from structlog.typing import FilteringBoundLogger
 
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.supervision.exits import ExitReason
 
 __all__ = ["Escalated", "LifecycleEvent", "Restarted", "Restarting", "Started", "Stopped", "log_event"]
@@ -93,7 +94,7 @@ LifecycleEvent = Started | Restarting | Restarted | Stopped | Escalated
 """Everything that `gpu.events()` tells."""
 
 
-def log_event(logger: FilteringBoundLogger, event: LifecycleEvent) -> None:
+def log_event(logger: FilteringBoundLogger | Log, event: LifecycleEvent) -> None:
     """Write one log line; names and fields stand in the module's header, and stay."""
     match event:
         case Started():

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import msgspec
 import pykka
-import structlog
 
 from cudnn_actor.actors import DEFERRED, Actor, ActorExit, ActorStopped, Crash, Envelope
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.supervision.core import decide
 from cudnn_actor.supervision.events import Escalated, LifecycleEvent, log_event
 from cudnn_actor.supervision.exits import ExitKind, ExitReason
@@ -55,7 +55,7 @@ __all__ = ["ChildSpec", "RestartsExhausted", "Supervisor"]
 KILL_GRACE_S = 1.0
 """How long a killed child's thread may take to notice, in seconds, before its last act is done for it."""
 
-log = structlog.get_logger("cudnn_actor.supervision")
+log = Log("cudnn_actor.supervision")
 
 
 class RestartsExhausted(Crash):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import structlog
-
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["choose_engine"]
 
-log = structlog.get_logger("cudnn_actor")
+log = Log("cudnn_actor")
 
 
 def choose_engine(device: str) -> tuple[str, Callable[[], Engine]]:

@@ -10,9 +10,10 @@ from functools import partial
 
 import pykka
 import pytest
-from actor_fixtures import PATIENCE_S, Caller, Witness, in_threads
 
 from cudnn_actor.actors import Crash, ask
+
+from .actor_fixtures import PATIENCE_S, Caller, Witness, in_threads
 
 ROUNDS = 150
 ASKERS = 3

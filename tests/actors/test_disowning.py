@@ -9,9 +9,10 @@ from typing import Any
 
 import pykka
 import pytest
-from actor_fixtures import PATIENCE_S, Caller, Gate, Witness, held, in_threads, running
 
 from cudnn_actor.actors import Actor, ActorStopped, Envelope, LoopBridge, Mailbox, ask, submit
+
+from .actor_fixtures import PATIENCE_S, Caller, Gate, Witness, held, in_threads, running
 
 GIVEN_UP = ActorStopped(reason="given up")
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pykka
 import pytest
-from actor_fixtures import PATIENCE_S, Caller, Gate, Urgent, Witness, held, running
 from structlog.testing import capture_logs
 
 from cudnn_actor.actors import DEFERRED, Actor, ActorStopped, Crash, Envelope, Mailbox, ask, submit, tell
+
+from .actor_fixtures import PATIENCE_S, Caller, Gate, Urgent, Witness, held, running
 
 
 def raising(error: BaseException) -> Any:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from actor_fixtures import PATIENCE_S, Caller, Gate, in_threads, running
 
 from cudnn_actor.actors import Envelope, LoopBridge, Mailbox, ask, submit
+
+from .actor_fixtures import PATIENCE_S, Caller, Gate, in_threads, running
 
 
 class CountingLoop(asyncio.SelectorEventLoop):

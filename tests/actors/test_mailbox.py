@@ -6,11 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from actor_fixtures import Caller, Urgent, held, ref_of, running
 from pykka import ActorDeadError
 
 from cudnn_actor.actors import ActorStopped, Envelope, Mailbox, ask, submit, tell
 from cudnn_actor.protocol.errors import InvalidRequest, MailboxFull, ReentrantAsk
+
+from .actor_fixtures import Caller, Urgent, held, ref_of, running
 
 
 def messages(mailbox: Mailbox, most: int = 100) -> list[Any]:

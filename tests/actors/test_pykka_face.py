@@ -6,9 +6,10 @@ import threading
 
 import pykka
 import pytest
-from actor_fixtures import PATIENCE_S, Caller, ref_of, running
 
 from cudnn_actor.actors import Actor, Crash, Mailbox, MailboxRef
+
+from .actor_fixtures import PATIENCE_S, Caller, ref_of, running
 
 
 class Account(Actor):

@@ -9,10 +9,11 @@ from typing import Any
 
 import pykka
 import pytest
-from actor_fixtures import PATIENCE_S, Caller, Gate, held, in_threads, running
 
 from cudnn_actor.actors import Actor, Crash, Envelope, LoopBridge, ask, submit, tell
 from cudnn_actor.protocol.errors import DeadlineExceeded
+
+from .actor_fixtures import PATIENCE_S, Caller, Gate, held, in_threads, running
 
 # The first reply counts.
 

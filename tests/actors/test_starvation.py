@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from actor_fixtures import PATIENCE_S, Caller, Gate, running
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cudnn_actor.actors import LoopBridge, Mailbox, ask, submit
 from cudnn_actor.actors.starvation import FIRST_LOOK_S, LET_GO_S, StarvationWatch
+
+from .actor_fixtures import PATIENCE_S, Caller, Gate, running
 
 LOOK = FIRST_LOOK_S
 

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from actor_fixtures import PATIENCE_S, in_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudnn_actor.actors import Envelope, Mailbox
+
+from .actor_fixtures import PATIENCE_S, in_threads
 
 SENDERS, EACH = 4, 50_000
 SHORT_S = 0.02

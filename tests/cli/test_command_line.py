@@ -6,11 +6,12 @@ import argparse
 
 import pytest
 import structlog
-from terminal import cudnn_actor, python
 
 from cudnn_actor.cli import _run
 from cudnn_actor.cli.logbook import LogBook
 from cudnn_actor.protocol import ServiceStopped
+
+from .terminal import cudnn_actor, python
 
 
 @pytest.mark.parametrize(

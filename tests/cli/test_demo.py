@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from terminal import cudnn_actor, python
+
+from .terminal import cudnn_actor, python
 
 WITHOUT_MATPLOTLIB = """
 import importlib.abc, sys

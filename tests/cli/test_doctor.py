@@ -6,9 +6,10 @@ import json
 import platform
 
 import numpy as np
-from terminal import cudnn_actor, python
 
 from cudnn_actor.cli.driver import find_driver
+
+from .terminal import cudnn_actor, python
 
 
 def test_the_doctor_tries_the_service_and_says_what_serves() -> None:

@@ -3,7 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from memory_fixtures import Grown
+
+from .memory_fixtures import Grown
 
 
 @pytest.fixture

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from memory_fixtures import MIB, Descriptors, Grown, spec_of
 
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.protocol import InvalidRequest, OutOfMemory, ServiceStopped
+
+from .memory_fixtures import MIB, Descriptors, Grown, spec_of
 
 
 def test_an_arena_has_the_usual_size() -> None:

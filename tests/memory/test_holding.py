@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from memory_fixtures import MIB, Grown, spec_of
 
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.protocol import StaleBufferError, StaleReason
+
+from .memory_fixtures import MIB, Grown, spec_of
 
 
 def test_a_held_buffer_keeps_its_bytes_after_free_until_the_last_release(grown: Grown) -> None:

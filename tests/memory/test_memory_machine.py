@@ -9,10 +9,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
-from memory_fixtures import MIB, NONCE, Descriptors, spec_of
 
 from cudnn_actor.memory import GRANULARITY, MemoryTable, Slot
 from cudnn_actor.protocol import BufferRef, OutOfMemory, StaleBufferError, StaleReason
+
+from .memory_fixtures import MIB, NONCE, Descriptors, spec_of
 
 SIZES = st.one_of(
     st.integers(1, 4 * GRANULARITY),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from memory_fixtures import MIB, NONCE, Grown, spec_of
 
 from cudnn_actor.memory import GRANULARITY, REMEMBERED_ENDS, MemoryTable
 from cudnn_actor.protocol import (
@@ -16,6 +15,8 @@ from cudnn_actor.protocol import (
     StaleReason,
     TensorSpec,
 )
+
+from .memory_fixtures import MIB, NONCE, Grown, spec_of
 
 
 def reason_of(table: MemoryTable, ref: BufferRef) -> StaleReason:

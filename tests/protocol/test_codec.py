@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from protocol_strategies import arrays, messages, refs, replies
 
 from cudnn_actor.protocol import (
     Allocate,
@@ -29,6 +28,8 @@ from cudnn_actor.protocol import (
     encode_message,
     encode_reply,
 )
+
+from .protocol_strategies import arrays, messages, refs, replies
 
 SPEC = TensorSpec.packed((2, 3))
 REF = BufferRef(slot=1, generation=1 << 32 | 1, spec=SPEC, device="cpu")

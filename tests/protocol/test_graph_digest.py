@@ -13,7 +13,6 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 from hypothesis import given
-from lowering_fixtures import forward, ref
 
 from cudnn_actor.protocol import (
     Activation,
@@ -30,6 +29,8 @@ from cudnn_actor.protocol import (
     TensorRole,
 )
 from cudnn_actor.protocol.lowering import lower
+
+from .lowering_fixtures import forward, ref
 
 GOLDEN = "e7eb331deffae0089fe75eff8f48d92f6ed8356d8b562ff9f361ab23965b65b6"
 MESSAGE = forward(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from lowering_fixtures import CONV, backward_data, backward_filter, forward, ref
 
 from cudnn_actor.protocol import (
     Activation,
@@ -19,6 +18,8 @@ from cudnn_actor.protocol import (
     TensorRole,
 )
 from cudnn_actor.protocol.lowering import lower, signature
+
+from .lowering_fixtures import CONV, backward_data, backward_filter, forward, ref
 
 RELU = Epilogue(activation=Activation.RELU)
 

@@ -6,10 +6,11 @@ import fractions
 
 import numpy as np
 import pytest
-from lowering_fixtures import CONV, backward_data, backward_filter, forward, ref
 
 from cudnn_actor.protocol import BufferRef, Compute, ConvSpec, InvalidRequest
 from cudnn_actor.protocol.lowering import lower
+
+from .lowering_fixtures import CONV, backward_data, backward_filter, forward, ref
 
 ARRAY: np.ndarray = np.zeros((2, 4, 8, 8), np.float32)
 GROUPS_3 = ConvSpec.symmetric(2, pad=1, groups=3)

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 import structlog
 from structlog.testing import capture_logs
-from supervised_world import CRASH, World, policy_of
 
 from cudnn_actor.supervision import (
     Backoff,
@@ -24,6 +23,8 @@ from cudnn_actor.supervision import (
     Strategy,
     log_event,
 )
+
+from .supervised_world import CRASH, World, policy_of
 
 ONE_SECOND = Backoff(initial_s=1.0, jitter=0.0)
 DONE = ExitReason.shutdown("asked to stop")

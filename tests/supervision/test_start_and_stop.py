@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from supervised_world import CRASH, World, policy_of
-
 from cudnn_actor.supervision import (
     Backoff,
     ExitReason,
@@ -14,6 +12,8 @@ from cudnn_actor.supervision import (
     Stopped,
     StopRequested,
 )
+
+from .supervised_world import CRASH, World, policy_of
 
 ONE_SECOND = Backoff(initial_s=1.0, factor=2.0, cap_s=8.0, jitter=0.0, reset_after_s=10.0)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from supervised_world import World, policy_of
 
 from cudnn_actor.supervision import (
     Backoff,
@@ -22,6 +21,8 @@ from cudnn_actor.supervision import (
     Strategy,
     TimerFired,
 )
+
+from .supervised_world import World, policy_of
 
 SHUTDOWN_S = 5.0
 BACKOFFS = [

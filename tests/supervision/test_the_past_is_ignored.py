@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from supervised_world import NO_DELAY, World, policy_of
 
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.supervision import (
@@ -20,6 +19,8 @@ from cudnn_actor.supervision import (
     TimerKey,
     TimerKind,
 )
+
+from .supervised_world import NO_DELAY, World, policy_of
 
 ONE_SECOND = Backoff(initial_s=1.0, factor=2.0, cap_s=8.0, jitter=0.0, reset_after_s=10.0)
 
