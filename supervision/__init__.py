@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cudnn_actor.supervision.child import ChildSpec
 from cudnn_actor.supervision.core import decide
 from cudnn_actor.supervision.events import (
     Escalated,
@@ -44,7 +45,7 @@ from cudnn_actor.supervision.signals import (
     TimerKind,
 )
 from cudnn_actor.supervision.state import SupervisorState
-from cudnn_actor.supervision.supervisor import ChildSpec, RestartsExhausted, Supervisor
+from cudnn_actor.supervision.supervisor import RestartsExhausted, Supervisor
 
 __all__ = [
     "Backoff",

@@ -13,17 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import msgspec
 import pykka
 
-from cudnn_actor.actors import DEFERRED, Actor, ActorExit, ActorStopped, Crash, Envelope
+from cudnn_actor.actors import DEFERRED, Actor, ActorStopped, Crash, Envelope
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.supervision.child import ChildObserver, ChildSpec
 from cudnn_actor.supervision.core import decide
 from cudnn_actor.supervision.events import Escalated, LifecycleEvent, log_event
-from cudnn_actor.supervision.exits import ExitKind, ExitReason
+from cudnn_actor.supervision.exits import ExitReason
 from cudnn_actor.supervision.policy import (
     Backoff,
-    ChildPolicy,
     RestartIntensity,
     Strategy,
     SupervisorPolicy,
@@ -31,7 +30,6 @@ from cudnn_actor.supervision.policy import (
 from cudnn_actor.supervision.signals import (
     CancelTimer,
     ChildExited,
-    ChildReady,
     Effect,
     Emit,
     Escalate,
@@ -50,7 +48,7 @@ from cudnn_actor.supervision.signals import (
 )
 from cudnn_actor.supervision.state import SupervisorState
 
-__all__ = ["ChildSpec", "RestartsExhausted", "Supervisor"]
+__all__ = ["RestartsExhausted", "Supervisor"]
 
 KILL_GRACE_S = 1.0
 """How long a killed child's thread may take to notice, in seconds, before its last act is done for it."""
@@ -60,41 +58,6 @@ log = Log("cudnn_actor.supervision")
 
 class RestartsExhausted(Crash):
     """Raised by a supervisor that gives up; to its own supervisor, a crash like any other."""
-
-
-class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A child: its policy, and how to make it.
-
-    Parameters
-    ----------
-    policy
-        Its id, restart type and deadlines.
-    make
-        Makes the actor of the given incarnation (from 1) without starting it. Called on the supervisor's
-        thread, so slow work belongs in the actor's `on_start`.
-    hang_after_s
-        Seconds that one message may take before the child counts as hung; None for no limit.
-    """
-
-    policy: ChildPolicy
-    make: Callable[[int], Actor]
-    hang_after_s: float | None = None
-
-
-class _Observer:
-    """Reports one incarnation's life to the supervisor. On the child's thread."""
-
-    def __init__(self, supervisor: Supervisor, child: str, incarnation: int) -> None:
-        self._supervisor = supervisor
-        self._child = child
-        self._incarnation = incarnation
-
-    def actor_ready(self) -> None:
-        self._supervisor.signal(ChildReady(child=self._child, incarnation=self._incarnation))
-
-    def actor_exited(self, exit: ActorExit) -> None:
-        reason = _reason(exit)
-        self._supervisor.signal(ChildExited(child=self._child, incarnation=self._incarnation, reason=reason))
 
 
 class Supervisor(Actor):
@@ -264,7 +227,7 @@ class Supervisor(Actor):
             reason = ExitReason.start_failed(repr(error))
             self.signal(ChildExited(child=effect.child, incarnation=effect.incarnation, reason=reason))
             return
-        actor.watch(_Observer(self, effect.child, effect.incarnation))
+        actor.watch(ChildObserver(self.signal, effect.child, effect.incarnation))
         self._actors[effect.child] = actor
         actor.launch()
 
@@ -302,9 +265,3 @@ class Supervisor(Actor):
         for envelope in self._stopping:
             self.settle(envelope)
         self._stopping.clear()
-
-
-def _reason(exit: ActorExit) -> ExitReason:
-    kinds = {"normal": ExitKind.NORMAL, "start_failed": ExitKind.START_FAILED, "crash": ExitKind.CRASH}
-    cause = "" if exit.error is None else f"{type(exit.error).__name__}: {exit.error}"
-    return ExitReason(kind=kinds[exit.kind], cause=cause)
