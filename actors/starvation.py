@@ -3,10 +3,10 @@
 A busy loop lets go of the GIL at each `select(0)`, and takes it back a
 microsecond later. A thread that waits for it on another core is woken by that,
 needs some 30 µs to get there, and finds the GIL taken. Worse, each such wake-up
-starts its switch interval anew (`take_gil` in CPython's ceval_gil), so it never gets to the
-point of asking the holder to drop it: it waits until it is lucky, for 0.05 to
-1 s a time (docs/performance.md has the measurement). The remedy is to let go for longer
-than a wake-up takes.
+starts its switch interval anew (`take_gil` in CPython's ceval_gil), so it never
+gets to asking the holder to drop it: it waits until it is lucky, for 0.05 to
+1 s a time (docs/performance.md has the measurement). The remedy is to let go
+for longer than a wake-up takes.
 
 So while replies are awaited, the loop looks now and then, and lets go when both
 hold:
@@ -17,7 +17,7 @@ hold:
 
 What cannot be told apart is an actor that needs no GIL at the moment, deep in a
 long convolution. So looks that do not help become rare, and letting go is short:
-it costs such a loop 0.1 ms in 2 at most. A look costs 2 µs; none is made when no reply is awaited.
+it costs such a loop 0.1 ms in 2 at most. No look is made when no reply is awaited.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["FIRST_LOOK_S", "LET_GO_S", "StarvationWatch"]
 
 FIRST_LOOK_S = 0.001
 """Between looks. uvloop's timers count whole milliseconds, so less would be none at all."""
-LET_GO_S = 0.0001
-"""How long to let go: three wake-ups of another core's thread."""
+LET_GO_S = 0.00005
+"""How long to let go: longer than another core's thread takes to wake up. Timer slack doubles it."""
 _SILENCE_S = 0.8 * FIRST_LOOK_S
 _BUSY = 0.75
 _RAREST_BUSY_S = 0.002

@@ -1,9 +1,9 @@
-"""Where the time of a round trip goes: both threads under cProfile, for `ping` and the trivial convolution.
+"""Where the CPU time of a round trip goes: both threads under cProfile, `ping` and trivial convolution.
 
-    python benchmarks/profile_round_trip.py [--count N] [--top N]
+    python benchmarks/profile_round_trip.py [--count N] [--top N] [--out DIR]
 
-A profiler multiplies the price of short functions, so read the shares and not the microseconds; the
-CPU time a request of each thread is taken without it.
+The profile counts CPU time, not waiting. A profiler multiplies the price of short functions, so only shares
+are given of it; the CPU time a request of each thread is taken without it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
+import datetime
 import pstats
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pykka
 from rich.console import Console
 from rich.table import Table
@@ -34,26 +37,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=40_000)
     parser.add_argument("--top", type=int, default=14)
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with LogBook(live=False):
-        asyncio.run(measure(args.count, args.top))
+        found = asyncio.run(measure(args.count, args.top))
+    for name, request in found["requests"].items():
+        console.print(
+            f"{name}: CPU us a request: loop {request['loop_us']:.2f}, actor {request['actor_us']:.2f}"
+        )
+        for thread in ("loop", "actor"):
+            console.print(table(f"{name}: the {thread}'s thread", request[thread]))
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        path = args.out / f"profile-{found['date'].replace(':', '').replace('-', '')[:15]}.json"
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
 
 
-async def measure(count: int, top: int) -> None:
+async def measure(count: int, top: int) -> dict[str, Any]:
     service = CudnnService(Options(device="cpu"))
     service.launch()
     await asyncio.wrap_future(service.started)
     gpu = CudnnRef(service)
+    requests = {}
     for name, message in (("ping", Ping()), ("trivial convolution", await trivial_convolution(gpu))):
         await pump(gpu, message, count // 10)
         loop_us, actor_us = await cpu_time(service, gpu, message, count)
-        console.print(
-            f"{name}: {loop_us:.2f} us of the loop's thread a request, {actor_us:.2f} of the actor's"
-        )
         profiles = await profiled(service, gpu, message, count)
-        for thread, profile in profiles.items():
-            console.print(table(f"{name}: the {thread}'s thread", profile, count, top))
+        shares = {thread: ranked(profile, top) for thread, profile in profiles.items()}
+        requests[name] = {"loop_us": loop_us, "actor_us": actor_us, **shares}
     await gpu.aclose()
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"date": date, "in_flight": IN_FLIGHT, "count": count, "requests": requests}
 
 
 async def pump(gpu: CudnnRef, message: Any, count: int) -> None:
@@ -90,7 +104,7 @@ async def cpu_time(service: CudnnService, gpu: CudnnRef, message: Any, count: in
 async def profiled(
     service: CudnnService, gpu: CudnnRef, message: Any, count: int
 ) -> dict[str, cProfile.Profile]:
-    loop, actor = cProfile.Profile(), cProfile.Profile()
+    loop, actor = cProfile.Profile(time.thread_time), cProfile.Profile(time.thread_time)
     on_actor(service, actor.enable)
     loop.enable()
     await pump(gpu, message, count)
@@ -99,14 +113,21 @@ async def profiled(
     return {"loop": loop, "actor": actor}
 
 
-def table(title: str, profile: cProfile.Profile, count: int, top: int) -> Table:
-    rows = Table("share %", "us", "calls", "function", title=title, title_justify="left", pad_edge=False)
+def ranked(profile: cProfile.Profile, top: int) -> list[tuple[str, float]]:
+    """Functions by their own share of the CPU time, in percent."""
     stats: dict[Any, Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     total = sum(entry[2] for entry in stats.values())
-    for (file, _, function), entry in sorted(stats.items(), key=lambda item: -item[1][2])[:top]:
-        calls, own = entry[1], entry[2]
+    shares: dict[str, float] = {}
+    for (file, _, function), entry in stats.items():
         where = function if file == "~" else f"{file.rsplit('/', 1)[-1]} {function}"
-        rows.add_row(f"{100 * own / total:.1f}", f"{1e6 * own / count:.2f}", f"{calls / count:.2f}", where)
+        shares[where] = shares.get(where, 0.0) + 100 * entry[2] / total
+    return sorted(shares.items(), key=lambda item: -item[1])[:top]
+
+
+def table(title: str, shares: list[tuple[str, float]]) -> Table:
+    rows = Table("% of CPU", "function", title=title, title_justify="left", pad_edge=False)
+    for where, share in shares:
+        rows.add_row(f"{share:.1f}", where)
     return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Generator, Sequence
 from types import TracebackType
 from typing import Any, overload
 
@@ -92,7 +92,7 @@ class CudnnRef:
         """A pykka reference to the actor, for any thread; it stays good across restarts."""
         return self._service.actor_ref
 
-    def events(self) -> AsyncIterator[LifecycleEvent]:
+    def events(self) -> AsyncGenerator[LifecycleEvent, None]:
         """Every lifecycle event from the service's start on, then each as it happens, until it stops."""
         return self._service.events.follow()
 
@@ -106,8 +106,9 @@ class CudnnRef:
             with contextlib.suppress(CudnnActorError):  # whatever befalls the drain, the end comes next
                 await self.ask(Drain(), timeout=drain_s)
         finally:
+            stopped = self._service.stopped  # this life's: a supervisor may begin another at once
             self._service.end("closed")
-            await _outlast(asyncio.wrap_future(self._service.stopped))
+            await _outlast(asyncio.wrap_future(stopped))
 
     # Requests.
 

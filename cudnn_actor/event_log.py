@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from cudnn_actor.supervision import LifecycleEvent, Stopped
 
@@ -40,7 +40,7 @@ class EventLog:
         with self._lock:
             return tuple(self._events)
 
-    async def follow(self) -> AsyncIterator[LifecycleEvent]:
+    async def follow(self) -> AsyncGenerator[LifecycleEvent, None]:
         """All events from the first on, then each as it happens, until the service's own `Stopped`."""
         listener = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:

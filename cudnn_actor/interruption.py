@@ -57,6 +57,8 @@ class Interruption:
         log.warning("request.interrupted", request=envelope.number, verdict=verdict.value, cause=self._cause)
         if verdict is Verdict.RUN_AGAIN:
             self._state.replayed += 1
+            if self._thread_lost and envelope.context is not None:
+                envelope.context = envelope.context.copy()  # the lost thread is still inside the other
             return None
         if output is not None:
             self.tear(output)
@@ -70,7 +72,9 @@ class Interruption:
             return  # freed in the meantime: nobody can read it
         if self._thread_lost:
             self._state.memory.hold(slot)  # for good
-        self._state.memory.tear(slot, StaleReason.TORN)
+        self._state.memory.tear(
+            slot, StaleReason.TORN if self._outlives_context else StaleReason.CONTEXT_LOST
+        )
 
     def context_lost(self) -> ContextLost:
         """The answer to whoever waits for a context that has died with its memory."""

@@ -90,8 +90,6 @@ class CudnnService:
             raise InvalidRequest(
                 field="service", value="running", problem="has been started already", fix="spawn another one"
             )
-        if self.stopped.done():
-            self._renew()
         policy = ChildPolicy(id=CHILD, restart=Restart.TRANSIENT)
         child = ChildSpec(policy=policy, make=self._make_actor, hang_after_s=self.options.hang_after_s)
         # Where the memory dies with the context a successor would have nothing to go on with.
@@ -104,6 +102,9 @@ class CudnnService:
 
         supervisor = _ServiceSupervisor([child], intensity=intensity, parent=self._parent, listener=listen)
         self._supervisor = supervisor
+        # In this order: who reads `stopped` and then ends the service ends the life that it has read of.
+        if self.stopped.done():
+            self._renew()
         return supervisor
 
     def launch(self) -> None:
@@ -112,16 +113,18 @@ class CudnnService:
 
     def end(self, reason: str = "asked to stop") -> None:
         """Stop after the request in work; `stopped` tells when it is done. Never blocks. Idempotent."""
-        if self._supervisor is not None:
-            self._supervisor.end(reason)
+        supervisor = self._supervisor  # read once: the service may be ending on another thread
+        if supervisor is not None:
+            supervisor.end(reason)
 
     def stop(self, timeout: float | None = None) -> None:
         """Stop and wait for it, up to `timeout` seconds. Blocks. What still waits gets `ServiceStopped`.
 
         Raises `TimeoutError`.
         """
+        stopped = self.stopped  # this life's: a supervisor of the user's may begin another at once
         self.end()
-        self.stopped.result(timeout)
+        stopped.result(timeout)
 
     def _make_actor(self, incarnation: int) -> Actor:
         return CudnnActor(self.state, self._engine, incarnation)

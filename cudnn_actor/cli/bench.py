@@ -31,7 +31,7 @@ from rich.table import Table
 from cudnn_actor import ConvBwdData, ConvBwdFilter, ConvFwd, ConvSpec, CudnnRef, Fault, FaultPlan, Ping, spawn
 from cudnn_actor.actors import LoopBridge
 from cudnn_actor.cli.measure import BareHop, PykkaWay, Request, Timing, median_ratio, one_by_one, rate
-from cudnn_actor.cli.placement import PLACEMENTS, cores, last_cores, place
+from cudnn_actor.cli.placement import PLACEMENTS, cores, last_cores, others_cpu, place
 
 __all__ = ["Report", "add_arguments", "run"]
 
@@ -94,6 +94,8 @@ class Report(msgspec.Struct, kw_only=True):
     convolutions_ms: dict[str, list[float]]
     crash_to_next_reply_ms: list[float]
     starvation: list[Starving]
+    others_cpu: dict[str, float]
+    """By section, the share of this process's cores that other processes used: over 0.05, distrust it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,17 +127,26 @@ def _measure(plan: Plan, quick: bool, say: Callable[[str], None]) -> Report:
         convolutions_ms={},
         crash_to_next_reply_ms=[],
         starvation=[],
+        others_cpu={},
     )
+
+    @contextmanager
+    def section(name: str) -> Iterator[None]:
+        say(name)
+        with others_cpu() as share:
+            yield
+        report.others_cpu[name] = share[0]
+
     for loop, placement in itertools.product(_loops(), PLACEMENTS):
-        say(f"round trips: {loop}, {placement}")
-        report.hops += _on(loop, _hops(plan, loop, placement))
-    say("convolutions")
-    report.convolutions_ms = _on("asyncio", _convolutions(plan))
-    say("recovery")
-    report.crash_to_next_reply_ms = [_on("asyncio", _crash()) for _ in range(plan.repeats)]
+        with section(f"round trips, {loop}, {placement}"):
+            report.hops += _on(loop, _hops(plan, loop, placement))
+    with section("convolutions"):
+        report.convolutions_ms = _on("asyncio", _convolutions(plan))
+    with section("recovery"):
+        report.crash_to_next_reply_ms = [_on("asyncio", _crash()) for _ in range(plan.repeats)]
     for loop, placement in itertools.product(_loops(), PLACEMENTS[1:]):
-        say(f"busy loops: {loop}, {placement}")
-        report.starvation += _on(loop, _starvation(plan, loop, placement))
+        with section(f"busy loop, {loop}, {placement}"):
+            report.starvation += _on(loop, _starvation(plan, loop, placement))
     return report
 
 
@@ -255,7 +266,9 @@ async def _starvation(plan: Plan, loop: str, placement: str) -> list[Starving]:
         for load, in_flight, lets_go in itertools.product(LOADS, (1, 64), (False, True)):
             bridge.lets_go, before = lets_go, bridge.let_go
             async with _busy_with(load) as turns:
+                began = time.perf_counter()
                 per_s, timing = await rate(gpu.ping, in_flight, plan.starving_s)
+                took_s = time.perf_counter() - began  # the last reply may have starved
             rows.append(
                 Starving(
                     loop=loop,
@@ -265,7 +278,7 @@ async def _starvation(plan: Plan, loop: str, placement: str) -> list[Starving]:
                     lets_go=lets_go,
                     timing=timing,
                     per_s=per_s,
-                    callbacks_per_s=turns[0] / plan.starving_s,
+                    callbacks_per_s=turns[0] / took_s,
                     let_go=bridge.let_go - before,
                 )
             )
@@ -344,6 +357,7 @@ def _tables(report: Report) -> Iterator[Table]:
     yield _work_table(report)
     for _, rows in itertools.groupby(report.starvation, key=lambda row: (row.loop, row.placement)):
         yield _starvation_table(list(rows))
+    yield _others_table(report.others_cpu)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -397,6 +411,13 @@ def _starvation_table(rows: list[Starving]) -> Table:
             f"{row.per_s / 1e3:.2f}",
             f"{row.callbacks_per_s / 1e3:.1f}",
         )
+    return table
+
+
+def _others_table(shares: dict[str, float]) -> Table:
+    table = _table("CPU that other processes used meanwhile", "section", "% of the cores")
+    for section, share in shares.items():
+        table.add_row(section, f"{100 * share:.1f}")
     return table
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
+from collections.abc import Iterator
 
-__all__ = ["PLACEMENTS", "cores", "last_cores", "place"]
+__all__ = ["PLACEMENTS", "cores", "last_cores", "others_cpu", "place"]
 
 PLACEMENTS = ("one core", "two cores", "free")
 """All threads on one core; the loop's on one and the others on the next; wherever the system puts them."""
@@ -45,6 +47,26 @@ def last_cores(thread: int | None) -> tuple[int, int] | None:
         return _last_core(threading.get_native_id()), _last_core(thread or 0)
     except OSError:
         return None
+
+
+@contextlib.contextmanager
+def others_cpu() -> Iterator[list[float]]:
+    """Measure, during the block, which share of all cores other processes used: the list's only item."""
+    began, own, busy = time.monotonic(), time.process_time(), _busy_s()
+    share = [0.0]
+    yield share
+    others = (_busy_s() - busy) - (time.process_time() - own)
+    share[0] = max(0.0, others / (time.monotonic() - began) / (os.cpu_count() or 1))
+
+
+def _busy_s() -> float:
+    """Seconds that all cores together have computed: user, nice, system, interrupts."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            fields = [int(field) for field in file.readline().split()[1:]]
+    except OSError:
+        return time.process_time()
+    return sum(fields[:3] + fields[5:7]) / os.sysconf("SC_CLK_TCK")
 
 
 def _last_core(task: int) -> int:

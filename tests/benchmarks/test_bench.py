@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ def test_it_says_when_and_on_what_it_ran(report: Any) -> None:
     assert report["date"].startswith("20")
     assert report["machine"]["cpu"]
     assert report["machine"]["cores"] >= 1
+    assert all(0 <= share <= 1 for share in report["others_cpu"].values())
     assert {"python", "numpy", "pykka", "cudnn-actor"} <= set(report["versions"])
 
 
@@ -54,3 +57,19 @@ def test_the_work_is_there(report: Any) -> None:
 def test_every_load_was_measured_with_and_without_letting_go(report: Any) -> None:
     rows = {(row["load"], row["in_flight"], row["lets_go"]) for row in report["starvation"]}
     assert rows == set(itertools.product(bench.LOADS, (1, 64), (False, True)))
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_tables_of_the_page_on_performance_are_the_recorded_runs_own() -> None:
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "markdown.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    named = [ROOT / name for name in re.findall(r"benchmarks/results/\S+\.json", page)]
+    run, profile = (path.read_bytes() for path in named)
+    lines = list(tables.lines(msgspec.json.decode(run, type=bench.Report), msgspec.json.decode(profile)))
+    assert [line for line in lines if line not in page.splitlines()] == []

@@ -15,6 +15,7 @@ from cudnn_actor.client import _Spawning
 from cudnn_actor.engines.base import Engine, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
+from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.service import CudnnService
 from cudnn_actor.supervision import ChildSpec
 
@@ -30,6 +31,8 @@ class Gate:
         self._open = threading.Event()
         self._open.set()
         self._arrived = threading.Semaphore(0)
+        self._caught = threading.Event()
+        self._catching = False
         self.passed = 0
 
     def shut(self) -> None:
@@ -37,11 +40,19 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+        self._caught.set()
+
+    def catch_one(self) -> None:
+        """Let the next arrival wait until the gate is opened, and those behind it pass."""
+        self.forget_arrivals()
+        self._caught.clear()
+        self._catching = True
 
     def go_through(self) -> None:
-        """The engine's side."""
+        """The engine's side. Listens to nobody but the test: what waits here is truly lost to its service."""
         self._arrived.release()
-        self._open.wait()
+        caught, self._catching = self._catching, False
+        (self._caught if caught else self._open).wait()
         self.passed += 1
 
     def wait_for_arrival(self) -> None:
@@ -64,15 +75,40 @@ class Gate:
 
 
 class GatedEngine(CpuEngine):
-    """The CPU engine with a gate before each run of a plan."""
+    """The CPU engine with a gate before each run of a plan, or before other calls."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, at: str = "execute") -> None:
         super().__init__()
         self._gate = gate
+        self._at = at
 
     def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
-        self._gate.go_through()
+        self._pause("execute")
         super().execute(plan, buffers, scalars)
+
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Any:
+        self._pause("build")
+        return super().build(graph, workspace_limit=workspace_limit)
+
+    def write(self, dst: np.ndarray, array: np.ndarray) -> None:
+        self._pause("write")
+        super().write(dst, array)
+
+    def read(self, src: np.ndarray) -> np.ndarray:
+        self._pause("read")
+        return super().read(src)
+
+    def create_arena(self, arena: int, nbytes: int) -> int:
+        self._pause("create_arena")
+        return super().create_arena(arena, nbytes)
+
+    def close(self) -> None:
+        self._pause("close")
+        super().close()
+
+    def _pause(self, at: str) -> None:
+        if at == self._at:
+            self._gate.go_through()
 
 
 class MortalEngine(GatedEngine):
@@ -98,6 +134,16 @@ class Device:
     def run_freely(self) -> None:
         """Finish all work, also what is still to come."""
         self.free_running.set()
+
+    def pause(self) -> None:
+        """Finish only what the test finishes, from here on."""
+        while self.fenced.acquire(blocking=False):
+            pass
+        self.free_running.clear()
+
+    def die(self) -> None:
+        """Kill the context: the next question about a fence is answered with a sticky error, once."""
+        self.dead.set()
 
 
 class AsynchronousEngine(CpuEngine):

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pykka
 import pytest
@@ -34,7 +35,7 @@ async def test_every_way_of_asking_a_stopped_service_says_so() -> None:
         with pytest.raises(pykka.ActorDeadError):
             gpu.actor_ref.tell(message)
         with pytest.raises(pykka.ActorDeadError):
-            await in_thread(lambda message=message: gpu.actor_ref.ask(message))
+            await in_thread(partial(gpu.actor_ref.ask, message))
     with pytest.raises(ServiceStopped):
         await gpu.download(trio.y)
     with pytest.raises(ServiceStopped):
@@ -80,7 +81,7 @@ def test_a_loop_that_closes_before_its_replies_loses_only_them(closed: str) -> N
 
 def wait_until(service: CudnnService, condition: Callable[[Statistics], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while not condition(statistics := service.actor_ref.ask(GetStatistics())):
+    while not condition(statistics := service.actor_ref.ask(GetStatistics(), block=True)):
         assert time.monotonic() < deadline, statistics
 
 

@@ -1,0 +1,263 @@
+"""What a crash does to the request that was running, to those behind it, and to the buffers."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from structlog.typing import EventDict
+
+from cudnn_actor import (
+    Allocate,
+    ConvFwd,
+    ConvSpec,
+    Copy,
+    Download,
+    Fault,
+    FaultPlan,
+    Fill,
+    Free,
+    OutcomeUnknown,
+    QuarantinedRequest,
+    Receipt,
+    Restarted,
+    Restarting,
+    StaleBufferError,
+    StaleReason,
+    TensorSpec,
+    Upload,
+    spawn,
+)
+
+from .rigs import ONE_BY_ONE, Gate, Trio, in_thread, outcome, seen, single, spawn_gated
+
+CRASH_AT_THE_FIRST_RUN = FaultPlan().at(1, Fault.STICKY, of=ConvFwd)
+
+
+async def test_a_pure_request_runs_again_and_its_caller_sees_only_latency() -> None:
+    async with spawn(device="cpu", faults=CRASH_AT_THE_FIRST_RUN) as gpu:
+        trio = await Trio.on(gpu)
+        receipt = await gpu.ask(trio.product())
+        assert receipt.generation == gpu.generation == 2
+        assert await trio.result() == 6
+        statistics = await gpu.statistics()
+        assert (statistics.replayed, statistics.restarts, statistics.generation) == (1, 1, 2)
+
+
+async def test_with_one_running_and_many_queued_each_settles_once_and_in_order() -> None:
+    gate, settled = Gate(), list[int]()
+    async with spawn_gated(gate, faults=FaultPlan().at(2, Fault.STICKY, of=ConvFwd)) as gpu:
+        trio = await Trio.on(gpu)
+        with gate.closed():
+            futures = [gpu.submit(trio.product()) for _ in range(300)]  # more than the batch of 64
+            for number, future in enumerate(futures):
+                future.add_done_callback(partial(_note, settled, number))
+            gate.wait_for_arrival()
+        receipts = await asyncio.gather(*futures)
+        assert settled == list(range(300))
+        assert [receipt.generation for receipt in receipts] == [1] + [2] * 299
+        ids = [receipt.request_id for receipt in receipts]
+        assert ids == sorted(ids)
+        assert (await gpu.statistics()).replayed == 1
+        assert gate.passed == 300
+
+
+def _note(settled: list[int], number: int, _: object) -> None:
+    settled.append(number)
+
+
+async def test_the_order_of_effects_is_kept_across_a_crash() -> None:
+    gate = Gate()
+    async with spawn_gated(gate, faults=FaultPlan().at(3, Fault.STICKY, of=Fill)) as gpu:
+        trio = await Trio.on(gpu)
+        with gate.closed():
+            first = gpu.submit(trio.product())
+            gate.wait_for_arrival()
+            sent = []
+            for value in range(1, 6):
+                sent += [gpu.submit(Fill(dst=trio.x, value=value)), gpu.submit(trio.product())]
+                sent.append(gpu.submit(Download(src=trio.y)))
+        await first
+        outputs = [await future for future in sent[2::3]]
+        assert [float(output.item()) for output in outputs] == [2, 4, 6, 8, 10]
+
+
+async def test_a_request_that_accumulates_is_not_run_twice() -> None:
+    async with spawn(device="cpu", faults=CRASH_AT_THE_FIRST_RUN) as gpu:
+        trio = await Trio.on(gpu)
+        other = await gpu.upload(single(7))
+        with pytest.raises(OutcomeUnknown, match="its output is torn: upload it again") as caught:
+            await gpu.ask(trio.sum())
+        assert "INJECTED_STICKY_ERROR" in caught.value.cause
+        for request in (Download(src=trio.y), trio.sum(), Free(buffer=trio.y)):
+            with pytest.raises(StaleBufferError, match="a crash interrupted a write") as stale:
+                await gpu.ask(request)
+            assert stale.value.reason is StaleReason.TORN
+        for ref, value in ((trio.x, 3), (trio.w, 2), (other, 7)):
+            assert (await gpu.download(ref)).item() == value
+        statistics = await gpu.statistics()
+        assert (statistics.live_buffers, statistics.replayed) == (3, 0)
+
+
+async def test_accumulating_requests_that_had_not_started_run_once() -> None:
+    gate = Gate()
+    async with spawn_gated(gate, faults=FaultPlan().at(1, Fault.STICKY, of=Fill)) as gpu:
+        trio = await Trio.on(gpu)
+        with gate.closed():
+            sent = [gpu.submit(trio.sum())]
+            gate.wait_for_arrival()
+            sent += [gpu.submit(Fill(dst=trio.w, value=2)), *(gpu.submit(trio.sum()) for _ in range(99))]
+        await asyncio.gather(*sent)
+        assert await trio.result() == 1 + 100 * 6
+
+
+PURE: dict[str, Any] = {
+    "Upload": lambda trio: Upload(dst=trio.y, data=single(6)),
+    "Fill": lambda trio: Fill(dst=trio.y, value=6),
+    "Copy": lambda trio: Copy(src=trio.six, dst=trio.y),
+    "Download": lambda trio: Download(src=trio.y),
+    "ConvFwd": lambda trio: trio.product(),
+}
+
+
+@pytest.mark.parametrize("message", PURE)
+async def test_every_pure_message_survives_a_crash(message: str) -> None:
+    async with spawn(device="cpu", faults=FaultPlan().at(1, Fault.STICKY, of=message)) as gpu:
+        trio = await Trio.on(gpu, y=6)
+        trio.six = await gpu.upload(single(6))  # type: ignore[attr-defined]
+        await gpu.ask(PURE[message](trio))
+        assert gpu.generation == 2
+        assert await trio.result() == 6
+        assert (await gpu.statistics()).live_buffers == 4
+
+
+@pytest.mark.parametrize("data", [None, single(5)])
+async def test_an_allocation_that_crashes_is_made_once(data: np.ndarray | None) -> None:
+    async with spawn(device="cpu", faults=FaultPlan().at(1, Fault.STICKY, of=Allocate)) as gpu:
+        ref = await gpu.ask(Allocate(spec=TensorSpec.packed((1, 1, 1, 1)), data=data))
+        await gpu.fill(ref, 5)
+        assert (await gpu.download(ref)).item() == 5
+        statistics = await gpu.statistics()
+        assert (statistics.live_buffers, statistics.generation) == (1, 2)
+
+
+async def test_a_request_that_crashes_twice_is_quarantined_with_its_plan() -> None:
+    faults = FaultPlan().at(1, Fault.STICKY, of=ConvFwd, times=2)
+    async with spawn(device="cpu", faults=faults) as gpu:
+        trio = await Trio.on(gpu)
+        wide = await Trio.on(gpu)
+        with pytest.raises(QuarantinedRequest, match="running at two crashes") as caught:
+            await gpu.ask(trio.product())
+        # Other buffers of the same shapes have the same plan; other shapes and other scalars have not.
+        with pytest.raises(QuarantinedRequest) as later:
+            await gpu.ask(wide.product())
+        assert later.value.digest == caught.value.digest
+        assert later.value.request_id > caught.value.request_id
+        assert isinstance(await gpu.ask(wide.sum()), Receipt)
+        large = await gpu.conv_fwd(wide.x, wide.w, conv=ConvSpec.symmetric(2, pad=1))
+        assert (await gpu.download(large)).max() == 6
+        assert await gpu.warm([wide.product(), wide.sum()]) == 0
+        assert gpu.generation == 3
+
+
+async def test_what_a_quarantined_request_writes_is_torn_and_its_inputs_are_not() -> None:
+    faults = FaultPlan().at(1, Fault.STICKY, of=ConvFwd, times=2)
+    async with spawn(device="cpu", faults=faults) as gpu:
+        trio = await Trio.on(gpu)
+        with pytest.raises(QuarantinedRequest):
+            await gpu.ask(trio.product())
+        with pytest.raises(StaleBufferError, match="torn"):
+            await gpu.download(trio.y)
+        assert ((await gpu.download(trio.x)).item(), (await gpu.download(trio.w)).item()) == (3, 2)
+
+
+async def test_those_behind_a_quarantined_request_run_in_order() -> None:
+    gate = Gate()
+    faults = FaultPlan().at(2, Fault.STICKY, of=ConvFwd, times=2)
+    async with spawn_gated(gate, faults=faults) as gpu:
+        trio, bad = await Trio.on(gpu), await Trio.on(gpu)
+        message = ConvFwd(x=bad.x, w=bad.w, y=bad.y, conv=ONE_BY_ONE, alpha=0.5)
+        with gate.closed():
+            first = gpu.submit(trio.product())
+            gate.wait_for_arrival()
+            culprit = gpu.submit(message)
+            behind = [gpu.submit(trio.product()) for _ in range(100)]
+        assert isinstance(await outcome(culprit), QuarantinedRequest)
+        receipts = await asyncio.gather(first, *behind)
+        assert [receipt.generation for receipt in receipts] == [1] + [3] * 100
+
+
+async def test_buffers_keep_bytes_and_generation_across_restarts() -> None:
+    rng = np.random.default_rng(4)
+    arrays = [rng.standard_normal((1, 3, 40 + n, 40)).astype(np.float32) for n in range(50)]
+    faults = FaultPlan().at(1, Fault.STICKY, of=Fill).at(3, Fault.STICKY, of=Fill)
+    async with spawn(device="cpu", faults=faults) as gpu:
+        refs = [await gpu.upload(array, layout="NHWC" if n % 2 else "NCHW") for n, array in enumerate(arrays)]
+        big = await gpu.upload(np.arange(20 << 20, dtype=np.float32))  # 80 MiB: an arena of its own
+        scratch = await gpu.upload(single(0))
+        for generation in (2, 3):
+            await gpu.fill(scratch, 1)
+            assert gpu.generation == generation
+            for array, ref in zip(arrays, refs, strict=True):
+                np.testing.assert_array_equal(await gpu.download(ref), array)
+        assert (await gpu.download(big))[-1] == np.float32((20 << 20) - 1)
+
+
+async def test_freed_buffers_stay_freed_across_a_restart() -> None:
+    async with spawn(device="cpu", faults=FaultPlan().at(1, Fault.STICKY, of=Fill)) as gpu:
+        kept, freed = await gpu.upload(single(1)), await gpu.upload(single(2))
+        await gpu.free(freed)
+        await gpu.fill(kept, 3)
+        assert gpu.generation == 2
+        with pytest.raises(StaleBufferError, match="freed"):
+            await gpu.download(freed)
+        again = await gpu.upload(single(4))
+        assert again.slot == freed.slot
+        with pytest.raises(StaleBufferError, match="freed"):
+            await gpu.download(freed)
+
+
+async def test_a_free_that_crashes_is_done_once() -> None:
+    async with spawn(device="cpu", faults=FaultPlan().at(1, Fault.STICKY, of=Free)) as gpu:
+        ref = await gpu.upload(single(1))
+        await gpu.free(ref)
+        assert gpu.generation == 2
+        assert (await gpu.statistics()).live_buffers == 0
+
+
+async def test_a_request_that_was_withdrawn_meanwhile_does_not_run_again() -> None:
+    gate = Gate()
+    faults = FaultPlan().at(1, Fault.SLOW, of=ConvFwd, seconds=0.0).at(2, Fault.STICKY, of=ConvFwd)
+    async with spawn_gated(gate, faults=faults) as gpu:
+        trio = await Trio.on(gpu)
+        with gate.closed():
+            first, second = gpu.submit(trio.product()), gpu.submit(trio.product())
+            gate.wait_for_arrival()
+            second.cancel()
+        await first
+        await gpu.drain()
+        assert gate.passed == 1
+        assert (await gpu.statistics()).withdrawn == 1
+
+
+async def test_pykka_callers_see_only_latency_too() -> None:
+    async with spawn(device="cpu", faults=CRASH_AT_THE_FIRST_RUN) as gpu:
+        trio = await Trio.on(gpu)
+        receipt = await in_thread(lambda: gpu.actor_ref.ask(trio.product()))
+        assert receipt.generation == 2
+
+
+async def test_a_crash_is_told_and_logged_with_its_cause(logs: list[EventDict]) -> None:
+    async with spawn(device="cpu", faults=CRASH_AT_THE_FIRST_RUN) as gpu:
+        trio = await Trio.on(gpu)
+        await gpu.ask(trio.product())
+        restarting = await seen(gpu, Restarting)
+        assert isinstance(restarting, Restarting)
+        assert "INJECTED_STICKY_ERROR" in restarting.cause.cause
+        await seen(gpu, Restarted)
+    (line,) = [entry for entry in logs if entry["event"] == "request.interrupted"]
+    assert (line["verdict"], line["log_level"]) == ("run again", "warning")
+    assert "INJECTED_STICKY_ERROR" in line["cause"]

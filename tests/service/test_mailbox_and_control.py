@@ -1,0 +1,151 @@
+"""A bounded mailbox: who waits, who is refused, who overtakes; and what the log says of whom."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import structlog
+from structlog.typing import EventDict
+
+from cudnn_actor import (
+    Allocate,
+    CudnnRef,
+    Fault,
+    FaultPlan,
+    Fill,
+    Free,
+    MailboxFull,
+    Receipt,
+    TensorSpec,
+    Upload,
+    spawn,
+)
+
+from .rigs import Gate, Trio, in_thread, spawn_gated
+
+
+async def crowd(gpu: CudnnRef, gate: Gate, trio: Trio, count: int) -> list[asyncio.Future[Receipt]]:
+    """One request at the gate, and `count` in the mailbox behind it."""
+    running = gpu.submit(trio.product())
+    await in_thread(gate.wait_for_arrival)
+    return [running, *(gpu.submit(Fill(dst=trio.x, value=n)) for n in range(count))]
+
+
+async def test_submit_and_tell_and_pykka_are_refused_where_ask_waits() -> None:
+    gate = Gate()
+    async with spawn_gated(gate, mailbox=8) as gpu:
+        trio = await Trio.on(gpu)
+        with gate.closed():
+            futures = await crowd(gpu, gate, trio, 8)
+            message = Fill(dst=trio.w, value=7)
+            with pytest.raises(MailboxFull, match="await ask") as caught:
+                gpu.submit(message)
+            assert caught.value.capacity == 8
+            assert caught.value.retry_safe
+            with pytest.raises(MailboxFull):
+                gpu.tell(message)
+            with pytest.raises(MailboxFull):
+                gpu.actor_ref.tell(message)
+            with pytest.raises(MailboxFull):
+                await in_thread(lambda: gpu.actor_ref.ask(message))
+            waiting = asyncio.ensure_future(gpu.ask(message))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+        assert isinstance(await waiting, Receipt)
+        await asyncio.gather(*futures)
+        assert (await gpu.download(trio.w)).item() == 7
+        assert isinstance(await gpu.submit(message), Receipt)
+
+
+async def test_asks_that_wait_for_room_are_served_in_the_order_of_their_arrival() -> None:
+    gate, order = Gate(), list[int]()
+    async with spawn_gated(gate, mailbox=2) as gpu:
+        trio = await Trio.on(gpu)
+
+        async def ask(number: int) -> None:
+            await gpu.ask(Fill(dst=trio.x, value=number))
+            order.append(number)
+
+        with gate.closed():
+            futures = await crowd(gpu, gate, trio, 2)
+            tasks = [asyncio.ensure_future(ask(number)) for number in range(200)]
+            await asyncio.sleep(0)
+        await asyncio.gather(*futures, *tasks)
+        assert order == list(range(200))
+        assert (await gpu.download(trio.x)).item() == 199
+
+
+async def test_control_messages_overtake_a_full_mailbox_and_are_let_in() -> None:
+    gate = Gate()
+    async with spawn_gated(gate, mailbox=500) as gpu:
+        trio = await Trio.on(gpu)
+        with gate.closed():
+            futures = await crowd(gpu, gate, trio, 500)
+            ping, asked = asyncio.ensure_future(gpu.ping()), asyncio.ensure_future(gpu.statistics())
+            order: list[str] = []
+            futures[-1].add_done_callback(lambda _: order.append("the last in the mailbox"))
+            ping.add_done_callback(lambda _: order.append("ping"))
+            asked.add_done_callback(lambda _: order.append("statistics"))
+            await asyncio.sleep(0)
+            assert not ping.done()  # the actor is in the middle of a call
+        await asyncio.gather(*futures, ping)
+        assert order == ["ping", "statistics", "the last in the mailbox"]
+        assert (await asked).queued >= 500 - 64  # answered at the next turn, not in the middle of the batch
+
+
+async def test_a_told_request_that_fails_is_logged_and_the_next_is_served(logs: list[EventDict]) -> None:
+    async with spawn(device="cpu") as gpu:
+        trio = await Trio.on(gpu)
+        gpu.tell(Free(buffer=trio.w))
+        gpu.tell(trio.product())
+        gpu.tell(Upload(dst=trio.x, data=np.zeros(3)))
+        assert (await gpu.download(trio.x)).item() == 3
+    failed = [entry for entry in logs if entry["event"] == "actor.tell_failed"]
+    assert ["StaleBufferError" in failed[0]["error"], "InvalidRequest" in failed[1]["error"]] == [True, True]
+    assert "ConvFwd" in failed[0]["message"]
+    assert [entry["log_level"] for entry in failed] == ["error", "error"]
+
+
+async def test_context_variables_of_the_caller_are_in_the_handler_s_log_lines(logs: list[EventDict]) -> None:
+    faults = FaultPlan().at(4, Fault.SLOW, seconds=0.0, times=4)
+
+    async def send(user: str, gpu: CudnnRef, trio: Trio) -> None:
+        structlog.contextvars.bind_contextvars(user=user)
+        await gpu.ask(trio.product())
+
+    async with spawn(device="cpu", faults=faults) as gpu:
+        trio = await Trio.on(gpu)
+        await asyncio.gather(*(send(user, gpu, trio) for user in "abc"))
+        with structlog.contextvars.bound_contextvars(user="teller"):
+            gpu.tell(trio.product())
+        await gpu.drain()
+    lines = [entry for entry in logs if entry["event"] == "fault.injected"]
+    assert [line["user"] for line in lines] == ["a", "b", "c", "teller"]
+    others = [entry for entry in logs if entry["event"] != "fault.injected"]
+    assert not any("user" in entry for entry in others)
+
+
+async def test_context_variables_are_kept_when_the_request_runs_again(logs: list[EventDict]) -> None:
+    faults = FaultPlan().at(4, Fault.STICKY).at(5, Fault.SLOW, seconds=0.0)
+    async with spawn(device="cpu", faults=faults) as gpu:
+        trio = await Trio.on(gpu)
+        with structlog.contextvars.bound_contextvars(user="patient"):
+            await gpu.ask(trio.product())
+    lines = [entry for entry in logs if entry["event"] == "fault.injected"]
+    assert [(line["fault"], line["user"]) for line in lines] == [("sticky", "patient"), ("slow", "patient")]
+
+
+async def test_nothing_is_admitted_for_a_request_that_is_refused() -> None:
+    gate = Gate()
+    async with spawn_gated(gate, mailbox=1) as gpu:
+        trio = await Trio.on(gpu)
+        with gate.closed():
+            futures = await crowd(gpu, gate, trio, 1)
+            for _ in range(50):
+                with pytest.raises(MailboxFull):
+                    gpu.submit(Allocate(spec=TensorSpec.packed((1, 1, 1, 1))))
+        await asyncio.gather(*futures)
+        statistics = await gpu.statistics()
+        assert (statistics.live_buffers, statistics.finished, statistics.failed) == (3, 3 + 2, 0)
