@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from cudnn_actor.actors.actor import DEFERRED, Actor, ActorExit, ActorObserver, Counters, MailboxRef
+from cudnn_actor.actors.actor import DEFERRED, Actor, ActorExit, ActorObserver, Counters
 from cudnn_actor.actors.asking import ask, submit, tell
 from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.errors import ActorStopped, Crash
+from cudnn_actor.actors.lease import Lease
 from cudnn_actor.actors.mailbox import Mailbox
+from cudnn_actor.actors.pykka_seam import MailboxRef
 
 __all__ = [
     "DEFERRED",
@@ -18,6 +20,7 @@ __all__ = [
     "Counters",
     "Crash",
     "Envelope",
+    "Lease",
     "LoopBridge",
     "Mailbox",
     "MailboxRef",

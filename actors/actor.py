@@ -1,7 +1,6 @@
-"""The base actor. Every touch of pykka's internals is in this module.
+"""The base actor: what its thread does, turn by turn, and how it ends.
 
-What it changes against `pykka.ThreadingActor` 4.5, whose hooks `_create_actor_inbox`,
-`_start_actor_loop`, `_actor_loop` and `_handle_receive` it builds on:
+What it changes against `pykka.ThreadingActor` 4.5 (how it does so is in `pykka_seam`):
 
 =========================================  ==============================================
 pykka                                      here
@@ -19,32 +18,30 @@ an actor thread keeps the process alive    daemon thread
 
 from __future__ import annotations
 
-import itertools
+import contextvars
 import threading
 import time
-import uuid
 from collections import deque
 from typing import Any, ClassVar, Final, Literal, Protocol
 
 import msgspec
 import pykka
-from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr, _ActorStop
 
 from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.errors import ActorStopped, Crash
+from cudnn_actor.actors.lease import Lease
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.mailbox import Mailbox
+from cudnn_actor.actors.pykka_seam import HookedActor, is_proxied, is_stop
 from cudnn_actor.protocol.errors import DeadlineExceeded
 
-__all__ = ["DEFERRED", "Actor", "ActorExit", "ActorObserver", "Counters", "MailboxRef"]
+__all__ = ["DEFERRED", "Actor", "ActorExit", "ActorObserver", "Counters"]
 
 DEFERRED: Final = object()
 """What a handler returns when it will give the reply later, through `Actor.settle`."""
 
-_thread_numbers = itertools.count(1)
 _FLUSH_AFTER_NS = 200_000
-_PYKKA_MESSAGES = frozenset({ProxyCall, ProxyGetAttr, ProxySetAttr})
 
 log = Log("cudnn_actor.actors")
 
@@ -83,7 +80,7 @@ class Counters:
         self.finished = self.failed = self.withdrawn = self.expired = 0
 
 
-class Actor(pykka.ThreadingActor):
+class Actor(HookedActor):
     """An actor with a bounded mailbox that answers asyncio and pykka callers alike.
 
     Derive from it, and override `on_receive` and whichever hooks you need. Start it with pykka's own
@@ -97,7 +94,6 @@ class Actor(pykka.ThreadingActor):
         to close it when the actor ends.
     """
 
-    use_daemon_thread = True
     batch_limit: ClassVar[int] = 64
     """Messages taken from the mailbox a turn."""
     ready_when_started: ClassVar[bool] = True
@@ -106,22 +102,17 @@ class Actor(pykka.ThreadingActor):
     """Capacity of a mailbox that the actor makes itself."""
 
     def __init__(self, *, mailbox: Mailbox | None = None) -> None:
-        super().__init__()
+        super().__init__(mailbox if mailbox is not None else Mailbox(self.mailbox_capacity))
         self._owns_mailbox = mailbox is None
-        self.mailbox = mailbox if mailbox is not None else Mailbox(self.mailbox_capacity)
-        self.actor_inbox = self.mailbox  # type: ignore[assignment]
-        self._actor_ref = pykka.ActorRef(self)
         self.counters = Counters()
         self.busy_since: float | None = None
         """When the message in work was taken up (`time.monotonic()` seconds); None between messages."""
         self.current: Envelope | None = None
         """The envelope in work; None between messages."""
-        self.thread: threading.Thread | None = None
-        """Where it runs; None before its start."""
         self.abandoned = threading.Event()
         """Set by a supervisor that has given the actor up; code that waits must wait on this too."""
-        self._taking = threading.Lock()
-        self._disowned = False
+        self.lease = Lease()
+        """Its right to write what outlives it."""
         self._batch: deque[Envelope] = deque()
         self._in_hand: list[Envelope] = []
         """The message whose answer is still the actor's to give; whoever takes it out gives it."""
@@ -178,12 +169,6 @@ class Actor(pykka.ThreadingActor):
             self.thread.join(timeout)
         return self.thread is None or not self.thread.is_alive()
 
-    def launch(self) -> pykka.ActorRef[Any]:
-        """Start an actor that was made by hand, as `start` does for one that it makes itself."""
-        pykka.ActorRegistry.register(self.actor_ref)
-        self._start_actor_loop()
-        return self.actor_ref
-
     def end(self, reason: str) -> None:
         """End this actor after the current message, leaving the mailbox open. Any thread; never blocks."""
         self._stop_reason = reason
@@ -201,21 +186,19 @@ class Actor(pykka.ThreadingActor):
     def disown(self, error: BaseException) -> bool:
         """Do an abandoned actor's last act in its place: `on_crash`. A supervisor's thread.
 
-        Taking a message up, dying and disowning are ordered by `_taking`, so each envelope is in one
-        place: taken up before (and handed to `on_crash` here) or never taken up. A thread that comes
-        back to life later finds itself disowned and leaves everything alone.
+        Taking a message up needs the lease, and so does dying, so each envelope is in one place: taken up
+        before (and handed to `on_crash` here) or never taken up. A thread that comes back to life later
+        finds the lease revoked and leaves everything alone.
 
         Returns
         -------
         bool
             False when the actor ended by itself first.
         """
-        with self._taking:
-            if self._disowned:
-                return False
-            self._disowned = True
-            current, waiting = self._take_away(), list(self._batch)
-            self._batch.clear()
+        if not self.lease.revoke():
+            return False
+        current, waiting = self._take_away(), list(self._batch)
+        self._batch.clear()
         self.actor_stopped.set()
         pykka.ActorRegistry.unregister(self.actor_ref)
         self._crash_hook(error, current, waiting)
@@ -228,26 +211,20 @@ class Actor(pykka.ThreadingActor):
     @property
     def disowned(self) -> bool:
         """Whether this actor's last act has been done: its thread must touch nothing shared any more."""
-        return self._disowned
+        return self.lease.revoked
 
-    @staticmethod
-    def _create_actor_inbox() -> Any:
-        return None  # pykka asks before the mailbox is known; __init__ sets it
+    def on_lost(self) -> None:
+        """Run, as its last act, on a thread that was given up and came back: drop what it alone has."""
 
-    def _start_actor_loop(self) -> None:
-        name = f"{type(self).__name__}-{next(_thread_numbers)}"
-        self.thread = threading.Thread(target=self._actor_loop, name=name, daemon=True)
-        self.thread.start()
-
-    def _actor_loop(self) -> None:
+    def run(self) -> None:
+        """Live and die, on the actor's thread."""
         self.mailbox.read_by(threading.get_ident())
         exit = self._live()
-        with self._taking:
-            if self._disowned:
-                return
-            self._disowned = True
-            current, waiting = self._take_away(), list(self._batch)
-            self._batch.clear()
+        if not self.lease.revoke():
+            self.on_lost()
+            return
+        current, waiting = self._take_away(), list(self._batch)
+        self._batch.clear()
         self._finish(exit, current, waiting)
 
     def _live(self) -> ActorExit:
@@ -272,15 +249,16 @@ class Actor(pykka.ThreadingActor):
         self.flush()
 
     def _accept(self, taken: list[Envelope]) -> None:
-        with self._taking:
-            if not self._disowned:
+        try:
+            with self.lease:
                 self._batch.extend(taken)
-                return
-        self.mailbox.restore(taken)
+        except Crash:
+            self.mailbox.restore(taken)
+            raise
 
     def _next(self) -> Envelope | None:
-        with self._taking:
-            if self._disowned or self.actor_stopped.is_set() or not self._batch:
+        with self.lease:
+            if self.actor_stopped.is_set() or not self._batch:
                 return None
             self.current = self._batch.popleft()
             self._in_hand.append(self.current)
@@ -301,9 +279,7 @@ class Actor(pykka.ThreadingActor):
             self.mailbox.restore(waiting)  # behind the stop: for a successor, or for close() to answer
             exit = self._stop_hook(exit)
         else:
-            write = (
-                log.error if self._observer is None else log.warning
-            )  # who is supervised is expected to fail
+            write = log.error if self._observer is None else log.warning  # daily bread to a supervisor
             write("actor.died", actor=str(self), kind=exit.kind, error=repr(exit.error))
             self._crash_hook(exit.error, current, waiting)
         if self._owns_mailbox:
@@ -339,7 +315,7 @@ class Actor(pykka.ThreadingActor):
             self.counters.withdrawn += 1
             self._take_away()
             self._post(envelope, None, ActorStopped(reason="withdrawn"))  # for its loop's count: nobody looks
-        elif envelope.deadline is not None and time.monotonic() >= envelope.deadline:
+        elif envelope.expired or not envelope.begin():
             self._take_away()
             self._expire(envelope)
         else:
@@ -348,7 +324,6 @@ class Actor(pykka.ThreadingActor):
 
     def _run(self, envelope: Envelope) -> None:
         self.busy_since = time.monotonic()
-        envelope.started_ns = time.perf_counter_ns()
         try:
             value = self._handle(envelope)
         except Crash:
@@ -371,10 +346,9 @@ class Actor(pykka.ThreadingActor):
 
     def _handle(self, envelope: Envelope) -> Any:
         message = envelope.message
-        kind = type(message)
-        if kind is _ActorStop:
+        if is_stop(message):
             return self.on_stop_message()
-        handler = self._handle_receive if kind in _PYKKA_MESSAGES else self.on_receive
+        handler = self._handle_receive if is_proxied(message) else self.on_receive
         if envelope.context is None:
             return handler(message)
         return envelope.context.run(handler, message)
@@ -386,8 +360,12 @@ class Actor(pykka.ThreadingActor):
 
     def _answer_error(self, envelope: Envelope, error: Exception) -> None:
         if not envelope.wants_reply:
-            log.error("actor.tell_failed", actor=str(self), message=repr(envelope.message), error=repr(error))
+            context = envelope.context or contextvars.Context()
+            context.run(self._log_failed_tell, envelope.message, error)
         self.settle(envelope, None, error)
+
+    def _log_failed_tell(self, message: Any, error: Exception) -> None:
+        log.error("actor.tell_failed", actor=str(self), message=repr(message), error=repr(error))
 
     def settle(self, envelope: Envelope, value: Any = None, error: BaseException | None = None) -> None:
         """Answer a message. On the actor's thread; asyncio callers see it at the next `flush`."""
@@ -412,26 +390,3 @@ class Actor(pykka.ThreadingActor):
         except KeyError:  # a supervisor that disowns this actor flushes too, and was first
             pass
         self._flushed_ns = time.perf_counter_ns()
-
-
-class MailboxRef(pykka.ActorRef[Any]):
-    """A pykka reference to whoever reads a mailbox: it stays good when a supervisor replaces the actor.
-
-    `ask`, `tell`, `stop` and `is_alive` work as in pykka. There is no proxy: talk to it in messages.
-
-    Parameters
-    ----------
-    mailbox
-        Where messages go.
-    actor_class
-        The class of the actors that read it.
-    stopped
-        Set when nobody reads it any more.
-    """
-
-    def __init__(self, mailbox: Mailbox, actor_class: type[Actor], stopped: threading.Event) -> None:
-        self._actor_weakref = lambda: None  # type: ignore[assignment]  # pykka's word for "no proxy"
-        self.actor_class = actor_class
-        self.actor_urn = uuid.uuid4().urn
-        self.actor_inbox = mailbox  # type: ignore[assignment]
-        self.actor_stopped = stopped

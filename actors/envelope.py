@@ -9,15 +9,14 @@ be given by whoever is alive to give it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
-import queue
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pykka
 
+from cudnn_actor.actors.pykka_seam import answer
 from cudnn_actor.protocol.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ class Envelope:
     """
 
     __slots__ = (
+        "_unclaimed",
         "admitted_ns",
         "bridge",
         "context",
@@ -86,6 +86,7 @@ class Envelope:
         self.crashes = 0
         self.admitted_ns = 0
         self.started_ns = 0
+        self._unclaimed = [None]
 
     @property
     def wants_reply(self) -> bool:
@@ -101,6 +102,35 @@ class Envelope:
         """
         return self.future is not None and self.future.done()
 
+    @property
+    def expired(self) -> bool:
+        """Whether its deadline has passed."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def begin(self) -> bool:
+        """Start the message, unless its caller has been told that it never will be. The actor's side.
+
+        One that has started before, and runs again after a crash, may always begin.
+        """
+        if self.started_ns:
+            if self.context is not None:
+                self.context = self.context.copy()  # a lost thread may still be inside the other
+        elif not self._claim():
+            return False
+        self.started_ns = time.perf_counter_ns()
+        return True
+
+    def _claim(self) -> bool:
+        """Decide the race between starting and expiring: true for the first who asks.
+
+        Taking the list's one element is a single step under the GIL.
+        """
+        try:
+            self._unclaimed.pop()
+        except IndexError:
+            return False
+        return True
+
     def settle(self, value: Any = None, error: BaseException | None = None) -> LoopBridge | None:
         """Give the reply; the first one counts. Any thread.
 
@@ -111,11 +141,7 @@ class Envelope:
             self.bridge.post(self, value, error)
             return self.bridge
         if self.reply_to is not None:
-            with contextlib.suppress(queue.Full):  # pykka's word for "answered already"
-                if error is None:
-                    self.reply_to.set(value)
-                else:
-                    self.reply_to.set_exception((type(error), error, error.__traceback__))
+            answer(self.reply_to, value, error)
         return None
 
     def deliver(self, value: Any, error: BaseException | None) -> None:
@@ -153,5 +179,5 @@ class Envelope:
         assert self.future is not None
         assert self.timeout_s is not None
         if not self.future.done():
-            started = self.started_ns != 0
+            started = not self._claim()
             self.future.set_exception(DeadlineExceeded(timeout_s=self.timeout_s, started=started))

@@ -12,6 +12,8 @@ waits here when an actor dies waits for its successor.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import itertools
 import threading
 import time
@@ -19,10 +21,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from pykka.messages import _ActorStop
-
+from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.errors import ActorStopped
+from cudnn_actor.actors.pykka_seam import answer, is_stop
 from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
 
 __all__ = ["Mailbox"]
@@ -35,7 +37,8 @@ class Mailbox:
     ----------
     capacity
         Messages that may wait before `submit` and `tell` are refused with `MailboxFull`. Messages with
-        a waiting sender (`ask`) queue up behind them in order of arrival; control messages overtake.
+        a waiting sender (`ask`) queue up behind them in order of arrival, as many as there are tasks that
+        wait; control messages overtake.
     """
 
     def __init__(self, capacity: int = 1024) -> None:
@@ -47,6 +50,7 @@ class Mailbox:
         self._lock = threading.Lock()
         self._ordinary: deque[Envelope] = deque()
         self._control: deque[Envelope] = deque()
+        self._to_wake: set[LoopBridge] = set()
         self._closed: str | None = None
         self._sleeping = False
         self._nudged = False
@@ -77,13 +81,17 @@ class Mailbox:
         with self._lock:
             if self._closed is not None:
                 raise ActorStopped(reason=self._closed)
-            if not waits and not control and len(self._ordinary) >= self.capacity:
-                self._make_room()
-            envelope.mailbox = self
-            envelope.number = next(self._numbers)
-            envelope.admitted_ns = time.perf_counter_ns()
-            (self._control if control else self._ordinary).append(envelope)
-            ring, self._sleeping = self._sleeping, False
+            full = not waits and not control and len(self._ordinary) >= self.capacity and self._stays_full()
+            if not full:
+                envelope.mailbox = self
+                envelope.number = next(self._numbers)
+                envelope.admitted_ns = time.perf_counter_ns()
+                (self._control if control else self._ordinary).append(envelope)
+                ring, self._sleeping = self._sleeping, False
+        if self._to_wake:
+            self._wake_withdrawn()
+        if full:
+            raise MailboxFull(capacity=self.capacity)
         if ring:
             self._bell.release()
 
@@ -94,13 +102,13 @@ class Mailbox:
         after the close gets its error through its future, as pykka's own do when the actor is dead.
         """
         message, reply_to = envelope.message, envelope.reply_to
-        stop = isinstance(message, _ActorStop)
+        context = contextvars.copy_context()
         try:
-            self.admit(Envelope(message, reply_to=reply_to), waits=stop)
+            self.admit(Envelope(message, reply_to=reply_to, context=context), waits=is_stop(message))
         except ActorStopped as error:
             if reply_to is None:
                 raise
-            reply_to.set_exception((type(error), error, error.__traceback__))
+            answer(reply_to, None, error)
 
     def take(self, most: int, timeout: float | None = None) -> list[Envelope]:
         """The next messages in order, control first; waits up to `timeout` seconds for one. Actor's side.
@@ -179,22 +187,27 @@ class Mailbox:
         batch.extend([ordinary.popleft() for _ in range(min(most - len(batch), len(ordinary)))])
         return batch
 
-    def _make_room(self) -> None:
-        """Drop messages whose senders have gone; they hold no place. Under the lock, and only when full."""
+    def _stays_full(self) -> bool:
+        """Whether it is full without those whose senders have gone. Under the lock, and only when full."""
         waiting: deque[Envelope] = deque()
         for envelope in self._ordinary:
             if envelope.withdrawn:
                 self.withdrawn += 1
-                envelope.settle(None, ActorStopped(reason="withdrawn"))  # for its loop's count, unhurried
+                if (bridge := envelope.settle(None, ActorStopped(reason="withdrawn"))) is not None:
+                    self._to_wake.add(bridge)  # once the lock is free, for its loop's count of what it awaits
             else:
                 waiting.append(envelope)
         self._ordinary = waiting
-        if len(waiting) >= self.capacity:
-            raise MailboxFull(capacity=self.capacity)
+        return len(waiting) >= self.capacity
+
+    def _wake_withdrawn(self) -> None:
+        with contextlib.suppress(KeyError):  # another sender has woken the last one
+            while self._to_wake:
+                self._to_wake.pop().wake()
 
     @staticmethod
     def _refuse_reentry(message: object) -> None:
-        if not isinstance(message, _ActorStop):
+        if not is_stop(message):
             raise ReentrantAsk(
                 field="ask",
                 value=type(message).__name__,
@@ -204,7 +217,7 @@ class Mailbox:
 
 
 def _is_stop(envelope: Envelope) -> bool:
-    return isinstance(envelope.message, _ActorStop)
+    return is_stop(envelope.message)
 
 
 def _answer(envelope: Envelope, error: ActorStopped | None) -> None:

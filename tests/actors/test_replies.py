@@ -201,7 +201,7 @@ async def test_context_variables_reach_the_handler_and_do_not_leak_into_the_next
         assert request.get() == "first"
         request.set("second")
         assert await ask(actor.mailbox, rename) == "second"
-        assert actor.actor_ref.ask(request.get, timeout=PATIENCE_S) == "none"
+        assert actor.actor_ref.ask(request.get, timeout=PATIENCE_S) == "second"
 
 
 async def test_a_tell_carries_its_context_too() -> None:

@@ -159,7 +159,7 @@ def test_each_request_that_races_the_end_has_its_result_or_service_stopped(how: 
     for iteration in range(40):
         service = start(device="cpu", mailbox=100_000)
         gpu = CudnnRef(service)
-        trio: Trio = on_loop(lambda gpu=gpu: Trio.on(gpu))
+        trio: Trio = on_loop(functools.partial(Trio.on, gpu))
         workers = [
             asks_at_once(gpu, trio.product(), 60),
             asks_in_turn(gpu, trio.product(), 40),

@@ -1,0 +1,103 @@
+"""Where we meet pykka's internals: every touch of them is in this module, for `pykka>=4.5,<5`."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import itertools
+import queue
+import threading
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pykka
+from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr, _ActorStop
+
+if TYPE_CHECKING:
+    from cudnn_actor.actors.mailbox import Mailbox
+
+__all__ = ["HookedActor", "MailboxRef", "answer", "is_proxied", "is_stop"]
+
+_PROXIED = frozenset({ProxyCall, ProxyGetAttr, ProxySetAttr})
+_thread_numbers = itertools.count(1)
+
+
+def is_stop(message: object) -> bool:
+    """Whether a message is what pykka's `stop()` sends."""
+    return type(message) is _ActorStop
+
+
+def is_proxied(message: object) -> bool:
+    """Whether a message comes from a pykka proxy, so that pykka has to take it."""
+    return type(message) in _PROXIED
+
+
+def answer(reply_to: pykka.Future[Any], value: Any, error: BaseException | None) -> None:
+    """Complete a pykka future; one that is complete already stays as it is. Any thread."""
+    with contextlib.suppress(queue.Full):  # pykka's word for "answered already"
+        if error is None:
+            reply_to.set(value)
+        else:
+            reply_to.set_exception((type(error), error, error.__traceback__))
+
+
+class HookedActor(pykka.ThreadingActor):
+    """A pykka actor whose inbox and loop are ours.
+
+    Parameters
+    ----------
+    mailbox
+        The inbox, which may be older than this actor.
+    """
+
+    use_daemon_thread = True
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        super().__init__()
+        self.mailbox = mailbox
+        self.thread: threading.Thread | None = None
+        """Where it runs; None before its start."""
+        self.actor_inbox = mailbox  # type: ignore[assignment]
+        self._actor_ref = pykka.ActorRef(self)  # pykka's own has the inbox that it asked for too early
+
+    def launch(self) -> pykka.ActorRef[Any]:
+        """Start an actor that was made by hand, as `start` does for one that it makes itself."""
+        pykka.ActorRegistry.register(self.actor_ref)
+        self._start_actor_loop()
+        return self.actor_ref
+
+    @abc.abstractmethod
+    def run(self) -> None:
+        """Live: the actor's thread runs this and ends."""
+
+    @staticmethod
+    def _create_actor_inbox() -> Any:
+        return None  # pykka asks before the mailbox is known; __init__ sets it
+
+    def _start_actor_loop(self) -> None:
+        name = f"{type(self).__name__}-{next(_thread_numbers)}"
+        self.thread = threading.Thread(target=self.run, name=name, daemon=self.use_daemon_thread)
+        self.thread.start()
+
+
+class MailboxRef(pykka.ActorRef[Any]):
+    """A pykka reference to whoever reads a mailbox: it stays good when a supervisor replaces the actor.
+
+    `ask`, `tell`, `stop` and `is_alive` work as in pykka. There is no proxy: talk to it in messages.
+
+    Parameters
+    ----------
+    mailbox
+        Where messages go.
+    actor_class
+        The class of the actors that read it.
+    stopped
+        Set when nobody reads it any more.
+    """
+
+    def __init__(self, mailbox: Mailbox, actor_class: type[HookedActor], stopped: threading.Event) -> None:
+        self._actor_weakref = lambda: None  # type: ignore[assignment]  # pykka's word for "no proxy"
+        self.actor_class = actor_class
+        self.actor_urn = uuid.uuid4().urn
+        self.actor_inbox = mailbox  # type: ignore[assignment]
+        self.actor_stopped = stopped
