@@ -82,7 +82,6 @@ class CudnnActor(Actor):
         self._make_engine = engine
         self._executor: Executor | None = None
         self._plans = PlanCache()
-        self._last_run_ns: dict[str, int] = {}
         self._faults = Injection(state.faults, self.flush, self.abandoned)
         self._filling: BufferRef | None = None
         self._handlers: dict[type, Callable[[Any], Any]] = {
@@ -106,7 +105,7 @@ class CudnnActor(Actor):
     def on_start(self) -> None:
         """Open the engine and map the memory that earlier incarnations left."""
         self._faults.start()
-        self._executor = Executor(self._make_engine(), self._memory, self._leave_if_disowned)
+        self._executor = Executor(self._make_engine(), self._memory, self.lease)
         self._executor.open()
         self._state.generation = self._generation
 
@@ -169,11 +168,9 @@ class CudnnActor(Actor):
         if executor is not None:
             executor.engine.close()
 
-    def _leave_if_disowned(self) -> None:
-        """End a lost thread that has come back: its engine is all that it may touch."""
-        if self.disowned:
-            self._close_engine()
-            raise Crash("came back after it had been given up")
+    def on_lost(self) -> None:
+        """Close the engine of a thread that was given up and came back: it is all that it may touch."""
+        self._close_engine()
 
     # Messages.
 
@@ -200,7 +197,7 @@ class CudnnActor(Actor):
         for place, spec in lowered.views:
             buffers[place] = executor.bind(slots[place], spec)
         scalars = [float(getattr(message, name)) for name in lowered.scalars]
-        if self._last_run_ns.get(plan.tag, 0) > _LONG_RUN_NS:
+        if self._plans.last_run_ns(plan.tag) > _LONG_RUN_NS:
             self.flush()
         return self._run_engine(plan.tag, slots, executor.engine.execute, plan, buffers, scalars)
 
@@ -226,9 +223,9 @@ class CudnnActor(Actor):
         self._filling = ref = self._engine.allocate(message.spec)
         try:
             return self._write("data", ref, message.data, reply=ref)
-        except BaseException:
-            if not self.disowned:
-                self._memory.free(ref)
+        except Exception:
+            with contextlib.suppress(Crash):  # given up meanwhile: whoever did so has torn it
+                self._engine.free(ref)
             raise
         finally:
             self._filling = None
@@ -271,6 +268,7 @@ class CudnnActor(Actor):
         built = 0
         for lowered in wanted:
             if lowered.graph.digest() not in self._plans:
+                self.busy_since = time.monotonic()  # each build is progress
                 with contextlib.suppress(UnsupportedGraph, OutOfMemory, QuarantinedRequest):
                     self._plan(lowered)
                     built += 1
@@ -281,7 +279,7 @@ class CudnnActor(Actor):
         self._faults.strike("drain")
         if not self._engine.busy:
             return None
-        self._engine.defer(Work(self.current, None, ()))
+        self._engine.defer(Work(self.current, "drain", ()))
         return DEFERRED
 
     def _statistics(self) -> Statistics:
@@ -322,19 +320,22 @@ class CudnnActor(Actor):
         assert envelope is not None
         self._faults.strike(tag)
         executor.call(tag, call, *args)
+        if executor.synchronous:
+            return reply or self._receipt(envelope, tag)
+        executor.defer(Work(envelope, tag, slots, reply))
+        return DEFERRED
+
+    def _receipt(self, envelope: Envelope, tag: str) -> Receipt:
+        """Proof that a request has just finished."""
         ran_ns = time.perf_counter_ns() - envelope.started_ns
-        self._last_run_ns[tag] = ran_ns
-        answer = reply or Receipt(
+        self._plans.note_run(tag, ran_ns)
+        return Receipt(
             request_id=envelope.number,
             generation=self._generation,
             plan=tag,
             queue_us=(envelope.started_ns - envelope.admitted_ns) / 1e3,
             run_us=ran_ns / 1e3,
         )
-        if executor.synchronous:
-            return answer
-        executor.defer(Work(envelope, answer, tuple(slots)))
-        return DEFERRED
 
     # Fences, for engines that work asynchronously.
 
@@ -355,7 +356,10 @@ class CudnnActor(Actor):
 
     def _settle_finished(self, executor: Executor) -> None:
         for work in executor.finished():
-            self.settle(work.envelope, work.reply)
+            is_drain = type(work.envelope.message) is Drain
+            self.settle(
+                work.envelope, None if is_drain else work.reply or self._receipt(work.envelope, work.tag)
+            )
         self.flush()
 
     def _outlast_fences(self) -> None:

@@ -14,26 +14,33 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from cudnn_actor.actors import Crash, Envelope
+from cudnn_actor.actors import Crash, Envelope, Lease
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Binding, Engine, EngineFailure, Fence, Plan, StickyError
 from cudnn_actor.memory import MemoryTable, Slot
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory
+from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["Executor", "Work"]
+
+log = Log("cudnn_actor")
 
 _IDLE_ARENAS = 1
 """Empty arenas kept for the next allocation; the others go back to the system."""
 
 
 class Work(NamedTuple):
-    """A request that the engine has enqueued and whose fence is still to come."""
+    """A request that the engine has enqueued and whose fence is still to come.
+
+    Its answer is `reply`, or, where that is None, a receipt for `tag`.
+    """
 
     envelope: Envelope
-    reply: Any
-    slots: tuple[Slot, ...]
+    tag: str
+    slots: Sequence[Slot]
+    reply: BufferRef | None = None
 
 
 class Executor:
@@ -45,18 +52,18 @@ class Executor:
         Not yet opened.
     memory
         The service's table.
-    check_owner
-        Raises where the calling thread has been given up meanwhile: called after whatever may have
-        taken long, before anything shared is touched.
+    lease
+        The right to write the table: every step that does so is taken under it, so a thread that was
+        given up while it was in the engine changes nothing when it comes back.
     """
 
-    def __init__(self, engine: Engine, memory: MemoryTable, check_owner: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, memory: MemoryTable, lease: Lease) -> None:
         self.engine = engine
         self.synchronous = engine.synchronous
         self.progress_s = 0.0
         """When the device last got on, in `time.monotonic()` seconds; while work is fenced."""
         self._memory = memory
-        self._check_owner = check_owner
+        self._lease = lease
         self._unfenced: list[Work] = []
         self._fenced: deque[tuple[Fence, list[Work]]] = deque()
 
@@ -74,30 +81,43 @@ class Executor:
         return self.call("build", self.engine.build, graph, workspace_limit=workspace_limit)  # type: ignore[no-any-return]
 
     def call(self, tag: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Make one call of the engine; what it raises becomes this request's error, or a crash."""
+        """Make one call of the engine; what it raises becomes this request's error, or a crash.
+
+        Raises `CudnnActorError` or `Crash`, and nothing else.
+        """
         try:
             result = call(*args, **options)
-        except EngineFailure as failure:
-            self._check_owner()
-            raise self._diagnose(failure, tag) from failure
-        self._check_owner()
+        except CudnnActorError:
+            self._lease.check()
+            raise
+        except Exception as error:
+            self._lease.check()
+            raise self._diagnose(error, tag) from error
+        self._lease.check()
         return result
 
-    def _diagnose(self, failure: EngineFailure, tag: str) -> Exception:
+    def _diagnose(self, error: Exception, tag: str) -> Exception:
         """A dead context is a crash; a healthy one makes it this request's own failure."""
-        if isinstance(failure, StickyError):
-            return Crash(str(failure))
+        if isinstance(error, StickyError):
+            return Crash(str(error))
         trouble = self.engine.probe()
         if trouble is not None:
-            return Crash(f"{failure} (probe: {trouble})")
-        return ExecutionFailed(status=failure.status, detail=failure.detail, plan=tag)
+            return Crash(f"{error} (probe: {trouble})")
+        if isinstance(error, MemoryError):
+            return OutOfMemory(requested=0, in_use=self._memory.arena_bytes, limit=self._memory.limit)
+        if isinstance(error, EngineFailure):
+            return ExecutionFailed(status=error.status, detail=error.detail, plan=tag)
+        log.exception("engine.unexpected_error", plan=tag)
+        return ExecutionFailed(status=type(error).__name__, detail=str(error), plan=tag)
 
     # Memory.
 
     def binding(self, slot: Slot) -> Binding:
         """The engine's handle on a buffer, remembered for the incarnation's life."""
         if slot.binding is None:
-            slot.binding = self.bind(slot, slot.spec)
+            made = self.bind(slot, slot.spec)
+            with self._lease:
+                slot.binding = made
         return slot.binding
 
     def bind(self, slot: Slot, spec: TensorSpec) -> Binding:
@@ -106,36 +126,34 @@ class Executor:
 
     def allocate(self, spec: TensorSpec) -> BufferRef:
         """A new buffer, in a new arena if need be. Raises `OutOfMemory`; nothing has changed then."""
-        memory = self._memory
-        if not memory.room_for(spec):
-            number, nbytes = memory.next_arena(spec)
-            self._drop(memory.arenas_to_drop(nbytes))
-            memory.add_arena(number, nbytes, self._create_arena(number, nbytes))
-        return memory.allocate(spec)
+        with self._lease:
+            if self._memory.room_for(spec):
+                return self._memory.allocate(spec)
+            number, nbytes = self._memory.next_arena(spec)
+            self._drop(self._memory.arenas_to_drop(nbytes))
+        fd = self._create_arena(number, nbytes)
+        try:
+            with self._lease:
+                self._memory.add_arena(number, nbytes, fd)
+                return self._memory.allocate(spec)
+        except Crash:
+            os.close(fd)  # given up meanwhile: the table has not taken it over
+            raise
 
     def _create_arena(self, number: int, nbytes: int) -> int:
-        fd = -1
-
-        def create() -> None:
-            nonlocal fd
-            fd = self.engine.create_arena(number, nbytes)
-
         try:
-            self.call("arena", create)
+            return self.engine.create_arena(number, nbytes)
         except MemoryError:
-            in_use = self._memory.arena_bytes
-            raise OutOfMemory(requested=nbytes, in_use=in_use, limit=self._memory.limit) from None
-        except Crash:
-            if fd >= 0:
-                os.close(fd)  # this thread was given up meanwhile: nobody will own it
-            raise
-        return fd
+            limit = self._memory.limit
+            raise OutOfMemory(requested=nbytes, in_use=self._memory.arena_bytes, limit=limit) from None
+        except Exception as error:
+            raise self._diagnose(error, "arena") from error
 
     def free(self, ref: BufferRef) -> None:
         """End a buffer, and give back what arenas that leaves empty, but for one."""
-        self._memory.free(ref)
-        idle = self._memory.idle_arenas()
-        if len(idle) > _IDLE_ARENAS:
+        with self._lease:
+            self._memory.free(ref)
+            idle = self._memory.idle_arenas()
             self._drop(idle[_IDLE_ARENAS:])
 
     def _drop(self, arenas: Iterable[int]) -> None:
@@ -147,9 +165,10 @@ class Executor:
 
     def defer(self, work: Work) -> None:
         """Note work that is enqueued, and hold its buffers until it has finished."""
-        for slot in work.slots:
-            self._memory.hold(slot)
-        self._unfenced.append(work)
+        with self._lease:
+            for slot in work.slots:
+                self._memory.hold(slot)
+            self._unfenced.append(work)
 
     @property
     def busy(self) -> bool:
@@ -167,18 +186,22 @@ class Executor:
     def finished(self) -> Iterator[Work]:
         """Work whose fence has passed, in order; it holds no buffers any more. Never blocks."""
         while self._fenced and self.engine.finished(self._fenced[0][0]):
-            _, batch = self._fenced.popleft()
             self.progress_s = time.monotonic()
-            for work in batch:
-                self._release(work.slots)
-                yield work
+            with self._lease:
+                _, batch = self._fenced.popleft()
+                for work in batch:
+                    self._release(work.slots)
+            yield from batch
 
     def unfinished(self) -> list[Work]:
         """What is enqueued and has not finished, in order."""
         return [work for _, batch in self._fenced for work in batch] + self._unfenced
 
     def forget(self) -> list[Work]:
-        """Give up on what has not finished: hold no buffers for it. Returns it."""
+        """Give up on what has not finished: hold no buffers for it. Returns it.
+
+        For whoever does the incarnation's last act, when the lease has been revoked.
+        """
         lost = self.unfinished()
         self._unfenced, self._fenced = [], deque()
         for work in lost:

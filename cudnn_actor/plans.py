@@ -32,6 +32,7 @@ class PlanCache:
         self._known: OrderedDict[str, Plan | UnsupportedGraph] = OrderedDict()
         self._hits = self._misses = self._evictions = 0
         self._build_ns = 0
+        self._last_run_ns: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -56,6 +57,16 @@ class PlanCache:
         if isinstance(known, UnsupportedGraph):
             raise known.again()
         return known
+
+    def note_run(self, tag: str, ran_ns: int) -> None:
+        """Remember how long a run took, in nanoseconds."""
+        if len(self._last_run_ns) > 2 * self._capacity and tag not in self._last_run_ns:
+            self._last_run_ns.clear()  # most are of plans that are long gone; the others are soon known again
+        self._last_run_ns[tag] = ran_ns
+
+    def last_run_ns(self, tag: str) -> int:
+        """How long a plan's last run took, in nanoseconds; 0 where that is not known."""
+        return self._last_run_ns.get(tag, 0)
 
     def statistics(self) -> PlanStatistics:
         """Counters since the cache was made."""
