@@ -312,7 +312,8 @@ class Actor(HookedActor):
 
     def _take_up(self, envelope: Envelope) -> None:
         if envelope.withdrawn:
-            self.counters.withdrawn += 1
+            self.counters.expired += envelope.timed_out
+            self.counters.withdrawn += not envelope.timed_out
             self._take_away()
             self._post(envelope, None, ActorStopped(reason="withdrawn"))  # for its loop's count: nobody looks
         elif envelope.expired or not envelope.begin():

@@ -22,6 +22,7 @@ from typing import Any
 from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.mailbox import Mailbox
+from cudnn_actor.protocol.checks import is_finite
 from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["ask", "submit", "tell"]
@@ -86,10 +87,8 @@ def tell(mailbox: Mailbox, message: Any) -> None:
 def _envelope(
     bridge: LoopBridge, message: Any, timeout: float | None, discard: Callable[[Any], None] | None
 ) -> Envelope:
-    if timeout is not None and not timeout >= 0.0:
-        raise InvalidRequest(
-            field="timeout", value=timeout, problem="is no number of seconds from 0", fix="None waits forever"
-        )
+    if timeout is not None:
+        _require_timeout(timeout)
     return Envelope(
         message,
         future=bridge.loop.create_future(),
@@ -98,6 +97,13 @@ def _envelope(
         context=contextvars.copy_context(),
         discard=discard,
     )
+
+
+def _require_timeout(timeout: object) -> None:
+    if not is_finite(timeout) or timeout < 0:
+        raise InvalidRequest(
+            field="timeout", value=timeout, problem="is no number of seconds from 0", fix="None waits forever"
+        )
 
 
 async def _reply(envelope: Envelope) -> Any:

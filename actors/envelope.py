@@ -59,6 +59,7 @@ class Envelope:
         "number",
         "reply_to",
         "started_ns",
+        "timed_out",
         "timeout_s",
     )
 
@@ -86,6 +87,8 @@ class Envelope:
         self.crashes = 0
         self.admitted_ns = 0
         self.started_ns = 0
+        self.timed_out = False
+        """Whether an asyncio caller has been told that its time is up."""
         self._unclaimed = [None]
 
     @property
@@ -179,5 +182,6 @@ class Envelope:
         assert self.future is not None
         assert self.timeout_s is not None
         if not self.future.done():
+            self.timed_out = True
             started = not self._claim()
             self.future.set_exception(DeadlineExceeded(timeout_s=self.timeout_s, started=started))

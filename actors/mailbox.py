@@ -44,7 +44,9 @@ class Mailbox:
     def __init__(self, capacity: int = 1024) -> None:
         self.capacity = capacity
         self.withdrawn = 0
-        """Messages whose sender had gone before they were taken up. Written under the lock."""
+        """Messages of cancelled senders that were dropped to make room. Written under the lock."""
+        self.expired = 0
+        """The same, of senders whose time was up."""
         self.dropped = 0
         """Replies to messages of this mailbox whose event loop had closed."""
         self._lock = threading.Lock()
@@ -192,7 +194,8 @@ class Mailbox:
         waiting: deque[Envelope] = deque()
         for envelope in self._ordinary:
             if envelope.withdrawn:
-                self.withdrawn += 1
+                self.expired += envelope.timed_out
+                self.withdrawn += not envelope.timed_out
                 if (bridge := envelope.settle(None, ActorStopped(reason="withdrawn"))) is not None:
                     self._to_wake.add(bridge)  # once the lock is free, for its loop's count of what it awaits
             else:

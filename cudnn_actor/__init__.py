@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from cudnn_actor.client import CudnnRef, spawn
+from cudnn_actor.client import CudnnRef
 from cudnn_actor.options import Options
 from cudnn_actor.protocol import (
     Activation,
@@ -57,6 +57,7 @@ from cudnn_actor.protocol import (
     Warm,
 )
 from cudnn_actor.service import CudnnService, child_spec, start
+from cudnn_actor.spawning import Spawning, spawn
 from cudnn_actor.supervision import (
     Escalated,
     ExitKind,
@@ -64,6 +65,7 @@ from cudnn_actor.supervision import (
     Fault,
     FaultPlan,
     FaultRule,
+    Fired,
     LifecycleEvent,
     Restarted,
     Restarting,
@@ -100,6 +102,7 @@ __all__ = [
     "FaultPlan",
     "FaultRule",
     "Fill",
+    "Fired",
     "Free",
     "GetStatistics",
     "InvalidRequest",
@@ -120,6 +123,7 @@ __all__ = [
     "Restarted",
     "Restarting",
     "ServiceStopped",
+    "Spawning",
     "StaleBufferError",
     "StaleReason",
     "StartFailed",

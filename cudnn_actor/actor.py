@@ -28,6 +28,7 @@ from cudnn_actor.protocol.errors import (
     InvalidRequest,
     OutOfMemory,
     QuarantinedRequest,
+    ServiceStopped,
     UnsupportedGraph,
 )
 from cudnn_actor.protocol.lowering import Lowered
@@ -49,7 +50,13 @@ from cudnn_actor.protocol.messages import (
 )
 from cudnn_actor.protocol.receipts import Receipt, Statistics
 from cudnn_actor.protocol.tensor import TensorSpec
-from cudnn_actor.request_checks import check_copy, check_fits_float, check_no_overlap, require_type
+from cudnn_actor.request_checks import (
+    check_copy,
+    check_fits_float,
+    check_no_overlap,
+    check_warm,
+    require_type,
+)
 from cudnn_actor.state import ServiceState
 
 __all__ = ["CudnnActor"]
@@ -127,7 +134,7 @@ class CudnnActor(Actor):
         executor, mailbox = self._executor, self._state.mailbox
         outlives = executor is None or executor.engine.outlives_context
         interruption = Interruption(
-            self._state, str(error) or repr(error), outlives_context=outlives, thread_lost=self.thread_lost
+            self._state, _cause(error), outlives_context=outlives, thread_lost=self.thread_lost
         )
         lost = [] if executor is None else executor.forget()
         running = [work.envelope for work in lost]
@@ -263,7 +270,8 @@ class CudnnActor(Actor):
         self._engine.free(message.buffer)
 
     def _warm(self, message: Warm) -> int:
-        wanted = self._state.lowered_all(message)
+        check_warm(message)
+        wanted = [self._state.lowered(request) for request in message.messages]
         self._faults.strike("warm")
         built = 0
         for lowered in wanted:
@@ -290,7 +298,7 @@ class CudnnActor(Actor):
             finished=counters.finished,
             failed=counters.failed,
             withdrawn=counters.withdrawn + state.mailbox.withdrawn,
-            expired=counters.expired,
+            expired=counters.expired + state.mailbox.expired,
             replayed=state.replayed,
             restarts=state.restarts,
             live_buffers=memory.live_buffers,
@@ -369,3 +377,8 @@ class CudnnActor(Actor):
             self._settle_finished(executor)
             if self.abandoned.wait(_POLL_S):
                 raise Crash("its device had not finished when it was given up")
+
+
+def _cause(error: BaseException) -> str:
+    """What ended the actor, for people: in the words of whoever gave it up, where somebody did."""
+    return error.reason if isinstance(error, ServiceStopped) else str(error) or repr(error)

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Generator, Sequence
-from types import TracebackType
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Any, overload
 
 import numpy as np
 import pykka
 
 from cudnn_actor.actors import ask, submit, tell
-from cudnn_actor.options import make_options
 from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.checks import require_seconds
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.epilogue import Epilogue
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
-    InvalidRequest,
-    StaleBufferError,
 )
 from cudnn_actor.protocol.messages import (
-    COMPUTE,
     Allocate,
     Compute,
     ConvBwdData,
@@ -43,20 +39,13 @@ from cudnn_actor.protocol.messages import (
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.receipts import Receipt, Statistics
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
+from cudnn_actor.sending import as_array, check_message, require_operands
 from cudnn_actor.service import CudnnService
-from cudnn_actor.supervision import LifecycleEvent
+from cudnn_actor.supervision import Fired, LifecycleEvent
 
-__all__ = ["CudnnRef", "spawn"]
+__all__ = ["CudnnRef"]
 
 _DRAIN_S = 10.0
-_REFERENCES: dict[type, tuple[str, ...]] = {
-    Upload: ("dst",),
-    Download: ("src",),
-    Copy: ("src", "dst"),
-    Fill: ("dst",),
-    Free: ("buffer",),
-}
-_OTHERS = frozenset({Allocate, Ping, GetStatistics, Drain})
 
 
 class CudnnRef:
@@ -100,8 +89,9 @@ class CudnnRef:
         """Let what was sent before finish, for up to `drain_s` seconds, then stop. Idempotent.
 
         What has not finished by then gets `ServiceStopped`. A cancellation while it waits is honoured
-        once the service has stopped.
+        once the service has stopped. Raises `InvalidRequest` for a `drain_s` that is no time in seconds.
         """
+        require_seconds("drain_s", drain_s)
         try:
             with contextlib.suppress(CudnnActorError):  # whatever befalls the drain, the end comes next
                 await self.ask(Drain(), timeout=drain_s)
@@ -109,6 +99,12 @@ class CudnnRef:
             stopped = self._service.stopped  # this life's: a supervisor may begin another at once
             self._service.end("closed")
             await _outlast(asyncio.wrap_future(stopped))
+
+    @property
+    def faults_fired(self) -> tuple[Fired, ...]:
+        """The scripted faults that have struck so far, in order; for tests."""
+        faults = self._state.faults
+        return () if faults is None else faults.fired
 
     # Requests.
 
@@ -149,7 +145,7 @@ class CudnnRef:
         CudnnActorError
             Whatever became of the request; see `protocol.errors`.
         """
-        self._check(message)
+        check_message(self._state, message)
         discard = self._state.discard if type(message) is Allocate else None
         return await ask(self._state.mailbox, message, timeout=timeout, discard=discard)
 
@@ -158,39 +154,14 @@ class CudnnRef:
 
         Raises `MailboxFull` when there is no room, and what `ask` raises before it sends.
         """
-        self._check(message)
+        check_message(self._state, message)
         discard = self._state.discard if type(message) is Allocate else None
         return submit(self._state.mailbox, message, timeout=timeout, discard=discard)
 
     def tell(self, message: Message) -> None:
         """Send a request whose answer nobody waits for; a failure is logged. Raises as `submit` does."""
-        self._check(message)
+        check_message(self._state, message)
         tell(self._state.mailbox, message)
-
-    def _check(self, message: Message) -> None:
-        """The check at sending: shapes, and references that are stale already. The actor checks again."""
-        self._state.mailbox.check_open()
-        if type(message) in COMPUTE:
-            self._resolve(message, self._state.lowered(message).buffers)  # type: ignore[arg-type]
-        elif type(message) in _REFERENCES:
-            self._resolve(message, _REFERENCES[type(message)])
-        elif type(message) is Warm:
-            self._state.lowered_all(message)
-        elif type(message) not in _OTHERS:
-            raise InvalidRequest(
-                field="message",
-                value=type(message).__name__,
-                problem="is no message of this service",
-                fix="send one of cudnn_actor.protocol.messages",
-            )
-
-    def _resolve(self, message: Message, fields: Sequence[str]) -> None:
-        try:
-            for name in fields:
-                self._state.memory.resolve(getattr(message, name), name)
-        except StaleBufferError:
-            self._state.mailbox.check_open()  # a service that ends closes its mailbox, then frees its buffers
-            raise
 
     # Memory.
 
@@ -215,7 +186,7 @@ class CudnnRef:
         OutOfMemory
             No room; nothing was taken.
         """
-        values = _as_array(array)
+        values = as_array(array)
         spec = TensorSpec.packed(values.shape, str(values.dtype) if dtype is None else dtype, layout)
         return await self.ask(Allocate(spec=spec, data=values))
 
@@ -231,7 +202,7 @@ class CudnnRef:
 
     async def write(self, dst: BufferRef, array: Any) -> Receipt:
         """Overwrite a buffer with host values of the same dims. Raises as `upload` does."""
-        return await self.ask(Upload(dst=dst, data=_as_array(array)))
+        return await self.ask(Upload(dst=dst, data=as_array(array)))
 
     async def download(self, src: BufferRef) -> np.ndarray:
         """A buffer's values as a new C-contiguous array, dims in N, C, spatial order whatever the layout."""
@@ -261,10 +232,15 @@ class CudnnRef:
         epilogue: Epilogue | None = None,
         alpha: float = 1.0,
         numerics: Numerics | None = None,
+        dtype: DType | str | None = None,
     ) -> BufferRef:
-        """Convolution forward into a new buffer of x's dtype and layout; see `ConvFwd`."""
-        _require_types(x=x, w=w, conv=conv)
-        y = await self._result(conv.output_dims(x.spec.dims, w.spec.dims), like=x)
+        """Convolution forward into a new buffer; see `ConvFwd`.
+
+        The buffer has x's layout (NCHW where that is strided) and `dtype`; None for x's own, except that
+        int8 and uint8 give int32, which holds every result.
+        """
+        require_operands(x=x, w=w, conv=conv)
+        y = await self._result(conv.output_dims(x.spec.dims, w.spec.dims), like=x, dtype=dtype)
         message = ConvFwd(
             x=x,
             w=w,
@@ -292,7 +268,7 @@ class CudnnRef:
         `dims` are the result's; None for the smallest input that has such an output. With a stride over
         1 several do.
         """
-        _require_types(dy=dy, w=w, conv=conv)
+        require_operands(dy=dy, w=w, conv=conv)
         wanted = conv.input_dims(dy.spec.dims, w.spec.dims) if dims is None else dims
         dx = await self._result(wanted, like=dy)
         message = ConvBwdData(dy=dy, w=w, dx=dx, conv=conv, alpha=alpha, numerics=numerics or Numerics())
@@ -309,22 +285,25 @@ class CudnnRef:
         numerics: Numerics | None = None,
     ) -> BufferRef:
         """Gradient by the filter, of dims (K, C / groups, filter), into a new buffer; see `ConvBwdFilter`."""
-        _require_types(x=x, dy=dy, conv=conv)
+        require_operands(x=x, dy=dy, conv=conv)
         dw = await self._result(dims, like=x)
         message = ConvBwdFilter(x=x, dy=dy, dw=dw, conv=conv, alpha=alpha, numerics=numerics or Numerics())
         return await self._filled(dw, message)
 
-    async def _result(self, dims: Sequence[int], *, like: BufferRef) -> BufferRef:
+    async def _result(
+        self, dims: Sequence[int], *, like: BufferRef, dtype: DType | str | None = None
+    ) -> BufferRef:
         layout = Layout.NHWC if like.spec.layout is Layout.NHWC else Layout.NCHW
-        return await self.empty(dims, dtype=like.spec.dtype, layout=layout)
+        if dtype is None:
+            dtype = like.spec.dtype if like.spec.dtype.is_floating else DType.INT32
+        return await self.empty(dims, dtype=dtype, layout=layout)
 
     async def _filled(self, result: BufferRef, message: Compute) -> BufferRef:
         """The result once `message` has filled it; if it does not, the buffer is given back."""
         try:
             await self.ask(message)
         except BaseException:
-            with contextlib.suppress(CudnnActorError):
-                self.tell(Free(buffer=result))
+            self._state.discard(result)
             raise
         return result
 
@@ -347,81 +326,6 @@ class CudnnRef:
         await self.ask(Drain())
 
 
-def spawn(**options: Any) -> _Spawning:
-    """Start a service: `async with spawn(...) as gpu:`, or `gpu = await spawn(...)` and later `gpu.aclose()`.
-
-    The `async with` body is cancelled when the service gives up for good, and `ServiceStopped` is raised
-    in its place. Leaving it drains for up to 10 seconds, then stops.
-
-    Parameters
-    ----------
-    **options
-        Keyword-only; see `Options` for each with its default.
-
-    Raises
-    ------
-    InvalidRequest
-        An option is out of its range. Raised at once.
-    StartFailed
-        The actor could not be started. Raised when awaited or entered.
-    """
-    return _Spawning(CudnnService(make_options(options)))
-
-
-class _Spawning:
-    """A service about to be started; what `spawn` returns."""
-
-    def __init__(self, service: CudnnService) -> None:
-        self._service = service
-        self._body: asyncio.Task[Any] | None = None
-        self._cancelled = False
-        self._cancelling = 0
-
-    def __await__(self) -> Generator[Any, None, CudnnRef]:
-        return self._start().__await__()
-
-    async def _start(self) -> CudnnRef:
-        self._service.launch()
-        try:
-            await asyncio.wrap_future(self._service.started)
-        except asyncio.CancelledError:
-            self._service.end("cancelled while it started")
-            raise
-        return CudnnRef(self._service)
-
-    async def __aenter__(self) -> CudnnRef:
-        gpu = await self._start()
-        self._body = asyncio.current_task()
-        self._cancelling = self._body.cancelling() if self._body is not None else 0
-        loop = asyncio.get_running_loop()
-
-        def ended(_: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed: there is no body any more
-                loop.call_soon_threadsafe(self._fail_body)
-
-        self._gpu = gpu
-        self._service.stopped.add_done_callback(ended)
-        return gpu
-
-    def _fail_body(self) -> None:
-        if self._service.failure() is not None and self._body is not None:
-            self._cancelled = self._body.cancel()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        body, self._body = self._body, None
-        failure = self._service.failure()
-        if failure is None:
-            await self._gpu.aclose()
-            failure = self._service.failure()
-        ours_alone = False
-        if self._cancelled and body is not None:
-            ours_alone = body.uncancel() <= self._cancelling
-        if failure is not None and (kind is None or (kind is asyncio.CancelledError and ours_alone)):
-            raise failure from error
-
-
 async def _outlast(stopped: Awaitable[Any]) -> None:
     """Wait for `stopped` whatever happens, then honour a cancellation that came meanwhile."""
     waiting = asyncio.ensure_future(stopped)
@@ -433,36 +337,3 @@ async def _outlast(stopped: Awaitable[Any]) -> None:
             cancelled = error
     if cancelled is not None:
         raise cancelled
-
-
-def _require_types(**fields: object) -> None:
-    """References and a `ConvSpec`, before dims are worked out from them; the messages check everything."""
-    for name, value in fields.items():
-        wanted: type = ConvSpec if name == "conv" else BufferRef
-        if not isinstance(value, wanted):
-            raise InvalidRequest(
-                field=name,
-                value=value,
-                problem=f"is {type(value).__name__} where a {wanted.__name__} belongs",
-                fix="upload arrays first: await gpu.upload(array)" if wanted is BufferRef else "pass one",
-            )
-
-
-def _as_array(values: Any) -> np.ndarray:
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(
-            field="array",
-            value=type(values).__name__,
-            problem=f"makes no array: {error}",
-            fix="give rows of equal length, or an array on the host",
-        ) from error
-    if DType.of(array.dtype) is None and array.dtype.kind not in "iufb":
-        raise InvalidRequest(
-            field="array",
-            value=f"dtype {array.dtype}",
-            problem="holds no real numbers of a fixed size",
-            fix="convert it first: np.asarray(values, dtype='float32')",
-        )
-    return array

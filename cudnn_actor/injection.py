@@ -40,6 +40,7 @@ class Injection:
     def start(self) -> None:
         """A start. Raises `Crash` where one was scripted."""
         if self._faults is not None and self._faults.on_start() is not None:
+            log.info("fault.injected", fault=Fault.CRASH_IN_START.value, plan="start")
             raise Crash("injected crash in start")
 
     def meet(self, message: Message) -> None:
@@ -51,6 +52,7 @@ class Injection:
         """The place where a plan is built. Raises `UnsupportedGraph` where that was scripted."""
         if self._rule is not None and self._rule.fault is Fault.REJECT_BUILD:
             self._rule = None
+            log.info("fault.injected", fault=Fault.REJECT_BUILD.value, plan="build")
             raise UnsupportedGraph(engine=engine, digest=digest, detail="injected: rejected at build")
 
     def strike(self, tag: str) -> None:

@@ -86,7 +86,8 @@ class Interruption:
             return QuarantinedRequest(request_id=number, digest=digest, cause=self._cause)
         if verdict is Verdict.CONTEXT_LOST:
             return self.context_lost()
-        return OutcomeUnknown(request_id=number, cause=self._cause)
+        why = "its thread may still write" if self._thread_lost else "it accumulates"
+        return OutcomeUnknown(request_id=number, cause=self._cause, why=why)
 
     def _effects(self, message: Any) -> tuple[BufferRef | None, bool, str]:
         """The buffer that a message writes, whether it is pure, and the digest that stands for it."""

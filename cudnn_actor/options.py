@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -11,7 +12,16 @@ from cudnn_actor.protocol.checks import require_seconds, require_whole
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.supervision import Fault, FaultPlan
 
-__all__ = ["Options", "make_options"]
+__all__ = ["Options", "SpawnOptions", "make_options"]
+
+_LATER: dict[str, object] = {
+    "isolation": "thread",
+    "standby": 0,
+    "plan_store": None,
+    "autotune": False,
+    "verify": False,
+}
+"""Options that have only this value in this release."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +45,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         Bytes of workspace that plans may use; None for the engine's own bound.
     memory_limit
         Bytes that buffers may take from the system, in arenas of 64 MiB; None for no limit.
+    standby, plan_store, autotune, verify
+        Names of what comes with worker processes and the cuDNN engine: only their defaults are taken.
 
     Raises
     ------
@@ -51,10 +63,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     hang_after_s: float = 30.0
     workspace_limit: int | None = None
     memory_limit: int | None = None
+    standby: int = 0
+    plan_store: str | None = None
+    autotune: bool = False
+    verify: bool = False
 
     def __post_init__(self) -> None:
-        if self.isolation != "thread":
-            raise _invalid("isolation", self.isolation, "is not in this release", 'use "thread"')
+        for name, only in _LATER.items():
+            if getattr(self, name) != only:
+                raise _invalid(name, getattr(self, name), "is not in this release", f"use {only!r}")
         require_whole("mailbox", self.mailbox, 1)
         require_whole("max_restarts", self.max_restarts, 0)
         for name in ("workspace_limit", "memory_limit"):
@@ -69,7 +86,25 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         _check_faults(self.faults)
 
 
-def make_options(given: dict[str, Any]) -> Options:
+class SpawnOptions(TypedDict, total=False):
+    """The fields of `Options` as keyword arguments, for type checkers and completion."""
+
+    device: str
+    isolation: str
+    faults: FaultPlan | None
+    mailbox: int
+    max_restarts: int
+    period_s: float
+    hang_after_s: float
+    workspace_limit: int | None
+    memory_limit: int | None
+    standby: int
+    plan_store: str | None
+    autotune: bool
+    verify: bool
+
+
+def make_options(given: Mapping[str, Any]) -> Options:
     """Options from keyword arguments. Raises `InvalidRequest`, also for a name that is none."""
     for name, value in given.items():
         if name not in Options.__struct_fields__:

@@ -7,7 +7,7 @@ not started                 any                     none yet: runs later        
 pure (output not read)      0                       none yet: runs again, first     kept
 not pure                    0                       `OutcomeUnknown`                torn
 any                         1                       `QuarantinedRequest`            torn
-writes, thread given up     any                     `OutcomeUnknown`                torn, withheld
+writes, thread given up     0                       `OutcomeUnknown`                torn, withheld
 ==========================  ======================  ==============================  ===============
 
 A thread that hangs cannot be killed. What its last request writes is torn, and

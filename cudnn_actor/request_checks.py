@@ -5,9 +5,9 @@ from __future__ import annotations
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.lowering import Lowered
-from cudnn_actor.protocol.messages import Copy
+from cudnn_actor.protocol.messages import COMPUTE, Copy, Warm
 
-__all__ = ["check_copy", "check_fits_float", "check_no_overlap", "require_type"]
+__all__ = ["check_copy", "check_fits_float", "check_no_overlap", "check_warm", "require_type"]
 
 
 def require_type(field: str, value: object, kind: type) -> None:
@@ -58,4 +58,17 @@ def check_copy(message: Copy, src: Slot, dst: Slot) -> None:
             value=str(dst.spec),
             problem=f"has other dims or another dtype than src, {src.spec}",
             fix="allocate one with the dims and dtype of src; only the layout may differ",
+        )
+
+
+def check_warm(message: Warm) -> None:
+    """Raise `InvalidRequest` unless all that a `Warm` holds are requests that run a plan."""
+    given: object = message.messages
+    wrong = [r for r in given if type(r) not in COMPUTE] if isinstance(given, tuple) else [given]
+    if wrong:
+        raise InvalidRequest(
+            field="messages",
+            value=type(wrong[0]).__name__,
+            problem="has no plan that could be built",
+            fix="give a sequence of ConvFwd, ConvBwdData or ConvBwdFilter",
         )

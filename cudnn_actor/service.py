@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from typing import Any
+from typing import Any, Unpack
 
 import pykka
 
 from cudnn_actor.actor import CudnnActor
 from cudnn_actor.actors import Actor, Envelope, Mailbox, MailboxRef
-from cudnn_actor.engines import choose_engine
+from cudnn_actor.engines import EngineChoice, choose_engine
 from cudnn_actor.event_log import EventLog
 from cudnn_actor.memory import MemoryTable
-from cudnn_actor.options import Options, make_options
+from cudnn_actor.options import Options, SpawnOptions, make_options
 from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StartFailed
 from cudnn_actor.state import ServiceState
 from cudnn_actor.supervision import (
@@ -57,18 +57,29 @@ class CudnnService:
         See `Options`.
     parent
         A pykka actor that is told `Escalated` when the restarts are used up.
+    engine
+        What runs the work; None for what `options.device` stands for.
     """
 
-    def __init__(self, options: Options, *, parent: pykka.ActorRef[Any] | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        *,
+        parent: pykka.ActorRef[Any] | None = None,
+        engine: EngineChoice | None = None,
+    ) -> None:
         self.options = options
-        self.device, self._engine = choose_engine(options.device)
+        self._engine = engine or choose_engine(options.device)
+        self.device = self._engine.device
         self.events = EventLog()
         self.started: concurrent.futures.Future[None] = _promise()
         """Done when the actor is ready; fails with `StartFailed` when it never will be."""
         self.stopped: concurrent.futures.Future[Escalated | None] = _promise()
         """Done when the service has ended; its result says whether, and why, it gave up."""
         self._gone = threading.Event()
-        faults = FaultInjector(options.faults) if options.faults is not None else None
+        self._turning = threading.RLock()
+        """Held while a life of the service begins or ends. Re-entrant: `stopped` has callbacks."""
+        faults = FaultInjector.of(options.faults)
         self.state = ServiceState(
             mailbox=Mailbox(options.mailbox),
             memory=self._new_memory(),
@@ -86,14 +97,22 @@ class CudnnService:
 
         Raises `InvalidRequest` while the service runs.
         """
-        if self._supervisor is not None:
-            raise InvalidRequest(
-                field="service", value="running", problem="has been started already", fix="spawn another one"
-            )
+        with self._turning:
+            if self._supervisor is not None:
+                raise InvalidRequest(
+                    field="service", value="running", problem="has been started already", fix="spawn another"
+                )
+            self._supervisor = supervisor = self._new_supervisor()
+            # In this order: who reads `stopped` and then ends the service ends the life that it has read of.
+            if self.stopped.done():
+                self._renew()
+        return supervisor
+
+    def _new_supervisor(self) -> Supervisor:
         policy = ChildPolicy(id=CHILD, restart=Restart.TRANSIENT)
         child = ChildSpec(policy=policy, make=self._make_actor, hang_after_s=self.options.hang_after_s)
         # Where the memory dies with the context a successor would have nothing to go on with.
-        restarts = self.options.max_restarts if self._engine().outlives_context else 0
+        restarts = self.options.max_restarts if self._engine.outlives_context else 0
         intensity = RestartIntensity(max_restarts=restarts, period_s=self.options.period_s)
 
         def listen(event: LifecycleEvent) -> None:
@@ -101,10 +120,6 @@ class CudnnService:
                 self._on_event(event)
 
         supervisor = _ServiceSupervisor([child], intensity=intensity, parent=self._parent, listener=listen)
-        self._supervisor = supervisor
-        # In this order: who reads `stopped` and then ends the service ends the life that it has read of.
-        if self.stopped.done():
-            self._renew()
         return supervisor
 
     def launch(self) -> None:
@@ -112,8 +127,14 @@ class CudnnService:
         self.make_supervisor().launch()
 
     def end(self, reason: str = "asked to stop") -> None:
-        """Stop after the request in work; `stopped` tells when it is done. Never blocks. Idempotent."""
-        supervisor = self._supervisor  # read once: the service may be ending on another thread
+        """Stop after the request in work; `stopped` tells when it is done. Never blocks. Idempotent.
+
+        A service that was never started is stopped at once.
+        """
+        with self._turning:
+            supervisor = self._supervisor
+            if supervisor is None and not self.stopped.done():
+                self._close(reason)
         if supervisor is not None:
             supervisor.end(reason)
 
@@ -127,7 +148,7 @@ class CudnnService:
         stopped.result(timeout)
 
     def _make_actor(self, incarnation: int) -> Actor:
-        return CudnnActor(self.state, self._engine, incarnation)
+        return CudnnActor(self.state, self._engine.make, incarnation)
 
     def _on_event(self, event: LifecycleEvent) -> None:
         self.events.append(event)  # first: who waits for a start or an end finds it told
@@ -146,11 +167,14 @@ class CudnnService:
                 self.end(event.reason.cause or str(event.reason))  # without its actor it serves nobody
 
     def _ended(self, event: Stopped) -> None:
-        reason = str(event.reason) if self._escalated is None else f"gave up: {self._escalated.cause}"
+        with self._turning:
+            self._supervisor = None
+            self._close(str(event.reason) if self._escalated is None else f"gave up: {self._escalated.cause}")
+
+    def _close(self, reason: str) -> None:
         self._gone.set()
         self.state.mailbox.close(reason)
         self.state.memory.close()
-        self._supervisor = None
         if not self.started.done():
             self.started.set_exception(StartFailed(detail=reason))
         self.stopped.set_result(self._escalated)
@@ -192,7 +216,7 @@ def _promise() -> concurrent.futures.Future[Any]:
     return promise
 
 
-def start(*, parent: pykka.ActorRef[Any] | None = None, **options: Any) -> CudnnService:
+def start(*, parent: pykka.ActorRef[Any] | None = None, **options: Unpack[SpawnOptions]) -> CudnnService:
     """Start a service from code without asyncio. Blocks until its actor is ready.
 
     Parameters
@@ -216,7 +240,7 @@ def start(*, parent: pykka.ActorRef[Any] | None = None, **options: Any) -> Cudnn
 
 
 def child_spec(
-    id: str = "cudnn", *, restart: Restart = Restart.PERMANENT, **options: Any
+    id: str = "cudnn", *, restart: Restart = Restart.PERMANENT, **options: Unpack[SpawnOptions]
 ) -> tuple[ChildSpec, CudnnService]:
     """A service as a child of a `Supervisor` of yours, and the handle that reaches it.
 

@@ -6,9 +6,9 @@ from cudnn_actor.actors import Counters, Envelope, Mailbox
 from cudnn_actor.actors.errors import ActorStopped
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.lowering import Lowered, Signature, lower, signature
-from cudnn_actor.protocol.messages import Compute, Free, Warm
+from cudnn_actor.protocol.messages import Compute, Free
+from cudnn_actor.protocol.validation import check_scalars
 from cudnn_actor.supervision import FaultInjector
 
 __all__ = ["ServiceState"]
@@ -57,6 +57,7 @@ class ServiceState:
 
     def lowered(self, message: Compute) -> Lowered:
         """The graph of a message, remembered. Any thread. Raises `InvalidRequest`."""
+        check_scalars(message)
         try:
             key = signature(message)
             known = self._lowered.get(key)
@@ -69,15 +70,6 @@ class ServiceState:
             self._lowered[key] = known
         return known
 
-    def lowered_all(self, message: Warm) -> list[Lowered]:
-        """The graphs of messages to warm. Any thread. Raises `InvalidRequest`."""
-        if not isinstance(message.messages, tuple):
-            raise _no_request(message.messages)
-        for request in message.messages:
-            if not isinstance(request, Compute):
-                raise _no_request(request)
-        return [self.lowered(request) for request in message.messages]
-
     def discard(self, result: object) -> None:
         """Free a buffer that was allocated for a caller who has gone. Any thread."""
         if isinstance(result, BufferRef):
@@ -85,12 +77,3 @@ class ServiceState:
                 self.mailbox.admit(Envelope(Free(buffer=result)))
             except ActorStopped:
                 return  # and with the service goes its memory
-
-
-def _no_request(value: object) -> InvalidRequest:
-    return InvalidRequest(
-        field="messages",
-        value=type(value).__name__,
-        problem="has no plan that could be built",
-        fix="give a sequence of ConvFwd, ConvBwdData or ConvBwdFilter",
-    )

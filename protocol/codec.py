@@ -105,7 +105,7 @@ def _unpack_array(wanted: type, value: object) -> object:
     packed = msgspec.convert(value, _Array)
     if any(dim < 0 for dim in packed.dims):
         raise ValueError(f"dims {packed.dims} hold a negative size")
-    return np.frombuffer(packed.data, dtype=packed.dtype.numpy).reshape(packed.dims)
+    return np.frombuffer(packed.data, dtype=packed.dtype.numpy).reshape(packed.dims).copy()
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack)

@@ -310,20 +310,23 @@ class ContextLost(CudnnActorError):
 class OutcomeUnknown(CudnnActorError):
     """Raised when a crash interrupted a request that is not safe to run twice.
 
-    It reads what it writes (`beta` is not 0, or it works in place), so running it again could apply it
-    twice. What it writes is torn. Carries `request_id` and `cause`.
+    Either it accumulates (`beta` is not 0), so running it again could apply it twice, or the thread that
+    runs it could not be ended and may still write. What it writes is torn. Carries `request_id`, `cause` (of
+    the crash) and `why` (it was not run again).
     """
 
     ran = None
     request_id: int
     cause: str
+    why: str
 
-    def __init__(self, *, request_id: int, cause: str) -> None:
+    def __init__(self, *, request_id: int, cause: str, why: str) -> None:
         super().__init__(
-            f"request {request_id} was running at a crash ({cause}) and accumulates, so it was not run "
-            "again; its output is torn: upload it again and repeat from there",
+            f"request {request_id} was running at a crash ({cause}) and was not run again, because {why}; "
+            "its output is torn: upload or compute it again and repeat from there",
             request_id=request_id,
             cause=cause,
+            why=why,
         )
 
 

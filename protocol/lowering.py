@@ -24,7 +24,7 @@ from cudnn_actor.protocol.operations import (
     TensorRole,
 )
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
-from cudnn_actor.protocol.validation import check_bias, check_dtypes, check_result, check_types
+from cudnn_actor.protocol.validation import check_bias, check_dtypes, check_result, check_scalars, check_types
 
 __all__ = ["Lowered", "Signature", "lower", "signature"]
 
@@ -107,6 +107,7 @@ def lower(message: Compute) -> Lowered:
         names the field, its value and the fix.
     """
     check_types(message)
+    check_scalars(message)
     if isinstance(message, ConvFwd):
         specs = {"x": message.x.spec, "w": message.w.spec, "y": message.y.spec}
         x, w, y = specs.values()

@@ -36,7 +36,7 @@ class Fault(enum.StrEnum):
     """What goes wrong."""
 
     REJECT_BUILD = "reject build"
-    """The plan cannot be built: the message's reply is `UnsupportedGraph`."""
+    """The plan cannot be built: the reply is `UnsupportedGraph`. A message without a plan is not harmed."""
     FAIL_EXECUTION = "fail execution"
     """The run fails and the context lives: the reply is `ExecutionFailed`."""
     OUT_OF_MEMORY = "out of memory"

@@ -17,6 +17,7 @@ import pykka
 
 from cudnn_actor.actors import DEFERRED, Actor, ActorStopped, Crash, Envelope
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.protocol.errors import MailboxFull
 from cudnn_actor.supervision.child import ChildObserver, ChildSpec
 from cudnn_actor.supervision.core import decide
 from cudnn_actor.supervision.events import Escalated, LifecycleEvent, log_event
@@ -167,7 +168,7 @@ class Supervisor(Actor):
         waits = []
         for name, actor in tuple(self._actors.items()):
             limit = self._specs[name].hang_after_s
-            if limit is not None and self._actors.get(name) is actor:  # not replaced by the one before
+            if limit is not None:
                 waits.append(self._look_for_hang(name, actor, limit))
         waits += [at - time.monotonic() for at, _, _ in self._timers[:1]]  # last: a hang sets a timer
         return max(0.0, min(waits)) if waits else None
@@ -252,8 +253,8 @@ class Supervisor(Actor):
         assert self._parent is not None
         try:
             self._parent.tell(event)
-        except pykka.ActorDeadError:
-            log.warning("supervisor.parent_gone", parent=str(self._parent))
+        except (pykka.ActorDeadError, MailboxFull) as error:
+            log.warning("supervisor.parent_not_told", parent=str(self._parent), error=repr(error))
 
     def _conclude(self) -> None:
         self._answer_stops()

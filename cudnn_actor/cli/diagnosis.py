@@ -10,13 +10,12 @@ import time
 
 import msgspec
 import numpy as np
-import structlog
 
 from cudnn_actor.cli.blas import Blas, find_blas
 from cudnn_actor.cli.driver import Driver, find_driver
-from cudnn_actor.client import spawn
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.protocol import ConvSpec, CudnnActorError
+from cudnn_actor.spawning import spawn
 
 __all__ = ["Diagnosis", "Missing", "Trial", "diagnose"]
 
@@ -108,10 +107,9 @@ async def _convolve() -> str:
 
 
 def _chosen() -> tuple[str, str]:
-    """The device that "auto" stands for, and why: the log says so, as `docs/semantics.md` promises."""
-    with structlog.testing.capture_logs() as lines:
-        device, _ = choose_engine("auto")
-    return device, next((str(line["reason"]) for line in lines if line["event"] == "device.chosen"), "")
+    """The device that "auto" stands for, and why."""
+    choice = choose_engine("auto")
+    return choice.device, choice.reason
 
 
 def _missing(packages: dict[str, str | None], driver: Driver) -> tuple[Missing, ...]:

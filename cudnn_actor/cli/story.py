@@ -22,8 +22,9 @@ from cudnn_actor.cli.photograph import luminance, read_photograph
 from cudnn_actor.cli.picture import draw
 from cudnn_actor.cli.recorder import Recorder
 from cudnn_actor.cli.tables import request_table, verdict
-from cudnn_actor.client import CudnnRef, spawn
+from cudnn_actor.client import CudnnRef
 from cudnn_actor.protocol import BufferRef, ConvBwdFilter, ConvFwd, ConvSpec
+from cudnn_actor.spawning import spawn
 from cudnn_actor.supervision import Fault, FaultPlan, Restarted, Restarting
 
 __all__ = ["tell"]

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from cudnn_actor.engines.base import Binding, Engine, EngineFailure, Fence, Plan, StickyError
-from cudnn_actor.engines.choice import choose_engine
+from cudnn_actor.engines.choice import EngineChoice, choose_engine
 
-__all__ = ["Binding", "Engine", "EngineFailure", "Fence", "Plan", "StickyError", "choose_engine"]
+__all__ = [
+    "Binding",
+    "Engine",
+    "EngineChoice",
+    "EngineFailure",
+    "Fence",
+    "Plan",
+    "StickyError",
+    "choose_engine",
+]

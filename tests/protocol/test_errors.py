@@ -48,7 +48,7 @@ EVERY_ERROR: list[CudnnActorError] = [
     StartFailed(detail="no GPU"),
     ExecutionFailed(status="CUDNN_STATUS_X", detail="launch failed", plan="cpu/conv_fwd/12"),
     ContextLost(status="CUDA_ERROR_ILLEGAL_ADDRESS", detail="gone"),
-    OutcomeUnknown(request_id=9, cause="killed"),
+    OutcomeUnknown(request_id=9, cause="killed", why="it accumulates"),
     QuarantinedRequest(request_id=9, digest="cd" * 32, cause="killed"),
 ]
 CLASSES: list[type[CudnnActorError]] = [
@@ -118,7 +118,7 @@ def test_a_request_that_may_have_run_is_never_safe_to_send_again() -> None:
         (StartFailed(detail="no"), "cudnn-actor doctor"),
         (UnsupportedGraph(engine="cpu", digest="a", detail="b"), "docs/semantics.md"),
         (ContextLost(status="a", detail="b"), "upload again"),
-        (OutcomeUnknown(request_id=1, cause="b"), "upload it again"),
+        (OutcomeUnknown(request_id=1, cause="b", why="c"), "upload or compute it again"),
         (QuarantinedRequest(request_id=1, digest="a", cause="b"), "change the problem"),
         (MalformedMessage(detail="a"), "same release"),
         (ExecutionFailed(status="a", detail="b", plan="c"), "no result"),

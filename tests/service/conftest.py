@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 
 import pykka
 import pytest
@@ -13,6 +12,8 @@ import structlog
 from blockbuster import blockbuster_ctx
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
+
+from .rigs import mapped_arenas
 
 SETTLED_WITHIN_S = 5.0
 FAILED = pytest.StashKey[bool]()
@@ -38,14 +39,14 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     moment to end, so the look is repeated for 5 s; and what only garbage holds (tracebacks of expected
     errors have the frames, and the frames the arrays) is no leak, so it is collected first.
     """
-    threads, descriptors, arenas = set(threading.enumerate()), _descriptors(), _mapped_arenas()
+    threads, descriptors, arenas = set(threading.enumerate()), _descriptors(), mapped_arenas()
     yield
     if request.node.stash.get(FAILED, False):
         return  # a test that failed keeps its frames, for the report
     looks = {
         "threads": lambda: sorted(str(thread) for thread in set(threading.enumerate()) - threads),
         "descriptors": lambda: sorted(_descriptors() - descriptors),
-        "arenas": lambda: sorted(_mapped_arenas() - arenas),
+        "arenas": lambda: sorted(mapped_arenas() - arenas),
         "actors": lambda: [str(ref) for ref in pykka.ActorRegistry.get_all()],
     }
     left = {what: _what_stays(look) for what, look in looks.items()}
@@ -88,8 +89,3 @@ def _descriptors() -> set[str]:
         except FileNotFoundError:
             continue
     return found
-
-
-def _mapped_arenas() -> set[str]:
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    return {line for line in maps if "cudnn-actor-arena" in line}

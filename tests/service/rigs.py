@@ -6,12 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, LifecycleEvent
-from cudnn_actor.client import _Spawning
+from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, LifecycleEvent, Spawning
+from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.base import Engine, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
@@ -81,6 +82,7 @@ class GatedEngine(CpuEngine):
         super().__init__()
         self._gate = gate
         self._at = at
+        self.closed = False
 
     def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
         self._pause("execute")
@@ -105,6 +107,7 @@ class GatedEngine(CpuEngine):
     def close(self) -> None:
         self._pause("close")
         super().close()
+        self.closed = True
 
     def _pause(self, at: str) -> None:
         if at == self._at:
@@ -170,24 +173,26 @@ class AsynchronousEngine(CpuEngine):
 
 def service_on(engine: Callable[[], Engine], **options: Any) -> CudnnService:
     """A service, not launched, whose actor makes its engines with `engine`."""
-    service = CudnnService(make_options({"device": "cpu", **options}))
-    service._engine = engine
-    return service
+    return CudnnService(make_options({"device": "cpu", **options}), engine=_choice(engine))
 
 
-def spawn_on(engine: Callable[[], Engine], **options: Any) -> _Spawning:
+def _choice(engine: Callable[[], Engine]) -> EngineChoice:
+    return EngineChoice("cpu", engine, engine().outlives_context)
+
+
+def spawn_on(engine: Callable[[], Engine], **options: Any) -> Spawning:
     """`spawn` with an engine of the test's."""
-    return _Spawning(service_on(engine, **options))
+    return Spawning(service_on(engine, **options))
 
 
-def spawn_gated(gate: Gate, **options: Any) -> _Spawning:
+def spawn_gated(gate: Gate, **options: Any) -> Spawning:
     """`spawn` with a gate before each run."""
     return spawn_on(lambda: GatedEngine(gate), **options)
 
 
 def rechild(spec: ChildSpec, service: CudnnService, engine: Callable[[], Engine]) -> ChildSpec:
     """The child that `child_spec` made, on an engine of the test's."""
-    service._engine = engine
+    service._engine = _choice(engine)
     return spec
 
 
@@ -235,3 +240,9 @@ async def in_thread(wait: Callable[[], Any]) -> Any:
 async def outcome(future: asyncio.Future[Any]) -> Any:
     """What a request ended in, its error as a value."""
     return (await asyncio.wait_for(asyncio.gather(future, return_exceptions=True), PATIENCE_S))[0]
+
+
+def mapped_arenas() -> set[str]:
+    """The lines of /proc/self/maps about arenas of ours."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return {line for line in maps if "cudnn-actor-arena" in line}

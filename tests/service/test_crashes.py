@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +18,7 @@ from cudnn_actor import (
     ConvSpec,
     Copy,
     Download,
+    ExecutionFailed,
     Fault,
     FaultPlan,
     Fill,
@@ -31,8 +34,21 @@ from cudnn_actor import (
     Upload,
     spawn,
 )
+from cudnn_actor.engines.base import EngineFailure, StickyError
+from cudnn_actor.engines.cpu import CpuEngine
 
-from .rigs import ONE_BY_ONE, Gate, Trio, in_thread, outcome, seen, single, spawn_gated
+from .rigs import (
+    ONE_BY_ONE,
+    Gate,
+    Trio,
+    in_thread,
+    mapped_arenas,
+    outcome,
+    seen,
+    single,
+    spawn_gated,
+    spawn_on,
+)
 
 CRASH_AT_THE_FIRST_RUN = FaultPlan().at(1, Fault.STICKY, of=ConvFwd)
 
@@ -89,7 +105,7 @@ async def test_a_request_that_accumulates_is_not_run_twice() -> None:
     async with spawn(device="cpu", faults=CRASH_AT_THE_FIRST_RUN) as gpu:
         trio = await Trio.on(gpu)
         other = await gpu.upload(single(7))
-        with pytest.raises(OutcomeUnknown, match="its output is torn: upload it again") as caught:
+        with pytest.raises(OutcomeUnknown, match="its output is torn: upload or compute it again") as caught:
             await gpu.ask(trio.sum())
         assert "INJECTED_STICKY_ERROR" in caught.value.cause
         for request in (Download(src=trio.y), trio.sum(), Free(buffer=trio.y)):
@@ -204,6 +220,52 @@ async def test_buffers_keep_bytes_and_generation_across_restarts() -> None:
             for array, ref in zip(arrays, refs, strict=True):
                 np.testing.assert_array_equal(await gpu.download(ref), array)
         assert (await gpu.download(big))[-1] == np.float32((20 << 20) - 1)
+
+
+async def test_a_restart_maps_every_arena_anew_and_the_old_mapping_goes() -> None:
+    async with spawn(device="cpu", faults=FaultPlan().at(1, Fault.STICKY, of=Fill)) as gpu:
+        trio = await Trio.on(gpu)
+        await gpu.ask(trio.product())
+        await gpu.fill(trio.w, 1)
+        gc.collect()  # the crash's traceback has the old engine's frames
+        assert len(mapped_arenas()) == 1
+
+
+class FailingEngine(CpuEngine):
+    """Fails at each run of a plan, in whichever way."""
+
+    def __init__(self, failure: EngineFailure, health: list[str | None]) -> None:
+        super().__init__()
+        self._failure, self._health = failure, health
+
+    def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
+        raise type(self._failure)(self._failure.status, self._failure.detail)  # a traceback of its own
+
+    def probe(self) -> Any:
+        return self._health.pop()
+
+
+async def test_a_failed_run_in_a_healthy_context_is_its_own_request_s() -> None:
+    failure = EngineFailure("BAD_PARAM", "stride 7")
+    async with spawn_on(lambda: FailingEngine(failure, [None])) as gpu:
+        trio = await Trio.on(gpu)
+        with pytest.raises(ExecutionFailed, match="BAD_PARAM: stride 7") as caught:
+            await gpu.ask(trio.product())
+        assert caught.value.plan.startswith("cpu/conv_fwd/")
+        assert isinstance(await gpu.fill(trio.x, 1), Receipt)
+        assert gpu.generation == 1
+
+
+@pytest.mark.parametrize("kind", [StickyError, EngineFailure])
+async def test_a_failed_run_that_took_the_context_with_it_is_a_crash(kind: type[EngineFailure]) -> None:
+    failure = kind("ILLEGAL_ADDRESS", "at 0x7")
+    health: list[str | None] = [] if kind is StickyError else ["sick"] * 2  # a sticky error needs no probe
+    async with spawn_on(lambda: FailingEngine(failure, health)) as gpu:
+        trio = await Trio.on(gpu)
+        with pytest.raises(QuarantinedRequest, match="ILLEGAL_ADDRESS"):
+            await gpu.ask(trio.product())
+        assert isinstance(await gpu.fill(trio.x, 1), Receipt)
+        assert gpu.generation == 3
 
 
 async def test_freed_buffers_stay_freed_across_a_restart() -> None:

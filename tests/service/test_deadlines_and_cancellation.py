@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor import Allocate, CudnnRef, DeadlineExceeded, Fill, Receipt, TensorSpec, spawn
+from cudnn_actor import Allocate, CudnnRef, DeadlineExceeded, Drain, Fill, Receipt, TensorSpec, spawn
 
 from .rigs import Gate, GatedEngine, Trio, in_thread, outcome, single, spawn_gated, spawn_on
 
@@ -73,6 +73,23 @@ async def test_a_timeout_of_nothing_is_dropped_unless_it_is_answered_at_once() -
         await first
         await gpu.drain()
         assert gate.passed == 1
+
+
+async def test_a_request_that_expires_while_its_event_loop_is_busy_never_runs_either() -> None:
+    gate = Gate()
+    async with spawn_gated(gate) as gpu:
+        trio = await Trio.on(gpu)
+        with gate.closed():
+            first = gpu.submit(trio.product())
+            gate.wait_for_arrival()
+            late = gpu.submit(trio.sum(), timeout=0.0)
+        gpu.actor_ref.ask(Drain())  # keeps this loop from its timer until the actor has decided
+        error = await outcome(late)
+        assert isinstance(error, DeadlineExceeded)
+        assert not error.started
+        await first
+        assert gate.passed == 1
+        assert (await gpu.statistics()).expired == 1
 
 
 async def test_a_timeout_that_is_long_enough_changes_nothing() -> None:

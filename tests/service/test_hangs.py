@@ -152,8 +152,13 @@ def without_questions(statistics: Statistics, asked: int) -> tuple[int, ...]:
 async def test_a_thread_that_nobody_can_end_is_given_up_and_its_output_with_it(
     at: str, message: str, logs: list[EventDict]
 ) -> None:
-    gate = Gate()
-    async with spawn_on(lambda: GatedEngine(gate, at), hang_after_s=SOON_S) as gpu:
+    gate, engines = Gate(), list[GatedEngine]()
+
+    def engine() -> GatedEngine:
+        engines.append(GatedEngine(gate, at))
+        return engines[-1]
+
+    async with spawn_on(engine, hang_after_s=SOON_S) as gpu:
         with opened_at_last(gate):
             lost = await lose(gpu, gate, message)
             assert isinstance(lost.answer, OutcomeUnknown)
@@ -167,6 +172,7 @@ async def test_a_thread_that_nobody_can_end_is_given_up_and_its_output_with_it(
             after = await gpu.statistics()
             assert without_questions(after, 1) == without_questions(before, 0)
             assert [(await gpu.download(ref)).item() for ref in others] == [50 + n for n in range(20)]
+            assert [engine.closed for engine in engines[-2:]] == [True, False]
             assert (await gpu.download(lost.trio.x)).item() == 8
             assert isinstance(await gpu.ask(lost.trio.product(y=others[0])), Receipt)
             assert (await gpu.download(others[0])).item() == 16

@@ -17,6 +17,7 @@ from cudnn_actor import (
     Fill,
     Free,
     MailboxFull,
+    Ping,
     Receipt,
     TensorSpec,
     Upload,
@@ -88,9 +89,12 @@ async def test_control_messages_overtake_a_full_mailbox_and_are_let_in() -> None
             futures[-1].add_done_callback(lambda _: order.append("the last in the mailbox"))
             ping.add_done_callback(lambda _: order.append("ping"))
             asked.add_done_callback(lambda _: order.append("statistics"))
+            submitted = gpu.submit(Ping())
+            told_by_pykka = gpu.actor_ref.ask(Ping(), block=False)
             await asyncio.sleep(0)
             assert not ping.done()  # the actor is in the middle of a call
         await asyncio.gather(*futures, ping)
+        assert (await submitted, await in_thread(told_by_pykka.get)) == (1, 1)
         assert order == ["ping", "statistics", "the last in the mailbox"]
         assert (await asked).queued >= 500 - 64  # answered at the next turn, not in the middle of the batch
 

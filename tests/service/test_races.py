@@ -25,13 +25,13 @@ from cudnn_actor import (
     Ping,
     Receipt,
     ServiceStopped,
+    Spawning,
     StartFailed,
     TensorSpec,
     child_spec,
     spawn,
     start,
 )
-from cudnn_actor.client import _Spawning
 from cudnn_actor.supervision import Backoff, RestartIntensity, Supervisor
 
 from .rigs import (
@@ -268,7 +268,7 @@ async def test_a_spawn_that_is_cancelled_while_the_engine_opens_leaves_nothing()
 
 
 async def _enter(service: CudnnService) -> None:
-    async with _Spawning(service):
+    async with Spawning(service):
         raise AssertionError("it was to be cancelled before this")
 
 

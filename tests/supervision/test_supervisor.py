@@ -394,11 +394,21 @@ def test_restarts_used_up_are_a_crash_to_the_supervisor_above_which_restarts_all
 
 
 def test_a_nested_supervisor_is_ready_when_its_children_are() -> None:
-    house, above = House("ab"), Diary()
-    spec = ChildSpec(policy=ChildPolicy(id="nested"), make=lambda _: house.supervisor())
-    with up(Supervisor([spec], listener=above.events.put)):
+    house, above, gate = House("a"), Diary(), threading.Event()
+
+    class Slow(Child):
+        def on_start(self) -> None:
+            assert gate.wait(PATIENCE_S)
+
+    slow = ChildSpec(policy=ChildPolicy(id="a"), make=lambda _: Slow("a", house.diary))
+    nested = house.supervisor([slow])
+    spec = ChildSpec(policy=ChildPolicy(id="nested"), make=lambda _: nested)
+    with up(Supervisor([spec], listener=above.events.put)) as ref:
+        nested.actor_ref.ask("it has started", timeout=PATIENCE_S)
+        ref.ask("and would have said so", timeout=PATIENCE_S)
+        assert above.events.empty()
+        gate.set()
         above.until(Started, "nested")
-        assert house.diary.lines == ["a starts", "b starts"]
 
 
 def test_a_nested_supervisor_ends_its_children_before_its_supervisor_ends() -> None:
@@ -492,7 +502,7 @@ def test_a_hung_child_that_notices_nothing_is_given_up_and_replaced() -> None:
         reply = hang.into(house, "a")
         pretend_that_it_has_hung_for_an_hour(house, "a", supervisor)
         house.diary.until(Restarted, "a")
-        with pytest.raises(pykka.ActorDeadError):
+        with pytest.raises(Crash, match="given up"):
             reply.get(timeout=PATIENCE_S)
         assert house.ask("a") == "hello"
         hang.released.set()
@@ -600,9 +610,10 @@ def test_a_supervisor_that_crashes_leaves_no_child_behind_not_even_one_that_hang
     assert witness.exited.wait(PATIENCE_S)
     assert witness.exits[0].kind == "crash"
     assert not ref.is_alive()
-    for reply in (running, queued):
-        with pytest.raises(pykka.ActorDeadError):
-            reply.get(timeout=PATIENCE_S)
+    with pytest.raises(Crash, match="given up"):
+        running.get(timeout=PATIENCE_S)
+    with pytest.raises(pykka.ActorDeadError):
+        queued.get(timeout=PATIENCE_S)
     hang.released.set()
 
 
@@ -617,7 +628,7 @@ def test_a_nested_supervisor_whose_child_hangs_is_given_up_with_everything_below
     reply = hang.into(house, "a")
     assert ref.stop(timeout=PATIENCE_S) is True
     assert above.until(Stopped, "nested").reason.kind is ExitKind.KILLED
-    with pytest.raises(pykka.ActorDeadError):
+    with pytest.raises(Crash, match="given up"):
         reply.get(timeout=PATIENCE_S)
     hang.released.set()
 

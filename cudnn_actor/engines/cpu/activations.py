@@ -1,7 +1,7 @@
 """Pointwise functions in float64, stable for arguments of any size.
 
 Each reads its operands and writes `out`, which may be one of them. Formulas are those of
-`cudnn_actor.protocol.conv.Activation`, rearranged where they would overflow or cancel.
+`cudnn_actor.protocol.epilogue.Activation`, rearranged where they would overflow or cancel.
 """
 
 from __future__ import annotations

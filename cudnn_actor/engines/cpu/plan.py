@@ -6,6 +6,7 @@ next: what passes between them needs scratch for a box only, and is still in the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -159,10 +160,12 @@ class CpuPlan:
         memory = Scratch(workspace)
         intermediates = tuple(map(memory.take, self.intermediates))
         if sum(count_boxes(stage.grid, tile) for stage, tile in self.stages) > _MOST_BOUND_BOXES:
-            return Program(intermediates, lambda: self._steps(memory))
-        steps = tuple(self._steps(memory))
+            # Of the stages alone: a program that held its plan would keep it alive, since it is found by it.
+            return Program(intermediates, functools.partial(_steps, self.stages, memory))
+        steps = tuple(_steps(self.stages, memory))
         return Program(intermediates, lambda: steps)
 
-    def _steps(self, memory: Scratch) -> Iterator[Step]:
-        for stage, tile in self.stages:
-            yield from stage.steps(tile, memory.fork())
+
+def _steps(stages: tuple[tuple[Stage, Dims], ...], memory: Scratch) -> Iterator[Step]:
+    for stage, tile in stages:
+        yield from stage.steps(tile, memory.fork())

@@ -1,0 +1,106 @@
+"""What is checked on the caller's side, before a message is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError
+from cudnn_actor.protocol.messages import (
+    COMPUTE,
+    Allocate,
+    Copy,
+    Download,
+    Drain,
+    Fill,
+    Free,
+    GetStatistics,
+    Message,
+    Ping,
+    Upload,
+    Warm,
+)
+from cudnn_actor.request_checks import check_warm
+from cudnn_actor.state import ServiceState
+
+__all__ = ["as_array", "check_message", "require_operands"]
+
+_REFERENCES: dict[type, tuple[str, ...]] = {
+    Upload: ("dst",),
+    Download: ("src",),
+    Copy: ("src", "dst"),
+    Fill: ("dst",),
+    Free: ("buffer",),
+}
+_OTHERS = frozenset({Allocate, Ping, GetStatistics, Drain})
+
+
+def check_message(state: ServiceState, message: Message) -> None:
+    """Check shapes, and references that are stale already; the actor checks again.
+
+    Raises `InvalidRequest`, `StaleBufferError`, `ActorStopped`. Never blocks: the first message of a shape
+    takes under a millisecond, later ones some microseconds.
+    """
+    state.mailbox.check_open()
+    kind = type(message)
+    if kind in COMPUTE:
+        _resolve(state, message, state.lowered(message).buffers)  # type: ignore[arg-type]
+    elif kind in _REFERENCES:
+        _resolve(state, message, _REFERENCES[kind])
+    elif isinstance(message, Warm):
+        check_warm(message)
+    elif kind not in _OTHERS:
+        raise InvalidRequest(
+            field="message",
+            value=kind.__name__,
+            problem="is no message of this service",
+            fix="send one of cudnn_actor.protocol.messages",
+        )
+
+
+def _resolve(state: ServiceState, message: Message, fields: Sequence[str]) -> None:
+    try:
+        for name in fields:
+            state.memory.resolve(getattr(message, name), name)
+    except StaleBufferError:
+        state.mailbox.check_open()  # a service that ends closes its mailbox, then frees its buffers
+        raise
+
+
+def require_operands(**fields: object) -> None:
+    """References and a `ConvSpec`, before dims are worked out from them; the messages check everything."""
+    for name, value in fields.items():
+        wanted: type = ConvSpec if name == "conv" else BufferRef
+        if not isinstance(value, wanted):
+            raise InvalidRequest(
+                field=name,
+                value=value,
+                problem=f"is {type(value).__name__} where a {wanted.__name__} belongs",
+                fix="upload arrays first: await gpu.upload(array)" if wanted is BufferRef else "pass one",
+            )
+
+
+def as_array(values: Any) -> np.ndarray:
+    """Host values as an array. Raises `InvalidRequest` for what holds no real numbers of a fixed size."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(
+            field="array",
+            value=type(values).__name__,
+            problem=f"makes no array: {error}",
+            fix="give rows of equal length, or an array on the host",
+        ) from error
+    if DType.of(array.dtype) is None and array.dtype.kind not in "iufb":
+        raise InvalidRequest(
+            field="array",
+            value=f"dtype {array.dtype}",
+            problem="holds no real numbers of a fixed size",
+            fix="convert it first: np.asarray(values, dtype='float32')",
+        )
+    return array

@@ -1,0 +1,90 @@
+"""`spawn`: a service for async code, from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, Unpack
+
+from cudnn_actor.client import CudnnRef
+from cudnn_actor.options import SpawnOptions, make_options
+from cudnn_actor.service import CudnnService
+
+__all__ = ["Spawning", "spawn"]
+
+
+def spawn(**options: Unpack[SpawnOptions]) -> Spawning:
+    """Start a service: `async with spawn(...) as gpu:`, or `gpu = await spawn(...)` and later `gpu.aclose()`.
+
+    The `async with` body is cancelled when the service gives up for good, and `ServiceStopped` is raised
+    in its place. Leaving it drains for up to 10 seconds, then stops.
+
+    Parameters
+    ----------
+    **options
+        Keyword-only; see `Options` for each with its default.
+
+    Raises
+    ------
+    InvalidRequest
+        An option is out of its range. Raised at once.
+    StartFailed
+        The actor could not be started. Raised when awaited or entered.
+    """
+    return Spawning(CudnnService(make_options(options)))
+
+
+class Spawning:
+    """A service about to be started; what `spawn` returns."""
+
+    def __init__(self, service: CudnnService) -> None:
+        self._service = service
+        self._body: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        self._cancelling = 0
+
+    def __await__(self) -> Generator[Any, None, CudnnRef]:
+        return self._start().__await__()
+
+    async def _start(self) -> CudnnRef:
+        self._service.launch()
+        try:
+            await asyncio.wrap_future(self._service.started)
+        except asyncio.CancelledError:
+            self._service.end("cancelled while it started")
+            raise
+        return CudnnRef(self._service)
+
+    async def __aenter__(self) -> CudnnRef:
+        gpu = await self._start()
+        self._body = asyncio.current_task()
+        self._cancelling = self._body.cancelling() if self._body is not None else 0
+        loop = asyncio.get_running_loop()
+
+        def ended(_: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: there is no body any more
+                loop.call_soon_threadsafe(self._fail_body)
+
+        self._gpu = gpu
+        self._service.stopped.add_done_callback(ended)
+        return gpu
+
+    def _fail_body(self) -> None:
+        if self._service.failure() is not None and self._body is not None:
+            self._cancelled = self._body.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        body, self._body = self._body, None
+        failure = self._service.failure()
+        if failure is None:
+            await self._gpu.aclose()
+            failure = self._service.failure()
+        ours_alone = False
+        if self._cancelled and body is not None:
+            ours_alone = body.uncancel() <= self._cancelling
+        if failure is not None and (kind is None or (kind is asyncio.CancelledError and ours_alone)):
+            raise failure from error
