@@ -12,11 +12,15 @@ help:
 	@echo "make coverage  the tests once more, with a coverage report"
 	@echo "make clean     remove the environment and what was built"
 
-# One stamp per environment: remade when the project's dependencies change.
-$(VENV)/.dev: pyproject.toml
+# A stamp for what is installed: remade when the project's dependencies change.
+$(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[demo]" --group test --group check
+	$(BIN)/python -m pip install --quiet --editable ".[demo]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet --group test --group check
 	@touch $@
 
 test: check
@@ -37,10 +41,10 @@ wheel: $(VENV)/.dev
 	build/wheel/venv/bin/python -m pip install --quiet build/wheel/*.whl
 	cd build/wheel && venv/bin/python -I -m cudnn_actor.cli doctor
 
-demo: $(VENV)/.dev
+demo: $(VENV)/.demo
 	$(BIN)/cudnn-actor demo --out demo.png
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.demo
 	$(BIN)/cudnn-actor bench --out benchmarks/results
 
 fmt: $(VENV)/.dev
