@@ -57,8 +57,6 @@ class Interruption:
         log.warning("request.interrupted", request=envelope.number, verdict=verdict.value, cause=self._cause)
         if verdict is Verdict.RUN_AGAIN:
             self._state.replayed += 1
-            if self._thread_lost and envelope.context is not None:
-                envelope.context = envelope.context.copy()  # the lost thread is still inside the other
             return None
         if output is not None:
             self.tear(output)

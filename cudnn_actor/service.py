@@ -202,8 +202,6 @@ class _ServiceSupervisor(Supervisor):
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
         """Give up the actor, so that what it was asked is answered; then say that the service has stopped."""
-        for actor in tuple(self._actors.values()):
-            self._kill(actor)
         super().on_crash(error, current, waiting)
         if self._failure is None:  # which is raised behind the last event
             self._emit(Stopped(child=None, reason=ExitReason.killed(str(error))))

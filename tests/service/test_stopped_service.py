@@ -11,7 +11,17 @@ from functools import partial
 import pykka
 import pytest
 
-from cudnn_actor import Allocate, CudnnRef, GetStatistics, Ping, ServiceStopped, Statistics, TensorSpec, spawn
+from cudnn_actor import (
+    Allocate,
+    CudnnRef,
+    GetStatistics,
+    Ping,
+    ServiceStopped,
+    Statistics,
+    TensorSpec,
+    spawn,
+    start,
+)
 from cudnn_actor.service import CudnnService
 
 from .rigs import PATIENCE_S, Gate, GatedEngine, Trio, in_thread, service_on
@@ -83,6 +93,18 @@ def wait_until(service: CudnnService, condition: Callable[[Statistics], bool]) -
     deadline = time.monotonic() + PATIENCE_S
     while not condition(statistics := service.actor_ref.ask(GetStatistics(), block=True)):
         assert time.monotonic() < deadline, statistics
+
+
+def test_a_service_that_is_started_anew_tells_of_its_new_life_alone() -> None:
+    service = start(device="cpu")
+    service.stop(PATIENCE_S)
+    assert [type(event).__name__ for event in service.events.all] == ["Started", "Stopped", "Stopped"]
+    service.launch()
+    service.started.result(PATIENCE_S)
+    assert [type(event).__name__ for event in service.events.all] == ["Started"]
+    assert service.actor_ref.ask(Ping()) == 1
+    service.stop(PATIENCE_S)
+    assert [type(event).__name__ for event in service.events.all] == ["Started", "Stopped", "Stopped"]
 
 
 def test_waiting_for_a_start_or_an_end_cannot_cancel_it_for_the_others() -> None:
