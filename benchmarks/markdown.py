@@ -1,37 +1,41 @@
 """The tables of docs/performance.md, from a recorded run and a recorded profile.
 
-python benchmarks/markdown.py benchmarks/results/cpu-thread-DATE.json benchmarks/results/profile-DATE.json
+With `--page docs/performance.md` they replace, there, those of the two files that the page names. Its prose
+is yours to read again.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import re
 import statistics
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from cudnn_actor.cli.bench import IN_FLIGHT, Hop, Report, Starving
+from cudnn_actor.cli.bench import IN_FLIGHT, SUBJECTS, Hop, Report, Starving
 from cudnn_actor.cli.measure import median_ratio
+from cudnn_actor.cli.placement import PLACEMENTS
 
 
 def lines(report: Report, profile: dict[str, Any]) -> Iterator[str]:
     for (loop, placement), hops in itertools.groupby(report.hops, key=lambda hop: (hop.loop, hop.placement)):
         yield f"**{loop}, threads on: {placement}**"
         yield from hop_table(list(hops))
+    yield from aims_table(report)
     yield from work_table(report)
     for (loop, placement), rows in itertools.groupby(report.starvation, key=lambda r: (r.loop, r.placement)):
         yield f"**{loop}, threads on: {placement}**"
         yield from starvation_table(list(rows))
+    for name, found in profile["requests"].items():
+        yield from profile_table(name, found)
     yield from row("section", "CPU used by other processes, % of the cores")
     yield rule(2)
     for section, share in report.others_cpu.items():
         yield from row(section, f"{100 * share:.1f}")
-    for name, found in profile["requests"].items():
-        yield from profile_table(name, found)
 
 
 def hop_table(hops: list[Hop]) -> Iterator[str]:
@@ -50,6 +54,48 @@ def hop_table(hops: list[Hop]) -> Iterator[str]:
             f"{median_ratio(hop.per_s[64], theirs.per_s[64]):.2f}",
             f"{statistics.fmean(hop.shared_core):.0%}" if hop.shared_core else "unknown",
         )
+
+
+def aims_table(report: Report) -> Iterator[str]:
+    """What was aimed at on asyncio, by placement."""
+    found = {(hop.placement, hop.subject): hop for hop in report.hops if hop.loop == "asyncio"}
+    bare, ping, convolution, theirs = SUBJECTS
+
+    def p50_against_the_hop(subject: str, placement: str) -> float:
+        ours, hops = ([t.p50_us for t in found[placement, name].one] for name in (subject, bare))
+        return median_ratio(ours, hops)
+
+    def per_s(subject: str, placement: str) -> float:
+        return statistics.median(found[placement, subject].per_s[64])
+
+    def times_pykka(subject: str, placement: str) -> float:
+        return median_ratio(found[placement, subject].per_s[64], found[placement, theirs].per_s[64])
+
+    yield from row("aim", *PLACEMENTS)
+    yield rule(1 + len(PLACEMENTS))
+    for name, subject, measure, aim, least in (
+        (f"{ping}, one in flight: within 1.5 of the bare hop", ping, p50_against_the_hop, 1.5, False),
+        (f"{ping}, 64 in flight: 100,000/s", ping, per_s, 100_000.0, True),
+        (f"{ping}, 64 in flight: 4 times pykka's way", ping, times_pykka, 4.0, True),
+        (
+            f"{convolution}, one in flight: within 3 of the bare hop",
+            convolution,
+            p50_against_the_hop,
+            3.0,
+            False,
+        ),
+        (f"{convolution}, 64 in flight: 15,000/s", convolution, per_s, 15_000.0, True),
+    ):
+        values = [measure(subject, placement) for placement in PLACEMENTS]
+        yield from row(name, *(outcome(value, value >= aim if least else value <= aim) for value in values))
+
+
+def outcome(value: float, met: bool) -> str:
+    return (
+        f"{value:,.0f}, {'met' if met else 'missed'}"
+        if value > 100
+        else f"{value:.2f}, {'met' if met else 'missed'}"
+    )
 
 
 def work_table(report: Report) -> Iterator[str]:
@@ -93,10 +139,41 @@ def rule(columns: int) -> str:
     return "|" + " --- |" * columns
 
 
+def of_files(run: Path, profile: Path) -> list[str]:
+    report = msgspec.json.decode(run.read_bytes(), type=Report)
+    return list(lines(report, msgspec.json.decode(profile.read_bytes())))
+
+
+def named_in(text: str) -> list[Path]:
+    """The run and the profile that a page names."""
+    root = Path(__file__).parents[1]
+    return [root / name for name in re.findall(r"benchmarks/results/[\w-]+\.json", text)]
+
+
+def update(page: Path, run: Path, profile: Path) -> None:
+    """Exchange a page's tables, line by line: those of two runs have the same shape."""
+    text = page.read_text(encoding="utf-8")
+    old_run, old_profile = named_in(text)
+    exchanges = zip(of_files(old_run, old_profile), of_files(run, profile), strict=True)
+    done, rest = "", text.replace(old_run.name, run.name).replace(old_profile.name, profile.name)
+    for old, new in exchanges:
+        before, found, rest = rest.partition(f"{old}\n")
+        if not found:
+            raise SystemExit(f"not on the page: {old}")
+        done += f"{before}{new}\n"
+    page.write_text(done + rest, encoding="utf-8")
+
+
 def main() -> None:
-    report, profile = (Path(path).read_bytes() for path in sys.argv[1:3])
-    for line in lines(msgspec.json.decode(report, type=Report), msgspec.json.decode(profile)):
-        print(line)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("profile", type=Path)
+    parser.add_argument("--page", type=Path)
+    args = parser.parse_args()
+    if args.page is None:
+        print("\n".join(of_files(args.run, args.profile)))
+    else:
+        update(args.page, args.run, args.profile)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,5 @@ def test_the_tables_of_the_page_on_performance_are_the_recorded_runs_own() -> No
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    named = [ROOT / name for name in re.findall(r"benchmarks/results/\S+\.json", page)]
-    run, profile = (path.read_bytes() for path in named)
-    lines = list(tables.lines(msgspec.json.decode(run, type=bench.Report), msgspec.json.decode(profile)))
+    lines = tables.of_files(*tables.named_in(page))
     assert [line for line in lines if line not in page.splitlines()] == []
