@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pykka
 import pytest
@@ -21,6 +22,7 @@ from cudnn_actor import (
     Fill,
     Free,
     InvalidRequest,
+    Receipt,
     ReentrantAsk,
     StaleBufferError,
     StaleReason,
@@ -285,3 +287,14 @@ async def test_asking_an_actor_from_inside_itself_is_refused() -> None:
         assert "tell()" in caught.value.fix
         assert (await gpu.download(buffer)).item() == 1
         assert (await gpu.statistics()).live_buffers == 1
+
+
+@pytest.mark.parametrize("alpha", [float("nan"), float("inf"), "2", None, 10**400], ids=str)
+async def test_a_bad_scalar_is_refused_also_where_its_shapes_are_known_already(alpha: Any) -> None:
+    async with spawn(device="cpu") as gpu:
+        trio = await Trio.on(gpu)
+        good = ConvFwd(x=trio.x, w=trio.w, y=trio.y, conv=ConvSpec.symmetric(2), alpha=2.0)
+        await gpu.ask(good)
+        with pytest.raises(InvalidRequest, match="alpha"):
+            await gpu.ask(msgspec.structs.replace(good, alpha=alpha))
+        assert isinstance(await gpu.ask(good), Receipt)
