@@ -24,7 +24,7 @@ $(VENV)/.dev: $(VENV)/.demo
 	@touch $@
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --timeout 120
 	$(MAKE) --no-print-directory wheel
 
 check: $(VENV)/.dev

@@ -153,7 +153,7 @@ class Mailbox:
                 return
             reason = self._closed
         for envelope in envelopes:
-            _answer(envelope, ActorStopped(reason=reason))
+            _answer(envelope, _stopped(envelope, reason))
 
     def close(self, reason: str) -> None:
         """Refuse all further messages and answer those that wait with `ActorStopped`. Idempotent."""
@@ -162,7 +162,7 @@ class Mailbox:
                 self._closed = reason
             left = self._pop(len(self._control) + len(self._ordinary))
         for envelope in left:
-            _answer(envelope, None if _is_stop(envelope) else ActorStopped(reason=reason))
+            _answer(envelope, None if _is_stop(envelope) else _stopped(envelope, reason))
 
     def reopen(self) -> None:
         """Take messages again after `close`, for a service that is started anew."""
@@ -221,6 +221,10 @@ class Mailbox:
 
 def _is_stop(envelope: Envelope) -> bool:
     return is_stop(envelope.message)
+
+
+def _stopped(envelope: Envelope, reason: str) -> ActorStopped:
+    return ActorStopped(reason=reason, interrupted=envelope.crashes > 0)
 
 
 def _answer(envelope: Envelope, error: ActorStopped | None) -> None:

@@ -20,6 +20,7 @@ from cudnn_actor.protocol.errors import (
     CudnnActorError,
 )
 from cudnn_actor.protocol.messages import (
+    COMPUTE,
     Allocate,
     Compute,
     ConvBwdData,
@@ -319,7 +320,8 @@ class CudnnRef:
 
     async def warm(self, messages: Sequence[Compute]) -> int:
         """Build the plans of `messages` without running them; returns how many were not there yet."""
-        return await self.ask(Warm(messages=tuple(messages)))
+        given: Any = messages
+        return await self.ask(Warm(messages=(given,) if type(given) in COMPUTE else tuple(given)))
 
     async def drain(self) -> None:
         """Wait until everything sent before has been answered."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,11 +97,15 @@ def as_array(values: Any) -> np.ndarray:
             problem=f"makes no array: {error}",
             fix="give rows of equal length, or an array on the host",
         ) from error
+    if inspect.isawaitable(values):
+        raise InvalidRequest(
+            field="array", value=type(values).__name__, problem="was never awaited", fix="await it first"
+        )
     if DType.of(array.dtype) is None and array.dtype.kind not in "iufb":
         raise InvalidRequest(
             field="array",
             value=f"dtype {array.dtype}",
             problem="holds no real numbers of a fixed size",
-            fix="convert it first: np.asarray(values, dtype='float32')",
+            fix="pass real numbers: an array of float32, say; .real and .imag of a complex one",
         )
     return array

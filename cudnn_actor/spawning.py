@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 from cudnn_actor.client import CudnnRef
 from cudnn_actor.options import SpawnOptions, make_options
@@ -44,6 +44,12 @@ class Spawning:
         self._body: asyncio.Task[Any] | None = None
         self._cancelled = False
         self._cancelling = 0
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"a service that is only being spawned has no {name!r}: "
+            "use `async with spawn(...) as gpu`, or `gpu = await spawn(...)`"
+        )
 
     def __await__(self) -> Generator[Any, None, CudnnRef]:
         return self._start().__await__()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from cudnn_actor.actors import Counters, Envelope, Mailbox
 from cudnn_actor.actors.errors import ActorStopped
 from cudnn_actor.memory import MemoryTable
@@ -58,11 +60,11 @@ class ServiceState:
     def lowered(self, message: Compute) -> Lowered:
         """The graph of a message, remembered. Any thread. Raises `InvalidRequest`."""
         check_scalars(message)
-        try:
+        key: Signature = ()
+        known: Lowered | None = None
+        with contextlib.suppress(AttributeError, TypeError):  # `lower` says what is wrong with a field
             key = signature(message)
             known = self._lowered.get(key)
-        except (AttributeError, TypeError):
-            return lower(message)  # which says what is wrong with it
         if known is None:
             known = lower(message)
             if len(self._lowered) >= _MOST_SIGNATURES:

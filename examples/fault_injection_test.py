@@ -1,5 +1,6 @@
 """Test your own retry logic against a GPU that fails on command.
 
+    pip install pytest pytest-asyncio
     pytest examples/fault_injection_test.py
 
 `Averager` is the code under test, a small service of yours; a `FaultPlan` scripts what goes wrong under it.
@@ -27,6 +28,7 @@ from cudnn_actor import (
     spawn,
 )
 
+pytestmark = pytest.mark.asyncio
 ONE = np.ones((1, 1, 1, 1), dtype=np.float32)
 IMAGE = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
 

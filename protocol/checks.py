@@ -49,7 +49,7 @@ def require_whole(field: str, value: object, least: int) -> None:
     if type(value) is not int or not least <= value <= _LARGEST:
         raise InvalidRequest(
             field=field,
-            value=value,
+            value=repr(value),
             problem=f"is no whole number from {least}",
             fix=f"use {least} or more, below 2**63",
         )

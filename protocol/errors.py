@@ -35,6 +35,8 @@ __all__ = [
     "UnsupportedGraph",
 ]
 
+_LONGEST = 200
+
 
 class CudnnActorError(Exception):
     """Raised when anything that this package knows goes wrong; the root of the hierarchy."""
@@ -99,10 +101,18 @@ class InvalidRequest(CudnnActorError, ValueError):
     fix: str
 
     def __init__(self, *, field: str, value: object, problem: str, fix: str) -> None:
-        shown = value if isinstance(value, str) else repr(value)
+        shown = value if isinstance(value, str) else _shown(value)
         super().__init__(
             f"{field}={shown}: {problem}; {fix}", field=field, value=shown, problem=problem, fix=fix
         )
+
+
+def _shown(value: object) -> str:
+    """A value in an error's text: an array by its type and dims, all else by a repr of bounded length."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{type(value).__name__} of {value.dtype} {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 class ReentrantAsk(InvalidRequest):
@@ -141,20 +151,22 @@ _STALE_FIX = {
 class StaleBufferError(CudnnActorError, LookupError):
     """Raised when a reference's generation is not its slot's: freed, torn by a crash, lost, or foreign.
 
-    Carries `slot`, `generation` and `reason` (a `StaleReason`).
+    Carries `slot`, `generation`, `reason` (a `StaleReason`) and `field`, the message's.
     """
 
     slot: int
     generation: int
     reason: StaleReason
+    field: str
 
-    def __init__(self, *, slot: int, generation: int, reason: str) -> None:
+    def __init__(self, *, slot: int, generation: int, reason: str, field: str = "buffer") -> None:
         reason = StaleReason(reason)
         super().__init__(
-            f"buffer {slot} (generation {generation:#x}) is stale ({reason}): {_STALE_FIX[reason]}",
+            f"{field}=<buffer {slot}.{generation & 0xFFFFFFFF}> is stale ({reason}): {_STALE_FIX[reason]}",
             slot=slot,
             generation=generation,
             reason=reason,
+            field=field,
         )
 
 
@@ -247,16 +259,20 @@ class DeadlineExceeded(CudnnActorError, TimeoutError):
 class ServiceStopped(CudnnActorError):
     """Raised when the service ended before it took the request up, or was no longer there to take it.
 
-    Carries `reason`.
+    Carries `reason`, and `interrupted`: whether the request had been running at a crash and was to run again.
     """
 
     retry_safe = True
     reason: str
+    interrupted: bool
 
-    def __init__(self, *, reason: str) -> None:
+    def __init__(self, *, reason: str, interrupted: bool = False) -> None:
         super().__init__(
-            f"the service has stopped ({reason}); spawn a new one and send the request there", reason=reason
+            f"the service has stopped ({reason}); spawn a new one and send the request there",
+            reason=reason,
+            interrupted=interrupted,
         )
+        self.ran = None if interrupted else False
 
 
 class StartFailed(CudnnActorError):

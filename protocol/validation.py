@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 from cudnn_actor.protocol.buffers import BufferRef
@@ -40,6 +41,13 @@ def check_types(message: Compute) -> None:
         if name in ("alpha", "beta") or (name == "bias" and value is None):
             continue
         if not isinstance(value, expected) or isinstance(value, bool):
+            if inspect.isawaitable(value):
+                raise InvalidRequest(
+                    field=name,
+                    value=type(value).__name__,
+                    problem="was never awaited",
+                    fix=f"write {name} = await ...",
+                )
             given, wanted = type(value).__name__, expected.__name__
             raise InvalidRequest(
                 field=name,
@@ -64,7 +72,7 @@ def check_scalars(message: Compute) -> None:
             continue  # nearly always
         if not is_finite(value):
             raise InvalidRequest(
-                field=name, value=value, problem="is no finite number", fix="pass a finite number"
+                field=name, value=repr(value), problem="is no finite number", fix="pass a finite number"
             )
 
 
@@ -72,7 +80,7 @@ def check_result(name: str, got: tuple[int, ...], wanted: tuple[int, ...], what:
     """Raise `InvalidRequest` unless a result has the dims that its operands give."""
     if got != wanted:
         raise InvalidRequest(
-            field=name, value=got, problem=f"is not the shape of {what}", fix=f"it has dims {wanted}"
+            field=name, value=got, problem=f"is not the shape of {what}", fix=f"give it dims {wanted}"
         )
 
 
@@ -104,7 +112,7 @@ def check_bias(spec: TensorSpec, broadcast: tuple[int, ...], dtypes: tuple[DType
             field="bias",
             value=spec.dims,
             problem=f"is not one value for each of {filters} filters",
-            fix=f"it has dims {(filters,)} or {broadcast}",
+            fix=f"give it dims {(filters,)} or {broadcast}",
         )
     if spec.dtype not in dtypes:
         raise InvalidRequest(

@@ -241,22 +241,22 @@ class MemoryTable:
                 fix="upload arrays first: await gpu.upload(array)",
             )
         if not 0 <= ref.slot < len(self._slots):
-            return _stale(ref, StaleReason.FOREIGN)
+            return _stale(ref, StaleReason.FOREIGN, field)
         slot = self._slots[ref.slot]
         if slot.live and slot.generation == ref.generation:
             return _forged(ref, slot, field, self.device)
         # Outside what this seat has given out: another service's nonce, or a count yet to come.
         if not self._first <= ref.generation < slot.generation:
-            return _stale(ref, StaleReason.FOREIGN)
-        return _stale(ref, slot.why_ended(ref.generation))
+            return _stale(ref, StaleReason.FOREIGN, field)
+        return _stale(ref, slot.why_ended(ref.generation), field)
 
 
 def _is_reference(ref: object) -> TypeGuard[BufferRef]:
     return isinstance(ref, BufferRef) and type(ref.slot) is int and type(ref.generation) is int
 
 
-def _stale(ref: BufferRef, reason: StaleReason) -> StaleBufferError:
-    return StaleBufferError(slot=ref.slot, generation=ref.generation, reason=reason)
+def _stale(ref: BufferRef, reason: StaleReason, field: str) -> StaleBufferError:
+    return StaleBufferError(slot=ref.slot, generation=ref.generation, reason=reason, field=field)
 
 
 def _forged(ref: BufferRef, slot: Slot, field: str, device: str) -> InvalidRequest:
