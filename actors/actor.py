@@ -201,6 +201,7 @@ class Actor(HookedActor):
         self._batch.clear()
         self.actor_stopped.set()
         pykka.ActorRegistry.unregister(self.actor_ref)
+        self.mailbox.read_by(None)
         self._crash_hook(error, current, waiting)
         if self._owns_mailbox:
             self.mailbox.close(self._stop_reason or "given up")
@@ -220,6 +221,8 @@ class Actor(HookedActor):
         """Live and die, on the actor's thread."""
         self.mailbox.read_by(threading.get_ident())
         exit = self._live()
+        if exit.error is None:
+            exit = self._stop_hook(exit)  # still the owner: a supervisor can give up a stop that hangs
         if not self.lease.revoke():
             self.on_lost()
             return
@@ -277,7 +280,6 @@ class Actor(HookedActor):
         self.mailbox.read_by(None)
         if exit.error is None:
             self.mailbox.restore(waiting)  # behind the stop: for a successor, or for close() to answer
-            exit = self._stop_hook(exit)
         else:
             write = log.error if self._observer is None else log.warning  # daily bread to a supervisor
             write("actor.died", actor=str(self), kind=exit.kind, error=repr(exit.error))
@@ -312,12 +314,12 @@ class Actor(HookedActor):
 
     def _take_up(self, envelope: Envelope) -> None:
         if envelope.withdrawn:
+            self._claim(envelope, DEFERRED)
             self.counters.expired += envelope.timed_out
             self.counters.withdrawn += not envelope.timed_out
-            self._take_away()
             self._post(envelope, None, ActorStopped(reason="withdrawn"))  # for its loop's count: nobody looks
         elif envelope.expired or not envelope.begin():
-            self._take_away()
+            self._claim(envelope, DEFERRED)
             self._expire(envelope)
         else:
             self._run(envelope)
@@ -357,7 +359,8 @@ class Actor(HookedActor):
     def _expire(self, envelope: Envelope) -> None:
         self.counters.expired += 1
         timeout = envelope.timeout_s or 0.0
-        self._post(envelope, None, DeadlineExceeded(timeout_s=timeout, started=False))
+        started = envelope.started_ns > 0  # before a crash, that is
+        self._post(envelope, None, DeadlineExceeded(timeout_s=timeout, started=started))
 
     def _answer_error(self, envelope: Envelope, error: Exception) -> None:
         if not envelope.wants_reply:

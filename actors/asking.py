@@ -114,7 +114,8 @@ async def _reply(envelope: Envelope) -> Any:
         timer = future.get_loop().call_later(envelope.timeout_s, envelope.expire)
     try:
         return await future
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, GeneratorExit):
+        future.cancel()  # of a coroutine that was closed: nobody else has
         envelope.unclaimed()
         raise
     finally:

@@ -109,10 +109,10 @@ class LoopBridge:
         posted = self._posted
         self._last_reply = time.monotonic()
         count = min(len(posted), _MOST_AT_ONCE)
-        self._awaited -= count
         try:
             for _ in range(count):
                 envelope, value, error = posted.popleft()
+                self._awaited -= 1
                 envelope.deliver(value, error)
         finally:  # also when somebody's `discard` raised
             if posted:

@@ -122,6 +122,8 @@ class Mailbox:
         for the next take: it may have come between the actor's look around and its sleep.
         """
         with self._lock:
+            if self._reader not in (None, threading.get_ident()):
+                return []
             batch = self._pop(most)
             nudged, self._nudged = self._nudged, False
             if batch or nudged or (timeout is not None and timeout <= 0.0):
@@ -135,7 +137,7 @@ class Mailbox:
         if not rung:
             self._bell.acquire()
         with self._lock:
-            return self._pop(most)
+            return self._pop(most) if self._reader in (None, threading.get_ident()) else []
 
     def nudge(self) -> None:
         """Wake the actor for a look around, without a message: its present take, or its next. Any thread."""
@@ -148,10 +150,14 @@ class Mailbox:
     def restore(self, envelopes: Iterable[Envelope]) -> None:
         """Put back, at the head and in order, what a dying actor had taken but not started."""
         with self._lock:
-            if self._closed is None:
+            reason, ring = self._closed, False
+            if reason is None:
                 self._ordinary.extendleft(reversed(list(envelopes)))
-                return
-            reason = self._closed
+                ring, self._sleeping = self._sleeping, False
+        if ring:
+            self._bell.release()  # a lost thread hands back what it took while its successor slept
+        if reason is None:
+            return
         for envelope in envelopes:
             _answer(envelope, _stopped(envelope, reason))
 
@@ -180,8 +186,15 @@ class Mailbox:
             raise ActorStopped(reason=self._closed)
 
     def read_by(self, thread: int | None) -> None:
-        """Declare the thread (its ident) that takes messages, whose own asks are refused."""
-        self._reader = thread
+        """Declare the thread (its ident) that takes messages, whose own asks are refused.
+
+        From then on no other gets any; one that sleeps here already is woken and finds nothing.
+        """
+        with self._lock:
+            self._reader = thread
+            ring, self._sleeping = self._sleeping, False
+        if ring:
+            self._bell.release()
 
     def _pop(self, most: int) -> list[Envelope]:
         control, ordinary = self._control, self._ordinary

@@ -76,8 +76,14 @@ class HookedActor(pykka.ThreadingActor):
 
     def _start_actor_loop(self) -> None:
         name = f"{type(self).__name__}-{next(_thread_numbers)}"
-        self.thread = threading.Thread(target=self.run, name=name, daemon=self.use_daemon_thread)
-        self.thread.start()
+        thread = threading.Thread(target=self.run, name=name, daemon=self.use_daemon_thread)
+        self.thread = thread
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no thread to give
+            self.thread = None
+            pykka.ActorRegistry.unregister(self.actor_ref)
+            raise
 
 
 class MailboxRef(pykka.ActorRef[Any]):

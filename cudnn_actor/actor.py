@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.actors import DEFERRED, Actor, Crash, Envelope
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.executor import Executor, Work
 from cudnn_actor.injection import Injection
@@ -60,6 +61,8 @@ from cudnn_actor.request_checks import (
 from cudnn_actor.state import ServiceState
 
 __all__ = ["CudnnActor"]
+
+log = Log("cudnn_actor")
 
 _POLL_S = 20e-6
 """How often an asynchronous engine's fences are looked at."""
@@ -118,11 +121,7 @@ class CudnnActor(Actor):
 
     def on_stop(self) -> None:
         """Finish what is enqueued and close the engine."""
-        try:
-            self._outlast_fences()
-        except Exception as error:
-            self.on_crash(error, None, [])
-            raise
+        self._outlast_fences()
         self.flush()
         self._close_engine()
 
@@ -162,8 +161,9 @@ class CudnnActor(Actor):
         for work in lost:
             if isinstance(work.reply, BufferRef):
                 interruption.tear(work.reply)
-        if self._filling is not None:
-            interruption.tear(self._filling)
+        filling = self._filling
+        if filling is not None:
+            interruption.tear(filling)
 
     @property
     def thread_lost(self) -> bool:
@@ -173,7 +173,10 @@ class CudnnActor(Actor):
     def _close_engine(self) -> None:
         executor, self._executor = self._executor, None
         if executor is not None:
-            executor.engine.close()
+            try:
+                executor.engine.close()
+            except Exception:  # of a dead context, say: there is nothing more to be done with it
+                log.exception("engine.close_failed")
 
     def on_lost(self) -> None:
         """Close the engine of a thread that was given up and came back: it is all that it may touch."""
@@ -229,13 +232,15 @@ class CudnnActor(Actor):
             return self._engine.allocate(message.spec)
         self._filling = ref = self._engine.allocate(message.spec)
         try:
-            return self._write("data", ref, message.data, reply=ref)
+            answer = self._write("data", ref, message.data, reply=ref)
+        except Crash:
+            raise  # the last act ends the buffer
         except Exception:
-            with contextlib.suppress(Crash):  # given up meanwhile: whoever did so has torn it
-                self._engine.free(ref)
-            raise
-        finally:
+            self._engine.free(ref)
             self._filling = None
+            raise
+        self._filling = None
+        return answer
 
     def _upload(self, message: Upload) -> Any:
         return self._write("dst", message.dst, message.data)
@@ -349,14 +354,18 @@ class CudnnActor(Actor):
 
     def on_batch_end(self) -> None:
         """Put one fence behind all that the batch enqueued."""
-        if self._executor is not None:
+        if self._executor is not None and self._executor.busy:
+            self.busy_since = time.monotonic()  # for the watchdog: this too may hang
             self._executor.fence()
+            self.busy_since = None
 
     def poll(self) -> float | None:
         """Answer what the device has finished; ask to be called again while it works."""
         executor = self._executor
         if executor is None or executor.synchronous:
             return None
+        if executor.busy:
+            self.busy_since = executor.progress_s
         self._settle_finished(executor)
         # A device that does not get on is a hang like any other: the watchdog reads this between messages.
         self.busy_since = executor.progress_s if executor.busy else None

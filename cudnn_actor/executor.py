@@ -130,7 +130,8 @@ class Executor:
             if self._memory.room_for(spec):
                 return self._memory.allocate(spec)
             number, nbytes = self._memory.next_arena(spec)
-            self._drop(self._memory.arenas_to_drop(nbytes))
+            in_the_way = self._memory.arenas_to_drop(nbytes)
+        self._drop(in_the_way)
         fd = self._create_arena(number, nbytes)
         try:
             with self._lease:
@@ -154,12 +155,14 @@ class Executor:
         with self._lease:
             self._memory.free(ref)
             idle = self._memory.idle_arenas()
-            self._drop(idle[_IDLE_ARENAS:])
+        self._drop(idle[_IDLE_ARENAS:])
 
     def _drop(self, arenas: Iterable[int]) -> None:
+        """Give idle arenas back. They stay idle meanwhile: only this thread places buffers in them."""
         for number in arenas:
-            self.engine.unmap_arena(number)
-            self._memory.drop_arena(number)
+            self.call("arena", self.engine.unmap_arena, number)  # not under the lease: it may take long
+            with self._lease:
+                self._memory.drop_arena(number)
 
     # Unfinished work.
 

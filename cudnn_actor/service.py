@@ -134,6 +134,7 @@ class CudnnService:
         with self._turning:
             supervisor = self._supervisor
             if supervisor is None and not self.stopped.done():
+                self.events.append(Stopped(child=None, reason=ExitReason.shutdown(reason)))
                 self._close(reason)
         if supervisor is not None:
             supervisor.end(reason)
@@ -192,9 +193,8 @@ class CudnnService:
 
     def failure(self) -> ServiceStopped | None:
         """The error that stands for a service that gave up; None for one that did not."""
-        if self._escalated is None:
-            return None
-        return ServiceStopped(reason=f"gave up: {self._escalated.cause}")
+        escalated = self._escalated
+        return None if escalated is None else ServiceStopped(reason=f"gave up: {escalated.cause}")
 
 
 class _ServiceSupervisor(Supervisor):
@@ -233,7 +233,11 @@ def start(*, parent: pykka.ActorRef[Any] | None = None, **options: Unpack[SpawnO
     """
     service = CudnnService(make_options(options), parent=parent)
     service.launch()
-    service.started.result()
+    try:
+        service.started.result()
+    except BaseException:  # a Ctrl-C too: nobody would have a handle to end it with
+        service.end("given up while it started")
+        raise
     return service
 
 

@@ -223,14 +223,14 @@ class Supervisor(Actor):
         spec = self._specs[effect.child]
         try:
             actor = spec.make(effect.incarnation)
-        except Exception as error:
+            actor.watch(ChildObserver(self.signal, effect.child, effect.incarnation))
+            self._actors[effect.child] = actor
+            actor.launch()
+        except Exception as error:  # the system may have no thread to give, too
             log.exception("supervisor.make_failed", child=effect.child)
+            self._actors.pop(effect.child, None)
             reason = ExitReason.start_failed(repr(error))
             self.signal(ChildExited(child=effect.child, incarnation=effect.incarnation, reason=reason))
-            return
-        actor.watch(ChildObserver(self.signal, effect.child, effect.incarnation))
-        self._actors[effect.child] = actor
-        actor.launch()
 
     def _kill(self, actor: Actor) -> None:
         """Give a child up: wait a moment for its thread, then do its last act for it.

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pykka
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudnn_actor.actors import Envelope, Mailbox
 
-from .actor_fixtures import PATIENCE_S, in_threads
+from .actor_fixtures import PATIENCE_S, Caller, in_threads, running
 
 SENDERS, EACH = 4, 50_000
 SHORT_S = 0.02
@@ -151,3 +152,20 @@ def test_any_sequence_leaves_the_bell_silent(steps: list[str]) -> None:
     assert len(mailbox) == sent - received
     mailbox.take(100, 0.0)
     assert sleeps_its_time_out(mailbox)
+
+
+def test_what_is_handed_back_wakes_a_successor_that_sleeps() -> None:
+    mailbox = Mailbox()
+    with running(Caller(mailbox=mailbox)) as successor:
+        assert successor.actor_ref.ask("awake", timeout=PATIENCE_S) == "awake"
+        future: pykka.Future[str] = pykka.ThreadingFuture()
+        mailbox.restore([Envelope("handed back", reply_to=future)])
+        assert future.get(timeout=PATIENCE_S) == "handed back"
+
+
+def test_only_the_declared_reader_gets_messages() -> None:
+    mailbox = Mailbox()
+    with running(Caller(mailbox=mailbox)) as actor:
+        assert actor.actor_ref.ask("ready", timeout=PATIENCE_S) == "ready"
+        assert mailbox.take(10, None) == []  # this thread is not the reader: it does not even sleep
+        assert actor.actor_ref.ask("still served", timeout=PATIENCE_S) == "still served"

@@ -83,3 +83,22 @@ async def test_an_int8_convolution_gives_int32_unless_told_otherwise() -> None:
         assert (await gpu.download(wide)).item() == 10_000
         narrow = await gpu.conv_fwd(x, w, conv=ConvSpec.symmetric(2), dtype="int8")
         assert (await gpu.download(narrow)).item() == 127
+
+
+async def test_closing_a_coroutine_that_waits_for_its_allocation_leaves_no_buffer() -> None:
+    async with spawn(device="cpu") as gpu:
+        before = (await gpu.statistics()).live_buffers
+        for _ in range(5):
+            waiting = gpu.empty((1, 1, 2, 2))
+            waiting.send(None)
+            waiting.close()
+        await gpu.drain()
+        await gpu.drain()  # behind the frees that the first one let in
+        assert (await gpu.statistics()).live_buffers == before
+
+
+async def test_the_events_of_a_service_that_was_never_started_end() -> None:
+    _, service = child_spec(device="cpu")
+    service.end("changed my mind")
+    events = [event async for event in CudnnRef(service).events()]
+    assert [type(event).__name__ for event in events] == ["Stopped"]
