@@ -7,7 +7,7 @@ requests, slots or supervision.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["Binding", "Engine", "EngineFailure", "Fence", "Plan", "StickyError"]
+__all__ = ["Binding", "Builder", "Engine", "EngineFailure", "Fence", "Plan", "StickyError"]
 
 Binding = Any
 """An engine's own handle on a buffer's place: an array view, a device pointer."""
@@ -45,11 +45,50 @@ class Plan(Protocol):
 
     @property
     def tag(self) -> str:
-        """Engine, operation and the head of the graph's digest: `cpu/conv_fwd/1f2e3d4c`."""
+        """Engine, operation, the head of the graph's digest, and where there is a choice the library's own
+        name for what runs: `cpu/conv_fwd/1f2e3d4c`, `cuda/conv_fwd/1f2e3d4c/eng42_k2=1`."""
 
     @property
     def workspace(self) -> int:
         """Bytes of scratch memory that a run needs."""
+
+
+class Builder(Protocol):
+    """Makes plans for one engine, on a second thread: it opens, uses and closes the builder alone.
+
+    Nothing here waits for the engine's own thread or holds it up, but for the interpreter's lock.
+    """
+
+    @property
+    def fingerprint(self) -> str:
+        """What exported plans are tied to: library version and kind of device. Known once opened."""
+
+    def open(self) -> None:
+        """Take a library handle of the builder's own. Raises `EngineFailure`. Blocks."""
+
+    def close(self) -> None:
+        """Give it back. Safe to call twice, and after a sticky error."""
+
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
+        """As `Engine.build`, but for the workspace: the engine's `prepare` takes it."""
+
+    def tune(
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: Callable[[int, int, str], None],
+    ) -> Plan:
+        """The fastest plan of all that the library offers, measured. Blocks for seconds.
+
+        `progress(done, of, what)` is called before each candidate is tried. Raises as `build`.
+        """
+
+    def export(self, plan: Plan) -> bytes | None:
+        """A plan as bytes for `restore`, in another process too; None for one that cannot be kept."""
+
+    def restore(self, graph: OperationGraph, data: bytes) -> Plan:
+        """The plan that `export` made the bytes of. Raises `EngineFailure` when they are no such plan."""
 
 
 class Engine(Protocol):
@@ -93,11 +132,20 @@ class Engine(Protocol):
     def bind(self, arena: int, offset: int, spec: TensorSpec) -> Binding:
         """The engine's handle on a place `offset` bytes into an arena, valid until the arena is unmapped."""
 
+    def builder(self) -> Builder | None:
+        """A new builder, not open yet, for a second thread; None where `build` takes no time worth it."""
+
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
-        """Make a graph ready to run. Blocks for as long as the library takes.
+        """Make a graph ready to run, its workspace included. Blocks for as long as the library takes.
 
         Raises `UnsupportedGraph` when no plan can do it, `OutOfMemory` when every plan that can needs
         more than `workspace_limit` bytes of workspace, `EngineFailure` when the library fails.
+        """
+
+    def prepare(self, plan: Plan) -> None:
+        """Take the workspace of a plan that a builder made. Blocks until work has finished when it must grow.
+
+        Raises `OutOfMemory` when the device has no room for it: a plan with less may do.
         """
 
     def execute(self, plan: Plan, buffers: Sequence[Binding], scalars: Sequence[float]) -> None:
@@ -106,11 +154,27 @@ class Engine(Protocol):
         Raises `EngineFailure` when the library refuses, `StickyError` when the context has died.
         """
 
-    def write(self, dst: Binding, array: np.ndarray) -> None:
-        """Enqueue a copy of host values of the same dims into a buffer; `array` is read before it returns."""
+    def write(self, dst: Binding, array: Any) -> None:
+        """Enqueue a copy of values of the same dims into a buffer.
+
+        A host array is read before it returns, for which it may wait for room in the staging memory. An
+        array on the device, as `EngineChoice.adopt` made it, is read when the copy runs.
+        """
 
     def read(self, src: Binding) -> np.ndarray:
         """A buffer's values as a new C-contiguous array, once all work enqueued before is done. Blocks."""
+
+    def fetch(self, src: Binding) -> Callable[[], np.ndarray] | None:
+        """Enqueue what `read` does, without waiting: call the answer once, when a later fence has passed.
+
+        None where only `read` will do: the buffer is larger than the staging memory that is free.
+        """
+
+    def view(self, src: Binding, keeper: object) -> Any:
+        """The buffer itself as an array of the device's own array library; it keeps `keeper` alive.
+
+        Whoever holds it must have let go of it before the arena is unmapped or the engine closed.
+        """
 
     def copy(self, src: Binding, dst: Binding) -> None:
         """Enqueue a copy between buffers of the same dims and dtype."""
@@ -122,7 +186,10 @@ class Engine(Protocol):
         """A mark behind all work enqueued so far."""
 
     def finished(self, fence: Fence) -> bool:
-        """Whether the work before a fence is done. Never blocks. Raises `StickyError`."""
+        """Whether the work before a fence is done; once it has said so, the fence is void.
+
+        Never blocks. Raises `StickyError`.
+        """
 
     def probe(self) -> str | None:
         """None when the context is healthy, else what is wrong with it. Blocks for a moment."""

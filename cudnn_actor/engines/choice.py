@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Engine
@@ -29,12 +29,16 @@ class EngineChoice(NamedTuple):
         As the engine's own: whether memory outlives a dead context.
     reason
         Why this one, for people.
+    adopt
+        Takes an array of another library that lies on the device for `Engine.write`; called on the thread
+        that has the array, whose stream it belongs to. None where the engine has no device of its own.
     """
 
     device: str
     make: Callable[[], Engine]
     outlives_context: bool
     reason: str = ""
+    adopt: Callable[[object], Any] | None = None
 
 
 def choose_engine(device: str) -> EngineChoice:

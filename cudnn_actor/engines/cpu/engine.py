@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -61,11 +61,18 @@ class CpuEngine:
         """A view of the arena: dims in N, C, spatial order, strides as the spec says."""
         return self._arenas.bind(arena, offset, spec)
 
+    def builder(self) -> None:
+        """None: a plan takes well under a millisecond."""
+
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CpuPlan:
         """Plan a graph, and grow the workspace if it must. Raises `UnsupportedGraph`, `OutOfMemory`."""
         plan = compile_plan(graph, workspace_limit)
-        self._reserve(plan.workspace)
+        self.prepare(plan)
         return plan
+
+    def prepare(self, plan: Plan) -> None:
+        """Grow the workspace if it must. Raises `OutOfMemory`."""
+        self._reserve(plan.workspace)
 
     def execute(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
         """Compute at once. Raises `EngineFailure` when the buffers are not those that the graph describes."""
@@ -87,6 +94,15 @@ class CpuEngine:
     def read(self, src: np.ndarray) -> np.ndarray:
         """A new C-contiguous array of the buffer's dims and dtype."""
         return transfer.read(src)
+
+    def fetch(self, src: np.ndarray) -> Callable[[], np.ndarray]:
+        """What `read` gives, read at once."""
+        values = transfer.read(src)
+        return lambda: values
+
+    def view(self, src: np.ndarray, keeper: object) -> np.ndarray:
+        """The binding itself, as an array whose base keeps `keeper` alive."""
+        return np.asarray(_Kept(src, keeper)).view(src.dtype)
 
     def copy(self, src: np.ndarray, dst: np.ndarray) -> None:
         """Copy between buffers of the same dims and dtype, whatever their strides."""
@@ -125,3 +141,11 @@ class CpuEngine:
         """Free the old workspace, and with it every program: they hold views of it."""
         self._programs.clear()
         self._workspace = aligned_bytes(0)
+
+
+class _Kept:
+    """What NumPy takes as the base of another array: an array, and what is to live as long."""
+
+    def __init__(self, array: np.ndarray, keeper: object) -> None:
+        self.__array_interface__ = array.view(f"u{array.itemsize}").__array_interface__
+        self.kept = array, keeper
