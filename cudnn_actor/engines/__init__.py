@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from cudnn_actor.engines.base import Binding, Engine, EngineFailure, Fence, Plan, StickyError
+from cudnn_actor.engines.base import Binding, Builder, Engine, EngineFailure, Fence, Plan, StickyError
 from cudnn_actor.engines.choice import EngineChoice, choose_engine
 
 __all__ = [
     "Binding",
+    "Builder",
     "Engine",
     "EngineChoice",
     "EngineFailure",

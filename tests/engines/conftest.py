@@ -2,21 +2,14 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from cudnn_actor.engines.base import Engine
-from cudnn_actor.engines.cpu import CpuEngine
 
+from .devices import ENGINES, EngineFactory, factory, why_not
 from .workbench import Workbench, workbench
-
-EngineFactory = Callable[[], Engine]
-
-
-def engines_here() -> dict[str, EngineFactory]:
-    """Every engine that this machine can run, by name: each passes the whole contract."""
-    return {"cpu": CpuEngine}
 
 
 def open_descriptors() -> int:
@@ -25,10 +18,22 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.fixture(scope="session", params=list(engines_here()))
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what this machine has no engine for: in one place, so that the report has one line for it."""
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        why = why_not(str(item.callspec.params.get("new_engine", "cpu")))
+        if why is not None:
+            pytest.skip(why)
+
+
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(name, marks=[] if name == "cpu" else pytest.mark.gpu) for name in ENGINES],
+)
 def new_engine(request: pytest.FixtureRequest) -> EngineFactory:
-    """Makes engines that are not open yet."""
-    return engines_here()[request.param]
+    """Makes engines that are not open yet: each that this machine can run passes the whole contract."""
+    return factory(request.param)
 
 
 @pytest.fixture(scope="module")

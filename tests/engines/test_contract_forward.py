@@ -78,4 +78,5 @@ def test_a_plan_says_what_it_runs(bench: Workbench) -> None:
     message = ConvFwd(x=bench.empty(one), w=bench.empty(one), y=bench.empty(one), conv=ConvSpec.symmetric(2))
     graph = lower(message).graph
     plan = bench.engine.build(graph, workspace_limit=None)
-    assert plan.tag == f"{bench.engine.name}/conv_fwd/{graph.digest()[:8]}"
+    # Behind that comes the library's own name for what runs, where it has one.
+    assert plan.tag.split("/")[:3] == [bench.engine.name, "conv_fwd", graph.digest()[:8]]

@@ -18,7 +18,7 @@ from cudnn_actor.protocol import (
     TensorSpec,
 )
 
-from .conftest import EngineFactory
+from .devices import EngineFactory
 from .problems import PROBLEMS, normal
 from .workbench import ARENA_BYTES, Workbench, spread
 

@@ -3,7 +3,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cudnn_actor.protocol import ConvBwdData, ConvBwdFilter, ConvFwd, ConvSpec, DType, OutOfMemory, TensorSpec
+from cudnn_actor.protocol import (
+    ConvBwdData,
+    ConvBwdFilter,
+    ConvFwd,
+    ConvSpec,
+    DType,
+    Numerics,
+    OutOfMemory,
+    TensorSpec,
+)
 from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.messages import Compute
 
@@ -12,9 +21,12 @@ from .references import assert_close
 from .workbench import Workbench
 
 KINDS = ["forward", "backward data", "backward filter"]
+SAME_BITS = Numerics(deterministic=True)
 
 
-def message_of(bench: Workbench, problem: Problem, kind: str, *, beta: float = 0.0) -> Compute:
+def message_of(
+    bench: Workbench, problem: Problem, kind: str, *, beta: float = 0.0, numerics: Numerics | None = None
+) -> Compute:
     """A message with random operands, and 0 in the output."""
     x, w, y = (
         bench.place(normal(dims, DType.FLOAT64, seed) if seed != KINDS.index(kind) else np.zeros(dims))
@@ -22,11 +34,12 @@ def message_of(bench: Workbench, problem: Problem, kind: str, *, beta: float = 0
     )
     outputs = {"forward": y, "backward data": x, "backward filter": w}
     bench.engine.fill(bench.binding(outputs[kind]), 0.0)
+    how = numerics or Numerics()
     if kind == "forward":
-        return ConvFwd(x=x, w=w, y=y, conv=problem.conv, alpha=1.5, beta=beta)
+        return ConvFwd(x=x, w=w, y=y, conv=problem.conv, alpha=1.5, beta=beta, numerics=how)
     if kind == "backward data":
-        return ConvBwdData(dy=y, w=w, dx=x, conv=problem.conv, alpha=1.5, beta=beta)
-    return ConvBwdFilter(x=x, dy=y, dw=w, conv=problem.conv, alpha=1.5, beta=beta)
+        return ConvBwdData(dy=y, w=w, dx=x, conv=problem.conv, alpha=1.5, beta=beta, numerics=how)
+    return ConvBwdFilter(x=x, dy=y, dw=w, conv=problem.conv, alpha=1.5, beta=beta, numerics=how)
 
 
 def least_workspace(bench: Workbench, message: Compute) -> int:
@@ -73,16 +86,17 @@ def test_a_workspace_that_nothing_fits_in_is_refused(bench: Workbench, kind: str
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["padded", "mostly_padding", "strided", "strided_past_the_filter"])
 def test_what_the_workspace_held_does_not_leak(bench: Workbench, kind: str, name: str) -> None:
-    wanted = bench.run(message_of(bench, PROBLEMS[name], kind))
+    wanted = bench.run(message_of(bench, PROBLEMS[name], kind, numerics=SAME_BITS))
     nan = bench.place(np.full((2, 16, 20, 20), np.nan))
     filters = bench.place(np.full((16, 16, 3, 3), np.nan))
     poison = ConvFwd(x=nan, w=filters, y=bench.place(np.zeros((2, 16, 18, 18))), conv=ConvSpec.symmetric(2))
     assert np.isnan(bench.run(poison)).all()
-    np.testing.assert_array_equal(bench.run(message_of(bench, PROBLEMS[name], kind)), wanted)
+    got = bench.run(message_of(bench, PROBLEMS[name], kind, numerics=SAME_BITS))
+    np.testing.assert_array_equal(got, wanted)
 
 
 def test_a_plan_still_runs_after_a_larger_one_was_built(bench: Workbench) -> None:
-    message = message_of(bench, PROBLEMS["padded"], "forward")
+    message = message_of(bench, PROBLEMS["padded"], "forward", numerics=SAME_BITS)
     wanted = bench.run(message)
     plan = bench.engine.build(lower(message).graph, workspace_limit=None)
     bench.run(message_of(bench, Problem((1, 32, 40, 40), (8, 32, 3, 3), ConvSpec.symmetric(2)), "forward"))
@@ -91,8 +105,9 @@ def test_a_plan_still_runs_after_a_larger_one_was_built(bench: Workbench) -> Non
     np.testing.assert_array_equal(bench.read(message.y), wanted)  # type: ignore[union-attr]
 
 
-def test_a_plan_gives_the_same_bits_every_time(bench: Workbench) -> None:
-    message = message_of(bench, PROBLEMS["three_dimensional"], "backward data")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_that_is_asked_to_gives_the_same_bits_every_time(bench: Workbench, kind: str) -> None:
+    message = message_of(bench, PROBLEMS["three_dimensional"], kind, numerics=SAME_BITS)
     np.testing.assert_array_equal(bench.run(message), bench.run(message))
 
 

@@ -206,6 +206,14 @@ def test_buffers_that_are_not_the_graphs_are_an_engine_failure(bench: Workbench)
         bench.engine.execute(plan, [bench.binding(bad), bench.binding(good)], ())
 
 
+def test_a_plan_gives_the_same_bits_without_being_asked_to(bench: Workbench) -> None:
+    problem = PROBLEMS["three_dimensional"]
+    x, w = (bench.place(normal(dims, DType.FLOAT32, 0)) for dims in (problem.x, problem.w))
+    y = bench.empty(TensorSpec.packed(problem.y, DType.FLOAT32))
+    message = ConvFwd(x=x, w=w, y=y, conv=problem.conv)
+    np.testing.assert_array_equal(bench.run(message), bench.run(message))
+
+
 @pytest.fixture(scope="module")
 def engine() -> CpuEngine:
     """Graphs of any form are the CPU engine's own promise."""

@@ -11,7 +11,7 @@ from cudnn_actor.engines.cpu.plan import Convolved, CpuPlan, Mapped, Stage, Targ
 from cudnn_actor.engines.cpu.pointwise import Elementwise, Loaded, Operand, Passed
 from cudnn_actor.engines.cpu.rounding import rounding_to
 from cudnn_actor.engines.cpu.scratch import footprint
-from cudnn_actor.engines.cpu.support import Convolution, check_convolution, check_pointwise
+from cudnn_actor.engines.support import Convolution, check_graph, kind_of
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
@@ -28,12 +28,6 @@ __all__ = ["compile_plan"]
 
 _TILE_BYTES = 16 << 20
 """Scratch for one box. With ResNet shapes, times are flat from 8 to 32 MiB and rise on both sides."""
-
-_KINDS: dict[type, str] = {
-    ConvolutionForward: "conv_fwd",
-    ConvolutionBackwardData: "conv_bwd_data",
-    ConvolutionBackwardFilter: "conv_bwd_filter",
-}
 
 
 def compile_plan(graph: OperationGraph, workspace_limit: int | None) -> CpuPlan:
@@ -73,13 +67,9 @@ class _Draft:
 
 class _Compiler:
     def __init__(self, graph: OperationGraph) -> None:
+        check_graph(graph, "cpu")
         self._graph = graph
         self._operations = tuple(graph.in_order())
-        for operation in self._operations:
-            if isinstance(operation, Pointwise):
-                check_pointwise(graph, operation)
-            else:
-                check_convolution(graph, operation)
         self._drafts = self._cut()
         self._intermediates = self._crossing()
         order = (*self._intermediates, *graph.bound, *graph.scalars)
@@ -108,8 +98,7 @@ class _Compiler:
         )
 
     def _tag(self) -> str:
-        kinds = (_KINDS[type(op)] for op in self._operations if not isinstance(op, Pointwise))
-        return f"cpu/{next(kinds, 'graph')}/{self._graph.digest()[:8]}"
+        return f"cpu/{kind_of(self._graph)}/{self._graph.digest()[:8]}"
 
     def _cut(self) -> list[_Draft]:
         """Operations in runs that can go box by box."""

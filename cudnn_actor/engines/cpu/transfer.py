@@ -10,22 +10,32 @@ from cudnn_actor.engines.cpu.rounding import integer_range, rounding_to
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 
-__all__ = ["fill", "read", "write"]
+__all__ = ["check_values", "element", "fill", "read", "store", "write"]
 
 
 def write(dst: np.ndarray, array: np.ndarray) -> None:
-    """Copy host values of the same dims into a buffer.
+    """Copy host values of the same dims into a buffer. Raises as `check_values` does."""
+    check_values(dst.shape, dst.dtype, array)
+    store(dst, array)
+
+
+def check_values(dims: tuple[int, ...], dtype: np.dtype[np.generic], array: np.ndarray) -> None:
+    """Raise `InvalidRequest` on `data` unless `store` may put an array into a buffer of `dims` and `dtype`.
+
+    Refused are other dims, what is no number, floats into integers, and integers that do not fit.
+    """
+    if array.shape != dims:
+        problem = f"has other dims than the buffer, {dims}"
+        raise _bad_data(array.shape, problem, "reshape it, or upload it to a new buffer")
+    _check_kind(dtype, array)
+
+
+def store(dst: np.ndarray, array: np.ndarray) -> None:
+    """Put values that have been checked into an array of the same dims.
 
     Floats are rounded to nearest, overflowing to infinity; integers are kept exactly, or rounded to
-    nearest where the buffer holds floats.
-
-    Raises `InvalidRequest` on `data` for other dims, for what is no number, for floats into integers and
-    for integers that do not fit.
+    nearest where `dst` holds floats.
     """
-    if array.shape != dst.shape:
-        problem = f"has other dims than the buffer, {dst.shape}"
-        raise _bad_data(array.shape, problem, "reshape it, or upload it to a new buffer")
-    _check_kind(dst.dtype, array)
     with np.errstate(all="ignore"):
         if array.dtype == np.float64:
             rounding_to(dst.dtype)(dst, array)
@@ -39,21 +49,26 @@ def read(src: np.ndarray) -> np.ndarray:
 
 
 def fill(dst: np.ndarray, value: float) -> None:
-    """Set every element to `value`, rounded to nearest where the buffer holds floats.
+    """Set every element to `value`. Raises as `element` does."""
+    dst[...] = element(dst.dtype, value)[0]
+
+
+def element(dtype: np.dtype[np.generic], value: float) -> np.ndarray:
+    """An array of the one element that stands for `value`, rounded to nearest where `dtype` is a float.
 
     Raises `InvalidRequest` on `value` where the dtype has nothing near it: NaN, fractions or numbers out
     of range for integers, finite numbers that would become infinite for floats.
     """
-    one = np.empty(1, dst.dtype)
-    if dst.dtype.kind in "iu":
-        least, largest = integer_range(dst.dtype)
+    one = np.empty(1, dtype)
+    if dtype.kind in "iu":
+        least, largest = integer_range(dtype)
         if not (float(value).is_integer() and least <= value <= largest):
-            raise _bad_value(value, dst, f"use a whole number from {least} to {largest}")
+            raise _bad_value(value, dtype, f"use a whole number from {least} to {largest}")
     with np.errstate(all="ignore"):
-        rounding_to(dst.dtype)(one, np.array([value], np.float64))
+        rounding_to(dtype)(one, np.array([value], np.float64))
     if math.isfinite(value) and not np.isfinite(one[0]):
-        raise _bad_value(value, dst, f"{dst.dtype.name} would make it infinite; use a smaller number")
-    dst[...] = one[0]
+        raise _bad_value(value, dtype, f"{dtype.name} would make it infinite; use a smaller number")
+    return one
 
 
 def _check_kind(dst: np.dtype[np.generic], array: np.ndarray) -> None:
@@ -82,5 +97,5 @@ def _bad_data(value: object, problem: str, fix: str) -> InvalidRequest:
     return InvalidRequest(field="data", value=str(value), problem=problem, fix=fix)
 
 
-def _bad_value(value: float, dst: np.ndarray, fix: str) -> InvalidRequest:
-    return InvalidRequest(field="value", value=value, problem=f"cannot be held by {dst.dtype.name}", fix=fix)
+def _bad_value(value: float, dtype: np.dtype[np.generic], fix: str) -> InvalidRequest:
+    return InvalidRequest(field="value", value=value, problem=f"cannot be held by {dtype.name}", fix=fix)

@@ -1,0 +1,112 @@
+"""Plans for the CUDA engine, made on a second thread with a cuDNN handle of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.engines.base import EngineFailure, Plan
+from cudnn_actor.engines.cuda.compiler import compile_plan
+from cudnn_actor.engines.cuda.failures import reported
+from cudnn_actor.engines.cuda.libraries import libraries
+from cudnn_actor.engines.cuda.plan import CudaPlan
+from cudnn_actor.engines.cuda.recipe import GraphStep, Recipe
+from cudnn_actor.engines.cuda.trial import Bench
+from cudnn_actor.engines.cuda.tuning import tune
+from cudnn_actor.protocol.graph import OperationGraph
+
+__all__ = ["CudaBuilder"]
+
+_FORMAT = 1
+"""Of exported plans. Raise it when a recipe, or what runs it, changes."""
+
+
+class CudaBuilder:
+    """`engines.base.Builder` for one device. Not thread-safe: one thread opens, uses and closes it.
+
+    Parameters
+    ----------
+    ordinal
+        The device's number.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self._ordinal = ordinal
+        self._bench: Bench | None = None
+        self.fingerprint = ""
+
+    @reported
+    def open(self) -> None:
+        """Make the device current on this thread and take a cuDNN handle. Raises `EngineFailure`."""
+        cupy, runtime, cudnn, _ = libraries()
+        device = cupy.cuda.Device(self._ordinal)
+        device.use()
+        stream = cupy.cuda.Stream(non_blocking=True)
+        self._bench = Bench(cudnn.create_handle(), stream)
+        cudnn.set_stream(self._bench.handle, stream.ptr)
+        name = runtime.getDeviceProperties(self._ordinal)["name"].decode()
+        self.fingerprint = (
+            f"format {_FORMAT}, cuDNN {cudnn.backend_version()}, frontend {cudnn.__version__}, "
+            f"sm_{device.compute_capability}, {name}"
+        )
+
+    def close(self) -> None:
+        """Give the handle back. Safe to call twice."""
+        bench, self._bench = self._bench, None
+        if bench is not None:
+            libraries().cudnn.destroy_handle(bench.handle)
+
+    @property
+    def _opened(self) -> Bench:
+        assert self._bench is not None, "a builder is opened first"
+        return self._bench
+
+    @reported
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:
+        """See `compile_plan`. The workspace is the engine's to take."""
+        return compile_plan(graph, self._opened, workspace_limit)
+
+    @reported
+    def tune(
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: Callable[[int, int, str], None],
+    ) -> CudaPlan:
+        """The fastest of all plans, measured on the device. Blocks for seconds. Raises as `build`."""
+        return tune(graph, self._opened, workspace_limit, progress)
+
+    @reported
+    def export(self, plan: Plan) -> bytes | None:
+        """A plan as bytes; None for one of another engine, or that cuDNN does not serialise."""
+        if not isinstance(plan, CudaPlan):
+            return None
+        graphs, steps = iter(plan.graphs), []
+        for step in plan.recipe.steps:
+            if isinstance(step, GraphStep):
+                step = msgspec.structs.replace(step, plan=bytes(next(graphs).serialize(as_bytes=True)))  # noqa: PLW2901
+            steps.append(step)
+        return msgspec.msgpack.encode(msgspec.structs.replace(plan.recipe, steps=tuple(steps)))
+
+    @reported
+    def restore(self, graph: OperationGraph, data: bytes) -> CudaPlan:
+        """The plan that `export` made the bytes of. Raises `EngineFailure` when they are none."""
+        try:
+            recipe = msgspec.msgpack.decode(data, type=Recipe)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise EngineFailure("BAD_PLAN", str(error)) from error
+        if (recipe.buffers, recipe.scalars) != (len(graph.bound), len(graph.scalars)):
+            raise EngineFailure(
+                "BAD_PLAN", f"{recipe.tag} takes other buffers than graph {graph.digest()[:8]}"
+            )
+        graphs = [self._deserialised(step.plan) for step in recipe.steps if isinstance(step, GraphStep)]
+        return CudaPlan(recipe, tuple(graphs))
+
+    def _deserialised(self, plan: bytes) -> Any:
+        handle = self._opened.handle
+        lowered = libraries().cudnn.pygraph(handle=handle)
+        lowered.deserialize(handle, plan)
+        return lowered

@@ -1,0 +1,262 @@
+"""The Engine protocol on cuDNN: one handle and one stream, on the thread that opens it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.engines.base import EngineFailure, Fence, Plan, StickyError
+from cudnn_actor.engines.cuda.arenas import Arenas
+from cudnn_actor.engines.cuda.builder import CudaBuilder
+from cudnn_actor.engines.cuda.compiler import compile_plan
+from cudnn_actor.engines.cuda.failures import check_status, reported, translate
+from cudnn_actor.engines.cuda.fences import Fences
+from cudnn_actor.engines.cuda.libraries import libraries
+from cudnn_actor.engines.cuda.place import Place
+from cudnn_actor.engines.cuda.plan import CudaPlan
+from cudnn_actor.engines.cuda.program import Program
+from cudnn_actor.engines.cuda.transfer import Transfer
+from cudnn_actor.engines.cuda.trial import Bench
+from cudnn_actor.engines.cuda.workspace import Workspace
+from cudnn_actor.protocol.errors import OutOfMemory
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["CudaEngine"]
+
+_NOT_READY = 600
+_MOST_REPLAYS = 1024
+"""CUDA graphs that are kept: each holds some device memory."""
+
+
+class CudaEngine:
+    """Runs operation graphs with cuDNN on one GPU.
+
+    `cudnn_actor.engines.base.Engine` says what each method promises. Bindings are `Place`s. Nothing here is
+    done when its call returns, but what says so; what was enqueued runs in order on one stream.
+
+    Parameters
+    ----------
+    ordinal
+        The device's number, as CUDA counts those that it shows to this process.
+    fast
+        Whether to launch plans past the frontend's own `execute` where that is possible.
+    """
+
+    name = "cuda"
+    outlives_context = False
+    synchronous = False
+
+    def __init__(self, ordinal: int = 0, *, fast: bool = True) -> None:
+        self.device = f"cuda:{ordinal}"
+        self._ordinal = ordinal
+        self._fast = fast
+        self._arenas = Arenas(ordinal)
+        self._handle: Any = None
+        self.stream: Any = None
+        """The CuPy stream that all work runs on; None while it is not open."""
+        self._programs: weakref.WeakSet[Program] = weakref.WeakSet()
+
+    # Life.
+
+    @reported
+    def open(self) -> None:
+        """Make the device current on this thread; take a handle and a stream. Blocks for 0.3 s."""
+        cupy, _, cudnn, _ = libraries()
+        cupy.cuda.Device(self._ordinal).use()
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._handle = cudnn.create_handle()
+        cudnn.set_stream(self._handle, self.stream.ptr)
+        self._fences = Fences(self.stream)
+        self._transfer = Transfer(self.stream, self._fences)
+        self._workspace = Workspace()
+        self._probe_stream = cupy.cuda.Stream(non_blocking=True)
+
+    def close(self) -> None:
+        """Wait for the stream and give everything back. Safe to call twice, and after a sticky error."""
+        if self.stream is None:
+            return
+        stream, self.stream = self.stream, None
+        handle, self._handle = self._handle, None
+        dead = self._status_of(stream.synchronize)
+        self.forget_replays()
+        self._programs.clear()
+        if not dead:
+            libraries().cudnn.destroy_handle(handle)
+            self._transfer.close()
+            self._workspace.close()
+        self._arenas.clear()
+
+    @staticmethod
+    def _status_of(call: Callable[[], object]) -> bool:
+        """Whether a call shows that the context is dead."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - the end of a context that failed, whatever it says
+            return isinstance(translate(error), StickyError)
+        return False
+
+    # Memory.
+
+    @reported
+    def create_arena(self, arena: int, nbytes: int) -> int:
+        """Device memory behind a descriptor, which is the caller's. Raises `MemoryError`, `EngineFailure`."""
+        return self._arenas.create(arena, nbytes)
+
+    @reported
+    def map_arena(self, arena: int, fd: int, nbytes: int) -> None:
+        """Map an arena that an earlier engine made, perhaps in another process. Raises `EngineFailure`."""
+        self._arenas.map(arena, fd, nbytes)
+
+    def unmap_arena(self, arena: int) -> None:
+        """Forget an arena; its memory is unmapped when no view of it lives. Raises `KeyError`."""
+        self._arenas.unmap(arena)
+
+    def bind(self, arena: int, offset: int, spec: TensorSpec) -> Place:
+        """The place of a buffer. Raises `TypeError` when it would not fit into the arena."""
+        return Place(self._arenas[arena], offset, spec)
+
+    @reported
+    def view(self, src: Place, keeper: object) -> Any:
+        """A CuPy array on the buffer, of its own dtype; the memory stays mapped while it lives."""
+        user = _User(keeper)
+        src.mapping.keep_for(user)
+        return src.array(src.spec.dtype.numpy, user)
+
+    # Plans.
+
+    def builder(self) -> CudaBuilder:
+        """A builder for a second thread, with a handle of its own."""
+        return CudaBuilder(self._ordinal)
+
+    @reported
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:
+        """A plan, and room for its workspace. Raises `UnsupportedGraph`, `OutOfMemory`, `EngineFailure`."""
+        plan = compile_plan(graph, Bench(self._handle, self.stream), workspace_limit)
+        self.prepare(plan)
+        return plan
+
+    @reported
+    def prepare(self, plan: Plan) -> None:
+        """Take the workspace of a plan and bind it to this engine. Blocks when the workspace must grow.
+
+        Raises `OutOfMemory`, `EngineFailure`.
+        """
+        self._program(plan)
+
+    def _program(self, plan: Plan) -> Program:
+        if not isinstance(plan, CudaPlan):
+            raise EngineFailure("FOREIGN_PLAN", f"{plan.tag} was built by another engine")
+        if plan.workspace > self._workspace.nbytes:
+            self._grow(plan.workspace)
+        if plan.program is None or plan.program.stream is not self.stream:
+            plan.program = Program(plan, self._handle, self.stream, fast=self._fast)
+            self._programs.add(plan.program)
+        return plan.program  # type: ignore[no-any-return]
+
+    def _grow(self, nbytes: int) -> None:
+        self.stream.synchronize()
+        self.forget_replays()
+        try:
+            self._workspace.resize(nbytes)
+        except MemoryError:
+            raise OutOfMemory(requested=nbytes, in_use=self._workspace.nbytes, limit=None) from None
+
+    def forget_replays(self) -> None:
+        """Drop every captured CUDA graph."""
+        for program in self._programs:
+            program.forget_replays()
+
+    def poison_workspace(self) -> None:
+        """Fill the workspace with NaN: for tests."""
+        self._workspace.poison(self.stream)
+
+    # Work.
+
+    def execute(self, plan: Plan, buffers: Sequence[Place], scalars: Sequence[float]) -> None:
+        """Enqueue a run. Raises `EngineFailure`, `StickyError`."""
+        try:
+            pointers = [place.pointer for place in buffers]
+            key = (*pointers, *scalars)
+            program = getattr(plan, "program", None)
+            if program is not None and (replay := program.replays.get(key)) is not None:
+                replay.launch(self.stream)
+            else:
+                self._run(plan, key, buffers, scalars)
+        except Exception as error:
+            known = translate(error)
+            if known is error:
+                raise
+            raise known from error
+
+    def _run(
+        self, plan: Plan, key: tuple[float, ...], buffers: Sequence[Place], scalars: Sequence[float]
+    ) -> None:
+        program = self._program(plan)
+        recipe = program.recipe
+        if len(buffers) != recipe.buffers or len(scalars) != recipe.scalars:
+            wanted = f"{recipe.buffers} buffers and {recipe.scalars} scalars"
+            raise EngineFailure("BAD_BINDINGS", f"{len(buffers)} and {len(scalars)} given, not {wanted}")
+        if sum(len(program.replays) for program in self._programs) >= _MOST_REPLAYS:
+            self.forget_replays()
+        program.run(key, key[: len(buffers)], scalars, self._workspace.pointer)  # type: ignore[arg-type]
+
+    @reported
+    def write(self, dst: Place, array: Any) -> None:
+        """Enqueue a copy of host values, or of a `DeviceArray`. Raises `InvalidRequest`, `EngineFailure`."""
+        self._transfer.write(dst, array)
+
+    @reported
+    def read(self, src: Place) -> np.ndarray:
+        """A new C-contiguous array of the buffer's dims and dtype. Blocks. Raises `EngineFailure`."""
+        return self._transfer.read(src)
+
+    @reported
+    def fetch(self, src: Place) -> Callable[[], np.ndarray] | None:
+        """A download that is waited for by a later fence; None for one larger than the staging memory."""
+        return self._transfer.fetch(src)
+
+    @reported
+    def copy(self, src: Place, dst: Place) -> None:
+        """Enqueue a copy between buffers of the same dims and dtype. Raises `EngineFailure`."""
+        self._transfer.copy(src, dst)
+
+    @reported
+    def fill(self, dst: Place, value: float) -> None:
+        """Enqueue setting every element. Raises `InvalidRequest`, `EngineFailure`."""
+        self._transfer.fill(dst, value)
+
+    # Fences.
+
+    @reported
+    def fence(self) -> Fence:
+        """An event behind all that was enqueued."""
+        self._transfer.release()
+        return self._fences.record()
+
+    def finished(self, fence: Fence) -> bool:
+        """Whether the device has come by; the fence is void then. Never blocks. Raises `StickyError`."""
+        return self._fences.passed(fence)
+
+    def probe(self) -> str | None:
+        """What is wrong with the context; None when it is healthy. Blocks for a moment."""
+        try:
+            status = libraries().runtime.streamQuery(self.stream.ptr)
+            if status != _NOT_READY:
+                check_status(status)
+            self._workspace.touch(self._probe_stream)
+        except Exception as error:  # noqa: BLE001 - that is the answer
+            return str(translate(error))
+        return None
+
+
+class _User:
+    """Who a view lives for: keeps its keeper, and is what the mapping waits for."""
+
+    __slots__ = ("__weakref__", "keeper")
+
+    def __init__(self, keeper: object) -> None:
+        self.keeper = keeper

@@ -1,0 +1,72 @@
+"""Whether the CUDA engine can be used here, and what is wrong if it cannot.
+
+Neither the CUDA packages nor cuDNN are loaded into this process, and no context is made: so it can be asked
+before every start, and it answers on a machine that has none of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import msgspec
+
+from cudnn_actor.engines.cuda.cudnn_files import load_apart
+from cudnn_actor.engines.cuda.gpus import Driver, find_driver
+from cudnn_actor.engines.cuda.inventory import Inventory, take_inventory
+from cudnn_actor.engines.cuda.problems import Problem, problems_of
+
+__all__ = ["Problem", "examine", "find_problems", "obstacle", "unavailable"]
+
+
+def unavailable() -> str | None:
+    """Why no GPU can be used here, as one sentence that ends with what to do; None where one can.
+
+    Takes microseconds on a machine without a driver. A yes is remembered for the process's life.
+    """
+    problem = obstacle()
+    return None if problem is None else str(problem)
+
+
+def obstacle() -> Problem | None:
+    """The first problem that prevents the use of a GPU; None where there is none."""
+    try:
+        _require_usable()
+    except _Unusable as found:
+        return found.problem
+    return None
+
+
+class _Unusable(Exception):
+    """Raised when a GPU cannot be used; carries the problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+@functools.cache  # which remembers no exceptions: what is mended is seen
+def _require_usable() -> None:
+    driver = find_driver()
+    # Without a GPU nothing else is looked at: this is what every start on a machine without one pays.
+    found = take_inventory(driver) if driver.gpus else _alone(driver)
+    for problem in problems_of(found):
+        if problem.prevents:
+            raise _Unusable(problem)
+
+
+def _alone(driver: Driver) -> Inventory:
+    return Inventory(driver=driver, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def find_problems() -> tuple[Problem, ...]:
+    """Everything that is wrong; loads cuDNN in a process of its own, so it may block for seconds."""
+    return tuple(problems_of(examine()))
+
+
+def examine() -> Inventory:
+    """The whole inventory, a trial load of cuDNN included. Blocks for a moment."""
+    found = take_inventory(find_driver())
+    if found.cudnn is None or not found.cudnn.whole:
+        return found
+    return msgspec.structs.replace(found, loading=load_apart(found.cudnn.path))

@@ -1,0 +1,222 @@
+"""Values between host and device, and between buffers: asynchronous, ordered on one stream, in pieces.
+
+Host memory that the device reads or writes on its own must be pinned, and
+little of it is: arrays of any size pass through a ring of pieces. Where a
+buffer's layout differs from the array's, the device does the permuting, in a
+scratch piece of its own, because it is a hundred times faster at it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.transfer import check_values, element, store
+from cudnn_actor.engines.cuda.fences import Fences
+from cudnn_actor.engines.cuda.libraries import libraries
+from cudnn_actor.engines.cuda.place import Place
+from cudnn_actor.engines.cuda.staging import Piece, StagingRing
+
+__all__ = ["PIECE_BYTES", "Transfer"]
+
+PIECE_BYTES = 8 << 20
+"""The most that one copy moves; a ring holds four."""
+_RING_BYTES = 4 * PIECE_BYTES
+_SMALL_BYTES = 16 << 10
+"""Up to here the host permutes faster than a kernel is launched."""
+_TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3
+
+Block = tuple[slice, ...]
+
+
+class Transfer:
+    """Copies on one stream. One thread's own.
+
+    Parameters
+    ----------
+    stream
+        The CuPy stream that orders the copies; current on the calling thread.
+    fences
+        The stream's.
+    """
+
+    def __init__(self, stream: Any, fences: Fences) -> None:
+        self._stream = stream
+        self._fences = fences
+        self._ring = StagingRing(_RING_BYTES, fences)
+        """For uploads, and for downloads that are waited for: nothing is left in it for the host to read."""
+        self._fetched = StagingRing(_RING_BYTES, fences)
+        """For downloads that are called for later."""
+        self._kept: deque[tuple[Any, object]] = deque()
+        self._pool = libraries().cupy.cuda.MemoryPool()
+
+    def close(self) -> None:
+        """Give back pinned and scratch memory: the stream has finished with it."""
+        self._kept.clear()
+        self._ring = StagingRing(0, self._fences)
+        self._fetched = StagingRing(0, self._fences)
+        self._pool.free_all_blocks()
+        libraries().cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+    def write(self, dst: Place, array: Any) -> None:
+        """Enqueue a copy of a host array, or of a `DeviceArray`, into a buffer.
+
+        Raises `InvalidRequest` for values that do not fit. A host array has been read when it returns.
+        """
+        if not isinstance(array, np.ndarray):
+            self._write_from_device(dst, array)
+            return
+        check_values(dst.spec.dims, dst.spec.dtype.numpy, array)
+        order = dst.memory_order()
+        if order is not None and (array.nbytes <= _SMALL_BYTES or array.transpose(order).flags.c_contiguous):
+            self._write_in_order(dst, array.transpose(order))
+        else:
+            self._write_permuted(dst, array)
+
+    def _write_in_order(self, dst: Place, array: np.ndarray) -> None:
+        address = dst.pointer
+        for block in blocks(array.shape, dst.spec.dtype.itemsize):
+            piece = self._stage(array[block], dst)
+            self._copy(address, piece.pointer, piece.bytes.nbytes, _TO_DEVICE)
+            self._hand_over(piece)
+            address += piece.bytes.nbytes
+
+    def _write_permuted(self, dst: Place, array: np.ndarray) -> None:
+        for block in blocks(array.shape, dst.spec.dtype.itemsize):
+            piece = self._stage(array[block], dst)
+            scratch = self._scratch(array[block].shape, dst.raw.dtype)
+            self._copy(scratch.data.ptr, piece.pointer, piece.bytes.nbytes, _TO_DEVICE)
+            self._hand_over(piece)
+            self._assign(dst.raw, block, scratch)
+
+    def _scratch(self, dims: tuple[int, ...], dtype: Any) -> Any:
+        """A CuPy array for the stream alone: given back at once, and used again behind what is enqueued."""
+        with self._stream:
+            memory = self._pool.malloc(math.prod(dims) * dtype.itemsize)
+            return libraries().cupy.ndarray(dims, dtype, memory)
+
+    def _assign(self, dst: Any, block: Block, values: Any) -> None:
+        with self._stream:
+            dst[block] = values
+
+    def _stage(self, values: np.ndarray, dst: Place) -> Piece:
+        dtype = dst.spec.dtype.numpy
+        piece = self._ring.take_soon(values.size * dtype.itemsize)
+        store(piece.bytes.view(dtype).reshape(values.shape), values)
+        return piece
+
+    def _hand_over(self, piece: Piece) -> None:
+        piece.in_use = False
+        self._ring.fence(piece)
+
+    def _write_from_device(self, dst: Place, array: Any) -> None:
+        self._stream.wait_event(array.ready)
+        source = array.array
+        same = source.dtype == dst.raw.dtype
+        with self._stream:
+            dst.raw[...] = source if same else source.view(dst.raw.dtype)
+        # Its owner may use the memory again as soon as it is dropped: not before the copy has run.
+        self._kept.append((self._fences.record(), array))
+
+    def release(self) -> None:
+        """Let go of device arrays that have been copied. Never blocks."""
+        while self._kept and self._fences.passed(self._kept[0][0]):
+            self._kept.popleft()
+
+    def read(self, src: Place) -> np.ndarray:
+        """A buffer's values as a new C-contiguous array. Blocks until they are there."""
+        result = np.empty(src.spec.dims, src.spec.dtype.numpy)
+        under_way: deque[tuple[Piece, np.ndarray]] = deque()
+        for block in blocks(src.spec.dims, src.spec.dtype.itemsize):
+            target = result[block]
+            while (piece := self._ring.take(target.nbytes)) is None:
+                if under_way:
+                    self._finish(*under_way.popleft())
+                else:
+                    self._stream.synchronize()  # uploads are in the way
+            self._send(src, block, piece)
+            self._ring.fence(piece)
+            under_way.append((piece, target))
+        while under_way:
+            self._finish(*under_way.popleft())
+        return result
+
+    def _finish(self, piece: Piece, target: np.ndarray) -> None:
+        piece.fence.synchronize()
+        target[...] = piece.bytes.view(target.dtype).reshape(target.shape)
+        piece.in_use = False
+
+    def _send(self, src: Place, block: Block, piece: Piece) -> None:
+        """Enqueue a block of a buffer on its way to the host, C-contiguous."""
+        part = src.raw[block]
+        if not part.flags.c_contiguous:
+            packed = self._scratch(part.shape, part.dtype)
+            self._assign(packed, (), part)
+            part = packed
+        self._copy(piece.pointer, part.data.ptr, piece.bytes.nbytes, _TO_HOST)
+
+    def fetch(self, src: Place) -> Callable[[], np.ndarray] | None:
+        """Enqueue a download; the answer gives the array once a later fence has passed. Never blocks.
+
+        None when it does not fit into what is free of the ring.
+        """
+        spec = src.spec
+        nbytes = spec.size * spec.dtype.itemsize
+        piece = self._fetched.take(nbytes) if nbytes <= _RING_BYTES // 2 else None
+        if piece is None:
+            return None
+        order = src.memory_order()
+        if order is None or nbytes > _SMALL_BYTES:
+            order = tuple(range(spec.rank))
+            self._send(src, (), piece)
+        else:
+            self._copy(piece.pointer, src.pointer, nbytes, _TO_HOST)
+        self._fetched.fence(piece)
+        dims = tuple(spec.dims[axis] for axis in order)
+
+        def collect() -> np.ndarray:
+            staged = piece.bytes.view(spec.dtype.numpy).reshape(dims)
+            result = np.array(staged.transpose(np.argsort(order)), order="C")
+            piece.in_use = False
+            return result
+
+        return collect
+
+    def copy(self, src: Place, dst: Place) -> None:
+        """Enqueue a copy between buffers of the same dims and dtype."""
+        if src.memory_order() is not None and src.spec.strides == dst.spec.strides:
+            self._copy(dst.pointer, src.pointer, src.spec.nbytes, _ON_DEVICE)
+        else:
+            self._assign(dst.raw, (), src.raw)
+
+    def fill(self, dst: Place, value: float) -> None:
+        """Enqueue setting every element. Raises `InvalidRequest` for a value that the dtype cannot hold."""
+        bits = element(dst.spec.dtype.numpy, value).view(dst.raw.dtype)
+        self._assign(dst.raw, (), bits[0])
+
+    def _copy(self, dst: int, src: int, nbytes: int, kind: int) -> None:
+        libraries().runtime.memcpyAsync(dst, src, nbytes, kind, self._stream.ptr)
+
+
+def blocks(dims: tuple[int, ...], itemsize: int, limit: int = PIECE_BYTES) -> Iterator[Block]:
+    """Slices of the leading axes that cut an array, in C order, into parts of at most `limit` bytes.
+
+    Parts follow each other without gaps in a C-contiguous array.
+    """
+    axis, inner = len(dims), itemsize
+    while axis and inner * dims[axis - 1] <= limit:
+        axis -= 1
+        inner *= dims[axis]
+    if not axis:
+        yield ()
+        return
+    step = limit // inner
+    for outer in itertools.product(*map(range, dims[: axis - 1])):
+        fixed = tuple(slice(i, i + 1) for i in outer)
+        for start in range(0, dims[axis - 1], step):
+            yield (*fixed, slice(start, min(start + step, dims[axis - 1])))

@@ -1,0 +1,217 @@
+"""A plan on trial, before anybody uses it: does it compute what its graph says, and write nothing else?
+
+cuDNN accepts some graphs that its engines then compute wrongly: int8 in NCHW,
+results wider than the operands in NCHW, float32 epilogues with scalars, filters
+that reach mostly into padding (cuDNN 9.19). No list of such cases is complete,
+so every plan runs once on numbers that are known: small integers, whose sums
+every type holds. Outputs and workspace are full of NaN before; in front of and
+behind them lie guard bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.engines.cpu.rounding import integer_range
+from cudnn_actor.engines.cuda.libraries import libraries
+from cudnn_actor.engines.cuda.plan import CudaPlan
+from cudnn_actor.engines.cuda.program import Program
+from cudnn_actor.engines.cuda.reference import Reference
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.operations import GraphTensor, Pointwise
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["Bench", "Trial"]
+
+_GUARD_BYTES, _GUARD, _POISON = 4096, 0xA5, 0xFF  # which is NaN as every floating type
+
+
+class Bench(NamedTuple):
+    """Where plans are made and tried: a cuDNN handle, and the CuPy stream that is set on it."""
+
+    handle: Any
+    stream: Any
+
+
+class _Tolerance(NamedTuple):
+    own: float
+    """Of the value itself: its rounding."""
+    sums: float
+    """Of all values' root mean square: what transforms such as Winograd's do to exact sums."""
+
+
+_TOLERANCES = {
+    DType.FLOAT64: _Tolerance(1e-12, 1e-11),
+    DType.FLOAT32: _Tolerance(1e-5, 1e-4),
+    DType.FLOAT16: _Tolerance(2**-9, 4e-3),
+    DType.BFLOAT16: _Tolerance(2**-6, 4e-3),
+}
+_EXACT = _Tolerance(0.0, 0.0)
+_LARGEST_HALF = 65504.0
+
+
+class Trial:
+    """Tensors of a graph's own, between guards, and the results that they should give.
+
+    Parameters
+    ----------
+    graph
+        What the plans are to compute.
+    bench
+        What they run on. What runs there is waited for.
+
+    Raises
+    ------
+    MemoryError
+        The device has no room for a second set of the graph's tensors.
+    """
+
+    def __init__(self, graph: OperationGraph, bench: Bench) -> None:
+        self._graph = graph
+        self.bench = bench
+        self._pool = libraries().cupy.cuda.MemoryPool()
+        self._written = {operation.output for operation in graph.operations}
+        self.scalars = [0.5 + 0.25 * number for number in range(len(graph.scalars))]
+        self._reference: Reference | None = None
+        try:
+            with bench.stream:
+                if Reference.covers(graph):
+                    self._reference = Reference(graph)
+                self._tensors = {uid: _Tensor(self._pool, graph.tensor(uid)) for uid in graph.bound}
+        except libraries().cupy.cuda.memory.OutOfMemoryError as error:
+            self._pool.free_all_blocks()
+            raise MemoryError(str(error)) from error
+        self._accumulated = self._find_accumulated()
+        self.pointers = [self._tensors[self._accumulated.get(uid, uid)].pointer for uid in graph.bound]
+
+    def close(self) -> None:
+        """Wait for what runs and give the memory back."""
+        self.bench.stream.synchronize()
+        self._tensors.clear()
+        self._pool.free_all_blocks()
+
+    def _find_accumulated(self) -> dict[int, int]:
+        """What a result is added to → that result: a service binds both to one buffer, so the trial does."""
+        convolved = {
+            uid for op in self._graph.operations if not isinstance(op, Pointwise) for uid in op.inputs
+        }
+        found = {}
+        for uid in self._graph.bound:
+            if uid in self._written or uid in convolved:
+                continue
+            for result in self._written & set(self._graph.bound):
+                if _alike(self._graph.tensor(uid), self._graph.tensor(result)):
+                    found[uid] = result
+        return found
+
+    def fault(self, plan: CudaPlan) -> str | None:
+        """What is wrong with a plan; None for one that can be trusted. Blocks for milliseconds.
+
+        A graph that there is no reference for is only looked at for NaN and for guards.
+        """
+        with self.bench.stream:
+            for uid in self._written & set(self._graph.bound):
+                self._tensors[uid].own[...] = _POISON
+            for read, result in self._accumulated.items():
+                self._tensors[result].own[...] = self._tensors[read].own
+            try:
+                workspace = self.room_for(plan)
+                workspace.own[...] = _POISON
+                Program(plan, *self.bench).run((), self.pointers, self.scalars, workspace.pointer)
+                self.bench.stream.synchronize()
+            except (EngineFailure, RuntimeError, ValueError) as error:
+                return f"failed: {error}"
+            except MemoryError:
+                return f"its workspace of {plan.workspace:,} bytes does not fit on the device"
+            return self._judge(workspace)
+
+    def room_for(self, plan: CudaPlan) -> _Guarded:
+        """A workspace for a plan, between guards. Raises `MemoryError`."""
+        with self.bench.stream:
+            return _Guarded(self._pool, plan.workspace)
+
+    def _judge(self, workspace: _Guarded) -> str | None:
+        if not all(memory.intact() for memory in (*self._tensors.values(), workspace)):
+            return "it writes outside of its outputs and its workspace"
+        for uid in self._written & set(self._graph.bound):
+            if self._tensors[uid].has_nan():
+                return "it leaves NaN in its outputs"
+        if self._reference is None:
+            return None
+        wanted, got = self._reference.compare(lambda uid: self._tensors[uid].pointer, self.scalars)
+        return _difference(wanted, got, self._graph.tensor(self._reference.result).dtype)
+
+
+def _alike(tensor: GraphTensor, other: GraphTensor) -> bool:
+    return (tensor.dims, tensor.strides, tensor.dtype) == (other.dims, other.strides, other.dtype)
+
+
+def _difference(wanted: np.ndarray, got: np.ndarray, dtype: DType) -> str | None:
+    """How a result differs from what is wanted, by more than its type and its sums explain."""
+    if not dtype.is_floating:
+        wanted = np.clip(np.rint(wanted), *integer_range(dtype.numpy))
+    if dtype is DType.FLOAT16:
+        finite = np.abs(wanted) < _LARGEST_HALF
+        wanted, got = wanted[finite], got[finite]
+    if not len(wanted):
+        return None
+    own, sums = _TOLERANCES.get(dtype, _EXACT)
+    scale = float(np.sqrt(np.mean(np.square(wanted))))
+    # Of an integer, one either way of a tie is forgiven: the operations before it were rounded.
+    allowed = own * np.abs(wanted) + sums * scale + (0.0 if dtype.is_floating else 1.0)
+    if dtype is DType.INT32:
+        allowed = allowed + 1e-6 * np.abs(wanted)  # which float32 epilogues round to
+    wrong = ~(np.abs(got - wanted) <= allowed)
+    if not wrong.any():
+        return None
+    first = int(np.argmax(wrong))
+    share = float(np.mean(wrong))
+    return f"{share:.1%} of its results are wrong: {got[first]:g} where {wanted[first]:g} is right"
+
+
+class _Guarded:
+    """Device bytes between two guards. Its methods run on the current stream."""
+
+    def __init__(self, pool: Any, nbytes: int) -> None:
+        cupy = libraries().cupy
+        room = nbytes + 2 * _GUARD_BYTES
+        self.all = cupy.ndarray((room,), cupy.uint8, pool.malloc(room))
+        self.all[...] = _GUARD
+        self.own = self.all[_GUARD_BYTES : _GUARD_BYTES + nbytes]
+        self.pointer = int(self.all.data.ptr) + _GUARD_BYTES
+
+    def intact(self) -> bool:
+        """Whether the guards are as they were. Blocks."""
+        guards = self.all[:_GUARD_BYTES], self.all[_GUARD_BYTES + len(self.own) :]
+        return all(bool((guard == _GUARD).all()) for guard in guards)
+
+
+class _Tensor(_Guarded):
+    """A graph's tensor between two guards, filled with whole numbers from -3 to 4."""
+
+    def __init__(self, pool: Any, tensor: GraphTensor) -> None:
+        spec = TensorSpec(dims=tensor.dims, strides=tensor.strides, dtype=tensor.dtype)
+        super().__init__(pool, spec.nbytes)
+        self._spec = spec
+        cupy = libraries().cupy
+        count = spec.nbytes // spec.dtype.itemsize
+        numbers = cupy.ndarray((count,), cupy.uint32, pool.malloc(max(4 * count, 1)))
+        numbers[...] = cupy.arange(count, dtype=cupy.uint32)
+        numbers *= cupy.uint32(2654435761)
+        numbers >>= cupy.uint32(29)
+        flat = self.own.view(spec.dtype.numpy)
+        flat[...] = (numbers.astype(cupy.int32) - 3).astype(cupy.float32)
+
+    def has_nan(self) -> bool:
+        """Whether any element is NaN. Blocks."""
+        cupy = libraries().cupy
+        if not self._spec.dtype.is_floating:
+            return False
+        strides = tuple(stride * self._spec.dtype.itemsize for stride in self._spec.strides)
+        memory = self.all.data + _GUARD_BYTES
+        values = cupy.ndarray(self._spec.dims, self._spec.dtype.numpy, memory, strides=strides)
+        return bool((values != values).any())  # noqa: PLR0124 - NaN is what differs from itself

@@ -1,0 +1,7 @@
+"""Plans built in a process of their own. Knows no device: any `Builder` that can be named can be moved."""
+
+from __future__ import annotations
+
+from cudnn_actor.engines.remote.builder import RemoteBuilder
+
+__all__ = ["RemoteBuilder"]

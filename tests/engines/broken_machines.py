@@ -1,0 +1,108 @@
+"""Machines with a GPU, whole and broken: made of folders, files and a driver library of our own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cudnn_actor.engines.cuda.cudnn_files import SONAMES
+
+PACKAGES = {
+    "cupy-cuda13x": "14.2.0",
+    "cuda-bindings": "13.5.0",
+    "nvidia-cudnn-cu13": "9.28.0.42",
+    "nvidia-cudnn-frontend": "1.32.0",
+}
+_DRIVER = """
+#include <stddef.h>
+#include <string.h>
+int cuInit(unsigned flags) { return GPUS ? 0 : 100; }
+int cuDriverGetVersion(int *version) { *version = CUDA; return 0; }
+int cuDeviceGetCount(int *count) { *count = GPUS; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetName(char *name, int length, int device) { strncpy(name, "Toy GPU", length); return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)8 << 30; return 0; }
+int cuDeviceGetAttribute(int *value, int which, int device) { *value = which == 75 ? 9 : 0; return 0; }
+int cuGetErrorName(int status, const char **text) { *text = "CUDA_ERROR_OF_A_TOY"; return 0; }
+"""
+_CUDNN = """
+#include <stddef.h>
+size_t cudnnGetVersion(void) { return 92800; }
+size_t cudnnGetCudartVersion(void) { return 13000; }
+int cudnnGraphVersionCheck(void) { return STATUS; }
+const char *cudnnGetErrorString(int status) { return "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH"; }
+"""
+
+
+class Machine:
+    """A folder with a driver, libraries and packages, which a process can be run on."""
+
+    def __init__(self, root: Path) -> None:
+        self.site, self.lib = root / "site", root / "lib"
+        self.site.mkdir(parents=True)
+        self.lib.mkdir()
+
+    def install(self, name: str, version: str) -> None:
+        """A distribution as pip leaves it: what it says of itself."""
+        info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    def driver(self, gpus: int, cuda: int = 13_000) -> None:
+        self.compile("libcuda.so.1", _DRIVER, GPUS=gpus, CUDA=cuda)
+
+    def cudnn(self, status: int = 0) -> None:
+        """All of cuDNN's libraries; `status` is what its check of a sub-library says."""
+        self.compile(SONAMES[0], _CUDNN, STATUS=status)
+        for name in SONAMES[1:]:
+            shutil.copy(self.lib / SONAMES[0], self.lib / name)
+
+    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run Python on this machine."""
+        ours = {"LD_LIBRARY_PATH": str(self.lib), "PYTHONPATH": str(self.site)}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA")}
+        command = [sys.executable, "-W", "error", *words]
+        return subprocess.run(
+            command,
+            env=inherited | ours | environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    def compile(self, name: str, code: str, **values: int) -> None:
+        """Make a library of C code."""
+        compiler = shutil.which("cc")
+        if compiler is None:
+            pytest.skip("there is no C compiler to make a driver with")
+        defines = [f"-D{key}={value}" for key, value in values.items()]
+        command = [compiler, "-shared", "-fPIC", "-w", *defines, "-x", "c", "-", "-o", str(self.lib / name)]
+        subprocess.run(command, input=code, text=True, check=True)
+
+
+def whole_machine(root: Path, gpus: int = 1) -> Machine:
+    """A machine on which nothing is missing."""
+    machine = Machine(root)
+    machine.driver(gpus)
+    machine.cudnn()
+    (machine.lib / "libnvrtc.so.13").touch()
+    for name, version in PACKAGES.items():
+        machine.install(name, version)
+    return machine
+
+
+def bare_machine(root: Path) -> Machine:
+    """A machine with a GPU, and none of the packages that use it."""
+    for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
+        if any(importlib.metadata.Distribution.discover(name=name)):
+            pytest.skip(f"{name} is installed here, and every process sees it")
+    machine = Machine(root)
+    machine.driver(gpus=1)
+    return machine

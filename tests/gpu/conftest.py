@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from cudnn_actor.engines.base import Engine
+
+from ..engines.devices import factory, why_not
+from .support_matrix import seed_from_environment
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all that is in this folder."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Skip everything here where there is no GPU: in one place, so that the report has one line for it."""
+    if (why := why_not("cuda")) is not None:
+        pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """Of all that is random: another one each time, unless `CUDNN_ACTOR_SEED` gives it."""
+    return seed_from_environment()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """An open CUDA engine, shared by a module's tests."""
+    engine = factory("cuda")()
+    engine.open()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def logs() -> Iterator[list[EventDict]]:
+    """What was logged, with the context variables of the thread that logged it."""
+    with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as entries:
+        yield entries

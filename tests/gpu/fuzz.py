@@ -1,0 +1,191 @@
+"""Random cases on an engine against the float64 CPU engine, which runs ahead in processes of its own.
+
+python -m tests.gpu.fuzz --count 2000                  a new seed, printed
+python -m tests.gpu.fuzz --seed 123 --only 45          one case again, in every detail
+python -m tests.gpu.fuzz --engine cpu --count 200      the CPU engine in its own dtypes
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import multiprocessing
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from cudnn_actor.engines.base import Engine, StickyError
+from cudnn_actor.protocol import UnsupportedGraph
+
+from ..engines.devices import ENGINES, factory, why_not
+from ..engines.refusals import may_refuse
+from .bounds import error_over_bound
+from .cases import Case, run
+from .drawing import draw
+from .oracle import Truth, truth
+
+__all__ = ["Report", "fuzz"]
+
+_AHEAD = 4
+"""Answers per process that wait to be compared; each takes up to 2 MB."""
+
+
+@dataclass
+class Report:
+    """What became of the cases.
+
+    Parameters
+    ----------
+    refused
+        How often each reason of the table of refusals was given.
+    unrefused
+        Cases that the table lets the engine refuse, and that it ran all the same, and right.
+    failures
+        Number of the case → what is wrong, and how to repeat it.
+    largest
+        Largest error in terms of its bound, by arithmetic.
+    """
+
+    seed: int
+    engine: str
+    ran: int = 0
+    exact: int = 0
+    refused: collections.Counter[str] = field(default_factory=collections.Counter)
+    unrefused: int = 0
+    failures: dict[int, str] = field(default_factory=dict)
+    largest: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        lines = [
+            f"seed {self.seed} on {self.engine}: {self.ran} ran in {self.seconds:.0f} s, "
+            f"{self.exact} of them bit for bit; {self.refused.total()} refused, {len(self.failures)} failed"
+        ]
+        lines += [f"  refused {count:5}  {what}" for what, count in self.refused.most_common()]
+        lines += (
+            [f"  not refused {self.unrefused}, though the table would allow it"] if self.unrefused else []
+        )
+        lines += [f"  largest error / bound  {name:12} {v:.3f}" for name, v in sorted(self.largest.items())]
+        return "\n".join([*lines, *self.failures.values()])
+
+
+def fuzz(engine: Engine, seed: int, numbers: Iterable[int], *, processes: int = 0) -> Report:
+    """Run cases on an open engine. A dead context ends it early, as the failure that it is."""
+    report, start = Report(seed, engine.name), time.monotonic()
+    with _truths(seed, numbers, processes) as answers:
+        for number, answer in answers:
+            case = draw(seed, number)
+            try:
+                problem = _try(engine, case, answer, report)
+            except StickyError as error:
+                report.failures[number] = _failure(case, report, number, repr(error))
+                break
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this case's failure
+                problem = repr(error)
+            if problem is not None:
+                report.failures[number] = _failure(case, report, number, problem)
+    report.seconds = time.monotonic() - start
+    return report
+
+
+def _try(engine: Engine, case: Case, answer: Truth, report: Report) -> str | None:
+    """Run one case and count it; what is wrong with it, if anything is."""
+    allowed = may_refuse(engine.name, case.graph())
+    try:
+        ran = run(engine, case)
+    except UnsupportedGraph as refusal:
+        if allowed is None:
+            return f"refused: {refusal.detail}"
+        report.refused[allowed] += 1
+        return None
+    report.ran += 1
+    report.unrefused += allowed is not None
+    error = error_over_bound(case, ran.values, answer)
+    report.exact += error == 0.0
+    if not error <= 1.0:
+        return f"error is {error:.3g} times its bound, by {ran.plan}"
+    name = case.dtype.value
+    report.largest[name] = max(error, report.largest.get(name, 0.0))
+    return None
+
+
+def _failure(case: Case, report: Report, number: int, problem: str) -> str:
+    engine = "" if report.engine == "cuda" else f" --engine {report.engine}"
+    again = f"python -m tests.gpu.fuzz --seed {report.seed} --only {number}{engine}"
+    return f"case {number}: {problem}\n  {case}\n  to repeat it: {again}"
+
+
+def _answer(seed: int, number: int) -> Truth:
+    return truth(draw(seed, number))
+
+
+@contextmanager
+def _truths(seed: int, numbers: Iterable[int], processes: int) -> Iterator[Iterator[tuple[int, Truth]]]:
+    """Numbers with their truths, in order, computed ahead where there are processes to do so."""
+    if not processes:
+        yield ((number, _answer(seed, number)) for number in numbers)
+        return
+    spawning = multiprocessing.get_context("spawn")  # a fork would inherit a CUDA context that it cannot use
+    with _single_threaded(), concurrent.futures.ProcessPoolExecutor(processes, spawning) as pool:
+        yield _ahead(pool, seed, iter(numbers), _AHEAD * processes)
+        pool.shutdown(cancel_futures=True)
+
+
+def _ahead(
+    pool: concurrent.futures.Executor, seed: int, numbers: Iterator[int], most: int
+) -> Iterator[tuple[int, Truth]]:
+    waiting: collections.deque[tuple[int, concurrent.futures.Future[Truth]]] = collections.deque()
+    for number in numbers:
+        waiting.append((number, pool.submit(_answer, seed, number)))
+        if len(waiting) >= most:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    for first, future in waiting:
+        yield first, future.result()
+
+
+@contextmanager
+def _single_threaded() -> Iterator[None]:
+    """Each process with one BLAS thread: they read this when they are started."""
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ |= dict.fromkeys(names, "1")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; 1 where any case failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.fuzz", description=__doc__)
+    parser.add_argument("--engine", choices=ENGINES, default="cuda")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--only", type=int, metavar="N", help="run case N alone")
+    parser.add_argument("--processes", type=int, default=min(12, (os.cpu_count() or 2) - 1))
+    given = parser.parse_args(arguments)
+    if (why := why_not(given.engine)) is not None:
+        parser.error(why)
+    engine = factory(given.engine)()
+    engine.open()
+    if given.only is not None:
+        print(draw(given.seed, given.only))  # noqa: T201 - a command line
+        report = fuzz(engine, given.seed, [given.only])
+    else:
+        report = fuzz(engine, given.seed, range(given.count), processes=given.processes)
+    engine.close()
+    print(report)  # noqa: T201 - as above
+    return bool(report.failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""Uploads of arrays that lie on the GPU: of PyTorch and CuPy, strided, and full only when their stream is."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cudnn_actor import CudnnRef, DType, InvalidRequest, Layout, spawn
+
+pytestmark = pytest.mark.gpu
+
+X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
+DTYPES = ["float64", "float32", "float16", "bfloat16", "int8", "int32", "uint8"]
+SPIN_CYCLES = 300_000_000
+"""About a sixth of a second: far longer than an upload takes that does not wait."""
+SPIN = """
+extern "C" __global__ void spin(long long cycles) {
+    long long start = clock64();
+    while (clock64() - start < cycles) {}
+}
+"""
+
+
+class ByInterface:
+    """An array that only speaks the CUDA array interface, and names the stream that fills it."""
+
+    def __init__(self, array: Any, stream: int | None) -> None:
+        interface = {**array.__cuda_array_interface__, "version": 3, "stream": stream}
+        self.array, self.__cuda_array_interface__ = array, interface
+
+
+def torch_or_skip() -> Any:
+    return pytest.importorskip("torch")
+
+
+def keep_busy(stream: Any) -> None:
+    """Make whatever comes behind it on a CuPy stream late."""
+    import cupy
+
+    with stream:
+        cupy.RawKernel(SPIN, "spin")((1,), (1,), (np.int64(SPIN_CYCLES),))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+async def test_a_torch_tensor_is_copied_on_the_device(dtype: str, layout: str) -> None:
+    torch = torch_or_skip()
+    tensor = torch.arange(X.size, device="cuda:0").reshape(X.shape).to(getattr(torch, dtype))
+    async with spawn(device="cuda:0") as gpu:
+        ref = await gpu.upload(tensor, layout=layout)
+        assert (ref.spec.dims, ref.spec.dtype, ref.spec.layout) == (X.shape, DType(dtype), Layout(layout))
+        out = await gpu.download(ref)
+        np.testing.assert_array_equal(out.astype(np.float64), X)
+        await gpu.write(ref, -tensor)
+        np.testing.assert_array_equal(
+            (await gpu.download(ref)).astype(np.float64), (-tensor).cpu().to(torch.float64).numpy()
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+async def test_a_cupy_array_is_copied_on_the_device(dtype: str) -> None:
+    import cupy
+
+    values = X.astype(DType(dtype).numpy)
+    async with spawn(device="cuda:0") as gpu:
+        ref = await gpu.upload(cupy.asarray(values), layout="NHWC")
+        np.testing.assert_array_equal(await gpu.download(ref), values)
+
+
+STRIDED = {
+    "a slice": lambda x: x[:, 1:, ::2, 1:4],
+    "transposed": lambda x: x.transpose(2, 3),
+    "channels last": lambda x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+    "broadcast": lambda x: x[:1].expand(4, -1, -1, -1),
+    "an offset": lambda x: x.flatten()[7:].reshape(1, 1, 1, -1),
+}
+
+
+@pytest.mark.parametrize("make", STRIDED.values(), ids=STRIDED)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_a_tensor_may_lie_in_memory_as_it_likes(make: Any, dtype: str) -> None:
+    torch = torch_or_skip()
+    tensor = make(torch.from_numpy(X).to("cuda:0", getattr(torch, dtype)))
+    async with spawn(device="cuda:0") as gpu:
+        for layout in ("NCHW", "NHWC"):
+            out = await gpu.download(await gpu.upload(tensor, layout=layout))
+            np.testing.assert_array_equal(out.astype(np.float32), tensor.float().cpu().numpy())
+
+
+async def test_cupys_negative_strides_are_followed() -> None:
+    import cupy
+
+    array = cupy.asarray(X)[::-1, :, ::-2]
+    async with spawn(device="cuda:0") as gpu:
+        np.testing.assert_array_equal(await gpu.download(await gpu.upload(array)), X[::-1, :, ::-2])
+
+
+async def test_a_tensor_is_read_when_its_stream_has_filled_it() -> None:
+    torch = torch_or_skip()
+    async with spawn(device="cuda:0") as gpu:
+        tensor, stream = torch.zeros(1 << 20, device="cuda:0"), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(SPIN_CYCLES)
+            tensor += 1
+            data = gpu._service.values(tensor)
+            assert not stream.query(), "taking it in has waited for its stream"
+            ref = await gpu.upload(tensor)
+        assert (await gpu.download(ref)).min() == 1
+        del data
+
+
+async def test_a_cupy_array_is_read_when_the_current_stream_has_filled_it() -> None:
+    import cupy
+
+    async with spawn(device="cuda:0") as gpu:
+        array, stream = cupy.zeros(1 << 20, "f4"), cupy.cuda.Stream(non_blocking=True)
+        array += 0  # which builds the kernel
+        cupy.cuda.Device().synchronize()
+        keep_busy(stream)
+        with stream:
+            array += 1
+            assert not stream.done
+            ref = await gpu.upload(array)
+        assert (await gpu.download(ref)).min() == 1
+
+
+async def test_an_array_by_its_interface_is_read_when_the_stream_that_it_names_has_filled_it() -> None:
+    import cupy
+
+    async with spawn(device="cuda:0") as gpu:
+        array, stream = cupy.zeros(1 << 20, "f4"), cupy.cuda.Stream(non_blocking=True)
+        array += 0  # which builds the kernel
+        cupy.cuda.Device().synchronize()
+        keep_busy(stream)
+        with stream:
+            array += 1
+        data = gpu._service.values(ByInterface(array, stream.ptr))
+        assert not stream.done, "taking it in has waited for its stream"
+        ref = await gpu.upload(ByInterface(array, stream.ptr))
+        assert (await gpu.download(ref)).min() == 1
+        await gpu.write(ref, ByInterface(array, None))
+        del data
+
+
+async def test_what_fills_one_threads_array_does_not_hold_up_anothers() -> None:
+    import cupy
+
+    async with spawn(device="cuda:0") as gpu:
+        late = cupy.zeros(8, "f4")
+        stream = cupy.cuda.Stream(non_blocking=True)
+        keep_busy(stream)
+        gpu._service.values(ByInterface(late, stream.ptr))
+
+        def take() -> None:
+            data: Any = gpu._service.values(ByInterface(late, None))
+            data.ready.synchronize()
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+        assert not stream.done, "another thread's array waited for this one's stream"
+        stream.synchronize()
+
+
+async def test_a_tensor_that_is_dropped_at_once_is_copied_all_the_same() -> None:
+    torch = torch_or_skip()
+    async with spawn(device="cuda:0") as gpu:
+        for _ in range(20):
+            uploading = gpu.upload(torch.full((1 << 22,), 3.0, device="cuda:0"))
+            ref = await uploading
+            torch.full((1 << 22,), 4.0, device="cuda:0")  # takes the memory, if it is free
+            assert set(np.unique(await gpu.download(ref))) == {3.0}
+            await gpu.free(ref)
+
+
+async def test_tensors_on_the_host_come_by_the_host() -> None:
+    torch = torch_or_skip()
+    async with spawn(device="cuda:0") as gpu:
+        for tensor in (torch.from_numpy(X), torch.from_numpy(X).pin_memory()):
+            np.testing.assert_array_equal(await gpu.download(await gpu.upload(tensor)), X)
+
+
+async def refusal(gpu: CudnnRef, array: Any, **options: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        await gpu.upload(array, **options)
+    assert (await gpu.statistics()).live_buffers == 0
+    return caught.value
+
+
+async def test_what_cannot_be_taken_is_refused_with_a_fix() -> None:
+    torch = torch_or_skip()
+    tensor = torch.from_numpy(X).to("cuda:0")
+    async with spawn(device="cuda:0") as gpu:
+        assert "detach" in (await refusal(gpu, tensor.clone().requires_grad_())).fix
+        assert "detach" in (await refusal(gpu, torch.from_numpy(X).requires_grad_())).fix
+        assert "cast" in (await refusal(gpu, tensor.to(torch.complex64))).fix
+        assert "cast" in (await refusal(gpu, tensor, dtype="float16")).fix
+        assert "ml_dtypes" in (await refusal(gpu, torch.from_numpy(X).bfloat16())).fix
+        assert (await refusal(gpu, tensor.to_sparse())).fix
+        assert (await refusal(gpu, tensor[:0])).field == "dims"
+    async with spawn(device="cpu") as cpu:
+        assert "lies on cuda:0, but this service runs on cpu" in str(await refusal(cpu, tensor))
+
+
+async def test_a_tensor_of_another_gpu_is_refused() -> None:
+    torch = torch_or_skip()
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU only")
+    async with spawn(device="cuda:0") as gpu:
+        problem = str(await refusal(gpu, torch.zeros(3, device="cuda:1")))
+        assert "lies on cuda:1, but this service runs on cuda:0" in problem
+    async with spawn(device="cuda:1") as gpu:
+        ref = await gpu.upload(torch.ones(3, device="cuda:1"))
+        np.testing.assert_array_equal(await gpu.download(ref), np.ones(3))
+
+
+async def test_bfloat16_keeps_every_bit() -> None:
+    torch = torch_or_skip()
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    tensor = torch.from_numpy(bits.view(np.int16)).to("cuda:0").view(torch.bfloat16)
+    async with spawn(device="cuda:0") as gpu:
+        out = await gpu.download(await gpu.upload(tensor))
+        assert out.dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(out.view(np.uint16), bits)
