@@ -3,11 +3,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help test check wheel demo bench fmt coverage clean
+# The GPU targets use an environment of their own with one of the extras cuda13 and cuda12, or an interpreter
+# that has everything: make test-gpu GPU_PYTHON=python3
+CUDA ?= cuda13
+GPU_VENV := .venv-$(CUDA)
+GPU_PYTHON ?= $(GPU_VENV)/bin/python
+GPU_READY := $(if $(filter $(GPU_VENV)/bin/python,$(GPU_PYTHON)),$(GPU_VENV)/.ready)
+
+.PHONY: help test check wheel demo bench test-gpu bench-gpu fmt coverage clean
 help:
 	@echo "make demo      photographs, gradients and a crash that nobody notices: writes demo.png"
 	@echo "make test      lint, types, layers, tests, and a wheel that installs and imports"
 	@echo "make bench     latencies and throughput, printed and written to benchmarks/results/"
+	@echo "make test-gpu  the tests that need an NVIDIA GPU; skipped, with the reason, where there is none"
+	@echo "make bench-gpu the measurements on a GPU, written to benchmarks/results/"
+	@echo "               both: CUDA=cuda12 for a driver of CUDA 12, GPU_PYTHON=python3 for an interpreter that"
+	@echo "               has the packages already; else they are installed here, some gigabytes"
 	@echo "make fmt       format the code"
 	@echo "make coverage  the tests once more, with a coverage report"
 	@echo "make clean     remove the environment and what was built"
@@ -47,6 +58,18 @@ demo: $(VENV)/.demo
 bench: $(VENV)/.demo
 	$(BIN)/cudnn-actor bench --out benchmarks/results
 
+$(GPU_VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(GPU_VENV)/bin/python -m pip install --quiet --editable ".[demo,$(CUDA)]" --group test
+	@touch $@
+
+test-gpu: $(GPU_READY)
+	$(GPU_PYTHON) -m pytest -m gpu --timeout 600 tests
+
+bench-gpu: $(GPU_READY)
+	$(GPU_PYTHON) -m benchmarks.gpu --out benchmarks/results
+
 fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix --select I .
 	$(BIN)/ruff format .
@@ -56,4 +79,4 @@ coverage: $(VENV)/.dev
 	$(BIN)/coverage report
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv-cuda13 .venv-cuda12 build dist *.egg-info

@@ -22,6 +22,7 @@ import contextvars
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, ClassVar, Final, Literal, Protocol
 
 import msgspec
@@ -126,6 +127,21 @@ class Actor(HookedActor):
     def on_batch_end(self) -> None:
         """Run after each batch, before its replies are flushed: the place for a fence."""
 
+    def sets_aside(self, envelope: Envelope) -> Callable[[], None] | None:  # noqa: ARG002
+        """Whether a message must wait for something else than its turn. Asked before it is started.
+
+        Returns
+        -------
+        callable or None
+            What puts it where it waits, called as a step under the lease: it has not started then, and
+            `resume` takes it up again, or `handed_back` gives it up. None to start it now.
+        """
+        return None
+
+    def handed_back(self) -> list[Envelope]:
+        """What was set aside, in order, and is not resumed any more. For whoever has revoked the lease."""
+        return []
+
     def poll(self) -> float | None:
         """Look after things that are not messages (timers, fences). Runs before every wait for messages.
 
@@ -197,8 +213,7 @@ class Actor(HookedActor):
         """
         if not self.lease.revoke():
             return False
-        current, waiting = self._take_away(), list(self._batch)
-        self._batch.clear()
+        current, waiting = self._take_away(), self._take_waiting()
         self.actor_stopped.set()
         pykka.ActorRegistry.unregister(self.actor_ref)
         self.mailbox.read_by(None)
@@ -208,6 +223,13 @@ class Actor(HookedActor):
         self.flush()
         self.mailbox.nudge()  # the thread may only be waiting for messages: let it see that it is disowned
         return True
+
+    def working_since(self) -> float | None:
+        """Since when it has not got on, in `time.monotonic()` seconds; None while there is nothing to do.
+
+        Read by a watchdog, on its own thread. Actors that have work going on elsewhere say so here.
+        """
+        return self.busy_since
 
     @property
     def disowned(self) -> bool:
@@ -226,8 +248,7 @@ class Actor(HookedActor):
         if not self.lease.revoke():
             self.on_lost()
             return
-        current, waiting = self._take_away(), list(self._batch)
-        self._batch.clear()
+        current, waiting = self._take_away(), self._take_waiting()
         self._finish(exit, current, waiting)
 
     def _live(self) -> ActorExit:
@@ -267,6 +288,12 @@ class Actor(HookedActor):
             self._in_hand.append(self.current)
             return self.current
 
+    def _take_waiting(self) -> list[Envelope]:
+        """All that had been taken from the mailbox and not started. For whoever has revoked the lease."""
+        waiting = [*self.handed_back(), *self._batch]
+        self._batch.clear()
+        return waiting
+
     def _take_away(self) -> Envelope | None:
         try:
             return self._in_hand.pop()  # one step under the GIL, so of two who try one succeeds
@@ -281,8 +308,7 @@ class Actor(HookedActor):
         if exit.error is None:
             self.mailbox.restore(waiting)  # behind the stop: for a successor, or for close() to answer
         else:
-            write = log.error if self._observer is None else log.warning  # daily bread to a supervisor
-            write("actor.died", actor=str(self), kind=exit.kind, error=repr(exit.error))
+            self._log_death(exit.kind, exit.error)
             self._crash_hook(exit.error, current, waiting)
         if self._owns_mailbox:
             self.mailbox.close(self._stop_reason or exit.kind)
@@ -290,6 +316,12 @@ class Actor(HookedActor):
         self.current = None
         if self._observer is not None:
             self._observer.actor_exited(exit)
+
+    def _log_death(self, kind: str, error: BaseException) -> None:
+        if isinstance(error, Crash) and error.logged:
+            return
+        write = log.error if self._observer is None else log.warning  # daily bread to a supervisor
+        write("actor.died", actor=str(self), kind=kind, error=repr(error))
 
     def _stop_hook(self, exit: ActorExit) -> ActorExit:
         try:
@@ -312,13 +344,39 @@ class Actor(HookedActor):
 
     # One message.
 
-    def _take_up(self, envelope: Envelope) -> None:
+    def resume(self, take: Callable[[], Envelope | None]) -> bool:
+        """Take up a message that was set aside. On the actor's thread, between messages.
+
+        `take` is called as a step under the lease, so that whoever revokes it finds the message either
+        still set aside or in hand. It answers None when there is none.
+
+        Returns
+        -------
+        bool
+            Whether there was one, and the actor is not ending.
+        """
+        with self.lease:
+            if self.actor_stopped.is_set() or (envelope := take()) is None:
+                return False
+            self.current = envelope
+            self._in_hand.append(envelope)
+        self._take_up(envelope, resumed=True)
+        return True
+
+    def _take_up(self, envelope: Envelope, *, resumed: bool = False) -> None:
         if envelope.withdrawn:
             self._claim(envelope, DEFERRED)
             self.counters.expired += envelope.timed_out
             self.counters.withdrawn += not envelope.timed_out
             self._post(envelope, None, ActorStopped(reason="withdrawn"))  # for its loop's count: nobody looks
-        elif envelope.expired or not envelope.begin():
+        elif envelope.expired:
+            self._claim(envelope, DEFERRED)
+            self._expire(envelope)
+        elif not resumed and (put_aside := self.sets_aside(envelope)) is not None:
+            with self.lease:
+                self._take_away()
+                put_aside()
+        elif not envelope.begin():
             self._claim(envelope, DEFERRED)
             self._expire(envelope)
         else:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pykka
 
-from cudnn_actor.protocol.errors import ServiceStopped
+from cudnn_actor.protocol import errors
 
 __all__ = ["ActorStopped", "Crash"]
 
 
-class ActorStopped(ServiceStopped, pykka.ActorDeadError):
-    """Raised when the actor ended before it took the message up; pykka code knows it as ActorDeadError."""
+class ServiceStopped(errors.ServiceStopped, pykka.ActorDeadError):
+    """Raised when the actor ended before it took the message up; pykka code knows it as ActorDeadError.
+
+    It has its public base's name because tracebacks and log lines show the name of the class itself.
+    """
+
+
+ActorStopped = ServiceStopped
+"""What our own code calls it, to tell it from its base."""
 
 
 class Crash(Exception):
@@ -18,3 +27,6 @@ class Crash(Exception):
 
     Any other exception is the answer to that one message, and the actor goes on.
     """
+
+    logged: ClassVar[bool] = False
+    """Whether whoever raises it has written what there is to say: then the actor's death is no news."""

@@ -49,6 +49,8 @@ class Mailbox:
         """The same, of senders whose time was up."""
         self.dropped = 0
         """Replies to messages of this mailbox whose event loop had closed."""
+        self.set_aside = 0
+        """Messages that the actor has taken out and not started, which count as waiting. The actor's."""
         self._lock = threading.Lock()
         self._ordinary: deque[Envelope] = deque()
         self._control: deque[Envelope] = deque()
@@ -63,6 +65,11 @@ class Mailbox:
 
     def __len__(self) -> int:
         return len(self._ordinary) + len(self._control)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that have not been started: those in here, and those that the actor has set aside."""
+        return len(self) + self.set_aside
 
     def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
         """Accept a message: from here on it will be answered, exactly once. Never blocks.
@@ -83,7 +90,7 @@ class Mailbox:
         with self._lock:
             if self._closed is not None:
                 raise ActorStopped(reason=self._closed)
-            full = not waits and not control and len(self._ordinary) >= self.capacity and self._stays_full()
+            full = not waits and not control and self._is_full() and self._stays_full()
             if not full:
                 envelope.mailbox = self
                 envelope.number = next(self._numbers)
@@ -202,6 +209,9 @@ class Mailbox:
         batch.extend([ordinary.popleft() for _ in range(min(most - len(batch), len(ordinary)))])
         return batch
 
+    def _is_full(self) -> bool:
+        return len(self._ordinary) + self.set_aside >= self.capacity
+
     def _stays_full(self) -> bool:
         """Whether it is full without those whose senders have gone. Under the lock, and only when full."""
         waiting: deque[Envelope] = deque()
@@ -214,7 +224,7 @@ class Mailbox:
             else:
                 waiting.append(envelope)
         self._ordinary = waiting
-        return len(waiting) >= self.capacity
+        return self._is_full()
 
     def _wake_withdrawn(self) -> None:
         with contextlib.suppress(KeyError):  # another sender has woken the last one

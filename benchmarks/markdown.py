@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from cudnn_actor.cli.bench import IN_FLIGHT, SUBJECTS, Hop, Report, Starving
+from cudnn_actor.cli.bench.record import IN_FLIGHT, SUBJECTS, Hop, Report, Starving
 from cudnn_actor.cli.measure import median_ratio
 from cudnn_actor.cli.placement import PLACEMENTS
 
@@ -147,7 +147,8 @@ def of_files(run: Path, profile: Path) -> list[str]:
 def named_in(text: str) -> list[Path]:
     """The run and the profile that a page names."""
     root = Path(__file__).parents[1]
-    return [root / name for name in re.findall(r"benchmarks/results/[\w-]+\.json", text)]
+    names = re.findall(r"benchmarks/results/(?:cpu-thread|profile)-[\w-]+\.json", text)
+    return [root / name for name in names]
 
 
 def update(page: Path, run: Path, profile: Path) -> None:

@@ -54,6 +54,7 @@ from cudnn_actor.protocol import (
     TensorSpec,
     UnsupportedGraph,
     Upload,
+    View,
     Warm,
 )
 from cudnn_actor.service import CudnnService, child_spec, start
@@ -133,6 +134,7 @@ __all__ = [
     "TensorSpec",
     "UnsupportedGraph",
     "Upload",
+    "View",
     "Warm",
     "child_spec",
     "spawn",

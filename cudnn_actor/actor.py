@@ -8,24 +8,20 @@ writes: a `Free` that was sent first is done first, so no request can pass it.
 from __future__ import annotations
 
 import contextlib
-import numbers
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from cudnn_actor.actors import DEFERRED, Actor, Crash, Envelope
-from cudnn_actor.actors.logs import Log
+from cudnn_actor.actors import DEFERRED, Envelope
 from cudnn_actor.engines.base import Engine, Plan
-from cudnn_actor.executor import Executor, Work
-from cudnn_actor.injection import Injection
+from cudnn_actor.executor import Work
 from cudnn_actor.interruption import Interruption
-from cudnn_actor.memory import Slot
-from cudnn_actor.plans import PlanCache
+from cudnn_actor.memory_messages import MemoryActor
+from cudnn_actor.planning import BuildCrash, Outcome, Planner
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import (
+    CudnnActorError,
     InvalidRequest,
     OutOfMemory,
     QuarantinedRequest,
@@ -47,30 +43,22 @@ from cudnn_actor.protocol.messages import (
     GetStatistics,
     Ping,
     Upload,
+    View,
     Warm,
 )
-from cudnn_actor.protocol.receipts import Receipt, Statistics
-from cudnn_actor.protocol.tensor import TensorSpec
-from cudnn_actor.request_checks import (
-    check_copy,
-    check_fits_float,
-    check_no_overlap,
-    check_warm,
-    require_type,
-)
+from cudnn_actor.protocol.receipts import Statistics
+from cudnn_actor.recovery import MOST_CRASHES
+from cudnn_actor.request_checks import check_no_overlap, check_warm
 from cudnn_actor.state import ServiceState
+from cudnn_actor.waiting_room import WaitingRoom
 
 __all__ = ["CudnnActor"]
 
-log = Log("cudnn_actor")
-
-_POLL_S = 20e-6
-"""How often an asynchronous engine's fences are looked at."""
 _LONG_RUN_NS = 200_000
 """A plan that took this long last time is worth a flush of the replies before it."""
 
 
-class CudnnActor(Actor):
+class CudnnActor(MemoryActor):
     """Owns an engine and answers a service's messages. Started by its supervisor, once per incarnation.
 
     Parameters
@@ -84,16 +72,10 @@ class CudnnActor(Actor):
     """
 
     def __init__(self, state: ServiceState, engine: Callable[[], Engine], generation: int = 1) -> None:
-        super().__init__(mailbox=state.mailbox)
-        self._generation = generation
-        self.counters = state.counters
-        self._state = state
-        self._memory = state.memory
-        self._make_engine = engine
-        self._executor: Executor | None = None
-        self._plans = PlanCache()
-        self._faults = Injection(state.faults, self.flush, self.abandoned)
-        self._filling: BufferRef | None = None
+        super().__init__(state, engine, generation)
+        self._planner: Planner | None = None
+        self._room: WaitingRoom | None = None
+        """Where messages wait that are set aside; None where plans are built on the spot."""
         self._handlers: dict[type, Callable[[Any], Any]] = {
             ConvFwd: self._compute,
             ConvBwdData: self._compute,
@@ -101,6 +83,7 @@ class CudnnActor(Actor):
             Allocate: self._allocate,
             Upload: self._upload,
             Download: self._download,
+            View: self._view,
             Copy: self._copy,
             Fill: self._fill,
             Free: self._free,
@@ -113,17 +96,21 @@ class CudnnActor(Actor):
     # Life.
 
     def on_start(self) -> None:
-        """Open the engine and map the memory that earlier incarnations left."""
+        """Open the engine, map the memory that earlier incarnations left, and start the build thread."""
         self._faults.start()
-        self._executor = Executor(self._make_engine(), self._memory, self.lease)
-        self._executor.open()
+        self._open_engine()
+        self._planner = Planner(self._engine, self._plans, self._state, self.mailbox.nudge)
+        if self._planner.builds_elsewhere:
+            self._room = WaitingRoom(self._state, self._planner)
         self._state.generation = self._generation
 
     def on_stop(self) -> None:
-        """Finish what is enqueued and close the engine."""
+        """Finish what is enqueued and close the engine. What was set aside is handed back."""
+        if self._build_hangs():
+            self._blame_build("its build did not end")
         self._outlast_fences()
         self.flush()
-        self._close_engine()
+        self._close(wait=not self.abandoned.is_set())
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
         """Judge every request that was running, and leave the others, in order, to the successor.
@@ -135,26 +122,41 @@ class CudnnActor(Actor):
         interruption = Interruption(
             self._state, _cause(error), outlives_context=outlives, thread_lost=self.thread_lost
         )
-        lost = [] if executor is None else executor.forget()
+        if isinstance(error, BuildCrash) or self._build_hangs():
+            self._blame_build(_cause(error))
+        freed: list[BufferRef] = []
+        lost: list[Work] = []
+        if executor is not None:
+            self._settle_done(executor)
+            freed = executor.revive_freed() if outlives else []
+            lost = executor.forget()
         running = [work.envelope for work in lost]
         if current is not None and all(current is not envelope for envelope in running):
             running.append(current)
-        mailbox.restore(waiting)
-        mailbox.restore([envelope for envelope in running if self._runs_again(envelope, interruption)])
+        again = self._judge(running, interruption)
         self._tear_unclaimed(lost, interruption)
+        mailbox.restore(waiting)
+        mailbox.restore([Envelope(Free(buffer=ref)) for ref in freed if self._memory.is_live(ref)])
+        mailbox.restore(again)
         if not outlives:
             self._memory.lose_all()
             for envelope in mailbox.take(len(mailbox), 0.0):
                 self.settle(envelope, None, interruption.context_lost())
         self.flush()
-        if not self.thread_lost:
-            self._close_engine()
+        if self.thread_lost and self._planner is not None:
+            self._planner.close(wait=False)  # the engine is the lost thread's to close, if it comes back
+        elif not self.thread_lost:
+            self._close(wait=False)
 
-    def _runs_again(self, envelope: Envelope, interruption: Interruption) -> bool:
-        error = interruption.judge(envelope)
-        if error is not None:
-            self.settle(envelope, None, error)
-        return error is None
+    def _judge(self, running: list[Envelope], interruption: Interruption) -> list[Envelope]:
+        """Answer those that cannot run again; returns the others, in order."""
+        again = []
+        for envelope, error in interruption.judge_all(running):
+            if error is None:
+                again.append(envelope)
+            else:
+                self.settle(envelope, None, error)
+        return again
 
     def _tear_unclaimed(self, lost: Sequence[Work], interruption: Interruption) -> None:
         """End the buffers that were being allocated: nobody has received their references."""
@@ -170,17 +172,65 @@ class CudnnActor(Actor):
         """Whether this actor was given up while its thread was still running."""
         return self.disowned and threading.current_thread() is not self.thread
 
-    def _close_engine(self) -> None:
-        executor, self._executor = self._executor, None
-        if executor is not None:
-            try:
-                executor.engine.close()
-            except Exception:  # of a dead context, say: there is nothing more to be done with it
-                log.exception("engine.close_failed")
+    def _close(self, *, wait: bool) -> None:
+        if self._planner is not None:
+            self._planner.close(wait=wait)
+        self._close_engine()
 
     def on_lost(self) -> None:
         """Close the engine of a thread that was given up and came back: it is all that it may touch."""
-        self._close_engine()
+        self._close(wait=False)
+
+    def working_since(self) -> float | None:
+        """Since when the message in work, the device or the build thread has not got on; the oldest."""
+        mine, planner = super().working_since(), self._planner
+        built = None if planner is None else planner.working_since()
+        return min((since for since in (mine, built) if since is not None), default=None)
+
+    def _build_hangs(self) -> bool:
+        """Whether it is for the build thread that this actor was given up."""
+        since = None if self._planner is None else self._planner.working_since()
+        return self.abandoned.is_set() and since is not None and since == self.working_since()
+
+    def _blame_build(self, cause: str) -> None:
+        """Note which graph's build ended this incarnation: the second time it is quarantined."""
+        digest = None if self._planner is None else self._planner.digest_in_work
+        if digest is not None:
+            ended = self._state.ended_by_build
+            ended[digest] = ended.get(digest, 0) + 1
+            if ended[digest] >= MOST_CRASHES:
+                self._state.quarantined[digest] = cause
+
+    # Messages that wait for something else than their turn.
+
+    def sets_aside(self, envelope: Envelope) -> Callable[[], None] | None:
+        """Whether a message must wait for a plan, or behind one that does."""
+        return None if self._room is None else self._room.sets_aside(envelope)
+
+    def handed_back(self) -> list[Envelope]:
+        """What was set aside, in order: it has not started."""
+        return [] if self._room is None else self._room.clear()
+
+    def poll(self) -> float | None:
+        """Look after builds, those who wait for them, and the device."""
+        room = self._room
+        if room is not None:
+            self._look_after(room)
+        pause = super().poll()
+        return 0.0 if room is not None and room.may_resume else pause
+
+    def _look_after(self, room: WaitingRoom) -> None:
+        assert self._planner is not None
+        if self._planner.has_results:
+            self.busy_since = time.monotonic()  # taking their workspace may wait for the device
+            self._planner.collect()
+            self.busy_since = None
+        if room.may_resume:
+            for _ in range(self.batch_limit):
+                if not self.resume(room.take):
+                    break
+            self.on_batch_end()
+            self.flush()
 
     # Messages.
 
@@ -198,10 +248,10 @@ class CudnnActor(Actor):
         return handler(message)
 
     def _compute(self, message: Compute) -> Any:
-        lowered = self._state.lowered(message)
+        lowered, known = self._found() or (self._state.lowered(message), None)
         slots = [self._memory.resolve(getattr(message, name), name) for name in lowered.buffers]
         check_no_overlap(lowered, slots)
-        plan = self._plan(lowered)
+        plan = self._plan(lowered, known)
         executor = self._engine
         buffers = [executor.binding(slot) for slot in slots]
         for place, spec in lowered.views:
@@ -211,79 +261,38 @@ class CudnnActor(Actor):
             self.flush()
         return self._run_engine(plan.tag, slots, executor.engine.execute, plan, buffers, scalars)
 
-    def _plan(self, lowered: Lowered) -> Plan:
+    def _found(self) -> tuple[Lowered, Outcome] | None:
+        """The request's graph and plan, where they were looked up before it started."""
+        assert self.current is not None
+        return None if self._room is None else self._room.found_for(self.current)
+
+    def _plan(self, lowered: Lowered, known: Outcome | None = None) -> Plan:
         digest = lowered.graph.digest()
         if self._state.quarantined and digest in self._state.quarantined:
             assert self.current is not None
             cause = self._state.quarantined[digest]
             raise QuarantinedRequest(request_id=self.current.number, digest=digest, cause=cause)
         self._faults.reject(self._engine.engine.name, digest)
-        return self._plans.get(digest, lambda: self._engine.build(lowered.graph, self._state.workspace_limit))
-
-    def _allocate(self, message: Allocate) -> Any:
-        require_type("spec", message.spec, TensorSpec)
-        assert self.current is not None
-        if not self.current.wants_reply:
-            raise InvalidRequest(
-                field="message", value="Allocate", problem="is told, so nobody gets the buffer", fix="ask it"
-            )
-        if message.data is None:
-            self._faults.strike("allocate")
-            return self._engine.allocate(message.spec)
-        self._filling = ref = self._engine.allocate(message.spec)
-        try:
-            answer = self._write("data", ref, message.data, reply=ref)
-        except Crash:
-            raise  # the last act ends the buffer
-        except Exception:
-            self._engine.free(ref)
-            self._filling = None
-            raise
-        self._filling = None
-        return answer
-
-    def _upload(self, message: Upload) -> Any:
-        return self._write("dst", message.dst, message.data)
-
-    def _write(self, field: str, ref: BufferRef, data: Any, reply: BufferRef | None = None) -> Any:
-        slot = self._memory.resolve(ref, field)
-        require_type("data", data, np.ndarray)
-        place = self._engine.binding(slot)
-        return self._run_engine("upload", [slot], self._engine.engine.write, place, data, reply=reply)
-
-    def _download(self, message: Download) -> Any:
-        slot = self._memory.resolve(message.src, "src")
-        self.flush()
-        self._faults.strike("download")
-        return self._engine.call("download", self._engine.engine.read, self._engine.binding(slot))
-
-    def _copy(self, message: Copy) -> Any:
-        src, dst = self._memory.resolve(message.src, "src"), self._memory.resolve(message.dst, "dst")
-        check_copy(message, src, dst)
-        places = self._engine.binding(src), self._engine.binding(dst)
-        return self._run_engine("copy", [src, dst], self._engine.engine.copy, *places)
-
-    def _fill(self, message: Fill) -> Any:
-        slot = self._memory.resolve(message.dst, "dst")
-        require_type("value", message.value, numbers.Real)
-        check_fits_float(message.value)
-        place = self._engine.binding(slot)
-        return self._run_engine("fill", [slot], self._engine.engine.fill, place, message.value)
-
-    def _free(self, message: Free) -> None:
-        self._faults.strike("free")
-        self._engine.free(message.buffer)
+        if known is None:
+            assert self._planner is not None
+            return self._planner.here(lowered.graph)
+        if isinstance(known, CudnnActorError):
+            raise known.again()
+        return known
 
     def _warm(self, message: Warm) -> int:
         check_warm(message)
         wanted = [self._state.lowered(request) for request in message.messages]
+        assert self.current is not None
+        outcomes = {} if self._room is None else self._room.warmed_for(self.current)
         self._faults.strike("warm")
         built = 0
         for lowered in wanted:
-            if lowered.graph.digest() not in self._plans:
+            known = outcomes.pop(lowered.graph.digest(), None)
+            if known is not None or lowered.graph.digest() not in self._plans:
                 self.busy_since = time.monotonic()  # each build is progress
                 with contextlib.suppress(UnsupportedGraph, OutOfMemory, QuarantinedRequest):
-                    self._plan(lowered)
+                    self._plan(lowered, known)
                     built += 1
         return built
 
@@ -292,14 +301,15 @@ class CudnnActor(Actor):
         self._faults.strike("drain")
         if not self._engine.busy:
             return None
-        self._engine.defer(Work(self.current, "drain", ()))
+        # Late, so that it is answered behind all whose answers are late.
+        self._engine.defer(Work(self.current, "drain", (), late=lambda: None))
         return DEFERRED
 
     def _statistics(self) -> Statistics:
         state, counters, memory = self._state, self.counters, self._memory
         return Statistics(
             generation=state.generation,
-            queued=len(state.mailbox),
+            queued=state.mailbox.waiting,
             finished=counters.finished,
             failed=counters.failed,
             withdrawn=counters.withdrawn + state.mailbox.withdrawn,
@@ -312,80 +322,6 @@ class CudnnActor(Actor):
             plans=self._plans.statistics(),
             dropped_replies=state.mailbox.dropped,
         )
-
-    # The engine.
-
-    @property
-    def _engine(self) -> Executor:
-        assert self._executor is not None, "messages come only between on_start and on_stop"
-        return self._executor
-
-    def _run_engine(
-        self,
-        tag: str,
-        slots: Sequence[Slot],
-        call: Callable[..., object],
-        *args: Any,
-        reply: BufferRef | None = None,
-    ) -> Any:
-        """Enqueue one operation; its reply at once, or later when the engine works asynchronously."""
-        envelope, executor = self.current, self._engine
-        assert envelope is not None
-        self._faults.strike(tag)
-        executor.call(tag, call, *args)
-        if executor.synchronous:
-            return reply or self._receipt(envelope, tag)
-        executor.defer(Work(envelope, tag, slots, reply))
-        return DEFERRED
-
-    def _receipt(self, envelope: Envelope, tag: str) -> Receipt:
-        """Proof that a request has just finished."""
-        ran_ns = time.perf_counter_ns() - envelope.started_ns
-        self._plans.note_run(tag, ran_ns)
-        return Receipt(
-            request_id=envelope.number,
-            generation=self._generation,
-            plan=tag,
-            queue_us=(envelope.started_ns - envelope.admitted_ns) / 1e3,
-            run_us=ran_ns / 1e3,
-        )
-
-    # Fences, for engines that work asynchronously.
-
-    def on_batch_end(self) -> None:
-        """Put one fence behind all that the batch enqueued."""
-        if self._executor is not None and self._executor.busy:
-            self.busy_since = time.monotonic()  # for the watchdog: this too may hang
-            self._executor.fence()
-            self.busy_since = None
-
-    def poll(self) -> float | None:
-        """Answer what the device has finished; ask to be called again while it works."""
-        executor = self._executor
-        if executor is None or executor.synchronous:
-            return None
-        if executor.busy:
-            self.busy_since = executor.progress_s
-        self._settle_finished(executor)
-        # A device that does not get on is a hang like any other: the watchdog reads this between messages.
-        self.busy_since = executor.progress_s if executor.busy else None
-        return _POLL_S if executor.busy else None
-
-    def _settle_finished(self, executor: Executor) -> None:
-        for work in executor.finished():
-            is_drain = type(work.envelope.message) is Drain
-            self.settle(
-                work.envelope, None if is_drain else work.reply or self._receipt(work.envelope, work.tag)
-            )
-        self.flush()
-
-    def _outlast_fences(self) -> None:
-        executor = self._engine
-        executor.fence()
-        while executor.busy:
-            self._settle_finished(executor)
-            if self.abandoned.wait(_POLL_S):
-                raise Crash("its device had not finished when it was given up")
 
 
 def _cause(error: BaseException) -> str:

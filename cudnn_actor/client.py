@@ -11,6 +11,7 @@ import numpy as np
 import pykka
 
 from cudnn_actor.actors import ask, submit, tell
+from cudnn_actor.arrays import packed_like
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_seconds
 from cudnn_actor.protocol.conv import ConvSpec
@@ -35,12 +36,13 @@ from cudnn_actor.protocol.messages import (
     Message,
     Ping,
     Upload,
+    View,
     Warm,
 )
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.receipts import Receipt, Statistics
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
-from cudnn_actor.sending import as_array, check_message, require_operands
+from cudnn_actor.sending import check_message, require_operands
 from cudnn_actor.service import CudnnService
 from cudnn_actor.supervision import Fired, LifecycleEvent
 
@@ -97,8 +99,7 @@ class CudnnRef:
             with contextlib.suppress(CudnnActorError):  # whatever befalls the drain, the end comes next
                 await self.ask(Drain(), timeout=drain_s)
         finally:
-            stopped = self._service.stopped  # this life's: a supervisor may begin another at once
-            self._service.end("closed")
+            stopped = self._service.end("closed")
             await _outlast(asyncio.wrap_future(stopped))
 
     @property
@@ -117,6 +118,8 @@ class CudnnRef:
     async def ask(self, message: Allocate, *, timeout: float | None = None) -> BufferRef: ...
     @overload
     async def ask(self, message: Download, *, timeout: float | None = None) -> np.ndarray: ...
+    @overload
+    async def ask(self, message: View, *, timeout: float | None = None) -> Any: ...
     @overload
     async def ask(self, message: Ping | Warm, *, timeout: float | None = None) -> int: ...
     @overload
@@ -169,27 +172,30 @@ class CudnnRef:
     async def upload(
         self, array: Any, *, layout: Layout | str = Layout.NCHW, dtype: DType | str | None = None
     ) -> BufferRef:
-        """Copy host values into a new buffer.
+        """Copy values into a new buffer.
 
         Parameters
         ----------
         array
-            Anything that NumPy takes, dims in N, C, spatial order. It must not change until this returns.
+            Anything that NumPy takes, or an array of PyTorch, JAX, CuPy or another library that speaks
+            DLPack or the CUDA array interface; dims in N, C, spatial order. One that lies on the service's
+            device is copied there, behind the work that its own stream has now. It must not change until
+            this returns.
         layout
             How the buffer lies in memory.
         dtype
-            The buffer's; None for the array's own.
+            The buffer's; None for the array's own. Values on a device are not cast: it is theirs or None.
 
         Raises
         ------
         InvalidRequest
-            Objects, strings, complex numbers; or values that do not fit the dtype.
+            Objects, strings, complex numbers; values that do not fit the dtype; an array on another device
+            than the service's.
         OutOfMemory
             No room; nothing was taken.
         """
-        values = as_array(array)
-        spec = TensorSpec.packed(values.shape, str(values.dtype) if dtype is None else dtype, layout)
-        return await self.ask(Allocate(spec=spec, data=values))
+        values = self._service.values(array)
+        return await self.ask(Allocate(spec=packed_like(values, dtype, layout), data=values))
 
     async def empty(
         self,
@@ -202,12 +208,36 @@ class CudnnRef:
         return await self.ask(Allocate(spec=TensorSpec.packed(dims, dtype, layout)))
 
     async def write(self, dst: BufferRef, array: Any) -> Receipt:
-        """Overwrite a buffer with host values of the same dims. Raises as `upload` does."""
-        return await self.ask(Upload(dst=dst, data=as_array(array)))
+        """Overwrite a buffer with values of the same dims, on the host or the device as for `upload`.
+
+        Values on the host are cast to the buffer's dtype within their kind; those on the device must have
+        it. Raises as `upload` does, and `StaleBufferError`.
+        """
+        return await self.ask(Upload(dst=dst, data=self._service.values(array)))
 
     async def download(self, src: BufferRef) -> np.ndarray:
         """A buffer's values as a new C-contiguous array, dims in N, C, spatial order whatever the layout."""
         return await self.ask(Download(src=src))
+
+    async def view(self, buffer: BufferRef) -> Any:
+        """A buffer itself, not copied, as an array of the device's own array library; thread isolation only.
+
+        NumPy's on the CPU, CuPy's on CUDA (from there to others: `torch.from_dlpack(array)`), dims in N, C,
+        spatial order with the buffer's strides. It comes once the work sent before that uses the buffer is
+        done, so any stream may read it. From then on it is the memory itself: requests sent later write
+        into it, and whoever writes through it orders that against requests himself, by waiting for his own
+        stream before he sends one.
+
+        While the array lives, or a slice or a DLPack capsule of it, the bytes are given to no other buffer:
+        after `free`, which makes the reference stale at once as always, after a restart of the actor, and
+        after the service's end. They count towards `memory_limit` for as long.
+
+        Raises
+        ------
+        StaleBufferError
+            The buffer is gone.
+        """
+        return await self.ask(View(buffer=buffer))
 
     async def copy(self, src: BufferRef, dst: BufferRef) -> Receipt:
         """Copy a buffer to another of the same dims and dtype, in any layouts."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 from cudnn_actor.actors import Crash, Envelope, Lease
 from cudnn_actor.actors.logs import Log
@@ -23,7 +23,7 @@ from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, OutOfM
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["Executor", "Work"]
+__all__ = ["RECEIPT", "Executor", "Work"]
 
 log = Log("cudnn_actor")
 
@@ -31,16 +31,22 @@ _IDLE_ARENAS = 1
 """Empty arenas kept for the next allocation; the others go back to the system."""
 
 
+RECEIPT: Final = object()
+"""The reply of most work: a receipt for its tag, made when it has finished."""
+
+
 class Work(NamedTuple):
     """A request that the engine has enqueued and whose fence is still to come.
 
-    Its answer is `reply`, or, where that is None, a receipt for `tag`.
+    Its answer is `reply`; or what `late` gives, which is called once the fence has passed, also when nobody
+    waits for it any more: what it raises is the request's own error.
     """
 
     envelope: Envelope
     tag: str
     slots: Sequence[Slot]
-    reply: BufferRef | None = None
+    reply: Any = RECEIPT
+    late: Callable[[], Any] | None = None
 
 
 class Executor:
@@ -66,6 +72,10 @@ class Executor:
         self._lease = lease
         self._unfenced: list[Work] = []
         self._fenced: deque[tuple[Fence, list[Work]]] = deque()
+        self._late: deque[Work] = deque()
+        self._done: deque[Work] = deque()
+        self._freed: dict[int, BufferRef] = {}
+        """Buffers by their slots that were freed while unfinished work held their bytes."""
 
     def open(self) -> None:
         """Open the engine and map the memory that earlier incarnations left."""
@@ -92,12 +102,14 @@ class Executor:
             raise
         except Exception as error:
             self._lease.check()
-            raise self._diagnose(error, tag) from error
+            raise self.diagnose(error, tag) from error
         self._lease.check()
         return result
 
-    def _diagnose(self, error: Exception, tag: str) -> Exception:
-        """A dead context is a crash; a healthy one makes it this request's own failure."""
+    def diagnose(self, error: BaseException, tag: str) -> CudnnActorError | Crash:
+        """What a failure of the engine means: a crash in a dead context, else a request's own error."""
+        if isinstance(error, CudnnActorError | Crash):
+            return error
         if isinstance(error, StickyError):
             return Crash(str(error))
         trouble = self.engine.probe()
@@ -107,7 +119,7 @@ class Executor:
             return OutOfMemory(requested=0, in_use=self._memory.arena_bytes, limit=self._memory.limit)
         if isinstance(error, EngineFailure):
             return ExecutionFailed(status=error.status, detail=error.detail, plan=tag)
-        log.exception("engine.unexpected_error", plan=tag)
+        log.error("engine.unexpected_error", plan=tag, exc_info=error)
         return ExecutionFailed(status=type(error).__name__, detail=str(error), plan=tag)
 
     # Memory.
@@ -148,12 +160,15 @@ class Executor:
             limit = self._memory.limit
             raise OutOfMemory(requested=nbytes, in_use=self._memory.arena_bytes, limit=limit) from None
         except Exception as error:
-            raise self._diagnose(error, "arena") from error
+            raise self.diagnose(error, "arena") from error
 
     def free(self, ref: BufferRef) -> None:
         """End a buffer, and give back what arenas that leaves empty, but for one."""
         with self._lease:
+            slot = self._memory.resolve(ref)
             self._memory.free(ref)
+            if slot.users:
+                self._freed[slot.index] = ref
             idle = self._memory.idle_arenas()
         self._drop(idle[_IDLE_ARENAS:])
 
@@ -175,8 +190,12 @@ class Executor:
 
     @property
     def busy(self) -> bool:
-        """Whether any work has not finished."""
-        return bool(self._unfenced or self._fenced)
+        """Whether any work has not finished, or has and is not answered."""
+        return bool(self._fenced or self._unfenced or self._late)
+
+    def working_since(self) -> float | None:
+        """Since when the device has not got on, in `time.monotonic()` seconds; None when it has no work."""
+        return self.progress_s if self.busy else None
 
     def fence(self) -> None:
         """Put one fence behind all that was enqueued since the last."""
@@ -186,30 +205,73 @@ class Executor:
             self._fenced.append((self.engine.fence(), self._unfenced))
             self._unfenced = []
 
-    def finished(self) -> Iterator[Work]:
-        """Work whose fence has passed, in order; it holds no buffers any more. Never blocks."""
-        while self._fenced and self.engine.finished(self._fenced[0][0]):
-            self.progress_s = time.monotonic()
-            with self._lease:
-                _, batch = self._fenced.popleft()
-                for work in batch:
-                    self._release(work.slots)
-            yield from batch
+    # Finished work. Each piece is in one place: it is answered by whoever takes it out, the actor or,
+    # when the actor has been given up, its last act.
 
-    def unfinished(self) -> list[Work]:
-        """What is enqueued and has not finished, in order."""
-        return [work for _, batch in self._fenced for work in batch] + self._unfenced
+    def passed(self) -> bool:
+        """Whether the oldest fence has passed: then its work is done, or late. Never blocks.
+
+        The fence is void then, so it goes in the same step.
+        """
+        if not self._fenced or not self.engine.finished(self._fenced[0][0]):
+            return False
+        self.progress_s = time.monotonic()
+        with self._lease:
+            _, batch = self._fenced.popleft()
+            for work in batch:
+                if work.late is None:
+                    self._release(work.slots)
+                    self._done.append(work)
+                else:
+                    self._late.append(work)
+            self._forget_freed()
+        return True
+
+    def take_done(self) -> Work | None:
+        """Work that has finished, in order, which the caller must answer; None when there is none left.
+
+        Taking it out is one step under the GIL, so of two who try one gets it.
+        """
+        try:
+            return self._done.popleft()
+        except IndexError:
+            return None
+
+    def first_late(self) -> Work | None:
+        """Finished work whose answer is to be called for. It holds its buffers until `take_late`."""
+        return self._late[0] if self._late else None
+
+    def take_late(self) -> None:
+        """Take out the first late work, which the caller must answer. Raises `Crash`: then another did."""
+        with self._lease:
+            self._release(self._late.popleft().slots)
+            self._forget_freed()
+
+    # The end.
+
+    def revive_freed(self) -> list[BufferRef]:
+        """Undo the frees of buffers that unfinished work holds: it may have to run again. Before `forget`.
+
+        For whoever does the incarnation's last act, who sees to it that they are freed anew behind it.
+        """
+        freed, self._freed = self._freed, {}
+        return [ref for ref in freed.values() if self._memory.revive(ref)]
 
     def forget(self) -> list[Work]:
-        """Give up on what has not finished: hold no buffers for it. Returns it.
+        """Give up on what has not finished, or has no answer: hold no buffers for it. Returns it, in order.
 
         For whoever does the incarnation's last act, when the lease has been revoked.
         """
-        lost = self.unfinished()
-        self._unfenced, self._fenced = [], deque()
+        lost = [*self._late, *(work for _, batch in self._fenced for work in batch), *self._unfenced]
+        self._unfenced, self._fenced, self._late = [], deque(), deque()
         for work in lost:
             self._release(work.slots)
         return lost
+
+    def _forget_freed(self) -> None:
+        """Drop the note of a free whose bytes nobody holds any more: there is nothing left to undo."""
+        if self._freed:
+            self._freed = {slot: ref for slot, ref in self._freed.items() if self._memory.is_withheld(ref)}
 
     def _release(self, slots: Sequence[Slot]) -> None:
         for slot in slots:

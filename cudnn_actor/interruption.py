@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.footprints import footprint, overwritten
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import (
     ContextLost,
@@ -44,12 +46,17 @@ class Interruption:
         self._outlives_context = outlives_context
         self._thread_lost = thread_lost
 
-    def judge(self, envelope: Envelope) -> CudnnActorError | None:
-        """The answer to a request that was running; None when it is to run again."""
+    def judge_all(self, running: Sequence[Envelope]) -> Iterator[tuple[Envelope, CudnnActorError | None]]:
+        """Each of the requests that were running, in order, and its answer; None when it is to run again."""
+        footprints = [footprint(envelope.message, self._state.lowered) for envelope in running]
+        for envelope, spoiled in zip(running, overwritten(footprints), strict=True):
+            yield envelope, self._judge(envelope, spoiled=spoiled)
+
+    def _judge(self, envelope: Envelope, *, spoiled: bool) -> CudnnActorError | None:
         envelope.crashes += 1
         output, pure, digest = self._effects(envelope.message)
         verdict = judge(
-            pure=pure,
+            pure=pure and not spoiled,
             crashes=envelope.crashes,
             outlives_context=self._outlives_context,
             may_still_write=self._thread_lost and output is not None,
@@ -60,7 +67,7 @@ class Interruption:
             return None
         if output is not None:
             self.tear(output)
-        return self._error(verdict, envelope.number, digest)
+        return self._error(verdict, envelope.number, digest, spoiled=spoiled)
 
     def tear(self, ref: BufferRef) -> None:
         """End a buffer whose bytes may be half-written; withhold them while a lost thread may write."""
@@ -78,13 +85,15 @@ class Interruption:
         """The answer to whoever waits for a context that has died with its memory."""
         return ContextLost(status="context lost", detail=self._cause)
 
-    def _error(self, verdict: Verdict, number: int, digest: str) -> CudnnActorError:
+    def _error(self, verdict: Verdict, number: int, digest: str, *, spoiled: bool) -> CudnnActorError:
         if verdict is Verdict.QUARANTINE:
             self._state.quarantined[digest] = self._cause  # where it is no plan's, nothing asks for it
             return QuarantinedRequest(request_id=number, digest=digest, cause=self._cause)
         if verdict is Verdict.CONTEXT_LOST:
             return self.context_lost()
         why = "its thread may still write" if self._thread_lost else "it accumulates"
+        if spoiled and not self._thread_lost:
+            why = "a later request may have overwritten its input"
         return OutcomeUnknown(request_id=number, cause=self._cause, why=why)
 
     def _effects(self, message: Any) -> tuple[BufferRef | None, bool, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from typing import Any, TypedDict
@@ -17,8 +18,6 @@ __all__ = ["Options", "SpawnOptions", "make_options"]
 _LATER: dict[str, object] = {
     "isolation": "thread",
     "standby": 0,
-    "plan_store": None,
-    "autotune": False,
     "verify": False,
 }
 """Options that have only this value in this release."""
@@ -45,8 +44,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         Bytes of workspace that plans may use; None for the engine's own bound.
     memory_limit
         Bytes that buffers may take from the system, in arenas of 64 MiB; None for no limit.
-    standby, plan_store, autotune, verify
-        Names of what comes with worker processes and the cuDNN engine: only their defaults are taken.
+    plan_store
+        A directory where built plans are kept between processes, which may share it; None for none. What
+        lies there is run as native code, so point it only at a directory that nobody but you can write.
+        Without effect on the CPU engine, whose plans take no time to build.
+    autotune
+        Whether `warm` measures every plan that the library offers and keeps the fastest (in `plan_store`
+        too, if there is one). Until it is found the library's own first choice serves, as it does for
+        requests that were never warmed. Without effect on the CPU engine.
+    standby, verify
+        Names of what comes with worker processes: only their defaults are taken.
 
     Raises
     ------
@@ -63,9 +70,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     hang_after_s: float = 30.0
     workspace_limit: int | None = None
     memory_limit: int | None = None
-    standby: int = 0
-    plan_store: str | None = None
+    plan_store: str | os.PathLike[str] | None = None
     autotune: bool = False
+    standby: int = 0
     verify: bool = False
 
     def __post_init__(self) -> None:
@@ -83,6 +90,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise _invalid(
                 "hang_after_s", self.hang_after_s, "is longer than a thread can wait", "1e6 is eleven days"
             )
+        if type(self.autotune) is not bool:
+            raise _invalid("autotune", self.autotune, "is no bool", "use True or False")
+        _check_plan_store(self.plan_store)
         _check_faults(self.faults)
 
 
@@ -98,9 +108,9 @@ class SpawnOptions(TypedDict, total=False):
     hang_after_s: float
     workspace_limit: int | None
     memory_limit: int | None
-    standby: int
-    plan_store: str | None
+    plan_store: str | os.PathLike[str] | None
     autotune: bool
+    standby: int
     verify: bool
 
 
@@ -111,6 +121,17 @@ def make_options(given: Mapping[str, Any]) -> Options:
             known = ", ".join(Options.__struct_fields__)
             raise _invalid(name, value, "is no option", f"the options are {known}")
     return Options(**given)
+
+
+def _check_plan_store(path: object) -> None:
+    if path is None:
+        return
+    try:
+        text = os.fspath(path)  # type: ignore[call-overload]
+    except TypeError:
+        text = None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise _invalid("plan_store", path, "is no path", "give a directory's, as in 'plans'; None for none")
 
 
 def _check_faults(faults: FaultPlan | None) -> None:

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from cudnn_actor.actors import Envelope
 from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import COMPUTE, Copy, Warm
+from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["check_copy", "check_fits_float", "check_no_overlap", "check_warm", "require_type"]
+__all__ = [
+    "check_copy",
+    "check_device_array",
+    "check_fits_float",
+    "check_no_overlap",
+    "check_values",
+    "check_warm",
+    "require_asker",
+    "require_type",
+]
+
+
+def require_asker(envelope: Envelope, what: str) -> None:
+    """Raise `InvalidRequest` for a message that is told, where the answer is all that it is for."""
+    if not envelope.wants_reply:
+        raise InvalidRequest(
+            field="message",
+            value=type(envelope.message).__name__,
+            problem=f"is told, so nobody gets the {what}",
+            fix="ask it",
+        )
 
 
 def require_type(field: str, value: object, kind: type) -> None:
@@ -44,6 +69,38 @@ def check_no_overlap(lowered: Lowered, slots: list[Slot]) -> None:
         problem=f"is also {shared}, and no convolution can work in place",
         fix=f"give {lowered.output} a buffer of its own (accumulating with beta is allowed)",
     )
+
+
+def check_values(values: object, spec: TensorSpec, device: str) -> None:
+    """Raise `InvalidRequest` unless these can be written to a buffer of `spec`, as far as types tell."""
+    if not isinstance(values, np.ndarray | DeviceArray):
+        raise InvalidRequest(
+            field="data",
+            value=values,
+            problem=f"is {type(values).__name__} where an array belongs",
+            fix="pass a NumPy array; gpu.upload and gpu.write make one of what they get, service.values too",
+        )
+    check_device_array(values, spec, device)
+
+
+def check_device_array(values: object, spec: object, device: str) -> None:
+    """Raise `InvalidRequest` for an array on a device that is not just what a buffer of `spec` holds.
+
+    Of all else the engine knows more.
+    """
+    if not isinstance(values, DeviceArray) or not isinstance(spec, TensorSpec):
+        return
+    if values.device != device:
+        problem, fix = f"lies on {values.device}, but this service runs on {device}", f"move it to {device}"
+    elif values.dims != spec.dims:
+        problem = f"has other dims than the buffer, {spec.dims}"
+        fix = "reshape it, or upload it to a new buffer"
+    elif values.dtype is not spec.dtype:
+        problem = f"does not hold {spec.dtype}, as the buffer does"
+        fix = "cast it on the device first: x.to(dtype) in PyTorch, x.astype(dtype) in CuPy and JAX"
+    else:
+        return
+    raise InvalidRequest(field="data", value=str(values), problem=problem, fix=fix)
 
 
 def check_copy(message: Copy, src: Slot, dst: Slot) -> None:

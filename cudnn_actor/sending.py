@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.conv import ConvSpec
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError
 from cudnn_actor.protocol.messages import (
     COMPUTE,
@@ -24,21 +19,23 @@ from cudnn_actor.protocol.messages import (
     Message,
     Ping,
     Upload,
+    View,
     Warm,
 )
-from cudnn_actor.request_checks import check_warm
+from cudnn_actor.request_checks import check_device_array, check_warm
 from cudnn_actor.state import ServiceState
 
-__all__ = ["as_array", "check_message", "require_operands"]
+__all__ = ["check_message", "require_operands"]
 
 _REFERENCES: dict[type, tuple[str, ...]] = {
     Upload: ("dst",),
     Download: ("src",),
     Copy: ("src", "dst"),
+    View: ("buffer",),
     Fill: ("dst",),
     Free: ("buffer",),
 }
-_OTHERS = frozenset({Allocate, Ping, GetStatistics, Drain})
+_OTHERS = frozenset({Ping, GetStatistics, Drain})
 
 
 def check_message(state: ServiceState, message: Message) -> None:
@@ -53,6 +50,10 @@ def check_message(state: ServiceState, message: Message) -> None:
         _resolve(state, message, state.lowered(message).buffers)  # type: ignore[arg-type]
     elif kind in _REFERENCES:
         _resolve(state, message, _REFERENCES[kind])
+        if isinstance(message, Upload):
+            check_device_array(message.data, message.dst.spec, state.memory.device)
+    elif isinstance(message, Allocate):
+        check_device_array(message.data, message.spec, state.memory.device)
     elif isinstance(message, Warm):
         check_warm(message)
     elif kind not in _OTHERS:
@@ -84,28 +85,3 @@ def require_operands(**fields: object) -> None:
                 problem=f"is {type(value).__name__} where a {wanted.__name__} belongs",
                 fix="upload arrays first: await gpu.upload(array)" if wanted is BufferRef else "pass one",
             )
-
-
-def as_array(values: Any) -> np.ndarray:
-    """Host values as an array. Raises `InvalidRequest` for what holds no real numbers of a fixed size."""
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(
-            field="array",
-            value=type(values).__name__,
-            problem=f"makes no array: {error}",
-            fix="give rows of equal length, or an array on the host",
-        ) from error
-    if inspect.isawaitable(values):
-        raise InvalidRequest(
-            field="array", value=type(values).__name__, problem="was never awaited", fix="await it first"
-        )
-    if DType.of(array.dtype) is None and array.dtype.kind not in "iufb":
-        raise InvalidRequest(
-            field="array",
-            value=f"dtype {array.dtype}",
-            problem="holds no real numbers of a fixed size",
-            fix="pass real numbers: an array of float32, say; .real and .imag of a complex one",
-        )
-    return array

@@ -1,25 +1,36 @@
 """A service: the supervised actor, its mailbox and its memory, from start to end.
 
-The threads of a service are the supervisor's and the actor's. The callbacks
-here (`_on_event`) run on the supervisor's; everything else may be called on
-any thread.
+The threads of a service are the supervisor's and the actor's. `_on_event` runs
+on the supervisor's; everything else may be called on any thread.
+
+A service may have several lives, one after another, under a supervisor of the
+user's. What belongs to one life (supervisor, events, promises, memory) changes
+hands under `_turning`, and a thread of the past that was given up and comes
+back finds there, under the same lock, that it is of the past. Promises are
+resolved when the lock is free: their callbacks are foreign code.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import functools
 import threading
-from typing import Any, Unpack
+from collections.abc import Callable
+from typing import Any, TypeVar, Unpack
 
 import pykka
 
 from cudnn_actor.actor import CudnnActor
 from cudnn_actor.actors import Actor, Envelope, Mailbox, MailboxRef
+from cudnn_actor.arrays import as_values
 from cudnn_actor.engines import EngineChoice, choose_engine
 from cudnn_actor.event_log import EventLog
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options, SpawnOptions, make_options
+from cudnn_actor.plan_store import PlanStore
 from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StartFailed
+from cudnn_actor.protocol.messages import Values
 from cudnn_actor.state import ServiceState
 from cudnn_actor.supervision import (
     ChildPolicy,
@@ -38,6 +49,8 @@ from cudnn_actor.supervision import (
 )
 
 __all__ = ["CudnnService", "child_spec", "start"]
+
+T = TypeVar("T")
 
 CHILD = "cudnn"
 """The actor's id under its supervisor, in events and log lines."""
@@ -78,13 +91,14 @@ class CudnnService:
         """Done when the service has ended; its result says whether, and why, it gave up."""
         self._gone = threading.Event()
         self._turning = threading.RLock()
-        """Held while a life of the service begins or ends. Re-entrant: `stopped` has callbacks."""
-        faults = FaultInjector.of(options.faults)
+        """Held while a life of the service begins or ends. Re-entrant: a signal's handler may call `end`."""
         self.state = ServiceState(
             mailbox=Mailbox(options.mailbox),
             memory=self._new_memory(),
-            faults=faults,
+            faults=FaultInjector.of(options.faults),
             workspace_limit=options.workspace_limit,
+            plan_store=None if options.plan_store is None else PlanStore(options.plan_store),
+            autotune=options.autotune,
         )
         self.actor_ref: pykka.ActorRef[Any] = MailboxRef(self.state.mailbox, CudnnActor, self._gone)
         """A pykka reference that stays good across restarts."""
@@ -103,21 +117,18 @@ class CudnnService:
                     field="service", value="running", problem="has been started already", fix="spawn another"
                 )
             self._supervisor = supervisor = self._new_supervisor()
-            # In this order: who reads `stopped` and then ends the service ends the life that it has read of.
-            if self.stopped.done():
+            if self._gone.is_set():
                 self._renew()
         return supervisor
 
     def _new_supervisor(self) -> Supervisor:
-        policy = ChildPolicy(id=CHILD, restart=Restart.TRANSIENT)
-        child = ChildSpec(policy=policy, make=self._make_actor, hang_after_s=self.options.hang_after_s)
         # Where the memory dies with the context a successor would have nothing to go on with.
-        restarts = self.options.max_restarts if self._engine.outlives_context else 0
-        intensity = RestartIntensity(max_restarts=restarts, period_s=self.options.period_s)
+        policy = ChildPolicy(id=CHILD, restart=Restart.TRANSIENT, replaceable=self._engine.outlives_context)
+        child = ChildSpec(policy=policy, make=self._make_actor, hang_after_s=self.options.hang_after_s)
+        intensity = RestartIntensity(max_restarts=self.options.max_restarts, period_s=self.options.period_s)
 
         def listen(event: LifecycleEvent) -> None:
-            if self._supervisor is supervisor:  # a lost one that comes back is not heard
-                self._on_event(event)
+            self._on_event(supervisor, event)
 
         supervisor = _ServiceSupervisor([child], intensity=intensity, parent=self._parent, listener=listen)
         return supervisor
@@ -126,59 +137,82 @@ class CudnnService:
         """Start; `started` tells when it is done. Never blocks."""
         self.make_supervisor().launch()
 
-    def end(self, reason: str = "asked to stop") -> None:
-        """Stop after the request in work; `stopped` tells when it is done. Never blocks. Idempotent.
+    def end(self, reason: str = "asked to stop") -> concurrent.futures.Future[Escalated | None]:
+        """Stop after the request in work. Never blocks. Idempotent.
 
         A service that was never started is stopped at once.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            The `stopped` of the life that this ended: a supervisor of the user's may begin another at once.
         """
         with self._turning:
-            supervisor = self._supervisor
-            if supervisor is None and not self.stopped.done():
+            supervisor, stopped, tell = self._supervisor, self.stopped, _nothing
+            if supervisor is None and not self._gone.is_set():
                 self.events.append(Stopped(child=None, reason=ExitReason.shutdown(reason)))
-                self._close(reason)
+                tell = self._close(reason)
+        tell()
         if supervisor is not None:
             supervisor.end(reason)
+        return stopped
 
     def stop(self, timeout: float | None = None) -> None:
         """Stop and wait for it, up to `timeout` seconds. Blocks. What still waits gets `ServiceStopped`.
 
         Raises `TimeoutError`.
         """
-        stopped = self.stopped  # this life's: a supervisor of the user's may begin another at once
-        self.end()
-        stopped.result(timeout)
+        self.end().result(timeout)
+
+    def values(self, array: Any) -> Values:
+        """What `Allocate.data` and `Upload.data` take of `array`, for code that sends messages itself.
+
+        A NumPy array of whatever NumPy takes; an array on the service's device stays where it lies. Call it
+        on the thread whose stream fills the array, after that work was enqueued. Never waits for a device.
+        Raises `InvalidRequest`.
+        """
+        return as_values(array, self.device, self._engine.adopt)
 
     def _make_actor(self, incarnation: int) -> Actor:
         return CudnnActor(self.state, self._engine.make, incarnation)
 
-    def _on_event(self, event: LifecycleEvent) -> None:
-        self.events.append(event)  # first: who waits for a start or an end finds it told
+    def _on_event(self, supervisor: Supervisor, event: LifecycleEvent) -> None:
+        with self._turning:
+            if self._supervisor is not supervisor:
+                return  # a lost one that came back: its life has ended without it
+            self.events.append(event)  # first: who waits for a start or an end finds it told
+            tell = self._take(supervisor, event)
+        tell()
+
+    def _take(self, supervisor: Supervisor, event: LifecycleEvent) -> Callable[[], None]:
+        """Note an event of the present life, under the lock; returns what to do when the lock is free."""
         match event:
-            case Started():
-                self.started.set_result(None)
+            case Started() | Restarted():
+                return functools.partial(_resolve, self.started, None)
             case Restarting():
                 self.state.restarts += 1
-            case Restarted() if not self.started.done():
-                self.started.set_result(None)
             case Escalated():
                 self._escalated = event
             case Stopped(child=None):
-                self._ended(event)
-            case Stopped():
-                self.end(event.reason.cause or str(event.reason))  # without its actor it serves nobody
+                self._supervisor = None
+                gave_up = self._escalated
+                return self._close(str(event.reason) if gave_up is None else f"gave up: {gave_up.cause}")
+            case Stopped():  # without its actor it serves nobody
+                return functools.partial(supervisor.end, event.reason.cause or str(event.reason))
+        return _nothing
 
-    def _ended(self, event: Stopped) -> None:
-        with self._turning:
-            self._supervisor = None
-            self._close(str(event.reason) if self._escalated is None else f"gave up: {self._escalated.cause}")
-
-    def _close(self, reason: str) -> None:
+    def _close(self, reason: str) -> Callable[[], None]:
+        """End this life, under the lock; returns what tells those who wait for it, when the lock is free."""
         self._gone.set()
         self.state.mailbox.close(reason)
         self.state.memory.close()
-        if not self.started.done():
-            self.started.set_exception(StartFailed(detail=reason))
-        self.stopped.set_result(self._escalated)
+        started, stopped, escalated = self.started, self.stopped, self._escalated
+
+        def tell() -> None:
+            _resolve(started, StartFailed(detail=reason))
+            _resolve(stopped, escalated)
+
+        return tell
 
     def _renew(self) -> None:
         self._escalated = None
@@ -212,6 +246,19 @@ def _promise() -> concurrent.futures.Future[Any]:
     promise: concurrent.futures.Future[Any] = concurrent.futures.Future()
     promise.set_running_or_notify_cancel()
     return promise
+
+
+def _resolve(promise: concurrent.futures.Future[T], outcome: T | Exception) -> None:
+    """Keep a promise, unless it has been kept already. Its callbacks run here."""
+    with contextlib.suppress(concurrent.futures.InvalidStateError):
+        if isinstance(outcome, Exception):
+            promise.set_exception(outcome)
+        else:
+            promise.set_result(outcome)
+
+
+def _nothing() -> None:
+    pass
 
 
 def start(*, parent: pykka.ActorRef[Any] | None = None, **options: Unpack[SpawnOptions]) -> CudnnService:

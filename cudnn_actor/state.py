@@ -7,6 +7,7 @@ import contextlib
 from cudnn_actor.actors import Counters, Envelope, Mailbox
 from cudnn_actor.actors.errors import ActorStopped
 from cudnn_actor.memory import MemoryTable
+from cudnn_actor.plan_store import PlanStore
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.lowering import Lowered, Signature, lower, signature
 from cudnn_actor.protocol.messages import Compute, Free
@@ -34,6 +35,10 @@ class ServiceState:
         Scripted failures; None for none.
     workspace_limit
         Bytes of workspace that plans may use; None for the engine's own bound.
+    plan_store
+        Where plans are kept between processes; None for nowhere.
+    autotune
+        Whether warming a plan measures the library's candidates for it.
     """
 
     def __init__(
@@ -43,14 +48,20 @@ class ServiceState:
         memory: MemoryTable,
         faults: FaultInjector | None = None,
         workspace_limit: int | None = None,
+        plan_store: PlanStore | None = None,
+        autotune: bool = False,
     ) -> None:
         self.mailbox = mailbox
         self.memory = memory
         self.faults = faults
         self.workspace_limit = workspace_limit
+        self.plan_store = plan_store
+        self.autotune = autotune
         self.counters = Counters()
         self.quarantined: dict[str, str] = {}
         """Digests of graphs that were running at two crashes → the crash's cause."""
+        self.ended_by_build: dict[str, int] = {}
+        """Digests of graphs → the incarnations that their builds have ended."""
         self.generation = 0
         """Incarnations that have become ready; the present one's number."""
         self.replayed = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.codec import decode_message, decode_reply, encode_message, encode_reply
 from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.epilogue import Activation, Epilogue
 from cudnn_actor.protocol.errors import (
@@ -42,6 +43,7 @@ from cudnn_actor.protocol.messages import (
     Message,
     Ping,
     Upload,
+    View,
     Warm,
 )
 from cudnn_actor.protocol.numerics import Numerics
@@ -75,6 +77,7 @@ __all__ = [
     "CudnnActorError",
     "DType",
     "DeadlineExceeded",
+    "DeviceArray",
     "Download",
     "Drain",
     "Epilogue",
@@ -110,6 +113,7 @@ __all__ = [
     "TensorSpec",
     "UnsupportedGraph",
     "Upload",
+    "View",
     "Warm",
     "decode_message",
     "decode_reply",

@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import ErrorRecord, MalformedMessage
-from cudnn_actor.protocol.messages import Message
+from cudnn_actor.protocol.messages import Travelling, View
 from cudnn_actor.protocol.receipts import Receipt, Statistics
 
 __all__ = ["decode_message", "decode_reply", "encode_message", "encode_reply"]
@@ -46,12 +47,14 @@ _REPLY_TYPES: dict[str, type] = {
 _REPLY_KINDS = {cls: kind for kind, cls in _REPLY_TYPES.items()}
 
 
-def encode_message(message: Message) -> bytes:
-    """A message as bytes. Raises `TypeError` for fields that are no protocol data."""
+def encode_message(message: Travelling) -> bytes:
+    """A message as bytes. Raises `TypeError` for fields that are no protocol data, and for a `View`."""
+    if isinstance(message, View):
+        raise TypeError("a View does not travel: it is answered by memory of this process")
     return _encode(message)
 
 
-def decode_message(frame: bytes | memoryview) -> Message:
+def decode_message(frame: bytes | memoryview) -> Travelling:
     """The message in `frame`. Raises `MalformedMessage`."""
     return _decode(_MESSAGES, frame)  # type: ignore[no-any-return]
 
@@ -96,6 +99,8 @@ def _pack(value: object) -> object:
         if dtype is None:
             raise TypeError(f"arrays of {value.dtype} do not travel")
         return _Array(dtype, value.shape, np.ascontiguousarray(value).tobytes())
+    if isinstance(value, DeviceArray):
+        raise TypeError("arrays on a device do not travel; fetch them to the host first")
     raise TypeError(f"{type(value).__name__} is no protocol data")
 
 
@@ -109,7 +114,7 @@ def _unpack_array(wanted: type, value: object) -> object:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack)
-_MESSAGES = msgspec.msgpack.Decoder(Message, dec_hook=_unpack_array, strict=True)
+_MESSAGES = msgspec.msgpack.Decoder(Travelling, dec_hook=_unpack_array, strict=True)
 _REPLIES = msgspec.msgpack.Decoder(_Reply, strict=True)
 _BODIES: dict[str, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(cls, dec_hook=_unpack_array, strict=True)

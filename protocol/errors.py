@@ -174,21 +174,29 @@ class UnsupportedGraph(CudnnActorError):
     """Raised when the engine has no way to run a valid operation graph.
 
     The answer is remembered, so asking again is cheap and as negative.
-    Carries `engine`, `digest` (of the graph) and `detail`.
+    Carries `engine`, `digest` (of the graph), `detail` and `reproduce`: the graph itself, as the token that
+    `cudnn-actor reproduce` takes, or empty.
     """
 
     engine: str
     digest: str
     detail: str
+    reproduce: str
 
-    def __init__(self, *, engine: str, digest: str, detail: str) -> None:
+    def __init__(self, *, engine: str, digest: str, detail: str, reproduce: str = "") -> None:
         super().__init__(
             f"the {engine} engine cannot run graph {digest[:12]}: {detail}; "
-            "docs/semantics.md lists what each engine runs",
+            f"docs/semantics.md lists what each engine runs{_command(reproduce)}",
             engine=engine,
             digest=digest,
             detail=detail,
+            reproduce=reproduce,
         )
+
+
+def _command(token: str) -> str:
+    """The end of an error's text: how to see it again without the service and its data."""
+    return f"; to reproduce: cudnn-actor reproduce {token}" if token else ""
 
 
 class OutOfMemory(CudnnActorError, MemoryError):
@@ -288,20 +296,23 @@ class ExecutionFailed(CudnnActorError):
     """Raised when the engine reported a failure and was found healthy after it.
 
     The outputs of the request are not to be trusted. Carries `status` (the library's own name for the
-    failure), `detail` and `plan` (the tag of the plan that failed).
+    failure), `detail`, `plan` (the tag of the plan that failed) and `reproduce`: its graph, as the token
+    that `cudnn-actor reproduce` takes, or empty.
     """
 
     ran = True
     status: str
     detail: str
     plan: str
+    reproduce: str
 
-    def __init__(self, *, status: str, detail: str, plan: str) -> None:
+    def __init__(self, *, status: str, detail: str, plan: str, reproduce: str = "") -> None:
         super().__init__(
-            f"plan {plan} failed with {status}: {detail}; its outputs hold no result",
+            f"plan {plan} failed with {status}: {detail}; its outputs hold no result{_command(reproduce)}",
             status=status,
             detail=detail,
             plan=plan,
+            reproduce=reproduce,
         )
 
 

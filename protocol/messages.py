@@ -18,13 +18,14 @@ not pure: it cannot be run again after a crash.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 import numpy as np
 
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.epilogue import Epilogue
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.tensor import TensorSpec
@@ -44,9 +45,18 @@ __all__ = [
     "GetStatistics",
     "Message",
     "Ping",
+    "Travelling",
     "Upload",
+    "Values",
+    "View",
     "Warm",
 ]
+
+if TYPE_CHECKING:
+    Values = np.ndarray | DeviceArray
+    """Values on the host, or on the device that they go to."""
+else:
+    Values = np.ndarray  # to the codec: a device array means nothing in another process
 
 _NO_EPILOGUE = Epilogue()
 _DEFAULT_NUMERICS = Numerics()
@@ -129,27 +139,39 @@ class Allocate(_Base, frozen=True, kw_only=True, tag=True, eq=False):
     spec
         The buffer's shape in memory.
     data
-        Values of dims `spec.dims`, in any strides; cast to the spec's dtype within the same kind.
+        Values of dims `spec.dims`, in any strides. Those on the host are cast to the spec's dtype within the
+        same kind; those on the device have it already.
     """
 
     spec: TensorSpec
-    data: np.ndarray | None = None
+    data: Values | None = None
 
 
 class Upload(_Base, frozen=True, kw_only=True, tag=True, eq=False):
-    """Overwrite `dst` with host values of the same dims. Answered by a `Receipt`.
+    """Overwrite `dst` with values of the same dims, as in `Allocate`. Answered by a `Receipt`.
 
     The array must not change until the reply: it is read by the actor, not copied by the sender.
     """
 
     dst: BufferRef
-    data: np.ndarray
+    data: Values
 
 
 class Download(_Base, frozen=True, kw_only=True, tag=True):
     """Fetch a buffer: answered by a new C-contiguous array of dims `src.spec.dims`."""
 
     src: BufferRef
+
+
+class View(_Base, frozen=True, kw_only=True, tag=True):
+    """Ask for a buffer itself, as an array of the device's own array library; thread isolation only.
+
+    Answered, once the work sent before that uses the buffer is done, by an array of its dims and strides on
+    its bytes: NumPy's on the CPU, CuPy's on CUDA. The bytes are given to no other buffer while the array, or
+    anything made from it that shares its memory, lives; not after a `Free` either.
+    """
+
+    buffer: BufferRef
 
 
 class Copy(_Base, frozen=True, kw_only=True, tag=True):
@@ -203,7 +225,7 @@ Compute = ConvFwd | ConvBwdData | ConvBwdFilter
 COMPUTE = frozenset({ConvFwd, ConvBwdData, ConvBwdFilter})
 """Their classes, for a look-up."""
 
-Message = (
+Travelling = (
     ConvFwd
     | ConvBwdData
     | ConvBwdFilter
@@ -218,4 +240,7 @@ Message = (
     | Warm
     | Drain
 )
+"""Messages that have a byte form, so that they could be answered in another process."""
+
+Message = Travelling | View
 """Everything that a service answers."""

@@ -29,9 +29,10 @@ done
 =========  ===========  ====================  ========================  =====================
 
 - **failed**: if its restart type does not cover the reason, the child is done. Else, if the window is full,
-  escalate: stop all, then fail with this cause. Else it is down, or in backoff for the delay, and those of
-  its group that live are doomed. The restart counts once, however many are in the group. A temporary child
-  of the group ends for good; a transient one that was done starts anew, as in OTP.
+  or if it was ready and is not replaceable, escalate: stop all, then fail with this cause. Else it is down,
+  or in backoff for the delay, and those of its group that live are doomed. The restart counts once, however
+  many are in the group. A temporary child of the group ends for good; a transient one that was done starts
+  anew, as in OTP.
 - **down, or done**: done if the supervisor stops or the child is temporary, else down. Neither counts as a
   failure, whatever the reason: a crash on the way down is an exit.
 - **kill** is final. The incarnation is over for the core at once, so a child that cannot die (a thread in a
@@ -169,7 +170,8 @@ class _Step(StoppingDraft):
         if not self.policy(index).restart.covers(reason):
             self.done(index, reason)
             return
-        restarts = self.state.policy.intensity.admit(self.state.restarts, self.now)
+        lost = self.child(index).ready_at is not None and not self.policy(index).replaceable
+        restarts = None if lost else self.state.policy.intensity.admit(self.state.restarts, self.now)
         if restarts is None:
             self._escalate(index, reason)
         else:

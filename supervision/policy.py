@@ -136,6 +136,9 @@ class ChildPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Seconds from being asked to stop until it is killed; 0 kills it unasked.
     ready_within_s
         Seconds from its start until it is killed, if it has not said that it is ready.
+    replaceable
+        Whether a successor can go on where it ended. If not, a failure of an incarnation that was ready
+        uses up all restarts at once; a start that fails is tried again like any other's.
 
     Raises
     ------
@@ -147,6 +150,7 @@ class ChildPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     restart: Restart = Restart.PERMANENT
     shutdown_s: float = 5.0
     ready_within_s: float = 30.0
+    replaceable: bool = True
 
     def __post_init__(self) -> None:
         require_name("id", self.id)

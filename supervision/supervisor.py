@@ -60,6 +60,8 @@ log = Log("cudnn_actor.supervision")
 class RestartsExhausted(Crash):
     """Raised by a supervisor that gives up; to its own supervisor, a crash like any other."""
 
+    logged = True  # as `service.escalated`
+
 
 class Supervisor(Actor):
     """Starts children in order, restarts those that fail, stops them in reverse, escalates.
@@ -175,7 +177,7 @@ class Supervisor(Actor):
 
     def _look_for_hang(self, name: str, actor: Actor, limit: float) -> float:
         """Seconds until the child should be looked at again; a hung one is reported."""
-        since = actor.busy_since
+        since = actor.working_since()
         if since is None:
             return limit
         left = since + limit - time.monotonic()

@@ -1,4 +1,4 @@
-"""The command line: `cudnn-actor demo | doctor | bench`.
+"""The command line: `cudnn-actor demo | doctor | bench | reproduce | autotune`.
 
 Importing this imports no command. The one that is asked for is imported then, so that `doctor` never
 waits for, or fails over, what only `demo` needs.
@@ -32,6 +32,8 @@ _COMMANDS = {
     "demo": "filter a photograph, undo a camera shake, and survive a crash on the way",
     "doctor": "say what was found, what is missing, and whether the service works",
     "bench": "measure latencies and throughput",
+    "reproduce": "run one operation graph, as an error names it, and compare it with the CPU",
+    "autotune": "measure all plans for your problems, and keep the fastest on disk",
 }
 
 

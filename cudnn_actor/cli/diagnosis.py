@@ -12,12 +12,15 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.cli.blas import Blas, find_blas
-from cudnn_actor.cli.driver import Driver, find_driver
 from cudnn_actor.engines import choose_engine
+from cudnn_actor.engines.cuda.gpus import Driver
+from cudnn_actor.engines.cuda.installation import Problem, examine
+from cudnn_actor.engines.cuda.inventory import Inventory
+from cudnn_actor.engines.cuda.problems import problems_of
 from cudnn_actor.protocol import ConvSpec, CudnnActorError
 from cudnn_actor.spawning import spawn
 
-__all__ = ["Diagnosis", "Missing", "Trial", "diagnose"]
+__all__ = ["Diagnosis", "Library", "Missing", "Trial", "diagnose"]
 
 _LIMIT_S = 30.0
 _PACKAGES = {
@@ -48,12 +51,26 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
+class Library(msgspec.Struct, frozen=True, kw_only=True):
+    """The cuDNN that a process here would load: its version where it can be told, and its file."""
+
+    version: str | None
+    path: str
+
+
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything found. Packages that are not installed have version None."""
+    """Everything found. Packages that are not installed have version None.
+
+    `problems` are of the CUDA engine, and none where nothing here has to do with CUDA. `gpu_wanted` says
+    whether a GPU should serve: there are signs of one, and CUDA packages are installed.
+    """
 
     version: str
     trial: Trial
     driver: Driver
+    cudnn: Library | None
+    problems: tuple[Problem, ...]
+    gpu_wanted: bool
     packages: dict[str, str | None]
     missing: tuple[Missing, ...]
     python: str
@@ -63,16 +80,28 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
 
 
-def diagnose() -> Diagnosis:
-    """Look at everything, and try the service. Takes well under a second on a healthy machine."""
-    driver = find_driver()
+def diagnose(device: str = "auto") -> Diagnosis:
+    """Look at everything, and try the service on a device.
+
+    Takes well under a second on a machine without a GPU, seconds with one: cuDNN is loaded twice.
+    """
+    found = examine()
     packages = {name: _first_version(names) for name, names in _PACKAGES.items()}
+    cudnn = _cudnn(found)
+    if cudnn is not None:  # the system's, perhaps, which no package installed
+        packages["cuDNN"] = cudnn.version or packages["cuDNN"] or "unknown"
+    signs = found.driver.library or found.driver.version is not None
+    problems = tuple(problems_of(found)) if signs or found.packages else ()
+    hidden = found.driver.found and not found.driver.gpus
     return Diagnosis(
         version=_first_version(("cudnn-actor",)) or "unknown",
-        trial=asyncio.run(try_service()),
-        driver=driver,
+        trial=asyncio.run(try_service(_safe(device, problems))),
+        driver=found.driver,
+        cudnn=cudnn,
+        problems=problems,
+        gpu_wanted=bool(signs and found.packages) and not hidden,
         packages=packages,
-        missing=_missing(packages, driver),
+        missing=_missing(packages, found.driver, problems),
         python=f"{platform.python_implementation()} {platform.python_version()}",
         platform=platform.platform(),
         required={name: _first_version((name,)) for name in _REQUIRED},
@@ -81,22 +110,34 @@ def diagnose() -> Diagnosis:
     )
 
 
-async def try_service() -> Trial:
-    """Spawn the service that `device="auto"` gives, and let it convolve ones with ones."""
+def _safe(device: str, problems: tuple[Problem, ...]) -> str:
+    """A broken cuDNN may end the process that runs it, and with it the doctor: "auto" keeps away then."""
+    return "cpu" if device == "auto" and any(problem.prevents for problem in problems) else device
+
+
+def _cudnn(found: Inventory) -> Library | None:
+    if found.cudnn is None:
+        return None
+    loaded = found.loading.version if found.loading is not None else ""
+    return Library(version=loaded or found.cudnn.version, path=found.cudnn.path)
+
+
+async def try_service(device: str = "auto") -> Trial:
+    """Spawn the service that `device` gives, and let it convolve ones with ones."""
     try:
-        detail = await asyncio.wait_for(_convolve(), _LIMIT_S)
-        device, reason = _chosen()
+        detail = await asyncio.wait_for(_convolve(device), _LIMIT_S)
+        choice = choose_engine(device)
     except TimeoutError:
         return Trial(ok=False, detail=f"no answer within {_LIMIT_S:g} s")
     except (CudnnActorError, OSError, ImportError, ValueError) as error:
         return Trial(ok=False, detail=f"{type(error).__name__}: {error}")
-    return Trial(ok=True, detail=detail, device=device, reason=reason)
+    return Trial(ok=True, detail=detail, device=choice.device, reason=choice.reason)
 
 
-async def _convolve() -> str:
+async def _convolve(device: str) -> str:
     """A 3x3 filter of ones counts how many of its taps lie on the image. Raises where it miscounts."""
     began = time.perf_counter()
-    async with spawn(device="auto") as gpu:
+    async with spawn(device=device) as gpu:
         x = await gpu.upload(np.ones((1, 1, 4, 4), dtype=np.float32))
         w = await gpu.upload(np.ones((1, 1, 3, 3), dtype=np.float32))
         result = await gpu.download(await gpu.conv_fwd(x, w, conv=ConvSpec.symmetric(2, pad=1)))
@@ -106,21 +147,17 @@ async def _convolve() -> str:
     return f"started, convolved, checked and stopped in {(time.perf_counter() - began) * 1e3:.0f} ms"
 
 
-def _chosen() -> tuple[str, str]:
-    """The device that "auto" stands for, and why."""
-    choice = choose_engine("auto")
-    return choice.device, choice.reason
-
-
-def _missing(packages: dict[str, str | None], driver: Driver) -> tuple[Missing, ...]:
+def _missing(
+    packages: dict[str, str | None], driver: Driver, problems: tuple[Problem, ...]
+) -> tuple[Missing, ...]:
     missing = []
     if packages["matplotlib"] is None:
         missing.append(_extra("matplotlib", "cudnn-actor demo", "demo"))
     absent = [name for name in _CUDA_PACKAGES if packages[name] is None]
-    if absent:
+    if absent and not problems:  # which say it themselves
         # A driver of CUDA 12 runs no program of CUDA 13; the other way round is fine.
         extra = "cuda12" if 0 < driver.cuda < 13_000 else "cuda13"
-        missing.append(_extra(", ".join(absent), "the CUDA engine of a later release", extra))
+        missing.append(_extra(", ".join(absent), "services on a GPU", extra))
     return tuple(missing)
 
 

@@ -10,43 +10,54 @@ from rich.console import Console
 from rich.text import Text
 
 from cudnn_actor.cli.diagnosis import Diagnosis, diagnose
+from cudnn_actor.engines.cuda.installation import Problem
 
 __all__ = ["add_arguments", "run"]
 
-_GOOD, _ABSENT, _BAD = ("[green]✓[/]", "[dim]-[/]", "[red]✗[/]")
+_GOOD, _ABSENT, _BAD, _WARNING = ("[green]✓[/]", "[dim]-[/]", "[red]✗[/]", "[yellow]![/]")
 _Row = tuple[str, str, str, str]
-_RELEASE = "This release runs the CPU engine only: it uses no GPU, and needs none of the CUDA packages."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's words."""
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument(
+        "--device", default="auto", help='try this one: "auto" (the default), "cuda:0", "cpu"'
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit status is 0 when the service works, and 1 when it doesn't."""
-    found = diagnose()
+    """Run the command; the exit status is 1 when the service fails, or a GPU should serve and cannot."""
+    found = diagnose(args.device)
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
         _show(found, Console(highlight=False, soft_wrap=True))
-    return 0 if found.trial.ok else 1
+    broken = found.gpu_wanted and any(problem.prevents for problem in found.problems)
+    return 0 if found.trial.ok and not broken else 1
 
 
 def _show(found: Diagnosis, console: Console) -> None:
     console.print(f"[bold]cudnn-actor {found.version}[/]  {found.python}  {found.platform}\n")
     for mark, name, value, detail in [*_service(found), *_gpus(found), *_packages(found), *_machine(found)]:
         console.print(f"{mark} {name:<15} {value:<14} {detail}".rstrip())
-    console.print(f"\n{_RELEASE}")
+    for problem in found.problems:
+        _show_problem(problem, console)
     for missing in found.missing:
         console.print(f"\n{missing.what}: not installed, needed for {missing.needed_for}. To install:")
         console.print(Text(f"    {missing.command}"))
 
 
+def _show_problem(problem: Problem, console: Console) -> None:
+    mark = _BAD if problem.prevents else _WARNING
+    console.print(f"\n{mark} ", Text(f"{problem.what}: {problem.detail}. To mend it:"), sep="")
+    console.print(Text(f"    {problem.fix}"))
+
+
 def _service(found: Diagnosis) -> Iterator[_Row]:
     trial = found.trial
     yield (_GOOD if trial.ok else _BAD), "service", ("works" if trial.ok else "FAILED"), trial.detail
-    yield (_GOOD if trial.device else _BAD), 'device="auto"', trial.device or "none", trial.reason or ""
+    yield (_GOOD if trial.device else _BAD), "device", trial.device or "none", trial.reason or ""
 
 
 def _gpus(found: Diagnosis) -> Iterator[_Row]:
@@ -60,6 +71,8 @@ def _gpus(found: Diagnosis) -> Iterator[_Row]:
 
 
 def _packages(found: Diagnosis) -> Iterator[_Row]:
+    if found.cudnn is not None:
+        yield _GOOD, "libcudnn", found.cudnn.version or "unknown", found.cudnn.path
     for name, version in found.packages.items():
         yield (_GOOD if version else _ABSENT), name, version or "not installed", ""
     for name, version in found.required.items():

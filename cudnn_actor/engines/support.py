@@ -16,8 +16,9 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
     TensorRole,
 )
+from cudnn_actor.protocol.reproduction import token
 
-__all__ = ["KINDS", "Convolution", "check_graph", "kind_of"]
+__all__ = ["KINDS", "Convolution", "check_graph", "kind_of", "unsupported"]
 
 Convolution = ConvolutionForward | ConvolutionBackwardData | ConvolutionBackwardFilter
 
@@ -47,7 +48,12 @@ def check_graph(graph: OperationGraph, engine: str) -> None:
             else:
                 _check_convolution(graph, operation)
     except _Unfit as unfit:
-        raise UnsupportedGraph(engine=engine, digest=graph.digest(), detail=str(unfit)) from unfit.__cause__
+        raise unsupported(graph, engine, str(unfit)) from unfit.__cause__
+
+
+def unsupported(graph: OperationGraph, engine: str, detail: str) -> UnsupportedGraph:
+    """The error that says that an engine does not run a graph, and how to see it do so."""
+    return UnsupportedGraph(engine=engine, digest=graph.digest(), detail=detail, reproduce=token(graph))
 
 
 class _Unfit(Exception):

@@ -33,7 +33,7 @@ class Slot:
     arena, offset, nbytes
         The place of its bytes: an arena, and the bytes from its start.
     users
-        How many unfinished pieces of work read or write it.
+        How many unfinished pieces of work read or write it, and arrays outside that show its bytes.
     binding
         The engine's handle on the place, for one incarnation; None when it has not been asked for.
     """
@@ -91,6 +91,11 @@ class Slot:
             self._ends[self.generation] = reason
         self.live = False
         self.generation += 1
+
+    def revive(self) -> None:
+        """Make the generation live again that a free has just ended; its bytes were held all the time."""
+        self.live = True
+        self.generation -= 1
 
     def why_ended(self, generation: int) -> StaleReason:
         """Why an ended generation of this seat ended."""

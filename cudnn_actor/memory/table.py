@@ -2,15 +2,18 @@
 
 The table lives on the service's side and outlives the actor's incarnations.
 It moves no bytes and maps no memory: it hands out places in arenas that an
-engine has created. One thread writes at a time; nothing here blocks.
+engine has created. One thread writes at a time; nothing here blocks. What ends
+on other threads, the hold of an array outside, is noted there and applied here.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from typing import TypeGuard
 
 from cudnn_actor.memory.arena import Arena
+from cudnn_actor.memory.keeper import Keeper
 from cudnn_actor.memory.pool import ArenaPool
 from cudnn_actor.memory.slot import Slot
 from cudnn_actor.protocol.buffers import BufferRef
@@ -63,6 +66,7 @@ class MemoryTable:
         self._slots: list[Slot] = []
         self._vacant: list[int] = []
         self._live: dict[int, Slot] = {}
+        self._let_go: deque[Slot] = deque()
 
     @property
     def live_buffers(self) -> int:
@@ -87,6 +91,7 @@ class MemoryTable:
 
     def idle_arenas(self) -> tuple[int, ...]:
         """Numbers of the arenas that hold no bytes of any buffer, so that they may be dropped."""
+        self.take_back()
         return tuple(arena.number for arena in self._pool.idle())
 
     def arenas_to_drop(self, nbytes: int) -> tuple[int, ...]:
@@ -95,6 +100,7 @@ class MemoryTable:
 
     def room_for(self, spec: TensorSpec) -> bool:
         """Whether `allocate(spec)` would succeed without another arena."""
+        self.take_back()
         return self._pool.room_for(spec.nbytes)
 
     def next_arena(self, spec: TensorSpec) -> tuple[int, int]:
@@ -108,6 +114,7 @@ class MemoryTable:
         OutOfMemory
             The limit would be passed even after every idle arena was dropped; nothing has changed.
         """
+        self.take_back()
         return self._pool.next(spec.nbytes)
 
     def add_arena(self, number: int, nbytes: int, fd: int) -> None:
@@ -129,6 +136,7 @@ class MemoryTable:
         """Free every buffer, whoever holds it, and close every descriptor. Safe to call twice."""
         for slot in tuple(self._live.values()):
             self._end(slot, StaleReason.FREED)
+        self.forget_bindings()  # else those of buffers that are held would keep their arenas mapped
         self._pool.close()
 
     # Buffers
@@ -141,6 +149,7 @@ class MemoryTable:
         OutOfMemory
             No arena has room: add one (`next_arena`), then allocate again. Nothing has changed.
         """
+        self.take_back()
         arena, offset = self._pool.place(spec.nbytes)
         slot = self._vacant_slot()
         slot.seat(spec, arena, offset)
@@ -178,6 +187,29 @@ class MemoryTable:
         """
         self._end(self.resolve(ref, field), StaleReason.FREED)
 
+    def revive(self, ref: BufferRef) -> bool:
+        """Undo the free of a buffer whose bytes are still held: the work that holds them is to run again.
+
+        Whether it could be: not when nobody holds the bytes, or when the buffer ended in another way.
+        """
+        slot = self._slots[ref.slot]
+        if not self.is_withheld(ref) or slot.why_ended(ref.generation) is not StaleReason.FREED:
+            return False
+        slot.revive()
+        self._live[slot.index] = slot
+        self.live_bytes += slot.nbytes
+        return True
+
+    def is_live(self, ref: BufferRef) -> bool:
+        """Whether a reference that this table gave out still resolves."""
+        slot = self._slots[ref.slot]
+        return slot.live and slot.generation == ref.generation
+
+    def is_withheld(self, ref: BufferRef) -> bool:
+        """Whether a buffer has ended and its bytes are still held."""
+        slot = self._slots[ref.slot]
+        return not slot.live and slot.generation == ref.generation + 1 and slot.users > 0
+
     def hold(self, slot: Slot) -> None:
         """Note a piece of unfinished work on a slot that `resolve` has just returned."""
         slot.users += 1
@@ -189,6 +221,19 @@ class MemoryTable:
         slot.users -= 1
         if not slot.users and not slot.live:
             self._vacate(slot)
+
+    def lend(self, slot: Slot) -> Keeper:
+        """Hold a slot that `resolve` has just returned for as long as the answer lives, on whatever thread.
+
+        The hold outlives the incarnation that took it: it is no piece of its work.
+        """
+        self.hold(slot)
+        return Keeper(slot, self._let_go)
+
+    def take_back(self) -> None:
+        """Release what was lent to those that have gone. Every look for room does it first."""
+        while self._let_go:
+            self.release(self._let_go.popleft())
 
     def tear(self, slot: Slot, reason: StaleReason = StaleReason.TORN) -> None:
         """End a held buffer whose bytes are no longer to be trusted; one that has ended stays as it is.

@@ -81,6 +81,13 @@ class Witness:
         return self.exit
 
 
+def ended(actor: Actor) -> bool:
+    """`actor.join`, for a test's event loop: one of users' must not call what blocks."""
+    assert actor.thread is not None
+    actor.thread.join(PATIENCE_S)
+    return not actor.thread.is_alive()
+
+
 @contextmanager
 def running(actor: A) -> Iterator[A]:
     actor.launch()
@@ -88,7 +95,7 @@ def running(actor: A) -> Iterator[A]:
         yield actor
     finally:
         actor.abandon("the test is over")
-        assert actor.join(PATIENCE_S)
+        assert ended(actor)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 
 from cudnn_actor.actors import Actor, ActorStopped, Envelope, LoopBridge, Mailbox, ask, submit
 
-from .actor_fixtures import PATIENCE_S, Caller, Gate, Witness, held, in_threads, running
+from .actor_fixtures import PATIENCE_S, Caller, Gate, Witness, ended, held, in_threads, running
 
 GIVEN_UP = ActorStopped(reason="given up")
 
@@ -60,7 +60,7 @@ async def test_the_running_message_gets_the_error_and_its_late_result_is_discard
     with pytest.raises(ActorStopped, match="given up"):
         await future
     gate.open()
-    assert actor.join(PATIENCE_S)
+    assert ended(actor)
     await asyncio.sleep(0)
     assert discarded == ["far too late"]
 
@@ -135,7 +135,7 @@ async def test_an_end_that_races_its_disowning_is_one_or_the_other() -> None:
         gate.await_entry()
         actor.end("racing")
         disowned, _ = in_threads(partial(actor.disown, GIVEN_UP), gate.open)
-        assert actor.join(PATIENCE_S)
+        assert ended(actor)
         mailbox.close("over")
         first, second = await asyncio.wait_for(
             asyncio.gather(running_one, queued, return_exceptions=True), PATIENCE_S

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import io
 import itertools
 import json
 from pathlib import Path
@@ -10,8 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
-from cudnn_actor.cli import bench, main
+from benchmarks import markdown
+from cudnn_actor.cli import main
+from cudnn_actor.cli.bench.record import LOADS, SUBJECTS, Report
+from cudnn_actor.cli.bench.tables import tables
 from cudnn_actor.cli.placement import PLACEMENTS
 
 
@@ -29,7 +33,7 @@ def report(written: bytes) -> Any:
 
 
 def test_the_json_is_a_report(written: bytes) -> None:
-    assert msgspec.json.decode(written, type=bench.Report).quick
+    assert msgspec.json.decode(written, type=Report).quick
 
 
 def test_it_says_when_and_on_what_it_ran(report: Any) -> None:
@@ -42,7 +46,7 @@ def test_it_says_when_and_on_what_it_ran(report: Any) -> None:
 
 def test_every_round_trip_has_its_row(report: Any) -> None:
     rows = {(row["loop"], row["placement"], row["subject"]) for row in report["hops"]}
-    assert rows >= set(itertools.product(["asyncio"], PLACEMENTS, bench.SUBJECTS))
+    assert rows >= set(itertools.product(["asyncio"], PLACEMENTS, SUBJECTS))
     for row in report["hops"]:
         assert all(timing["count"] > 0 for timing in row["one"])
         assert set(row["per_s"]) == {"8", "64", "512"}
@@ -55,18 +59,35 @@ def test_the_work_is_there(report: Any) -> None:
 
 def test_every_load_was_measured_with_and_without_letting_go(report: Any) -> None:
     rows = {(row["load"], row["in_flight"], row["lets_go"]) for row in report["starvation"]}
-    assert rows == set(itertools.product(bench.LOADS, (1, 64), (False, True)))
+    assert rows == set(itertools.product(LOADS, (1, 64), (False, True)))
 
 
-ROOT = Path(__file__).parents[2]
+def test_a_folder_that_cannot_be_written_is_noticed_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["bench", "--out", str(tmp_path / "file" / "folder")]) == 2
+    printed = capsys.readouterr()
+    assert "choose another --out" in printed.err
+    assert printed.out == ""
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+
+
+def recorded() -> tuple[Path, Path]:
+    """The run and the profile that the page on performance names."""
+    run, profile = markdown.named_in(PAGE.read_text(encoding="utf-8"))
+    return run, profile
 
 
 def test_the_tables_of_the_page_on_performance_are_the_recorded_runs_own() -> None:
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "markdown.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tables = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tables)
-    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    lines = tables.of_files(*tables.named_in(page))
-    assert [line for line in lines if line not in page.splitlines()] == []
+    shown = PAGE.read_text(encoding="utf-8").splitlines()
+    assert [line for line in markdown.of_files(*recorded()) if line not in shown] == []
+
+
+def test_the_tables_of_a_full_run_fit_in_80_columns() -> None:
+    report = msgspec.json.decode(recorded()[0].read_bytes(), type=Report)
+    out = io.StringIO()
+    Console(file=out, width=80).print(*tables(report))
+    assert [line for line in out.getvalue().splitlines() if len(line) > 80 or "…" in line] == []

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 import platform
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
-from cudnn_actor.cli.driver import find_driver
-
+from ..engines.broken_machines import Machine, bare_machine, whole_machine
 from .terminal import cudnn_actor, python
 
 
 def test_the_doctor_tries_the_service_and_says_what_serves() -> None:
-    done = cudnn_actor("doctor")
+    done = cudnn_actor("doctor", "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert any("service" in line and "works" in line for line in lines)
-    assert any('device="auto"' in line and "cpu" in line for line in lines)
-    assert "This release runs the CPU engine only" in done.stdout
+    assert any("device" in line and "cpu" in line for line in lines)
 
 
 def test_the_findings_are_data_too() -> None:
-    done = cudnn_actor("doctor", "--json")
+    done = cudnn_actor("doctor", "--json", "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert found["trial"]["ok"]
@@ -33,33 +34,91 @@ def test_the_findings_are_data_too() -> None:
     assert found["cores"] >= 1
 
 
-def test_what_is_missing_comes_with_the_command_that_installs_it() -> None:
-    found = json.loads(cudnn_actor("doctor", "--json").stdout)
-    absent = [name for name, version in found["packages"].items() if version is None]
-    named = ", ".join(missing["what"] for missing in found["missing"])
-    for name in absent:
-        assert name in named
-    for missing in found["missing"]:
-        assert missing["command"].startswith('pip install "cudnn-actor[')
+def doctor(machine: Machine, *words: str, **environment: str) -> tuple[int, dict[str, Any]]:
+    """What the doctor finds on a machine, and its exit status."""
+    done = machine.run("-m", "cudnn_actor.cli", "doctor", "--json", *words, **environment)
+    return done.returncode, json.loads(done.stdout)
+
+
+def whats(found: dict[str, Any]) -> list[str]:
+    return [problem["what"] for problem in found["problems"]]
+
+
+def test_without_driver_and_packages_nothing_is_wrong_and_what_is_missing_has_its_command(
+    tmp_path: Path,
+) -> None:
+    bare_machine(tmp_path / "unused")  # which skips where the packages are installed for real
+    status, found = doctor(Machine(tmp_path / "machine"))
+    if found["driver"]["library"]:
+        pytest.skip("this machine has a driver")
+    assert (status, found["problems"], found["gpu_wanted"]) == (0, [], False)
+    (missing,) = (one for one in found["missing"] if "CuPy" in one["what"])
+    assert missing["command"] == 'pip install "cudnn-actor[cuda13]"'
+
+
+def test_a_gpu_that_nobody_installed_packages_for_is_named_and_no_failure(tmp_path: Path) -> None:
+    status, found = doctor(bare_machine(tmp_path))
+    assert (status, found["gpu_wanted"]) == (0, False)
+    assert "CuPy is not installed" in whats(found)
+    assert found["missing"] == [] or "CuPy" not in found["missing"][0]["what"]
+    assert [gpu["name"] for gpu in found["driver"]["gpus"]] == ["Toy GPU"]
+
+
+def test_a_gpu_that_should_work_and_does_not_is_a_failure(tmp_path: Path) -> None:
+    machine = bare_machine(tmp_path)
+    machine.install("cupy-cuda13x", "14.2.0")
+    status, found = doctor(machine)
+    assert (status, found["gpu_wanted"]) == (1, True)
+    assert found["trial"]["ok"]  # on the CPU
+
+
+def test_a_cudnn_whose_parts_do_not_fit_is_found_and_never_run(tmp_path: Path) -> None:
+    machine = whole_machine(tmp_path)
+    machine.cudnn(status=5003)
+    done = machine.run("-m", "cudnn_actor.cli", "doctor")
+    assert done.returncode == 1
+    assert "cuDNN's libraries do not fit together" in done.stdout
+    assert "cudnnGraphVersionCheck says CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH" in done.stdout
+    assert "LD_LIBRARY_PATH" in done.stdout
+    _, found = doctor(machine)
+    assert found["trial"]["device"] == "cpu"
+    assert found["cudnn"]["version"] == "9.28.0"
+    assert Path(found["cudnn"]["path"]).parent == machine.lib
+
+
+def test_an_empty_library_in_the_library_path_is_found(tmp_path: Path) -> None:
+    machine = whole_machine(tmp_path)
+    (machine.lib / "libcudnn.so.9").write_bytes(b"")
+    status, found = doctor(machine)
+    assert status == 1
+    assert "libcudnn.so.9 is no library" in whats(found)
+
+
+def test_packages_of_cuda_13_on_a_driver_of_cuda_12_are_found(tmp_path: Path) -> None:
+    machine = whole_machine(tmp_path)
+    machine.driver(gpus=1, cuda=12_080)
+    status, found = doctor(machine)
+    assert status == 1
+    assert "the NVIDIA driver is too old for packages of CUDA 13" in whats(found)
+
+
+def test_hidden_gpus_are_no_failure(tmp_path: Path) -> None:
+    machine = whole_machine(tmp_path, gpus=0)
+    status, found = doctor(machine, CUDA_VISIBLE_DEVICES="")
+    assert status == 0
+    assert whats(found) == ["no GPU is visible to this process"]
+
+
+def test_a_device_that_is_not_there_fails_with_the_reason() -> None:
+    done = cudnn_actor("doctor", "--device", "cuda:77")
+    assert done.returncode == 1
+    assert "device=cuda:77" in done.stdout
 
 
 def test_the_doctor_runs_isolated_and_imports_no_cuda_package() -> None:
     code = (
-        "import sys; from cudnn_actor.cli import main; status = main(['doctor']); "
+        "import sys; from cudnn_actor.cli import main; status = main(['doctor', '--device', 'cpu']); "
         "assert not {'cupy', 'cudnn', 'cuda', 'matplotlib', 'PIL'} & set(sys.modules); sys.exit(status)"
     )
     done = python("-I", "-c", code)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_machine_without_a_driver_is_no_error() -> None:
-    driver = find_driver("libcuda-of-no-machine.so")
-    assert not driver.found
-    assert driver.gpus == ()
-    assert "there is no libcuda-of-no-machine.so" in driver.detail
-
-
-def test_a_library_without_the_driver_in_it_is_no_error() -> None:
-    driver = find_driver("libc.so.6")
-    assert not driver.found
-    assert "does not work" in driver.detail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from cudnn_actor.memory import GRANULARITY, MemoryTable, Slot
+from cudnn_actor.memory import GRANULARITY, Keeper, MemoryTable, Slot
 from cudnn_actor.protocol import BufferRef, OutOfMemory, StaleBufferError, StaleReason
 
 from .memory_fixtures import MIB, NONCE, Descriptors, spec_of
@@ -37,11 +38,19 @@ class Known:
         return self.ended is None or self.holds > 0
 
 
+LOOKS: dict[str, Callable[[MemoryTable], object]] = {
+    "room": lambda table: table.room_for(spec_of(1)),
+    "idle": lambda table: table.idle_arenas(),
+    "all": lambda table: table.take_back(),
+}
+
+
 class MemoryMachine(RuleBasedStateMachine):
-    """Allocates, uses, frees, tears and loses buffers; grows and shrinks the arenas."""
+    """Allocates, uses, lends, frees, tears and loses buffers; grows and shrinks the arenas."""
 
     buffers = Bundle("buffers")
     holds = Bundle("holds")
+    loans = Bundle("loans")
 
     @initialize(limit=st.sampled_from([None, 6 * MIB, 10 * MIB]))
     def start(self, limit: int | None) -> None:
@@ -50,6 +59,8 @@ class MemoryMachine(RuleBasedStateMachine):
         self.descriptors = Descriptors()
         self.arenas: dict[int, tuple[int, int]] = {}
         self.known: list[Known] = []
+        self.lent: dict[int, tuple[Known, Keeper]] = {}
+        self.numbers = itertools.count()
 
     def teardown(self) -> None:
         if not hasattr(self, "table"):
@@ -60,6 +71,10 @@ class MemoryMachine(RuleBasedStateMachine):
         assert self.descriptors.open_count() == 0
 
     def everything_freed_is_one_block_again(self) -> None:
+        while self.lent:
+            buffer = self.lent.popitem()[1][0]
+            buffer.holds -= 1
+        self.table.take_back()
         for buffer in self.known:
             if buffer.ended is None:
                 self.table.free(buffer.ref)
@@ -141,6 +156,24 @@ class MemoryMachine(RuleBasedStateMachine):
         if buffer is not None:
             self.table.release(buffer.slot)
             buffer.holds -= 1
+
+    @rule(target=loans, buffer=buffers)
+    def lend(self, buffer: Known | None) -> int | None:
+        if buffer is None or buffer.ended is not None:
+            return None
+        number = next(self.numbers)
+        self.lent[number] = buffer, self.table.lend(self.table.resolve(buffer.ref))
+        buffer.holds += 1
+        return number
+
+    @rule(loan=consumes(loans), look=st.sampled_from(sorted(LOOKS)))
+    def let_go(self, loan: int | None, look: str) -> None:
+        if loan is None:
+            return
+        buffer = self.lent.pop(loan)[0]
+        assert buffer.slot.users == buffer.holds, "the end of a keeper has written the table itself"
+        LOOKS[look](self.table)
+        buffer.holds -= 1
 
     @rule(buffer=holds, reason=st.sampled_from([StaleReason.TORN, StaleReason.CONTEXT_LOST]))
     def tear(self, buffer: Known | None, reason: StaleReason) -> None:

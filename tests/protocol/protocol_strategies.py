@@ -22,7 +22,6 @@ from cudnn_actor.protocol import (
     Free,
     GetStatistics,
     Layout,
-    Message,
     Numerics,
     Ping,
     PlanStatistics,
@@ -32,6 +31,7 @@ from cudnn_actor.protocol import (
     Upload,
     Warm,
 )
+from cudnn_actor.protocol.messages import Travelling
 
 COUNTS = st.integers(0, 2**63)
 NUMBERS = st.floats(allow_nan=False, width=64)
@@ -97,7 +97,7 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     return array.T if draw(st.booleans()) else array
 
 
-messages: st.SearchStrategy[Message] = st.one_of(
+messages: st.SearchStrategy[Travelling] = st.one_of(
     computes,
     st.builds(Allocate, spec=specs(), data=st.none() | arrays()),
     st.builds(Upload, dst=refs, data=arrays()),

@@ -14,20 +14,22 @@ from cudnn_actor.protocol import (
     BufferRef,
     ConvFwd,
     ConvSpec,
+    DeviceArray,
     Drain,
     DType,
     ErrorRecord,
     Fill,
     MalformedMessage,
-    Message,
     Ping,
     TensorSpec,
     Upload,
+    View,
     decode_message,
     decode_reply,
     encode_message,
     encode_reply,
 )
+from cudnn_actor.protocol.messages import Travelling
 
 from .protocol_strategies import arrays, messages, refs, replies
 
@@ -50,7 +52,7 @@ def same(one: object, other: object) -> bool:
 
 
 @given(messages)
-def test_every_message_round_trips(message: Message) -> None:
+def test_every_message_round_trips(message: Travelling) -> None:
     frame = encode_message(message)
     assert same(message, decode_message(frame))
     assert same(message, decode_message(memoryview(frame)))
@@ -72,11 +74,11 @@ def test_the_message_strategy_makes_every_type() -> None:
 
     @settings(max_examples=400, database=None, derandomize=True)
     @given(messages)
-    def collect(message: Message) -> None:
+    def collect(message: Travelling) -> None:
         made.add(type(message))
 
     collect()
-    assert made == set(Message.__args__)
+    assert made == set(Travelling.__args__)
 
 
 def must_decode_or_be_malformed(frame: bytes) -> None:
@@ -89,7 +91,7 @@ def must_decode_or_be_malformed(frame: bytes) -> None:
 
 @given(messages | replies, st.data())
 def test_a_truncated_frame_is_malformed(thing: object, data: st.DataObject) -> None:
-    is_message = isinstance(thing, Message)
+    is_message = isinstance(thing, Travelling)
     frame = encode_message(thing) if is_message else encode_reply(thing)  # type: ignore[arg-type]
     cut = frame[: data.draw(st.integers(0, len(frame) - 1))]
     with pytest.raises(MalformedMessage):
@@ -101,7 +103,7 @@ def test_a_truncated_frame_is_malformed(thing: object, data: st.DataObject) -> N
 def test_a_flipped_bit_gives_a_message_or_malformed_and_nothing_else(
     thing: object, data: st.DataObject
 ) -> None:
-    is_message = isinstance(thing, Message)
+    is_message = isinstance(thing, Travelling)
     frame = bytearray(encode_message(thing) if is_message else encode_reply(thing))  # type: ignore[arg-type]
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(frame) - 1))
@@ -222,6 +224,17 @@ def test_arrays_of_other_types_do_not_travel(dtype: str) -> None:
         encode_message(Upload(dst=REF, data=np.zeros(3, dtype)))
     with pytest.raises(TypeError, match="do not travel"):
         encode_reply(np.zeros(3, dtype))
+
+
+def test_what_means_something_in_this_process_only_does_not_travel() -> None:
+    on_device = DeviceArray(dims=(2, 3), dtype=DType.FLOAT32, device="cuda:0", array=object())
+    for message in (Upload(dst=REF, data=on_device), Allocate(spec=SPEC, data=on_device)):
+        with pytest.raises(TypeError, match="do not travel; fetch them to the host"):
+            encode_message(message)
+    with pytest.raises(TypeError, match="does not travel"):
+        encode_message(View(buffer=REF))  # type: ignore[arg-type]
+    with pytest.raises(MalformedMessage):
+        decode_message(packed({"type": "View", "buffer": msgspec.to_builtins(REF)}))
 
 
 @pytest.mark.parametrize("reply", ["text", 1.5, True, [], object(), {"a": 1}, Ping()])

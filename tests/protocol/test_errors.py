@@ -39,6 +39,7 @@ EVERY_ERROR: list[CudnnActorError] = [
     MalformedMessage(detail="truncated"),
     *(StaleBufferError(slot=3, generation=2**64 - 1, reason=reason) for reason in StaleReason),
     UnsupportedGraph(engine="cuda", digest="ab" * 32, detail="int8 backward"),
+    UnsupportedGraph(engine="cuda", digest="ab" * 32, detail="int8 backward", reproduce="eNp"),
     OutOfMemory(requested=2**40, in_use=5, limit=None),
     OutOfMemory(requested=2**40, in_use=5, limit=7),
     MailboxFull(capacity=1024),
@@ -47,6 +48,7 @@ EVERY_ERROR: list[CudnnActorError] = [
     ServiceStopped(reason="closed"),
     StartFailed(detail="no GPU"),
     ExecutionFailed(status="CUDNN_STATUS_X", detail="launch failed", plan="cpu/conv_fwd/12"),
+    ExecutionFailed(status="CUDNN_STATUS_X", detail="launch failed", plan="cpu/conv_fwd/12", reproduce="eNp"),
     ContextLost(status="CUDA_ERROR_ILLEGAL_ADDRESS", detail="gone"),
     OutcomeUnknown(request_id=9, cause="killed", why="it accumulates"),
     QuarantinedRequest(request_id=9, digest="cd" * 32, cause="killed"),
@@ -127,6 +129,14 @@ def test_a_request_that_may_have_run_is_never_safe_to_send_again() -> None:
 )
 def test_the_text_names_the_fix(error: CudnnActorError, fix: str) -> None:
     assert fix in str(error)
+
+
+def test_an_error_of_a_plan_ends_with_the_command_that_reproduces_it() -> None:
+    failed = ExecutionFailed(status="a", detail="b", plan="c", reproduce="eNp1")
+    unsupported = UnsupportedGraph(engine="cpu", digest="a", detail="b", reproduce="eNp1")
+    for error in (failed, unsupported):
+        assert str(error).endswith("; to reproduce: cudnn-actor reproduce eNp1")
+    assert "reproduce" not in str(ExecutionFailed(status="a", detail="b", plan="c"))
 
 
 @pytest.mark.parametrize(

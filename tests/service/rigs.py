@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,9 +14,11 @@ import numpy as np
 
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, LifecycleEvent, Spawning
 from cudnn_actor.engines import EngineChoice
-from cudnn_actor.engines.base import Engine, StickyError
+from cudnn_actor.engines.base import Engine, EngineFailure, Plan, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.options import make_options
+from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.service import CudnnService
 from cudnn_actor.supervision import ChildSpec
@@ -48,6 +51,12 @@ class Gate:
         self.forget_arrivals()
         self._caught.clear()
         self._catching = True
+
+    def let_the_caught_one_go(self) -> None:
+        """Open for the one that was caught, and for nobody else."""
+        self.forget_arrivals()
+        self.shut()
+        self._caught.set()
 
     def go_through(self) -> None:
         """The engine's side. Listens to nobody but the test: what waits here is truly lost to its service."""
@@ -100,6 +109,10 @@ class GatedEngine(CpuEngine):
         self._pause("read")
         return super().read(src)
 
+    def view(self, src: np.ndarray, keeper: object) -> np.ndarray:
+        self._pause("view")
+        return super().view(src, keeper)
+
     def create_arena(self, arena: int, nbytes: int) -> int:
         self._pause("create_arena")
         return super().create_arena(arena, nbytes)
@@ -128,6 +141,11 @@ class Device:
         self.fenced = threading.Semaphore(0)
         self.dead = threading.Event()
         self.free_running = threading.Event()
+        self.reads_block = False
+        """Whether the staging memory is full, so that only `read` will do."""
+        self.fetched = 0
+        """Answers of `fetch` that have been called for."""
+        self.fetch_fails_with: Exception | None = None
 
     def wait_for_fence(self) -> threading.Event:
         """The next fence that no earlier call has seen. Blocks."""
@@ -144,6 +162,18 @@ class Device:
             pass
         self.free_running.clear()
 
+    def fetching(self, fetch: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
+        """What the engine's `fetch` answers with."""
+
+        def call() -> np.ndarray:
+            self.fetched += 1
+            if (failure := self.fetch_fails_with) is not None:
+                self.fetch_fails_with = None
+                raise failure
+            return fetch()
+
+        return call
+
     def die(self) -> None:
         """Kill the context: the next question about a fence is answered with a sticky error, once."""
         self.dead.set()
@@ -157,6 +187,7 @@ class AsynchronousEngine(CpuEngine):
     def __init__(self, device: Device) -> None:
         super().__init__()
         self._device = device
+        self._void: set[Any] = set()
 
     def fence(self) -> Any:
         fence = threading.Event()
@@ -165,10 +196,122 @@ class AsynchronousEngine(CpuEngine):
         return fence
 
     def finished(self, fence: Any) -> bool:
+        assert fence not in self._void, "asked again about a fence that had passed"
         if self._device.dead.is_set():
             self._device.dead.clear()
             raise StickyError("DEAD", "the test killed the context")
-        return bool(fence.is_set() or self._device.free_running.is_set())
+        passed = bool(fence.is_set() or self._device.free_running.is_set())
+        if passed:
+            self._void.add(fence)
+        return passed
+
+    def fetch(self, src: np.ndarray) -> Callable[[], np.ndarray] | None:  # type: ignore[override]
+        fetched = None if self._device.reads_block else super().fetch(src)
+        return fetched and self._device.fetching(fetched)
+
+
+class Workshop:
+    """Where plans are built: gates before each build and each step of tuning, and what is to go wrong."""
+
+    def __init__(self) -> None:
+        self.building = Gate()
+        self.tuning = Gate()
+        self.failures: list[Exception | None] = []
+        """What the next builds raise, one after the other; None for one that works."""
+        self.room: int | None = None
+        """Bytes of workspace that the device has; None for enough."""
+        self.dies = False
+
+    def build(self, graph: OperationGraph, limit: int | None) -> Plan:
+        self.building.go_through()
+        failure = self.failures.pop(0) if self.failures else None
+        if failure is not None:
+            raise failure
+        if self.dies:
+            self.dies = False
+            raise SystemExit("the test ends the build thread")
+        return compile_plan(graph, limit)
+
+    def take(self, plan: Plan) -> None:
+        if self.room is not None and plan.workspace > self.room:
+            raise OutOfMemory(requested=plan.workspace, in_use=0, limit=self.room)
+
+
+class WorkshopBuilder:
+    """A `Builder` of plans for the CPU engine."""
+
+    fingerprint = "a test's"
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+
+    def open(self) -> None:
+        """Nothing to take."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
+        return self._workshop.build(graph, workspace_limit)
+
+    def tune(
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: Callable[[int, int, str], None],
+    ) -> Plan:
+        for done in range(2):
+            progress(done, 2, f"candidate {done}")
+            self._workshop.tuning.go_through()
+        plan: Any = compile_plan(graph, workspace_limit)
+        tuned: Plan = dataclasses.replace(plan, tag=f"{plan.tag}/tuned")
+        return tuned
+
+    def export(self, plan: Plan) -> None:
+        """None: there is nothing to keep."""
+
+    def restore(self, graph: OperationGraph, data: bytes) -> Plan:
+        raise EngineFailure("NO_PLAN", "this builder keeps none")
+
+
+class BuildingEngine(CpuEngine):
+    """The CPU engine with plans from a builder, on a second thread."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        super().__init__()
+        self._workshop = workshop
+
+    def builder(self) -> WorkshopBuilder:  # type: ignore[override]
+        return WorkshopBuilder(self._workshop)
+
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Any:
+        raise AssertionError("built on the actor's thread")
+
+    def prepare(self, plan: Plan) -> None:
+        self._workshop.take(plan)
+        super().prepare(plan)
+
+
+class AsynchronousBuildingEngine(AsynchronousEngine):
+    """The same, whose work is done only when the test finishes the fence behind it."""
+
+    def __init__(self, workshop: Workshop, device: Device) -> None:
+        super().__init__(device)
+        self._workshop = workshop
+
+    def builder(self) -> WorkshopBuilder:  # type: ignore[override]
+        return WorkshopBuilder(self._workshop)
+
+    def prepare(self, plan: Plan) -> None:
+        self._workshop.take(plan)
+        super().prepare(plan)
+
+
+class MortalBuildingEngine(BuildingEngine):
+    """One whose memory dies with its context."""
+
+    outlives_context = False
 
 
 def service_on(engine: Callable[[], Engine], **options: Any) -> CudnnService:

@@ -177,7 +177,7 @@ async def test_what_waits_when_a_service_gives_up_is_answered_before_the_next_li
             waiting = [gpu.submit(trio.product()) for _ in range(200)]
         assert isinstance(await outcome(running), Receipt)
         assert isinstance(await outcome(fatal), ServiceStopped)
-        assert {type(await outcome(future)).__name__ for future in waiting} == {"ActorStopped"}
+        assert {type(await outcome(future)).__name__ for future in waiting} == {"ServiceStopped"}
         await house.until(Restarted, "gpu")
         assert (await gpu.statistics()).queued == 0
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cudnn_actor import Fault, FaultPlan, InvalidRequest, child_spec, spawn, start
+
+from .rigs import Trio
 
 BAD: list[tuple[str, Any]] = [
     ("device", "tpu"),
@@ -35,6 +39,13 @@ BAD: list[tuple[str, Any]] = [
     ("memory_limit", 1e9),
     ("memory_limit", 1 << 70),
     ("standby", 1),
+    ("verify", True),
+    ("plan_store", ""),
+    ("plan_store", 7),
+    ("plan_store", b"plans"),
+    ("plan_store", "pl\0ans"),
+    ("autotune", 1),
+    ("autotune", None),
     ("mail_box", 10),
 ]
 
@@ -54,6 +65,27 @@ def test_options_have_no_places_only_names() -> None:
     untyped: Any = spawn
     with pytest.raises(TypeError):
         untyped("cpu")
+
+
+@pytest.mark.parametrize("given", ["plans", Path("plans")], ids=repr)
+async def test_a_plan_store_and_autotuning_change_nothing_on_the_cpu(
+    given: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with spawn(device="cpu", plan_store=given, autotune=True) as gpu:
+        trio = await Trio.on(gpu)
+        assert await gpu.warm([trio.product()]) == 1
+        await gpu.ask(trio.product())
+        assert await trio.result() == 6.0
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_plan_store_is_where_the_option_says() -> None:
+    _, service = child_spec(device="cpu", plan_store="plans", autotune=True)
+    assert service.state.plan_store is not None
+    assert service.state.plan_store.directory == os.path.abspath("plans")
+    assert service.state.autotune
+    service.stop()
 
 
 async def test_the_limits_of_waiting_are_accepted() -> None:

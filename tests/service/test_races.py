@@ -53,12 +53,6 @@ Loops = Callable[[], asyncio.AbstractEventLoop]
 SPEC = TensorSpec.packed((1, 1, 1, 1))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def libuv_has_its_pipe() -> None:
-    """libuv makes one pipe for signals with a process's first loop, and keeps it: no leak of a test's."""
-    uvloop.new_event_loop().close()
-
-
 @pytest.fixture
 def busy_switching() -> Iterator[None]:
     """Threads take turns every few microseconds, so that a race of a few instructions is lost soon."""

@@ -61,12 +61,21 @@ def policy_of(
     intensity: RestartIntensity = PLENTY,
     backoff: Backoff = NO_DELAY,
     shutdown_s: float = 5.0,
+    *,
+    replaceable: bool | dict[str, bool] = True,
 ) -> SupervisorPolicy:
-    """Children named by single letters, permanent unless said otherwise."""
+    """Children named by single letters, permanent and replaceable unless said otherwise."""
+    kept = replaceable if isinstance(replaceable, dict) else dict.fromkeys(children, replaceable)
     restarts = dict.fromkeys(children, Restart.PERMANENT) if isinstance(children, str) else children
     return SupervisorPolicy(
         children=tuple(
-            ChildPolicy(id=name, restart=restart, shutdown_s=shutdown_s, ready_within_s=30.0)
+            ChildPolicy(
+                id=name,
+                restart=restart,
+                shutdown_s=shutdown_s,
+                ready_within_s=30.0,
+                replaceable=kept.get(name, True),
+            )
             for name, restart in restarts.items()
         ),
         strategy=strategy,

@@ -7,9 +7,13 @@ import pytest
 from cudnn_actor.supervision import (
     Backoff,
     Escalate,
+    ExitKind,
     ExitReason,
     Finish,
+    Restart,
     RestartIntensity,
+    StartRequested,
+    Strategy,
     TimerKind,
 )
 
@@ -61,6 +65,47 @@ def test_with_no_restarts_allowed_the_first_failure_stops_all_and_escalates() ->
     assert world.escalations == [Escalate(child="b", cause=CRASH)]
     assert world.finished
     assert world.starts == ""
+
+
+@pytest.mark.parametrize("was_ready", [False, True], ids=["starting", "ready"])
+@pytest.mark.parametrize("restart", Restart)
+@pytest.mark.parametrize("kind", ExitKind)
+def test_a_child_that_cannot_be_replaced_is_tried_again_until_it_is_ready_and_never_after(
+    kind: ExitKind, restart: Restart, was_ready: bool
+) -> None:
+    reason = ExitReason(kind=kind)
+    world = World(policy_of({"a": restart}, replaceable=False))
+    world.send(StartRequested())
+    if was_ready:
+        world.ready("a")
+    world.exit("a", reason)
+    covered = restart.covers(reason)
+    assert world.starts == ("aa" if covered and not was_ready else "a")
+    assert world.escalations == ([Escalate(child="a", cause=reason)] if covered and was_ready else [])
+
+
+def test_a_hung_child_that_cannot_be_replaced_is_killed_and_escalates() -> None:
+    world = World(policy_of("a", replaceable=False)).up()
+    world.hang("a")
+    assert (world.kills, world.starts, world.finished) == ("a", "a", True)
+    assert world.escalations == [Escalate(child="a", cause=ExitReason.hung())]
+
+
+def test_starts_of_a_child_that_cannot_be_replaced_use_the_restarts_up_like_any_other_s() -> None:
+    world = World(policy_of("a", intensity=RestartIntensity(max_restarts=2), replaceable=False))
+    world.send(StartRequested())
+    for _ in range(3):
+        world.exit("a", ExitReason.start_failed("no GPU"))
+    assert world.starts == "aaa"
+    assert len(world.escalations) == 1
+
+
+def test_a_child_that_cannot_be_replaced_starts_anew_with_its_group_all_the_same() -> None:
+    world = World(policy_of("ab", Strategy.ONE_FOR_ALL, replaceable={"a": False})).up().forget()
+    world.exit("b")
+    world.exit("a", ExitReason.shutdown())
+    assert world.starts == "a"
+    assert world.escalations == []
 
 
 def test_a_stop_while_escalating_still_escalates_and_finishes_once() -> None:

@@ -36,6 +36,7 @@ picks = st.integers(0, 1 << 16)
 class SupervisedLives(RuleBasedStateMachine):
     @initialize(
         restarts=st.lists(st.sampled_from(Restart), max_size=4),
+        replaceable=st.booleans(),
         strategy=st.sampled_from(Strategy),
         max_restarts=st.integers(0, 8),
         backoff=st.sampled_from(BACKOFFS),
@@ -46,6 +47,7 @@ class SupervisedLives(RuleBasedStateMachine):
         self,
         *,
         restarts: list[Restart],
+        replaceable: bool,
         strategy: Strategy,
         max_restarts: int,
         backoff: Backoff,
@@ -54,7 +56,8 @@ class SupervisedLives(RuleBasedStateMachine):
     ) -> None:
         children = dict(zip("abcd", restarts, strict=False))
         intensity = RestartIntensity(max_restarts=max_restarts, period_s=8.0)
-        self.world = World(policy_of(children, strategy, intensity, backoff, shutdown_s), seed=seed)
+        policy = policy_of(children, strategy, intensity, backoff, shutdown_s, replaceable=replaceable)
+        self.world = World(policy, seed=seed)
         self.started = False
 
     def _ignored(self, signal: Signal) -> None:
@@ -128,6 +131,13 @@ class SupervisedLives(RuleBasedStateMachine):
         failures = self.world.failures
         for place in range(len(failures) - allowed):
             assert failures[place + allowed] - failures[place] >= period_s
+
+    @invariant()
+    def what_cannot_be_replaced_is_not(self) -> None:
+        alone = self.world.policy.strategy is Strategy.ONE_FOR_ONE
+        for child, state in zip(self.world.policy.children, self.world.state.children, strict=True):
+            if alone and not child.replaceable and state.was_ready:
+                assert state.ready_at is not None or self.world.told[child.id] == "Stopped"
 
     @invariant()
     def the_timers_are_those_that_somebody_waits_for(self) -> None:

@@ -36,15 +36,6 @@ AT_ONCE = Backoff(initial_s=0.0)
 NEVER = Backoff(initial_s=3600.0, cap_s=3600.0, jitter=0.0)
 
 
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive(), f"{thread.name} is left over"
-
-
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost thread is given up after 0.05 s and not 1 s."""

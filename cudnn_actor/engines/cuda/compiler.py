@@ -16,7 +16,14 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.cuda.graphs import Refused, build_candidate, candidates, frontend_uids
+from cudnn_actor.engines.cuda.graphs import (
+    Refused,
+    build_candidate,
+    candidates,
+    check_bytes,
+    frontend_uids,
+    takes_bytes,
+)
 from cudnn_actor.engines.cuda.kernels import Expression, Leaf, Node, Scalar, elementwise
 from cudnn_actor.engines.cuda.plan import CudaPlan
 from cudnn_actor.engines.cuda.recipe import (
@@ -31,9 +38,9 @@ from cudnn_actor.engines.cuda.recipe import (
     aligned,
 )
 from cudnn_actor.engines.cuda.trial import Bench, Trial
-from cudnn_actor.engines.support import Convolution, check_graph, kind_of
+from cudnn_actor.engines.support import Convolution, check_graph, kind_of, unsupported
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import OutOfMemory, UnsupportedGraph
+from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, Pointwise, TensorRole
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
@@ -65,7 +72,7 @@ def compile_plan(graph: OperationGraph, bench: Bench, workspace_limit: int | Non
         unlimited = None
     bench.stream.synchronize()  # in a dead context everything is refused: then this raises
     if unlimited is None or unlimited.workspace <= limit:
-        raise UnsupportedGraph(engine="cuda", digest=graph.digest(), detail=str(reason)) from reason
+        raise unsupported(graph, "cuda", str(reason)) from reason
     raise OutOfMemory(requested=unlimited.workspace, in_use=0, limit=limit)
 
 
@@ -118,6 +125,7 @@ def _whole_offers(
 ) -> Iterator[Offer]:
     """The graph as one of cuDNN's, one offer for each of the candidates, in cuDNN's order."""
     try:
+        check_bytes(graph)
         lowered = candidates(graph, handle, limit)
     except Refused as refusal:
         refusals.append(str(refusal))
@@ -129,8 +137,7 @@ def _whole_offers(
 
 def _split_offers(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[Offer]:
     """The graph in steps: for each form that the convolutions' tensors can take, the first few candidates."""
-    alone = len(graph.operations) == 1
-    for form in range(1 if alone else 0, _MOST_FORMS):
+    for form in range(_MOST_FORMS):
         for choice in range(_CHOICES):
             yield partial(compile_split, graph, handle, limit, form, choice)
 
@@ -141,7 +148,7 @@ def compile_whole(graph: OperationGraph, handle: Any, limit: int | None, candida
 
 
 def _whole(graph: OperationGraph, lowered: Any, limit: int | None, candidate: int) -> CudaPlan:
-    build_candidate(lowered, candidate)
+    build_candidate(graph, lowered, candidate)
     step = graph_step(graph, lowered, _sources(graph))
     return finish(graph, [step], [lowered], 0, limit)
 
@@ -250,15 +257,17 @@ class _Splitter:
         self, operation: Convolution, tensors: Sequence[GraphTensor], forms: Sequence[GraphTensor]
     ) -> tuple[OperationGraph, Any]:
         """A convolution of those forms as a graph of its own, and cuDNN's, built. Raises `Refused`."""
-        # Half types and bytes lose nothing as float32, nor as TF32, which has ten bits and all of the exponent.
-        widened = tensors[0].dtype is not forms[0].dtype
-        numerics = msgspec.structs.replace(self._graph.numerics, tf32=widened or self._graph.numerics.tf32)
+        # Half types and bytes lose nothing as float32, nor as TF32, which has ten bits and full range.
+        numerics = self._graph.numerics
+        if tensors[0].dtype is not forms[0].dtype:
+            numerics = msgspec.structs.replace(numerics, tf32=True)
+            operation = msgspec.structs.replace(operation, compute=forms[0].dtype)
         alone = OperationGraph(tensors=tuple(forms), operations=(operation,), numerics=numerics)
         lowered = candidates(alone, self._handle, self._limit)
         left = self._choice
         for index in range(lowered.get_execution_plan_count()):
             try:
-                build_candidate(lowered, index)
+                build_candidate(alone, lowered, index)
             except Refused:
                 continue
             if not left:
@@ -340,22 +349,24 @@ def _broadcast(tensor: GraphTensor, dims: tuple[int, ...]) -> tuple[int, ...]:
 def _forms(tensors: Sequence[GraphTensor]) -> Iterator[list[GraphTensor]]:
     """What to try a convolution's tensors as, the result last: as given, packed, it wider, all wider."""
     bound = [_given(tensor) for tensor in tensors]
-    yield bound
-    half = tensors[0].dtype not in (DType.FLOAT32, DType.FLOAT64)
-    for layout in (Layout.NHWC, Layout.NCHW) if half else (Layout.NCHW, Layout.NHWC):
+    narrow = tensors[0].dtype not in (DType.FLOAT32, DType.FLOAT64)
+    wider = DType.FLOAT32 if tensors[0].dtype.is_floating else DType.INT32
+    if takes_bytes(bound):
+        yield bound
+    for layout in (Layout.NHWC, Layout.NCHW) if narrow else (Layout.NCHW, Layout.NHWC):
         packed = [_repacked(tensor, layout) for tensor in bound]
-        yield packed
-        wider = DType.INT32 if not tensors[0].dtype.is_floating else DType.FLOAT32
-        if packed[-1].dtype not in (wider, DType.FLOAT64):
-            yield [*packed[:-1], _repacked(packed[-1], layout, wider)]
-    if half:
+        if takes_bytes(packed):
+            yield packed
+            if packed[-1].dtype not in (wider, DType.FLOAT64):
+                yield [*packed[:-1], _repacked(packed[-1], layout, wider)]
+    if narrow:
         for dtype in _wider(tensors):
             for layout in (Layout.NCHW, Layout.NHWC):
                 yield [_repacked(tensor, layout, dtype) for tensor in bound]
 
 
 def _wider(tensors: Sequence[GraphTensor]) -> Sequence[DType]:
-    """Types in which a convolution of half types or of bytes loses nothing: no operand, and no sum of bytes."""
+    """Types in which a convolution of half types or of bytes loses no operand, and no sum of bytes."""
     largest = {DType.INT8: 128, DType.UINT8: 255}.get(tensors[0].dtype)
     if largest is None:
         return (DType.FLOAT32,)

@@ -21,6 +21,7 @@ from cudnn_actor.engines.cuda.program import Program
 from cudnn_actor.engines.cuda.transfer import Transfer
 from cudnn_actor.engines.cuda.trial import Bench
 from cudnn_actor.engines.cuda.workspace import Workspace
+from cudnn_actor.engines.remote import RemoteBuilder
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.tensor import TensorSpec
@@ -128,9 +129,13 @@ class CudaEngine:
 
     # Plans.
 
-    def builder(self) -> CudaBuilder:
-        """A builder for a second thread, with a handle of its own."""
-        return CudaBuilder(self._ordinal)
+    def builder(self) -> RemoteBuilder:
+        """A builder for a second thread that builds in a process of its own.
+
+        cuDNN's frontend holds the interpreter's lock while it builds, for 0.3 s where a kernel is compiled.
+        """
+        make = f"{CudaBuilder.__module__}:{CudaBuilder.__name__}"
+        return RemoteBuilder(make, (self._ordinal,), CudaBuilder(self._ordinal))
 
     @reported
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:

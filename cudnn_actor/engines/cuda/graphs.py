@@ -8,9 +8,10 @@ https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Convolutio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cudnn_actor.engines.cuda.errata import erratum
 from cudnn_actor.engines.cuda.libraries import libraries
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
@@ -25,8 +26,17 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
     TensorRole,
 )
+from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
-__all__ = ["Refused", "build_candidate", "candidates", "convolved", "frontend_uids"]
+__all__ = [
+    "Refused",
+    "build_candidate",
+    "candidates",
+    "check_bytes",
+    "convolved",
+    "frontend_uids",
+    "takes_bytes",
+]
 
 _DATA_TYPES = {
     DType.FLOAT64: "DOUBLE",
@@ -102,6 +112,30 @@ def _unwanted(graph: OperationGraph) -> list[Any]:
     if graph.numerics.deterministic:
         notes.append(note.NONDETERMINISTIC)
     return notes
+
+
+def check_bytes(graph: OperationGraph) -> None:
+    """Raise `Refused` for a convolution of bytes that lie as cuDNN does not document to take them.
+
+    It takes them all the same, and computes something else, or reads beyond them.
+    """
+    for operation in graph.operations:
+        tensors = [graph.tensor(uid) for uid in (*operation.inputs, operation.output)]
+        if not isinstance(operation, Pointwise) and not takes_bytes(tensors):
+            raise Refused("of bytes it takes int8 in NHWC alone, with channels in fours")
+
+
+def takes_bytes(tensors: Sequence[GraphTensor]) -> bool:
+    """Whether cuDNN takes a convolution's operands and result (last), as far as they are bytes.
+
+    https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-cnn-library.html
+    """
+    x, w, *_ = tensors
+    if x.dtype.is_floating:
+        return True
+    fours = all(size % 4 == 0 for size in (x.dims[1], *w.dims[:2]))
+    packed = (TensorSpec.packed(t.dims, t.dtype, Layout.NHWC).strides == t.strides for t in tensors)
+    return x.dtype is DType.INT8 and fours and all(packed)
 
 
 def convolved(graph: OperationGraph) -> list[GraphTensor]:
@@ -210,12 +244,14 @@ def _convolution(conv: ConvSpec, compute: DType) -> Mapping[str, Any]:
     }
 
 
-def build_candidate(lowered: Any, index: int) -> None:
+def build_candidate(graph: OperationGraph, lowered: Any, index: int) -> None:
     """Build one of the candidates. Blocks for milliseconds to a second.
 
-    Raises `Refused` when it cannot be built, or is one that the notes or the workspace limit exclude.
+    Raises `Refused` when it cannot be built, or when the notes, the workspace limit or an erratum exclude it.
     """
     try:
+        if (known := erratum(graph, lowered.get_plan_name_at_index(index))) is not None:
+            raise Refused(known)
         lowered.build_plan_at_index(index)
     except (libraries().cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
         raise Refused(_first_line(error)) from error

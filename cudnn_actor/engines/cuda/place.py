@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from cudnn_actor.engines.cuda.arenas import Mapping
 from cudnn_actor.engines.cuda.libraries import libraries
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["Place"]
+__all__ = ["Place", "memory_order"]
 
 
 class Place:
@@ -50,13 +49,13 @@ class Place:
         strides = tuple(stride * spec.dtype.itemsize for stride in spec.strides)
         return cupy.ndarray(spec.dims, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
 
-    def memory_order(self) -> tuple[int, ...] | None:
-        """The axes from slowest to fastest, where the elements fill their bytes without gaps; else None."""
-        spec = self.spec
-        order = sorted(range(len(spec.dims)), key=lambda a: (-spec.strides[a], spec.dims[a] == 1, a))
-        step = 1
-        for axis in reversed(order):
-            if spec.dims[axis] != 1 and spec.strides[axis] != step:
-                return None
-            step *= spec.dims[axis]
-        return tuple(order) if step == math.prod(spec.dims) else None
+
+def memory_order(spec: TensorSpec) -> tuple[int, ...] | None:
+    """A tensor's axes from slowest to fastest, where its elements lie without gaps; else None."""
+    order = sorted(range(spec.rank), key=lambda a: (-spec.strides[a], spec.dims[a] == 1, a))
+    step = 1
+    for axis in reversed(order):
+        if spec.dims[axis] != 1 and spec.strides[axis] != step:
+            return None
+        step *= spec.dims[axis]
+    return tuple(order)

@@ -27,5 +27,4 @@ class CudaPlan:
         self.workspace = recipe.workspace
         self.program: Any = None
         """The plan bound to the engine that runs it; that engine's own."""
-        self.tuning: Any = None
-        """What tuning found, where the plan is its result: a `Tuning`."""
+        self.tuning = recipe.tuning

@@ -11,7 +11,8 @@ import msgspec
 
 from cudnn_actor.engines.cuda.kernels import Elementwise
 
-__all__ = ["Buffer", "GraphStep", "KernelStep", "Number", "Recipe", "Scratch", "Source", "Step", "aligned"]
+__all__ = ["Buffer", "GraphStep", "KernelStep", "Number", "Recipe", "Scratch", "Source", "Step"]
+__all__ += ["Tuning", "aligned"]
 
 _ALIGNMENT = 256
 
@@ -75,6 +76,25 @@ class KernelStep(msgspec.Struct, frozen=True, tag="kernel"):
 Step = GraphStep | KernelStep
 
 
+class Tuning(msgspec.Struct, frozen=True):
+    """What tuning found.
+
+    Parameters
+    ----------
+    heuristic_us, tuned_us
+        Device time of the heuristic's plan and of the fastest, in microseconds.
+    tried
+        How many candidates were timed.
+    discarded
+        What was wrong with those that were not: "engine: reason".
+    """
+
+    heuristic_us: float
+    tuned_us: float
+    tried: int
+    discarded: tuple[str, ...]
+
+
 class Recipe(msgspec.Struct, frozen=True):
     """All that a plan is but its live parts.
 
@@ -88,6 +108,8 @@ class Recipe(msgspec.Struct, frozen=True):
         Bytes between the steps.
     buffers, scalars
         How many a run is given.
+    tuning
+        What was measured, where the plan is the fastest of those that were.
     """
 
     tag: str
@@ -95,6 +117,7 @@ class Recipe(msgspec.Struct, frozen=True):
     scratch: int
     buffers: int
     scalars: int
+    tuning: Tuning | None = None
 
     @property
     def own_workspace(self) -> int:

@@ -19,10 +19,10 @@ import numpy as np
 from cudnn_actor.engines.cpu.transfer import check_values, element, store
 from cudnn_actor.engines.cuda.fences import Fences
 from cudnn_actor.engines.cuda.libraries import libraries
-from cudnn_actor.engines.cuda.place import Place
+from cudnn_actor.engines.cuda.place import Place, memory_order
 from cudnn_actor.engines.cuda.staging import Piece, StagingRing
 
-__all__ = ["PIECE_BYTES", "Transfer"]
+__all__ = ["PIECE_BYTES", "Transfer", "blocks"]
 
 PIECE_BYTES = 8 << 20
 """The most that one copy moves; a ring holds four."""
@@ -72,7 +72,7 @@ class Transfer:
             self._write_from_device(dst, array)
             return
         check_values(dst.spec.dims, dst.spec.dtype.numpy, array)
-        order = dst.memory_order()
+        order = memory_order(dst.spec)
         if order is not None and (array.nbytes <= _SMALL_BYTES or array.transpose(order).flags.c_contiguous):
             self._write_in_order(dst, array.transpose(order))
         else:
@@ -170,7 +170,7 @@ class Transfer:
         piece = self._fetched.take(nbytes) if nbytes <= _RING_BYTES // 2 else None
         if piece is None:
             return None
-        order = src.memory_order()
+        order = memory_order(src.spec)
         if order is None or nbytes > _SMALL_BYTES:
             order = tuple(range(spec.rank))
             self._send(src, (), piece)
@@ -189,7 +189,7 @@ class Transfer:
 
     def copy(self, src: Place, dst: Place) -> None:
         """Enqueue a copy between buffers of the same dims and dtype."""
-        if src.memory_order() is not None and src.spec.strides == dst.spec.strides:
+        if memory_order(src.spec) is not None and src.spec.strides == dst.spec.strides:
             self._copy(dst.pointer, src.pointer, src.spec.nbytes, _ON_DEVICE)
         else:
             self._assign(dst.raw, (), src.raw)

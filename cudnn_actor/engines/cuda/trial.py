@@ -10,6 +10,8 @@ behind them lie guard bytes.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,7 +80,7 @@ class Trial:
         self.scalars = [0.5 + 0.25 * number for number in range(len(graph.scalars))]
         self._reference: Reference | None = None
         try:
-            with bench.stream:
+            with self._working():
                 if Reference.covers(graph):
                     self._reference = Reference(graph)
                 self._tensors = {uid: _Tensor(self._pool, graph.tensor(uid)) for uid in graph.bound}
@@ -88,9 +90,16 @@ class Trial:
         self._accumulated = self._find_accumulated()
         self.pointers = [self._tensors[self._accumulated.get(uid, uid)].pointer for uid in graph.bound]
 
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        """On the bench's stream, with memory that is given back at the end."""
+        with self.bench.stream, libraries().cupy.cuda.using_allocator(self._pool.malloc):
+            yield
+
     def close(self) -> None:
         """Wait for what runs and give the memory back."""
         self.bench.stream.synchronize()
+        self._reference = None
         self._tensors.clear()
         self._pool.free_all_blocks()
 
@@ -113,7 +122,15 @@ class Trial:
 
         A graph that there is no reference for is only looked at for NaN and for guards.
         """
-        with self.bench.stream:
+        fault = self._fault(plan)
+        if fault is not None:
+            with self._working():
+                for tensor in self._tensors.values():
+                    tensor.fill()  # it may have written anywhere: the next plan is not to be blamed for that
+        return fault
+
+    def _fault(self, plan: CudaPlan) -> str | None:
+        with self._working():
             for uid in self._written & set(self._graph.bound):
                 self._tensors[uid].own[...] = _POISON
             for read, result in self._accumulated.items():
@@ -131,7 +148,7 @@ class Trial:
 
     def room_for(self, plan: CudaPlan) -> _Guarded:
         """A workspace for a plan, between guards. Raises `MemoryError`."""
-        with self.bench.stream:
+        with self._working():
             return _Guarded(self._pool, plan.workspace)
 
     def _judge(self, workspace: _Guarded) -> str | None:
@@ -197,14 +214,16 @@ class _Tensor(_Guarded):
         spec = TensorSpec(dims=tensor.dims, strides=tensor.strides, dtype=tensor.dtype)
         super().__init__(pool, spec.nbytes)
         self._spec = spec
+        self.fill()
+
+    def fill(self) -> None:
+        """Make it and its guards what they were at first."""
         cupy = libraries().cupy
-        count = spec.nbytes // spec.dtype.itemsize
-        numbers = cupy.ndarray((count,), cupy.uint32, pool.malloc(max(4 * count, 1)))
-        numbers[...] = cupy.arange(count, dtype=cupy.uint32)
+        self.all[...] = _GUARD
+        numbers = cupy.arange(self._spec.nbytes // self._spec.dtype.itemsize, dtype=cupy.uint32)
         numbers *= cupy.uint32(2654435761)
         numbers >>= cupy.uint32(29)
-        flat = self.own.view(spec.dtype.numpy)
-        flat[...] = (numbers.astype(cupy.int32) - 3).astype(cupy.float32)
+        self.own.view(self._spec.dtype.numpy)[...] = (numbers.astype(cupy.int32) - 3).astype(cupy.float32)
 
     def has_nan(self) -> bool:
         """Whether any element is NaN. Blocks."""

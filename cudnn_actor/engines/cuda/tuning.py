@@ -10,40 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.compiler import WORKSPACE_BYTES, compile_plan, compile_split, compile_whole
-from cudnn_actor.engines.cuda.graphs import Refused, candidates
+from cudnn_actor.engines.cuda.graphs import Refused, candidates, check_bytes
 from cudnn_actor.engines.cuda.libraries import libraries
 from cudnn_actor.engines.cuda.plan import CudaPlan
 from cudnn_actor.engines.cuda.program import Program
+from cudnn_actor.engines.cuda.recipe import Tuning
 from cudnn_actor.engines.cuda.trial import Bench, Trial
 from cudnn_actor.protocol.graph import OperationGraph
 
-__all__ = ["Tuning", "tune"]
+__all__ = ["tune"]
 
 log = Log("cudnn_actor")
 
 _WARM_UPS, _ROUGH_RUNS, _FINE_RUNS, _FINALISTS, _ROUNDS = 5, 5, 20, 4, 3
-
-
-class Tuning(NamedTuple):
-    """What tuning found.
-
-    Parameters
-    ----------
-    heuristic_us, tuned_us
-        Device time of the heuristic's plan and of the fastest, in microseconds.
-    tried
-        How many candidates were timed.
-    discarded
-        What was wrong with those that were not: "engine: reason".
-    """
-
-    heuristic_us: float
-    tuned_us: float
-    tried: int
-    discarded: tuple[str, ...]
 
 
 def tune(
@@ -73,6 +57,7 @@ class _Offer(NamedTuple):
 def _offers(graph: OperationGraph, handle: Any, limit: int) -> Sequence[_Offer]:
     """Everything that can be tried."""
     try:
+        check_bytes(graph)
         lowered = candidates(graph, handle, limit)
         names = [lowered.get_plan_name_at_index(i) for i in range(lowered.get_execution_plan_count())]
     except Refused:
@@ -104,8 +89,8 @@ def _fastest(
             log.info("plan.discarded", plan=plan.tag, reason=fault)
             discarded.append(f"{offer.what}: {fault}")
     heuristic_us, best_us, best = _final(trial, heuristic, [plan for _, _, plan in sorted(times)])
-    best.tuning = Tuning(heuristic_us, best_us, len(times), tuple(discarded))
-    return best
+    found = Tuning(heuristic_us, best_us, len(times), tuple(discarded))
+    return CudaPlan(msgspec.structs.replace(best.recipe, tuning=found), best.graphs)
 
 
 def _built(

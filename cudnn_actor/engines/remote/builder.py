@@ -4,7 +4,7 @@ A library may hold the interpreter's lock for as long as a build takes: then no 
 whichever of them it was called. So a child process builds, and what comes back is restored here, which is
 short. Waiting for the child is a poll, without the lock.
 
-Where the child is not to be had, plans are built here. Two things decide:
+Where the child is not to be had, plans are built here, some never:
 
 =====================================  ==========================================================
 a build, before the first child is up  here: nothing is busy that early, and the first result
@@ -24,11 +24,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Builder, EngineFailure, Plan, StickyError
 from cudnn_actor.engines.remote.frames import Build, Built, Request, Tune
-from cudnn_actor.engines.remote.kept import KeptBytes
 from cudnn_actor.engines.remote.process import BuilderProcess, ChildLost
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.supervision.policy import RestartIntensity
@@ -79,7 +79,9 @@ class RemoteBuilder:
         self._local = local
         self._start_within_s = start_within_s
         self._grace_s = grace_s
-        self._kept = KeptBytes()
+        # Plans may go on any thread, and their entries with them: that is one operation on a dict, as is
+        # each of ours, and the interpreter does not interrupt it.
+        self._kept: WeakKeyDictionary[Plan, bytes] = WeakKeyDictionary()
         self._killed: Counter[str] = Counter()
         """How many children died of a graph, by its digest."""
         self._deaths: tuple[float, ...] = ()
@@ -156,7 +158,7 @@ class RemoteBuilder:
 
     def export(self, plan: Plan) -> bytes | None:
         """As `Builder.export`; free for plans from the child, whose bytes are kept with them."""
-        data = self._kept.of(plan)
+        data = self._kept.get(plan)
         return self._local.export(plan) if data is None else data
 
     def restore(self, graph: OperationGraph, data: bytes) -> Plan:
@@ -208,7 +210,7 @@ class RemoteBuilder:
         except EngineFailure as error:
             log.warning("builder.not_restored", graph=graph.digest()[:8], error=str(error))
             return None
-        self._kept.keep(plan, built.data)
+        self._kept[plan] = built.data
         return plan
 
     # One child after the other.
@@ -262,7 +264,7 @@ class RemoteBuilder:
             return None
         with self._lock:
             self._child = child
-            if self._interrupted:
+            if self._interrupted:  # while it was being started, when there was nothing to shut down
                 child.interrupt()
         return child
 
@@ -282,7 +284,7 @@ class RemoteBuilder:
         assert child is not None, "who is lost was there"
         status = child.end(0.0 if loss.why else _EXIT_WITHIN_S)
         words = child.last_words
-        what = f"the builder process {child.pid} was ended: {loss.why}" if loss.why else f"it {status}"
+        what = f"the builder process {child.pid} {f'was ended: {loss.why}' if loss.why else status}"
         log.warning("builder.died", pid=child.pid, why=what, graph=digest[:8], stderr=words)
         self._count_death()
         if self._uses_children:

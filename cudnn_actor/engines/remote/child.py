@@ -100,10 +100,8 @@ def serve(channel: Channel) -> None:
     builder.open()
     try:
         channel.send(Ready(builder.fingerprint))
-        answer: Answer = Built(None)
-        while not (isinstance(answer, Failed) and answer.kind == "sticky"):  # then nothing can run here again
-            answer = _answer(builder, channel.receive(), channel)
-            channel.send(answer)
+        while True:
+            channel.send(_answer(builder, channel.receive(), channel))
     finally:
         builder.close()
 

@@ -77,7 +77,9 @@ class BuilderProcess:
         self.started = time.monotonic()
         self.fingerprint: str | None = None
         """What its builder says; None until it is ready."""
-        self._output = _output_of(self._process)
+        assert self._process.stdout is not None
+        self._output = self._process.stdout
+        os.set_blocking(self._output.fileno(), False)
         self._printed = bytearray()
         self._frames: Frames[Any] = Frames(ANSWERS)
         self._poll = select.poll()
@@ -156,7 +158,7 @@ class BuilderProcess:
                 self._process.wait(_UNTIL_KILLED_S)
         while self._listen():
             pass
-        os.close(self._output)
+        self._output.close()
         return _status(self._process.returncode)
 
     def _send(self, frame: Start | Request) -> None:
@@ -197,7 +199,7 @@ class BuilderProcess:
     def _listen(self) -> bool:
         """Keep the last of what it prints; False when there is nothing to be read."""
         try:
-            data = os.read(self._output, _CHUNK)
+            data = os.read(self._output.fileno(), _CHUNK)
         except BlockingIOError:
             return False
         self._printed += data
@@ -224,15 +226,6 @@ def _launched(theirs: socket.socket) -> subprocess.Popen[bytes]:
         process_group=0,
         env={**os.environ, "PYTHONPATH": places},
     )
-
-
-def _output_of(process: subprocess.Popen[bytes]) -> int:
-    """The descriptor of what a process prints, ours from here on, and not blocking."""
-    assert process.stdout is not None
-    with process.stdout as pipe:
-        output = os.dup(pipe.fileno())
-    os.set_blocking(output, False)
-    return output
 
 
 def _status(returncode: int | None) -> str:

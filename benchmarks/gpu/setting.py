@@ -1,0 +1,98 @@
+"""What every part is told, and the libraries that only a machine with a GPU has."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from benchmarks.gpu.problems import Problem, small
+from cudnn_actor import Spawning, spawn
+
+__all__ = ["Setting", "actor_thread", "cpu_s", "cudnn", "cupy", "torch"]
+
+
+class Setting(NamedTuple):
+    """How to measure a part.
+
+    Parameters
+    ----------
+    device
+        "cuda:N", or "cpu" for a dry run: then what only a GPU has is left out.
+    quick
+        Whether a few seconds will do.
+    profile
+        Whether to sample the threads under small requests too.
+    budget_s
+        Seconds after which a part starts nothing more that it can leave out.
+    began_s
+        When it began, by `time.monotonic()`.
+    say
+        Shows what is being measured.
+    """
+
+    device: str
+    quick: bool
+    profile: bool
+    budget_s: float
+    began_s: float
+    say: Callable[[str], None]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether there is anything to compare with."""
+        return self.device.startswith("cuda")
+
+    @property
+    def ordinal(self) -> int:
+        """The GPU's number."""
+        return int(self.device.partition(":")[2] or 0)
+
+    @property
+    def spent(self) -> float:
+        """The share of the budget that has gone."""
+        return (time.monotonic() - self.began_s) / self.budget_s
+
+    @property
+    def small(self) -> Problem:
+        """The small convolution of this device."""
+        return small(on_gpu=self.on_gpu)
+
+    def service(self) -> Spawning:
+        """A service on the device, not yet started."""
+        return spawn(device=self.device, isolation="thread")
+
+    def choose(self, full: Any, quick: Any) -> Any:
+        """The amount that suits this run."""
+        return quick if self.quick else full
+
+
+def cupy() -> Any:
+    """CuPy. Raises `ImportError`."""
+    return importlib.import_module("cupy")
+
+
+def cudnn() -> Any:
+    """The cuDNN frontend. Raises `ImportError`."""
+    return importlib.import_module("cudnn")
+
+
+def torch() -> Any:
+    """PyTorch, set for speed, but for TF32, which is off as it is here. Raises `ImportError`."""
+    found = importlib.import_module("torch")
+    found.backends.cudnn.benchmark = True
+    found.backends.cudnn.allow_tf32 = False
+    found.backends.cuda.matmul.allow_tf32 = False
+    return found
+
+
+def actor_thread() -> threading.Thread:
+    """The actor's thread of the one service that runs in this process."""
+    return next(thread for thread in threading.enumerate() if thread.name.startswith("CudnnActor-"))
+
+
+def cpu_s(thread: threading.Thread) -> float:
+    """Seconds that a thread has computed."""
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))

@@ -1,0 +1,223 @@
+"""A convolution that takes the device a few microseconds: what a request costs, beside a plain call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import msgspec
+
+from benchmarks.gpu.frontend import frontend_loops
+from benchmarks.gpu.problems import Problem
+from benchmarks.gpu.pytorch import eager
+from benchmarks.gpu.rates import call_rate, loops, on_loop, one_call_at_a_time, submit_rate
+from benchmarks.gpu.sampling import Sampled, sampled
+from benchmarks.gpu.setting import Setting, actor_thread, cpu_s
+from benchmarks.gpu.sheet import Sheet, median, number, ratio, verdict
+from benchmarks.gpu.stage import Call, random_values, staged
+from cudnn_actor import CudnnRef
+from cudnn_actor.cli.measure import Timing, one_by_one, rate
+from cudnn_actor.protocol.messages import Compute
+
+__all__ = ["Small", "measure", "placed", "sheets"]
+
+IN_FLIGHT = (8, 64, 256)
+PUBLIC, TORCH = "frontend: public execute", "PyTorch: eager conv2d"
+_PROFILED = 64
+
+
+class Requests(msgspec.Struct, kw_only=True):
+    """Through the actor, on one kind of event loop; a number a round."""
+
+    loop: str
+    one: list[Timing] = []
+    ask_per_s: dict[int, list[float]] = {}
+    submit_per_s: dict[int, list[float]] = {}
+    loop_cpu_us: list[float] = []
+    """CPU time of the loop's thread for each request, 64 asked at a time."""
+    actor_cpu_us: list[float] = []
+
+
+class Calls(msgspec.Struct, kw_only=True):
+    """Without the actor, on this thread; a number a round."""
+
+    name: str
+    per_s: list[float] = []
+    """In a loop that waits for the device at its end."""
+    one: list[Timing] = []
+    """Waiting for the device after each."""
+
+
+class Small(msgspec.Struct, kw_only=True):
+    """All of this part."""
+
+    requests: list[Requests]
+    calls: list[Calls]
+    profiles: dict[str, list[Sampled]] = {}
+    """By thread, where it was asked for."""
+
+
+class Rival(NamedTuple):
+    """What a round calls in a loop."""
+
+    row: Calls
+    call: Call
+    wait: Call
+
+
+async def placed(gpu: CudnnRef, problem: Problem) -> Compute:
+    """The request, on buffers of random numbers."""
+    x, w, y = [
+        await gpu.upload(random_values(spec.size, problem.dtype).reshape(spec.dims), layout=problem.layout)
+        for spec in (problem.x, problem.w, problem.y)
+    ]
+    return problem.message(x, w, y)
+
+
+def measure(setting: Setting) -> Small:
+    """Blocks for about half a minute."""
+    with ExitStack() as stack:
+        rivals = _rivals(setting, stack)
+        found = Small(requests=[], calls=[rival.row for rival in rivals])
+        for loop in loops():
+            setting.say(f"small convolution, {loop}")
+            on_loop(loop, _rounds(setting, found, rivals, loop))
+    if setting.profile:
+        setting.say("profile")
+        found.profiles = on_loop("asyncio", _profile(setting))
+    return found
+
+
+def _rivals(setting: Setting, stack: ExitStack) -> list[Rival]:
+    problem = setting.small
+    stage = stack.enter_context(staged(setting, 1 << 23, problem.dtype))
+    specs = {"x": problem.x, "w": problem.w, "y": problem.y}
+    place = stage.place(problem.message, specs, problem.written)
+    calls = [("this engine, without its actor", stage.call(stage.plan(place)[0], place), stage.wait)]
+    if setting.on_gpu:
+        frontend = stack.enter_context(frontend_loops(problem, setting.ordinal))
+        torch = stack.enter_context(eager(setting.ordinal))
+        calls += [
+            (PUBLIC, frontend.public, frontend.wait),
+            ("frontend: lowered graph", frontend.lowered, frontend.wait),
+            ("CUDA graph replay", frontend.replayed, frontend.wait),
+            (TORCH, torch.call(problem), torch.wait),
+        ]
+    return [Rival(Calls(name=name), call, wait) for name, call, wait in calls]
+
+
+async def _rounds(setting: Setting, found: Small, rivals: list[Rival], loop: str) -> None:
+    """Rounds of everything: the rivals too, each time, for the ratios."""
+    row = Requests(loop=loop)
+    found.requests.append(row)
+    seconds = setting.choose(0.2, 0.01)
+    async with setting.service() as gpu:
+        message = await placed(gpu, setting.small)
+        await rate(lambda: gpu.ask(message), max(IN_FLIGHT), seconds)
+        for number_of_round in range(setting.choose(5, 1)):
+            _call_round(rivals[:: -1 if number_of_round % 2 else 1], seconds)
+            await _request_round(gpu, message, row, seconds)
+
+
+def _call_round(rivals: list[Rival], seconds: float) -> None:
+    for row, call, wait in rivals:
+        row.per_s.append(call_rate(call, wait, seconds))
+        row.one.append(one_call_at_a_time(call, wait, seconds))
+
+
+async def _request_round(gpu: CudnnRef, message: Compute, row: Requests, seconds: float) -> None:
+    actor = actor_thread()
+    row.one.append(await one_by_one(lambda: gpu.ask(message), 2 * seconds))
+    for in_flight in IN_FLIGHT:
+        mine, theirs = time.thread_time(), cpu_s(actor)
+        per_s, timing = await rate(lambda: gpu.ask(message), in_flight, seconds)
+        if in_flight == _PROFILED:
+            row.loop_cpu_us.append(1e6 * (time.thread_time() - mine) / timing.count)
+            row.actor_cpu_us.append(1e6 * (cpu_s(actor) - theirs) / timing.count)
+        row.ask_per_s.setdefault(in_flight, []).append(per_s)
+        row.submit_per_s.setdefault(in_flight, []).append(await submit_rate(gpu, message, in_flight, seconds))
+
+
+async def _profile(setting: Setting) -> dict[str, list[Sampled]]:
+    async with setting.service() as gpu:
+        message = await placed(gpu, setting.small)
+        seconds = setting.choose(5.0, 0.2)
+        await rate(lambda: gpu.ask(message), _PROFILED, 0.2 * seconds)
+        with sampled({"actor": actor_thread()}) as found:
+            await rate(lambda: gpu.ask(message), _PROFILED, seconds)
+    return found
+
+
+# Tables.
+
+
+def sheets(small: Small) -> Iterator[Sheet]:
+    """Requests, calls, what was reached, profiles."""
+    columns = ("requests", "p50 µs", "p99 µs", *(f"{n}: k/s" for n in IN_FLIGHT), "CPU µs: loop", "actor")
+    yield Sheet(
+        "Small convolution, through the actor",
+        columns,
+        tuple(cells for row in small.requests for cells in _request_rows(row)),
+        "Latencies of one request at a time; thousands of requests a second by requests in flight; CPU time "
+        "of the two threads for each request, 64 in flight.",
+    )
+    yield Sheet(
+        "The same convolution, called on this thread",
+        ("calls", "p50 µs", "p99 µs", "in a loop: k/s"),
+        tuple(_call_row(row) for row in small.calls),
+        "Latencies of a call that waits for the device each time; the loop waits at its end only.",
+    )
+    if any(row.name == TORCH for row in small.calls):
+        yield from _reached(small)
+    for thread, samples in small.profiles.items():
+        yield Sheet(
+            f"The {thread}'s thread, 64 in flight: samples by function",
+            ("function", "% of samples", "hottest line"),
+            tuple((s.function, f"{s.percent:.1f}", str(s.line)) for s in samples),
+        )
+
+
+def _request_rows(row: Requests) -> Iterator[tuple[str, ...]]:
+    p50, p99 = median(t.p50_us for t in row.one), median(t.p99_us for t in row.one)
+    for name, per_s, cpu in (
+        ("ask", row.ask_per_s, (median(row.loop_cpu_us), median(row.actor_cpu_us))),
+        ("submit", row.submit_per_s, (None, None)),
+    ):
+        latency = (p50, p99) if name == "ask" else (None, None)
+        rates = (number((median(per_s[n]) or 0.0) / 1e3) for n in IN_FLIGHT)
+        yield (f"{name}, {row.loop}", *(number(t) for t in latency), *rates, *(number(c) for c in cpu))
+
+
+def _call_row(row: Calls) -> tuple[str, ...]:
+    p50, p99 = median(t.p50_us for t in row.one), median(t.p99_us for t in row.one)
+    return (row.name, number(p50), number(p99), number((median(row.per_s) or 0.0) / 1e3))
+
+
+def _reached(small: Small) -> Iterator[Sheet]:
+    public, torch = (next(row for row in small.calls if row.name == name) for name in (PUBLIC, TORCH))
+    lines: dict[str, list[str]] = {
+        f"{how}, 64 in flight / {rival}: at least {aim}": []
+        for rival, aim in (("public execute in a loop", 2.0), ("PyTorch in a loop", 0.9))
+        for how in ("ask", "submit")
+    }
+    lines["one at a time, p50 / PyTorch + synchronize: at most 2.5"] = []
+    before = 0
+    for row in small.requests:
+        rounds = slice(before, before + len(row.one))  # the rivals' figures of this loop's own rounds
+        before = rounds.stop
+        values = [
+            verdict(ratio(per_s[64], rival.per_s[rounds]), aim)
+            for rival, aim in ((public, 2.0), (torch, 0.9))
+            for per_s in (row.ask_per_s, row.submit_per_s)
+        ]
+        slower = ratio([t.p50_us for t in row.one], [t.p50_us for t in torch.one[rounds]])
+        values.append(verdict(slower, 2.5, at_least=False))
+        for line, value in zip(lines.values(), values, strict=True):
+            line.append(value)
+    yield Sheet(
+        "What was aimed at",
+        ("ratio", *(row.loop for row in small.requests)),
+        tuple((name, *values) for name, values in lines.items()),
+    )

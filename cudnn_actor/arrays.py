@@ -1,0 +1,131 @@
+"""What callers bring: NumPy's arrays and what becomes one, and other libraries' arrays, wherever they lie.
+
+DLPack says where an array lies before it is touched, so one on a device is never read through the host.
+https://data-apis.org/array-api/latest/design_topics/data_interchange.html
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.protocol.device_array import DeviceArray
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.messages import Values
+from cudnn_actor.protocol.tensor import Layout, TensorSpec
+
+__all__ = ["as_values", "packed_like"]
+
+_HOST = {1, 3}
+"""DLPack's kDLCPU and kDLCUDAHost: both are memory that the host reads."""
+_CUDA = {2, 13}
+"""kDLCUDA and kDLCUDAManaged."""
+_REFUSALS = (TypeError, ValueError, RuntimeError, BufferError, AttributeError)
+"""What libraries raise where they cannot hand an array out."""
+
+
+def as_values(values: Any, device: str, adopt: Callable[[object], DeviceArray] | None) -> Values:
+    """What a message carries of `values`: a NumPy array, or what `adopt` makes of an array on the device.
+
+    Parameters
+    ----------
+    values
+        Anything that NumPy takes, or an array with `__dlpack__` or `__cuda_array_interface__`.
+    device
+        The service's, "cpu" or "cuda:N".
+    adopt
+        The engine's; None where it has no device of its own.
+
+    Raises
+    ------
+    InvalidRequest
+        What holds no real numbers of a fixed size, what its library does not hand out, and arrays on a
+        device that is not the service's.
+    """
+    place = _place(values)
+    if place is None:
+        return _on_host(values)
+    if adopt is None or not place.startswith("cuda"):
+        raise InvalidRequest(
+            field="array",
+            value=type(values).__name__,
+            problem=f"lies on {place}, but this service runs on {device}",
+            fix="move it to the host first (x.cpu().numpy() in PyTorch, cupy.asnumpy(x))",
+        )
+    return adopt(values)
+
+
+def packed_like(values: Values, dtype: DType | str | None, layout: Layout | str) -> TensorSpec:
+    """The spec of a packed buffer for `values`, of their own dtype where none is given."""
+    if isinstance(values, DeviceArray):
+        return TensorSpec.packed(values.dims, values.dtype if dtype is None else dtype, layout)
+    return TensorSpec.packed(values.shape, str(values.dtype) if dtype is None else dtype, layout)
+
+
+def _place(values: Any) -> str | None:
+    """Where an array lies, for people; None for all that the host can read."""
+    if isinstance(values, np.ndarray | np.generic):
+        return None
+    if _has(values, "__dlpack_device__"):
+        try:
+            kind, ordinal = map(int, values.__dlpack_device__())
+        except _REFUSALS as error:  # it lies on several devices, or on none
+            raise _refused(values, error) from error
+        if kind in _HOST:
+            return None
+        return f"cuda:{ordinal}" if kind in _CUDA else f"a device of another kind (DLPack's {kind})"
+    return "cuda" if _has(values, "__cuda_array_interface__") else None
+
+
+def _has(values: object, protocol: str) -> bool:
+    """Whether an object speaks a protocol; its class does not. Some raise more than AttributeError here."""
+    try:
+        return not isinstance(values, type) and hasattr(values, protocol)
+    except _REFUSALS:
+        return True
+
+
+def _on_host(values: Any) -> np.ndarray:
+    """Host values as an array. Raises `InvalidRequest` for what holds no real numbers of a fixed size."""
+    if inspect.isawaitable(values):
+        raise InvalidRequest(
+            field="array", value=type(values).__name__, problem="was never awaited", fix="await it first"
+        )
+    try:
+        array = _from_dlpack(values)
+        array = np.asarray(values) if array is None else array
+    except _REFUSALS as error:
+        raise _refused(values, error) from error
+    if DType.of(array.dtype) is None and array.dtype.kind not in "iufb":
+        raise InvalidRequest(
+            field="array",
+            value=f"dtype {array.dtype}",
+            problem="holds no real numbers of a fixed size",
+            fix="pass real numbers: an array of float32, say; .real and .imag of a complex one",
+        )
+    return array
+
+
+def _from_dlpack(values: Any) -> np.ndarray | None:
+    """Another library's array, not copied; None where NumPy does not get it this way."""
+    if isinstance(values, np.ndarray | np.generic) or not _has(values, "__dlpack__"):
+        return None
+    try:
+        return np.from_dlpack(values)
+    except _REFUSALS:  # JAX's bfloat16, say, which NumPy does get by `__array__`
+        return None
+
+
+def _refused(values: Any, error: Exception) -> InvalidRequest:
+    fix = "give rows of equal length, or an array on the host"
+    if getattr(values, "requires_grad", False):
+        fix = "pass x.detach()"
+    elif str(getattr(values, "dtype", "")).endswith("bfloat16"):
+        fix = "pass its bits, which NumPy takes: x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)"
+    return InvalidRequest(
+        field="array", value=type(values).__name__, problem=f"makes no array: {error}", fix=fix
+    )

@@ -1,0 +1,241 @@
+"""`cudnn-actor autotune`: measures all plans of some problems, and keeps the fastest in a plan store."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from cudnn_actor.cli.graph_bench import GraphBench, graph_bench, made_up_values, opened
+from cudnn_actor.cli.problem_form import FORM, Problem, read_problem, read_problems
+from cudnn_actor.cli.problems import UserError
+from cudnn_actor.engines import Builder, Engine, EngineFailure, Plan
+from cudnn_actor.engines.cuda.recipe import Tuning
+from cudnn_actor.plan_file import PlanKey
+from cudnn_actor.plan_store import PlanStore
+from cudnn_actor.protocol import CudnnActorError
+from cudnn_actor.stored_plans import StoredPlans
+
+__all__ = ["Tuned", "Tuner", "add_arguments", "run", "tune_all"]
+
+_FAILURES = (CudnnActorError, EngineFailure, MemoryError, UserError)
+_NOTHING_TO_TUNE = (
+    "the CPU engine has one way to run each graph, so there is nothing to tune; "
+    "on a machine with a GPU, give --device cuda:0 (cudnn-actor doctor says what is missing)"
+)
+
+
+class Tuned(NamedTuple):
+    """One problem's figures, in microseconds of one run among many; `error` says why there are none.
+
+    `measured` is how many plans ran: none where the store had the winner already. `discarded` says what was
+    wrong with those that could not be trusted.
+    """
+
+    problem: str
+    heuristic_us: float = 0.0
+    tuned_us: float = 0.0
+    measured: int = 0
+    discarded: tuple[str, ...] = ()
+    plan: str = ""
+    error: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's words."""
+    parser.add_argument(
+        "problems",
+        nargs="+",
+        metavar="PROBLEMS",
+        help=f"a file with one problem a line, - for standard input, or one problem: {FORM}",
+    )
+    parser.add_argument(
+        "--store", required=True, type=Path, metavar="DIR", help="keeps the winners: spawn(plan_store=DIR)"
+    )
+    parser.add_argument("--device", default="auto", help='"cuda:0" or "auto" (the default)')
+    parser.add_argument(
+        "--workspace-limit",
+        type=int,
+        metavar="BYTES",
+        help="as spawn(workspace_limit=) will have it: plans are kept for one limit",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit status is 1 where a problem could not be tuned."""
+    problems = _problems(args.problems)
+    _check(args)
+    console = Console(highlight=False)
+    with opened(args.device) as engine:
+        builder = engine.builder()
+        if builder is None:
+            raise UserError(_NOTHING_TO_TUNE)
+        store = PlanStore(args.store)
+        with Tuner(engine, builder, store, workspace_limit=args.workspace_limit) as tuner:
+            results = tune_all(tuner, problems)
+    console.print(_table(results))
+    for result in results:
+        for reason in result.discarded:
+            console.print(Text(f"discarded for {_short(result.problem)}: {reason}"), soft_wrap=True)
+    console.print(Text(f"kept in {os.path.abspath(args.store)}"), soft_wrap=True)
+    return 1 if any(result.error for result in results) else 0
+
+
+def _problems(words: Sequence[str]) -> list[Problem]:
+    """The problems of a file, of standard input, or of the words themselves."""
+    if list(words) == ["-"]:
+        return _some(read_problems(sys.stdin), "standard input")
+    if len(words) == 1 and (os.sep in words[0] or os.path.exists(words[0])):
+        try:
+            lines = Path(words[0]).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{words[0]} cannot be read: {error}") from error
+        return _some(read_problems(lines), words[0])
+    return [read_problem(" ".join(words))]
+
+
+def _some(problems: Iterator[Problem], where: str) -> list[Problem]:
+    found = list(problems)
+    if not found:
+        raise UserError(f"{where} holds no problem; write one a line, like `{FORM}`")
+    return found
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What would else be noticed after minutes of measuring."""
+    if args.workspace_limit is not None and args.workspace_limit < 1:
+        raise UserError(f"--workspace-limit {args.workspace_limit}: give bytes, at least 1")
+    try:
+        args.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--store {args.store} cannot be made: {error}") from error
+    found = args.store.stat()
+    if not os.access(args.store, os.W_OK) or found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+        raise UserError(f"--store {args.store}: choose a directory that you, and only you, can write")
+
+
+class Tuner:
+    """Tunes problems one after the other, on an open engine.
+
+    Parameters
+    ----------
+    engine
+        Runs the plans.
+    builder
+        The engine's own, not open yet.
+    store
+        Where winners are kept.
+    workspace_limit
+        Bytes that plans may use; None for the engine's own bound.
+    """
+
+    def __init__(
+        self, engine: Engine, builder: Builder, store: PlanStore, *, workspace_limit: int | None
+    ) -> None:
+        self._engine = engine
+        self._builder = builder
+        self._store = store
+        self._stored = StoredPlans(store, builder)
+        self._limit = workspace_limit
+
+    def __enter__(self) -> Self:
+        self._stored.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stored.close()
+
+    def tune(self, problem: Problem, progress: Callable[[int, int, str], None]) -> Tuned:
+        """Measure one problem's plans, and keep the winner. Blocks; a failure is in the answer."""
+        graph, limit = problem.graph, self._limit
+        try:
+            winner = self._stored.tune(graph, workspace_limit=limit, progress=progress)
+            error = "" if self._kept(problem) else "tuned, but it could not be kept: -v shows why"
+            return self._figures(problem, winner)._replace(plan=winner.tag, error=error)
+        except _FAILURES as error:
+            return Tuned(problem.text, error=f"{type(error).__name__}: {error}")
+
+    def _figures(self, problem: Problem, winner: Plan) -> Tuned:
+        """What the tuning itself measured; for a plan that the store had, what it and its rival take now."""
+        tuning: Tuning | None = getattr(winner, "tuning", None)  # an engine's own plan knows, a kept one not
+        if tuning is not None:
+            heuristic_us, tuned_us = tuning.heuristic_us, tuning.tuned_us
+            measured, discarded = tuning.tried, tuning.discarded
+            return Tuned(problem.text, heuristic_us, tuned_us, measured, discarded)
+        heuristic = self._builder.build(
+            problem.graph, workspace_limit=self._limit
+        )  # the store's is the winner
+        with graph_bench(self._engine, problem.graph) as bench:
+            bench.fill(made_up_values(problem.graph, seed=0))
+            return Tuned(
+                problem.text, self._microseconds(bench, heuristic), self._microseconds(bench, winner)
+            )
+
+    def _microseconds(self, bench: GraphBench, plan: Plan) -> float:
+        self._engine.prepare(plan)
+        return bench.measure(plan)
+
+    def _kept(self, problem: Problem) -> bool:
+        key = PlanKey(
+            graph=problem.graph.digest(),
+            fingerprint=self._builder.fingerprint,
+            workspace_limit=self._limit,
+        )
+        return self._store.load(key) is not None
+
+
+def tune_all(tuner: Tuner, problems: Sequence[Problem]) -> list[Tuned]:
+    """Tune every problem, under a progress bar on stderr."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        all_of_them = progress.add_task("problems", total=len(problems))
+        plans = progress.add_task("plans", total=None)
+        results = []
+        for problem in problems:
+            progress.update(plans, description=_short(problem.text), completed=0, total=None)
+            results.append(tuner.tune(problem, _shown(progress, plans, _short(problem.text))))
+            progress.advance(all_of_them)
+    return results
+
+
+def _shown(progress: Progress, task: TaskID, name: str) -> Callable[[int, int, str], None]:
+    """What a tuning tells how far it is."""
+
+    def show(done: int, of: int, what: str) -> None:
+        progress.update(task, description=f"{name}  {what}", completed=done, total=of)
+
+    return show
+
+
+def _table(results: Sequence[Tuned]) -> Table:
+    table = Table(title="Microseconds of one run among many", title_justify="left", pad_edge=False)
+    table.add_column("problem", overflow="fold")
+    for name in ("heuristic", "tuned", "speedup", "measured", "discarded"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("plan", overflow="fold")
+    for result in results:
+        table.add_row(Text(_short(result.problem)), *_times(result), Text(result.error or result.plan))
+    return table
+
+
+def _times(result: Tuned) -> Iterator[str]:
+    if not result.tuned_us:
+        yield from "-----"
+        return
+    yield f"{result.heuristic_us:.1f}"
+    yield f"{result.tuned_us:.1f}"
+    yield f"{result.heuristic_us / result.tuned_us:.2f}x"
+    yield str(result.measured) if result.measured else "kept"
+    yield str(len(result.discarded)) if result.measured else "-"
+
+
+def _short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

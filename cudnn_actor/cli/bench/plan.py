@@ -1,0 +1,21 @@
+"""How long to measure."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["FULL", "QUICK", "Plan"]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How long to measure."""
+
+    rounds: int
+    slice_s: float
+    """Seconds of each measurement of a round."""
+    starving_s: float
+    repeats: int
+
+
+FULL = Plan(rounds=7, slice_s=0.15, starving_s=1.5, repeats=15)
+QUICK = Plan(rounds=1, slice_s=0.003, starving_s=0.02, repeats=2)

@@ -1,0 +1,86 @@
+"""What a run of the benchmark says: every raw number, so that its tables can be made again."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.cli.measure import Timing
+from cudnn_actor.cli.problems import UserError
+
+__all__ = ["IN_FLIGHT", "LOADS", "SUBJECTS", "Hop", "Report", "Starving", "now", "target", "write"]
+
+SUBJECTS = ("bare hop", "ping", "trivial convolution", "pykka ask + to_thread")
+IN_FLIGHT = (8, 64, 512)
+LOADS = ("idle", "sleep(0) in a loop", "50 us callbacks")
+
+
+class Hop(msgspec.Struct, kw_only=True):
+    """One subject in one loop and placement; a number a round."""
+
+    loop: str
+    placement: str
+    subject: str
+    one: list[Timing] = []
+    """One request in flight."""
+    per_s: dict[int, list[float]] = {}
+    """Requests a second, by requests in flight."""
+    shared_core: list[bool] = []
+    """Samples, with one in flight: whether the loop's and the other thread had run on the same core."""
+
+
+class Starving(msgspec.Struct, frozen=True, kw_only=True):
+    """Pings to an actor from a loop that is busy with something else."""
+
+    loop: str
+    placement: str
+    load: str
+    in_flight: int
+    lets_go: bool
+    timing: Timing
+    per_s: float
+    callbacks_per_s: float
+    let_go: int
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """All that was measured."""
+
+    date: str
+    quick: bool
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    hops: list[Hop]
+    convolutions_ms: dict[str, list[float]]
+    crash_to_next_reply_ms: list[float]
+    starvation: list[Starving]
+    others_cpu: dict[str, float]
+    """By section, the share of this process's cores that other processes used: over 0.05, distrust it."""
+
+
+def now() -> str:
+    """The present, to the second, in UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def target(folder: Path, date: str) -> Path:
+    """The file of a run, tried at once: at its end would be late to learn that it can't be written.
+
+    Raises `UserError`.
+    """
+    path = folder / f"cpu-thread-{date.replace(':', '').replace('-', '')[:15]}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        path.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write to {path}: {error.strerror}; choose another --out") from None
+    return path
+
+
+def write(report: Report, path: Path) -> None:
+    """Write it as JSON."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))

@@ -1,0 +1,162 @@
+"""Runs operation graphs on an engine itself: no service, no actor, and made-up values from a seed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from cudnn_actor.cli.problems import UserError
+from cudnn_actor.engines import choose_engine
+from cudnn_actor.engines.base import Binding, Engine, EngineFailure, Plan
+from cudnn_actor.protocol import DType, GraphTensor, InvalidRequest, OperationGraph, TensorSpec
+
+__all__ = ["GraphBench", "graph_bench", "made_up_scalars", "made_up_values", "opened"]
+
+_ARENA = 1
+_PLACE = 256
+_MEASURE_S = 0.2
+_ROUNDS = 5
+_POLL_S = 20e-6
+
+Values = Mapping[str, np.ndarray]
+
+
+class GraphBench:
+    """The buffers of one graph, on one engine. What is written and read under one name is one buffer.
+
+    Use `graph_bench`, which makes the memory and gives it back.
+    """
+
+    def __init__(self, engine: Engine, graph: OperationGraph, offsets: Mapping[str, int]) -> None:
+        self._engine = engine
+        self._graph = graph
+        self._bindings = {
+            uid: engine.bind(_ARENA, offsets[_name(graph, uid)], _spec(graph.tensor(uid)))
+            for uid in graph.bound
+        }
+        self._scalars = made_up_scalars(graph)
+
+    def fill(self, values: Values) -> None:
+        """Write the inputs; what is only written holds NaN, or 77, before."""
+        for uid, binding in self._bindings.items():
+            name = _name(self._graph, uid)
+            if name in values:
+                self._engine.write(binding, values[name])
+            else:
+                floating = self._graph.tensor(uid).dtype.is_floating
+                self._engine.fill(binding, float("nan") if floating else 77)
+
+    def run(self, plan: Plan) -> dict[str, np.ndarray]:
+        """Run once; the outputs by name. Raises `EngineFailure`. Blocks."""
+        self._execute(plan)
+        written = {operation.output for operation in self._graph.operations}
+        outputs = {uid: binding for uid, binding in self._bindings.items() if uid in written}
+        return {_name(self._graph, uid): self._engine.read(binding) for uid, binding in outputs.items()}
+
+    def measure(self, plan: Plan) -> float:
+        """Microseconds of one run among many in a row: the median of some rounds. Blocks."""
+        once = self._round(plan, 1)
+        count = int(min(max(_MEASURE_S / _ROUNDS / max(once, 1e-6), 1), 1000))
+        return statistics.median(self._round(plan, count) / count for _ in range(_ROUNDS)) * 1e6
+
+    def _round(self, plan: Plan, count: int) -> float:
+        """Seconds that so many runs take."""
+        began = time.perf_counter()
+        for _ in range(count):
+            self._execute(plan)
+        if not self._engine.synchronous:
+            fence = self._engine.fence()
+            while not self._engine.finished(fence):
+                time.sleep(_POLL_S)
+        return time.perf_counter() - began
+
+    def _execute(self, plan: Plan) -> None:
+        buffers: list[Binding] = [self._bindings[uid] for uid in self._graph.bound]
+        self._engine.execute(plan, buffers, self._scalars)
+
+
+@contextlib.contextmanager
+def opened(device: str) -> Iterator[Engine]:
+    """The engine that serves a device, open. Raises `UserError` for no such device, `EngineFailure`."""
+    try:
+        engine = choose_engine(device).make()
+    except InvalidRequest as error:
+        raise UserError(str(error)) from error
+    try:
+        engine.open()
+        yield engine
+    finally:
+        engine.close()
+
+
+@contextlib.contextmanager
+def graph_bench(engine: Engine, graph: OperationGraph) -> Iterator[GraphBench]:
+    """A bench for a graph on an open engine. Raises `MemoryError` where its buffers do not fit."""
+    offsets, end = _places(graph)
+    fd = engine.create_arena(_ARENA, end)
+    try:
+        yield GraphBench(engine, graph, offsets)
+    finally:
+        with contextlib.suppress(EngineFailure):  # of a context that has died: its own error is on its way
+            engine.unmap_arena(_ARENA)
+        os.close(fd)
+
+
+def made_up_values(graph: OperationGraph, seed: int) -> dict[str, np.ndarray]:
+    """Values for all that a graph reads, by name: normally distributed, or small whole numbers.
+
+    Raises `UserError` where the host has no room for the graph's tensors: the system would end us later.
+    """
+    needed = 2 * _places(graph)[1]  # here, and in the buffers
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > free:
+        raise UserError(f"its tensors need {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free")
+    written = {operation.output for operation in graph.operations}
+    read = [graph.tensor(uid) for uid in graph.bound if uid not in written]
+    return {
+        _name(graph, tensor.uid): _values(tensor, np.random.default_rng([seed, place]))
+        for place, tensor in enumerate(read)
+    }
+
+
+def made_up_scalars(graph: OperationGraph) -> list[float]:
+    """Values for alpha and beta: none is 0 or 1, for those mean other graphs."""
+    return [0.75 - 0.25 * place for place in range(len(graph.scalars))]
+
+
+def _values(tensor: GraphTensor, rng: np.random.Generator) -> np.ndarray:
+    if tensor.dtype is DType.FLOAT64:
+        return rng.standard_normal(tensor.dims)
+    if tensor.dtype.is_floating:
+        return rng.standard_normal(tensor.dims, dtype=np.float32).astype(tensor.dtype.numpy)
+    low = 0 if np.dtype(tensor.dtype.numpy).kind == "u" else -8
+    return rng.integers(low, 9, size=tensor.dims).astype(tensor.dtype.numpy)
+
+
+def _places(graph: OperationGraph) -> tuple[dict[str, int], int]:
+    """Where each buffer begins, and where the last ends, in bytes."""
+    sizes: dict[str, int] = {}
+    for uid in graph.bound:
+        name = _name(graph, uid)
+        sizes[name] = max(sizes.get(name, 0), _spec(graph.tensor(uid)).nbytes)
+    offsets, end = {}, 0
+    for name, nbytes in sizes.items():
+        offsets[name] = end
+        end += -(-nbytes // _PLACE) * _PLACE
+    return offsets, end
+
+
+def _name(graph: OperationGraph, uid: int) -> str:
+    """What a tensor is known by: an output that is read too is two tensors of one name."""
+    return graph.tensor(uid).name or f"tensor {uid}"
+
+
+def _spec(tensor: GraphTensor) -> TensorSpec:
+    return TensorSpec(
+        dims=tensor.dims, strides=tensor.strides, dtype=tensor.dtype, alignment=tensor.alignment
+    )

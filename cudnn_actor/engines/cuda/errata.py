@@ -1,0 +1,41 @@
+"""Candidates that are not even tried: cuDNN offers them, and running them kills the context.
+
+A plan that computes wrongly is found out on trial (see `trial`); one that reads
+or writes an illegal address takes the context with it. Each entry was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cudnn_actor.protocol.graph import OperationGraph
+
+__all__ = ["erratum"]
+
+
+class _Erratum(NamedTuple):
+    engine: str
+    """cuDNN's name for it, without knobs."""
+    applies: Callable[[OperationGraph], bool]
+    what: str
+    seen: str
+
+
+_ERRATA = (
+    _Erratum(
+        engine="eng0",
+        applies=lambda graph: len(graph.operations) > 1,
+        what="reads an illegal address where more than a convolution is asked of it",
+        seen="cuDNN 9.19 on sm_90: grouped float32 NCHW, alpha, beta, bias and relu",
+    ),
+)
+
+
+def erratum(graph: OperationGraph, plan: str) -> str | None:
+    """Why the plan of that name must not run a graph; None for one that may be tried."""
+    engine = plan.split("_", 1)[0]
+    for known in _ERRATA:
+        if known.engine == engine and known.applies(graph):
+            return f"{known.engine} {known.what} (seen with {known.seen})"
+    return None

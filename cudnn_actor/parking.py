@@ -1,0 +1,152 @@
+"""Requests that wait for a plan, and those that must not overtake them: the order, and nothing else.
+
+Two requests conflict when one writes a buffer that the other reads or writes.
+Requests that do not may run in any order, so a request whose plan is being
+built holds up only what conflicts with it, and what conflicts with that.
+
+Each entry counts the entries that it must wait for: for a buffer that it
+reads, the last one before it that writes it; for one that it writes, also those that
+read it since. Longer chains follow from these, because an entry leaves only
+when it waits for nobody. So every order of leaving is one in which no two
+that conflict have changed places. Both sides of a park cost the number of
+neighbours, not the number of entries.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Collection
+from typing import Generic, NamedTuple, TypeVar
+
+__all__ = ["NOTHING", "Footprint", "Parked", "Parking"]
+
+T = TypeVar("T")
+
+
+class Footprint(NamedTuple):
+    """The buffers, by the numbers of their slots, that a request reads only, and those that it writes."""
+
+    reads: Collection[int]
+    writes: Collection[int]
+
+
+NOTHING = Footprint((), ())
+
+
+class Parked(Generic[T]):
+    """One that waits; `Parking.park` makes it."""
+
+    __slots__ = ("followers", "footprint", "item", "number", "predecessors", "ready")
+
+    def __init__(self, item: T, footprint: Footprint, number: int, *, ready: bool) -> None:
+        self.item = item
+        self.footprint = footprint
+        self.number = number
+        self.ready = ready
+        self.predecessors = 0
+        self.followers: list[Parked[T]] = []
+
+
+class Parking(Generic[T]):
+    """Entries in order, and which of them may run. Pure; true while any is parked."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[int, Parked[T]] = OrderedDict()
+        self._numbers = itertools.count()
+        self._runnable: list[tuple[int, Parked[T]]] = []
+        self._barriers: deque[Parked[T]] = deque()
+        self._writer: dict[int, Parked[T]] = {}
+        self._readers: dict[int, dict[int, Parked[T]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def conflicts(self, footprint: Footprint) -> bool:
+        """Whether a request must park behind any that is parked, though it waits for nothing else."""
+        reads, writes = footprint
+        return any(slot in self._writer for slot in reads) or any(
+            slot in self._writer or slot in self._readers for slot in writes
+        )
+
+    def park(self, item: T, footprint: Footprint = NOTHING, *, ready: bool = True) -> Parked[T]:
+        """Park behind what conflicts. One that is not `ready` waits for `make_ready`, too."""
+        entry = self._add(item, footprint, ready=ready)
+        before = {found.number: found for found in self._before(footprint)}
+        for found in before.values():
+            found.followers.append(entry)
+        entry.predecessors = len(before)
+        self._note(entry)
+        self._offer(entry)
+        return entry
+
+    def park_behind_all(self, item: T) -> None:
+        """Park behind all that is parked now, and before nobody."""
+        self._barriers.append(self._add(item, NOTHING, ready=True))
+
+    def make_ready(self, entry: Parked[T]) -> None:
+        """What an entry waited for, besides its turn, has come. Once."""
+        entry.ready = True
+        self._offer(entry)
+
+    def may_run(self) -> bool:
+        """Whether `take` has one to give."""
+        return bool(self._runnable) or self._barrier_is_first()
+
+    def take(self) -> T | None:
+        """The next one that may run, in order of arrival: it leaves. None where all must wait."""
+        if self._barrier_is_first():
+            return self._entries.pop(self._barriers.popleft().number).item
+        if not self._runnable:
+            return None
+        _, entry = heapq.heappop(self._runnable)
+        self._leave(entry)
+        return entry.item
+
+    def clear(self) -> list[T]:
+        """Give all of them up, in order of arrival."""
+        items = [entry.item for entry in self._entries.values()]
+        for index in (self._entries, self._runnable, self._barriers, self._writer, self._readers):
+            index.clear()
+        return items
+
+    def _add(self, item: T, footprint: Footprint, *, ready: bool) -> Parked[T]:
+        entry = Parked(item, footprint, next(self._numbers), ready=ready)
+        self._entries[entry.number] = entry
+        return entry
+
+    def _before(self, footprint: Footprint) -> list[Parked[T]]:
+        reads, writes = footprint
+        before = [self._writer[slot] for slot in (*reads, *writes) if slot in self._writer]
+        for slot in writes:
+            before.extend(self._readers.get(slot, {}).values())
+        return before
+
+    def _note(self, entry: Parked[T]) -> None:
+        for slot in entry.footprint.reads:
+            self._readers.setdefault(slot, {})[entry.number] = entry
+        for slot in entry.footprint.writes:
+            self._writer[slot] = entry
+            self._readers.pop(slot, None)  # whoever waits for the writer waits for them
+
+    def _offer(self, entry: Parked[T]) -> None:
+        if entry.ready and not entry.predecessors:
+            heapq.heappush(self._runnable, (entry.number, entry))
+
+    def _leave(self, entry: Parked[T]) -> None:
+        del self._entries[entry.number]
+        for slot in entry.footprint.reads:
+            readers = self._readers.get(slot, {})
+            readers.pop(entry.number, None)
+            if not readers:
+                self._readers.pop(slot, None)
+        for slot in entry.footprint.writes:
+            if self._writer.get(slot) is entry:
+                del self._writer[slot]
+        for follower in entry.followers:
+            follower.predecessors -= 1
+            self._offer(follower)
+
+    def _barrier_is_first(self) -> bool:
+        return bool(self._barriers) and next(iter(self._entries)) == self._barriers[0].number

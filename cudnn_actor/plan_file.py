@@ -1,0 +1,133 @@
+"""A kept plan as bytes: what a file of the plan store holds. No I/O in here.
+
+========  ==========================================================================
+bytes     what
+========  ==========================================================================
+8         `CDNNPLAN`
+4         version of this format, little-endian
+4         length of the header, little-endian
+32        BLAKE2b of everything else, in order
+...       the header, a msgpack map: the whole key, tuned, workspace, payload length
+...       the payload, which only the device library understands
+========  ==========================================================================
+
+The hash finds accidents: a disk that filled up, a page that a power cut lost, a flipped bit. It is no
+signature: whoever can write the file can write its hash. That is why the store looks at owners and modes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import msgspec
+
+__all__ = ["BadPlanFile", "PlanKey", "StoredPlan", "decode", "encode"]
+
+VERSION = 1
+
+_MAGIC = b"CDNNPLAN"
+_PREFIX = struct.Struct("<8sII")
+_HASH_BYTES = 32
+_START = _PREFIX.size + _HASH_BYTES
+
+
+class BadPlanFile(Exception):
+    """Raised for bytes that are no plan of the key that was asked for; its text is the reason."""
+
+
+class PlanKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a kept plan is a plan of.
+
+    Parameters
+    ----------
+    graph
+        The operation graph's digest, which covers its numerics.
+    fingerprint
+        Library version and kind of device, as `Builder.fingerprint` says them.
+    workspace_limit
+        Bytes that the plan was allowed; None for the engine's own bound. Part of the key, since the best
+        plan under one limit is not the best under another: services that share a directory and differ in
+        it would else replace each other's plans for ever.
+    """
+
+    graph: str
+    fingerprint: str
+    workspace_limit: int | None = None
+
+    def file_name(self) -> str:
+        """A name that stands for the key, the same in every process."""
+        return f"{hashlib.blake2b(_key_bytes(self), digest_size=_HASH_BYTES).hexdigest()}.plan"
+
+
+class StoredPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan as it was exported.
+
+    Parameters
+    ----------
+    data
+        For `Builder.restore`.
+    workspace
+        Bytes of scratch that a run of it needs.
+    tuned
+        Whether it won a measurement against the library's other plans.
+    """
+
+    data: bytes
+    workspace: int
+    tuned: bool = False
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    key: PlanKey
+    tuned: bool
+    workspace: int
+    length: int
+
+
+def encode(key: PlanKey, plan: StoredPlan) -> bytes:
+    """The file for a plan."""
+    header = msgspec.msgpack.encode(
+        _Header(key=key, tuned=plan.tuned, workspace=plan.workspace, length=len(plan.data))
+    )
+    prefix = _PREFIX.pack(_MAGIC, VERSION, len(header))
+    return b"".join((prefix, _hash(prefix, header, plan.data), header, plan.data))
+
+
+def decode(key: PlanKey, content: bytes) -> StoredPlan:
+    """The plan in a file. Raises `BadPlanFile` unless the file is whole, and is of this very key."""
+    if len(content) < _START:
+        raise BadPlanFile(f"has only {len(content)} bytes")
+    magic, version, length = _PREFIX.unpack_from(content)
+    if magic != _MAGIC:
+        raise BadPlanFile("is no plan file")
+    if version != VERSION:
+        raise BadPlanFile(f"is of format {version}, not {VERSION}")
+    header, data = content[_START : _START + length], content[_START + length :]
+    if content[_PREFIX.size : _START] != _hash(content[: _PREFIX.size], header, data):
+        raise BadPlanFile("does not match its checksum: truncated, or corrupted")
+    return _checked(key, header, data)
+
+
+def _checked(key: PlanKey, header: bytes, data: bytes) -> StoredPlan:
+    try:
+        facts = msgspec.msgpack.decode(header, type=_Header)
+    except msgspec.DecodeError as error:
+        raise BadPlanFile(f"has a header that means nothing: {error}") from error
+    if facts.length != len(data):
+        raise BadPlanFile(f"holds {len(data)} bytes of plan, not {facts.length}")
+    if facts.key != key:
+        raise BadPlanFile(f"is the plan of another key: {facts.key}")
+    if key.workspace_limit is not None and facts.workspace > key.workspace_limit:
+        raise BadPlanFile(
+            f"needs {facts.workspace} bytes of workspace, over the {key.workspace_limit} allowed"
+        )
+    return StoredPlan(data=data, workspace=facts.workspace, tuned=facts.tuned)
+
+
+def _key_bytes(key: PlanKey) -> bytes:
+    return msgspec.msgpack.encode(key)
+
+
+def _hash(*parts: bytes) -> bytes:
+    return hashlib.blake2b(b"".join(parts), digest_size=_HASH_BYTES).digest()

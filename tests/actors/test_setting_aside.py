@@ -1,0 +1,168 @@
+"""Messages that are set aside before they start, and resumed or handed back: each is answered once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cudnn_actor.actors import Actor, Crash, Envelope, Mailbox, ask, submit
+from cudnn_actor.protocol.errors import DeadlineExceeded, MailboxFull, ServiceStopped
+
+from .actor_fixtures import PATIENCE_S, Gate, running
+
+
+class Shelf(Actor):
+    """Sets strings aside until it is told to resume them; calls what can be called."""
+
+    def __init__(self, mailbox: Mailbox | None = None) -> None:
+        super().__init__(mailbox=mailbox)
+        self.shelf: deque[Envelope] = deque()
+        self.started: list[str] = []
+        self.resumes = threading.Event()
+
+    def sets_aside(self, envelope: Envelope) -> Callable[[], None] | None:
+        return (lambda: self.put(envelope)) if isinstance(envelope.message, str) else None
+
+    def put(self, envelope: Envelope) -> None:
+        self.shelf.append(envelope)
+        self.mailbox.set_aside = len(self.shelf)
+
+    def take(self) -> Envelope | None:
+        return self.shelf.popleft() if self.shelf else None
+
+    def handed_back(self) -> list[Envelope]:
+        back, self.shelf = list(self.shelf), deque()
+        return back
+
+    def poll(self) -> float | None:
+        while self.resumes.is_set() and self.resume(self.take):
+            pass
+        self.flush()
+        return None
+
+    def resume_all(self) -> None:
+        self.resumes.set()
+        self.mailbox.nudge()
+
+    def on_receive(self, message: Any) -> Any:
+        if callable(message):
+            return message()
+        self.started.append(message)
+        return f"{message}, later"
+
+
+async def looked_at(actor: Actor) -> None:
+    """Until the actor has taken up what was sent before, and looked after what it had set aside."""
+    for _ in range(2):
+        await ask(actor.mailbox, lambda: None)
+
+
+async def test_what_is_set_aside_runs_when_it_is_resumed_and_others_pass_it() -> None:
+    with running(Shelf()) as actor:
+        later = [submit(actor.mailbox, name) for name in "ab"]
+        assert await ask(actor.mailbox, lambda: "at once") == "at once"
+        assert not any(future.done() for future in later)
+        actor.resume_all()
+        assert await asyncio.gather(*later) == ["a, later", "b, later"]
+        assert actor.started == ["a", "b"]
+
+
+async def test_a_message_that_expires_while_it_is_set_aside_had_not_started_and_never_does() -> None:
+    with running(Shelf()) as actor:
+        future = submit(actor.mailbox, "a", timeout=0.02)
+        with pytest.raises(DeadlineExceeded) as caught:
+            await future
+        assert not caught.value.started
+        actor.resume_all()
+        await looked_at(actor)
+        assert actor.started == []
+        assert actor.counters.expired == 1
+
+
+async def test_a_message_that_is_cancelled_while_it_is_set_aside_never_starts() -> None:
+    with running(Shelf()) as actor:
+        future = submit(actor.mailbox, "a")
+        await looked_at(actor)
+        future.cancel()
+        actor.resume_all()
+        await looked_at(actor)
+        assert actor.started == []
+        assert actor.counters.withdrawn == 1
+
+
+async def test_a_stop_answers_what_is_set_aside() -> None:
+    with running(Shelf()) as actor:
+        future = submit(actor.mailbox, "a")
+        await looked_at(actor)
+        actor.actor_ref.stop(block=False)
+        with pytest.raises(ServiceStopped):
+            await asyncio.wait_for(future, PATIENCE_S)
+
+
+def fail() -> None:
+    raise Crash("the test says so")
+
+
+class Heir(Shelf):
+    """Hands what it had taken back to the mailbox, for a successor."""
+
+    def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
+        self.mailbox.restore(waiting)
+
+
+async def test_a_crash_hands_it_to_the_successor_in_order_before_what_was_taken_later() -> None:
+    mailbox = Mailbox()
+    with running(Heir(mailbox)) as actor:
+        futures = [submit(mailbox, name) for name in "ab"]
+        await looked_at(actor)
+        gate = Gate()
+        holding = submit(mailbox, gate)
+        await gate.entry()
+        crashing = submit(mailbox, fail)
+        futures.append(submit(mailbox, "c"))
+        gate.open()
+        await holding
+        assert actor.join(PATIENCE_S)
+    with running(Shelf(mailbox)) as successor:
+        successor.resume_all()
+        assert await asyncio.gather(*futures) == ["a, later", "b, later", "c, later"]
+        assert successor.started == ["a", "b", "c"]
+    assert not crashing.done()
+
+
+async def test_a_supervisor_that_gives_a_hanging_thread_up_finds_it() -> None:
+    mailbox = Mailbox()
+    with running(Heir(mailbox)) as actor:
+        future = submit(mailbox, "a")
+        await looked_at(actor)
+        gate = Gate()
+        submit(mailbox, gate)
+        await gate.entry()
+        actor.abandon("hangs")
+        assert await asyncio.to_thread(actor.disown, Crash("given up"))
+        successor = Shelf(mailbox)
+        successor.launch()
+        successor.resume_all()
+        assert await future == "a, later"
+        actor.resume_all()
+        gate.open()
+        assert await asyncio.to_thread(actor.join, PATIENCE_S)
+        assert actor.started == []
+        successor.end("the test is over")
+        assert await asyncio.to_thread(successor.join, PATIENCE_S)
+
+
+async def test_what_is_set_aside_takes_room() -> None:
+    with running(Shelf(Mailbox(2))) as actor:
+        for _ in range(2):
+            submit(actor.mailbox, "a")
+            await looked_at(actor)
+        assert actor.mailbox.waiting == 2
+        with pytest.raises(MailboxFull):
+            submit(actor.mailbox, "b")
+        actor.mailbox.set_aside = 0

@@ -1,0 +1,93 @@
+"""`cudnn-actor reproduce`: what an error names, run again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cudnn_actor.cli.agreement import allowed_error, relative_error
+from cudnn_actor.cli.graph_bench import graph_bench, made_up_values
+from cudnn_actor.cli.problem_form import read_problem
+from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.protocol.reproduction import token
+
+from .terminal import cudnn_actor
+
+PROBLEM = "conv_fwd x=2x6x7x7 w=4x3x3x3 pad=1 groups=2 dtype=float16 layout=NHWC bias=yes beta=2"
+
+
+@pytest.mark.parametrize("form", [PROBLEM.split(), [PROBLEM], [token(read_problem(PROBLEM).graph)]])
+def test_a_problem_runs_and_agrees_in_every_form(form: list[str]) -> None:
+    done = cudnn_actor("reproduce", *form, "--device", "cpu")
+    assert (done.returncode, done.stderr) == (0, "")
+    for words in ("x: float16[2x6x7x7]", "cpu/conv_fwd/", "workspace:", "us a run", "agrees"):
+        assert words in done.stdout
+
+
+def test_a_graph_that_the_engine_cannot_run_is_shown_with_all_that_the_error_says() -> None:
+    done = cudnn_actor("reproduce", "conv_bwd_data x=1x4x5x5 w=4x4x3x3 dtype=int8", "--device", "cpu")
+    assert done.returncode == 1
+    for words in ("UnsupportedGraph", "engine:", "digest:", "detail:"):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("sing",), "is no problem"),
+        (("eNqtz0sKwjAUheGtyB07EEFw",), "is no operation graph"),
+        ((PROBLEM, "--device", "cuda:77"), "device=cuda:77"),
+        ((PROBLEM, "--device", "tpu"), "is no device"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_one_line(words: tuple[str, ...], problem: str) -> None:
+    done = cudnn_actor("reproduce", *words)
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_does_not_fit_the_machine_is_refused_before_the_system_ends_us() -> None:
+    problem = "conv_fwd x=1x1x1000x999999999 w=1x1x1x1 dtype=float64"
+    done = cudnn_actor("reproduce", problem, "--device", "cpu")
+    assert done.returncode == 2
+    assert "GB of memory" in done.stderr
+
+
+def test_the_same_seed_makes_the_same_values() -> None:
+    graph = read_problem(PROBLEM).graph
+    one, same, other = (made_up_values(graph, seed) for seed in (5, 5, 6))
+    assert set(one) == {"x", "w", "bias", "y"}
+    for name, values in one.items():
+        assert np.array_equal(values, same[name])
+        assert not np.array_equal(values, other[name])
+
+
+def test_an_output_that_is_read_too_is_one_buffer() -> None:
+    graph = read_problem("conv_fwd x=1x1x4x4 w=1x1x1x1 beta=2 dtype=float64").graph
+    engine = CpuEngine()
+    engine.open()
+    values = made_up_values(graph, seed=1)
+    with graph_bench(engine, graph) as bench:
+        bench.fill(values)
+        once = bench.run(engine.build(graph, workspace_limit=None))["y"]
+        twice = bench.run(engine.build(graph, workspace_limit=None))["y"]
+    engine.close()
+    beta = 0.75
+    image = values["x"] * values["w"]
+    np.testing.assert_allclose(once, image + beta * values["y"])
+    np.testing.assert_allclose(twice, image + beta * once)
+
+
+def test_results_that_differ_are_told_from_rounding() -> None:
+    graph = read_problem(PROBLEM).graph
+    wanted = np.random.default_rng(0).standard_normal((2, 4, 7, 7))
+    allowed = allowed_error(graph)
+    assert relative_error(wanted.astype(np.float16), wanted) < allowed
+    assert relative_error(wanted * 1.1, wanted) > allowed
+    assert relative_error(np.full_like(wanted, np.nan), wanted) > allowed
+    assert relative_error(np.full(3, np.inf), np.full(3, np.inf)) == 0
+
+
+def test_whole_numbers_of_whole_numbers_are_exact() -> None:
+    assert allowed_error(read_problem("conv_fwd x=1x4x5x5 w=4x4x3x3 dtype=int8 out=int32").graph) == 0

@@ -1,0 +1,128 @@
+"""What guards every test: nothing may be left over, and no event loop may be blocked."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pykka
+import pytest
+
+SETTLED_WITHIN_S = 5.0
+FAILED = pytest.StashKey[bool]()
+HAS_BLOCKBUSTER = importlib.util.find_spec("blockbuster") is not None
+
+
+def pytest_report_header() -> str:
+    """Say whether a blocked event loop would be noticed."""
+    return f"blocked event loops: {'fail the test' if HAS_BLOCKBUSTER else 'not looked for (no blockbuster)'}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note for the fixtures whether the test itself failed."""
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report
+
+
+@pytest.fixture(autouse=True, scope="session")
+def libuv_has_its_pipe() -> None:
+    """Where uvloop is installed, let it open what it keeps before anybody compares descriptors."""
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        uvloop.new_event_loop().close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every thread, descriptor, arena and actor of a test is gone when the test is.
+
+    Compared are sets, not counts, so that one leak cannot hide behind one loss. What is tolerated, and why:
+
+    - everywhere, a moment (5 s): a service says that it has stopped on the thread that stopped it, which
+      then needs a little to end, and so do threads that a test has told to end;
+    - everywhere, what only garbage holds: tracebacks of expected errors have the frames, and the frames the
+      arrays, so it is collected first;
+    - what was there before: engines that a module of `tests/engines` shares, with their arenas;
+    - descriptors 0, 1 and 2, which pytest's capture changes;
+    - libuv's pipe, which its first loop opens for the whole process: `libuv_has_its_pipe` is first;
+    - once the CUDA driver is loaded, descriptors: it opens its own at its first use, and keeps them;
+    - a test that failed keeps its frames, for the report.
+    """
+    before = {what: look() for what, look in _LOOKS.items()}
+    yield
+    if request.node.stash.get(FAILED, False):
+        return
+    left = {what: _what_stays(look, before[what]) for what, look in _LOOKS.items()}
+    assert not any(left.values()), f"leaked: {left}"
+
+
+@pytest.fixture(autouse=True)
+def no_loop_is_blocked() -> Iterator[None]:
+    """A call of ours that could block raises in a thread whose event loop is running.
+
+    Only stacks with our own code in them count: tests may wait for their own gates.
+    """
+    with contextlib.ExitStack() as watching:
+        if HAS_BLOCKBUSTER:
+            from blockbuster import blockbuster_ctx
+
+            watching.enter_context(blockbuster_ctx("cudnn_actor"))
+        yield
+
+
+def _what_stays(look: Callable[[], set[str]], before: set[str]) -> list[str]:
+    deadline = time.monotonic() + SETTLED_WITHIN_S
+    while left := look() - before:
+        gc.collect()
+        if time.monotonic() > deadline:
+            return sorted(left)
+        threading.Event().wait(0.002)
+    return []
+
+
+def _threads() -> set[str]:
+    return {f"{thread} {id(thread)}" for thread in threading.enumerate()}
+
+
+def _descriptors() -> set[str]:
+    """Number and target of each, but for the one that lists them."""
+    found: set[str] = set()
+    if _maps("libcuda.so"):
+        return found
+    for number in set(os.listdir("/proc/self/fd")) - {"0", "1", "2"}:
+        with contextlib.suppress(FileNotFoundError):
+            found.add(f"{number} -> {os.readlink(f'/proc/self/fd/{number}')}")
+    return found
+
+
+def _arenas() -> set[str]:
+    return _maps("cudnn-actor-arena")
+
+
+def _actors() -> set[str]:
+    return {str(ref) for ref in pykka.ActorRegistry.get_all()}
+
+
+def _maps(name: str) -> set[str]:
+    """The lines of /proc/self/maps with this name in them."""
+    return {line for line in Path("/proc/self/maps").read_text().splitlines() if name in line}
+
+
+_LOOKS: dict[str, Callable[[], set[str]]] = {
+    "threads": _threads,
+    "descriptors": _descriptors,
+    "arenas": _arenas,
+    "actors": _actors,
+}

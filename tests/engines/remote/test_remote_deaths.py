@@ -1,0 +1,183 @@
+"""A builder process that dies takes one build with it, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+from structlog.typing import EventDict
+
+from cudnn_actor.engines.base import EngineFailure, StickyError
+from cudnn_actor.engines.remote import RemoteBuilder
+from cudnn_actor.engines.remote.frames import LONGEST, Progress, Ready, Refused, encode
+from cudnn_actor.protocol.errors import ErrorRecord
+
+from .conftest import NewBuilder
+from .craft import PATIENCE_S, Stage, wait_for_exit
+from .test_remote_builds import GRAPH, HERE, build, ready
+
+UNKNOWN = Refused(ErrorRecord(kind="NoSuchError", facts={}))
+MADE_OF_NONSENSE = Refused(ErrorRecord(kind="UnsupportedGraph", facts={"nonsense": 1}))
+
+
+def dying(builder: RemoteBuilder, size: int = 4) -> EngineFailure:
+    """How a build fails whose process dies."""
+    with pytest.raises(EngineFailure) as caught:
+        build(builder, size)
+    assert caught.value.status == "BUILDER_DIED"
+    assert not isinstance(caught.value, StickyError)
+    return caught.value
+
+
+def said(logs: list[EventDict], event: str) -> list[EventDict]:
+    return [entry for entry in logs if entry["event"] == event]
+
+
+def test_a_process_that_is_killed_fails_its_build_and_the_next_has_a_new_one(
+    builder: RemoteBuilder, stage: Stage, thread: ThreadPoolExecutor, logs: list[EventDict]
+) -> None:
+    player = ready(builder, stage)
+    failed = thread.submit(dying, builder)
+    first = player.at("build")
+    os.kill(first, signal.SIGKILL)
+    assert "SIGKILL" in failed.result(PATIENCE_S).detail
+    made = thread.submit(build, builder)
+    second = stage.enter("go", "go")
+    assert made.result(PATIENCE_S) == second.at("open") not in (first, HERE)
+    (death,) = said(logs, "builder.died")
+    assert death["log_level"] == "warning"
+    assert (death["pid"], death["graph"]) == (first, GRAPH.digest()[:8])
+
+
+def test_what_a_dying_process_said_is_in_the_error_and_in_the_log(
+    builder: RemoteBuilder, stage: Stage, logs: list[EventDict]
+) -> None:
+    ready(builder, stage, "leave")
+    failure = dying(builder)
+    assert "exit status 3" in failure.detail
+    assert "the library is upset" in failure.detail
+    (death,) = said(logs, "builder.died")
+    assert "the library is upset" in death["stderr"]
+
+
+def test_a_fault_inside_the_library_is_the_other_process_s_and_says_where_it_was(
+    builder: RemoteBuilder, stage: Stage
+) -> None:
+    ready(builder, stage, "fault")
+    detail = dying(builder).detail
+    assert "SIGSEGV" in detail
+    assert "in build" in detail  # the interpreter's stack
+
+
+def test_a_dead_context_in_the_other_process_is_not_one_in_this(builder: RemoteBuilder, stage: Stage) -> None:
+    ready(builder, stage, "sticky")
+    assert "CRAFT_DEAD: as told" in dying(builder).detail
+    second = stage.enter("go", "go")
+    assert build(builder) == second.at("open")
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(struct.pack("<I", LONGEST + 1), id="too long"),
+        pytest.param(struct.pack("<I", 3) + b"\xc1\xc1\xc1", id="no MessagePack"),
+        pytest.param(struct.pack("<I", 2000) + b"\x91" * 2000, id="nested without end"),
+        pytest.param(struct.pack("<I", 1) + msgspec.msgpack.encode(7), id="no frame"),
+        pytest.param(encode(Ready("again")), id="no answer"),
+        pytest.param(encode(UNKNOWN), id="an unknown error"),
+        pytest.param(encode(MADE_OF_NONSENSE), id="an error without its facts"),
+    ],
+)
+def test_garbage_ends_the_process_that_sends_it(builder: RemoteBuilder, stage: Stage, frame: bytes) -> None:
+    player = ready(builder, stage, f"utter {frame.hex()}")
+    assert "was ended: it " in dying(builder).detail
+    with pytest.raises(ProcessLookupError):  # it is not only dead, but reaped
+        os.kill(player.at("build"), 0)
+
+
+def test_a_process_that_speaks_unasked_is_replaced(
+    builder: RemoteBuilder, stage: Stage, thread: ThreadPoolExecutor
+) -> None:
+    frames = encode(Ready(builder.fingerprint)) + encode(Progress(1, 2, "of nothing"))
+    first = stage.enter(f"utter {frames.hex()}")
+    assert builder.wait_ready(PATIENCE_S)
+    made = thread.submit(build, builder)
+    second = stage.enter("go", "go")
+    assert made.result(PATIENCE_S) == second.at("open") != first.at("open")
+
+
+def test_one_that_dies_between_builds_fails_none(
+    builder: RemoteBuilder, stage: Stage, thread: ThreadPoolExecutor
+) -> None:
+    first = ready(builder, stage, "go")
+    pid = build(builder)
+    first.at("build")
+    os.kill(pid, signal.SIGKILL)
+    wait_for_exit(pid)
+    made = thread.submit(build, builder)
+    second = stage.enter("go", "go")
+    assert made.result(PATIENCE_S) == second.at("open")
+
+
+def test_a_graph_of_which_two_processes_died_is_not_built_again_and_others_are(
+    builder: RemoteBuilder, stage: Stage
+) -> None:
+    ready(builder, stage, "crash")
+    dying(builder)
+    stage.enter("go", "crash")
+    dying(builder)
+    third = stage.enter("go", "go")
+    assert "not built again" in dying(builder).detail
+    assert build(builder, size=5) == third.at("open")
+
+
+def test_after_three_deaths_plans_are_built_here_but_for_those_that_killed(
+    builder: RemoteBuilder, stage: Stage, logs: list[EventDict]
+) -> None:
+    ready(builder, stage, "crash")
+    dying(builder, size=1)
+    for size in (2, 3):
+        stage.enter("go", "crash")
+        dying(builder, size)
+    assert build(builder) == HERE
+    assert "not built in this one" in dying(builder, size=2).detail
+    (given_up,) = said(logs, "builder.given_up")
+    assert (given_up["log_level"], given_up["deaths"]) == ("warning", 3)
+
+
+@pytest.mark.parametrize("make", ["tests.engines.remote.nowhere:Craft", "os:getpid", "no colon"])
+def test_a_builder_that_cannot_be_made_there_is_used_here(
+    new_builder: NewBuilder, make: str, logs: list[EventDict]
+) -> None:
+    builder = new_builder(make=make)
+    assert build(builder) == HERE
+    assert not builder.wait_ready(PATIENCE_S)
+    assert build(builder) == HERE
+    deaths = said(logs, "builder.died")
+    assert len(deaths) == 3
+    assert all("Traceback" in death["stderr"] for death in deaths)
+    assert len(said(logs, "builder.given_up")) == 1
+
+
+def test_without_an_interpreter_to_start_plans_are_built_here(
+    new_builder: NewBuilder, monkeypatch: pytest.MonkeyPatch, logs: list[EventDict]
+) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    builder = new_builder()
+    assert build(builder) == HERE
+    assert len(said(logs, "builder.not_started")) == 3
+    assert build(builder, size=5) == HERE
+
+
+def test_a_process_that_does_not_become_ready_is_replaced(
+    new_builder: NewBuilder, stage: Stage, logs: list[EventDict]
+) -> None:
+    builder = new_builder(start_within_s=0.01)
+    assert not builder.wait_ready(0.02)
+    (death, *_) = said(logs, "builder.died")
+    assert "not ready within 0.01 s" in death["why"]
+    assert build(builder) == HERE

@@ -1,0 +1,156 @@
+"""The parts of the CUDA engine that are pure, and so run on every machine."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudnn_actor.engines.cuda.errata import erratum
+from cudnn_actor.engines.cuda.graphs import takes_bytes
+from cudnn_actor.engines.cuda.kernels import Expression, Leaf, Scalar, elementwise, source
+from cudnn_actor.engines.cuda.place import memory_order
+from cudnn_actor.engines.cuda.recipe import Buffer, GraphStep, KernelStep, Number, Recipe, Scratch
+from cudnn_actor.engines.cuda.transfer import blocks
+from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, DType, Layout, TensorSpec
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.operations import GraphTensor, PointwiseMode
+
+from .workbench import spread
+
+dims_of = st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple)
+
+
+@given(dims=dims_of, itemsize=st.sampled_from([1, 2, 4, 8]), limit=st.integers(8, 4000))
+def test_blocks_cut_an_array_into_parts_that_follow_each_other(
+    dims: tuple[int, ...], itemsize: int, limit: int
+) -> None:
+    array = np.arange(math.prod(dims)).reshape(dims)
+    parts = [array[block] for block in blocks(dims, itemsize, limit)]
+    assert all(part.size * itemsize <= limit for part in parts)
+    np.testing.assert_array_equal(np.concatenate([part.ravel() for part in parts]), array.ravel())
+
+
+@given(dims=dims_of.filter(lambda d: len(d) >= 3), permutation=st.randoms())
+def test_memory_order_is_found_for_whatever_lies_without_gaps(
+    dims: tuple[int, ...], permutation: object
+) -> None:
+    axes = list(range(len(dims)))
+    permutation.shuffle(axes)  # type: ignore[attr-defined]
+    strides, step = [0] * len(dims), 1
+    for axis in reversed(axes):
+        strides[axis], step = step, step * dims[axis]
+    order = memory_order(TensorSpec.strided(dims, strides, "float32"))
+    assert order is not None
+    large = [axis for axis in order if dims[axis] > 1]
+    assert large == [axis for axis in axes if dims[axis] > 1]
+
+
+def test_memory_with_gaps_has_no_order() -> None:
+    assert memory_order(spread((2, 3, 4, 5), "float32")) is None
+
+
+def test_neighbouring_axes_become_one_where_every_operand_goes_on() -> None:
+    kernel = elementwise(
+        Leaf(0, DType.FLOAT32), DType.FLOAT32, False, (2, 8, 5, 6), [(240, 1, 48, 8), (240, 1, 48, 8)]
+    )
+    assert kernel.dims == (480,)
+    assert kernel.strides == ((1,), (1,))
+
+
+def test_an_operand_that_is_broadcast_keeps_its_axis_apart() -> None:
+    kernel = elementwise(
+        Leaf(0, DType.FLOAT32), DType.FLOAT32, False, (2, 8, 5, 6), [(240, 1, 48, 8), (0, 1, 0, 0)]
+    )
+    assert kernel.dims == (60, 8)
+    assert kernel.strides == ((8, 1), (0, 1))
+
+
+@given(dims=dims_of, data=st.data())
+def test_a_merged_kernel_visits_the_same_elements(dims: tuple[int, ...], data: st.DataObject) -> None:
+    strides = [
+        tuple(data.draw(st.integers(0, 50)) for _ in dims) for _ in range(data.draw(st.integers(1, 3)))
+    ]
+    kernel = elementwise(Leaf(0, DType.FLOAT32), DType.FLOAT32, False, dims, strides)
+
+    def places(sizes: tuple[int, ...], steps: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        return sorted(
+            tuple(sum(i * s for i, s in zip(index, step, strict=True)) for step in steps)
+            for index in itertools.product(*map(range, sizes))
+        )
+
+    assert places(kernel.dims, list(kernel.strides)) == places(dims, strides)
+
+
+def test_a_kernels_source_does_not_depend_on_the_shape() -> None:
+    value = Expression(PointwiseMode.MUL, (Leaf(0, DType.BFLOAT16), Scalar(0)))
+    sources = {
+        source(elementwise(value, DType.FLOAT16, False, dims, [strides, strides]))
+        for dims, strides in (((4, 5), (5, 1)), ((7, 2), (2, 1)))
+    }
+    assert len(sources) == 1
+
+
+def test_a_recipe_survives_being_bytes() -> None:
+    kernel = elementwise(
+        Expression(PointwiseMode.ELU, (Leaf(0, DType.INT32),), 0.5), DType.INT8, False, (3, 4), [(4, 1)] * 2
+    )
+    recipe = Recipe(
+        tag="cuda/conv_fwd/00000000/eng1+elementwise",
+        steps=(
+            GraphStep("eng1", 300, (1, 2, 3), (Buffer(0), Number(0, double=True), Scratch(0)), b"plan"),
+            KernelStep(kernel, (Buffer(1), Scratch(0))),
+        ),
+        scratch=512,
+        buffers=2,
+        scalars=1,
+    )
+    assert recipe.workspace == 512 + 512
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(recipe), type=Recipe) == recipe
+
+
+def _tensor(dims: tuple[int, ...], dtype: DType, layout: Layout) -> GraphTensor:
+    spec = TensorSpec.packed(dims, dtype, layout)
+    return GraphTensor(uid=0, dims=spec.dims, strides=spec.strides, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "channels", "taken"),
+    [
+        (DType.INT8, Layout.NHWC, 8, True),
+        (DType.INT8, Layout.NHWC, 6, False),
+        (DType.INT8, Layout.NCHW, 8, False),
+        (DType.UINT8, Layout.NHWC, 8, False),
+        (DType.FLOAT16, Layout.NCHW, 3, True),
+    ],
+)
+def test_bytes_are_given_to_cudnn_only_as_it_documents(
+    dtype: DType, layout: Layout, channels: int, taken: bool
+) -> None:
+    shapes = (2, channels, 9, 9), (8, channels, 3, 3), (2, 8, 7, 7)
+    assert takes_bytes([_tensor(dims, dtype, layout) for dims in shapes]) is taken
+
+
+def _graph(alpha: float = 1.0) -> OperationGraph:
+    def ref(*dims: int) -> BufferRef:
+        return BufferRef(slot=0, generation=0, spec=TensorSpec.packed(dims), device="cuda:0")
+
+    x, w, y = ref(1, 4, 5, 5), ref(4, 4, 1, 1), ref(1, 4, 5, 5)
+    return lower(ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2), alpha=alpha)).graph
+
+
+def test_a_candidate_that_kills_its_context_is_not_tried() -> None:
+    why = erratum(_graph(alpha=2.0), "eng0_k1=3")
+    assert why is not None
+    assert "illegal address" in why
+
+
+def test_an_erratum_does_not_reach_further_than_it_was_seen() -> None:
+    assert erratum(_graph(), "eng0") is None
+    assert erratum(_graph(alpha=2.0), "eng01_k1=3") is None

@@ -1,0 +1,128 @@
+"""The thread that builds plans: which job is next, what counts as getting on, how it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cudnn_actor import BufferRef, ConvFwd, TensorSpec
+from cudnn_actor.building import BuildThread, Job, Result
+from cudnn_actor.engines.base import StickyError
+from cudnn_actor.planning import less_workspace
+from cudnn_actor.protocol.lowering import lower
+
+from .rigs import ONE_BY_ONE, PATIENCE_S, Workshop, WorkshopBuilder
+
+
+class Bench:
+    """A build thread of the test's, and what comes out of it."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self.workshop = workshop
+        self.nudged = threading.Semaphore(0)
+        self.thread = BuildThread(WorkshopBuilder(workshop), self.nudged.release)
+        self.thread.start()
+
+    def result(self) -> Result:
+        assert self.nudged.acquire(timeout=PATIENCE_S)
+        return next(self.thread.collect())
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not happened():
+            assert time.monotonic() < deadline
+
+
+@contextmanager
+def bench() -> Iterator[Bench]:
+    made = Bench(Workshop())
+    try:
+        yield made
+    finally:
+        made.thread.close()
+        made.workshop.building.open()
+        made.workshop.tuning.open()
+
+
+def job(width: int, *, tune: bool = False) -> Job:
+    wide, one = [TensorSpec.packed((1, 1, 1, size)) for size in (width, 1)]
+    x, w, y = [BufferRef(slot=n, generation=1, spec=s, device="cpu") for n, s in enumerate((wide, one, wide))]
+    graph = lower(ConvFwd(x=x, w=w, y=y, conv=ONE_BY_ONE)).graph
+    return Job(graph.digest(), graph, None, tune)
+
+
+def test_what_is_to_be_built_goes_before_what_is_to_be_tuned() -> None:
+    with bench() as made, made.workshop.tuning.closed():
+        jobs = [job(1, tune=True), job(2, tune=True), job(3)]
+        made.thread.ask(jobs[0])
+        made.workshop.tuning.wait_for_arrival()
+        for later in jobs[1:]:
+            made.thread.ask(later)
+        made.workshop.tuning.open()
+        assert [made.result().job for _ in range(3)] == [jobs[0], jobs[2], jobs[1]]
+
+
+def test_each_candidate_is_progress_and_a_thread_without_work_never_hangs() -> None:
+    with bench() as made:
+        gate = made.workshop.tuning
+        made.until(lambda: made.thread.working_since() is None)
+        gate.catch_one()
+        made.thread.ask(job(1, tune=True))
+        gate.wait_for_arrival()
+        first = made.thread.working_since()
+        gate.let_the_caught_one_go()
+        gate.wait_for_arrival()
+        second = made.thread.working_since()
+        assert first is not None
+        assert second is not None
+        assert second > first
+        gate.open()
+        made.result()
+        made.until(lambda: made.thread.working_since() is None)
+
+
+def test_a_job_counts_from_when_it_is_asked_for() -> None:
+    with bench() as made, made.workshop.building.closed():
+        made.until(lambda: made.thread.working_since() is None)
+        made.thread.ask(job(1))
+        assert made.thread.working_since() is not None
+
+
+def test_tuning_that_nobody_waits_for_any_more_ends_at_the_next_candidate() -> None:
+    with bench() as made, made.workshop.tuning.closed():
+        made.thread.ask(job(1, tune=True))
+        made.workshop.tuning.wait_for_arrival()
+        made.thread.close()
+        made.workshop.tuning.open()
+        assert isinstance(made.result().outcome, Exception)
+
+
+def test_a_sticky_error_ends_the_thread_and_says_what_it_was_at() -> None:
+    with bench() as made:
+        made.workshop.failures = [StickyError("DEAD", "the test says so")]
+        made.thread.ask(job(1))
+        result = made.result()
+        assert result.job is None
+        assert isinstance(result.outcome, StickyError)
+        assert made.thread.digest_in_work == job(1).digest
+
+
+def test_closing_waits_for_the_build_in_work_only_as_long_as_it_is_told() -> None:
+    with bench() as made, made.workshop.building.closed():
+        made.thread.ask(job(1))
+        made.workshop.building.wait_for_arrival()
+        made.thread.close(wait_s=0.01)
+
+
+@pytest.mark.parametrize(
+    ("needed", "limit", "next_limit"),
+    [(100, None, 99), (100, 100, 99), (1, None, 0), (0, None, None), (100, 99, None), (0, 0, None)],
+)
+def test_the_next_plan_must_need_less_than_the_one_for_which_there_was_no_room(
+    needed: int, limit: int | None, next_limit: int | None
+) -> None:
+    assert less_workspace(needed, limit) == next_limit

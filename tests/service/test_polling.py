@@ -1,0 +1,31 @@
+"""How often a device is asked: at once for as long as a small kernel takes, then ever more rarely."""
+
+from __future__ import annotations
+
+import itertools
+
+from cudnn_actor.polling import AT_ONCE_S, LONGEST_PAUSE_S, pause_s
+
+
+def test_a_small_kernel_is_looked_at_without_a_pause() -> None:
+    assert [pause_s(waited) for waited in (0.0, 5e-6, 50e-6)] == [0.0] * 3
+
+
+def test_pauses_grow_with_the_wait_up_to_a_millisecond() -> None:
+    pauses = [pause_s(microseconds * 1e-6) for microseconds in range(0, 20_000, 10)]
+    assert all(earlier <= later for earlier, later in itertools.pairwise(pauses))
+    assert pause_s(60.0) == LONGEST_PAUSE_S == 1e-3
+
+
+def test_an_end_is_seen_late_by_an_eighth_at_most() -> None:
+    for microseconds in range(1, 20_000, 7):
+        waited = microseconds * 1e-6
+        assert pause_s(waited) <= waited / 8
+
+
+def test_looking_takes_few_looks() -> None:
+    waited, looks = AT_ONCE_S, 0
+    while waited < 1.0:
+        waited += pause_s(waited)
+        looks += 1
+    assert looks < 1100
