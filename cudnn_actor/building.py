@@ -104,12 +104,14 @@ class BuildThread:
         return None if job is None else job.digest
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Ask the thread to end, and wait so long for the job in work: after that it ends by itself."""
+        """Ask the thread to end, and wait so long for the job in work: after that it is interrupted."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         if wait_s > 0 and self._thread.is_alive():
             self._thread.join(wait_s)
+        if self._thread.is_alive():
+            self._builder.interrupt()
 
     # The build thread's side.
 

@@ -75,6 +75,10 @@ class StoredPlans:
             self._keep(key, plan, tuned=True)
         return plan
 
+    def interrupt(self) -> None:
+        """As the builder does. Any thread."""
+        self._builder.interrupt()
+
     def export(self, plan: Plan) -> bytes | None:
         """As the builder does."""
         return self._builder.export(plan)

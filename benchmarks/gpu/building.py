@@ -22,6 +22,8 @@ __all__ = ["Building", "measure", "sheets"]
 
 IN_FLIGHT = 8
 COLD = 50
+_PROCESS_STARTS_S = 5.0
+"""After that the process is there that builds plans; until then they are built where the actor lives."""
 
 
 class Building(msgspec.Struct, kw_only=True):
@@ -48,6 +50,8 @@ async def _rounds(setting: Setting) -> Building:
     async with setting.service() as gpu:
         hot = await placed(gpu, setting.small)
         await rate(lambda: gpu.ask(hot), IN_FLIGHT, setting.choose(0.5, 0.02))
+        if setting.on_gpu:
+            await asyncio.sleep(_PROCESS_STARTS_S)
         for number_of_round in range(setting.choose(5, 1)):
             setting.say(f"building plans, round {number_of_round + 1}")
             cold = [await _cold(gpu, next(channels)) for _ in range(found.cold)]

@@ -40,7 +40,8 @@ def frontend_loops(problem: Problem, ordinal: int) -> Iterator[Loops]:
         handle = library.create_handle()
         library.set_stream(handle=handle, stream=stream.ptr)
         try:
-            yield _loops(problem, handle, stream)
+            loops = _loops(problem, handle, stream)  # here, too: who calls them may not keep what they use
+            yield loops
         finally:
             stream.synchronize()
             library.destroy_handle(handle)

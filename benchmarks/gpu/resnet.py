@@ -110,7 +110,7 @@ def measure(setting: Setting) -> Resnet:
             found.left_out.append(_name(dtype, batch, tf32))
             continue
         with ExitStack() as stack:
-            stage = stack.enter_context(staged(setting, setting.choose(_ARENA, 32 << 20), dtype))
+            stage = stack.enter_context(staged(setting, _ARENA if setting.on_gpu else 32 << 20, dtype))
             torch = stack.enter_context(eager(setting.ordinal)) if setting.on_gpu else None
             on_loop("asyncio", _series_of(setting, stage, torch, found, (dtype, batch, tf32)))
     return found

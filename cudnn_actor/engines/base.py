@@ -87,6 +87,12 @@ class Builder(Protocol):
     def export(self, plan: Plan) -> bytes | None:
         """A plan as bytes for `restore`, in another process too; None for one that cannot be kept."""
 
+    def interrupt(self) -> None:
+        """Give up: what is being built fails, where that can be, and so does every later build. Any thread.
+
+        Does not block. Closing is still the owner's.
+        """
+
     def restore(self, graph: OperationGraph, data: bytes) -> Plan:
         """The plan that `export` made the bytes of. Raises `EngineFailure` when they are no such plan."""
 

@@ -32,6 +32,9 @@ class ThreeWays:
     def open(self) -> None:
         pass
 
+    def interrupt(self) -> None:
+        """Nothing takes long."""
+
     def close(self) -> None:
         pass
 

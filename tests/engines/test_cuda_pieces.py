@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from cudnn_actor.engines.cuda.errata import erratum
 from cudnn_actor.engines.cuda.graphs import takes_bytes
+from cudnn_actor.engines.cuda.journal import Journal
 from cudnn_actor.engines.cuda.kernels import Expression, Leaf, Scalar, elementwise, source
 from cudnn_actor.engines.cuda.place import memory_order
 from cudnn_actor.engines.cuda.recipe import Buffer, GraphStep, KernelStep, Number, Recipe, Scratch
@@ -72,7 +74,7 @@ def test_an_operand_that_is_broadcast_keeps_its_axis_apart() -> None:
     assert kernel.strides == ((8, 1), (0, 1))
 
 
-@given(dims=dims_of, data=st.data())
+@given(dims=st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple), data=st.data())
 def test_a_merged_kernel_visits_the_same_elements(dims: tuple[int, ...], data: st.DataObject) -> None:
     strides = [
         tuple(data.draw(st.integers(0, 50)) for _ in dims) for _ in range(data.draw(st.integers(1, 3)))
@@ -154,3 +156,28 @@ def test_a_candidate_that_kills_its_context_is_not_tried() -> None:
 def test_an_erratum_does_not_reach_further_than_it_was_seen() -> None:
     assert erratum(_graph(), "eng0") is None
     assert erratum(_graph(alpha=2.0), "eng01_k1=3") is None
+
+
+def test_a_journal_remembers_what_killed_the_process_that_tried_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    first = Journal(path)
+    with first.trying("harmless"):
+        pass
+    trial = first.trying("deadly")
+    trial.__enter__()  # and never left
+    second = Journal(path)
+    assert second.killed("deadly")
+    assert not second.killed("harmless")
+
+
+def test_a_trial_that_is_left_by_an_error_that_kills_the_context_stays_open(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    with pytest.raises(RuntimeError), Journal(path).trying("deadly"):
+        raise RuntimeError
+    assert Journal(path).killed("deadly")
+
+
+def test_no_journal_remembers_nothing() -> None:
+    journal = Journal(None)
+    with journal.trying("plan"):
+        assert not journal.killed("plan")

@@ -31,8 +31,8 @@ __all__ = ["EXACT_SCALARS", "UNIT", "error_over_bound"]
 UNIT = {DType.FLOAT64: 2.0**-53, DType.FLOAT32: 2.0**-24, DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8}
 """Unit roundoffs: half the distance from 1 to the next larger number. bfloat16 has 8 bits, so 2**-8."""
 _TINY = {DType.FLOAT64: 0.0, DType.FLOAT32: 2.0**-150, DType.FLOAT16: 2.0**-25, DType.BFLOAT16: 2.0**-134}
-_TF32 = 2 * 2.0**-11
-"""Both operands are rounded to 11 bits."""
+_TF32 = 2 * 2.0**-10
+"""Both operands are cut off to 11 bits: tensor cores ignore the others, and cuDNN need not round before."""
 _WALK, _POINTWISE, _FUNCTION = 4.0, 4.0, 8.0
 EXACT_SCALARS = (1.0, -1.0, 2.0, 0.5)
 """Values of alpha and beta that keep whole numbers exact in float32."""

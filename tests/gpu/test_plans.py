@@ -131,7 +131,7 @@ def builder() -> Iterator[CudaBuilder]:
 def test_a_plan_of_one_handle_runs_on_another_and_survives_being_bytes(
     engine: CudaEngine, bench: Workbench, builder: CudaBuilder, layout: Layout
 ) -> None:
-    message = request_on(bench, layout, alpha=0.5, epilogue=Epilogue(activation=Activation.TANH))
+    message = request_on(bench, layout, epilogue=Epilogue(activation=Activation.LEAKY_RELU))
     expected = wanted(message, bench)
     graph = lower(message).graph
     built = builder.build(graph, workspace_limit=None)
@@ -160,6 +160,7 @@ def test_tuning_finds_a_plan_that_is_right_and_says_what_it_found(
         lower(message).graph, workspace_limit=None, progress=lambda done, _of, _what: seen.append(done)
     )
     assert seen == sorted(seen)
+    assert plan.tuning is not None
     assert plan.tuning.tried > 1
     assert plan.tuning.tuned_us <= plan.tuning.heuristic_us
     engine.prepare(plan)

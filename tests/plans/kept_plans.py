@@ -49,6 +49,9 @@ class GraphBuilder:
     def close(self) -> None:
         self.is_open = False
 
+    def interrupt(self) -> None:
+        self.work.append("interrupt")
+
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
         self.work.append("build")
         return self._made(graph, workspace_limit)

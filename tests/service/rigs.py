@@ -251,6 +251,9 @@ class WorkshopBuilder:
     def close(self) -> None:
         """Nothing to give back."""
 
+    def interrupt(self) -> None:
+        """Deaf: a build at a gate is ended by the test alone."""
+
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
         return self._workshop.build(graph, workspace_limit)
 

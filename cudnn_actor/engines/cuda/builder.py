@@ -10,6 +10,7 @@ import msgspec
 from cudnn_actor.engines.base import EngineFailure, Plan
 from cudnn_actor.engines.cuda.compiler import compile_plan
 from cudnn_actor.engines.cuda.failures import reported
+from cudnn_actor.engines.cuda.journal import Journal
 from cudnn_actor.engines.cuda.libraries import libraries
 from cudnn_actor.engines.cuda.plan import CudaPlan
 from cudnn_actor.engines.cuda.recipe import GraphStep, Recipe
@@ -30,10 +31,14 @@ class CudaBuilder:
     ----------
     ordinal
         The device's number.
+    journal
+        A file in which to note what is on trial, for a builder that comes after one which that killed; None
+        for none.
     """
 
-    def __init__(self, ordinal: int) -> None:
+    def __init__(self, ordinal: int, journal: str | None = None) -> None:
         self._ordinal = ordinal
+        self._journal = Journal(journal)
         self._bench: Bench | None = None
         self.fingerprint = ""
 
@@ -44,7 +49,7 @@ class CudaBuilder:
         device = cupy.cuda.Device(self._ordinal)
         device.use()
         stream = cupy.cuda.Stream(non_blocking=True)
-        self._bench = Bench(cudnn.create_handle(), stream)
+        self._bench = Bench(cudnn.create_handle(), stream, self._journal)
         cudnn.set_stream(self._bench.handle, stream.ptr)
         name = runtime.getDeviceProperties(self._ordinal)["name"].decode()
         self.fingerprint = (
@@ -62,6 +67,9 @@ class CudaBuilder:
     def _opened(self) -> Bench:
         assert self._bench is not None, "a builder is opened first"
         return self._bench
+
+    def interrupt(self) -> None:
+        """Nothing: a call of cuDNN's cannot be ended from outside."""
 
     @reported
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
+import uuid
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,6 +62,7 @@ class CudaEngine:
         self._handle: Any = None
         self.stream: Any = None
         """The CuPy stream that all work runs on; None while it is not open."""
+        self._journal = str(Path(tempfile.gettempdir()) / f"cudnn-actor-{uuid.uuid4().hex}.journal")
         self._programs: weakref.WeakSet[Program] = weakref.WeakSet()
 
     # Life.
@@ -90,6 +94,7 @@ class CudaEngine:
             self._transfer.close()
             self._workspace.close()
         self._arenas.clear()
+        Path(self._journal).unlink(missing_ok=True)
 
     @staticmethod
     def _status_of(call: Callable[[], object]) -> bool:
@@ -135,7 +140,7 @@ class CudaEngine:
         cuDNN's frontend holds the interpreter's lock while it builds, for 0.3 s where a kernel is compiled.
         """
         make = f"{CudaBuilder.__module__}:{CudaBuilder.__name__}"
-        return RemoteBuilder(make, (self._ordinal,), CudaBuilder(self._ordinal))
+        return RemoteBuilder(make, (self._ordinal, self._journal), CudaBuilder(self._ordinal))
 
     @reported
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:

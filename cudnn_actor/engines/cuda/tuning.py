@@ -119,7 +119,7 @@ def _time(trial: Trial, plan: CudaPlan, runs: int) -> float:
     cupy = libraries().cupy
     stream = trial.bench.stream
     workspace = trial.room_for(plan)
-    program = Program(plan, *trial.bench)
+    program = Program(plan, trial.bench.handle, stream)
     key = tuple(trial.pointers)
     begin, end = cupy.cuda.Event(), cupy.cuda.Event()
     for number in range(_WARM_UPS + runs):

@@ -83,6 +83,9 @@ class Craft:
         self.fingerprint = self._says
         self.is_open = True
 
+    def interrupt(self) -> None:
+        """Nothing here waits for another process."""
+
     def close(self) -> None:
         self.is_open = False
         if self._stubborn:
