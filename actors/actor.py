@@ -444,6 +444,10 @@ class Actor(HookedActor):
             if time.perf_counter_ns() - self._flushed_ns > _FLUSH_AFTER_NS:
                 self.flush()
 
+    def delivers_together(self) -> None:
+        """Let the next replies wait for each other, for as long as a reply may wait for the next `flush`."""
+        self._flushed_ns = time.perf_counter_ns()
+
     def flush(self) -> None:
         """Wake the event loops that replies were posted for. Handlers about to take long call it first."""
         try:

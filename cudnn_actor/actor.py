@@ -49,7 +49,7 @@ from cudnn_actor.protocol.messages import (
 from cudnn_actor.protocol.receipts import Statistics
 from cudnn_actor.recovery import MOST_CRASHES
 from cudnn_actor.request_checks import check_no_overlap, check_warm
-from cudnn_actor.state import ServiceState
+from cudnn_actor.state import Bound, ServiceState
 from cudnn_actor.waiting_room import WaitingRoom
 
 __all__ = ["CudnnActor"]
@@ -248,21 +248,29 @@ class CudnnActor(MemoryActor):
         return handler(message)
 
     def _compute(self, message: Compute) -> Any:
-        lowered, known = self._found() or (self._state.lowered(message), None)
-        slots = [self._memory.resolve(getattr(message, name), name) for name in lowered.buffers]
-        check_no_overlap(lowered, slots)
-        plan = self._plan(lowered, known)
-        executor = self._engine
-        buffers = [executor.binding(slot) for slot in slots]
-        for place, spec in lowered.views:
-            buffers[place] = executor.bind(slots[place], spec)
-        scalars = [float(getattr(message, name)) for name in lowered.scalars]
+        seen = self._state.seen(message)
+        bound = seen.bound
+        if bound is None or bound.ends != self._memory.ends:
+            bound = seen.bound = self._bind(message, seen.lowered)
+        plan = self._plan(seen.lowered, self._found())
         if self._plans.last_run_ns(plan.tag) > _LONG_RUN_NS:
             self.flush()
-        return self._run_engine(plan.tag, slots, executor.engine.execute, plan, buffers, scalars)
+        executor = self._engine
+        buffers = [executor.binding(slot) for slot in bound.slots]
+        for place, spec in seen.lowered.views:
+            buffers[place] = executor.bind(bound.slots[place], spec)
+        execute = executor.engine.execute
+        return self._run_engine(plan.tag, bound.slots, execute, plan, buffers, bound.scalars)
 
-    def _found(self) -> tuple[Lowered, Outcome] | None:
-        """The request's graph and plan, where they were looked up before it started."""
+    def _bind(self, message: Compute, lowered: Lowered) -> Bound:
+        """What a message runs on. Raises `StaleBufferError`, `InvalidRequest`."""
+        ends = self._memory.ends
+        slots = [self._memory.resolve(getattr(message, name), name) for name in lowered.buffers]
+        check_no_overlap(lowered, slots)
+        return Bound(ends, slots, [float(getattr(message, name)) for name in lowered.scalars])
+
+    def _found(self) -> Outcome | None:
+        """The request's plan, where it was looked up before it started."""
         assert self.current is not None
         return None if self._room is None else self._room.found_for(self.current)
 

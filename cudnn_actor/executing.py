@@ -131,6 +131,7 @@ class ExecutingActor(Actor):
         self.flush()
 
     def _settle_done(self, executor: Executor) -> None:
+        self.delivers_together()  # to settle is short: what has finished together is delivered together
         while (work := executor.take_done()) is not None:
             plain = work.reply is RECEIPT
             self.settle(work.envelope, self._receipt(work.envelope, work.tag) if plain else work.reply)

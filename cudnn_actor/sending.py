@@ -47,7 +47,10 @@ def check_message(state: ServiceState, message: Message) -> None:
     state.mailbox.check_open()
     kind = type(message)
     if kind in COMPUTE:
-        _resolve(state, message, state.lowered(message).buffers)  # type: ignore[arg-type]
+        seen, ends = state.seen(message), state.memory.ends  # type: ignore[arg-type]
+        if seen.live_at != ends:
+            _resolve(state, message, seen.lowered.buffers)
+            seen.live_at = ends
     elif kind in _REFERENCES:
         _resolve(state, message, _REFERENCES[kind])
         if isinstance(message, Upload):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from cudnn_actor.actors import Counters, Envelope, Mailbox
 from cudnn_actor.actors.errors import ActorStopped
-from cudnn_actor.memory import MemoryTable
+from cudnn_actor.memory import MemoryTable, Slot
 from cudnn_actor.plan_store import PlanStore
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.lowering import Lowered, Signature, lower, signature
@@ -14,9 +15,36 @@ from cudnn_actor.protocol.messages import Compute, Free
 from cudnn_actor.protocol.validation import check_scalars
 from cudnn_actor.supervision import FaultInjector
 
-__all__ = ["ServiceState"]
+__all__ = ["Bound", "Seen", "ServiceState"]
 
-_MOST_SIGNATURES = 4096
+_MOST_SIGNATURES, _MOST_SEEN = 4096, 1024
+
+
+class Seen:
+    """A message that has been sent, with what need not be found out again when it is sent again as it is.
+
+    Messages do not change, so only the end of a buffer can make it wrong: each piece carries the number of
+    ends (`MemoryTable.ends`) that had been counted before it was found, and holds while that is the number.
+    An end in between leaves an old number, never a new one with old knowledge.
+    """
+
+    __slots__ = ("bound", "live_at", "lowered", "message")
+
+    def __init__(self, message: Compute, lowered: Lowered) -> None:
+        self.message = message
+        self.lowered = lowered
+        self.live_at = -1
+        """At which number of ends its references were live. A sender's, on any thread."""
+        self.bound: Bound | None = None
+        """The live incarnation's."""
+
+
+class Bound(NamedTuple):
+    """What a message runs on: its slots and scalars. The engine's bindings are the slots' to keep or drop."""
+
+    ends: int
+    slots: Sequence[Slot]
+    scalars: Sequence[float]
 
 
 class ServiceState:
@@ -24,8 +52,8 @@ class ServiceState:
 
     Who writes what: the mailbox guards itself. Memory, counters, quarantine and faults are written by
     the one live incarnation alone; the supervisor starts a successor only after its predecessor's last
-    act, so there are never two writers. `lowered` is a cache of a pure function, filled by anyone: the
-    worst that a race costs is the same answer computed twice.
+    act, so there are never two writers. `lowered` and `seen` are caches of pure functions, filled by anyone:
+    the worst that a race costs is the same answer computed twice.
 
     Parameters
     ----------
@@ -67,15 +95,29 @@ class ServiceState:
         self.replayed = 0
         self.restarts = 0
         self._lowered: dict[Signature, Lowered] = {}
+        self._seen: dict[int, Seen] = {}
 
     def lowered(self, message: Compute) -> Lowered:
         """The graph of a message, remembered. Any thread. Raises `InvalidRequest`."""
+        return self.seen(message).lowered
+
+    def seen(self, message: Compute) -> Seen:
+        """What is known of a message, which may come again and again. Any thread. Raises `InvalidRequest`."""
+        known = self._seen.get(id(message))
+        if known is None or known.message is not message:
+            known = Seen(message, self._lower(message))
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen[id(message)] = known  # which keeps the message, so that no other gets its id
+        return known
+
+    def _lower(self, message: Compute) -> Lowered:
         check_scalars(message)
-        key: Signature = ()
-        known: Lowered | None = None
-        with contextlib.suppress(AttributeError, TypeError):  # `lower` says what is wrong with a field
+        try:
             key = signature(message)
             known = self._lowered.get(key)
+        except (AttributeError, TypeError):
+            return lower(message)  # which says what is wrong with a field
         if known is None:
             known = lower(message)
             if len(self._lowered) >= _MOST_SIGNATURES:

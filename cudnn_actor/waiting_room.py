@@ -58,13 +58,13 @@ class WaitingRoom:
         self._planner = planner
         self._cache = planner.cache
         self._parking: Parking[_Waiting] = Parking()
-        self._found: tuple[Envelope, Lowered, Outcome] | None = None
+        self._found: tuple[Envelope, Outcome] | None = None
         self._warmed: tuple[Envelope, dict[str, Outcome]] | None = None
 
-    def found_for(self, envelope: Envelope) -> tuple[Lowered, Outcome] | None:
-        """The graph and the plan of the request about to run, when they have been looked up; once."""
+    def found_for(self, envelope: Envelope) -> Outcome | None:
+        """The plan of the request about to run, when it has been looked up; once."""
         found, self._found = self._found, None
-        return found[1:] if found is not None and found[0] is envelope else None
+        return found[1] if found is not None and found[0] is envelope else None
 
     def warmed_for(self, envelope: Envelope) -> dict[str, Outcome]:
         """What has come of the graphs, by their digests, that a `Warm` about to be answered has had built."""
@@ -106,7 +106,7 @@ class WaitingRoom:
         known = self._cache.find(lowered.graph.digest())
         if known is None or self._parking:
             return self._for_slow_compute(envelope, message, lowered, known)
-        self._found = envelope, lowered, known
+        self._found = envelope, known
         return None
 
     def _for_slow_compute(
@@ -121,7 +121,7 @@ class WaitingRoom:
         if self._parking.conflicts(footprint):
             waiting.outcomes[lowered.graph.digest()] = known
             return functools.partial(self._behind, waiting, footprint)
-        self._found = envelope, lowered, known
+        self._found = envelope, known
         return None
 
     def _is_valid(self, message: Compute, lowered: Lowered) -> bool:
@@ -197,7 +197,7 @@ class WaitingRoom:
         self._count()
         if waiting.lowered is not None:
             outcome = waiting.outcomes[waiting.lowered.graph.digest()]
-            self._found = waiting.envelope, waiting.lowered, outcome
+            self._found = waiting.envelope, outcome
         elif waiting.outcomes:
             self._warmed = waiting.envelope, waiting.outcomes
         return waiting.envelope

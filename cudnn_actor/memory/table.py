@@ -8,6 +8,7 @@ on other threads, the hold of an array outside, is noted there and applied here.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections import deque
 from typing import TypeGuard
@@ -29,6 +30,9 @@ __all__ = ["MemoryTable"]
 
 _COUNTS = 1 << 32
 """Generations of one slot; the service's nonce stands above them."""
+
+
+_ends = itertools.count(1)
 
 
 class MemoryTable:
@@ -60,6 +64,9 @@ class MemoryTable:
         _check_range("memory_limit", 0 if limit is None else limit, 0, 1 << 63)
         self.device = device
         self.live_bytes = 0
+        self.ends = next(_ends)
+        """Another number after every end of a buffer or of its bindings, and in every table: while it is the
+        same, whatever could be resolved still can be, and to the same. Any thread may read it."""
         """Bytes of the live buffers, without rounding."""
         self._pool = ArenaPool(arena_bytes=arena_bytes, limit=limit)
         self._first = nonce << 32 | 1
@@ -252,6 +259,7 @@ class MemoryTable:
 
     def forget_bindings(self) -> None:
         """Drop every slot's binding: the incarnation whose handles they are is gone."""
+        self.ends = next(_ends)
         for slot in self._slots:
             slot.binding = None
 
@@ -263,6 +271,7 @@ class MemoryTable:
         return slot
 
     def _end(self, slot: Slot, reason: StaleReason) -> None:
+        self.ends = next(_ends)
         del self._live[slot.index]
         self.live_bytes -= slot.nbytes
         slot.end(reason)

@@ -63,6 +63,8 @@ class CudaEngine:
         self.stream: Any = None
         """The CuPy stream that all work runs on; None while it is not open."""
         self._journal = str(Path(tempfile.gettempdir()) / f"cudnn-actor-{uuid.uuid4().hex}.journal")
+        self._launched = self._passed = 0
+        """Runs enqueued so far, and how many of them a fence has been seen behind."""
         self._programs: weakref.WeakSet[Program] = weakref.WeakSet()
 
     # Life.
@@ -193,7 +195,7 @@ class CudaEngine:
             key = (*pointers, *scalars)
             program = getattr(plan, "program", None)
             if program is not None and (replay := program.replays.get(key)) is not None:
-                replay.launch(self.stream)
+                replay.launch(self._launched - self._passed)
             else:
                 self._run(plan, key, buffers, scalars)
         except Exception as error:
@@ -201,6 +203,7 @@ class CudaEngine:
             if known is error:
                 raise
             raise known from error
+        self._launched += 1
 
     def _run(
         self, plan: Plan, key: tuple[float, ...], buffers: Sequence[Place], scalars: Sequence[float]
@@ -243,13 +246,17 @@ class CudaEngine:
 
     @reported
     def fence(self) -> Fence:
-        """An event behind all that was enqueued."""
+        """An event behind all that was enqueued, and how many runs that are."""
         self._transfer.release()
-        return self._fences.record()
+        return self._fences.record(), self._launched
 
     def finished(self, fence: Fence) -> bool:
         """Whether the device has come by; the fence is void then. Never blocks. Raises `StickyError`."""
-        return self._fences.passed(fence)
+        event, launched = fence
+        if not self._fences.passed(event):
+            return False
+        self._passed = launched
+        return True
 
     def probe(self) -> str | None:
         """What is wrong with the context; None when it is healthy. Blocks for a moment."""

@@ -11,9 +11,11 @@ and scalars is captured as a CUDA graph, and replayed (4 us).
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cudnn_actor.engines.cuda.failures import check_status
 from cudnn_actor.engines.cuda.kernels import Kernel
 from cudnn_actor.engines.cuda.libraries import libraries
 from cudnn_actor.engines.cuda.plan import CudaPlan
@@ -28,6 +30,8 @@ _CAPTURE_AT = 4
 """At which run with the same addresses a graph is captured: that costs as much as six runs save."""
 _MOST_KEYS = 256
 """Rows of addresses that are remembered for a plan."""
+_FAR_BEHIND = 256
+"""A stream takes 1,024 launches before it makes the next one wait; a run is a few."""
 
 
 def public_launch(graph: Any, uids: Sequence[int], handle: Any) -> Launch:
@@ -65,6 +69,34 @@ def _backend_index(graph: Any) -> int:
     plans = getattr(graph, "_plans", None)
     index = plans[graph._plan_index].cpp_index if plans else None
     return -1 if index is None else int(index)
+
+
+class Replay:
+    """A captured CUDA graph, and the call that launches it.
+
+    The call keeps the interpreter's lock: letting it go for the 4 us that it takes, for each request of a
+    batch, hands it to the event loop's thread and back each time, which costs more. It waits when the device
+    is a thousand launches behind, so `launch` looks first how far that is.
+    """
+
+    def __init__(self, graph: Any, stream: Any) -> None:
+        self._graph = graph
+        self._stream = stream
+        self._arguments = ctypes.c_void_p(int(graph.graphExec)), ctypes.c_void_p(stream.ptr)
+
+    def launch(self, behind: int) -> None:
+        """Enqueue it. `behind` is how many launches the device has not finished, at the most."""
+        if behind > _FAR_BEHIND:
+            self._graph.launch(self._stream)
+        else:
+            check_status(_launch_graph()(*self._arguments))
+
+
+@functools.cache
+def _launch_graph() -> Callable[..., int]:
+    launch = ctypes.PyDLL("libcuda.so.1").cuGraphLaunch
+    launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return launch
 
 
 class Program:
@@ -106,7 +138,7 @@ class Program:
         }
         self._times: dict[tuple[float, ...], int] = {}
         self._capturable = True
-        self.replays: dict[tuple[float, ...], Any] = {}
+        self.replays: dict[tuple[float, ...], Replay] = {}
         """CUDA graphs by the addresses and scalars that they were captured with."""
 
     def _graph_step(
@@ -172,7 +204,7 @@ class Program:
         else:
             if len(self.replays) >= _MOST_KEYS:
                 self.replays.clear()
-            self.replays[key] = graph
+            self.replays[key] = Replay(graph, self.stream)
             graph.launch(self.stream)
 
     def _put(self, scalars: Sequence[float]) -> None:

@@ -129,7 +129,7 @@ def _time(trial: Trial, plan: CudaPlan, runs: int) -> float:
         if replay is None:
             program.run(key, trial.pointers, trial.scalars, workspace.pointer)
         else:
-            replay.launch(stream)
+            replay.launch(behind=0)
     end.record(stream)
     end.synchronize()
     return float(cupy.cuda.get_elapsed_time(begin, end)) * 1e3 / runs
