@@ -256,7 +256,7 @@ class CudnnActor(MemoryActor):
         if self._plans.last_run_ns(plan.tag) > _LONG_RUN_NS:
             self.flush()
         executor = self._engine
-        buffers = [executor.binding(slot) for slot in bound.slots]
+        buffers = [slot.binding for slot in bound.slots]  # `_bind` saw to it, and none has ended since
         for place, spec in seen.lowered.views:
             buffers[place] = executor.bind(bound.slots[place], spec)
         execute = executor.engine.execute
@@ -267,6 +267,8 @@ class CudnnActor(MemoryActor):
         ends = self._memory.ends
         slots = [self._memory.resolve(getattr(message, name), name) for name in lowered.buffers]
         check_no_overlap(lowered, slots)
+        for slot in slots:
+            self._engine.binding(slot)
         return Bound(ends, slots, [float(getattr(message, name)) for name in lowered.scalars])
 
     def _found(self) -> Outcome | None:
@@ -275,12 +277,12 @@ class CudnnActor(MemoryActor):
         return None if self._room is None else self._room.found_for(self.current)
 
     def _plan(self, lowered: Lowered, known: Outcome | None = None) -> Plan:
-        digest = lowered.graph.digest()
-        if self._state.quarantined and digest in self._state.quarantined:
+        quarantined = self._state.quarantined
+        if quarantined and (digest := lowered.graph.digest()) in quarantined:
             assert self.current is not None
-            cause = self._state.quarantined[digest]
+            cause = quarantined[digest]
             raise QuarantinedRequest(request_id=self.current.number, digest=digest, cause=cause)
-        self._faults.reject(self._engine.engine.name, digest)
+        self._faults.reject(self._engine.engine.name, lowered)
         if known is None:
             assert self._planner is not None
             return self._planner.here(lowered.graph)

@@ -184,8 +184,7 @@ class Executor:
     def defer(self, work: Work) -> None:
         """Note work that is enqueued, and hold its buffers until it has finished."""
         with self._lease:
-            for slot in work.slots:
-                self._memory.hold(slot)
+            self._memory.hold_all(work.slots)
             self._unfenced.append(work)
 
     @property
@@ -274,5 +273,4 @@ class Executor:
             self._freed = {slot: ref for slot, ref in self._freed.items() if self._memory.is_withheld(ref)}
 
     def _release(self, slots: Sequence[Slot]) -> None:
-        for slot in slots:
-            self._memory.release(slot)
+        self._memory.release_all(slots)

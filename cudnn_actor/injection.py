@@ -8,6 +8,7 @@ from collections.abc import Callable
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
+from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import Message
 from cudnn_actor.supervision import Fault, FaultInjector, FaultRule
 
@@ -48,11 +49,12 @@ class Injection:
         if self._faults is not None and not message.control:
             self._rule = self._faults.on_message(type(message).__name__)
 
-    def reject(self, engine: str, digest: str) -> None:
+    def reject(self, engine: str, lowered: Lowered) -> None:
         """The place where a plan is built. Raises `UnsupportedGraph` where that was scripted."""
         if self._rule is not None and self._rule.fault is Fault.REJECT_BUILD:
             self._rule = None
             log.info("fault.injected", fault=Fault.REJECT_BUILD.value, plan="build")
+            digest = lowered.graph.digest()
             raise UnsupportedGraph(engine=engine, digest=digest, detail="injected: rejected at build")
 
     def strike(self, tag: str) -> None:

@@ -186,7 +186,7 @@ class UnsupportedGraph(CudnnActorError):
     def __init__(self, *, engine: str, digest: str, detail: str, reproduce: str = "") -> None:
         super().__init__(
             f"the {engine} engine cannot run graph {digest[:12]}: {detail}; "
-            f"docs/semantics.md lists what each engine runs{_command(reproduce)}",
+            f"docs/support.md says what runs{_command(reproduce)}",
             engine=engine,
             digest=digest,
             detail=detail,

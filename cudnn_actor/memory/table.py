@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections.abc import Sequence
 from collections import deque
 from typing import TypeGuard
 
@@ -228,6 +229,19 @@ class MemoryTable:
         slot.users -= 1
         if not slot.users and not slot.live:
             self._vacate(slot)
+
+    def hold_all(self, slots: Sequence[Slot]) -> None:
+        """Note a piece of work on each of some slots: in one call, for it is made for every request."""
+        for slot in slots:
+            slot.users += 1
+
+    def release_all(self, slots: Sequence[Slot]) -> None:
+        """Note the end of what `hold_all` noted. Raises as `release` does."""
+        for slot in slots:
+            if slot.users > 1 or (slot.users == 1 and slot.live):
+                slot.users -= 1
+            else:
+                self.release(slot)
 
     def lend(self, slot: Slot) -> Keeper:
         """Hold a slot that `resolve` has just returned for as long as the answer lives, on whatever thread.

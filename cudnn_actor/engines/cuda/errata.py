@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.operations import ConvolutionBackwardFilter, Operation, Pointwise
 
 __all__ = ["erratum"]
 
@@ -29,7 +30,21 @@ _ERRATA = (
         what="reads an illegal address where more than a convolution is asked of it",
         seen="cuDNN 9.19 on sm_90: grouped float32 NCHW, alpha, beta, bias and relu",
     ),
+    _Erratum(
+        engine="eng7",
+        applies=lambda graph: any(_is_grouped_unevenly(graph, op) for op in graph.operations),
+        what="reads a misaligned address where a group's channels are no multiple of eight",
+        seen="cuDNN 9.19 on sm_90: bfloat16 in 5 groups of 4 channels, alpha and beta",
+    ),
 )
+
+
+def _is_grouped_unevenly(graph: OperationGraph, operation: Operation) -> bool:
+    if isinstance(operation, Pointwise) or operation.conv.groups == 1:
+        return False
+    filters = operation.dw if isinstance(operation, ConvolutionBackwardFilter) else operation.w
+    per_group = graph.tensor(filters).dims
+    return bool(per_group[1] % 8 or per_group[0] // operation.conv.groups % 8)
 
 
 def erratum(graph: OperationGraph, plan: str) -> str | None:
