@@ -281,7 +281,10 @@ class Actor(HookedActor):
             raise
 
     def _next(self) -> Envelope | None:
-        with self.lease:
+        lease = self.lease
+        with lease.lock:
+            if lease.revoked:
+                lease.check()
             if self.actor_stopped.is_set() or not self._batch:
                 return None
             self.current = self._batch.popleft()
@@ -437,16 +440,19 @@ class Actor(HookedActor):
             self.counters.failed += 1
         self._post(envelope, value, error)
 
+    def settle_together(self, envelope: Envelope, value: Any) -> None:
+        """Give one of several answers that are there at the same time, whose loops the next `flush` wakes."""
+        self.counters.finished += 1
+        bridge = envelope.settle(value)
+        if bridge is not None:
+            self._to_wake.add(bridge)
+
     def _post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
         bridge = envelope.settle(value, error)
         if bridge is not None:
             self._to_wake.add(bridge)
             if time.perf_counter_ns() - self._flushed_ns > _FLUSH_AFTER_NS:
                 self.flush()
-
-    def delivers_together(self) -> None:
-        """Let the next replies wait for each other, for as long as a reply may wait for the next `flush`."""
-        self._flushed_ns = time.perf_counter_ns()
 
     def flush(self) -> None:
         """Wake the event loops that replies were posted for. Handlers about to take long call it first."""

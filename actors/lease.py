@@ -17,35 +17,32 @@ class Lease:
     a lost thread comes back. No step may block.
     """
 
-    __slots__ = ("_lock", "_revoked")
+    __slots__ = ("lock", "revoked")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._revoked = False
+        self.lock = threading.Lock()
+        """What a step holds. `with lease.lock:` and then `check` is `with lease:` for the hottest steps."""
+        self.revoked = False
+        """Whether it has been revoked."""
 
     def __enter__(self) -> None:
-        self._lock.acquire()
-        if self._revoked:
-            self._lock.release()
+        self.lock.acquire()
+        if self.revoked:
+            self.lock.release()
             raise _came_back()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    @property
-    def revoked(self) -> bool:
-        """Whether it has been revoked."""
-        return self._revoked
+        self.lock.release()
 
     def check(self) -> None:
         """Raise `Crash` when it has been revoked. A step that writes needs more: `with`."""
-        if self._revoked:
+        if self.revoked:
             raise _came_back()
 
     def revoke(self) -> bool:
         """End it. Returns False when somebody else has done so."""
-        with self._lock:
-            first, self._revoked = not self._revoked, True
+        with self.lock:
+            first, self.revoked = not self.revoked, True
         return first
 
 

@@ -244,7 +244,8 @@ class CudnnActor(MemoryActor):
                 problem="is no message of this service",
                 fix="send one of cudnn_actor.protocol.messages",
             )
-        self._faults.meet(message)
+        if self._faults.scripted:
+            self._faults.meet(message)
         return handler(message)
 
     def _compute(self, message: Compute) -> Any:
@@ -253,9 +254,9 @@ class CudnnActor(MemoryActor):
         if bound is None or bound.ends != self._memory.ends:
             bound = seen.bound = self._bind(message, seen.lowered)
         plan = self._plan(seen.lowered, self._found())
-        if self._plans.last_run_ns(plan.tag) > _LONG_RUN_NS:
-            self.flush()
         executor = self._engine
+        if executor.synchronous and self._plans.last_run_ns(plan.tag) > _LONG_RUN_NS:
+            self.flush()
         buffers = [slot.binding for slot in bound.slots]  # `_bind` saw to it, and none has ended since
         for place, spec in seen.lowered.views:
             buffers[place] = executor.bind(bound.slots[place], spec)
@@ -282,7 +283,8 @@ class CudnnActor(MemoryActor):
             assert self.current is not None
             cause = quarantined[digest]
             raise QuarantinedRequest(request_id=self.current.number, digest=digest, cause=cause)
-        self._faults.reject(self._engine.engine.name, lowered)
+        if self._faults.scripted:
+            self._faults.reject(self._engine.engine.name, lowered)
         if known is None:
             assert self._planner is not None
             return self._planner.here(lowered.graph)

@@ -86,7 +86,8 @@ class ExecutingActor(Actor):
         """Enqueue one operation; its reply at once, or later when the engine works asynchronously."""
         envelope, executor = self.current, self._engine
         assert envelope is not None
-        self._faults.strike(tag)
+        if self._faults.scripted:
+            self._faults.strike(tag)
         executor.call(tag, call, *args)
         if executor.synchronous:
             return self._receipt(envelope, tag) if reply is RECEIPT else reply
@@ -95,14 +96,18 @@ class ExecutingActor(Actor):
 
     def _receipt(self, envelope: Envelope, tag: str) -> Receipt:
         """Proof that a request has just finished."""
-        ran_ns = time.perf_counter_ns() - envelope.started_ns
-        self._plans.note_run(tag, ran_ns)
+        now_ns = time.perf_counter_ns()
+        self._plans.note_run(tag, now_ns - envelope.started_ns)
+        return self._finished_at(now_ns, envelope, tag)
+
+    def _finished_at(self, now_ns: int, envelope: Envelope, tag: str) -> Receipt:
+        started_ns = envelope.started_ns
         return Receipt(
             request_id=envelope.number,
             generation=self._generation,
             plan=tag,
-            queue_us=(envelope.started_ns - envelope.admitted_ns) / 1e3,
-            run_us=ran_ns / 1e3,
+            queue_us=(started_ns - envelope.admitted_ns) / 1e3,
+            run_us=(now_ns - started_ns) / 1e3,
         )
 
     # Fences, for engines that work asynchronously.
@@ -131,10 +136,11 @@ class ExecutingActor(Actor):
         self.flush()
 
     def _settle_done(self, executor: Executor) -> None:
-        self.delivers_together()  # to settle is short: what has finished together is delivered together
+        now_ns = time.perf_counter_ns()
         while (work := executor.take_done()) is not None:
             plain = work.reply is RECEIPT
-            self.settle(work.envelope, self._receipt(work.envelope, work.tag) if plain else work.reply)
+            value = self._finished_at(now_ns, work.envelope, work.tag) if plain else work.reply
+            self.settle_together(work.envelope, value)
 
     def _settle_late(self, executor: Executor, work: Work) -> None:
         """Call for an answer. Until it is there the work is the executor's, and a crash finds it there."""

@@ -183,7 +183,10 @@ class Executor:
 
     def defer(self, work: Work) -> None:
         """Note work that is enqueued, and hold its buffers until it has finished."""
-        with self._lease:
+        lease = self._lease
+        with lease.lock:
+            if lease.revoked:
+                lease.check()
             self._memory.hold_all(work.slots)
             self._unfenced.append(work)
 

@@ -34,6 +34,8 @@ class Injection:
         self, faults: FaultInjector | None, flush: Callable[[], None], abandoned: threading.Event
     ) -> None:
         self._faults = faults
+        self.scripted = faults is not None
+        """Whether any fault is; where none is, nothing need be asked of this."""
         self._flush = flush
         self._abandoned = abandoned
         self._rule: FaultRule | None = None

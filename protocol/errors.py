@@ -308,7 +308,8 @@ class ExecutionFailed(CudnnActorError):
 
     def __init__(self, *, status: str, detail: str, plan: str, reproduce: str = "") -> None:
         super().__init__(
-            f"plan {plan} failed with {status}: {detail}; its outputs hold no result{_command(reproduce)}",
+            f"plan {plan} failed with {status}: {detail}; its outputs hold no result, "
+            f"write them anew before they are read{_command(reproduce)}",
             status=status,
             detail=detail,
             plan=plan,

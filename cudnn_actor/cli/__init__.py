@@ -86,7 +86,7 @@ def _parser(words: Sequence[str]) -> tuple[argparse.ArgumentParser, Callable[...
     run: Callable[..., int] | None = None
     asked = words[0] if words else ""
     for name, summary in _COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name == asked:
             module: Any = importlib.import_module(f"cudnn_actor.cli.{name}")
             module.add_arguments(command)

@@ -99,7 +99,12 @@ def _problems(words: Sequence[str]) -> list[Problem]:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{words[0]} cannot be read: {error}") from error
         return _some(read_problems(lines), words[0])
-    return [read_problem(" ".join(words))]
+    try:
+        return [read_problem(" ".join(words))]
+    except UserError as error:
+        if len(words) > 1:
+            raise
+        raise UserError(f"{error}; nor is there a file of that name") from error
 
 
 def _some(problems: Iterator[Problem], where: str) -> list[Problem]:

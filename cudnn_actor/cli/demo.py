@@ -63,7 +63,6 @@ def _check_writable(out: Path) -> None:
 
 
 def _whole(word: str) -> int:
-    value = int(word)
-    if not 0 <= value < 1 << 63:
+    if not word.isdecimal() or int(word) >= 1 << 63:
         raise argparse.ArgumentTypeError(f"{word} is no whole number from 0 to 2**63 - 1")
-    return value
+    return int(word)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Sequence
 from collections import deque
+from collections.abc import Sequence
 from typing import TypeGuard
 
 from cudnn_actor.memory.arena import Arena

@@ -135,6 +135,13 @@ def test_a_bad_file_is_one_line(content: str | None, words: str, tmp_path: Path)
     assert done.stderr.count("\n") == 1
 
 
+def test_a_word_that_is_neither_a_problem_nor_a_file_is_told_so(tmp_path: Path) -> None:
+    done = cudnn_actor("autotune", "--store", str(tmp_path / "store"), "problems.txt")
+    assert done.returncode == 2
+    assert "'problems.txt' is no problem" in done.stderr
+    assert "nor is there a file of that name" in done.stderr
+
+
 def test_a_store_that_others_may_write_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store").chmod(0o777)

@@ -32,6 +32,10 @@ def test_without_a_command_the_help_names_all_of_them() -> None:
         assert command in done.stderr
 
 
+def test_a_number_that_is_none_is_named_with_what_would_be_one() -> None:
+    assert "x is no whole number from 0" in cudnn_actor("demo", "--seed", "x").stderr
+
+
 def test_importing_the_command_line_imports_no_command() -> None:
     code = "import sys, cudnn_actor.cli; print(*sys.modules)"
     imported = set(python("-c", code).stdout.split())

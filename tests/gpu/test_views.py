@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, DType, OutOfMemory, StaleBufferError, View, spawn
+from cudnn_actor import ConvFwd, ConvSpec, DType, View, spawn
+
+from ..service.full_memory import FULL, LIMIT, fill_memory, has_room
 
 pytestmark = pytest.mark.gpu
 
 X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
-FULL = (1, 1, 512, 1024)
-"""Dims that fill `LIMIT` with float32."""
-LIMIT = 2 << 20
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -68,26 +67,6 @@ async def test_a_view_shows_what_was_sent_before_it_to_any_stream() -> None:
             got = view.get()
         np.testing.assert_array_equal(got, expected)
         del view
-
-
-async def fill_memory(gpu: CudnnRef) -> Any:
-    """A view of a buffer that takes all the memory there may be, and has been freed."""
-    ref = await gpu.empty(FULL)
-    view = await gpu.view(ref)
-    await gpu.fill(ref, 5)
-    await gpu.free(ref)
-    with pytest.raises(StaleBufferError, match="freed"):
-        await gpu.view(ref)
-    return view
-
-
-async def has_room(gpu: CudnnRef) -> bool:
-    """Whether all the memory can be had; it is given back at once."""
-    try:
-        await gpu.free(await gpu.empty(FULL))
-    except OutOfMemory:
-        return False
-    return True
 
 
 def as_tensor(view: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,11 +13,9 @@ import numpy as np
 
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, LifecycleEvent, Spawning
 from cudnn_actor.engines import EngineChoice
-from cudnn_actor.engines.base import Engine, EngineFailure, Plan, StickyError
+from cudnn_actor.engines.base import Engine, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.options import make_options
-from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.service import CudnnService
 from cudnn_actor.supervision import ChildSpec
@@ -208,113 +205,6 @@ class AsynchronousEngine(CpuEngine):
     def fetch(self, src: np.ndarray) -> Callable[[], np.ndarray] | None:  # type: ignore[override]
         fetched = None if self._device.reads_block else super().fetch(src)
         return fetched and self._device.fetching(fetched)
-
-
-class Workshop:
-    """Where plans are built: gates before each build and each step of tuning, and what is to go wrong."""
-
-    def __init__(self) -> None:
-        self.building = Gate()
-        self.tuning = Gate()
-        self.failures: list[Exception | None] = []
-        """What the next builds raise, one after the other; None for one that works."""
-        self.room: int | None = None
-        """Bytes of workspace that the device has; None for enough."""
-        self.dies = False
-
-    def build(self, graph: OperationGraph, limit: int | None) -> Plan:
-        self.building.go_through()
-        failure = self.failures.pop(0) if self.failures else None
-        if failure is not None:
-            raise failure
-        if self.dies:
-            self.dies = False
-            raise SystemExit("the test ends the build thread")
-        return compile_plan(graph, limit)
-
-    def take(self, plan: Plan) -> None:
-        if self.room is not None and plan.workspace > self.room:
-            raise OutOfMemory(requested=plan.workspace, in_use=0, limit=self.room)
-
-
-class WorkshopBuilder:
-    """A `Builder` of plans for the CPU engine."""
-
-    fingerprint = "a test's"
-
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
-
-    def open(self) -> None:
-        """Nothing to take."""
-
-    def close(self) -> None:
-        """Nothing to give back."""
-
-    def interrupt(self) -> None:
-        """Deaf: a build at a gate is ended by the test alone."""
-
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
-        return self._workshop.build(graph, workspace_limit)
-
-    def tune(
-        self,
-        graph: OperationGraph,
-        *,
-        workspace_limit: int | None,
-        progress: Callable[[int, int, str], None],
-    ) -> Plan:
-        for done in range(2):
-            progress(done, 2, f"candidate {done}")
-            self._workshop.tuning.go_through()
-        plan: Any = compile_plan(graph, workspace_limit)
-        tuned: Plan = dataclasses.replace(plan, tag=f"{plan.tag}/tuned")
-        return tuned
-
-    def export(self, plan: Plan) -> None:
-        """None: there is nothing to keep."""
-
-    def restore(self, graph: OperationGraph, data: bytes) -> Plan:
-        raise EngineFailure("NO_PLAN", "this builder keeps none")
-
-
-class BuildingEngine(CpuEngine):
-    """The CPU engine with plans from a builder, on a second thread."""
-
-    def __init__(self, workshop: Workshop) -> None:
-        super().__init__()
-        self._workshop = workshop
-
-    def builder(self) -> WorkshopBuilder:  # type: ignore[override]
-        return WorkshopBuilder(self._workshop)
-
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Any:
-        raise AssertionError("built on the actor's thread")
-
-    def prepare(self, plan: Plan) -> None:
-        self._workshop.take(plan)
-        super().prepare(plan)
-
-
-class AsynchronousBuildingEngine(AsynchronousEngine):
-    """The same, whose work is done only when the test finishes the fence behind it."""
-
-    def __init__(self, workshop: Workshop, device: Device) -> None:
-        super().__init__(device)
-        self._workshop = workshop
-
-    def builder(self) -> WorkshopBuilder:  # type: ignore[override]
-        return WorkshopBuilder(self._workshop)
-
-    def prepare(self, plan: Plan) -> None:
-        self._workshop.take(plan)
-        super().prepare(plan)
-
-
-class MortalBuildingEngine(BuildingEngine):
-    """One whose memory dies with its context."""
-
-    outlives_context = False
 
 
 def service_on(engine: Callable[[], Engine], **options: Any) -> CudnnService:

@@ -15,7 +15,8 @@ from cudnn_actor.engines.base import StickyError
 from cudnn_actor.planning import less_workspace
 from cudnn_actor.protocol.lowering import lower
 
-from .rigs import ONE_BY_ONE, PATIENCE_S, Workshop, WorkshopBuilder
+from .rigs import ONE_BY_ONE, PATIENCE_S
+from .workshops import Workshop, WorkshopBuilder
 
 
 class Bench:

@@ -39,18 +39,8 @@ from cudnn_actor import (
 )
 from cudnn_actor.engines.base import EngineFailure
 
-from .rigs import (
-    ONE_BY_ONE,
-    AsynchronousBuildingEngine,
-    BuildingEngine,
-    Device,
-    Trio,
-    Workshop,
-    in_thread,
-    outcome,
-    single,
-    spawn_on,
-)
+from .rigs import ONE_BY_ONE, Device, Trio, in_thread, outcome, single, spawn_on
+from .workshops import AsynchronousBuildingEngine, BuildingEngine, Workshop
 
 SPEC = TensorSpec.packed((1, 1, 1, 1))
 RELU = Epilogue(activation=Activation.RELU)

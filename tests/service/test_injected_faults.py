@@ -105,6 +105,21 @@ async def test_a_rule_for_one_class_leaves_the_others_alone() -> None:
         assert sum(isinstance(answer, ExecutionFailed) for answer in answers) == 1
 
 
+async def test_what_has_struck_is_told_in_order() -> None:
+    faults = FaultPlan().at(5, Fault.OUT_OF_MEMORY).at(4, Fault.FAIL_EXECUTION)
+    async with spawn(device="cpu", faults=faults) as gpu:
+        trio = await Trio.on(gpu)
+        assert not told(gpu)
+        for error in (ExecutionFailed, OutOfMemory):
+            with pytest.raises(error):
+                await gpu.ask(trio.product())
+        assert told(gpu) == [Fault.FAIL_EXECUTION, Fault.OUT_OF_MEMORY]
+
+
+def told(gpu: CudnnRef) -> list[Fault]:
+    return [fired.rule.fault for fired in gpu.faults_fired]
+
+
 async def test_control_messages_are_neither_counted_nor_struck() -> None:
     async with spawn(device="cpu", faults=FaultPlan().at(1, Fault.FAIL_EXECUTION)) as gpu:
         for _ in range(3):

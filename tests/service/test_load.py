@@ -26,17 +26,14 @@ import pytest
 
 from cudnn_actor import (
     Allocate,
-    ConvFwd,
-    CudnnRef,
     Drain,
-    Fill,
     MailboxFull,
     Receipt,
     TensorSpec,
     spawn,
 )
 
-from .rigs import ONE_BY_ONE, PATIENCE_S, Gate, Trio, in_thread, spawn_gated
+from .rigs import PATIENCE_S, Gate, Trio, in_thread, spawn_gated
 
 Ts = TypeVarTuple("Ts")
 IN_FLIGHT = 20_000
@@ -254,10 +251,7 @@ def test_the_loop_is_never_kept_by_6_000_replies_that_are_there_at_once() -> Non
 
 
 def test_the_loop_copies_no_array_on_its_way_to_a_buffer_or_from_one() -> None:
-    image = np.ones((1, 8, 1024, 1024), np.float32)
-    began = time.thread_time()
-    image.copy()
-    one_copy_s = time.thread_time() - began
+    image = np.ones((1, 8, 2048, 1024), np.float32)
 
     async def load() -> None:
         async with spawn(device="cpu") as gpu:
@@ -265,7 +259,16 @@ def test_the_loop_copies_no_array_on_its_way_to_a_buffer_or_from_one() -> None:
                 buffer = await gpu.upload(image, layout=layout)
                 await gpu.write(buffer, image)
                 await gpu.download(buffer)
-                await gpu.fill(buffer, 0.0)
+                await gpu.free(buffer)
 
+    one_copy_s = _cpu_seconds_of_a_copy(image)
     loop = measured(load, time.thread_time)
-    assert loop.longest < one_copy_s, loop.longest_step
+    assert loop.longest < one_copy_s / 2, loop.longest_step
+
+
+def _cpu_seconds_of_a_copy(image: np.ndarray) -> float:
+    """The least that a copy can take: into memory that is there already."""
+    elsewhere = image.copy()
+    began = time.thread_time()
+    np.copyto(elsewhere, image)
+    return time.thread_time() - began

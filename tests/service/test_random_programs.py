@@ -31,16 +31,8 @@ from cudnn_actor import (
 )
 from cudnn_actor.protocol.messages import Message
 
-from .rigs import (
-    ONE_BY_ONE,
-    AsynchronousBuildingEngine,
-    BuildingEngine,
-    Device,
-    Workshop,
-    outcome,
-    single,
-    spawn_on,
-)
+from .rigs import ONE_BY_ONE, Device, outcome, single, spawn_on
+from .workshops import AsynchronousBuildingEngine, BuildingEngine, Workshop
 
 BUFFERS, STEPS = 6, 120
 ACTIVATIONS = list(Activation)

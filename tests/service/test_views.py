@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from cudnn_actor import (
-    CudnnRef,
     Download,
     Fault,
     FaultPlan,
     Fill,
     Free,
     InvalidRequest,
-    OutOfMemory,
     Restarted,
     StaleBufferError,
     View,
@@ -25,6 +23,7 @@ from cudnn_actor import (
 )
 from cudnn_actor.engines.cpu import CpuEngine
 
+from .full_memory import FULL, LIMIT, fill_memory, has_room
 from .rigs import (
     AsynchronousEngine,
     Device,
@@ -39,9 +38,6 @@ from .rigs import (
 )
 
 X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
-FULL = (1, 1, 512, 1024)
-"""Dims that fill `LIMIT` with float32."""
-LIMIT = 2 << 20
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -74,26 +70,6 @@ async def test_a_view_shows_what_was_sent_before_it() -> None:
         trio = await Trio.on(gpu)
         gpu.tell(trio.product())
         assert (await gpu.view(trio.y)).item() == 6
-
-
-async def fill_memory(gpu: CudnnRef) -> Any:
-    """A view of a buffer that takes all the memory there may be, and has been freed."""
-    ref = await gpu.empty(FULL)
-    view = await gpu.view(ref)
-    await gpu.fill(ref, 5)
-    await gpu.free(ref)
-    with pytest.raises(StaleBufferError, match="freed"):
-        await gpu.view(ref)
-    return view
-
-
-async def has_room(gpu: CudnnRef) -> bool:
-    """Whether all the memory can be had; it is given back at once."""
-    try:
-        await gpu.free(await gpu.empty(FULL))
-    except OutOfMemory:
-        return False
-    return True
 
 
 async def test_bytes_that_a_view_shows_are_given_to_no_other_buffer_after_free() -> None:

@@ -7,6 +7,7 @@ https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from typing import Any
@@ -40,7 +41,11 @@ class Arenas:
         memory = check(driver.cuMemCreate(self._rounded(nbytes), properties, 0))
         try:
             fd = int(check(driver.cuMemExportToShareableHandle(memory, properties.requestedHandleTypes, 0)))
-            self._mapped[arena] = Mapping(memory, self._rounded(nbytes), self._ordinal)
+            try:
+                self._mapped[arena] = Mapping(memory, self._rounded(nbytes), self._ordinal)
+            except BaseException:
+                os.close(fd)  # it is nobody's, and would keep the memory
+                raise
         finally:
             driver.cuMemRelease(memory)  # the descriptor and the mapping keep it
         return fd

@@ -256,6 +256,7 @@ class CudaEngine:
         if not self._fences.passed(event):
             return False
         self._passed = launched
+        self._transfer.release()  # perhaps nothing follows: an idle engine holds nobody's array
         return True
 
     def probe(self) -> str | None:

@@ -81,6 +81,16 @@ class StagingRing:
         """Note that the copy that uses a piece has just been enqueued."""
         piece.fence = self._fences.record()
 
+    def give_up(self) -> None:
+        """Free all pieces, each behind the copy that uses it: what wanted them has failed half-way.
+
+        One whose copy was not enqueued, or not whole, is fenced here: nothing later reaches it.
+        """
+        for piece in self._pieces:
+            piece.in_use = False
+            if piece.fence is None:
+                self.fence(piece)
+
     def _collect(self) -> None:
         while self._pieces and not self._pieces[0].in_use and self._passed(self._pieces[0]):
             self._pieces.popleft()

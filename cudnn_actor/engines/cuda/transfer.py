@@ -73,10 +73,16 @@ class Transfer:
             return
         check_values(dst.spec.dims, dst.spec.dtype.numpy, array)
         order = memory_order(dst.spec)
-        if order is not None and (array.nbytes <= _SMALL_BYTES or array.transpose(order).flags.c_contiguous):
-            self._write_in_order(dst, array.transpose(order))
-        else:
-            self._write_permuted(dst, array)
+        try:
+            if order is not None and (
+                array.nbytes <= _SMALL_BYTES or array.transpose(order).flags.c_contiguous
+            ):
+                self._write_in_order(dst, array.transpose(order))
+            else:
+                self._write_permuted(dst, array)
+        except BaseException:  # no room for scratch memory, say: the ring is to go round all the same
+            self._ring.give_up()
+            raise
 
     def _write_in_order(self, dst: Place, array: np.ndarray) -> None:
         address = dst.pointer
@@ -131,6 +137,14 @@ class Transfer:
     def read(self, src: Place) -> np.ndarray:
         """A buffer's values as a new C-contiguous array. Blocks until they are there."""
         result = np.empty(src.spec.dims, src.spec.dtype.numpy)
+        try:
+            self._read_into(result, src)
+        except BaseException:  # as in `write`
+            self._ring.give_up()
+            raise
+        return result
+
+    def _read_into(self, result: np.ndarray, src: Place) -> None:
         under_way: deque[tuple[Piece, np.ndarray]] = deque()
         for block in blocks(src.spec.dims, src.spec.dtype.itemsize):
             target = result[block]
@@ -144,7 +158,6 @@ class Transfer:
             under_way.append((piece, target))
         while under_way:
             self._finish(*under_way.popleft())
-        return result
 
     def _finish(self, piece: Piece, target: np.ndarray) -> None:
         piece.fence.synchronize()
@@ -171,19 +184,25 @@ class Transfer:
         if piece is None:
             return None
         order = memory_order(src.spec)
-        if order is None or nbytes > _SMALL_BYTES:
-            order = tuple(range(spec.rank))
-            self._send(src, (), piece)
-        else:
-            self._copy(piece.pointer, src.pointer, nbytes, _TO_HOST)
-        self._fetched.fence(piece)
+        try:
+            if order is None or nbytes > _SMALL_BYTES:
+                order = tuple(range(spec.rank))
+                self._send(src, (), piece)
+            else:
+                self._copy(piece.pointer, src.pointer, nbytes, _TO_HOST)
+        except BaseException:  # nobody will call for it
+            piece.in_use = False
+            raise
+        finally:
+            self._fetched.fence(piece)
         dims = tuple(spec.dims[axis] for axis in order)
 
         def collect() -> np.ndarray:
             staged = piece.bytes.view(spec.dtype.numpy).reshape(dims)
-            result = np.array(staged.transpose(np.argsort(order)), order="C")
-            piece.in_use = False
-            return result
+            try:
+                return np.array(staged.transpose(np.argsort(order)), order="C")
+            finally:  # also when the host has no room for it
+                piece.in_use = False
 
         return collect
 

@@ -1,0 +1,122 @@
+"""Engines whose plans a test builds, tunes or spoils: the device's workshop, behind gates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from cudnn_actor.engines.base import EngineFailure, Plan
+from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.protocol.errors import OutOfMemory
+from cudnn_actor.protocol.graph import OperationGraph
+
+from .rigs import AsynchronousEngine, Device, Gate
+
+
+class Workshop:
+    """Where plans are built: gates before each build and each step of tuning, and what is to go wrong."""
+
+    def __init__(self) -> None:
+        self.building = Gate()
+        self.tuning = Gate()
+        self.failures: list[Exception | None] = []
+        """What the next builds raise, one after the other; None for one that works."""
+        self.room: int | None = None
+        """Bytes of workspace that the device has; None for enough."""
+        self.dies = False
+
+    def build(self, graph: OperationGraph, limit: int | None) -> Plan:
+        self.building.go_through()
+        failure = self.failures.pop(0) if self.failures else None
+        if failure is not None:
+            raise failure
+        if self.dies:
+            self.dies = False
+            raise SystemExit("the test ends the build thread")
+        return compile_plan(graph, limit)
+
+    def take(self, plan: Plan) -> None:
+        if self.room is not None and plan.workspace > self.room:
+            raise OutOfMemory(requested=plan.workspace, in_use=0, limit=self.room)
+
+
+class WorkshopBuilder:
+    """A `Builder` of plans for the CPU engine."""
+
+    fingerprint = "a test's"
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+
+    def open(self) -> None:
+        """Nothing to take."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def interrupt(self) -> None:
+        """Deaf: a build at a gate is ended by the test alone."""
+
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
+        return self._workshop.build(graph, workspace_limit)
+
+    def tune(
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: Callable[[int, int, str], None],
+    ) -> Plan:
+        for done in range(2):
+            progress(done, 2, f"candidate {done}")
+            self._workshop.tuning.go_through()
+        plan: Any = compile_plan(graph, workspace_limit)
+        tuned: Plan = dataclasses.replace(plan, tag=f"{plan.tag}/tuned")
+        return tuned
+
+    def export(self, plan: Plan) -> None:
+        """None: there is nothing to keep."""
+
+    def restore(self, graph: OperationGraph, data: bytes) -> Plan:
+        raise EngineFailure("NO_PLAN", "this builder keeps none")
+
+
+class BuildingEngine(CpuEngine):
+    """The CPU engine with plans from a builder, on a second thread."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        super().__init__()
+        self._workshop = workshop
+
+    def builder(self) -> WorkshopBuilder:  # type: ignore[override]
+        return WorkshopBuilder(self._workshop)
+
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Any:
+        raise AssertionError("built on the actor's thread")
+
+    def prepare(self, plan: Plan) -> None:
+        self._workshop.take(plan)
+        super().prepare(plan)
+
+
+class AsynchronousBuildingEngine(AsynchronousEngine):
+    """The same, whose work is done only when the test finishes the fence behind it."""
+
+    def __init__(self, workshop: Workshop, device: Device) -> None:
+        super().__init__(device)
+        self._workshop = workshop
+
+    def builder(self) -> WorkshopBuilder:  # type: ignore[override]
+        return WorkshopBuilder(self._workshop)
+
+    def prepare(self, plan: Plan) -> None:
+        self._workshop.take(plan)
+        super().prepare(plan)
+
+
+class MortalBuildingEngine(BuildingEngine):
+    """One whose memory dies with its context."""
+
+    outlives_context = False
