@@ -15,13 +15,14 @@ from typing import Any
 
 from cudnn_actor.actors import DEFERRED, Envelope
 from cudnn_actor.engines.base import Engine, Plan
-from cudnn_actor.executor import Work
+from cudnn_actor.executor import Work, reproducible
 from cudnn_actor.interruption import Interruption
 from cudnn_actor.memory_messages import MemoryActor
 from cudnn_actor.planning import BuildCrash, Outcome, Planner
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
+    ExecutionFailed,
     InvalidRequest,
     OutOfMemory,
     QuarantinedRequest,
@@ -261,7 +262,10 @@ class CudnnActor(MemoryActor):
         for place, spec in seen.lowered.views:
             buffers[place] = executor.bind(bound.slots[place], spec)
         execute = executor.engine.execute
-        return self._run_engine(plan.tag, bound.slots, execute, plan, buffers, bound.scalars)
+        try:
+            return self._run_engine(plan.tag, bound.slots, execute, plan, buffers, bound.scalars)
+        except ExecutionFailed as error:
+            raise reproducible(error, seen.lowered.graph) from error
 
     def _bind(self, message: Compute, lowered: Lowered) -> Bound:
         """What a message runs on. Raises `StaleBufferError`, `InvalidRequest`."""

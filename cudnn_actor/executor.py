@@ -17,13 +17,15 @@ from typing import Any, Final, NamedTuple
 from cudnn_actor.actors import Crash, Envelope, Lease
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Binding, Engine, EngineFailure, Fence, Plan, StickyError
+from cudnn_actor.engines.support import kind_of
 from cudnn_actor.memory import MemoryTable, Slot
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.reproduction import token
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["RECEIPT", "Executor", "Work"]
+__all__ = ["RECEIPT", "Executor", "Work", "reproducible"]
 
 log = Log("cudnn_actor")
 
@@ -47,6 +49,13 @@ class Work(NamedTuple):
     slots: Sequence[Slot]
     reply: Any = RECEIPT
     late: Callable[[], Any] | None = None
+
+
+def reproducible(error: CudnnActorError, graph: OperationGraph) -> CudnnActorError:
+    """An error of a plan's, with what it takes to see it again: the token of the plan's graph."""
+    if not isinstance(error, ExecutionFailed) or error.reproduce:
+        return error
+    return ExecutionFailed(status=error.status, detail=error.detail, plan=error.plan, reproduce=token(graph))
 
 
 class Executor:
@@ -88,7 +97,17 @@ class Executor:
 
     def build(self, graph: OperationGraph, workspace_limit: int | None) -> Plan:
         """Build a plan. Blocks. Raises `UnsupportedGraph`, `OutOfMemory`, `ExecutionFailed`, `Crash`."""
-        return self.call("build", self.engine.build, graph, workspace_limit=workspace_limit)  # type: ignore[no-any-return]
+        try:
+            plan: Plan = self.call(
+                self.building(graph), self.engine.build, graph, workspace_limit=workspace_limit
+            )
+        except ExecutionFailed as error:
+            raise reproducible(error, graph) from error
+        return plan
+
+    def building(self, graph: OperationGraph) -> str:
+        """The tag of a plan that is being built."""
+        return f"{self.engine.name}/{kind_of(graph)}/{graph.digest()[:8]}/build"
 
     def call(self, tag: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Make one call of the engine; what it raises becomes this request's error, or a crash.

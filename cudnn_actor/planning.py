@@ -14,7 +14,7 @@ from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.building import BuildThread, Job, Result
 from cudnn_actor.engines.base import Builder, Plan
-from cudnn_actor.executor import Executor
+from cudnn_actor.executor import Executor, reproducible
 from cudnn_actor.plans import PlanCache
 from cudnn_actor.protocol.errors import CudnnActorError, OutOfMemory, UnsupportedGraph
 from cudnn_actor.protocol.graph import OperationGraph
@@ -179,7 +179,7 @@ class Planner:
     def _prepared(self, job: Job, outcome: Plan | BaseException) -> Outcome | None:
         """A plan that can run, or why there is none; None while one with less workspace is being built."""
         if isinstance(outcome, BaseException):
-            return self._meaning(outcome)
+            return self._meaning(outcome, job.graph)
         try:
             self._executor.call("prepare", self._executor.engine.prepare, outcome)
         except OutOfMemory as error:
@@ -192,11 +192,11 @@ class Planner:
             return error
         return outcome
 
-    def _meaning(self, error: BaseException) -> CudnnActorError:
-        meant = self._executor.diagnose(error, "build")
+    def _meaning(self, error: BaseException, graph: OperationGraph) -> CudnnActorError:
+        meant = self._executor.diagnose(error, self._executor.building(graph))
         if isinstance(meant, Crash):
             raise BuildCrash(str(meant)) from error
-        return meant
+        return reproducible(meant, graph)
 
     def _end_build(self, job: Job, outcome: Outcome) -> None:
         passing = isinstance(outcome, CudnnActorError) and not isinstance(outcome, UnsupportedGraph)

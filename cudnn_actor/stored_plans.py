@@ -104,6 +104,8 @@ class StoredPlans:
             return None
 
     def _keep(self, key: PlanKey, plan: Plan, *, tuned: bool) -> None:
+        if not plan.tried:
+            return  # the next process may have the room to try one
         try:
             data = self._builder.export(plan)
         except EngineFailure as error:  # the plan is good all the same

@@ -2,7 +2,7 @@
 
     python examples/async_client.py
 
-`device="auto"` takes the best engine there is; this release has the CPU's.
+`device="auto"` takes a GPU where there is one that works, else the CPU.
 """
 
 from __future__ import annotations

@@ -52,6 +52,10 @@ class Plan(Protocol):
     def workspace(self) -> int:
         """Bytes of scratch memory that a run needs."""
 
+    @property
+    def tried(self) -> bool:
+        """Whether it is known to compute what its graph says; one that is not is used, and not kept."""
+
 
 class Builder(Protocol):
     """Makes plans for one engine, on a second thread: it opens, uses and closes the builder alone.

@@ -65,10 +65,10 @@ class MemoryTable:
         _check_range("memory_limit", 0 if limit is None else limit, 0, 1 << 63)
         self.device = device
         self.live_bytes = 0
+        """Bytes of the live buffers, without rounding."""
         self.ends = next(_ends)
         """Another number after every end of a buffer or of its bindings, and in every table: while it is the
         same, whatever could be resolved still can be, and to the same. Any thread may read it."""
-        """Bytes of the live buffers, without rounding."""
         self._pool = ArenaPool(arena_bytes=arena_bytes, limit=limit)
         self._first = nonce << 32 | 1
         self._slots: list[Slot] = []
@@ -285,10 +285,10 @@ class MemoryTable:
         return slot
 
     def _end(self, slot: Slot, reason: StaleReason) -> None:
-        self.ends = next(_ends)
         del self._live[slot.index]
         self.live_bytes -= slot.nbytes
         slot.end(reason)
+        self.ends = next(_ends)  # after the end itself: whoever reads the new number finds it ended
         if not slot.users:
             self._vacate(slot)
 

@@ -26,7 +26,7 @@ class Array(np.ndarray):
     """An array on the device, with its address where CuPy has it."""
 
     @property
-    def data(self) -> Any:  # type: ignore[override]
+    def data(self) -> Any:
         return SimpleNamespace(ptr=self.ctypes.data)
 
 

@@ -51,7 +51,7 @@ An error is the norm of the difference to the float64 result. With L products in
 
 > slope · |α| · (4 √L · u_sum + u_tf32) · ‖conv‖
 > + slope · 4 u_pointwise · ‖ |α conv| + |β y| + |bias| ‖, if anything follows the sum
-> + 8 u_pointwise · (‖result‖ + √n), if there is an activation
+> + 16 u_pointwise · (‖result‖ + √n), if there is an activation
 > + u_result · ‖result‖
 
 where slope is the activation's steepest (1 without one), n the number of values, and u_pointwise that of

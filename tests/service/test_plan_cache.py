@@ -32,6 +32,7 @@ from .rigs import ONE_BY_ONE, Gate, Trio, in_thread, outcome, spawn_gated
 class Built(NamedTuple):
     tag: str
     workspace: int = 0
+    tried: bool = True
 
 
 class Workshop:

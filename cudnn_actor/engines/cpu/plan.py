@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -154,6 +155,7 @@ class CpuPlan:
     intermediates: tuple[Dims, ...]
     buffers: int
     scalars: int
+    tried: ClassVar[bool] = True
 
     def bind(self, workspace: Bytes) -> Program:
         """The plan on a workspace of at least `self.workspace` bytes."""

@@ -86,7 +86,7 @@ def _first_good(graph: OperationGraph, bench: Bench, limit: int) -> CudaPlan:
                 trial = trial or Trial(graph, bench)
             except MemoryError:
                 log.warning("plan.unproved", plan=plan.tag, reason="no room for a trial on the device")
-                return plan
+                return CudaPlan(msgspec.structs.replace(plan.recipe, tried=False), plan.graphs)
             fault = trial.fault(plan)
             if fault is None:
                 return plan

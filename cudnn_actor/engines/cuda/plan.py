@@ -25,6 +25,7 @@ class CudaPlan:
         self.graphs = graphs
         self.tag = recipe.tag
         self.workspace = recipe.workspace
+        self.tried = recipe.tried
         self.program: Any = None
         """The plan bound to the engine that runs it; that engine's own."""
         self.tuning = recipe.tuning

@@ -110,6 +110,8 @@ class Recipe(msgspec.Struct, frozen=True):
         How many a run is given.
     tuning
         What was measured, where the plan is the fastest of those that were.
+    tried
+        Whether it has stood its trial.
     """
 
     tag: str
@@ -118,6 +120,7 @@ class Recipe(msgspec.Struct, frozen=True):
     buffers: int
     scalars: int
     tuning: Tuning | None = None
+    tried: bool = True
 
     @property
     def own_workspace(self) -> int:
