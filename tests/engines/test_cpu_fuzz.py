@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import multiprocessing.resource_tracker
 import secrets
 from collections.abc import Callable, Sequence
@@ -133,14 +132,24 @@ def test_a_mistake_is_noticed(engine: CpuEngine, least: int) -> None:
 
 
 def test_what_the_table_lets_an_engine_refuse_is_counted_not_failed() -> None:
+    def table(engine: str, graph: OperationGraph) -> str | None:
+        return f"{engine} and bytes" if any(t.dtype is DType.INT8 for t in graph.tensors) else None
+
     numbers = range(60)
-    refusable = [n for n in numbers if may_refuse("cuda", draw(SEED, n).graph())]
-    engine = opened(Refusing())
-    engine.name = "cuda"
-    report = fuzz(engine, SEED, numbers)
-    assert report.refused.total() == len(refusable) > 3
-    assert set(report.failures) == {*numbers} - {*refusable}
-    assert report.refused == collections.Counter(may_refuse("cuda", draw(SEED, n).graph()) for n in refusable)
+    refusable = {n for n in numbers if table("cpu", draw(SEED, n).graph())}
+    report = fuzz(opened(Refusing()), SEED, numbers, table=table)
+    assert set(report.failures) == {*numbers} - refusable
+    assert report.refused == {"cpu and bytes": len(refusable)}
+    assert len(refusable) > 3
+
+
+def test_what_the_table_lets_an_engine_refuse_and_it_does_not_is_counted_too() -> None:
+    report = fuzz(opened(CpuEngine()), SEED, range(5), table=lambda engine, graph: "anything")
+    assert (report.ran, report.unrefused, report.refused) == (5, 5, {})
+
+
+def test_nothing_that_is_drawn_may_be_refused_on_the_gpu() -> None:
+    assert not [n for n in range(300) if may_refuse("cuda", draw(SEED, n).graph())]
 
 
 def test_every_pair_occurs_in_few_rows() -> None:

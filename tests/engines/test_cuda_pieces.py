@@ -181,3 +181,14 @@ def test_no_journal_remembers_nothing() -> None:
     journal = Journal(None)
     with journal.trying("plan"):
         assert not journal.killed("plan")
+
+
+def test_nothing_is_fused_with_tensors_that_have_gaps() -> None:
+    def ref(*dims: int) -> BufferRef:
+        return BufferRef(slot=0, generation=0, spec=spread(dims, "float16"), device="cuda:0")
+
+    x, w, y = ref(1, 8, 5, 5), ref(8, 8, 1, 1), ref(1, 8, 5, 5)
+    one = ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2))
+    more = msgspec.structs.replace(one, alpha=2.0)
+    assert erratum(lower(one).graph, "eng45_k1=3") is None
+    assert "gaps" in (erratum(lower(more).graph, "eng45_k1=3") or "")

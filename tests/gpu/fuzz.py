@@ -15,12 +15,12 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cudnn_actor.engines.base import Engine, StickyError
-from cudnn_actor.protocol import UnsupportedGraph
+from cudnn_actor.protocol import OperationGraph, UnsupportedGraph
 
 from ..engines.devices import ENGINES, factory, why_not
 from ..engines.refusals import may_refuse
@@ -33,6 +33,8 @@ __all__ = ["Report", "fuzz"]
 
 _AHEAD = 4
 """Answers per process that wait to be compared; each takes up to 2 MB."""
+Table = Callable[[str, OperationGraph], str | None]
+"""What the engine of that name may refuse in a graph; None for a graph that it must run."""
 
 
 @dataclass
@@ -74,14 +76,19 @@ class Report:
         return "\n".join([*lines, *self.failures.values()])
 
 
-def fuzz(engine: Engine, seed: int, numbers: Iterable[int], *, processes: int = 0) -> Report:
-    """Run cases on an open engine. A dead context ends it early, as the failure that it is."""
+def fuzz(
+    engine: Engine, seed: int, numbers: Iterable[int], *, processes: int = 0, table: Table = may_refuse
+) -> Report:
+    """Run cases on an open engine, which may refuse what `table` says.
+
+    A dead context ends it early, as the failure that it is.
+    """
     report, start = Report(seed, engine.name), time.monotonic()
     with _truths(seed, numbers, processes) as answers:
         for number, answer in answers:
             case = draw(seed, number)
             try:
-                problem = _try(engine, case, answer, report)
+                problem = _try(engine, case, answer, report, table)
             except StickyError as error:
                 report.failures[number] = _failure(case, report, number, repr(error))
                 break
@@ -93,9 +100,9 @@ def fuzz(engine: Engine, seed: int, numbers: Iterable[int], *, processes: int = 
     return report
 
 
-def _try(engine: Engine, case: Case, answer: Truth, report: Report) -> str | None:
+def _try(engine: Engine, case: Case, answer: Truth, report: Report, table: Table) -> str | None:
     """Run one case and count it; what is wrong with it, if anything is."""
-    allowed = may_refuse(engine.name, case.graph())
+    allowed = table(engine.name, case.graph())
     try:
         ran = run(engine, case)
     except UnsupportedGraph as refusal:

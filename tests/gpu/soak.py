@@ -13,6 +13,8 @@ import argparse
 import asyncio
 import collections
 import contextlib
+import ctypes
+import gc
 import math
 import random
 import secrets
@@ -127,6 +129,8 @@ def _inconsistencies(statistics: Statistics, report: Report) -> list[str]:
 
 def _host_mib() -> float:
     """Resident memory of this process."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free and kept for the next allocation is no growth
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096 / MIB
 

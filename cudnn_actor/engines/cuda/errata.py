@@ -10,14 +10,21 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import ConvolutionBackwardFilter, Operation, Pointwise
+from cudnn_actor.protocol.operations import (
+    ConvolutionBackwardFilter,
+    GraphTensor,
+    Operation,
+    Pointwise,
+    TensorRole,
+)
+from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
 __all__ = ["erratum"]
 
 
 class _Erratum(NamedTuple):
-    engine: str
-    """cuDNN's name for it, without knobs."""
+    engine: str | None
+    """cuDNN's name for it, without knobs; None for all of them."""
     applies: Callable[[OperationGraph], bool]
     what: str
     seen: str
@@ -36,7 +43,22 @@ _ERRATA = (
         what="reads a misaligned address where a group's channels are no multiple of eight",
         seen="cuDNN 9.19 on sm_90: bfloat16 in 5 groups of 4 channels, alpha and beta",
     ),
+    _Erratum(
+        engine=None,
+        applies=lambda graph: len(graph.operations) > 1 and not all(map(_is_packed, graph.tensors)),
+        what="reads a misaligned address where more than a convolution is asked of tensors with gaps",
+        seen="cuDNN 9.19 on sm_90: bfloat16 and float16, filters or results with odd strides",
+    ),
 )
+
+
+def _is_packed(tensor: GraphTensor) -> bool:
+    if tensor.role is not TensorRole.BOUND or max(tensor.dims) == 1:
+        return True
+    layouts = (Layout.NCHW, Layout.NHWC)
+    return tensor.strides in [
+        TensorSpec.packed(tensor.dims, tensor.dtype, layout).strides for layout in layouts
+    ]
 
 
 def _is_grouped_unevenly(graph: OperationGraph, operation: Operation) -> bool:
@@ -51,6 +73,6 @@ def erratum(graph: OperationGraph, plan: str) -> str | None:
     """Why the plan of that name must not run a graph; None for one that may be tried."""
     engine = plan.split("_", 1)[0]
     for known in _ERRATA:
-        if known.engine == engine and known.applies(graph):
-            return f"{known.engine} {known.what} (seen with {known.seen})"
+        if known.engine in (None, engine) and known.applies(graph):
+            return f"{engine} {known.what} (seen with {known.seen})"
     return None
