@@ -199,8 +199,10 @@ class Planner:
         return reproducible(meant, graph)
 
     def _end_build(self, job: Job, outcome: Outcome) -> None:
-        passing = isinstance(outcome, CudnnActorError) and not isinstance(outcome, UnsupportedGraph)
-        self.cache.end(job.digest, None if passing else outcome)  # type: ignore[arg-type]
+        if isinstance(outcome, UnsupportedGraph) or not isinstance(outcome, CudnnActorError):
+            self.cache.end(job.digest, outcome)
+        else:
+            self.cache.end(job.digest, None)  # it may pass
         self._tuned.discard(job.digest)
         _tell(self._waiting.pop(job.digest), job.digest, outcome)
 

@@ -15,7 +15,7 @@ from cudnn_actor.engines.base import EngineFailure, Fence, Plan, StickyError
 from cudnn_actor.engines.cuda.arenas import Arenas
 from cudnn_actor.engines.cuda.builder import CudaBuilder
 from cudnn_actor.engines.cuda.compiler import compile_plan
-from cudnn_actor.engines.cuda.failures import check_status, reported, translate
+from cudnn_actor.engines.cuda.failures import NOT_READY, check_status, reported, translate
 from cudnn_actor.engines.cuda.fences import Fences
 from cudnn_actor.engines.cuda.libraries import libraries
 from cudnn_actor.engines.cuda.place import Place
@@ -31,7 +31,6 @@ from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["CudaEngine"]
 
-_NOT_READY = 600
 _MOST_REPLAYS = 1024
 """CUDA graphs that are kept: each holds some device memory."""
 
@@ -65,6 +64,8 @@ class CudaEngine:
         self._journal = str(Path(tempfile.gettempdir()) / f"cudnn-actor-{uuid.uuid4().hex}.journal")
         self._launched = self._passed = 0
         """Runs enqueued so far, and how many of them a fence has been seen behind."""
+        self._replays = 0
+        """CUDA graphs captured since all were dropped: no fewer than there are."""
         self._programs: weakref.WeakSet[Program] = weakref.WeakSet()
 
     # Life.
@@ -88,7 +89,7 @@ class CudaEngine:
             return
         stream, self.stream = self.stream, None
         handle, self._handle = self._handle, None
-        dead = self._status_of(stream.synchronize)
+        dead = self._shows_death(stream.synchronize)
         self.forget_replays()
         self._programs.clear()
         if not dead:
@@ -99,7 +100,7 @@ class CudaEngine:
         Path(self._journal).unlink(missing_ok=True)
 
     @staticmethod
-    def _status_of(call: Callable[[], object]) -> bool:
+    def _shows_death(call: Callable[[], object]) -> bool:
         """Whether a call shows that the context is dead."""
         try:
             call()
@@ -179,6 +180,7 @@ class CudaEngine:
 
     def forget_replays(self) -> None:
         """Drop every captured CUDA graph."""
+        self._replays = 0
         for program in self._programs:
             program.forget_replays()
 
@@ -213,9 +215,11 @@ class CudaEngine:
         if len(buffers) != recipe.buffers or len(scalars) != recipe.scalars:
             wanted = f"{recipe.buffers} buffers and {recipe.scalars} scalars"
             raise EngineFailure("BAD_BINDINGS", f"{len(buffers)} and {len(scalars)} given, not {wanted}")
-        if sum(len(program.replays) for program in self._programs) >= _MOST_REPLAYS:
+        if self._replays >= _MOST_REPLAYS:
             self.forget_replays()
+        before = len(program.replays)
         program.run(key, key[: len(buffers)], scalars, self._workspace.pointer)  # type: ignore[arg-type]
+        self._replays += len(program.replays) > before
 
     @reported
     def write(self, dst: Place, array: Any) -> None:
@@ -263,7 +267,7 @@ class CudaEngine:
         """What is wrong with the context; None when it is healthy. Blocks for a moment."""
         try:
             status = libraries().runtime.streamQuery(self.stream.ptr)
-            if status != _NOT_READY:
+            if status != NOT_READY:
                 check_status(status)
             self._workspace.touch(self._probe_stream)
         except Exception as error:  # noqa: BLE001 - that is the answer

@@ -16,7 +16,7 @@ from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cuda.libraries import libraries
 from cudnn_actor.protocol.errors import CudnnActorError
 
-__all__ = ["STICKY", "check", "check_status", "reported", "translate"]
+__all__ = ["NOT_READY", "STICKY", "check", "check_status", "reported", "translate"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,6 +40,8 @@ STICKY = {
 
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html
 """
+NOT_READY = 600
+"""What a query says of work that has not finished."""
 _OUT_OF_MEMORY = 2
 _STATUS = re.compile(r"CUDNN_STATUS_\w+")
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_actor.engines.cuda.failures import raise_status
+from cudnn_actor.engines.cuda.failures import NOT_READY, raise_status
 from cudnn_actor.engines.cuda.libraries import libraries
 
 __all__ = ["Fences"]
-
-_NOT_READY = 600
 
 
 class Fences:
@@ -38,7 +36,7 @@ class Fences:
         Raises `StickyError`, `EngineFailure`.
         """
         status = self._query(event.ptr)
-        if status == _NOT_READY:
+        if status == NOT_READY:
             return False
         if status:
             raise_status(status)

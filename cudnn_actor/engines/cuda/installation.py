@@ -16,7 +16,7 @@ from cudnn_actor.engines.cuda.gpus import Driver, find_driver
 from cudnn_actor.engines.cuda.inventory import Inventory, take_inventory
 from cudnn_actor.engines.cuda.problems import Problem, problems_of
 
-__all__ = ["Problem", "examine", "find_problems", "obstacle", "unavailable"]
+__all__ = ["Problem", "examine", "obstacle", "unavailable"]
 
 
 def unavailable() -> str | None:
@@ -57,11 +57,6 @@ def _require_usable() -> None:
 
 def _alone(driver: Driver) -> Inventory:
     return Inventory(driver=driver, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def find_problems() -> tuple[Problem, ...]:
-    """Everything that is wrong; loads cuDNN in a process of its own, so it may block for seconds."""
-    return tuple(problems_of(examine()))
 
 
 def examine() -> Inventory:

@@ -14,12 +14,13 @@ import msgspec
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import EngineFailure
-from cudnn_actor.engines.cuda.compiler import WORKSPACE_BYTES, compile_plan, compile_split, compile_whole
+from cudnn_actor.engines.cuda.compiler import WORKSPACE_BYTES, compile_plan, compile_whole
 from cudnn_actor.engines.cuda.graphs import Refused, candidates, check_bytes
 from cudnn_actor.engines.cuda.libraries import libraries
 from cudnn_actor.engines.cuda.plan import CudaPlan
 from cudnn_actor.engines.cuda.program import Program
 from cudnn_actor.engines.cuda.recipe import Tuning
+from cudnn_actor.engines.cuda.splitting import compile_split
 from cudnn_actor.engines.cuda.trial import Bench, Trial
 from cudnn_actor.protocol.graph import OperationGraph
 
