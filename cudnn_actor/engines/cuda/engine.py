@@ -143,7 +143,7 @@ class CudaEngine:
         cuDNN's frontend holds the interpreter's lock while it builds, for 0.3 s where a kernel is compiled.
         """
         make = f"{CudaBuilder.__module__}:{CudaBuilder.__name__}"
-        return RemoteBuilder(make, (self._ordinal, self._journal), CudaBuilder(self._ordinal))
+        return RemoteBuilder(make, (self._ordinal, self._journal), CudaBuilder(self._ordinal), tries=2)
 
     @reported
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     ConvolutionBackwardFilter,
@@ -40,10 +41,13 @@ _ERRATA = (
         seen="cuDNN 9.19 on sm_90: grouped float32 NCHW, alpha, beta, bias and relu",
     ),
     _Erratum(
-        engine="eng7",
-        applies=lambda graph: any(_is_grouped_unevenly(graph, op) for op in graph.operations),
-        what="reads a misaligned address where a group's channels are no multiple of eight",
-        seen="cuDNN 9.19 on sm_90: bfloat16 in 5 groups of 4 channels, alpha and beta",
+        engine=None,
+        applies=lambda graph: (
+            len(graph.operations) > 1 and any(_is_uneven(graph, op) for op in graph.operations)
+        ),
+        what="reads a misaligned address where more than a convolution of half types is asked of it, and a "
+        "group's channels or filters are no multiple of eight",
+        seen="cuDNN 9.19 on sm_90: bfloat16 in 5 groups of 4 channels; a float16 filter's gradient, 4 channels",
     ),
     _Erratum(
         engine=None,
@@ -63,8 +67,10 @@ def _is_packed(tensor: GraphTensor) -> bool:
     ]
 
 
-def _is_grouped_unevenly(graph: OperationGraph, operation: Operation) -> bool:
-    if isinstance(operation, Pointwise) or operation.conv.groups == 1:
+def _is_uneven(graph: OperationGraph, operation: Operation) -> bool:
+    if isinstance(operation, Pointwise):
+        return False
+    if graph.tensor(operation.inputs[0]).dtype not in (DType.FLOAT16, DType.BFLOAT16):
         return False
     filters = operation.dw if isinstance(operation, ConvolutionBackwardFilter) else operation.w
     per_group = graph.tensor(filters).dims

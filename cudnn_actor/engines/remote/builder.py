@@ -11,7 +11,8 @@ a build, before the first child is up  here: nothing is busy that early, and the
                                        must not wait for a process to start
 later, and tuning at any time          waits for a child that is starting: traffic must not stop
 a plan that does not travel            here, too: it is known to be built without harm
-a graph in work when a child died      never here. In another child once more, and if that dies
+a graph in work when a child died      never here. In another child once more (at once, or, with
+                                       `tries` 1, when it is asked for again), and if that dies
                                        too, nowhere
 no child (3 deaths within 60 s, other  here, from then on, with a line in the log
 library versions)
@@ -61,6 +62,9 @@ class RemoteBuilder:
         A builder of the same kind for this process, not open yet, nobody else's: restores, and stands in.
     start_within_s
         How long a child may take to become ready, in seconds; one that takes longer is ended.
+    tries
+        How many children one build may cost before it fails: more than one where a child knows what the
+        last one died of, and does otherwise.
     grace_s
         How long a child is given, at `close`, to end by itself, in seconds.
     """
@@ -71,9 +75,11 @@ class RemoteBuilder:
         arguments: tuple[str | int | float | bool | None, ...],
         local: Builder,
         *,
+        tries: int = 1,
         start_within_s: float = 20.0,
         grace_s: float = 2.0,
     ) -> None:
+        self._tries = tries
         self._make = make
         self._arguments = arguments
         self._local = local
@@ -168,6 +174,17 @@ class RemoteBuilder:
     # One plan.
 
     def _plan(
+        self, request: Request, progress: Callable[[int, int, str], None], here: Callable[[], Plan]
+    ) -> Plan:
+        for _ in range(1, self._tries):
+            try:
+                return self._try(request, progress, here)
+            except EngineFailure as error:
+                if error.status != DIED:
+                    raise
+        return self._try(request, progress, here)
+
+    def _try(
         self, request: Request, progress: Callable[[int, int, str], None], here: Callable[[], Plan]
     ) -> Plan:
         digest = request.graph.digest()

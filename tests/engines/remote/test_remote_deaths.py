@@ -53,6 +53,27 @@ def test_a_process_that_is_killed_fails_its_build_and_the_next_has_a_new_one(
     assert (death["pid"], death["graph"]) == (first, GRAPH.digest()[:8])
 
 
+def test_a_build_that_may_cost_two_processes_is_made_by_the_second(
+    new_builder: NewBuilder, stage: Stage
+) -> None:
+    builder = new_builder(tries=2)
+    ready(builder, stage, "crash")
+    with ThreadPoolExecutor(1) as thread:
+        made = thread.submit(build, builder)
+        second = stage.enter("go", "go")
+        assert made.result(PATIENCE_S) == second.at("open")
+
+
+def test_a_build_that_costs_every_process_that_it_may_fails(new_builder: NewBuilder, stage: Stage) -> None:
+    builder = new_builder(tries=2)
+    ready(builder, stage, "crash")
+    with ThreadPoolExecutor(1) as thread:
+        failed = thread.submit(dying, builder)
+        stage.enter("go", "crash")
+        assert failed.result(PATIENCE_S).status == "BUILDER_DIED"
+        stage.enter("go")
+
+
 def test_what_a_dying_process_said_is_in_the_error_and_in_the_log(
     builder: RemoteBuilder, stage: Stage, logs: list[EventDict]
 ) -> None:
