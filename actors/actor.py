@@ -329,6 +329,8 @@ class Actor(HookedActor):
     def _stop_hook(self, exit: ActorExit) -> ActorExit:
         try:
             self.on_stop()
+        except Crash as error:  # given up, mostly: its supervisor waits for this thread, and knows why
+            return ActorExit(kind="crash", error=error)
         except BaseException as error:
             log.exception("actor.stop_hook_failed", actor=str(self))
             return ActorExit(kind="crash", error=error)

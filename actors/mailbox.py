@@ -51,7 +51,9 @@ class Mailbox:
         """Replies to messages of this mailbox whose event loop had closed."""
         self.set_aside = 0
         """Messages that the actor has taken out and not started, which count as waiting. The actor's."""
-        self._lock = threading.Lock()
+        self._lock: Any = threading.RLock()  # re-entered by nobody: it knows its owner, see `admit`
+        self._afterwards: deque[Envelope] = deque()
+        """Sent by a thread that was inside already."""
         self._ordinary: deque[Envelope] = deque()
         self._control: deque[Envelope] = deque()
         self._to_wake: set[LoopBridge] = set()
@@ -84,6 +86,11 @@ class Mailbox:
             The mailbox is closed.
         """
         message = envelope.message
+        if self._lock._is_owned():
+            # A finalizer, which the collector has run in the middle of a step of this very thread's: it may
+            # neither wait for that step nor see its half. Whoever is inside admits it on the way out.
+            self._afterwards.append(envelope)
+            return
         if self._reader == threading.get_ident() and envelope.wants_reply:
             self._refuse_reentry(message)
         control = getattr(message, "control", False)
@@ -99,6 +106,8 @@ class Mailbox:
                 ring, self._sleeping = self._sleeping, False
         if self._to_wake:
             self._wake_withdrawn()
+        if self._afterwards:
+            self._admit_afterwards()
         if full:
             raise MailboxFull(capacity=self.capacity)
         if ring:
@@ -128,6 +137,8 @@ class Mailbox:
         for it, so that no ring is left over for a later sleep. A nudge that finds nobody asleep is kept
         for the next take: it may have come between the actor's look around and its sleep.
         """
+        if self._afterwards:
+            self._admit_afterwards()
         with self._lock:
             if self._reader not in (None, threading.get_ident()):
                 return []
@@ -136,6 +147,8 @@ class Mailbox:
             if batch or nudged or (timeout is not None and timeout <= 0.0):
                 return batch
             self._sleeping = True
+        if self._afterwards:
+            self._admit_afterwards()
         rung = self._bell.acquire(timeout=-1 if timeout is None else timeout)
         with self._lock:
             if not rung and self._sleeping:
@@ -203,6 +216,16 @@ class Mailbox:
         if ring:
             self._bell.release()
 
+    def _admit_afterwards(self) -> None:
+        """Admit what was sent in the middle of a step; not in one. Taking it is one step under the GIL."""
+        with contextlib.suppress(IndexError):
+            while True:
+                envelope = self._afterwards.popleft()
+                try:
+                    self.admit(envelope)
+                except (ActorStopped, ReentrantAsk) as error:
+                    _answer(envelope, error)
+
     def _pop(self, most: int) -> list[Envelope]:
         control, ordinary = self._control, self._ordinary
         batch = [control.popleft() for _ in range(min(most, len(control)))]
@@ -250,7 +273,7 @@ def _stopped(envelope: Envelope, reason: str) -> ActorStopped:
     return ActorStopped(reason=reason, interrupted=envelope.crashes > 0)
 
 
-def _answer(envelope: Envelope, error: ActorStopped | None) -> None:
+def _answer(envelope: Envelope, error: Exception | None) -> None:
     bridge = envelope.settle(None, error)
     if bridge is not None:
         bridge.wake()

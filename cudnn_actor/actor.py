@@ -108,7 +108,7 @@ class CudnnActor(MemoryActor):
     def on_stop(self) -> None:
         """Finish what is enqueued and close the engine. What was set aside is handed back."""
         if self._build_hangs():
-            self._blame_build("its build did not end")
+            self._blame_build(self._digest_in_work, "its build did not end")
         self._outlast_fences()
         self.flush()
         self._close(wait=not self.abandoned.is_set())
@@ -123,8 +123,10 @@ class CudnnActor(MemoryActor):
         interruption = Interruption(
             self._state, _cause(error), outlives_context=outlives, thread_lost=self.thread_lost
         )
-        if isinstance(error, BuildCrash) or self._build_hangs():
-            self._blame_build(_cause(error))
+        if isinstance(error, BuildCrash):
+            self._blame_build(error.digest, _cause(error))
+        elif self._build_hangs():
+            self._blame_build(self._digest_in_work, _cause(error))
         freed: list[BufferRef] = []
         lost: list[Work] = []
         if executor is not None:
@@ -193,9 +195,12 @@ class CudnnActor(MemoryActor):
         since = None if self._planner is None else self._planner.working_since()
         return self.abandoned.is_set() and since is not None and since == self.working_since()
 
-    def _blame_build(self, cause: str) -> None:
+    @property
+    def _digest_in_work(self) -> str | None:
+        return None if self._planner is None else self._planner.digest_in_work
+
+    def _blame_build(self, digest: str | None, cause: str) -> None:
         """Note which graph's build ended this incarnation: the second time it is quarantined."""
-        digest = None if self._planner is None else self._planner.digest_in_work
         if digest is not None:
             ended = self._state.ended_by_build
             ended[digest] = ended.get(digest, 0) + 1
@@ -298,14 +303,15 @@ class CudnnActor(MemoryActor):
 
     def _warm(self, message: Warm) -> int:
         check_warm(message)
-        wanted = [self._state.lowered(request) for request in message.messages]
+        graphs = [self._state.lowered(request) for request in message.messages]
+        wanted = {lowered.graph.digest(): lowered for lowered in graphs}
         assert self.current is not None
         outcomes = {} if self._room is None else self._room.warmed_for(self.current)
         self._faults.strike("warm")
         built = 0
-        for lowered in wanted:
-            known = outcomes.pop(lowered.graph.digest(), None)
-            if known is not None or lowered.graph.digest() not in self._plans:
+        for digest, lowered in wanted.items():
+            known = outcomes.get(digest)
+            if known is not None or digest not in self._plans:
                 self.busy_since = time.monotonic()  # each build is progress
                 with contextlib.suppress(UnsupportedGraph, OutOfMemory, QuarantinedRequest):
                     self._plan(lowered, known)

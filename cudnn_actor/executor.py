@@ -215,16 +215,21 @@ class Executor:
         return bool(self._fenced or self._unfenced or self._late)
 
     def working_since(self) -> float | None:
-        """Since when the device has not got on, in `time.monotonic()` seconds; None when it has no work."""
-        return self.progress_s if self.busy else None
+        """Since when the device has not got on, in `time.monotonic()` seconds; None when it has no work.
+
+        What is not fenced yet is the actor's to get on with: `progress_s` says nothing of it.
+        """
+        return self.progress_s if self._fenced or self._late else None
 
     def fence(self) -> None:
         """Put one fence behind all that was enqueued since the last."""
         if self._unfenced:
-            if not self._fenced:
-                self.progress_s = time.monotonic()
-            self._fenced.append((self.engine.fence(), self._unfenced))
-            self._unfenced = []
+            fence = self.engine.fence()
+            with self._lease:  # whoever gives the actor up finds each piece of work in one place
+                if not self._fenced:
+                    self.progress_s = time.monotonic()
+                self._fenced.append((fence, self._unfenced))
+                self._unfenced = []
 
     # Finished work. Each piece is in one place: it is answered by whoever takes it out, the actor or,
     # when the actor has been given up, its last act.

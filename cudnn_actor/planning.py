@@ -43,7 +43,14 @@ def less_workspace(needed: int, limit: int | None) -> int | None:
 
 
 class BuildCrash(Crash):
-    """Raised when the build thread has found the context dead, or has died itself."""
+    """Raised when the build thread has found the context dead, or has died itself.
+
+    Carries the `digest` of the graph whose build it was; None where none was in work.
+    """
+
+    def __init__(self, cause: str, digest: str | None) -> None:
+        super().__init__(cause)
+        self.digest = digest
 
 
 class Planner:
@@ -166,7 +173,7 @@ class Planner:
     def _take(self, result: Result) -> None:
         job = result.job
         if job is None:
-            raise BuildCrash(f"the build thread has died: {result.outcome!r}")
+            raise BuildCrash(f"the build thread has died: {result.outcome!r}", self.digest_in_work)
         self.cache.note_build(result.took_ns)
         outcome = self._prepared(job, result.outcome)
         if outcome is None:
@@ -195,7 +202,7 @@ class Planner:
     def _meaning(self, error: BaseException, graph: OperationGraph) -> CudnnActorError:
         meant = self._executor.diagnose(error, self._executor.building(graph))
         if isinstance(meant, Crash):
-            raise BuildCrash(str(meant)) from error
+            raise BuildCrash(str(meant), graph.digest()) from error  # the thread is at another by now
         return reproducible(meant, graph)
 
     def _end_build(self, job: Job, outcome: Outcome) -> None:

@@ -127,7 +127,7 @@ async def test_a_crash_hands_it_to_the_successor_in_order_before_what_was_taken_
         futures.append(submit(mailbox, "c"))
         gate.open()
         await holding
-        assert actor.join(PATIENCE_S)
+        assert await asyncio.to_thread(actor.join, PATIENCE_S)
     with running(Shelf(mailbox)) as successor:
         successor.resume_all()
         assert await asyncio.gather(*futures) == ["a, later", "b, later", "c, later"]

@@ -82,6 +82,9 @@ class Window:
     def __enter__(self) -> None:
         self._lock.acquire()
 
+    def _is_owned(self) -> bool:
+        return bool(self._lock._is_owned())
+
     def __exit__(self, *_: object) -> None:
         self._lock.release()
         self._open()
@@ -99,7 +102,7 @@ class Window:
 def test_a_message_between_the_look_and_the_sleep_is_not_slept_through() -> None:
     mailbox = Mailbox()
     window = Window(mailbox._lock, lambda: mailbox.admit(Envelope("in between")))
-    mailbox._lock = window  # type: ignore[assignment]
+    mailbox._lock = window
     assert [envelope.message for envelope in mailbox.take(1, PATIENCE_S / 10)] == ["in between"]
     assert sleeps_its_time_out(mailbox)
 

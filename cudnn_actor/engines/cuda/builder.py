@@ -9,7 +9,7 @@ import msgspec
 
 from cudnn_actor.engines.base import EngineFailure, Plan
 from cudnn_actor.engines.cuda.compiler import compile_plan
-from cudnn_actor.engines.cuda.failures import reported
+from cudnn_actor.engines.cuda.failures import mind_own_captures, reported
 from cudnn_actor.engines.cuda.journal import Journal
 from cudnn_actor.engines.cuda.libraries import libraries
 from cudnn_actor.engines.cuda.plan import CudaPlan
@@ -48,6 +48,7 @@ class CudaBuilder:
         cupy, runtime, cudnn, _ = libraries()
         device = cupy.cuda.Device(self._ordinal)
         device.use()
+        mind_own_captures()
         stream = cupy.cuda.Stream(non_blocking=True)
         self._bench = Bench(cudnn.create_handle(), stream, self._journal)
         cudnn.set_stream(self._bench.handle, stream.ptr)

@@ -15,7 +15,7 @@ from cudnn_actor.engines.base import EngineFailure, Fence, Plan, StickyError
 from cudnn_actor.engines.cuda.arenas import Arenas
 from cudnn_actor.engines.cuda.builder import CudaBuilder
 from cudnn_actor.engines.cuda.compiler import compile_plan
-from cudnn_actor.engines.cuda.failures import NOT_READY, check_status, reported, translate
+from cudnn_actor.engines.cuda.failures import NOT_READY, check_status, mind_own_captures, reported, translate
 from cudnn_actor.engines.cuda.fences import Fences
 from cudnn_actor.engines.cuda.libraries import libraries
 from cudnn_actor.engines.cuda.place import Place
@@ -31,6 +31,8 @@ from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["CudaEngine"]
 
+_A_TRANSFER = 4
+"""Launches that a transfer counts for: some copies and kernels."""
 _MOST_REPLAYS = 1024
 """CUDA graphs that are kept: each holds some device memory."""
 
@@ -75,6 +77,7 @@ class CudaEngine:
         """Make the device current on this thread; take a handle and a stream. Blocks for 0.3 s."""
         cupy, _, cudnn, _ = libraries()
         cupy.cuda.Device(self._ordinal).use()
+        mind_own_captures()
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._handle = cudnn.create_handle()
         cudnn.set_stream(self._handle, self.stream.ptr)
@@ -224,6 +227,7 @@ class CudaEngine:
     @reported
     def write(self, dst: Place, array: Any) -> None:
         """Enqueue a copy of host values, or of a `DeviceArray`. Raises `InvalidRequest`, `EngineFailure`."""
+        self._launched += _A_TRANSFER
         self._transfer.write(dst, array)
 
     @reported
@@ -234,16 +238,19 @@ class CudaEngine:
     @reported
     def fetch(self, src: Place) -> Callable[[], np.ndarray] | None:
         """A download that is waited for by a later fence; None for one larger than the staging memory."""
+        self._launched += _A_TRANSFER
         return self._transfer.fetch(src)
 
     @reported
     def copy(self, src: Place, dst: Place) -> None:
         """Enqueue a copy between buffers of the same dims and dtype. Raises `EngineFailure`."""
+        self._launched += _A_TRANSFER
         self._transfer.copy(src, dst)
 
     @reported
     def fill(self, dst: Place, value: float) -> None:
         """Enqueue setting every element. Raises `InvalidRequest`, `EngineFailure`."""
+        self._launched += _A_TRANSFER
         self._transfer.fill(dst, value)
 
     # Fences.

@@ -47,7 +47,7 @@ _ERRATA = (
         ),
         what="reads a misaligned address where more than a convolution of half types is asked of it, and a "
         "group's channels or filters are no multiple of eight",
-        seen="cuDNN 9.19 on sm_90: bfloat16 in 5 groups of 4 channels; a float16 filter's gradient, 4 channels",
+        seen="cuDNN 9.19 on sm_90: bfloat16 in 5 groups of 4 channels; the gradient of a float16 filter of 4",
     ),
     _Erratum(
         engine=None,

@@ -16,7 +16,7 @@ from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cuda.libraries import libraries
 from cudnn_actor.protocol.errors import CudnnActorError
 
-__all__ = ["NOT_READY", "STICKY", "check", "check_status", "reported", "translate"]
+__all__ = ["NOT_READY", "STICKY", "check", "check_status", "mind_own_captures", "reported", "translate"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +72,17 @@ def _describe(status: int) -> tuple[str, str]:
     texts = [driver.cuGetErrorName(code)[1], driver.cuGetErrorString(code)[1]]
     name, text = ((t or b"").decode(errors="replace") for t in texts)
     return name or f"CUDA_ERROR_{status}", text or "an error that the driver has no text for"
+
+
+def mind_own_captures() -> None:
+    """Let this thread's calls be, and disturb, only captures of its own.
+
+    While another thread of the process captures a stream in global mode, as `torch.cuda.graph` does, queries
+    and allocations on all other threads would fail, and spoil it.
+    """
+    driver = libraries().driver
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    check(driver.cuThreadExchangeStreamCaptureMode(mode))
 
 
 def translate(error: Exception) -> Exception:

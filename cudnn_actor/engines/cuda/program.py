@@ -154,10 +154,10 @@ class Program:
     def _kernel_step(
         self, kernel: Kernel, sources: Sequence[Source], scratch: int
     ) -> Callable[[Sequence[int], Sequence[float], int], None]:
-        find = self._finder(sources, scratch)
+        find, stream = self._finder(sources, scratch), self.stream
 
         def run(pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> None:
-            with self.stream:
+            with stream:
                 kernel.launch(find(pointers, workspace), scalars)
 
         return run
@@ -166,12 +166,15 @@ class Program:
         self, sources: Sequence[Source], scratch: int
     ) -> Callable[[Sequence[int], int], Sequence[int]]:
         """How to find a step's addresses, given those of the plan's buffers and of the workspace."""
+        # The steps hold nothing of the program itself: in a cycle, what it has captured and built would wait
+        # for the collector, and then end on whatever thread that runs on.
         places = [self._find(source, scratch) for source in sources]
+        numbers = self._number_address
         if places == [(0, number) for number in range(len(places))]:
             return lambda pointers, _: pointers[: len(places)]
 
         def find(pointers: Sequence[int], workspace: int) -> Sequence[int]:
-            bases = pointers, self._number_address, workspace
+            bases = pointers, numbers, workspace
             return [bases[0][n] if kind == 0 else bases[kind] + n for kind, n in places]  # type: ignore[operator]
 
         return find
