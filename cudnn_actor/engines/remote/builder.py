@@ -30,14 +30,16 @@ from weakref import WeakKeyDictionary
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Builder, EngineFailure, Plan, StickyError
 from cudnn_actor.engines.remote.frames import Build, Built, Request, Tune
-from cudnn_actor.engines.remote.process import BuilderProcess, ChildLost
+from cudnn_actor.engines.remote.process import BuilderProcess, ChildLost, ChildSilent
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.supervision.policy import RestartIntensity
 
-__all__ = ["DIED", "INTERRUPTED", "RemoteBuilder"]
+__all__ = ["DIED", "INTERRUPTED", "SILENT", "RemoteBuilder"]
 
 DIED = "BUILDER_DIED"
 """Status of the `EngineFailure` of a build whose process died."""
+SILENT = "BUILDER_SILENT"
+"""Status of the `EngineFailure` of a build that hung: its process was ended."""
 INTERRUPTED = "BUILDER_INTERRUPTED"
 """Status of the `EngineFailure` of a build that was given up."""
 
@@ -65,6 +67,9 @@ class RemoteBuilder:
     tries
         How many children one build may cost before it fails: more than one where a child knows what the
         last one died of, and does otherwise.
+    answer_within_s
+        How long a child may be silent over a build, or over a candidate that it tunes with, in seconds; one
+        that is silent for longer is ended, and the build fails: it is not tried again at once.
     grace_s
         How long a child is given, at `close`, to end by itself, in seconds.
     """
@@ -76,10 +81,12 @@ class RemoteBuilder:
         local: Builder,
         *,
         tries: int = 1,
+        answer_within_s: float = 20.0,
         start_within_s: float = 20.0,
         grace_s: float = 2.0,
     ) -> None:
         self._tries = tries
+        self._answer_within_s = answer_within_s
         self._make = make
         self._arguments = arguments
         self._local = local
@@ -203,12 +210,13 @@ class RemoteBuilder:
         self, child: BuilderProcess, request: Request, progress: Callable[[int, int, str], None]
     ) -> Built:
         try:
-            answer = child.ask(request, progress)
+            answer = child.ask(request, progress, self._answer_within_s)
         except ChildLost as loss:
             self._refuse_interrupted()
             digest = request.graph.digest()
             self._killed[digest] += 1
-            raise EngineFailure(DIED, self._buried(loss, digest)) from loss
+            status = SILENT if isinstance(loss, ChildSilent) else DIED
+            raise EngineFailure(status, self._buried(loss, digest)) from loss
         except BaseException:  # of `progress`: the child goes on talking of what nobody wants any more
             self._end()
             raise

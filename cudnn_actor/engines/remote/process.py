@@ -34,7 +34,7 @@ from cudnn_actor.engines.remote.frames import (
 )
 from cudnn_actor.protocol.errors import MalformedMessage
 
-__all__ = ["BuilderProcess", "ChildLost"]
+__all__ = ["BuilderProcess", "ChildLost", "ChildSilent"]
 
 _CHUNK = 1 << 16
 _LAST_WORDS = 8 << 10
@@ -50,6 +50,10 @@ class ChildLost(Exception):
     def __init__(self, why: str = "") -> None:
         super().__init__(why or "the builder process has ended")
         self.why = why
+
+
+class ChildSilent(ChildLost):
+    """Raised when a child takes too long for its next word: it hangs, as far as anybody can tell."""
 
 
 class BuilderProcess:
@@ -113,14 +117,19 @@ class BuilderProcess:
             case other:
                 raise ChildLost(f"it said {type(other).__name__} and had not been asked")
 
-    def ask(self, request: Request, progress: Callable[[int, int, str], None]) -> Built | Exception:
+    def ask(
+        self, request: Request, progress: Callable[[int, int, str], None], within_s: float
+    ) -> Built | Exception:
         """The answer to a request, an error as a value. Blocks.
 
-        Raises `ChildLost`, and whatever `progress` raises: after either, the child must be ended.
+        Raises `ChildSilent` when the child says nothing for `within_s` seconds, else `ChildLost`, and
+        whatever `progress` raises: after any of them, the child must be ended.
         """
         self._send(request)
-        while isinstance(answer := self._receive(None), Progress):
+        while isinstance(answer := self._receive(time.monotonic() + within_s), Progress):
             progress(answer.done, answer.of, answer.what)
+        if answer is None:
+            raise ChildSilent(f"it said nothing for {within_s:g} s")
         match answer:
             case Built():
                 return answer

@@ -74,6 +74,19 @@ def test_a_build_that_costs_every_process_that_it_may_fails(new_builder: NewBuil
         stage.enter("go")
 
 
+def test_a_build_that_hangs_ends_with_its_process_and_the_next_has_a_new_one(
+    new_builder: NewBuilder, stage: Stage
+) -> None:
+    builder = new_builder(tries=2, answer_within_s=0.5)
+    first = ready(builder, stage)  # told nothing of the build, it waits at it
+    with pytest.raises(EngineFailure, match="said nothing for") as caught:
+        build(builder)
+    assert caught.value.status == "BUILDER_SILENT"
+    wait_for_exit(first.at("build"))
+    second = stage.enter("go", "go")
+    assert build(builder) == second.at("open")
+
+
 def test_what_a_dying_process_said_is_in_the_error_and_in_the_log(
     builder: RemoteBuilder, stage: Stage, logs: list[EventDict]
 ) -> None:
