@@ -13,6 +13,7 @@ import msgspec
 
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = [
     "ConvolutionBackwardData",
@@ -60,6 +61,11 @@ class GraphTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     role: TensorRole = TensorRole.BOUND
     alignment: int = 16
     name: str = ""
+
+    @property
+    def spec(self) -> TensorSpec:
+        """What a buffer is that the tensor can be bound to."""
+        return TensorSpec(dims=self.dims, strides=self.strides, dtype=self.dtype, alignment=self.alignment)
 
     def meaning(self) -> tuple[object, ...]:
         """All that counts about the tensor, whatever it is called and numbered."""

@@ -13,7 +13,7 @@ import numpy as np
 from cudnn_actor.cli.problems import UserError
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.engines.base import Binding, Engine, EngineFailure, Plan
-from cudnn_actor.protocol import DType, GraphTensor, InvalidRequest, OperationGraph, TensorSpec
+from cudnn_actor.protocol import DType, GraphTensor, InvalidRequest, OperationGraph
 
 __all__ = ["GraphBench", "graph_bench", "made_up_scalars", "made_up_values", "opened"]
 
@@ -36,7 +36,7 @@ class GraphBench:
         self._engine = engine
         self._graph = graph
         self._bindings = {
-            uid: engine.bind(_ARENA, offsets[_name(graph, uid)], _spec(graph.tensor(uid)))
+            uid: engine.bind(_ARENA, offsets[_name(graph, uid)], graph.tensor(uid).spec)
             for uid in graph.bound
         }
         self._scalars = made_up_scalars(graph)
@@ -143,7 +143,7 @@ def _places(graph: OperationGraph) -> tuple[dict[str, int], int]:
     sizes: dict[str, int] = {}
     for uid in graph.bound:
         name = _name(graph, uid)
-        sizes[name] = max(sizes.get(name, 0), _spec(graph.tensor(uid)).nbytes)
+        sizes[name] = max(sizes.get(name, 0), graph.tensor(uid).spec.nbytes)
     offsets, end = {}, 0
     for name, nbytes in sizes.items():
         offsets[name] = end
@@ -154,9 +154,3 @@ def _places(graph: OperationGraph) -> tuple[dict[str, int], int]:
 def _name(graph: OperationGraph, uid: int) -> str:
     """What a tensor is known by: an output that is read too is two tensors of one name."""
     return graph.tensor(uid).name or f"tensor {uid}"
-
-
-def _spec(tensor: GraphTensor) -> TensorSpec:
-    return TensorSpec(
-        dims=tensor.dims, strides=tensor.strides, dtype=tensor.dtype, alignment=tensor.alignment
-    )

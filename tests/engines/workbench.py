@@ -16,7 +16,6 @@ from cudnn_actor.protocol import BufferRef, DType, TensorSpec, UnsupportedGraph
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.messages import Compute
-from cudnn_actor.protocol.operations import GraphTensor
 
 from .refusals import may_refuse
 
@@ -78,14 +77,14 @@ class Workbench:
         lowered = lower(message)
         tensors = map(lowered.graph.tensor, lowered.graph.bound)
         buffers = [
-            self.binding(getattr(message, name), spec_of(tensor))
+            self.binding(getattr(message, name), tensor.spec)
             for name, tensor in zip(lowered.buffers, tensors, strict=True)
         ]
         self.engine.execute(plan, buffers, [float(getattr(message, name)) for name in lowered.scalars])
 
     def run_graph(self, graph: OperationGraph, given: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         """Run a graph with arrays for the bound tensors that it only reads; what it wrote."""
-        buffers = {uid: self.empty(spec_of(graph.tensor(uid))) for uid in graph.bound}
+        buffers = {uid: self.empty(graph.tensor(uid).spec) for uid in graph.bound}
         for uid, array in given.items():
             self.engine.write(self.binding(buffers[uid]), array)
         plan = self.engine.build(graph, workspace_limit=None)
@@ -103,12 +102,6 @@ def workbench(engine: Engine) -> Iterator[Workbench]:
     finally:
         engine.unmap_arena(arena)
         os.close(fd)
-
-
-def spec_of(tensor: GraphTensor) -> TensorSpec:
-    return TensorSpec(
-        dims=tensor.dims, strides=tensor.strides, dtype=tensor.dtype, alignment=tensor.alignment
-    )
 
 
 def spread(dims: tuple[int, ...], dtype: DType | str, gap: int = 2) -> TensorSpec:

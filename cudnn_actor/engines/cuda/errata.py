@@ -20,7 +20,7 @@ from cudnn_actor.protocol.operations import (
     Pointwise,
     TensorRole,
 )
-from cudnn_actor.protocol.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.tensor import Layout
 
 __all__ = ["erratum"]
 
@@ -59,12 +59,11 @@ _ERRATA = (
 
 
 def _is_packed(tensor: GraphTensor) -> bool:
-    if tensor.role is not TensorRole.BOUND or max(tensor.dims) == 1:
-        return True
-    layouts = (Layout.NCHW, Layout.NHWC)
-    return tensor.strides in [
-        TensorSpec.packed(tensor.dims, tensor.dtype, layout).strides for layout in layouts
-    ]
+    return (
+        tensor.role is not TensorRole.BOUND
+        or max(tensor.dims) == 1
+        or tensor.spec.layout is not Layout.STRIDED
+    )
 
 
 def _is_uneven(graph: OperationGraph, operation: Operation) -> bool:

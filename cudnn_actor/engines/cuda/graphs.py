@@ -88,10 +88,8 @@ def candidates(graph: OperationGraph, handle: Any, workspace_limit: int | None) 
         lowered.deselect_numeric_notes(_unwanted(graph))
         if workspace_limit is not None:
             lowered.deselect_workspace_greater_than(workspace_limit)
-    except cudnn.cudnnGraphNotSupportedError as error:
-        raise Refused(_first_line(error)) from error
-    except (RuntimeError, ValueError) as error:
-        # A descriptor that the library does not take. A dead context says so too: the caller probes.
+    except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
+        # Or a descriptor that the library does not take. A dead context says so too: the caller probes.
         raise Refused(_first_line(error)) from error
     return lowered
 

@@ -167,8 +167,7 @@ class _Splitter:
     def _take(self, tensor: GraphTensor) -> Scratch:
         """Room for a tensor between steps."""
         place = Scratch(self._scratch)
-        spec = TensorSpec(dims=tensor.dims, strides=tensor.strides, dtype=tensor.dtype)
-        self._scratch += aligned(spec.nbytes)
+        self._scratch += aligned(tensor.spec.nbytes)
         return place
 
 
@@ -215,14 +214,7 @@ def _wider(tensors: Sequence[GraphTensor]) -> Sequence[DType]:
 
 def _given(tensor: GraphTensor) -> GraphTensor:
     """A tensor as one that a graph of its own is given."""
-    return GraphTensor(
-        uid=tensor.uid,
-        dims=tensor.dims,
-        strides=tensor.strides,
-        dtype=tensor.dtype,
-        alignment=tensor.alignment,
-        name=tensor.name,
-    )
+    return msgspec.structs.replace(tensor, role=TensorRole.BOUND)
 
 
 def _repacked(tensor: GraphTensor, layout: Layout, dtype: DType | None = None) -> GraphTensor:

@@ -27,7 +27,6 @@ from cudnn_actor.engines.cuda.reference import Reference
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, Pointwise
-from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["Bench", "Trial"]
 
@@ -221,7 +220,7 @@ class _Tensor(_Guarded):
     """A graph's tensor between two guards, filled with whole numbers from -3 to 4."""
 
     def __init__(self, pool: Any, tensor: GraphTensor) -> None:
-        spec = TensorSpec(dims=tensor.dims, strides=tensor.strides, dtype=tensor.dtype)
+        spec = tensor.spec
         super().__init__(pool, spec.nbytes)
         self._spec = spec
         self.fill()
