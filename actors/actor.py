@@ -369,12 +369,13 @@ class Actor(HookedActor):
         return True
 
     def _take_up(self, envelope: Envelope, *, resumed: bool = False) -> None:
-        if envelope.withdrawn:
+        again = envelope.started_ns > 0  # what it was writing at a crash is to be made whole, whoever waits
+        if envelope.withdrawn and not again:
             self._claim(envelope, DEFERRED)
             self.counters.expired += envelope.timed_out
             self.counters.withdrawn += not envelope.timed_out
             self._post(envelope, None, ActorStopped(reason="withdrawn"))  # for its loop's count: nobody looks
-        elif envelope.expired:
+        elif envelope.expired and not again:
             self._claim(envelope, DEFERRED)
             self._expire(envelope)
         elif not resumed and (put_aside := self.sets_aside(envelope)) is not None:

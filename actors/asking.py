@@ -52,7 +52,7 @@ async def ask(
     bridge = LoopBridge.of_running_loop()
     envelope = _envelope(bridge, message, timeout, discard)
     mailbox.admit(envelope)
-    bridge.sent()
+    bridge.sent(elsewhere=mailbox.starts_elsewhere)
     return await _reply(envelope)
 
 
@@ -70,9 +70,11 @@ def submit(
     bridge = LoopBridge.of_running_loop()
     envelope = _envelope(bridge, message, timeout, discard)
     mailbox.admit(envelope, waits=False)
-    bridge.sent()
+    bridge.sent(elsewhere=mailbox.starts_elsewhere)
     future = envelope.future
     assert future is not None
+    if mailbox.starts_elsewhere:
+        future.add_done_callback(lambda future: envelope.withdraw() if future.cancelled() else None)
     if timeout is not None:
         timer = future.get_loop().call_later(timeout, envelope.expire)
         future.add_done_callback(lambda _: timer.cancel())
@@ -116,6 +118,7 @@ async def _reply(envelope: Envelope) -> Any:
         return await future
     except (asyncio.CancelledError, GeneratorExit):
         future.cancel()  # of a coroutine that was closed: nobody else has
+        envelope.withdraw()
         envelope.unclaimed()
         raise
     finally:

@@ -80,16 +80,29 @@ class LoopBridge:
         """Whether the loop looks now and then for starvation: until no message is awaited."""
         return self._watch is not None
 
-    def sent(self) -> None:
-        """Expect one message more to come back. Only on the loop, after its admission."""
+    def sent(self, *, elsewhere: bool = False) -> None:
+        """Expect one message more to come back. Only on the loop, after its admission.
+
+        `elsewhere`: another process works on it, which no loop of this one can starve.
+        """
         self._awaited += 1
-        if self._watch is None:
+        if self._watch is None and not elsewhere:
             self._watch = StarvationWatch(time.monotonic(), time.thread_time())
             self.loop.call_later(FIRST_LOOK_S, self._look)
 
     def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
         """Leave a reply for the loop. Any thread; never blocks. Needs a `wake` after it."""
         self._posted.append((envelope, value, error))
+
+    def deliver_here(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
+        """Deliver a reply at once, behind what was posted before it. Only on the loop."""
+        if self._posted:
+            self.post(envelope, value, error)
+            self.wake()
+            return
+        self._last_reply = time.monotonic()
+        self._awaited -= 1
+        envelope.deliver(value, error)
 
     def wake(self) -> None:
         """See to it that the loop delivers what was posted. Any thread; never raises for a closed loop."""

@@ -12,7 +12,7 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pykka
 
@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from cudnn_actor.actors.bridge import LoopBridge
     from cudnn_actor.actors.mailbox import Mailbox
 
-__all__ = ["Envelope"]
+__all__ = ["Elsewhere", "Envelope"]
+
+
+class Elsewhere(Protocol):
+    """Another process's hold on a message."""
+
+    def withdraw(self) -> bool:
+        """Ask for the message not to be started; whether it certainly never is. Any thread; never blocks."""
 
 
 class Envelope:
@@ -53,6 +60,7 @@ class Envelope:
         "crashes",
         "deadline",
         "discard",
+        "elsewhere",
         "future",
         "mailbox",
         "message",
@@ -89,6 +97,8 @@ class Envelope:
         self.started_ns = 0
         self.timed_out = False
         """Whether an asyncio caller has been told that its time is up."""
+        self.elsewhere: Elsewhere | None = None
+        """Who has it, when another process is to start it."""
         self._unclaimed = [None]
 
     @property
@@ -122,6 +132,34 @@ class Envelope:
             return False
         self.started_ns = time.perf_counter_ns()
         return True
+
+    def hand_over(self, elsewhere: Elsewhere) -> bool:
+        """Give the message to another process to start, unless its caller has been told that it never will be.
+
+        From here on it is decided there whether it has started. `elsewhere` is set first: an `expire` that
+        finds the claim taken finds whom to ask, too.
+        """
+        self.elsewhere = elsewhere
+        if self.started_ns or self._claim():
+            return True
+        self.elsewhere = None
+        return False
+
+    def hand_back(self, *, begun: bool) -> None:
+        """Take a message back from a process that has gone, to be started anew; `begun`: it had started there.
+
+        An `expire` in between says that it has started, which nobody could rule out at that moment.
+        """
+        self.elsewhere = None
+        if begun:
+            self.started_ns = self.started_ns or time.perf_counter_ns()
+        elif not self.started_ns:
+            self._unclaimed = [None]
+
+    def withdraw(self) -> None:
+        """Tell another process that has the message that nobody waits for it any more. Any thread."""
+        if (elsewhere := self.elsewhere) is not None:
+            elsewhere.withdraw()
 
     def _claim(self) -> bool:
         """Decide the race between starting and expiring: true for the first who asks.
@@ -184,4 +222,6 @@ class Envelope:
         if not self.future.done():
             self.timed_out = True
             started = not self._claim()
+            if started and not self.started_ns and (elsewhere := self.elsewhere) is not None:
+                started = not elsewhere.withdraw()
             self.future.set_exception(DeadlineExceeded(timeout_s=self.timeout_s, started=started))

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.envelope import Envelope
@@ -40,6 +40,9 @@ class Mailbox:
         a waiting sender (`ask`) queue up behind them in order of arrival, as many as there are tasks that
         wait; control messages overtake.
     """
+
+    starts_elsewhere: ClassVar[bool] = False
+    """Whether another process starts the messages, so that it must be told of those that are withdrawn."""
 
     def __init__(self, capacity: int = 1024) -> None:
         self.capacity = capacity
@@ -71,7 +74,11 @@ class Mailbox:
     @property
     def waiting(self) -> int:
         """Messages that have not been started: those in here, and those that the actor has set aside."""
-        return len(self) + self.set_aside
+        return len(self) + self.waiting_elsewhere()
+
+    def waiting_elsewhere(self) -> int:
+        """Messages that have been taken out and not started."""
+        return self.set_aside
 
     def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
         """Accept a message: from here on it will be answered, exactly once. Never blocks.
@@ -233,7 +240,7 @@ class Mailbox:
         return batch
 
     def _is_full(self) -> bool:
-        return len(self._ordinary) + self.set_aside >= self.capacity
+        return len(self._ordinary) + self.waiting_elsewhere() >= self.capacity
 
     def _stays_full(self) -> bool:
         """Whether it is full without those whose senders have gone. Under the lock, and only when full."""

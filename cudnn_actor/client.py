@@ -44,7 +44,7 @@ from cudnn_actor.protocol.receipts import Receipt, Statistics
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 from cudnn_actor.sending import check_message, require_operands
 from cudnn_actor.service import CudnnService
-from cudnn_actor.supervision import Fired, LifecycleEvent
+from cudnn_actor.supervision import FaultInjector, Fired, LifecycleEvent
 
 __all__ = ["CudnnRef"]
 
@@ -73,6 +73,11 @@ class CudnnRef:
     def device(self) -> str:
         """ "cpu" or "cuda:N"."""
         return self._service.device
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the worker that serves; None in thread isolation, and while there is none."""
+        return self._service.worker_pid
 
     @property
     def generation(self) -> int:
@@ -106,7 +111,7 @@ class CudnnRef:
     def faults_fired(self) -> tuple[Fired, ...]:
         """The scripted faults that have struck so far, in order; for tests."""
         faults = self._state.faults
-        return () if faults is None else faults.fired
+        return faults.fired if isinstance(faults, FaultInjector) else ()
 
     # Requests.
 

@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 from cudnn_actor.actors import Crash, Envelope, Lease
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.base import Binding, Engine, EngineFailure, Fence, Plan, StickyError
+from cudnn_actor.engines.base import Binding, ContextDead, Engine, EngineFailure, Fence, Plan, StickyError
 from cudnn_actor.engines.support import kind_of
-from cudnn_actor.memory import MemoryTable, Slot
+from cudnn_actor.memory import Memory, Slot
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
@@ -72,7 +72,7 @@ class Executor:
         given up while it was in the engine changes nothing when it comes back.
     """
 
-    def __init__(self, engine: Engine, memory: MemoryTable, lease: Lease) -> None:
+    def __init__(self, engine: Engine, memory: Memory, lease: Lease) -> None:
         self.engine = engine
         self.synchronous = engine.synchronous
         self.progress_s = 0.0
@@ -130,10 +130,10 @@ class Executor:
         if isinstance(error, CudnnActorError | Crash):
             return error
         if isinstance(error, StickyError):
-            return Crash(str(error))
+            return ContextDead(str(error))
         trouble = self.engine.probe()
         if trouble is not None:
-            return Crash(f"{error} (probe: {trouble})")
+            return ContextDead(f"{error} (probe: {trouble})")
         if isinstance(error, MemoryError):
             return OutOfMemory(requested=0, in_use=self._memory.arena_bytes, limit=self._memory.limit)
         if isinstance(error, EngineFailure):
@@ -163,7 +163,7 @@ class Executor:
             number, nbytes = self._memory.next_arena(spec)
             in_the_way = self._memory.arenas_to_drop(nbytes)
         self._drop(in_the_way)
-        fd = self._create_arena(number, nbytes)
+        fd = self.create_arena(number, nbytes)
         try:
             with self._lease:
                 self._memory.add_arena(number, nbytes, fd)
@@ -172,7 +172,8 @@ class Executor:
             os.close(fd)  # given up meanwhile: the table has not taken it over
             raise
 
-    def _create_arena(self, number: int, nbytes: int) -> int:
+    def create_arena(self, number: int, nbytes: int) -> int:
+        """Have the engine take memory; its descriptor, which is the caller's. Raises `OutOfMemory`, `Crash`."""
         try:
             return self.engine.create_arena(number, nbytes)
         except MemoryError:

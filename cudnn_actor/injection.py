@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.engines.base import ContextDead
 from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import Message
-from cudnn_actor.supervision import Fault, FaultInjector, FaultRule
+from cudnn_actor.supervision import Fault, FaultRule, FaultSource
 
 __all__ = ["Injection"]
 
@@ -31,7 +34,7 @@ class Injection:
     """
 
     def __init__(
-        self, faults: FaultInjector | None, flush: Callable[[], None], abandoned: threading.Event
+        self, faults: FaultSource | None, flush: Callable[[], None], abandoned: threading.Event
     ) -> None:
         self._faults = faults
         self.scripted = faults is not None
@@ -72,11 +75,14 @@ class Injection:
             case Fault.OUT_OF_MEMORY:
                 raise OutOfMemory(requested=0, in_use=0, limit=None)
             case Fault.STICKY:
-                raise Crash("INJECTED_STICKY_ERROR: scripted by the fault plan")
+                raise ContextDead("INJECTED_STICKY_ERROR: scripted by the fault plan")
             case Fault.HANG:
                 self._flush()
                 self._abandoned.wait()
                 raise Crash("injected hang, ended by the watchdog")
+            case Fault.KILL:
+                self._flush()
+                os.kill(os.getpid(), signal.SIGKILL)
             case Fault.SLOW:
                 self._flush()
                 self._abandoned.wait(rule.seconds)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.actors import DEFERRED, Crash
 from cudnn_actor.executing import ExecutingActor
 from cudnn_actor.executor import RECEIPT, Work
@@ -58,19 +60,22 @@ class MemoryActor(ExecutingActor):
         return self._run_engine("upload", [slot], self._engine.engine.write, place, data, reply=reply)
 
     def _download(self, message: Download) -> Any:
-        slot = self._memory.resolve(message.src, "src")
+        return self._read(self._memory.resolve(message.src, "src"))
+
+    def _read(self, slot: Slot, into: np.ndarray | None = None) -> Any:
+        """A buffer's values, in `into` where that is given: now, or when all before it has run."""
         self._faults.strike("download")
         executor, place = self._engine, self._engine.binding(slot)
-        if not executor.synchronous and self._fetches(slot, place):
+        if not executor.synchronous and self._fetches(slot, place, into):
             return DEFERRED
         self.flush()  # this takes as long as all that was enqueued before it
-        return executor.call("download", executor.engine.read, place)
+        return executor.call("download", executor.engine.read, place, into)
 
-    def _fetches(self, slot: Slot, place: Any) -> bool:
+    def _fetches(self, slot: Slot, place: Any, into: np.ndarray | None) -> bool:
         """Enqueue a copy to the host, which is answered when it has run; whether the engine could."""
         envelope, executor = self.current, self._engine
         assert envelope is not None
-        late = executor.call("download", executor.engine.fetch, place)
+        late = executor.call("download", executor.engine.fetch, place, into)
         if late is None:
             return False
         executor.defer(Work(envelope, "download", [slot], late=late))

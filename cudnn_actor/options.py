@@ -15,12 +15,7 @@ from cudnn_actor.supervision import Fault, FaultPlan
 
 __all__ = ["Options", "SpawnOptions", "make_options"]
 
-_LATER: dict[str, object] = {
-    "isolation": "thread",
-    "standby": 0,
-    "verify": False,
-}
-"""Options that have only this value in this release."""
+_ISOLATIONS = (None, "thread", "process")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +26,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     device
         "auto", "cpu" or "cuda:N".
     isolation
-        "thread": the actor runs in this process.
+        "process": the actor runs in a worker process, whose death harms nobody; "thread": on a thread of
+        this one. None: a process for a GPU, and wherever `standby`, `verify` or a fault asks for one; else
+        a thread.
     faults
         Scripted failures, for tests; None for none.
     mailbox
@@ -52,17 +49,21 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         Whether `warm` measures every plan that the library offers and keeps the fastest (in `plan_store`
         too, if there is one). Until it is found the library's own first choice serves, as it does for
         requests that were never warmed. Without effect on the CPU engine.
-    standby, verify
-        Names of what comes with worker processes: only their defaults are taken.
+    standby
+        1 keeps a second worker ready, which takes over when the first one dies; on a GPU it takes as much
+        device memory as that. 0 starts a new one then.
+    verify
+        Whether uploaded values are checked after a crash: a checksum of each is kept while nothing else is
+        written to its buffer, and a buffer that has another is torn. Uploads and restarts take longer.
 
     Raises
     ------
     InvalidRequest
-        A value is out of its range, or asks for what this release does not have.
+        A value is out of its range, or `isolation="thread"` is given what needs a process.
     """
 
     device: str = "auto"
-    isolation: str = "thread"
+    isolation: str | None = None
     faults: FaultPlan | None = None
     mailbox: int = 1024
     max_restarts: int = 3
@@ -76,9 +77,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     verify: bool = False
 
     def __post_init__(self) -> None:
-        for name, only in _LATER.items():
-            if getattr(self, name) != only:
-                raise _invalid(name, getattr(self, name), "is not in this release", f"use {only!r}")
+        if self.isolation not in _ISOLATIONS:
+            raise _invalid("isolation", self.isolation, "is unknown", 'use "process" or "thread"')
+        require_whole("standby", self.standby, 0)
+        if self.standby > 1:
+            raise _invalid("standby", self.standby, "is more than one", "use 0 or 1")
         require_whole("mailbox", self.mailbox, 1)
         require_whole("max_restarts", self.max_restarts, 0)
         for name in ("workspace_limit", "memory_limit"):
@@ -90,17 +93,36 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise _invalid(
                 "hang_after_s", self.hang_after_s, "is longer than a thread can wait", "1e6 is eleven days"
             )
-        if type(self.autotune) is not bool:
-            raise _invalid("autotune", self.autotune, "is no bool", "use True or False")
+        for name in ("autotune", "verify"):
+            if type(getattr(self, name)) is not bool:
+                raise _invalid(name, getattr(self, name), "is no bool", "use True or False")
         _check_plan_store(self.plan_store)
         _check_faults(self.faults)
+        if self.isolation == "thread" and (needy := self._needs_process()) is not None:
+            value = getattr(self, needy)
+            raise _invalid(needy, value, "needs a worker process", 'use isolation="process", or leave it out')
+
+    def _needs_process(self) -> str | None:
+        """The option that only a worker process can honour; None where there is none."""
+        if self.standby:
+            return "standby"
+        if self.verify:
+            return "verify"
+        kills = self.faults is not None and any(rule.fault is Fault.KILL for rule in self.faults.rules)
+        return "faults" if kills else None
+
+    def isolation_on(self, device: str | None) -> str:
+        """What `isolation` stands for on a device; on one that is not known yet, None, what it will be on a GPU."""
+        if self.isolation is not None:
+            return self.isolation
+        return "thread" if device == "cpu" and self._needs_process() is None else "process"
 
 
 class SpawnOptions(TypedDict, total=False):
     """The fields of `Options` as keyword arguments, for type checkers and completion."""
 
     device: str
-    isolation: str
+    isolation: str | None
     faults: FaultPlan | None
     mailbox: int
     max_restarts: int
@@ -139,10 +161,6 @@ def _check_faults(faults: FaultPlan | None) -> None:
         return
     if not isinstance(faults, FaultPlan):
         raise _invalid("faults", faults, "is no FaultPlan", "build one: FaultPlan().at(3, Fault.STICKY)")
-    if any(rule.fault is Fault.KILL for rule in faults.rules):
-        raise _invalid(
-            "faults", "kill", "cannot strike a thread of this process", "use Fault.STICKY, or CRASH_IN_START"
-        )
 
 
 def _invalid(field: str, value: object, problem: str, fix: str) -> InvalidRequest:

@@ -22,11 +22,10 @@ from typing import Any, TypeVar, Unpack
 import pykka
 
 from cudnn_actor.actor import CudnnActor
-from cudnn_actor.actors import Actor, Envelope, Mailbox, MailboxRef
+from cudnn_actor.actors import Envelope, MailboxRef
 from cudnn_actor.arrays import as_values
 from cudnn_actor.engines import EngineChoice, choose_engine
 from cudnn_actor.event_log import EventLog
-from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options, SpawnOptions, make_options
 from cudnn_actor.plan_store import PlanStore
 from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StartFailed
@@ -47,6 +46,7 @@ from cudnn_actor.supervision import (
     Stopped,
     Supervisor,
 )
+from cudnn_actor.workers.isolation import isolation_for
 
 __all__ = ["CudnnService", "child_spec", "start"]
 
@@ -82,8 +82,9 @@ class CudnnService:
         engine: EngineChoice | None = None,
     ) -> None:
         self.options = options
-        self._engine = engine or choose_engine(options.device)
+        self._engine = engine or choose_engine(options.device, apart=options.isolation != "thread")
         self.device = self._engine.device
+        self._isolation = isolation_for(options, self._engine)
         self.events = EventLog()
         self.started: concurrent.futures.Future[None] = _promise()
         """Done when the actor is ready; fails with `StartFailed` when it never will be."""
@@ -93,18 +94,29 @@ class CudnnService:
         self._turning = threading.RLock()
         """Held while a life of the service begins or ends. Re-entrant: a signal's handler may call `end`."""
         self.state = ServiceState(
-            mailbox=Mailbox(options.mailbox),
-            memory=self._new_memory(),
+            mailbox=self._isolation.mailbox(),
+            memory=self._isolation.memory(self.device),
             faults=FaultInjector.of(options.faults),
             workspace_limit=options.workspace_limit,
             plan_store=None if options.plan_store is None else PlanStore(options.plan_store),
             autotune=options.autotune,
         )
+        self._isolation.begin(self.state)
         self.actor_ref: pykka.ActorRef[Any] = MailboxRef(self.state.mailbox, CudnnActor, self._gone)
         """A pykka reference that stays good across restarts."""
         self._parent = parent
         self._supervisor: Supervisor | None = None
         self._escalated: Escalated | None = None
+
+    @property
+    def isolation(self) -> str:
+        """ "thread" or "process": where the actor runs."""
+        return self._isolation.name
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the worker that serves; None in thread isolation, and while there is none."""
+        return self._isolation.worker_pid
 
     def make_supervisor(self) -> Supervisor:
         """The supervisor of this service, not yet launched. One made after its end starts the service anew.
@@ -122,15 +134,22 @@ class CudnnService:
         return supervisor
 
     def _new_supervisor(self) -> Supervisor:
+        isolation = self._isolation
         # Where the memory dies with the context a successor would have nothing to go on with.
-        policy = ChildPolicy(id=CHILD, restart=Restart.TRANSIENT, replaceable=self._engine.outlives_context)
-        child = ChildSpec(policy=policy, make=self._make_actor, hang_after_s=self.options.hang_after_s)
+        policy = ChildPolicy(id=CHILD, restart=Restart.TRANSIENT, replaceable=isolation.replaceable)
+        child = ChildSpec(policy=policy, make=isolation.actor, hang_after_s=self.options.hang_after_s)
         intensity = RestartIntensity(max_restarts=self.options.max_restarts, period_s=self.options.period_s)
 
         def listen(event: LifecycleEvent) -> None:
             self._on_event(supervisor, event)
 
-        supervisor = _ServiceSupervisor([child], intensity=intensity, parent=self._parent, listener=listen)
+        supervisor = _ServiceSupervisor(
+            [child],
+            intensity=intensity,
+            backoff=isolation.backoff,
+            parent=self._parent,
+            listener=listen,
+        )
         return supervisor
 
     def launch(self) -> None:
@@ -173,9 +192,6 @@ class CudnnService:
         """
         return as_values(array, self.device, self._engine.adopt)
 
-    def _make_actor(self, incarnation: int) -> Actor:
-        return CudnnActor(self.state, self._engine.make, incarnation)
-
     def _on_event(self, supervisor: Supervisor, event: LifecycleEvent) -> None:
         with self._turning:
             if self._supervisor is not supervisor:
@@ -209,6 +225,7 @@ class CudnnService:
         started, stopped, escalated = self.started, self.stopped, self._escalated
 
         def tell() -> None:
+            self._isolation.end()
             _resolve(started, StartFailed(detail=reason))
             _resolve(stopped, escalated)
 
@@ -218,12 +235,10 @@ class CudnnService:
         self._escalated = None
         self.events = EventLog()
         self.started, self.stopped = _promise(), _promise()
-        self.state.memory = self._new_memory()
+        self.state.memory = self._isolation.memory(self.device)
+        self._isolation.begin(self.state)
         self.state.mailbox.reopen()
         self._gone.clear()
-
-    def _new_memory(self) -> MemoryTable:
-        return MemoryTable(self.device, limit=self.options.memory_limit)
 
     def failure(self) -> ServiceStopped | None:
         """The error that stands for a service that gave up; None for one that did not."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator
+import functools
+from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any, NoReturn, Unpack
 
 from cudnn_actor.client import CudnnRef
+from cudnn_actor.engines import check_device
 from cudnn_actor.options import SpawnOptions, make_options
 from cudnn_actor.service import CudnnService
 
@@ -29,18 +31,32 @@ def spawn(**options: Unpack[SpawnOptions]) -> Spawning:
     Raises
     ------
     InvalidRequest
-        An option is out of its range. Raised at once.
+        An option is out of its range, or `device` is none: raised at once. The device is not to be had here:
+        raised when awaited or entered, since a driver has to be asked, in a process of its own.
     StartFailed
         The actor could not be started. Raised when awaited or entered.
     """
-    return Spawning(CudnnService(make_options(options)))
+    chosen = make_options(options)
+    if chosen.device == "cpu" or chosen.isolation == "thread":
+        return Spawning(CudnnService(chosen))
+    check_device(chosen.device)
+    return Spawning(make=functools.partial(CudnnService, chosen))
 
 
 class Spawning:
-    """A service about to be started; what `spawn` returns."""
+    """A service about to be started; what `spawn` returns.
 
-    def __init__(self, service: CudnnService) -> None:
-        self._service = service
+    Parameters
+    ----------
+    service
+        The service; None for one that `make` makes, on a thread, since that takes a moment.
+    """
+
+    def __init__(
+        self, service: CudnnService | None = None, *, make: Callable[[], CudnnService] | None = None
+    ) -> None:
+        self._made = service
+        self._make = make
         self._body: asyncio.Task[Any] | None = None
         self._cancelled = False
         self._cancelling = 0
@@ -54,7 +70,15 @@ class Spawning:
     def __await__(self) -> Generator[Any, None, CudnnRef]:
         return self._start().__await__()
 
+    @property
+    def _service(self) -> CudnnService:
+        assert self._made is not None, "it is made when it starts"
+        return self._made
+
     async def _start(self) -> CudnnRef:
+        if self._made is None:
+            assert self._make is not None
+            self._made = await asyncio.to_thread(self._make)
         self._service.launch()
         try:
             await asyncio.wrap_future(self._service.started)

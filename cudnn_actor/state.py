@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from cudnn_actor.actors import Counters, Envelope, Mailbox
 from cudnn_actor.actors.errors import ActorStopped
-from cudnn_actor.memory import MemoryTable, Slot
+from cudnn_actor.memory import Memory, Slot
 from cudnn_actor.plan_store import PlanStore
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.lowering import Lowered, Signature, lower, signature
 from cudnn_actor.protocol.messages import Compute, Free
 from cudnn_actor.protocol.validation import check_scalars
-from cudnn_actor.supervision import FaultInjector
+from cudnn_actor.supervision import FaultSource
 
 __all__ = ["Bound", "Seen", "ServiceState"]
 
@@ -28,7 +28,7 @@ class Seen:
     An end in between leaves an old number, never a new one with old knowledge.
     """
 
-    __slots__ = ("bound", "live_at", "lowered", "message")
+    __slots__ = ("body", "bound", "live_at", "lowered", "message", "noted")
 
     def __init__(self, message: Compute, lowered: Lowered) -> None:
         self.message = message
@@ -37,6 +37,10 @@ class Seen:
         """At which number of ends its references were live. A sender's, on any thread."""
         self.bound: Bound | None = None
         """The live incarnation's."""
+        self.body: bytes | None = None
+        """The message as bytes, for a worker process."""
+        self.noted = False
+        """Whether its plan is known to those that warm another worker."""
 
 
 class Bound(NamedTuple):
@@ -73,8 +77,8 @@ class ServiceState:
         self,
         *,
         mailbox: Mailbox,
-        memory: MemoryTable,
-        faults: FaultInjector | None = None,
+        memory: Memory,
+        faults: FaultSource | None = None,
         workspace_limit: int | None = None,
         plan_store: PlanStore | None = None,
         autotune: bool = False,

@@ -15,7 +15,7 @@ from cudnn_actor.supervision.events import (
 )
 from cudnn_actor.supervision.exits import ExitKind, ExitReason, Restart
 from cudnn_actor.supervision.faults import Fault, FaultPlan, FaultRule
-from cudnn_actor.supervision.injector import FaultInjector, Fired
+from cudnn_actor.supervision.injector import FaultInjector, FaultSource, Fired
 from cudnn_actor.supervision.policy import (
     Backoff,
     ChildPolicy,
@@ -64,6 +64,7 @@ __all__ = [
     "FaultInjector",
     "FaultPlan",
     "FaultRule",
+    "FaultSource",
     "Finish",
     "Fired",
     "KillChild",

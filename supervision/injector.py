@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
 from cudnn_actor.supervision.faults import Fault, FaultPlan, FaultRule
 from cudnn_actor.supervision.seeded import random01
 
-__all__ = ["FaultInjector", "Fired"]
+__all__ = ["FaultInjector", "FaultSource", "Fired"]
 
 
 class Fired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +28,16 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rule: FaultRule
     number: int
     message: str | None
+
+
+class FaultSource(Protocol):
+    """Who says what strikes: a plan at work, here or in another process."""
+
+    def on_start(self) -> Fault | None:
+        """What befalls a start that is being made; None for nothing."""
+
+    def on_message(self, type_name: str) -> FaultRule | None:
+        """What befalls a message that is being taken up, by its class's name; None for nothing."""
 
 
 class FaultInjector:

@@ -83,6 +83,8 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         clamped, those at the cap would all wait equally long and return together.
     reset_after_s
         A child that was ready for this many seconds, or more, fails as if for the first time.
+    at_once
+        So many failures in a row are answered without a delay, before those above begin.
 
     Raises
     ------
@@ -95,8 +97,10 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cap_s: float = 5.0
     jitter: float = 0.25
     reset_after_s: float = 30.0
+    at_once: int = 0
 
     def __post_init__(self) -> None:
+        require_whole("at_once", self.at_once, 0)
         for field in ("initial_s", "factor", "cap_s", "reset_after_s"):
             require_seconds(field, getattr(self, field))
         require_fraction("jitter", self.jitter)
@@ -114,6 +118,9 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def delay(self, attempt: int, random01: float) -> float:
         """Seconds before the `attempt`-th restart in a row, from 1; `random01` in [0, 1) sets the jitter."""
+        attempt -= self.at_once
+        if attempt < 1:
+            return 0.0
         try:
             grown = self.initial_s * self.factor ** (attempt - 1)
         except (

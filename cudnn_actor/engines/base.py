@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cudnn_actor.actors import Crash
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["Binding", "Builder", "Engine", "EngineFailure", "Fence", "Plan", "StickyError"]
+__all__ = ["Binding", "Builder", "ContextDead", "Engine", "EngineFailure", "Fence", "Plan", "StickyError"]
 
 Binding = Any
 """An engine's own handle on a buffer's place: an array view, a device pointer."""
@@ -38,6 +39,10 @@ class EngineFailure(Exception):
 
 class StickyError(EngineFailure):
     """Raised when the failure is known to have killed the device context: nothing more can run in it."""
+
+
+class ContextDead(Crash):
+    """Raised to end an actor whose device context has died: nothing of it runs, or writes, any more."""
 
 
 class Plan(Protocol):
@@ -167,17 +172,44 @@ class Engine(Protocol):
     def write(self, dst: Binding, array: Any) -> None:
         """Enqueue a copy of values of the same dims into a buffer.
 
-        A host array is read before it returns, for which it may wait for room in the staging memory. An
-        array on the device, as `EngineChoice.adopt` made it, is read when the copy runs.
+        A host array is read before it returns, for which it may wait for room in the staging memory; but not
+        always one in memory that `pin` was given. Where such an array is C-contiguous and of the buffer's
+        dtype, the device may read it when the copy runs: it **must not change, and its memory must stay
+        mapped, until a later fence has passed**; when this raises, it is not read any more. An array on the
+        device, as `EngineChoice.adopt` made it, is read when the copy runs.
         """
 
-    def read(self, src: Binding) -> np.ndarray:
-        """A buffer's values as a new C-contiguous array, once all work enqueued before is done. Blocks."""
+    def read(self, src: Binding, into: np.ndarray | None = None) -> np.ndarray:
+        """A buffer's values as a C-contiguous array, once all work enqueued before is done. Blocks.
 
-    def fetch(self, src: Binding) -> Callable[[], np.ndarray] | None:
+        A new array, or `into`: writable, C-contiguous, of the buffer's dims and dtype, perhaps in memory that
+        another process reads. Values are written there once; in memory that `pin` was given, by the device
+        itself where it can. Raises `EngineFailure` for another kind of array, and whatever is raised,
+        nothing is written to `into` any more.
+        """
+
+    def fetch(self, src: Binding, into: np.ndarray | None = None) -> Callable[[], np.ndarray] | None:
         """Enqueue what `read` does, without waiting: call the answer once, when a later fence has passed.
 
-        None where only `read` will do: the buffer is larger than the staging memory that is free.
+        None where only `read` will do: the buffer is larger than the staging memory that is free. `into` is
+        as in `read`. It may be written at any time between this call and that of the answer, and its memory
+        must stay mapped until a later fence has passed; if the answer is never called for, nothing is
+        written behind that fence.
+        """
+
+    def pin(self, memory: memoryview) -> None:
+        """Let the device read and write host memory on its own: arrays in it need no staging memory.
+
+        `memory` is all of a mapping, 64 MiB say; arrays that are given to `write` and as `into` may lie in it
+        from here on. It stays the caller's, who unpins it before unmapping it. Where the system refuses, a
+        line in the log says so, and arrays in it are copied as any others: nothing else changes. Blocks for
+        as long as taking its pages takes. Raises `StickyError`.
+        """
+
+    def unpin(self, memory: memoryview) -> None:
+        """Undo `pin`, once all work enqueued before is done. Blocks. Does nothing for memory not pinned.
+
+        Closing the engine unpins all.
         """
 
     def view(self, src: Binding, keeper: object) -> Any:

@@ -1,4 +1,4 @@
-"""Which engine serves a device."""
+"""Which engine serves a device, and how a process gets one: this process, or a worker of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cudnn_actor.engines.base import Engine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.foreign import adopt
-from cudnn_actor.engines.cuda.gpus import Driver, find_driver
-from cudnn_actor.engines.cuda.installation import obstacle
+from cudnn_actor.engines.cuda.gpus import Driver, find_driver, find_driver_apart
+from cudnn_actor.engines.cuda.installation import Problem, obstacle
 from cudnn_actor.protocol.errors import InvalidRequest
 
-__all__ = ["EngineChoice", "choose_engine"]
+__all__ = ["EngineChoice", "check_device", "choose_engine"]
 
 log = Log("cudnn_actor")
 
@@ -37,7 +37,16 @@ class EngineChoice(NamedTuple):
         Why this one, for people.
     adopt
         Takes an array of another library that lies on the device for `Engine.write`; called on the thread
-        that has the array, whose stream it belongs to. None where the engine has no device of its own.
+        that has the array, whose stream it belongs to. None where the engine has no device of its own, and
+        where it is in another process, which an array on the device cannot be handed to.
+    worker
+        How a worker process makes it: an import path, "package.module:Name", and what that is called with.
+        Empty for one that can be made in this process alone.
+    preload
+        Modules that a process which forks workers imports before, so that none of them has to. Importing
+        them initialises no device: what is forked after that could not use it.
+    host_arenas
+        Whether its arenas are memory of the host, which another process can map by their descriptors.
     """
 
     device: str
@@ -45,46 +54,71 @@ class EngineChoice(NamedTuple):
     outlives_context: bool
     reason: str = ""
     adopt: Callable[[object], Any] | None = None
+    worker: tuple[str, tuple[str | int, ...]] = ("", ())
+    preload: tuple[str, ...] = ()
+    host_arenas: bool = False
 
 
-def choose_engine(device: str) -> EngineChoice:
+_CUDA_PRELOAD = ("cudnn_actor.engines.cuda.engine", "cupy", "cudnn", "cuda.bindings.driver")
+
+
+def choose_engine(device: str, *, apart: bool = False) -> EngineChoice:
     """The engine that `device` stands for: "cpu", "cuda:N" (N counts from 0), "cuda" for the first, "auto".
 
     "auto" is the first GPU that this process may use (`CUDA_VISIBLE_DEVICES` is respected) where one can be
     used, else the CPU. Asks the driver, and makes no context; the first time that takes a moment.
 
-    Raises `InvalidRequest` for a device that is none, or that cannot be used here; it says why.
+    Parameters
+    ----------
+    device
+        As above.
+    apart
+        Whether the engine is for another process. Then no CUDA library is loaded into this one: a child
+        process asks the driver, for which this blocks as `find_driver_apart` does.
+
+    Raises
+    ------
+    InvalidRequest
+        The device is none, or cannot be used here; it says why.
     """
+    check_device(device)
     text = str(device)
     if text == "auto":
-        return _automatic()
+        return _automatic(apart)
     if text == "cpu":
         return _cpu("it was asked for")
-    asked = re.fullmatch(r"cuda(?::(\d{1,6}))?", text)
-    if asked is None:
+    return _asked_for(text, int(text.partition(":")[2] or 0), apart)
+
+
+def check_device(device: str) -> None:
+    """Raise `InvalidRequest` for what is no device's name. Whether there is such a device is not asked."""
+    if re.fullmatch(r"auto|cpu|cuda(:\d{1,6})?", str(device)) is None:
         raise _refused(device, "is no device", 'use "auto", "cpu" or "cuda:0"')
-    return _asked_for(text, int(asked[1] or 0))
 
 
-def _automatic() -> EngineChoice:
-    problem = obstacle()
-    driver = find_driver()
+def _automatic(apart: bool) -> EngineChoice:
+    driver, problem = _examined(apart)
     if problem is None:
-        return _cuda(0, driver, f"{_gpu(driver, 0)} is the first GPU here")
+        return _cuda(0, driver, f"{_gpu(driver, 0)} is the first GPU here", apart)
     if driver.gpus:
         return _cpu(f"there is a GPU ({_gpu(driver, 0)}), but {problem}", warn=True)
     return _cpu(f"{problem.what}: {problem.detail}")
 
 
-def _asked_for(device: str, ordinal: int) -> EngineChoice:
-    problem = obstacle()
+def _examined(apart: bool) -> tuple[Driver, Problem | None]:
+    """The driver, and what prevents the use of its GPUs."""
+    driver = find_driver_apart() if apart else find_driver()
+    return driver, obstacle(driver if apart else None)
+
+
+def _asked_for(device: str, ordinal: int, apart: bool) -> EngineChoice:
+    driver, problem = _examined(apart)
     if problem is not None:
         why = f"cannot be used here: {problem.what} ({problem.detail})"
         raise _refused(device, why, f"{problem.fix}; cudnn-actor doctor says more")
-    driver = find_driver()
     if ordinal >= len(driver.gpus):
         raise _refused(device, f"is no GPU of this machine, which {_shows(len(driver.gpus))}", 'use "cuda:0"')
-    return _cuda(ordinal, driver, f"it was asked for: {_gpu(driver, ordinal)}")
+    return _cuda(ordinal, driver, f"it was asked for: {_gpu(driver, ordinal)}", apart)
 
 
 def _shows(count: int) -> str:
@@ -95,10 +129,18 @@ def _shows(count: int) -> str:
 
 def _cpu(reason: str, *, warn: bool = False) -> EngineChoice:
     (log.warning if warn else log.info)("device.chosen", device="cpu", reason=reason)
-    return EngineChoice("cpu", CpuEngine, CpuEngine.outlives_context, reason)
+    return EngineChoice(
+        "cpu",
+        CpuEngine,
+        CpuEngine.outlives_context,
+        reason,
+        worker=("cudnn_actor.engines.cpu:CpuEngine", ()),
+        preload=("cudnn_actor.engines.cpu",),
+        host_arenas=True,
+    )
 
 
-def _cuda(ordinal: int, driver: Driver, reason: str) -> EngineChoice:
+def _cuda(ordinal: int, driver: Driver, reason: str, apart: bool) -> EngineChoice:
     device = f"cuda:{ordinal}"
     log.info("device.chosen", device=device, reason=reason, driver=driver.version)
     return EngineChoice(
@@ -106,7 +148,9 @@ def _cuda(ordinal: int, driver: Driver, reason: str) -> EngineChoice:
         partial(CudaEngine, ordinal),
         outlives_context=False,
         reason=reason,
-        adopt=partial(adopt, ordinal=ordinal),
+        adopt=None if apart else partial(adopt, ordinal=ordinal),
+        worker=("cudnn_actor.engines.cuda.engine:CudaEngine", (ordinal,)),
+        preload=_CUDA_PRELOAD,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cudnn_actor.memory.arena import ARENA_STEP, Arena
+from cudnn_actor.memory.base import Memory, Mirror
 from cudnn_actor.memory.free_list import GRANULARITY, FreeList
 from cudnn_actor.memory.keeper import Keeper
 from cudnn_actor.memory.pool import ArenaPool
@@ -17,6 +18,8 @@ __all__ = [
     "ArenaPool",
     "FreeList",
     "Keeper",
+    "Memory",
     "MemoryTable",
+    "Mirror",
     "Slot",
 ]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 from cudnn_actor.memory.arena import Arena
+from cudnn_actor.memory.base import Mirror
 from cudnn_actor.memory.keeper import Keeper
 from cudnn_actor.memory.pool import ArenaPool
 from cudnn_actor.memory.slot import Slot
@@ -22,6 +23,7 @@ from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
     InvalidRequest,
+    OutOfMemory,
     StaleBufferError,
     StaleReason,
 )
@@ -49,6 +51,9 @@ class MemoryTable:
         The usual size of an arena, in bytes; larger buffers get one of their own size.
     limit
         At most this many bytes of arenas, in steps of 2 MiB; None for no limit.
+    mirror
+        Told of every buffer's place when it gets it, and when the bytes stop being the buffer's: at the end
+        of whatever may still use them, or at once when they are torn or lost. None for nobody.
 
     Raises
     ------
@@ -57,7 +62,13 @@ class MemoryTable:
     """
 
     def __init__(
-        self, device: str, *, nonce: int | None = None, arena_bytes: int = 64 << 20, limit: int | None = None
+        self,
+        device: str,
+        *,
+        nonce: int | None = None,
+        arena_bytes: int = 64 << 20,
+        limit: int | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
         nonce = secrets.randbelow(_COUNTS - 1) + 1 if nonce is None else nonce
         _check_range("nonce", nonce, 1, _COUNTS - 1)
@@ -75,6 +86,7 @@ class MemoryTable:
         self._vacant: list[int] = []
         self._live: dict[int, Slot] = {}
         self._let_go: deque[Slot] = deque()
+        self._mirror = mirror
 
     @property
     def live_buffers(self) -> int:
@@ -145,6 +157,7 @@ class MemoryTable:
         for slot in tuple(self._live.values()):
             self._end(slot, StaleReason.FREED)
         self.forget_bindings()  # else those of buffers that are held would keep their arenas mapped
+        self._leave_mirror()
         self._pool.close()
 
     # Buffers
@@ -155,12 +168,14 @@ class MemoryTable:
         Raises
         ------
         OutOfMemory
-            No arena has room: add one (`next_arena`), then allocate again. Nothing has changed.
+            No arena has room: add one (`next_arena`), then allocate again; or the mirror has none.
+            Nothing has changed.
         """
         self.take_back()
         arena, offset = self._pool.place(spec.nbytes)
         slot = self._vacant_slot()
         slot.seat(spec, arena, offset)
+        self._mirror_seat(slot)
         self._live[slot.index] = slot
         self.live_bytes += slot.nbytes
         return BufferRef(slot=slot.index, generation=slot.generation, spec=spec, device=self.device)
@@ -289,15 +304,38 @@ class MemoryTable:
         self.live_bytes -= slot.nbytes
         slot.end(reason)
         self.ends = next(_ends)  # after the end itself: whoever reads the new number finds it ended
+        if self._mirror is not None and reason is not StaleReason.FREED:
+            self._mirror.vacate(slot.index)
         if not slot.users:
             self._vacate(slot)
 
     def _vacate(self, slot: Slot) -> None:
+        if self._mirror is not None and _was_freed(slot):
+            self._mirror.vacate(slot.index)
         slot.binding = None
         slot.arena.free.release(slot.offset)
         # A slot whose count has run out stays empty for good: a generation never comes back.
         if slot.generation < self._first - 1 + _COUNTS:
             self._vacant.append(slot.index)
+
+    def _mirror_seat(self, slot: Slot) -> None:
+        if self._mirror is None:
+            return
+        try:
+            self._mirror.seat(slot.index, slot.generation, slot.arena.number, slot.offset, slot.nbytes)
+        except OutOfMemory:
+            slot.live = False  # nobody has received its reference
+            slot.arena.free.release(slot.offset)
+            self._vacant.append(slot.index)
+            raise
+
+    def _leave_mirror(self) -> None:
+        """Vacate the records that were left to those who hold freed bytes: nobody is told of their end."""
+        mirror, self._mirror = self._mirror, None
+        if mirror is not None:
+            for slot in self._slots:
+                if slot.users and _was_freed(slot):
+                    mirror.vacate(slot.index)
 
     def _refusal(self, ref: object, field: str) -> CudnnActorError:
         """Why `resolve` found nothing: off the hot path."""
@@ -317,6 +355,11 @@ class MemoryTable:
         if not self._first <= ref.generation < slot.generation:
             return _stale(ref, StaleReason.FOREIGN, field)
         return _stale(ref, slot.why_ended(ref.generation), field)
+
+
+def _was_freed(slot: Slot) -> bool:
+    """Whether it was a free that ended a slot's last buffer: its record in the mirror is there until now."""
+    return not slot.live and slot.why_ended(slot.generation - 1) is StaleReason.FREED
 
 
 def _is_reference(ref: object) -> TypeGuard[BufferRef]:

@@ -3,37 +3,68 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from cudnn_actor.engines import choose_engine
+from cudnn_actor.engines.cuda.gpus import Gpu, find_driver, find_driver_apart
 from cudnn_actor.protocol import InvalidRequest
 
 from .broken_machines import Machine, bare_machine, whole_machine
+from .devices import why_not
 
 ASK = """
-import json, sys, structlog
+import json, sys
+from pathlib import Path
 from structlog.testing import capture_logs
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.protocol import InvalidRequest
+started = []
+sys.addaudithook(lambda event, _: started.append(event) if event == "subprocess.Popen" else None)
 with capture_logs() as lines:
-    try:
-        choice = choose_engine(sys.argv[1])
-        answer = [choice.device, choice.reason, choice.outlives_context, choice.adopt is not None]
-    except InvalidRequest as error:
-        answer = str(error)
-print(json.dumps([answer, [[line["log_level"], line["device"], line["reason"]] for line in lines]]))
+    for _ in range(2):  # the second time from what is remembered
+        del lines[:]
+        try:
+            choice = choose_engine(sys.argv[1], apart=sys.argv[2] == "apart")
+            answer = [choice.device, choice.reason, choice.outlives_context, choice.adopt is not None]
+        except InvalidRequest as error:
+            answer = str(error)
+names = {line.rpartition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines()}
+print(json.dumps({
+    "answer": answer,
+    "lines": [[line["log_level"], line["device"], line["reason"]] for line in lines],
+    "started": len(started),
+    "imported": sorted({"cupy", "cudnn", "cuda"} & {name.partition(".")[0] for name in sys.modules}),
+    "mapped": sorted(name for name in names if name.startswith(("libcuda", "libcudnn", "libcudart"))),
+}))
 """
 
 
-def asked(machine: Machine, device: str, **environment: str) -> tuple[object, list[list[str]]]:
-    """What a process on a machine chooses, and what it logs."""
-    done = machine.run("-c", ASK, device, **environment)
+def report(machine: Machine, device: str, how: str, **environment: str) -> dict[str, Any]:
+    """What a process chooses, what it logs, and what it started and loaded for that."""
+    done = machine.run("-c", ASK, device, how, **environment)
     assert done.returncode == 0, done.stderr
-    answer, lines = json.loads(done.stdout)
-    return answer, lines
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+def asked(machine: Machine, device: str, how: str, **environment: str) -> tuple[object, list[list[str]]]:
+    """What a process on a machine chooses, and what it logs; if it asks apart, it has loaded nothing."""
+    said = report(machine, device, how, **environment)
+    if how == "apart":
+        assert (said["imported"], said["mapped"]) == ([], [])
+    return said["answer"], said["lines"]
+
+
+@pytest.fixture(params=["here", "apart"])
+def how(request: pytest.FixtureRequest) -> str:
+    """Where the driver is asked: the answers are the same."""
+    return str(request.param)
 
 
 @pytest.mark.parametrize(
@@ -51,40 +82,42 @@ def test_the_cpu_is_there_for_the_asking() -> None:
     assert [(line["event"], line["device"]) for line in lines] == [("device.chosen", "cpu")]
 
 
-def test_on_a_whole_machine_auto_is_the_first_gpu(tmp_path: Path) -> None:
+def test_on_a_whole_machine_auto_is_the_first_gpu(tmp_path: Path, how: str) -> None:
     machine = whole_machine(tmp_path, gpus=2)
-    answer, lines = asked(machine, "auto")
-    assert answer == ["cuda:0", "Toy GPU is the first GPU here", False, True]
+    answer, lines = asked(machine, "auto", how)
+    assert answer == ["cuda:0", "Toy GPU is the first GPU here", False, how == "here"]
     assert lines == [["info", "cuda:0", "Toy GPU is the first GPU here"]]
 
 
 @pytest.mark.parametrize(("device", "chosen"), [("cuda", "cuda:0"), ("cuda:1", "cuda:1")])
-def test_a_gpu_is_there_for_the_asking(device: str, chosen: str, tmp_path: Path) -> None:
-    answer, _ = asked(whole_machine(tmp_path, gpus=2), device)
-    assert answer == [chosen, "it was asked for: Toy GPU", False, True]
+def test_a_gpu_is_there_for_the_asking(device: str, chosen: str, tmp_path: Path, how: str) -> None:
+    answer, _ = asked(whole_machine(tmp_path, gpus=2), device, how)
+    assert answer == [chosen, "it was asked for: Toy GPU", False, how == "here"]
 
 
-def test_a_gpu_past_the_last_is_refused_with_their_number(tmp_path: Path) -> None:
-    answer, lines = asked(whole_machine(tmp_path, gpus=2), "cuda:2")
+def test_a_gpu_past_the_last_is_refused_with_their_number(tmp_path: Path, how: str) -> None:
+    answer, lines = asked(whole_machine(tmp_path, gpus=2), "cuda:2", how)
     assert answer == 'device=cuda:2: is no GPU of this machine, which has 2, cuda:0 to cuda:1; use "cuda:0"'
     assert lines == []
 
 
-def test_hidden_gpus_do_not_count(tmp_path: Path) -> None:
-    answer, _ = asked(whole_machine(tmp_path, gpus=1), "cuda:1", CUDA_VISIBLE_DEVICES="3")
+def test_hidden_gpus_do_not_count(tmp_path: Path, how: str) -> None:
+    answer, _ = asked(whole_machine(tmp_path, gpus=1), "cuda:1", how, CUDA_VISIBLE_DEVICES="3")
     assert "which by CUDA_VISIBLE_DEVICES=3 shows 1, cuda:0" in str(answer)
 
 
-def test_a_gpu_without_the_packages_is_refused_with_the_command_that_installs_them(tmp_path: Path) -> None:
+def test_a_gpu_without_the_packages_is_refused_with_the_command_that_installs_them(
+    tmp_path: Path, how: str
+) -> None:
     machine = bare_machine(tmp_path)
-    answer, _ = asked(machine, "cuda:0")
+    answer, _ = asked(machine, "cuda:0", how)
     assert "CuPy is not installed" in str(answer)
     assert 'pip install "cudnn-actor[cuda13]"; cudnn-actor doctor says more' in str(answer)
 
 
-def test_a_gpu_that_auto_cannot_use_is_a_warning(tmp_path: Path) -> None:
+def test_a_gpu_that_auto_cannot_use_is_a_warning(tmp_path: Path, how: str) -> None:
     machine = bare_machine(tmp_path)
-    answer, ((level, device, reason),) = asked(machine, "auto")
+    answer, ((level, device, reason),) = asked(machine, "auto", how)
     assert isinstance(answer, list)
     assert answer[0] == "cpu"
     assert (level, device) == ("warning", "cpu")
@@ -92,11 +125,120 @@ def test_a_gpu_that_auto_cannot_use_is_a_warning(tmp_path: Path) -> None:
     assert 'pip install "cudnn-actor[cuda13]"' in reason
 
 
-def test_without_a_gpu_auto_is_the_cpu_and_nobody_is_warned(tmp_path: Path) -> None:
+def test_without_a_gpu_auto_is_the_cpu_and_nobody_is_warned(tmp_path: Path, how: str) -> None:
     machine = Machine(tmp_path)
     machine.driver(gpus=0)
-    answer, ((level, _, reason),) = asked(machine, "auto")
+    answer, ((level, _, reason),) = asked(machine, "auto", how)
     assert isinstance(answer, list)
     assert answer[0] == "cpu"
     assert level == "info"
     assert reason.startswith("there is no GPU")
+
+
+# In a process of its own.
+
+
+def test_a_gpu_that_was_found_apart_is_remembered(tmp_path: Path) -> None:
+    assert report(whole_machine(tmp_path), "auto", "apart")["started"] == 1
+
+
+def test_a_machine_without_a_gpu_is_asked_again(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.driver(gpus=0)
+    assert report(machine, "auto", "apart")["started"] == 2
+
+
+def test_where_there_is_no_driver_no_process_is_started(tmp_path: Path) -> None:
+    if find_driver().library:
+        pytest.skip("there is a driver here, and every process sees it")
+    said = report(Machine(tmp_path), "auto", "apart")
+    assert said["answer"][0] == "cpu"
+    assert "there is no libcuda.so.1" in said["answer"][1]
+    assert (said["started"], said["imported"], said["mapped"]) == (0, [], [])
+
+
+@pytest.mark.gpu
+def test_on_this_machine_nothing_of_cuda_is_loaded_to_choose_apart(tmp_path: Path) -> None:
+    if (why := why_not("cuda")) is not None:
+        pytest.skip(why)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, "auto", "apart"], capture_output=True, text=True, timeout=100, check=True
+    )
+    said = json.loads(done.stdout)
+    assert said["answer"][0] == "cuda:0"
+    assert (said["started"], said["imported"], said["mapped"]) == (1, [], [])
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_driver_says_apart_what_it_serves(gpus: int, tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.driver(gpus, cuda=12_080)
+    driver = find_driver_apart(str(machine.lib / "libcuda.so.1"))
+    assert (driver.found, driver.library, driver.cuda) == (True, True, 12_080)
+    assert driver.gpus == (Gpu(name="Toy GPU", capability="9.0", memory_bytes=2**33),) * gpus
+    assert str(machine.lib) not in Path("/proc/self/maps").read_text()
+
+
+def test_gpus_are_remembered_for_the_environment_in_which_they_were_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path)
+    library = str(machine.lib / "libcuda.so.1")
+    machine.driver(gpus=2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert len(find_driver_apart(library).gpus) == 2
+    machine.driver(gpus=1)
+    assert len(find_driver_apart(library).gpus) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert len(find_driver_apart(library).gpus) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("abort();", "asking it ends the process with SIGABRT"),
+        ("_exit(7);", "asking it ends the process with status 7"),
+        ("for (;;) pause();", "it does not answer within"),
+    ],
+)
+def test_whatever_a_driver_does_apart_it_is_an_answer_here(body: str, words: str, tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    code = f"#include <stdlib.h>\n#include <unistd.h>\nint cuInit(unsigned flags) {{ {body} return 0; }}"
+    machine.compile("libcuda.so.1", code)
+    within_s = 2.0 if "pause" in body else 20.0
+    driver = find_driver_apart(str(machine.lib / "libcuda.so.1"), within_s=within_s)
+    assert (driver.found, driver.library, driver.gpus) == (False, True, ())
+    assert "does not work" in driver.detail
+    assert words in driver.detail
+
+
+def test_without_an_interpreter_to_start_the_driver_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path)
+    machine.driver(gpus=1)
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    driver = find_driver_apart(str(machine.lib / "libcuda.so.1"))
+    assert "no process could be started" in driver.detail
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_worker_can_make_what_is_chosen(device: str, tmp_path: Path) -> None:
+    done = whole_machine(tmp_path).run("-c", MAKE, device)
+    assert done.returncode == 0, done.stderr
+    name, preloaded, host_arenas = json.loads(done.stdout.splitlines()[-1])
+    assert name == device
+    assert f"cudnn_actor.engines.{device.partition(':')[0]}" in str(preloaded)
+    assert host_arenas == (device == "cpu")
+
+
+MAKE = """
+import importlib, json, sys
+from cudnn_actor.engines import choose_engine
+choice = choose_engine(sys.argv[1], apart=True)
+path, arguments = choice.worker
+module, _, name = path.partition(":")
+engine = getattr(importlib.import_module(module), name)(*arguments)
+assert module in choice.preload
+print(json.dumps([engine.device, choice.preload, choice.host_arenas]))
+"""

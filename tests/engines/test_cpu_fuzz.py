@@ -72,8 +72,8 @@ class Mistaken(CpuEngine):
         super().__init__()
         self._mistake = mistake
 
-    def read(self, src: np.ndarray) -> np.ndarray:
-        values = super().read(src)
+    def read(self, src: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:
+        values = super().read(src, into)
         self._mistake(values)
         return values
 

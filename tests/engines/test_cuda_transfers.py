@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import gc
+import mmap
+import weakref
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
-from cudnn_actor.engines.cuda import fences, staging, transfer
+from cudnn_actor.engines.base import EngineFailure, StickyError
+from cudnn_actor.engines.cuda import fences, pinning, staging, transfer
 from cudnn_actor.engines.cuda.fences import Fences
 from cudnn_actor.engines.cuda.transfer import Transfer
 from cudnn_actor.protocol import TensorSpec
@@ -20,6 +25,10 @@ SPEC = TensorSpec.packed((2, 3, 64, 64), "float32", "NHWC")
 """Of an array that the device permutes: for that it needs scratch memory."""
 LARGE = TensorSpec.packed((10, 4, 256, 256), "float32", "NHWC")
 """That goes through the ring in several pieces."""
+HUGE = TensorSpec.packed((20, 4, 256, 256))
+"""Too large for a fetch through the ring."""
+TINY = TensorSpec.packed((1, 2, 4, 4), "float32", "NHWC")
+"""That the host permutes faster than a kernel is launched."""
 
 
 class Array(np.ndarray):
@@ -35,21 +44,32 @@ class HostDevice:
 
     def __init__(self) -> None:
         self.full = False
+        self.rooms = 1 << 30
+        """How often it has room before it is full."""
         self.late = False
         self.synchronized = 0
-        self.cupy = SimpleNamespace(cuda=self, ndarray=self._array)
+        self.copies: list[tuple[int, int]] = []
+        """To and from where, of each copy."""
+        self.took_pinned = False
+        self.registered: dict[int, int] = {}
+        self.refusal: tuple[type[EngineFailure], str] | None = None
+        self.cupy = SimpleNamespace(cuda=self, ndarray=self._array, get_default_pinned_memory_pool=self.pool)
         self.runtime = self
         self.ptr = 0
 
     # What is both `cupy.cuda` and `cupy.cuda.runtime`.
 
     def MemoryPool(self) -> Any:  # noqa: N802 - CuPy's name
-        return SimpleNamespace(malloc=self._malloc)
+        return self.pool()
+
+    def pool(self) -> Any:
+        return SimpleNamespace(malloc=self._malloc, free_all_blocks=lambda: None)
 
     def Event(self, **_: Any) -> Any:  # noqa: N802 - CuPy's name
         return SimpleNamespace(ptr=0, record=lambda _: None, synchronize=lambda: None)
 
     def alloc_pinned_memory(self, nbytes: int) -> Any:
+        self.took_pinned = True
         memory: Any = type("Pinned", (ctypes.c_char * nbytes,), {})()
         memory.ptr = ctypes.addressof(memory)
         return memory
@@ -58,7 +78,17 @@ class HostDevice:
         return _NOT_READY if self.late else 0
 
     def memcpyAsync(self, dst: int, src: int, nbytes: int, *_: Any) -> None:  # noqa: N802 - CUDA's name
+        self.copies.append((dst, src))
         ctypes.memmove(dst, src, nbytes)
+
+    def hostRegister(self, address: int, nbytes: int, _: int) -> None:  # noqa: N802 - CUDA's name
+        if self.refusal is not None:
+            kind, status = self.refusal
+            raise kind(status, "as the test says")
+        self.registered[address] = nbytes
+
+    def hostUnregister(self, address: int) -> None:  # noqa: N802 - CUDA's name
+        del self.registered[address]
 
     # The stream.
 
@@ -74,7 +104,8 @@ class HostDevice:
         assert self.synchronized < 100, "waits for what never comes"
 
     def _malloc(self, nbytes: int) -> Any:
-        if self.full:
+        self.rooms -= 1
+        if self.full or self.rooms < 0:
             raise MemoryError("the device has no room")
         return (ctypes.c_char * nbytes)()
 
@@ -86,7 +117,7 @@ class HostDevice:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
     device = HostDevice()
-    for module in (fences, staging, transfer):
+    for module in (fences, pinning, staging, transfer):
         monkeypatch.setattr(module, "libraries", lambda: device)
     return device
 
@@ -161,3 +192,175 @@ def test_a_fetch_finds_no_room_behind_those_that_are_not_called_for(transfers: T
     assert transfers.fetch(place(half)) is None
     first()
     assert transfers.fetch(place(half)) is not None
+
+
+# Memory that the caller has pinned.
+
+
+@pytest.fixture
+def mapping() -> Iterator[mmap.mmap]:
+    """64 MiB, which nobody may hold a view of at the end."""
+    mapping = mmap.mmap(-1, 64 << 20)
+    yield mapping
+    gc.collect()
+    mapping.close()
+
+
+@pytest.fixture
+def pinned(transfers: Transfer, mapping: mmap.mmap) -> Iterator[mmap.mmap]:
+    with memoryview(mapping) as view:
+        transfers.pinned.add(view)
+    yield mapping
+    transfers.close()
+
+
+def array_in(mapping: mmap.mmap, spec: TensorSpec, offset: int = 512) -> np.ndarray:
+    return np.frombuffer(mapping, spec.dtype.numpy, spec.size, offset).reshape(spec.dims)
+
+
+def inside(address: int, array: np.ndarray) -> bool:
+    return array.ctypes.data <= address < array.ctypes.data + array.nbytes
+
+
+@pytest.mark.parametrize("spec", [TensorSpec.packed(SPEC.dims), SPEC, LARGE, HUGE], ids=str)
+def test_the_device_reads_and_writes_pinned_memory_itself(
+    transfers: Transfer, device: HostDevice, pinned: mmap.mmap, spec: TensorSpec
+) -> None:
+    buffer, array = place(spec), array_in(pinned, spec)
+    array[...] = values(spec)
+    transfers.write(buffer, array)
+    assert all(inside(src, array) for _, src in device.copies)
+    wanted = array.copy()
+    for receive in (transfers.read, transfers.fetch):
+        array[...] = 0
+        device.copies.clear()
+        answer = receive(buffer, array)
+        assert answer is not None
+        assert (answer() if callable(answer) else answer) is array
+        assert device.copies
+        assert all(inside(dst, array) for dst, _ in device.copies)
+        np.testing.assert_array_equal(array, wanted)
+    assert not device.took_pinned, "values went through the ring"
+
+
+def test_what_lies_in_order_is_one_copy_however_large(
+    transfers: Transfer, device: HostDevice, pinned: mmap.mmap
+) -> None:
+    buffer, array = place(HUGE), array_in(pinned, HUGE)
+    transfers.write(buffer, array)
+    transfers.read(buffer, array)
+    address = array.ctypes.data
+    assert device.copies == [(buffer.pointer, address), (address, buffer.pointer)]
+
+
+def test_what_is_tiny_and_not_in_order_is_permuted_by_the_host(
+    transfers: Transfer, device: HostDevice, pinned: mmap.mmap
+) -> None:
+    device.full = True  # no scratch memory is asked for
+    buffer, array = place(TINY), array_in(pinned, TINY)
+    array[...] = wanted = values(TINY)
+    transfers.write(buffer, array)
+    for receive in (transfers.read, transfers.fetch):
+        array[...] = 0
+        if receive == transfers.read:
+            device.full = False
+        answer = receive(buffer, array)
+        np.testing.assert_array_equal(answer() if callable(answer) else answer, wanted)
+    assert not any(inside(address, array) for copy in device.copies for address in copy)
+
+
+def test_an_array_that_is_not_wholly_pinned_goes_through_the_ring(
+    transfers: Transfer, device: HostDevice, mapping: mmap.mmap
+) -> None:
+    with memoryview(mapping) as view, view[: 1 << 20] as part:
+        transfers.pinned.add(part)
+        array = array_in(mapping, TensorSpec.packed((2, 1 << 10)), offset=(1 << 20) - 4096)
+        buffer = place(TensorSpec.packed((2, 1 << 10)))
+        array[...] = 7
+        transfers.write(buffer, array)
+        transfers.read(buffer, array)
+        transfers.unpin(part)
+    assert not any(inside(address, array) for copy in device.copies for address in copy)
+
+
+@pytest.mark.parametrize("how", ["write", "fetch"])
+def test_an_array_is_held_until_the_device_has_copied_it(
+    transfers: Transfer, device: HostDevice, pinned: mmap.mmap, how: str
+) -> None:
+    array = array_in(pinned, SPEC)
+    held = weakref.ref(array)
+    device.late = True
+    transfers.write(place(SPEC), array) if how == "write" else transfers.fetch(place(SPEC), array)
+    del array
+    transfers.release()
+    gc.collect()
+    assert held() is not None
+    device.late = False
+    transfers.release()
+    gc.collect()
+    assert held() is None
+
+
+@pytest.mark.parametrize("how", ["write", "read", "fetch"])
+def test_a_copy_that_fails_half_way_is_waited_for(
+    transfers: Transfer, device: HostDevice, pinned: mmap.mmap, how: str
+) -> None:
+    buffer, array = place(LARGE), array_in(pinned, LARGE)
+    device.rooms = 1
+    with pytest.raises(MemoryError):
+        getattr(transfers, how)(buffer, array)
+    assert len(device.copies) == 1
+    assert device.synchronized == 1
+
+
+def test_memory_that_cannot_be_pinned_is_copied_as_any_other(
+    transfers: Transfer, device: HostDevice, mapping: mmap.mmap
+) -> None:
+    device.refusal = (EngineFailure, "CUDA_ERROR_NOT_PERMITTED")
+    with memoryview(mapping) as view, capture_logs() as logs:
+        transfers.pinned.add(view)
+        transfers.unpin(view)
+    (line,) = logs
+    assert (line["event"], line["log_level"], line["nbytes"]) == ("memory.not_pinned", "warning", 64 << 20)
+    array, buffer = array_in(mapping, SPEC), place(SPEC)
+    array[...] = wanted = values(SPEC)
+    transfers.write(buffer, array)
+    array[...] = 0
+    transfers.read(buffer, array)
+    np.testing.assert_array_equal(array, wanted)
+    assert device.took_pinned
+
+
+def test_pinning_in_a_dead_context_says_so(
+    transfers: Transfer, device: HostDevice, mapping: mmap.mmap
+) -> None:
+    device.refusal = (StickyError, "CUDA_ERROR_ILLEGAL_ADDRESS")
+    with memoryview(mapping) as view, pytest.raises(StickyError):
+        transfers.pinned.add(view)
+
+
+def test_unpinning_waits_for_the_device(transfers: Transfer, device: HostDevice, mapping: mmap.mmap) -> None:
+    with memoryview(mapping) as view:
+        transfers.pinned.add(view)
+        assert list(device.registered.values()) == [64 << 20]
+        device.late = True
+        transfers.write(place(SPEC), array_in(mapping, SPEC))
+        transfers.unpin(view)
+        assert not device.late
+        assert device.registered == {}
+        transfers.unpin(view)
+
+
+def test_pinned_memory_cannot_be_unmapped(transfers: Transfer, mapping: mmap.mmap) -> None:
+    with memoryview(mapping) as view:
+        transfers.pinned.add(view)
+    with pytest.raises(BufferError):
+        mapping.close()
+    transfers.close()
+
+
+def test_closing_unpins_all(transfers: Transfer, device: HostDevice, mapping: mmap.mmap) -> None:
+    with memoryview(mapping) as view:
+        transfers.pinned.add(view)
+    transfers.close()
+    assert device.registered == {}

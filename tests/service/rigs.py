@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+import cudnn_actor
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, LifecycleEvent, Spawning
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.base import Engine, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
-from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.service import CudnnService
 from cudnn_actor.supervision import ChildSpec
+
+from .worker_rigs import GatedEngine
 
 PATIENCE_S = 20.0
 """How long a test waits for what must happen: far longer than it takes, far shorter than its limit."""
@@ -81,47 +86,36 @@ class Gate:
             self.open()
 
 
-class GatedEngine(CpuEngine):
-    """The CPU engine with a gate before each run of a plan, or before other calls."""
+class Doorman:
+    """Has engines in workers go through a gate of this process. Its maker must call `close`."""
 
-    def __init__(self, gate: Gate, at: str = "execute") -> None:
-        super().__init__()
+    def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._at = at
-        self.closed = False
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.bind("")  # the kernel chooses a name
+        self._door.listen()
+        self.address = self._door.getsockname().decode("latin-1")
+        self._threads = [threading.Thread(target=self._receive, name="doorman")]
+        self._threads[0].start()
 
-    def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
-        self._pause("execute")
-        super().execute(plan, buffers, scalars)
+    def _receive(self) -> None:
+        with contextlib.suppress(OSError):  # the end
+            while True:
+                visit, _ = self._door.accept()
+                self._threads.append(threading.Thread(target=self._lead, args=(visit,), name="visit"))
+                self._threads[-1].start()
 
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Any:
-        self._pause("build")
-        return super().build(graph, workspace_limit=workspace_limit)
-
-    def write(self, dst: np.ndarray, array: np.ndarray) -> None:
-        self._pause("write")
-        super().write(dst, array)
-
-    def read(self, src: np.ndarray) -> np.ndarray:
-        self._pause("read")
-        return super().read(src)
-
-    def view(self, src: np.ndarray, keeper: object) -> np.ndarray:
-        self._pause("view")
-        return super().view(src, keeper)
-
-    def create_arena(self, arena: int, nbytes: int) -> int:
-        self._pause("create_arena")
-        return super().create_arena(arena, nbytes)
+    def _lead(self, visit: socket.socket) -> None:
+        with visit:
+            self._gate.go_through()
 
     def close(self) -> None:
-        self._pause("close")
-        super().close()
-        self.closed = True
-
-    def _pause(self, at: str) -> None:
-        if at == self._at:
-            self._gate.go_through()
+        """Let everybody through, and no more."""
+        self._gate.open()
+        self._door.shutdown(socket.SHUT_RDWR)
+        while self._threads:
+            self._threads.pop(0).join(PATIENCE_S)
+        self._door.close()
 
 
 class MortalEngine(GatedEngine):
@@ -202,34 +196,112 @@ class AsynchronousEngine(CpuEngine):
             self._void.add(fence)
         return passed
 
-    def fetch(self, src: np.ndarray) -> Callable[[], np.ndarray] | None:  # type: ignore[override]
-        fetched = None if self._device.reads_block else super().fetch(src)
+    def fetch(  # type: ignore[override]
+        self, src: np.ndarray, into: np.ndarray | None = None
+    ) -> Callable[[], np.ndarray] | None:
+        fetched = None if self._device.reads_block else super().fetch(src, into)
         return fetched and self._device.fetching(fetched)
 
 
-def service_on(engine: Callable[[], Engine], **options: Any) -> CudnnService:
-    """A service, not launched, whose actor makes its engines with `engine`."""
-    return CudnnService(make_options({"device": "cpu", **options}), engine=_choice(engine))
+# Where services have their actor.
+
+THREAD_ONLY = pytest.mark.parametrize("isolation", ["thread"], indirect=True)
+"""On a test of a module for both: what it needs is made in its own process, or is promised there alone."""
+
+Engines = Callable[[], Engine]
+"""Makes engines of the test's own: in this process, so in thread isolation."""
+
+_NOW: dict[str, Any] = {"isolation": "thread"}
+_DOORMEN: dict[Gate, Doorman] = {}
 
 
-def _choice(engine: Callable[[], Engine]) -> EngineChoice:
+@contextmanager
+def isolated(isolation: str) -> Iterator[None]:
+    """Have services that are made here from now on live on a thread, or in a process, until the end."""
+    _NOW["isolation"] = isolation
+    try:
+        yield
+    finally:
+        _NOW["isolation"] = "thread"
+        while _DOORMEN:
+            _DOORMEN.popitem()[1].close()
+
+
+def in_process() -> bool:
+    """Whether services of the present test have their actor in a worker process."""
+    return bool(_NOW["isolation"] == "process")
+
+
+def here() -> dict[str, Any]:
+    """The option that says so."""
+    return dict(_NOW)
+
+
+def spawn(**options: Any) -> Spawning:
+    """`cudnn_actor.spawn`, in the isolation of the present test."""
+    return cudnn_actor.spawn(**{**_NOW, **options})
+
+
+def start(**options: Any) -> CudnnService:
+    """`cudnn_actor.start`, likewise."""
+    return cudnn_actor.start(**{**_NOW, **options})
+
+
+def child_spec(id: str = "cudnn", **options: Any) -> tuple[ChildSpec, CudnnService]:
+    """`cudnn_actor.child_spec`, likewise."""
+    return cudnn_actor.child_spec(id, **{**_NOW, **options})
+
+
+def service_on(engine: Engines, **options: Any) -> CudnnService:
+    """A service, not launched, whose actor makes its engines with `engine`, in this process."""
+    return CudnnService(
+        make_options({"device": "cpu", "isolation": "thread", **options}), engine=_choice(engine)
+    )
+
+
+def _choice(engine: Engines) -> EngineChoice:
     return EngineChoice("cpu", engine, engine().outlives_context)
 
 
-def spawn_on(engine: Callable[[], Engine], **options: Any) -> Spawning:
-    """`spawn` with an engine of the test's."""
+def spawn_on(engine: Engines, **options: Any) -> Spawning:
+    """`spawn` with an engine of the test's, in this process."""
     return Spawning(service_on(engine, **options))
 
 
-def spawn_gated(gate: Gate, **options: Any) -> Spawning:
-    """`spawn` with a gate before each run."""
-    return spawn_on(lambda: GatedEngine(gate), **options)
+def gated(gate: Gate, at: str = "execute") -> EngineChoice:
+    """The CPU engine with a gate before some call, in this process or for workers.
+
+    In a worker its arenas pass for device memory where the gate is at the engine's own copies: what goes
+    into a host engine's is copied by the parent.
+    """
+    choice = _choice(lambda: GatedEngine(gate, at))
+    if not in_process():
+        return choice
+    if gate not in _DOORMEN:
+        _DOORMEN[gate] = Doorman(gate)
+    doorman = _DOORMEN[gate]
+    return choice._replace(
+        worker=("tests.service.worker_rigs:gated_in_worker", (doorman.address, at)),
+        preload=("cudnn_actor.engines.cpu",),
+        host_arenas=at not in ("write", "read"),
+    )
 
 
-def rechild(spec: ChildSpec, service: CudnnService, engine: Callable[[], Engine]) -> ChildSpec:
-    """The child that `child_spec` made, on an engine of the test's."""
-    service._engine = _choice(engine)
-    return spec
+def gated_service(gate: Gate, at: str = "execute", **options: Any) -> CudnnService:
+    """A service, not launched, with such a gate."""
+    return CudnnService(make_options({"device": "cpu", **_NOW, **options}), engine=gated(gate, at))
+
+
+def spawn_gated(gate: Gate, at: str = "execute", **options: Any) -> Spawning:
+    """`spawn` with a gate before each run, or before other calls."""
+    return Spawning(gated_service(gate, at, **options))
+
+
+def gated_child(gate: Gate, id: str = "cudnn", **options: Any) -> tuple[ChildSpec, CudnnService]:
+    """`child_spec` with such a gate."""
+    spec, service = child_spec(id, device="cpu", **options)
+    service._isolation._engine = gated(gate)  # type: ignore[attr-defined]  # which both kinds have
+    return spec, service
 
 
 class Trio:

@@ -91,14 +91,20 @@ class CpuEngine:
         """Copy host values in, cast within their kind. Raises `InvalidRequest` for values that do not fit."""
         transfer.write(dst, array)
 
-    def read(self, src: np.ndarray) -> np.ndarray:
-        """A new C-contiguous array of the buffer's dims and dtype."""
-        return transfer.read(src)
+    def read(self, src: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:
+        """A C-contiguous array of the buffer's dims and dtype, new or `into`. Raises `EngineFailure`."""
+        return transfer.read(src, into)
 
-    def fetch(self, src: np.ndarray) -> Callable[[], np.ndarray]:
-        """What `read` gives, read at once."""
-        values = transfer.read(src)
+    def fetch(self, src: np.ndarray, into: np.ndarray | None = None) -> Callable[[], np.ndarray]:
+        """What `read` gives, read at once. Raises `EngineFailure`."""
+        values = transfer.read(src, into)
         return lambda: values
+
+    def pin(self, _memory: memoryview) -> None:
+        """Nothing: this engine reads and writes all of the host's memory."""
+
+    def unpin(self, _memory: memoryview) -> None:
+        """Nothing, as `pin`."""
 
     def view(self, src: np.ndarray, keeper: object) -> np.ndarray:
         """The binding itself, as an array whose base keeps `keeper` alive."""

@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 
+from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu.rounding import integer_range, rounding_to
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 
-__all__ = ["check_values", "element", "fill", "read", "store", "write"]
+__all__ = ["check_target", "check_values", "element", "fill", "read", "store", "write"]
 
 
 def write(dst: np.ndarray, array: np.ndarray) -> None:
@@ -43,9 +44,25 @@ def store(dst: np.ndarray, array: np.ndarray) -> None:
             dst[...] = array
 
 
-def read(src: np.ndarray) -> np.ndarray:
-    """A buffer's values as a new C-contiguous array."""
-    return np.array(src, order="C")
+def read(src: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:
+    """A buffer's values as a C-contiguous array: a new one, or `into`. Raises as `check_target` does."""
+    if into is None:
+        return np.array(src, order="C")
+    check_target(src.shape, src.dtype, into)
+    np.copyto(into, src, casting="no")
+    return into
+
+
+def check_target(dims: tuple[int, ...], dtype: np.dtype[np.generic], into: np.ndarray) -> None:
+    """Raise `EngineFailure` unless an array can receive a buffer of `dims` and `dtype` as it is.
+
+    A device that writes there on its own would not notice the array's end.
+    """
+    flags = into.flags
+    if (into.shape, into.dtype) != (dims, dtype) or not (flags.c_contiguous and flags.writeable):
+        kind = f"{'' if flags.writeable else 'read-only, '}{'' if flags.c_contiguous else 'strided, '}"
+        given, wanted = f"{kind}{into.dtype} {into.shape}", f"C-contiguous {dtype} {dims}"
+        raise EngineFailure("BAD_TARGET", f"values go into an array that is {wanted}, not {given}")
 
 
 def fill(dst: np.ndarray, value: float) -> None:

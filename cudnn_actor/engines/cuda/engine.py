@@ -79,12 +79,12 @@ class CudaEngine:
         cupy.cuda.Device(self._ordinal).use()
         mind_own_captures()
         self.stream = cupy.cuda.Stream(non_blocking=True)
-        self._handle = cudnn.create_handle()
-        cudnn.set_stream(self._handle, self.stream.ptr)
         self._fences = Fences(self.stream)
         self._transfer = Transfer(self.stream, self._fences)
         self._workspace = Workspace()
         self._probe_stream = cupy.cuda.Stream(non_blocking=True)
+        self._handle = cudnn.create_handle()
+        cudnn.set_stream(self._handle, self.stream.ptr)
 
     def close(self) -> None:
         """Wait for the stream and give everything back. Safe to call twice, and after a sticky error."""
@@ -95,8 +95,11 @@ class CudaEngine:
         dead = self._shows_death(stream.synchronize)
         self.forget_replays()
         self._programs.clear()
-        if not dead:
-            libraries().cudnn.destroy_handle(handle)
+        if dead:
+            self._transfer.pinned.forget()
+        else:
+            if handle is not None:
+                libraries().cudnn.destroy_handle(handle)
             self._transfer.close()
             self._workspace.close()
         self._arenas.clear()
@@ -231,15 +234,26 @@ class CudaEngine:
         self._transfer.write(dst, array)
 
     @reported
-    def read(self, src: Place) -> np.ndarray:
-        """A new C-contiguous array of the buffer's dims and dtype. Blocks. Raises `EngineFailure`."""
-        return self._transfer.read(src)
+    def read(self, src: Place, into: np.ndarray | None = None) -> np.ndarray:
+        """A C-contiguous array of the buffer's dims and dtype. Blocks. Raises `EngineFailure`."""
+        return self._transfer.read(src, into)
 
     @reported
-    def fetch(self, src: Place) -> Callable[[], np.ndarray] | None:
+    def fetch(self, src: Place, into: np.ndarray | None = None) -> Callable[[], np.ndarray] | None:
         """A download that is waited for by a later fence; None for one larger than the staging memory."""
         self._launched += _A_TRANSFER
-        return self._transfer.fetch(src)
+        return self._transfer.fetch(src, into)
+
+    @reported
+    def pin(self, memory: memoryview) -> None:
+        """Lock a mapping's pages for the device. Blocks while the driver does. Raises `StickyError`."""
+        self._transfer.pinned.add(memory)
+
+    @reported
+    def unpin(self, memory: memoryview) -> None:
+        """Undo `pin`. Blocks until work has finished. Raises `EngineFailure`."""
+        if self.stream is not None:
+            self._transfer.unpin(memory)
 
     @reported
     def copy(self, src: Place, dst: Place) -> None:

@@ -1,13 +1,33 @@
-"""The NVIDIA driver and its GPUs, asked directly: needs no CUDA package, and makes no context."""
+"""The NVIDIA driver and its GPUs, asked directly: needs no CUDA package, and makes no context.
+
+To ask is to load the driver's library and to initialise it, which stays with a process for its life: some
+memory and descriptors, and no child may be forked that is to use a GPU. So a process that leaves GPUs to its
+workers asks apart, in a child that is this file run as a script (`find_driver_apart`): whatever becomes of
+the driver there, a crash or a call that hangs among it, becomes an answer here.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-__all__ = ["Driver", "Gpu", "find_driver"]
+__all__ = ["Driver", "Gpu", "find_driver", "find_driver_apart"]
+
+_LIBRARY = "libcuda.so.1"
+_APART_S = 20.0
+_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+"""Where the kernel has the driver, on a machine and in Windows' Linux."""
+_FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/lib/wsl/lib")
+_CACHE = Path("/etc/ld.so.cache")
+_apart: dict[tuple[str | None, ...], Driver] = {}
+"""Drivers with GPUs, by what decides which of them are shown."""
 
 _MAJOR, _MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
@@ -53,15 +73,95 @@ class Driver(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...] = ()
 
 
-def find_driver(library: str = "libcuda.so.1") -> Driver:
+def find_driver_apart(library: str = _LIBRARY, *, within_s: float = _APART_S) -> Driver:
+    """As `find_driver`, which a child process does; nothing is loaded into this one.
+
+    GPUs that were found are remembered, for the environment that they were found in. Where no driver library
+    can be found, no child is started. Blocks: for as long as a process takes to start and the driver to be
+    initialised, some tenths of a second and `within_s` seconds at most; without a driver, for less than a
+    millisecond.
+    """
+    environment = tuple(os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))
+    key = (library, *environment)
+    if (known := _apart.get(key)) is not None:
+        return known
+    if not any(map(os.path.exists, _traces_of(library))) and not _is_cached(library):
+        return _without(library)
+    driver = _asked_apart(library, within_s)
+    if driver.gpus:
+        _apart[key] = driver
+    return driver
+
+
+def _traces_of(library: str) -> Iterator[str]:
+    """What exists where there is a driver, if it is not in the loader's cache.
+
+    The loader itself would have to load what it finds, and `ctypes.util.find_library` runs compilers to ask.
+    But its order of places does not matter, only whether any has it: `LD_LIBRARY_PATH`, its cache, its
+    built-in folders (those of a multi-architecture system are in the cache), and the interpreter's own, which
+    Conda's is linked to look in. A trace too many costs a child that finds nothing; one too few would hide a
+    GPU, so the kernel's device files count too, wherever the library may be.
+    """
+    yield from _DEVICES
+    folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), *_FOLDERS, f"{sys.prefix}/lib"]
+    for folder in filter(None, folders):
+        yield os.path.join(folder, library)
+
+
+def _is_cached(library: str) -> bool:
+    """Whether the loader's cache names a library: its names are in there as they are."""
+    try:
+        return library.encode() in _CACHE.read_bytes()
+    except OSError:
+        return False
+
+
+def _asked_apart(library: str, within_s: float) -> Driver:
+    # As a script with `-P`, so that no other file of this folder can stand in for a module of Python's. It
+    # finds msgspec where this process does.
+    places = os.pathsep.join(place or os.getcwd() for place in sys.path)
+    command = [sys.executable, "-P", __file__, library]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "PYTHONPATH": places},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=within_s,
+            check=False,
+        )
+        return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Driver)  # others may print, too
+    except OSError as error:
+        return _broken(f"no process could be started to ask it: {error}")
+    except subprocess.TimeoutExpired:
+        return _broken(f"it does not answer within {within_s:g} s")
+    except msgspec.DecodeError:
+        words = done.stderr.decode(errors="replace").strip()
+        return _broken(f"asking it ends the process with {_status(done.returncode)}: {words[-500:]}")
+
+
+def _status(returncode: int) -> str:
+    known = {-int(number): number.name for number in signal.Signals}
+    return known.get(returncode, f"status {returncode}")
+
+
+def _broken(why: str) -> Driver:
+    return Driver(found=False, detail=f"does not work: {why}", version=_kernel_version())
+
+
+def _without(library: str) -> Driver:
+    return Driver(found=False, detail=f"there is no {library}", library=False, version=_kernel_version())
+
+
+def find_driver(library: str = _LIBRARY) -> Driver:
     """Ask the driver library. Never raises for a machine without a driver or a GPU."""
     version = _kernel_version()
     try:
         cuda = ctypes.CDLL(library)
     except OSError as error:
-        missing = "cannot open shared object" in str(error)
-        detail = f"there is no {library}" if missing else f"does not work: {error}"
-        return Driver(found=False, detail=detail, library=not missing, version=version)
+        if "cannot open shared object" in str(error):
+            return _without(library)
+        return Driver(found=False, detail=f"does not work: {error}", version=version)
     try:
         return _ask(cuda, version)
     except _DriverError as error:
@@ -130,3 +230,7 @@ def _call(cuda: ctypes.CDLL, function: str, *args: object) -> None:
         text = ctypes.c_char_p()
         cuda.cuGetErrorName(status, ctypes.byref(text))
         raise _DriverError(f"{function} says {(text.value or b'error').decode()} ({status})", status)
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(find_driver(sys.argv[1])))

@@ -28,10 +28,20 @@ def unavailable() -> str | None:
     return None if problem is None else str(problem)
 
 
-def obstacle() -> Problem | None:
-    """The first problem that prevents the use of a GPU; None where there is none."""
+def obstacle(apart: Driver | None = None) -> Problem | None:
+    """The first problem that prevents the use of a GPU; None where there is none.
+
+    Parameters
+    ----------
+    apart
+        For an engine in another process, the driver as `find_driver_apart` found it. It is not asked in this
+        one then, and what this one has loaded does not matter.
+    """
     try:
-        _require_usable()
+        if apart is None:
+            _require_usable()
+        else:
+            _require_usable_with(apart)
     except _Unusable as found:
         return found.problem
     return None
@@ -47,12 +57,23 @@ class _Unusable(Exception):
 
 @functools.cache  # which remembers no exceptions: what is mended is seen
 def _require_usable() -> None:
-    driver = find_driver()
-    # Without a GPU nothing else is looked at: this is what every start on a machine without one pays.
-    found = take_inventory(driver) if driver.gpus else _alone(driver)
+    _require_none(_looked_at(find_driver()))
+
+
+@functools.cache
+def _require_usable_with(driver: Driver) -> None:
+    _require_none(msgspec.structs.replace(_looked_at(driver), mapped=()))
+
+
+def _require_none(found: Inventory) -> None:
     for problem in problems_of(found):
         if problem.prevents:
             raise _Unusable(problem)
+
+
+def _looked_at(driver: Driver) -> Inventory:
+    """Without a GPU, nothing but the driver: this is what every start on a machine without one pays."""
+    return take_inventory(driver) if driver.gpus else _alone(driver)
 
 
 def _alone(driver: Driver) -> Inventory:

@@ -1,13 +1,19 @@
 """Values between host and device, and between buffers: asynchronous, ordered on one stream, in pieces.
 
 Host memory that the device reads or writes on its own must be pinned, and
-little of it is: arrays of any size pass through a ring of pieces. Where a
-buffer's layout differs from the array's, the device does the permuting, in a
-scratch piece of its own, because it is a hundred times faster at it.
+little of it is: arrays of any size pass through a ring of pieces, but for
+those in mappings that the caller has pinned (`Transfer.pinned`), which the
+device reads and writes where they lie. Where a buffer's layout differs from
+the array's, the device does the permuting, in a scratch piece of its own,
+because it is a hundred times faster at it.
+
+What the device still reads or writes on its own is held (`_kept`) until the
+copy has passed a fence: its memory is not given back under the copy's feet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections import deque
@@ -16,11 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.transfer import check_values, element, store
+from cudnn_actor.engines.cpu.transfer import check_target, check_values, element, store
 from cudnn_actor.engines.cuda.fences import Fences
 from cudnn_actor.engines.cuda.libraries import libraries
+from cudnn_actor.engines.cuda.pinning import PinnedMemory, address_of
 from cudnn_actor.engines.cuda.place import Place, memory_order
 from cudnn_actor.engines.cuda.staging import Piece, StagingRing
+from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["PIECE_BYTES", "Transfer", "blocks"]
 
@@ -52,12 +60,16 @@ class Transfer:
         """For uploads, and for downloads that are waited for: nothing is left in it for the host to read."""
         self._fetched = StagingRing(_RING_BYTES, fences)
         """For downloads that are called for later."""
+        self.pinned = PinnedMemory()
+        """Memory of the caller's that needs no ring."""
         self._kept: deque[tuple[Any, object]] = deque()
+        """Arrays that the device reads or writes on its own, each with the fence behind its copy."""
         self._pool = libraries().cupy.cuda.MemoryPool()
 
     def close(self) -> None:
         """Give back pinned and scratch memory: the stream has finished with it."""
         self._kept.clear()
+        self.pinned.clear()
         self._ring = StagingRing(0, self._fences)
         self._fetched = StagingRing(0, self._fences)
         self._pool.free_all_blocks()
@@ -66,7 +78,8 @@ class Transfer:
     def write(self, dst: Place, array: Any) -> None:
         """Enqueue a copy of a host array, or of a `DeviceArray`, into a buffer.
 
-        Raises `InvalidRequest` for values that do not fit. A host array has been read when it returns.
+        Raises `InvalidRequest` for values that do not fit. A host array has been read when it returns, but
+        for one that the device reads on its own: `Engine.write` says which.
         """
         if not isinstance(array, np.ndarray):
             self._write_from_device(dst, array)
@@ -74,7 +87,9 @@ class Transfer:
         check_values(dst.spec.dims, dst.spec.dtype.numpy, array)
         order = memory_order(dst.spec)
         try:
-            if order is not None and (
+            if self._can_read(dst, array):
+                self._write_pinned(dst, array)
+            elif order is not None and (
                 array.nbytes <= _SMALL_BYTES or array.transpose(order).flags.c_contiguous
             ):
                 self._write_in_order(dst, array.transpose(order))
@@ -82,6 +97,40 @@ class Transfer:
                 self._write_permuted(dst, array)
         except BaseException:  # no room for scratch memory, say: the ring is to go round all the same
             self._ring.give_up()
+            raise
+
+    def _can_read(self, dst: Place, array: np.ndarray) -> bool:
+        """Whether the device can read an array on its own, which holds the buffer's values as they are."""
+        spec = dst.spec
+        if array.dtype != spec.dtype.numpy or not array.flags.c_contiguous or not self.pinned.holds(array):
+            return False
+        small = array.nbytes <= _SMALL_BYTES and memory_order(spec) is not None
+        return not small or _in_c_order(spec)
+
+    def _write_pinned(self, dst: Place, array: np.ndarray) -> None:
+        """Enqueue copies straight from pinned memory; when that fails, nothing more is read there."""
+        source = address_of(array)
+        with self._whole():
+            if _in_c_order(dst.spec):
+                self._copy(dst.pointer, source, array.nbytes, _TO_DEVICE)
+            else:
+                for block in blocks(array.shape, dst.spec.dtype.itemsize):
+                    scratch = self._scratch(array[block].shape, dst.raw.dtype)
+                    self._copy(scratch.data.ptr, source, scratch.nbytes, _TO_DEVICE)
+                    self._assign(dst.raw, block, scratch)
+                    source += scratch.nbytes
+            self._kept.append((self._fences.record(), array))
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Some copies from or to the caller's memory. When one fails, those before it are waited for.
+
+        Scratch memory may run out half-way; and who is told of that may use the memory again at once.
+        """
+        try:
+            yield
+        except BaseException:
+            self._stream.synchronize()
             raise
 
     def _write_in_order(self, dst: Place, array: np.ndarray) -> None:
@@ -126,23 +175,56 @@ class Transfer:
         same = source.dtype == dst.raw.dtype
         with self._stream:
             dst.raw[...] = source if same else source.view(dst.raw.dtype)
-        # Its owner may use the memory again as soon as it is dropped: not before the copy has run.
+        # Its owner may use the memory again as soon as it is dropped.
         self._kept.append((self._fences.record(), array))
 
     def release(self) -> None:
-        """Let go of device arrays that have been copied. Never blocks."""
+        """Let go of arrays that the device has copied. Never blocks."""
         while self._kept and self._fences.passed(self._kept[0][0]):
             self._kept.popleft()
 
-    def read(self, src: Place) -> np.ndarray:
-        """A buffer's values as a new C-contiguous array. Blocks until they are there."""
-        result = np.empty(src.spec.dims, src.spec.dtype.numpy)
+    def unpin(self, memory: memoryview) -> None:
+        """Have the device leave a pinned mapping alone, and hold no array in it. Blocks until it has."""
+        self._stream.synchronize()
+        self.release()
+        self.pinned.remove(memory)
+
+    def read(self, src: Place, into: np.ndarray | None = None) -> np.ndarray:
+        """A buffer's values as a C-contiguous array, a new one or `into`. Blocks until they are there.
+
+        Raises `EngineFailure` as `check_target` does.
+        """
+        if into is None:
+            into = np.empty(src.spec.dims, src.spec.dtype.numpy)
+        elif self._can_write(src, into):
+            self._send_to(into, src)
+            self._stream.synchronize()
+            self.release()
+            return into
         try:
-            self._read_into(result, src)
+            self._read_into(into, src)
         except BaseException:  # as in `write`
             self._ring.give_up()
             raise
-        return result
+        return into
+
+    def _can_write(self, src: Place, into: np.ndarray) -> bool:
+        """Whether the device can write a target on its own. Raises `EngineFailure` for no target at all."""
+        spec = src.spec
+        check_target(spec.dims, spec.dtype.numpy, into)
+        small = into.nbytes <= _SMALL_BYTES and memory_order(spec) is not None
+        return self.pinned.holds(into) and (not small or _in_c_order(spec))
+
+    def _send_to(self, into: np.ndarray, src: Place) -> None:
+        """Enqueue a buffer on its way into pinned memory; when that fails, nothing more is written there."""
+        target = address_of(into)
+        with self._whole():
+            if _in_c_order(src.spec):
+                self._copy(target, src.pointer, into.nbytes, _TO_HOST)
+            else:
+                for block in blocks(src.spec.dims, src.spec.dtype.itemsize):
+                    target += self._send(src, block, target)
+            self._kept.append((self._fences.record(), into))
 
     def _read_into(self, result: np.ndarray, src: Place) -> None:
         under_way: deque[tuple[Piece, np.ndarray]] = deque()
@@ -153,7 +235,7 @@ class Transfer:
                     self._finish(*under_way.popleft())
                 else:
                     self._stream.synchronize()  # uploads are in the way
-            self._send(src, block, piece)
+            self._send(src, block, piece.pointer)
             self._ring.fence(piece)
             under_way.append((piece, target))
         while under_way:
@@ -164,20 +246,24 @@ class Transfer:
         target[...] = piece.bytes.view(target.dtype).reshape(target.shape)
         piece.in_use = False
 
-    def _send(self, src: Place, block: Block, piece: Piece) -> None:
-        """Enqueue a block of a buffer on its way to the host, C-contiguous."""
+    def _send(self, src: Place, block: Block, target: int) -> int:
+        """Enqueue a block of a buffer on its way to a host address, C-contiguous; how many bytes that are."""
         part = src.raw[block]
         if not part.flags.c_contiguous:
             packed = self._scratch(part.shape, part.dtype)
             self._assign(packed, (), part)
             part = packed
-        self._copy(piece.pointer, part.data.ptr, piece.bytes.nbytes, _TO_HOST)
+        self._copy(target, part.data.ptr, part.nbytes, _TO_HOST)
+        return int(part.nbytes)
 
-    def fetch(self, src: Place) -> Callable[[], np.ndarray] | None:
+    def fetch(self, src: Place, into: np.ndarray | None = None) -> Callable[[], np.ndarray] | None:
         """Enqueue a download; the answer gives the array once a later fence has passed. Never blocks.
 
-        None when it does not fit into what is free of the ring.
+        None when it does not fit into what is free of the ring. Raises as `read`.
         """
+        if into is not None and self._can_write(src, into):
+            self._send_to(into, src)
+            return lambda: into
         spec = src.spec
         nbytes = spec.size * spec.dtype.itemsize
         piece = self._fetched.take(nbytes) if nbytes <= _RING_BYTES // 2 else None
@@ -187,7 +273,7 @@ class Transfer:
         try:
             if order is None or nbytes > _SMALL_BYTES:
                 order = tuple(range(spec.rank))
-                self._send(src, (), piece)
+                self._send(src, (), piece.pointer)
             else:
                 self._copy(piece.pointer, src.pointer, nbytes, _TO_HOST)
         except BaseException:  # nobody will call for it
@@ -200,7 +286,11 @@ class Transfer:
         def collect() -> np.ndarray:
             staged = piece.bytes.view(spec.dtype.numpy).reshape(dims)
             try:
-                return np.array(staged.transpose(np.argsort(order)), order="C")
+                values = staged.transpose(np.argsort(order))
+                if into is None:
+                    return np.array(values, order="C")
+                np.copyto(into, values)
+                return into
             finally:  # also when the host has no room for it
                 piece.in_use = False
 
@@ -220,6 +310,15 @@ class Transfer:
 
     def _copy(self, dst: int, src: int, nbytes: int, kind: int) -> None:
         libraries().runtime.memcpyAsync(dst, src, nbytes, kind, self._stream.ptr)
+
+
+def _in_c_order(spec: TensorSpec) -> bool:
+    """Whether a buffer's elements lie as those of a C-contiguous array do."""
+    order = memory_order(spec)
+    if order is None:
+        return False
+    axes = [axis for axis in order if spec.dims[axis] != 1]
+    return axes == sorted(axes)
 
 
 def blocks(dims: tuple[int, ...], itemsize: int, limit: int = PIECE_BYTES) -> Iterator[Block]:

@@ -4,11 +4,15 @@ A library may hold the interpreter's lock for as long as a build takes: then no 
 whichever of them it was called. So a child process builds, and what comes back is restored here, which is
 short. Waiting for the child is a poll, without the lock.
 
+The first build starts the child, or the first tuning: who only restores and exports, like a standby or a
+service whose plans are all kept on disk, never pays for a second process and the device memory that it takes.
+
 Where the child is not to be had, plans are built here, some never:
 
 =====================================  ==========================================================
-a build, before the first child is up  here: nothing is busy that early, and the first result
-                                       must not wait for a process to start
+a build, before the first child is up  here, while the child starts: the first result must not
+                                       wait for that. Early, nothing is busy; behind restored
+                                       plans, something may be, and is held up this once
 later, and tuning at any time          waits for a child that is starting: traffic must not stop
 a plan that does not travel            here, too: it is known to be built without harm
 a graph in work when a child died      never here. In another child once more (at once, or, with
@@ -112,10 +116,9 @@ class RemoteBuilder:
         return self._local.fingerprint
 
     def open(self) -> None:
-        """Open the local builder and start a child, without waiting for it. Raises `EngineFailure`."""
+        """Open the local builder. The first build starts a child. Raises `EngineFailure`."""
         self._local.open()
         self._uses_children = True
-        self._started()
 
     def close(self) -> None:
         """End the child and close the local builder. Safe to call twice. Blocks for the child's exit.
@@ -141,7 +144,7 @@ class RemoteBuilder:
                 self._child.interrupt()
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Whether there is a child to build in, within `timeout_s` seconds. Blocks."""
+        """Whether there is a child to build in, within `timeout_s` seconds; starts one if need be. Blocks."""
         return self._ready_child(time.monotonic() + timeout_s) is not None
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:

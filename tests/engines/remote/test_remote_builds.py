@@ -18,16 +18,22 @@ from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.remote import RemoteBuilder
 from cudnn_actor.protocol import OutOfMemory, TensorSpec, UnsupportedGraph
 
-from .conftest import NewBuilder
-from .craft import PATIENCE_S, Player, Stage, graph, maker_of
+from .conftest import NewBuilder, processes
+from .craft import PATIENCE_S, Craft, Player, Stage, graph, maker_of
 
 HERE = os.getpid()
 GRAPH = graph()
 
 
+def starting(builder: RemoteBuilder, stage: Stage, *commands: str) -> Player:
+    """The first child, which is starting, told what to do at its steps."""
+    assert not builder.wait_ready(0.0)
+    return stage.enter(*commands)
+
+
 def ready(builder: RemoteBuilder, stage: Stage, *commands: str) -> Player:
     """The child that builds from here on, told what to do at its steps."""
-    player = stage.enter("go", *commands)
+    player = starting(builder, stage, "go", *commands)
     assert builder.wait_ready(PATIENCE_S)
     player.at("open")
     return player
@@ -54,7 +60,29 @@ def test_a_plan_is_built_in_the_other_process_and_runs_in_this_one(
     engine.close()
 
 
+def test_there_is_no_other_process_before_the_first_build(builder: RemoteBuilder, stage: Stage) -> None:
+    elsewhere = Craft()
+    data = elsewhere.export(elsewhere.build(GRAPH, workspace_limit=None))
+    assert data is not None
+    before = processes()
+    plan = builder.restore(GRAPH, data)
+    assert builder.export(plan) is not None
+    assert processes() == before
+    assert build(builder) == HERE
+    (started,) = processes() - before
+    assert stage.enter("go").at("open") == int(started)
+    assert builder.wait_ready(PATIENCE_S)
+
+
+def test_a_builder_that_is_never_asked_starts_no_process(new_builder: NewBuilder) -> None:
+    before = processes()
+    builder = new_builder()
+    assert processes() == before
+    builder.close()
+
+
 def test_the_first_plans_do_not_wait_for_the_other_process(builder: RemoteBuilder, stage: Stage) -> None:
+    assert build(builder) == HERE
     player = stage.enter()
     player.at("open")  # and stays there
     assert build(builder) == HERE
@@ -72,9 +100,9 @@ def test_tuning_waits_for_the_other_process_and_tells_how_far_it_is(
     def progress(done: int, of: int, what: str) -> None:
         told.append((done, of, what))
 
+    tuned = thread.submit(builder.tune, GRAPH, workspace_limit=None, progress=progress)
     player = stage.enter()
     player.at("open")
-    tuned = thread.submit(builder.tune, GRAPH, workspace_limit=None, progress=progress)
     player.told("go", "go", "go", "go")
     assert maker_of(tuned.result(PATIENCE_S)) == player.at("tune") != HERE
     assert told == [(number, 3, f"candidate {number}") for number in range(3)]
@@ -152,7 +180,7 @@ def test_other_versions_in_the_other_process_are_not_used(
     new_builder: NewBuilder, stage: Stage, logs: list[EventDict]
 ) -> None:
     builder = new_builder("another library's")
-    stage.enter("go")
+    starting(builder, stage, "go")
     assert not builder.wait_ready(PATIENCE_S)
     assert build(builder) == HERE
     (said,) = [entry for entry in logs if entry["event"] == "builder.differs"]

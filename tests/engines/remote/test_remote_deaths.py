@@ -18,7 +18,7 @@ from cudnn_actor.protocol.errors import ErrorRecord
 
 from .conftest import NewBuilder
 from .craft import PATIENCE_S, Stage, wait_for_exit
-from .test_remote_builds import GRAPH, HERE, build, ready
+from .test_remote_builds import GRAPH, HERE, build, ready, starting
 
 UNKNOWN = Refused(ErrorRecord(kind="NoSuchError", facts={}))
 MADE_OF_NONSENSE = Refused(ErrorRecord(kind="UnsupportedGraph", facts={"nonsense": 1}))
@@ -137,7 +137,7 @@ def test_a_process_that_speaks_unasked_is_replaced(
     builder: RemoteBuilder, stage: Stage, thread: ThreadPoolExecutor
 ) -> None:
     frames = encode(Ready(builder.fingerprint)) + encode(Progress(1, 2, "of nothing"))
-    first = stage.enter(f"utter {frames.hex()}")
+    first = starting(builder, stage, f"utter {frames.hex()}")
     assert builder.wait_ready(PATIENCE_S)
     made = thread.submit(build, builder)
     second = stage.enter("go", "go")

@@ -20,7 +20,7 @@ from cudnn_actor.engines.remote.frames import Start, encode
 
 from .conftest import NewBuilder, processes
 from .craft import MAKE, PATIENCE_S, Craft, Stage, wait_for_exit
-from .test_remote_builds import GRAPH, HERE, build, ready
+from .test_remote_builds import GRAPH, HERE, build, ready, starting
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,7 +52,7 @@ def test_closing_twice_is_safe_and_so_is_interrupting_afterwards(
 
 def test_closing_does_not_wait_for_a_process_that_is_starting(new_builder: NewBuilder, stage: Stage) -> None:
     builder = new_builder(grace_s=1000)
-    pid = stage.enter().at("open")  # and stays there
+    pid = starting(builder, stage).at("open")  # and stays there
     builder.close()
     assert str(pid) not in processes()
 

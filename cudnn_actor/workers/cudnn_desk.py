@@ -1,0 +1,255 @@
+"""The desk of a whole service: every message of the protocol, and what becomes of them at a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cudnn_actor.actors import Envelope
+from cudnn_actor.interruption import Interruption
+from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
+from cudnn_actor.protocol.messages import (
+    Allocate,
+    Compute,
+    ConvBwdData,
+    ConvBwdFilter,
+    ConvFwd,
+    Copy,
+    Download,
+    Drain,
+    Fill,
+    Free,
+    GetStatistics,
+    Ping,
+    Upload,
+    View,
+    Warm,
+)
+from cudnn_actor.recovery import MOST_CRASHES
+from cudnn_actor.request_checks import check_no_overlap, check_warm
+from cudnn_actor.state import Bound, ServiceState
+from cudnn_actor.supervision import Fault
+from cudnn_actor.workers.desk import WINDOW
+from cudnn_actor.workers.ledger import Flight
+from cudnn_actor.workers.memory_desk import MemoryDesk
+from cudnn_actor.workers.staging import Block
+from cudnn_actor.workers.wire import Strike, encode_message
+
+__all__ = ["CudnnDesk", "Limbo"]
+
+_TAGS: dict[type, str] = {Allocate: "allocate", Free: "free", Drain: "drain", View: "view"}
+"""Messages that a worker may never see, so that a fault of theirs is sent on its own; with its tag."""
+_HOST_TAGS: dict[type, str] = {**_TAGS, Upload: "upload", Download: "download"}
+"""The same, where values may go straight into arenas and out of them."""
+
+
+class Limbo:
+    """What a dying process may still write: held until it has gone for certain."""
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.blocks: list[Block] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.slots or self.blocks)
+
+
+class CudnnDesk(MemoryDesk):
+    """Takes up every message of a service. Parameters as of `Desk`."""
+
+    def __init__(
+        self,
+        state: ServiceState,
+        reply: Callable[[Envelope, Any, BaseException | None], None],
+        *,
+        host_arenas: bool,
+        window: int = WINDOW,
+    ) -> None:
+        super().__init__(state, reply, host_arenas=host_arenas, window=window)
+        self._handlers: dict[type, Callable[[Envelope, Any], None]] = {
+            ConvFwd: self._compute,
+            ConvBwdData: self._compute,
+            ConvBwdFilter: self._compute,
+            Allocate: self._allocate,
+            Upload: self._upload,
+            Download: self._download,
+            View: self._view,
+            Copy: self._copy,
+            Fill: self._fill,
+            Free: self._free,
+            Ping: self._forward,
+            GetStatistics: self._forward,
+            Warm: self._warm,
+            Drain: self._drain,
+        }
+        self._tags = _TAGS if self.host is None else _HOST_TAGS
+
+    def take_up(self, envelope: Envelope, *, struck: bool = False) -> None:
+        """Start a message: answer it, or hand it over. `struck`: what a fault plan had for it has been done."""
+        if envelope.withdrawn:
+            self.withdraw(envelope)
+            return
+        if envelope.expired and not struck:
+            self.expire(envelope)
+            return
+        message = envelope.message
+        try:
+            handler = self._handlers.get(type(message))
+            if handler is None:
+                raise _unknown(message)
+            if self.state.faults is not None and not struck and self._strikes(envelope, message):
+                return
+            handler(envelope, message)
+        except Exception as error:  # noqa: BLE001 - the answer to this one message
+            self.fail(envelope, error)
+        finally:
+            self.rule = None
+
+    def _strikes(self, envelope: Envelope, message: Any) -> bool:
+        """Look up what is to befall a message; whether it is sent for that alone, for now."""
+        assert self.state.faults is not None
+        if message.control:
+            return False
+        kind = type(message)
+        self.rule = rule = self.state.faults.on_message(kind.__name__)
+        tag = self._tags.get(kind)
+        if rule is None or rule.fault is Fault.REJECT_BUILD or tag is None:
+            return False
+        self.hand(Flight(envelope, encode_message(Strike(tag=tag)), strikes=True))
+        return True
+
+    # Requests that run a plan.
+
+    def _compute(self, envelope: Envelope, message: Compute) -> None:
+        seen = self.state.seen(message)
+        bound = seen.bound
+        if bound is None or bound.ends != self.memory.ends:
+            ends = self.memory.ends
+            slots = [self.memory.resolve(getattr(message, name), name) for name in seen.lowered.buffers]
+            check_no_overlap(seen.lowered, slots)
+            bound = seen.bound = Bound(ends, slots, ())
+        if self.state.quarantined and (error := self.quarantined(message, envelope.number)) is not None:
+            raise error
+        if seen.body is None:
+            seen.body = encode_message(message)
+        self.hand(Flight(envelope, seen.body, bound.slots, seen=seen))
+
+    def _forward(self, envelope: Envelope, message: Ping | GetStatistics) -> None:
+        self.hand(Flight(envelope, encode_message(message)))
+
+    def _warm(self, envelope: Envelope, message: Warm) -> None:
+        check_warm(message)
+        known = self.state.quarantined
+        wanted = tuple(
+            request for request in message.messages if self.state.lowered(request).graph.digest() not in known
+        )
+        body = encode_message(Warm(messages=wanted))
+        self.hand(Flight(envelope, body))
+
+    def _drain(self, envelope: Envelope, _message: Drain) -> None:
+        if self._begins(envelope):
+            self._drains.append(envelope)
+            self.settle_drains()
+
+    # The end of a worker.
+
+    def crash(self, cause: str, *, may_still_write: bool) -> Limbo:
+        """Judge every request that the worker had; those that may run again are handed over first.
+
+        What it may still have been writing to, and nobody needs any more, is in the answer: for
+        `leave_limbo`, once the process has gone for certain.
+
+        Parameters
+        ----------
+        cause
+            For people: what happened.
+        may_still_write
+            Whether the process could not be ended.
+        """
+        begun, others = self._ground()
+        limbo = Limbo()
+        again = self._judge(begun, cause, limbo, may_still_write=may_still_write)
+        self.ledger.first([*again, *others])
+        return limbo
+
+    def _ground(self) -> tuple[list[Flight], list[Flight]]:
+        """Take everything out of the worker's hands: what it had begun, and the rest."""
+        worker, self.worker = self.worker, None
+        self.last_word = None  # whoever starts next is not to be taken for the one that said it
+        self._requests.clear()
+        begun: list[Flight] = []
+        others: list[Flight] = []
+        for flight in self.ledger.ground():
+            began = worker is not None and worker.claims.has_begun(flight.place, flight.number)
+            flight.envelope.hand_back(begun=began)
+            (begun if began else others).append(flight)
+        self.state.mailbox.restore(self.ground_roomless())
+        return begun, others
+
+    def _judge(
+        self, begun: Sequence[Flight], cause: str, limbo: Limbo, *, may_still_write: bool
+    ) -> list[Flight]:
+        flights = {flight.number: flight for flight in begun}
+        interruption = Interruption(self.state, cause, outlives_context=True, thread_lost=may_still_write)
+        again = []
+        for envelope, error in interruption.judge_all([flight.envelope for flight in begun]):
+            flight = flights[envelope.number]
+            if error is None:
+                flight.suspect = True
+                again.append(flight)
+            else:
+                self._lose(flight, limbo)
+                self.fail(envelope, error)
+        return again
+
+    def _lose(self, flight: Flight, limbo: Limbo) -> None:
+        """Give up a flight: what it had stays out of use while the dying process may write there."""
+        if flight.ref is not None and self.memory.is_live(flight.ref):
+            self.memory.free(flight.ref)
+        limbo.slots.extend(flight.slots)
+        if flight.block is not None:
+            limbo.blocks.append(flight.block)
+
+    def leave_limbo(self, limbo: Limbo) -> None:
+        """Take back what a process that has gone for certain had."""
+        self.memory.release_all(limbo.slots)
+        for block in limbo.blocks:
+            self.staging.give_back(block)
+        limbo.slots.clear()
+        limbo.blocks.clear()
+
+    def blame_build(self, digest: str, cause: str) -> None:
+        """Note which graph's build ended a worker: the second time it is quarantined."""
+        ended = self.state.ended_by_build
+        ended[digest] = ended.get(digest, 0) + 1
+        if ended[digest] >= MOST_CRASHES:
+            self.state.quarantined[digest] = cause
+
+    def retire(self) -> None:
+        """Give everything that is unfinished back to the mailbox, after `crash`: perhaps no worker follows.
+
+        What is to run again, and does not, says so when it is answered with `ServiceStopped`.
+        """
+        grounded = self.ledger.give_up()
+        for flight in grounded:
+            self._release(flight, end_ref=True)
+        drains = list(self._drains)
+        self._drains.clear()
+        waiting = [*(flight.envelope for flight in grounded), *drains]
+        self.state.mailbox.restore(sorted(waiting, key=lambda envelope: envelope.number))
+
+    def close(self) -> None:
+        """Give up the memory for transfers. Idempotent."""
+        self.staging.close()
+        if self.host is not None:
+            self.host.clear()
+
+
+def _unknown(message: Any) -> CudnnActorError:
+    return InvalidRequest(
+        field="message",
+        value=type(message).__name__,
+        problem="is no message of this service",
+        fix="send one of cudnn_actor.protocol.messages",
+    )

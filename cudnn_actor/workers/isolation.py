@@ -1,0 +1,200 @@
+"""Where the actor of a service lives: on a thread of this process, or in a worker process of its own.
+
+Both give a service the same things: its mailbox, its memory, what its supervisor starts and how patiently.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Protocol
+
+from cudnn_actor.actor import CudnnActor
+from cudnn_actor.actors import Actor, Mailbox
+from cudnn_actor.engines import EngineChoice
+from cudnn_actor.memory import MemoryTable
+from cudnn_actor.options import Options
+from cudnn_actor.state import ServiceState
+from cudnn_actor.supervision import Backoff
+from cudnn_actor.workers.checksums import Checksums
+from cudnn_actor.workers.cudnn_desk import CudnnDesk
+from cudnn_actor.workers.desk import WINDOW
+from cudnn_actor.workers.dispatcher import Dispatcher
+from cudnn_actor.workers.generations import GenerationTable
+from cudnn_actor.workers.keeper import WorkerKeeper
+from cudnn_actor.workers.source import Source
+from cudnn_actor.workers.wire import Hello
+from cudnn_actor.workers.worker import Recipe
+
+__all__ = ["Isolation", "ProcessIsolation", "ThreadIsolation", "isolation_for"]
+
+_MAIN = "cudnn_actor.workers.process.main"
+_LONGEST_BEAT_S = 0.25
+_BEATS_PER_HANG = 8
+
+
+class Isolation(Protocol):
+    """What a service asks of where its actor lives."""
+
+    name: str
+    replaceable: bool
+    """Whether a successor can go on where an incarnation ended."""
+    backoff: Backoff
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the worker that serves; None where there is none."""
+
+    def mailbox(self) -> Mailbox:
+        """The service's mailbox: one for all its lives."""
+
+    def memory(self, device: str) -> MemoryTable:
+        """A table for a life that begins."""
+
+    def begin(self, state: ServiceState) -> None:
+        """Get ready for a life, whose table `state` has. Never blocks."""
+
+    def actor(self, incarnation: int) -> Actor:
+        """What the supervisor is to start as this incarnation."""
+
+    def end(self) -> None:
+        """Give up what the life had that has ended. Blocks for a process to be killed, where there is one."""
+
+
+class ThreadIsolation:
+    """The actor on a thread of this process.
+
+    Parameters
+    ----------
+    options, engine
+        The service's.
+    """
+
+    name = "thread"
+    worker_pid = None
+    backoff = Backoff()
+
+    def __init__(self, options: Options, engine: EngineChoice) -> None:
+        self.replaceable = engine.outlives_context
+        self._options = options
+        self._engine = engine
+
+    def mailbox(self) -> Mailbox:
+        """A mailbox that the actor's thread reads."""
+        return Mailbox(self._options.mailbox)
+
+    def memory(self, device: str) -> MemoryTable:
+        """A table of this process."""
+        return MemoryTable(device, limit=self._options.memory_limit)
+
+    def begin(self, state: ServiceState) -> None:
+        """Remember the state."""
+        self._state = state
+
+    def actor(self, incarnation: int) -> CudnnActor:
+        """The actor itself."""
+        return CudnnActor(self._state, self._engine.make, incarnation)
+
+    def end(self) -> None:
+        """Nothing: all that a life has is its actor's and its table's."""
+
+
+class ProcessIsolation:
+    """The actor in a worker process, kept by a `WorkerKeeper`.
+
+    Parameters
+    ----------
+    options, engine
+        The service's.
+    """
+
+    name = "process"
+    replaceable = True
+    backoff = Backoff(at_once=1, reset_after_s=0.0)
+    """An incarnation that was ready is replaced at once; failing starts wait longer and longer."""
+
+    def __init__(self, options: Options, engine: EngineChoice) -> None:
+        self._options = options
+        self._engine = engine
+        self._dispatcher = Dispatcher(options.mailbox)
+        self._keeper: WorkerKeeper | None = None
+        self._plans: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Of the present worker; None while there is none that serves."""
+        keeper = self._keeper
+        worker = None if keeper is None else keeper.worker
+        return None if worker is None or not worker.ready else worker.pid
+
+    def mailbox(self) -> Dispatcher:
+        """A mailbox whose senders deliver."""
+        return self._dispatcher
+
+    def memory(self, device: str) -> MemoryTable:
+        """A table whose places a worker can look up."""
+        self._generations = GenerationTable()
+        return MemoryTable(device, limit=self._options.memory_limit, mirror=self._generations)
+
+    def begin(self, state: ServiceState) -> None:
+        """A desk, and where its workers come from."""
+        self._state = state
+        dispatcher = self._dispatcher
+        host_arenas = self._engine.host_arenas
+        dispatcher.desk = CudnnDesk(state, dispatcher.reply, host_arenas=host_arenas)
+        if self._options.verify:
+            dispatcher.desk.checksums = Checksums()
+        self._source = Source(self._recipe, self._generations, standby=self._options.standby > 0)
+
+    def _recipe(self) -> Recipe:
+        options, (make, arguments) = self._options, self._engine.worker
+        hello = Hello(
+            make=make,
+            arguments=arguments,
+            device=self._engine.device,
+            generation=0,
+            window=WINDOW,
+            workspace_limit=options.workspace_limit,
+            plan_store=self._plan_store(),
+            autotune=options.autotune,
+            beat_s=min(_LONGEST_BEAT_S, options.hang_after_s / _BEATS_PER_HANG),
+            scripted=self._state.faults is not None,
+            fails=False,
+        )
+        return Recipe(preload=(_MAIN, *self._engine.preload), hello=hello)
+
+    def _plan_store(self) -> str | None:
+        """Where workers keep plans: a successor and a standby find there what was built before them."""
+        if self._options.plan_store is not None:
+            return str(self._options.plan_store)
+        if self._engine.host_arenas:  # whose plans take no time to build
+            return None
+        self._plans = tempfile.TemporaryDirectory(prefix="cudnn-actor-plans-", ignore_cleanup_errors=True)
+        return self._plans.name
+
+    def actor(self, incarnation: int) -> WorkerKeeper:
+        """The keeper of a new worker."""
+        self._keeper = WorkerKeeper(self._state, self._dispatcher, self._source, incarnation)
+        return self._keeper
+
+    def end(self) -> None:
+        """Kill the standby, have the rest answered, forget the event loops, give up transfer memory and table."""
+        self._keeper = None
+        dispatcher = self._dispatcher
+        with dispatcher.held() as desk:
+            self._source.close(desk)
+            desk.retire()  # what was to run again, and never will: the mailbox, which is closed, answers it
+            desk.close()
+            self._generations.close()
+        dispatcher.forget_loops()
+        plans, self._plans = self._plans, None
+        if plans is not None:
+            plans.cleanup()
+
+
+def isolation_for(options: Options, engine: EngineChoice) -> Isolation:
+    """What `options.isolation` stands for with this engine."""
+    elsewhere, _ = engine.worker
+    if not elsewhere and options.isolation != "process":
+        return ThreadIsolation(options, engine)
+    kind = options.isolation_on(engine.device)
+    return ProcessIsolation(options, engine) if kind == "process" else ThreadIsolation(options, engine)

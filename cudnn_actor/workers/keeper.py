@@ -1,0 +1,337 @@
+"""The keeper of a worker: the supervised child whose process does the work.
+
+To its supervisor it is an actor like any other, which starts, is ready, crashes, hangs and stops. Its thread
+starts the process, and then waits: at the process's end, at its socket for those who have no event loop of
+their own to read it, and at a bell for what event loops leave to it. The messages themselves pass it by
+(`dispatcher`).
+
+What it sees of a worker's end, and what it does:
+
+==================================  ===========================================================
+a last word: its context is dead    nothing of it runs any more, so its successor starts at once
+the process has gone                its requests are judged, and a successor starts
+a word that no honest worker says   it is killed, and when it has gone, the same
+given up by the supervisor: it      the same
+makes no progress
+==================================  ===========================================================
+
+Answers that were sent before the end count: they are read, to the last, before anything is judged.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import time
+from typing import ClassVar
+
+from cudnn_actor.actors import Actor, Crash, Envelope
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.state import ServiceState
+from cudnn_actor.workers.cudnn_desk import CudnnDesk, Limbo
+from cudnn_actor.workers.dispatcher import Dispatcher
+from cudnn_actor.workers.ledger import Violation
+from cudnn_actor.workers.source import Source
+from cudnn_actor.workers.verification import compare, verification
+from cudnn_actor.workers.wire import Answers, BadFrame, Dying, Request, Requests, Stop
+from cudnn_actor.workers.worker import Bell, Worker, wait_for
+
+__all__ = ["WorkerKeeper"]
+
+ASKED_S, TERMINATED_S = 3.0, 1.0
+"""How long a worker may take to end that is asked to, and then one that is told by SIGTERM."""
+KILLED_S, KILLED_BY_SUPERVISOR_S = 5.0, 0.8
+"""How long the kernel may take to end one; less, where a supervisor waits for the keeper itself."""
+
+log = Log("cudnn_actor")
+
+
+class WorkerKeeper(Actor):
+    """One incarnation's worker, from its start to its end.
+
+    Parameters
+    ----------
+    state, dispatcher, source
+        The service's.
+    generation
+        Which incarnation this is, counted from 1.
+    """
+
+    mailbox_capacity: ClassVar[int] = 1
+
+    def __init__(self, state: ServiceState, dispatcher: Dispatcher, source: Source, generation: int) -> None:
+        super().__init__()
+        self._state = state
+        self._dispatcher = dispatcher
+        self._source = source
+        self._generation = generation
+        self._bell = Bell()
+        self.worker: Worker | None = None
+        """The process; None before it is started, and after its end."""
+        self._serving = False
+
+    # From outside.
+
+    def end(self, reason: str) -> None:
+        """Stop after the request in work. Any thread; never blocks."""
+        super().end(reason)
+        self._bell.ring()
+
+    def abandon(self, reason: str) -> None:
+        """Kill the worker. Any thread; never blocks."""
+        self.abandoned.set()  # first: an end that was not asked for with it would be an orderly one
+        super().abandon(reason)
+        self._bell.ring()
+
+    def working_since(self) -> float | None:
+        """Since when the worker has not got on, in `time.monotonic()` seconds; None while it has nothing to do.
+
+        It says itself since when (a plan's build, and each step of tuning, counts anew there), with a sign
+        of life now and then; one that is stopped, or deep in a library with the interpreter's lock, gives none.
+        """
+        worker, ledger = self.worker, self._dispatcher.desk.ledger
+        if worker is None or not self._serving or not ledger.flights:
+            return None
+        since_ns = worker.claims.since_ns or worker.claims.beat_ns
+        return max(since_ns / 1e9, ledger.progress_s)
+
+    # Starting.
+
+    def on_start(self) -> None:
+        """Take the standby, or start a worker and wait until it is ready. Raises `Crash`."""
+        faults = self._state.faults
+        fails = faults is not None and faults.on_start() is not None
+        if fails:
+            log.info("fault.injected", fault="crash in start", plan="start")
+        with self._dispatcher.held() as desk:
+            self.worker = None if fails else self._source.take_standby(desk, self._generation)
+        if self.worker is None:
+            self._launch(fails=fails)
+        self._await_ready()
+        self._verify()
+        with self._dispatcher.held() as desk:
+            self._serve(desk)
+
+    def _launch(self, *, fails: bool) -> None:
+        try:
+            self.worker = worker = self._source.launch(self._generation, fails=fails)
+        except OSError as error:
+            raise Crash(str(error)) from error
+        with self._dispatcher.held() as desk:
+            desk.last_word = None
+            desk.introduce(worker)
+
+    def _await_ready(self) -> None:
+        worker = self.worker
+        assert worker is not None
+        while not worker.ready:
+            events = wait_for((worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor), None)
+            self._bell.quiet()
+            if self.abandoned.is_set() or self.actor_stopped.is_set():
+                raise Crash("it was given up while it started")
+            if worker.channel.fileno() in events:
+                self._hear_start(worker)
+            elif worker.child.pidfd in events:
+                raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
+
+    def _hear_start(self, worker: Worker) -> None:
+        try:
+            frames = worker.take_ready(worker.channel.receive())
+            with self._dispatcher.held() as desk:
+                desk.receive(frames)
+        except (Violation, BadFrame) as error:
+            raise Crash(f"worker {worker.pid} broke the protocol in its start: {error}") from error
+        last = desk.last_word
+        if last is not None:
+            desk.last_word = None
+            raise Crash(last.cause)
+        if worker.channel.ended and not worker.ready:
+            raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
+
+    def _verify(self) -> None:
+        """See whether what was uploaded is what there is, where a crash may have come between. Raises `Crash`."""
+        worker = self.worker
+        assert worker is not None
+        with self._dispatcher.held() as desk:
+            if desk.checksums is None or not desk.checksums:
+                return
+            for slot, number, body, block in verification(desk):
+                if number:
+                    worker.send(Requests([Request(number, desk.ledger.window - 1, body)]))
+                    self._await_answer(worker, number, desk)
+                compare(desk, slot, block)
+
+    def _await_answer(self, worker: Worker, number: int, desk: CudnnDesk) -> None:
+        while True:
+            events = wait_for((worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor), None)
+            self._bell.quiet()
+            if self.abandoned.is_set() or self.actor_stopped.is_set():
+                raise Crash("it was given up while it started")
+            for frame in worker.channel.receive():
+                if isinstance(frame, Answers):
+                    if any(answer.number == number for answer in frame.answers):
+                        return
+                else:
+                    desk.receive([frame])
+            if worker.channel.ended or worker.child.pidfd in events:
+                raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
+
+    def _serve(self, desk: CudnnDesk) -> None:
+        worker, dispatcher = self.worker, self._dispatcher
+        assert worker is not None
+        self._state.generation = self._generation
+        dispatcher.ring_keeper = self._bell.ring
+        dispatcher.on_stop_asked = lambda: self.end("stopped")
+        claims = worker.claims
+        dispatcher.connect(worker.channel, lambda: claims.begun_count)
+        desk.on_new_plan = self._bell.ring
+        desk.attach(worker)
+        self._serving = True
+
+    # Serving.
+
+    def poll(self) -> float | None:
+        """Wait for what there is to do, and do it. Raises `Crash` at the worker's end."""
+        worker, dispatcher = self.worker, self._dispatcher
+        assert worker is not None
+        pause_s = self._tend()
+        for descriptor in self._wait(worker, pause_s):
+            if descriptor == self._bell.descriptor:
+                self._bell.quiet()
+        if self.actor_stopped.is_set():
+            return 0.0
+        dispatcher.turn(read=True, keeper=True)
+        self._look_for_the_end(worker)
+        return 0.0
+
+    def _tend(self) -> float | None:
+        source = self._source
+        with self._dispatcher.held() as desk:
+            pause_s = source.tend(desk, time.monotonic())
+            source.hear_standby(desk)
+            source.warm(desk)
+            source.bury_the_dead(desk)
+        return pause_s
+
+    def _wait(self, worker: Worker, timeout_s: float | None) -> set[int]:
+        poll = select.poll()
+        poll.register(self._bell.descriptor, select.POLLIN)
+        poll.register(worker.child.pidfd, select.POLLIN)
+        dispatcher = self._dispatcher
+        wanted = select.POLLIN if dispatcher.keeper_reads() else 0
+        wanted |= select.POLLOUT if dispatcher.needs_writer else 0
+        poll.register(worker.channel.fileno(), wanted)  # its end is told of whatever is wanted
+        if (standby := self._source.standby) is not None:
+            poll.register(standby.child.pidfd, select.POLLIN)
+            poll.register(standby.channel.fileno(), select.POLLIN)
+        for dead in self._source.dying:
+            poll.register(dead.worker.child.pidfd, select.POLLIN)
+        return {descriptor for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1e3)}
+
+    def _look_for_the_end(self, worker: Worker) -> None:
+        if why := self._dispatcher.why_condemned:
+            raise Crash(f"worker {worker.pid} broke the protocol: {why}")
+        last = self._dispatcher.desk.last_word
+        if last is not None:
+            raise Crash(last.cause)
+        if worker.child.wait(0.0) or worker.channel.ended:
+            raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(KILLED_S)}")
+
+    # The end.
+
+    def on_stop(self) -> None:
+        """Have the worker finish what it has begun, and end: asked, then told, then killed."""
+        if self.abandoned.is_set():
+            raise Crash("it was given up by its supervisor")
+        worker = self.worker
+        assert worker is not None
+        with self._dispatcher.held() as desk:
+            desk.stopping = True
+            worker.send(Stop())
+        for number, within_s in ((None, ASKED_S), (signal.SIGTERM, TERMINATED_S), (signal.SIGKILL, KILLED_S)):
+            if number is not None:
+                log.warning("worker.slow_to_stop", pid=worker.pid, signal=signal.Signals(number).name)
+                worker.child.signal(number)
+            if self._ends_within(worker, within_s):
+                break
+        with self._dispatcher.held() as desk:
+            self._read_to_the_end(desk, worker)
+            self._dispatcher.disconnect()
+            limbo = desk.crash("it was killed while it stopped", may_still_write=not worker.child.wait(0.0))
+            desk.leave_limbo(limbo)
+            desk.retire()
+            desk.stopping = False
+        self._close(worker)
+
+    def _ends_within(self, worker: Worker, within_s: float) -> bool:
+        """Whether the worker has gone, within so many seconds, with its answers delivered. Raises `Crash`."""
+        deadline = time.monotonic() + within_s
+        while not worker.child.wait(0.0):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            wait_for((worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor), left)
+            self._bell.quiet()
+            if self.abandoned.is_set():
+                raise Crash("it was given up while it stopped")
+            self._dispatcher.turn(read=True, keeper=True)
+            if worker.channel.ended:
+                worker.child.wait(max(0.0, deadline - time.monotonic()))
+        return True
+
+    def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
+        """See to it that the process is at its end, then judge what it had."""
+        super().on_crash(error, current, waiting)
+        worker = self.worker
+        if worker is None:
+            self._bell.close()
+            return
+        last = self._dispatcher.desk.last_word
+        dead = last is not None and last.context_dead
+        worker.child.signal(signal.SIGKILL)
+        gone = dead or worker.child.wait(KILLED_BY_SUPERVISOR_S if self.abandoned.is_set() else KILLED_S)
+        if not gone:
+            log.error("worker.not_killed", pid=worker.pid)
+        with self._dispatcher.held() as desk:
+            limbo = self._judge(desk, worker, str(error) or repr(error), may_still_write=not gone)
+            if dead and not worker.child.wait(0.0):
+                self._source.let_die(worker, limbo)
+                self.worker = None
+            else:
+                desk.leave_limbo(limbo)
+        if self.worker is not None:
+            self._close(worker)
+        self._bell.close()
+
+    def _judge(self, desk: CudnnDesk, worker: Worker, cause: str, *, may_still_write: bool) -> Limbo:
+        if not self._serving:
+            return Limbo()
+        if not self._dispatcher.why_condemned:
+            self._read_to_the_end(desk, worker)
+        last: Dying | None = desk.last_word
+        if last is not None:
+            cause = last.cause
+            if last.digest is not None:
+                desk.blame_build(last.digest, cause)
+        self._dispatcher.disconnect()
+        self._serving = False
+        return desk.crash(cause, may_still_write=may_still_write)
+
+    def _read_to_the_end(self, desk: CudnnDesk, worker: Worker) -> None:
+        """Take every answer that the worker has sent. With the desk held."""
+        try:
+            while frames := worker.channel.receive():
+                desk.receive(frames)
+        except (Violation, BadFrame) as error:
+            log.warning("worker.broke_the_protocol", pid=worker.pid, why=str(error))
+        except Exception:  # a bug of ours: what it had is still to be judged
+            log.exception("worker.last_words_failed", pid=worker.pid)
+
+    def _close(self, worker: Worker) -> None:
+        self._serving = False
+        self.worker = None
+        worker.close()
+        self._bell.close()
+
+    def on_lost(self) -> None:
+        """Nothing: whoever gave this thread up has done its last act."""

@@ -1,0 +1,483 @@
+"""Launching workers: processes forked from a server of ours that has their modules imported already.
+
+Why a forkserver of ours: the standard library's listens on a socket in the file system, sends pickles, and
+has one list of modules for the whole of the user's process. Why a forkserver: a worker is there in
+milliseconds, and a fork of the user's process would inherit its threads' locks and its CUDA state.
+
+What is shared: a launcher's server and its children, by number. Both are written under the launcher's lock,
+which is held for a launch: some milliseconds, or as long as the imports take when the server has just been
+started. One launch at a time is in work, so what comes from the server is the answer to it or a notice, and
+whoever holds the lock takes in both; a notice that nobody has asked for waits in the socket.
+
+What is not under the lock, and why it may be so:
+
+- a child's exit is looked at by its pidfd, and its signals go through that: neither needs the server;
+- `close` wakes a launch that waits, before it waits for the lock itself. It only shuts the socket down, which
+  leaves the descriptor to those who hold the lock.
+
+A fork of the user's process has none of this: its copies of the descriptors are closed right after it, so
+that neither its end nor its exit handlers touch what belongs to the process that it was forked from.
+(A descriptor that another thread is about to make at that very moment is missed, and does no harm: the server
+watches its parent, not only the socket.)
+
+No worker outlives this process, however that ends; how that is so is told in `forkserver`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import ClassVar
+
+from cudnn_actor.workers.launch_wire import (
+    FROM_SERVER,
+    Discard,
+    Exited,
+    FromServer,
+    Launch,
+    Launched,
+    PreloadFailed,
+    Ready,
+    Refused,
+    ToServer,
+    receive,
+    send,
+)
+
+__all__ = ["Child", "LaunchFailed", "Launcher", "close_launchers"]
+
+_UNTIL_ENDED_S = 5.0
+"""So long a server may take to end its workers, and then the kernel to end the server."""
+_NOWHERE = -1
+
+
+class LaunchFailed(OSError):
+    """Raised when there is no worker to be had: no process, no descriptor, no server, or a failing preload.
+
+    Nothing of the worker is left running. A later launch may succeed: it starts another server when the last
+    one has gone. Its text is the reason.
+    """
+
+
+class Child:
+    """A worker as its parent sees it. All may be called on any thread, `close` only once nobody else does.
+
+    It is made by `Launcher.launch`, and must be closed.
+    """
+
+    def __init__(self, launcher: Launcher, server: _Server, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        """Its process id: for people, and for logs. It may be another's once this one has exited."""
+        self.pidfd = pidfd
+        """Readable when the worker has exited. This object's own; -1 once that is closed."""
+        self._launcher = launcher
+        self._server = server
+        self._end: str | None = None
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Child {self.pid}>"
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing happens when the worker has gone, or this is closed."""
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self.pidfd != _NOWHERE:
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether the worker has exited. Blocks until it has, or for `timeout_s` seconds.
+
+        Raises `ValueError` when this is closed.
+        """
+        return _becomes_readable(self.pidfd, timeout_s)
+
+    def how_it_ended(self, timeout_s: float) -> str:
+        """How, for people: "was killed by SIGKILL", "exited with status 3".
+
+        Blocks for up to `timeout_s` seconds: for the exit, and for the server to tell of it. When there is
+        no server that could, it "has ended"; a worker that is still there then "has not ended". Raises
+        `ValueError` when this is closed.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self.wait(timeout_s):
+            return "has not ended"
+        return self._launcher._told(self, self._server, deadline) or "has ended"
+
+    def close(self) -> None:
+        """Let the pidfd go. Ends nothing. Idempotent."""
+        with self._lock:
+            pidfd, self.pidfd = self.pidfd, _NOWHERE
+            if pidfd != _NOWHERE:
+                os.close(pidfd)
+
+    def _forget(self) -> None:
+        """In a fork of the process: another thread may have held the lock, which stays so."""
+        self._lock = threading.Lock()
+        self.close()
+
+
+_Children = weakref.WeakValueDictionary[int, Child]
+
+
+class Launcher:
+    """One forkserver process for a set of preloaded modules, started at first use. Any thread.
+
+    The server is started by exec, with the environment and the module search path that this process has
+    then: its workers have them too, secrets in the environment included. It is in a session of its own, where
+    a terminal's signals do not come. What it and its workers print goes where this process prints.
+
+    Parameters
+    ----------
+    preload
+        Modules that the server imports, in order. They must not start threads that matter after a fork, nor
+        initialise CUDA: a process that was forked from one with a context can have none.
+    """
+
+    _shared: ClassVar[dict[tuple[str, ...], Launcher]] = {}
+    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, preload: tuple[str, ...]) -> None:
+        self.preload = preload
+        self._lock = threading.Lock()
+        self._server: _Server | None = None
+        self._numbers = itertools.count(1)
+        self._children: _Children = weakref.WeakValueDictionary()
+
+    @classmethod
+    def shared(cls, preload: tuple[str, ...]) -> Launcher:
+        """The process's launcher for these modules, in this order. Never blocks."""
+        with cls._shared_lock:
+            return cls._shared.setdefault(preload, cls(preload))
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id; None when none has been started."""
+        server = self._server
+        return None if server is None else server.pid
+
+    def warm(self) -> None:
+        """Start the server, unless there is one, and do not wait for its imports. Blocks for the exec only.
+
+        What goes wrong is for `launch` to report. Nothing happens while another thread launches or closes.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            with contextlib.suppress(OSError):
+                if self._server is None:
+                    self._server = _Server(self.preload, self._children)
+        finally:
+            self._lock.release()
+
+    def launch(self, main: str, fds: Sequence[int]) -> Child:
+        """Fork a worker and run `main` in it. Blocks: for the fork, and before it for the imports.
+
+        Imports that never end are waited for until somebody calls `close`.
+
+        Parameters
+        ----------
+        main
+            "package.module:function". It is called with the list of the worker's numbers for `fds`; when it
+            returns, the worker exits with status 0 at once, without exit handlers or waiting for threads.
+            An exception is printed to stderr, status 1. A path that leads nowhere is such an exception.
+        fds
+            Descriptors for the worker, which gets copies and has no others but 0, 1 and 2. 253 at most.
+
+        Raises
+        ------
+        LaunchFailed
+            As its docstring says.
+        """
+        with self._lock:
+            number = next(self._numbers)
+            try:
+                server = self._ready_for_orders()
+                pid, pidfd = server.launch(number, main, fds)
+            except (OSError, ValueError) as error:
+                if self._server is not None and self._server.gone:
+                    self._server = None  # its end has been told: the next launch starts another
+                raise LaunchFailed(f"{main} was not launched: {error}") from error
+            child = self._children[number] = Child(self, server, pid, pidfd)
+            return child
+
+    def close(self) -> None:
+        """End the server, which kills its workers. Blocks until they have ended; a launch in work fails.
+
+        A later launch starts another. Idempotent.
+        """
+        if (server := self._server) is not None:
+            server.hang_up()
+        with self._lock:
+            server, self._server = self._server, None
+            if server is not None:
+                server.end()
+
+    def _ready_for_orders(self) -> _Server:
+        """The server; a new one if the last has gone after it had been ready. Under the lock.
+
+        Raises `OSError`, also with what a server that was started ahead has failed of.
+        """
+        if self._server is not None and self._server.has_gone():
+            end = self._server.end()
+            if not self._server.ready:
+                raise OSError(end)
+            self._server = None
+        if self._server is None:
+            self._server = _Server(self.preload, self._children)
+        return self._server
+
+    def _told(self, child: Child, server: _Server, deadline: float) -> str | None:
+        """What the server says of a worker's end, waiting until `deadline` for it; None if it does not."""
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return child._end
+        try:
+            while child._end is None and not server.gone:
+                left = deadline - time.monotonic()
+                if server.receive(max(0.0, left)) is None and left <= 0:
+                    break
+            return child._end
+        finally:
+            self._lock.release()
+
+    def _forget(self) -> None:
+        """In a fork of the process: the server and the children are another's."""
+        self._lock = threading.Lock()
+        server, self._server = self._server, None
+        if server is not None:
+            server.forget()
+        for child in list(self._children.values()):
+            child._forget()
+        self._children.clear()
+
+    @classmethod
+    def _forget_shared(cls) -> None:
+        launchers, cls._shared, cls._shared_lock = cls._shared, {}, threading.Lock()
+        for launcher in launchers.values():
+            launcher._forget()
+
+
+class _Server:
+    """The server process and this side of its socket. All but `hang_up` and `pid`: under the launcher's lock.
+
+    Parameters
+    ----------
+    preload
+        Modules for it to import.
+    children
+        Those who want to know how they ended, by number of their launch.
+
+    Raises
+    ------
+    OSError
+        There is no process to be had.
+    """
+
+    def __init__(self, preload: Sequence[str], children: _Children) -> None:
+        self._children = children
+        self.ready = False
+        """Whether its imports are done, as far as it has been listened to."""
+        self.gone = False
+        """Whether nothing more will come from it."""
+        self._last_word = ""
+        self._awaited = 0
+        """Number of the launch in work; 0 when there is none."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                self._process = _started(theirs, preload)
+            self._pidfd = _pidfd_of(self._process)
+        except OSError:
+            self._socket.close()
+            raise
+        self.pid = self._process.pid
+        self._socket.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._poll.register(self._pidfd, select.POLLIN)
+
+    def launch(self, number: int, main: str, fds: Sequence[int]) -> tuple[int, int]:
+        """Id and pidfd of a new worker. Blocks. Raises `OSError`, and `ValueError` for too long a path."""
+        self._awaited = number
+        try:
+            if not self._send(Launch(number, main, len(fds)), fds):
+                self.has_gone()  # which takes in what it had said before
+            while not self.gone:
+                match self.receive(None):
+                    case Launched(launched, pid), [pidfd] if launched == number:
+                        return pid, pidfd
+                    case Launched(launched), [] if launched == number:
+                        self._send(Discard(number))
+                        raise OSError("there is no room for another descriptor")
+                    case Refused(refused, why), _ if refused == number:
+                        raise OSError(why)
+        finally:
+            self._awaited = 0
+        raise OSError(self.end())
+
+    def has_gone(self) -> bool:
+        """Whether it has ended, after taking in all that it had said. Never blocks."""
+        while not self.gone and self.receive(0.0) is not None:
+            pass
+        return self.gone
+
+    def receive(self, timeout_s: float | None) -> tuple[FromServer, list[int]] | None:
+        """The next record, noted if it is a notice; None when there is none in time, or never again (`gone`).
+
+        Blocks. The end of the process counts as much as that of the socket, which a process that a preloaded
+        module has started may keep open; what it said before is read first.
+        """
+        ended = False
+        while (received := self._read()) is None and not self.gone:
+            if ended:
+                self.gone = True
+                break
+            events = self._poll.poll(None if timeout_s is None else 1000 * timeout_s)
+            if not events:
+                break
+            ended = any(fd == self._pidfd for fd, _ in events)
+        if received is not None:
+            self._note(*received)
+        return received
+
+    def hang_up(self) -> None:
+        """Let the server see an end of the socket, and wake whoever waits at this one. Any thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> str:
+        """End it and its workers, and say how it ended, or why. Blocks. Idempotent."""
+        self.hang_up()
+        self.has_gone()  # which takes in what it had said before
+        if self._pidfd != _NOWHERE:
+            self._wait()
+            self._let_go()
+        if self._last_word:
+            return self._last_word
+        status = self._process.returncode
+        return f"the forkserver {'cannot be killed' if status is None else _ending_of(status)}"
+
+    def forget(self) -> None:
+        """Let go of it in a fork of its parent: it is not a child of this process."""
+        self._process.returncode = 0
+        self.gone = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._socket.close()
+        pidfd, self._pidfd = self._pidfd, _NOWHERE
+        if pidfd != _NOWHERE:
+            os.close(pidfd)
+
+    def _wait(self) -> None:
+        # One that is still importing does not listen, and has no workers that it should wait for.
+        grace_s = _UNTIL_ENDED_S if self.ready else 0.0
+        if not _becomes_readable(self._pidfd, grace_s):
+            self._process.kill()
+            _becomes_readable(self._pidfd, _UNTIL_ENDED_S)
+        self._process.poll()
+
+    def _send(self, record: ToServer, fds: Sequence[int] = ()) -> bool:
+        """Whether it was there to be sent to. Raises `OSError` for descriptors that are none."""
+        try:
+            send(self._socket, record, fds)
+        except ConnectionError:
+            return False
+        return True
+
+    def _read(self) -> tuple[FromServer, list[int]] | None:
+        """A record that is there already; None, and `gone`, at the end of the socket."""
+        while True:
+            try:
+                received = receive(self._socket, FROM_SERVER)
+            except BlockingIOError:
+                return None
+            except ConnectionError:  # it left something unread; that is said once, before what it had sent
+                continue
+            self.gone = received is None
+            return received
+
+    def _note(self, record: FromServer, descriptors: Sequence[int]) -> None:
+        match record:
+            case Launched(number) if number != self._awaited:  # that launch has ended in an exception here
+                self._send(Discard(number))
+                for fd in descriptors:
+                    os.close(fd)
+            case Ready():
+                self.ready = True
+            case PreloadFailed(why):
+                self._last_word = why
+            case Exited(number, status, by):
+                child = self._children.get(number)
+                if child is not None and (status, by) != (None, None):
+                    child._end = _ending_of(status if by is None else -by)
+
+
+def close_launchers() -> None:
+    """End all servers of this process, and their workers. Blocks until they have ended.
+
+    For tests; the interpreter does it at its exit.
+    """
+    with Launcher._shared_lock:
+        launchers = list(Launcher._shared.values())
+    for launcher in launchers:
+        launcher.close()
+
+
+def _started(theirs: socket.socket, preload: Sequence[str]) -> subprocess.Popen[bytes]:
+    """The server, with its end of the socket pair and no other descriptor of ours but 1 and 2.
+
+    It finds its modules where this process does, in the same order (`-P`: and nowhere else).
+    """
+    places = os.pathsep.join(place or os.getcwd() for place in sys.path)
+    fd = str(theirs.fileno())
+    module = ["-P", "-X", "faulthandler", "-m", "cudnn_actor.workers.forkserver"]
+    return subprocess.Popen(
+        [sys.executable, *module, fd, str(os.getpid()), *preload],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(theirs.fileno(),),
+        close_fds=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": places},
+    )
+
+
+def _pidfd_of(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise
+
+
+def _becomes_readable(fd: int, timeout_s: float | None) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
+
+
+def _ending_of(status: int | None) -> str:
+    """A status as `subprocess` has it, in words."""
+    if status is None:
+        return "has ended"
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {-status}"
+
+
+os.register_at_fork(after_in_child=Launcher._forget_shared)
+atexit.register(close_launchers)

@@ -1,0 +1,3 @@
+"""What runs in a worker process."""
+
+from __future__ import annotations

@@ -1,0 +1,112 @@
+"""`CudnnActor` in a worker: the same actor, whose memory and callers are in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cudnn_actor.actor import CudnnActor
+from cudnn_actor.actors import Envelope
+from cudnn_actor.engines.base import ContextDead, Engine
+from cudnn_actor.planning import BuildCrash
+from cudnn_actor.state import ServiceState
+from cudnn_actor.supervision import Fault, FaultRule
+from cudnn_actor.workers.process.errand import Errand
+from cudnn_actor.workers.process.stages import Stages
+from cudnn_actor.workers.wire import Done, Dying, ReadStaged, Strike, WriteStaged
+
+__all__ = ["DeliveredFaults", "WorkerActor"]
+
+
+class DeliveredFaults:
+    """What is to befall requests, as the parent's fault plan has it: it counts there, over all workers."""
+
+    def __init__(self, *, start_fails: bool) -> None:
+        self.next: FaultRule | None = None
+        """What befalls the request that is being taken up."""
+        self._start_fails = start_fails
+
+    def on_start(self) -> Fault | None:
+        """Whether this start fails; None if not."""
+        return Fault.CRASH_IN_START if self._start_fails else None
+
+    def on_message(self, _type_name: str) -> FaultRule | None:
+        """What befalls this message; once."""
+        rule, self.next = self.next, None
+        return rule
+
+
+class WorkerActor(CudnnActor):
+    """Answers requests of a parent. Its last act is to say why it ends: to judge is the parent's.
+
+    Parameters
+    ----------
+    state, engine, generation
+        As of `CudnnActor`.
+    stages
+        The host memory that values come and go in.
+    say
+        Sends a frame to the parent.
+    """
+
+    def __init__(
+        self,
+        state: ServiceState,
+        engine: Callable[[], Engine],
+        generation: int,
+        stages: Stages,
+        say: Callable[[Dying], None],
+    ) -> None:
+        super().__init__(state, engine, generation)
+        self._stages = stages
+        self._say = say
+        self._handlers[WriteStaged] = self._write_staged
+        self._handlers[ReadStaged] = self._read_staged
+        self._handlers[Strike] = self._strike
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, open."""
+        return self._engine.engine
+
+    def create_arena(self, number: int, nbytes: int) -> int:
+        """Take and map memory; its descriptor, which is the caller's. Raises `CudnnActorError`, `Crash`."""
+        return self._engine.create_arena(number, nbytes)
+
+    def promote(self, generation: int) -> None:
+        """Serve as this incarnation."""
+        self._generation = self._state.generation = generation
+
+    def on_receive(self, message: Any) -> Any:
+        """Answer one message. Raises what the caller is to get."""
+        errand = self.current
+        assert isinstance(errand, Errand)
+        faults: Any = self._state.faults
+        if faults is not None:
+            faults.next = errand.fault
+        return super().on_receive(message)
+
+    def _write_staged(self, message: WriteStaged) -> Any:
+        slot = self._memory.resolve(message.dst, "dst")
+        return self._write("dst", message.dst, self._stages.array(message.values, slot.spec))
+
+    def _read_staged(self, message: ReadStaged) -> Any:
+        slot = self._memory.resolve(message.src, "src")
+        return self._read(slot, self._stages.array(message.values, slot.spec))
+
+    def _strike(self, message: Strike) -> None:
+        self._faults.strike(message.tag)
+
+    def _finished_at(self, now_ns: int, envelope: Envelope, tag: str) -> Any:
+        """In place of a receipt, what the parent makes one of."""
+        assert isinstance(envelope, Errand)
+        started_ns = envelope.started_ns
+        return Done(envelope.number, envelope.place, tag, started_ns, (now_ns - started_ns) / 1e3)
+
+    def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:  # noqa: ARG002
+        """Send the answers that are there, then say what happened. The process ends behind it."""
+        if self._executor is not None:
+            self._settle_done(self._executor)
+        self.flush()
+        digest = error.digest if isinstance(error, BuildCrash) else self._digest_in_work
+        self._say(Dying(str(error) or repr(error), isinstance(error, ContextDead), digest))

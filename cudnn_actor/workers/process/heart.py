@@ -1,0 +1,49 @@
+"""Signs of life from a worker, and since when its work has not got on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from cudnn_actor.workers.status import StatusPage
+
+__all__ = ["Heart"]
+
+
+class Heart:
+    """A thread that beats. A worker that is stopped, or holds the interpreter's lock for long, beats no more.
+
+    Parameters
+    ----------
+    page
+        Where it is noted, for the parent.
+    every_s
+        Seconds between two beats.
+    since
+        Since when the work in hand has not got on, in `time.monotonic()` seconds; None for none.
+    """
+
+    def __init__(self, page: StatusPage, every_s: float, since: Callable[[], float | None]) -> None:
+        self._page = page
+        self._every_s = every_s
+        self._since = since
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Beat once, and from then on."""
+        self._beat()
+        threading.Thread(target=self._run, name="heart", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every_s):
+            self._beat()
+
+    def _beat(self) -> None:
+        since = self._since()
+        self._page.since_ns = 0 if since is None else int(since * 1e9)
+        self._page.beat_ns = time.monotonic_ns()
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self._ended.set()

@@ -1,0 +1,188 @@
+"""What a worker process does, from its fork to its end.
+
+It has three descriptors: its end of the socket, the service's generation table (which it cannot write), and
+the page that it shares with its parent. It runs the actor on its main thread, and ends when its parent asks
+it to, when its parent has gone, or when its device context has died.
+
+Signals: Ctrl-C is the parent's. A SIGTERM is one as well, until the parent has asked for the end: from then on
+it means that the parent has waited long enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pykka
+
+from cudnn_actor.actors import ActorExit
+from cudnn_actor.engines.base import Engine
+from cudnn_actor.plan_store import PlanStore
+from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.state import ServiceState
+from cudnn_actor.workers.channel import Channel
+from cudnn_actor.workers.generations import GenerationView
+from cudnn_actor.workers.process.actor import DeliveredFaults, WorkerActor
+from cudnn_actor.workers.process.heart import Heart
+from cudnn_actor.workers.process.inbox import Inbox
+from cudnn_actor.workers.process.logs import forward_logs
+from cudnn_actor.workers.process.outbox import Outbox
+from cudnn_actor.workers.process.stages import Stages
+from cudnn_actor.workers.process.table import BorrowedTable
+from cudnn_actor.workers.status import StatusPage
+from cudnn_actor.workers.wire import (
+    FROM_PARENT,
+    ArenaMade,
+    ArenaRefused,
+    CreateArena,
+    Hello,
+    MapArena,
+    MapStage,
+    Promote,
+    Ready,
+    Stop,
+    UnmapArena,
+    UnmapStage,
+)
+
+__all__ = ["main"]
+
+
+def main(descriptors: Sequence[int]) -> None:
+    """Serve one parent. Returns at an orderly end; what ends it otherwise, the parent has been told."""
+    connection, generations, status = descriptors
+    channel = Channel(socket.socket(fileno=connection), FROM_PARENT)
+    _Process(channel, generations, status).run()
+
+
+class _Process:
+    """The parts of a worker, put together. The main thread's."""
+
+    def __init__(self, channel: Channel, generations: int, status: int) -> None:
+        self._channel = channel
+        early = _first_frames(channel)
+        hello = early.pop(0)
+        page = StatusPage.attach(status, hello.window)
+        self._outbox = outbox = Outbox(channel)
+        self._inbox = inbox = Inbox(channel, outbox, page)
+        state = ServiceState(
+            mailbox=inbox,
+            memory=BorrowedTable(hello.device, GenerationView(generations), None),
+            faults=DeliveredFaults(start_fails=hello.fails) if hello.scripted or hello.fails else None,
+            workspace_limit=hello.workspace_limit,
+            plan_store=None if hello.plan_store is None else PlanStore(hello.plan_store),
+            autotune=hello.autotune,
+        )
+        self._stages = Stages(
+            lambda bytes_: self._engine.pin(bytes_), lambda bytes_: self._engine.unpin(bytes_)
+        )
+        self._actor = actor = WorkerActor(state, _maker(hello), hello.generation, self._stages, outbox.say)
+        self._stopping = False
+        self._heart = Heart(page, hello.beat_s, actor.working_since)
+        forward_logs(outbox, inbox, lambda: 0 if actor.current is None else actor.current.number)
+        inbox.on_frame = {
+            MapArena: self._map_arena,
+            UnmapArena: lambda frame: self._engine.unmap_arena(frame.number),
+            CreateArena: self._create_arena,
+            MapStage: self._map_stage,
+            UnmapStage: lambda frame: self._stages.unmap(frame.segment),
+            Promote: lambda frame: actor.promote(frame.generation),
+            Stop: self._stop,
+        }
+        inbox.put_back(early)
+        actor.watch(_Observer(lambda: outbox.say(Ready(hello.generation)), self._heart))
+
+    def run(self) -> None:
+        """Live and die."""
+        signal.signal(signal.SIGTERM, self._told_to_end)
+        actor = self._actor
+        actor.thread = threading.current_thread()
+        pykka.ActorRegistry.register(actor.actor_ref)
+        with contextlib.suppress(SystemExit):
+            actor.run()
+        self._outbox.send_lines()
+
+    @property
+    def _engine(self) -> Engine:
+        return self._actor.engine
+
+    def _told_to_end(self, _number: int, _frame: object) -> None:
+        if self._stopping:
+            os._exit(0)
+
+    def _stop(self, _frame: Stop) -> None:
+        self._stopping = True
+        self._actor.end("asked to stop by its parent")
+
+    def _map_arena(self, frame: MapArena) -> None:
+        descriptor = self._channel.take_descriptor()
+        try:
+            self._engine.map_arena(frame.number, descriptor, frame.nbytes)
+        finally:
+            os.close(descriptor)
+
+    def _create_arena(self, frame: CreateArena) -> None:
+        try:
+            descriptor = self._actor.create_arena(frame.number, frame.nbytes)
+        except CudnnActorError as error:
+            self._outbox.say(ArenaRefused(frame.number, error.to_record()))
+            return
+        try:
+            self._outbox.say(ArenaMade(frame.number), (descriptor,))
+        finally:
+            os.close(descriptor)
+
+    def _map_stage(self, frame: MapStage) -> None:
+        descriptor = self._channel.take_descriptor()
+        try:
+            self._stages.map(frame.segment, descriptor, frame.nbytes)
+        finally:
+            os.close(descriptor)
+
+
+class _Observer:
+    """Tells the parent of readiness. Of the end it has been told by then."""
+
+    def __init__(self, say_ready: Callable[[], None], heart: Heart) -> None:
+        self._say_ready = say_ready
+        self._heart = heart
+
+    def actor_ready(self) -> None:
+        """Say so, with a first sign of life before it."""
+        self._heart.start()
+        self._say_ready()
+
+    def actor_exited(self, exit: ActorExit) -> None:  # noqa: ARG002
+        """Give no sign of life any more."""
+        self._heart.stop()
+
+
+def _first_frames(channel: Channel) -> list[Any]:
+    """The first frames from the parent, a `Hello` at their head. Blocks. Raises `SystemExit` at its end."""
+    frames: list[Any] = []
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    while not frames:
+        poll.poll()
+        frames += channel.receive()
+        if channel.ended:
+            raise SystemExit(0)
+    if not isinstance(frames[0], Hello):
+        raise SystemExit(f"the first frame is no Hello but {type(frames[0]).__name__}")
+    return frames
+
+
+def _maker(hello: Hello) -> Callable[[], Engine]:
+    def make() -> Engine:
+        module, _, name = hello.make.partition(":")
+        engine: Engine = getattr(importlib.import_module(module), name)(*hello.arguments)
+        return engine
+
+    return make

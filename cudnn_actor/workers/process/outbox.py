@@ -1,0 +1,92 @@
+"""The way back from a worker: answers, log lines and last words, sent in batches.
+
+To the actor this is what an event loop's bridge is in a service of one process: it posts answers here and
+wakes it when a batch is through. Only the actor's thread posts answers; log lines come from any.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.actors import Envelope
+from cudnn_actor.protocol.codec import encode_reply
+from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed
+from cudnn_actor.workers.channel import Channel
+from cudnn_actor.workers.process.errand import Errand
+from cudnn_actor.workers.wire import Answer, Answers, Done, Dropped, FromWorker, Given, Logged, Refused
+
+__all__ = ["Outbox"]
+
+_NOTHING = encode_reply(None)
+
+
+class Outbox:
+    """Answers on their way to the parent.
+
+    Parameters
+    ----------
+    channel
+        The worker's end.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._answers: list[Answer] = []
+        self._lines: deque[Logged] = deque()
+
+    def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
+        """Queue an answer; `wake` sends it."""
+        assert isinstance(envelope, Errand)
+        number, place = envelope.number, envelope.place
+        answer: Answer
+        if type(value) is Done:
+            answer = value
+        elif envelope.dropped:
+            answer = Dropped(number, place)
+        elif error is not None:
+            answer = Refused(number, place, _known(error).to_record())
+        elif isinstance(value, np.ndarray):  # it is where it was wanted
+            answer = Done(number, place, "download", envelope.started_ns, 0.0)
+        else:
+            answer = Given(number, place, encode_reply(value))
+        self._answers.append(answer)
+
+    def wake(self) -> None:
+        """Send what has been posted. Waits for room in the socket when the parent does not read."""
+        self.send_lines()
+        if self._answers:
+            answers, self._answers = self._answers, []
+            self.say(Answers(answers))
+
+    def say(self, frame: FromWorker, descriptors: tuple[int, ...] = ()) -> None:
+        """Send a frame behind all that was sent before. Waits for room in the socket."""
+        self._channel.send(frame, descriptors)
+        while not self._channel.flush():
+            poll = select.poll()
+            poll.register(self._channel.fileno(), select.POLLOUT)
+            poll.poll()
+
+    def log(self, line: Logged) -> None:
+        """Queue a line. Any thread: appending is one step under the GIL."""
+        self._lines.append(line)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether lines wait to be sent."""
+        return bool(self._lines)
+
+    def send_lines(self) -> None:
+        """Send the lines that were logged, in order."""
+        while self._lines:
+            self.say(self._lines.popleft())
+
+
+def _known(error: BaseException) -> CudnnActorError:
+    """An error that travels: what is none of ours says its name."""
+    if isinstance(error, CudnnActorError):
+        return error
+    return ExecutionFailed(status=type(error).__name__, detail=str(error), plan="worker")

@@ -1,0 +1,48 @@
+"""Host memory that the parent gives out, as a worker sees it."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+
+import numpy as np
+
+from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.workers.staging import map_segment
+from cudnn_actor.workers.wire import BadFrame, Staged
+
+__all__ = ["Stages"]
+
+
+class Stages:
+    """The segments that are mapped, by number.
+
+    Parameters
+    ----------
+    pin, unpin
+        The engine's: told of each segment's bytes after it is mapped, and before it goes.
+    """
+
+    def __init__(self, pin: Callable[[memoryview], None], unpin: Callable[[memoryview], None]) -> None:
+        self._pin = pin
+        self._unpin = unpin
+        self._mapped: dict[int, mmap.mmap] = {}
+
+    def map(self, segment: int, descriptor: int, nbytes: int) -> None:
+        """Map a segment. The descriptor stays the caller's. Raises `OSError`."""
+        self._mapped[segment] = mapped = map_segment(descriptor, nbytes)
+        self._pin(memoryview(mapped))
+
+    def unmap(self, segment: int) -> None:
+        """Forget a segment that nothing uses any more."""
+        self._unpin(memoryview(self._mapped[segment]))
+        del self._mapped[segment]
+
+    def array(self, staged: Staged, spec: TensorSpec) -> np.ndarray:
+        """The values of a buffer, C-contiguous. Raises `BadFrame` for a place that is none."""
+        try:
+            return np.ndarray(
+                spec.dims, spec.dtype.numpy, buffer=self._mapped[staged.segment], offset=staged.offset
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadFrame(f"there is no such place in staging memory: {error!r}") from error

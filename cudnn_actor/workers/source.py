@@ -1,0 +1,219 @@
+"""Where a service's workers come from, and where they go: the next one, the standby, those that are dying.
+
+All of it is one keeper's at a time, as the service is: a keeper hands over what is here to its successor by
+ending. What outlives a worker, and so is not a keeper's own:
+
+- the **standby**: a worker that has its engine open, the arenas mapped and the recent plans built, and waits.
+  Its death is a line in the log; another is started behind it, after a pause that grows;
+- those that are **dying**: their context is known to be dead, so their successor has not waited for them;
+  what they may still have mapped for writing is given back when they have gone for certain.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.protocol.messages import Compute, Warm
+from cudnn_actor.supervision import Backoff
+from cudnn_actor.workers.cudnn_desk import CudnnDesk, Limbo
+from cudnn_actor.workers.generations import GenerationTable
+from cudnn_actor.workers.ledger import Violation
+from cudnn_actor.workers.wire import (
+    PRIVATE,
+    Answers,
+    BadFrame,
+    Dying,
+    Logged,
+    Promote,
+    Ready,
+    Request,
+    Requests,
+    encode_message,
+)
+from cudnn_actor.workers.worker import Recipe, Worker
+
+__all__ = ["Source"]
+
+_PAUSES = Backoff(initial_s=0.2, factor=2.0, cap_s=10.0, reset_after_s=30.0, at_once=1)
+"""Between the death of a standby and the start of the next."""
+_WARMED_AT_ONCE = 16
+_UNTIL_KILLED_S = 5.0
+_BEHIND_S = 0.05
+"""From a promotion to the start of the next standby: the recovery comes first."""
+_SILENT_BEATS = 8
+"""Without so many signs of life in a row a standby is not relied on."""
+
+log = Log("cudnn_actor")
+
+
+class Dead(NamedTuple):
+    """A worker that is dying, and what it may still write."""
+
+    worker: Worker
+    limbo: Limbo
+
+
+class Source:
+    """See the module's docstring. The keeper's thread, one after another.
+
+    Parameters
+    ----------
+    recipe
+        Says how workers are made; asked once, by the first keeper.
+    generations
+        The service's table, which each maps.
+    standby
+        Whether to keep one.
+    """
+
+    def __init__(self, recipe: Callable[[], Recipe], generations: GenerationTable, *, standby: bool) -> None:
+        self._ask_recipe = recipe
+        self._generations = generations
+        self._keeps_standby = standby
+        self.standby: Worker | None = None
+        self.dying: list[Dead] = []
+        self._deaths = 0
+        self._next_at = 0.0
+        self._warming: set[str] = set()
+        """Digests that the standby has been told of."""
+
+    def launch(self, generation: int, *, fails: bool) -> Worker:
+        """A worker that is starting. Raises `OSError`. Blocks for milliseconds, or for a server's imports."""
+        return Worker(self._recipe, generation, self._generations.fd, fails=fails)
+
+    @functools.cached_property
+    def _recipe(self) -> Recipe:
+        return self._ask_recipe()
+
+    # The standby.
+
+    def take_standby(self, desk: CudnnDesk, generation: int) -> Worker | None:
+        """The standby as the next incarnation, perhaps still starting; None when there is none that lives.
+
+        With the desk held.
+        """
+        worker, self.standby, desk.standby = self.standby, None, None
+        self._warming.clear()
+        self._next_at = time.monotonic() + _BEHIND_S
+        if worker is None:
+            return None
+        if worker.child.wait(0.0) or (worker.ready and self._is_silent(worker)):
+            self._end(worker)
+            return None
+        worker.send(Promote(generation))
+        log.info("standby.promoted", pid=worker.pid, generation=generation, ready=worker.ready)
+        return worker
+
+    def _is_silent(self, worker: Worker) -> bool:
+        """Whether it has given no sign of life for too long: it is stopped, say."""
+        return time.monotonic() - worker.claims.beat_ns / 1e9 > _SILENT_BEATS * self._recipe.hello.beat_s
+
+    def tend(self, desk: CudnnDesk, now: float) -> float | None:
+        """Start a standby when one is due; seconds until the next is, None for no such time. With the desk held."""
+        if not self._keeps_standby or self.standby is not None:
+            return None
+        if now < self._next_at:
+            return self._next_at - now
+        try:
+            worker = self.launch(0, fails=False)
+        except OSError as error:
+            return self._bury(f"it could not be started: {error}", now)
+        self.standby = desk.standby = worker
+        desk.introduce(worker)
+        return None
+
+    def hear_standby(self, desk: CudnnDesk) -> None:
+        """Take what the standby says, and see whether it lives. With the desk held."""
+        worker = self.standby
+        if worker is None:
+            return
+        try:
+            for frame in worker.channel.receive():
+                self._take(worker, frame, desk)
+        except (Violation, BadFrame) as error:
+            self._lose(desk, str(error))
+            return
+        if worker.child.wait(0.0) or worker.channel.ended:
+            self._lose(desk, worker.child.how_it_ended(1.0))
+
+    def _take(self, worker: Worker, frame: Any, desk: CudnnDesk) -> None:
+        match frame:
+            case Ready(generation=0) if not worker.ready:
+                worker.ready = True
+                log.info("standby.ready", pid=worker.pid, after_s=round(time.monotonic() - worker.started, 3))
+                self.warm(desk)
+            case Answers() if all(answer.number >= PRIVATE for answer in frame.answers):
+                self.warm(desk)
+            case Logged():
+                desk.write_log(frame)
+            case Dying():
+                log.warning("standby.dying", pid=worker.pid, cause=frame.cause)
+            case _:
+                raise Violation(f"it said {type(frame).__name__} where nobody had asked")
+
+    def warm(self, desk: CudnnDesk) -> None:
+        """Have the standby get the plans that have run lately and that it has not, some at a time."""
+        worker = self.standby
+        if worker is None or not worker.ready:
+            return
+        missing = [digest for digest in reversed(desk.recent) if digest not in self._warming]
+        if not missing:
+            return
+        batch = missing[:_WARMED_AT_ONCE]
+        self._warming.update(batch)
+        messages: tuple[Compute, ...] = tuple(desk.recent[digest] for digest in batch)
+        body = encode_message(Warm(messages=messages))
+        worker.send(Requests([Request(PRIVATE, self._recipe.hello.window - 1, body)]))
+
+    def _lose(self, desk: CudnnDesk, why: str) -> None:
+        worker, self.standby, desk.standby = self.standby, None, None
+        assert worker is not None
+        self._warming.clear()
+        stable = time.monotonic() - worker.started >= _PAUSES.reset_after_s
+        self._deaths = 0 if stable else self._deaths
+        self._end(worker)
+        self._bury(why, time.monotonic(), pid=worker.pid)
+
+    def _bury(self, why: str, now: float, pid: int | None = None) -> float:
+        self._deaths += 1
+        pause_s = _PAUSES.delay(self._deaths, 0.0)
+        self._next_at = now + pause_s
+        log.warning("standby.died", pid=pid, why=why, next_in_s=pause_s)
+        return pause_s
+
+    # Those that end.
+
+    def let_die(self, worker: Worker, limbo: Limbo) -> None:
+        """Have a worker end whose context is dead, without waiting for it."""
+        worker.child.signal(signal.SIGKILL)
+        worker.channel.close()
+        self.dying.append(Dead(worker, limbo))
+
+    def bury_the_dead(self, desk: CudnnDesk) -> None:
+        """Give back what those had that have gone by now. With the desk held."""
+        for dead in tuple(self.dying):
+            if dead.worker.child.wait(0.0):
+                self.dying.remove(dead)
+                desk.leave_limbo(dead.limbo)
+                dead.worker.close()
+
+    def close(self, desk: CudnnDesk) -> None:
+        """End the standby, and wait for everybody. The service has ended. Blocks."""
+        worker, self.standby, desk.standby = self.standby, None, None
+        if worker is not None:
+            self._end(worker)
+        for dead in self.dying:
+            dead.worker.child.wait(_UNTIL_KILLED_S)
+            dead.worker.close()
+        self.dying.clear()
+
+    @staticmethod
+    def _end(worker: Worker) -> None:
+        worker.child.signal(signal.SIGKILL)
+        worker.child.wait(_UNTIL_KILLED_S)
+        worker.close()

@@ -1,0 +1,145 @@
+"""Host memory that a worker maps too, for values on their way to and from its device.
+
+Segments are anonymous files, like the arenas of the host engine, and blocks are places in them. The parent
+gives blocks out and takes them back; a worker only reads or writes the one that a request names. So a block
+is free again when its request has landed, or when the worker that had it is gone for certain.
+
+A large result is handed to the caller as it lies in its block, not copied: the block is free when the last
+array on it has gone. Like `memory.keeper`, that end only appends to a deque, on whatever thread it comes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cudnn_actor.memory import ArenaPool
+from cudnn_actor.protocol.errors import OutOfMemory
+
+__all__ = ["Block", "Staging", "map_segment"]
+
+SEGMENT_BYTES = 32 << 20
+_IDLE_SEGMENTS = 1
+"""Empty segments kept for the next transfer."""
+_COPY_BYTES = 64 << 10
+"""Up to here a result is copied out of its block, which is free at once."""
+
+
+def map_segment(descriptor: int, nbytes: int) -> mmap.mmap:
+    """Map a segment, to read and write. The descriptor stays the caller's. Raises `OSError`."""
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(descriptor, nbytes, trackfd=False)
+    return mmap.mmap(descriptor, nbytes)
+
+
+class Block(NamedTuple):
+    """A place in a segment: `offset` and `nbytes` in bytes."""
+
+    segment: int
+    offset: int
+    nbytes: int
+
+
+class Staging:
+    """The segments of one service. One thread's at a time, but for the ends of arrays.
+
+    Parameters
+    ----------
+    announce
+        Called with the number, size in bytes and descriptor of a new segment, before a block of it is used.
+    retire
+        Called with the number of a segment that is no longer used.
+    """
+
+    def __init__(self, announce: Callable[[int, int, int], None], retire: Callable[[int], None]) -> None:
+        self._announce = announce
+        self._retire = retire
+        self._pool = ArenaPool(arena_bytes=SEGMENT_BYTES, limit=None)
+        self._mapped: dict[int, mmap.mmap] = {}
+        self._ended: deque[Block] = deque()
+
+    def segments(self) -> list[tuple[int, int, int]]:
+        """Number, size in bytes and descriptor of each: what another worker maps."""
+        return [(arena.number, arena.nbytes, arena.fd) for arena in self._pool.all()]
+
+    def take(self, nbytes: int) -> Block:
+        """A block of at least one byte. Raises `OutOfMemory` when the machine has no room for it."""
+        nbytes = max(nbytes, 1)
+        self._take_back()
+        if not self._pool.room_for(nbytes):
+            self._grow(nbytes)
+        arena, offset = self._pool.place(nbytes)
+        return Block(arena.number, offset, nbytes)
+
+    def give_back(self, block: Block) -> None:
+        """End a block that nobody reads or writes any more."""
+        arena = next(arena for arena in self._pool.all() if arena.number == block.segment)
+        arena.free.release(block.offset)
+        for idle in self._pool.idle()[_IDLE_SEGMENTS:]:
+            self._drop(idle.number)
+
+    def array(self, block: Block, dims: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """A block as a C-contiguous array, for as long as it is taken."""
+        return np.ndarray(dims, dtype, buffer=self._mapped[block.segment], offset=block.offset)
+
+    def result(self, block: Block, dims: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An array for the caller with what a block holds. The block is not the asker's any more."""
+        array = self.array(block, dims, dtype)
+        if block.nbytes > _COPY_BYTES:
+            return np.asarray(_Kept(array, _Holder(block, self._ended))).view(array.dtype)
+        copied = array.copy()
+        self.give_back(block)
+        return copied
+
+    def close(self) -> None:
+        """Close every descriptor. What arrays outside show stays mapped until they have gone."""
+        self._pool.close()
+        self._mapped.clear()
+
+    def _grow(self, nbytes: int) -> None:
+        number, size = self._pool.next(nbytes)
+        descriptor = os.memfd_create(f"cudnn-actor-stage-{number}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, size)
+            self._mapped[number] = map_segment(descriptor, size)
+        except (OSError, OverflowError):
+            os.close(descriptor)
+            raise OutOfMemory(requested=size, in_use=self._pool.nbytes, limit=None) from None
+        self._pool.add(number, size, descriptor)
+        self._announce(number, size, descriptor)
+
+    def _drop(self, number: int) -> None:
+        self._retire(number)
+        del self._mapped[number]
+        self._pool.drop(number)
+
+    def _take_back(self) -> None:
+        while self._ended:
+            self.give_back(self._ended.popleft())
+
+
+class _Holder:
+    """A caller's hold on a block, which ends with this object, on whatever thread."""
+
+    __slots__ = ("__weakref__", "_block", "_ended")
+
+    def __init__(self, block: Block, ended: deque[Block]) -> None:
+        self._block = block
+        self._ended = ended
+
+    def __del__(self) -> None:
+        self._ended.append(self._block)
+
+
+class _Kept:
+    """What NumPy takes as the base of another array: an array, and what is to live as long."""
+
+    def __init__(self, array: np.ndarray, keeper: object) -> None:
+        self.__array_interface__ = array.view(f"u{array.itemsize}").__array_interface__
+        self.kept = array, keeper

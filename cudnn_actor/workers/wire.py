@@ -1,0 +1,357 @@
+"""What a worker process and its parent say to each other, as bytes. No I/O in here.
+
+A frame is four bytes of length, little-endian, and so many bytes of MessagePack; descriptors travel beside
+the frame that needs them. Decoding runs no code that the sender chose, whichever side it is: what does not
+decode, or is too long, raises `BadFrame`, and ends the worker, never its parent.
+
+=============  ==========================================================================================
+parent sends   `Hello` once; `MapArena`, `UnmapArena`, `CreateArena`, `MapStage`, `UnmapStage`; `Requests`;
+               `Promote` to a standby; `Stop`
+worker sends   `Ready` once; `Answers`, in the order in which requests finished; `ArenaMade` or
+               `ArenaRefused`; `Logged`; `Dying`, its last word
+=============  ==========================================================================================
+
+A request carries its message as bytes of its own, so that the parent encodes a message once however often
+it is sent, and the worker finds one that it has seen by a look-up.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, Literal
+
+import msgspec
+
+from cudnn_actor.protocol import codec
+from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.errors import ErrorRecord
+from cudnn_actor.protocol.messages import (
+    ConvBwdData,
+    ConvBwdFilter,
+    ConvFwd,
+    Copy,
+    Fill,
+    GetStatistics,
+    Ping,
+    Warm,
+)
+from cudnn_actor.supervision import FaultRule
+
+__all__ = [
+    "FROM_PARENT",
+    "FROM_WORKER",
+    "LONGEST",
+    "MESSAGES",
+    "PRIVATE",
+    "Answer",
+    "Answers",
+    "ArenaMade",
+    "ArenaRefused",
+    "Asked",
+    "BadFrame",
+    "CreateArena",
+    "Done",
+    "Dropped",
+    "Dying",
+    "FromParent",
+    "FromWorker",
+    "Given",
+    "Hello",
+    "Logged",
+    "MapArena",
+    "MapStage",
+    "Promote",
+    "ReadStaged",
+    "Ready",
+    "Refused",
+    "Request",
+    "Requests",
+    "Staged",
+    "Stop",
+    "Strike",
+    "UnmapArena",
+    "UnmapStage",
+    "WriteStaged",
+    "encode",
+    "encode_message",
+]
+
+LONGEST: Final = 64 << 20
+"""Bytes of the longest frame that either side takes in; a batch of requests has some ten thousand."""
+
+PRIVATE: Final = 1 << 62
+"""Number of a request that is no caller's: its answer is for nobody."""
+
+LENGTH: Final = struct.Struct("<I")
+
+
+class BadFrame(Exception):
+    """Raised for bytes that are no frame of this protocol; its text is the reason."""
+
+
+class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    pass
+
+
+# Messages that only travel between a parent and its worker.
+
+
+class Staged(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where values lie, C-contiguous in the buffer's dtype: a segment of shared memory, and the offset."""
+
+    segment: int
+    offset: int
+
+
+class WriteStaged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Overwrite `dst` with staged values."""
+
+    control = False
+    dst: BufferRef
+    values: Staged
+
+
+class ReadStaged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Copy the values of `src` to a place that is staged."""
+
+    control = False
+    src: BufferRef
+    values: Staged
+
+
+class Strike(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Let a scripted fault befall a message that the parent answers itself; `tag` is the log line's plan."""
+
+    control = False
+    tag: str
+
+
+Asked = (
+    ConvFwd
+    | ConvBwdData
+    | ConvBwdFilter
+    | Copy
+    | Fill
+    | Ping
+    | GetStatistics
+    | Warm
+    | WriteStaged
+    | ReadStaged
+    | Strike
+)
+"""Messages that a worker answers."""
+
+
+# From the parent.
+
+
+class Hello(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """How to start.
+
+    Parameters
+    ----------
+    make, arguments
+        Import path of what makes the engine, "package.module:Name", and what that is called with.
+    device
+        What references say: "cpu" or "cuda:N".
+    generation
+        The incarnation that it is to be; a standby is told another when it is promoted.
+    window
+        Places of the status page.
+    workspace_limit, plan_store, autotune
+        As in `Options`.
+    beat_s
+        Seconds between two signs of life.
+    scripted
+        Whether requests may carry faults.
+    fails
+        Whether this start is to fail, by a fault plan.
+    """
+
+    make: str
+    arguments: tuple[str | int | float | bool | None, ...]
+    device: str
+    generation: int
+    window: int
+    workspace_limit: int | None
+    plan_store: str | None
+    autotune: bool
+    beat_s: float
+    scripted: bool
+    fails: bool
+
+
+class MapArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Map an arena by the descriptor that comes with it."""
+
+    number: int
+    nbytes: int
+
+
+class UnmapArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Forget an arena: nothing lies in it any more."""
+
+    number: int
+
+
+class CreateArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Take memory for an arena, map it, and hand its descriptor over."""
+
+    number: int
+    nbytes: int
+
+
+class MapStage(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Map a segment of host memory by the descriptor that comes with it."""
+
+    segment: int
+    nbytes: int
+
+
+class UnmapStage(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Forget a segment: nothing lies in it any more."""
+
+    segment: int
+
+
+class Request(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
+):
+    """A request to run: its number and place in the window, its message as bytes, and what befalls it."""
+
+    number: int
+    place: int
+    body: bytes
+    fault: FaultRule | None = None
+
+
+class Requests(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Requests in order."""
+
+    requests: list[Request]
+
+
+class Promote(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """To a standby: it serves from now on, as this incarnation."""
+
+    generation: int
+
+
+class Stop(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Start nothing more, finish what has begun, answer it, and end."""
+
+
+FromParent = Hello | MapArena | UnmapArena | CreateArena | MapStage | UnmapStage | Requests | Promote | Stop
+
+
+# From the worker.
+
+
+class Ready(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """The engine is open; `generation` is the one that it was told."""
+
+    generation: int
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=0, gc=False):
+    number: int
+    place: int
+
+
+class Done(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1, gc=False):
+    """A request has finished: by which plan, begun when (the machine's monotonic clock), in what time."""
+
+    plan: str
+    started_ns: int
+    run_us: float
+
+
+class Given(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2, gc=False):
+    """The answer to a request, as `protocol.codec.encode_reply` writes it."""
+
+    body: bytes
+
+
+class Refused(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3, gc=False):
+    """The error that a request ends in."""
+
+    error: ErrorRecord
+
+
+class Dropped(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4, gc=False):
+    """A request was withdrawn before it began: it never ran."""
+
+
+Answer = Done | Given | Refused | Dropped
+
+
+class Answers(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Answers in order."""
+
+    answers: list[Answer]
+
+
+class ArenaMade(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """An arena has been taken and mapped; its descriptor comes with this."""
+
+    number: int
+
+
+class ArenaRefused(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """There is no room for an arena, or another error that the context survived."""
+
+    number: int
+    error: ErrorRecord
+
+
+class Logged(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """A line for the log. `number`: of the request that was in work, 0 for none."""
+
+    number: int
+    logger: str
+    level: Literal["debug", "info", "warning", "error", "critical"]
+    event: str
+    fields: dict[str, str | int | float | bool | None]
+
+
+class Dying(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Why the worker ends.
+
+    Parameters
+    ----------
+    cause
+        For people.
+    context_dead
+        Whether its device context is known to be dead: then nothing of it runs any more, or writes.
+    digest
+        The graph whose build ended it; None for none.
+    """
+
+    cause: str
+    context_dead: bool
+    digest: str | None
+
+
+FromWorker = Ready | Answers | ArenaMade | ArenaRefused | Logged | Dying
+
+FROM_PARENT: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromParent)
+"""Decodes what the parent sends."""
+FROM_WORKER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromWorker)
+"""Decodes what the worker sends."""
+MESSAGES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Asked)
+"""Decodes the message in a `Request`."""
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode(frame: FromParent | FromWorker) -> bytes:
+    """A frame as bytes, its length first. Raises `BadFrame` for one that the other side would not take."""
+    body = _ENCODER.encode(frame)
+    if len(body) > LONGEST:
+        raise BadFrame(f"a frame of {len(body):,} bytes, where {LONGEST:,} is the most")
+    return LENGTH.pack(len(body)) + body
+
+
+def encode_message(message: Asked) -> bytes:
+    """A message as the bytes of a `Request`. Raises `TypeError` for fields that are no protocol data."""
+    return codec.encode_message(message)  # type: ignore[arg-type]  # which takes any struct of plain data
