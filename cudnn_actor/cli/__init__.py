@@ -1,4 +1,4 @@
-"""The command line: `cudnn-actor demo | doctor | bench | reproduce | autotune`.
+"""The command line: `cudnn-actor demo | doctor | bench | reproduce | autotune | chaos`.
 
 Importing this imports no command. The one that is asked for is imported then, so that `doctor` never
 waits for, or fails over, what only `demo` needs.
@@ -33,6 +33,7 @@ _COMMANDS = {
     "doctor": "say what was found, what is missing, and whether the service works",
     "bench": "measure latencies and throughput",
     "reproduce": "run one operation graph, as an error names it, and compare it with the CPU",
+    "chaos": "put full load on a service, strike it all the time, and check every answer",
     "autotune": "measure all plans for your problems, and keep the fastest on disk",
 }
 

@@ -1,0 +1,199 @@
+"""What a run says at its end: tables for people, and a record from which tables and picture can be made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cudnn_actor.cli.bench.machine import machine, versions
+from cudnn_actor.cli.bench.record import now
+from cudnn_actor.cli.chaos.settings import FaultKind, Settings
+from cudnn_actor.cli.chaos.tally import BIN_S, LostRequest, Recovery, Strike, Tally, WrongAnswer
+from cudnn_actor.cli.chaos.trial import Outcome
+from cudnn_actor.cli.measure import percentile
+
+__all__ = ["Report", "print_report", "report_of", "write"]
+
+_PACKAGES = ("cudnn-actor", "numpy", "pykka", "msgspec", "cupy-cuda13x", "nvidia-cudnn-frontend")
+_SHOWN = 10
+"""Wrong answers and lost requests that are printed; the record has more."""
+
+
+class RecoveryTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """How long after faults of a kind the service answered, in milliseconds."""
+
+    struck: int
+    over: int
+    """Faults after which it has answered; the times are theirs."""
+    p50_ms: float | None
+    p90_ms: float | None
+    max_ms: float | None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    date: str
+    device: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    settings: Settings
+    seconds: float
+    stopped: str
+    counts: dict[str, int]
+    errors: dict[str, int]
+    events: dict[str, int]
+    injected: dict[str, int]
+    recovery: dict[FaultKind, RecoveryTimes]
+    strikes: list[Strike]
+    recoveries: list[Recovery]
+    bin_s: float
+    finished: list[int]
+    """Requests finished, by `bin_s` since the load began."""
+    lost: list[LostRequest]
+    wrong: list[WrongAnswer]
+
+    @property
+    def good(self) -> bool:
+        """Whether the service did what it owes."""
+        return not (self.counts["lost"] or self.counts["wrong"] or self.stopped)
+
+
+def report_of(settings: Settings, tally: Tally, outcome: Outcome) -> Report:
+    """The report of a run that has ended."""
+    return Report(
+        date=now(),
+        device=outcome.device,
+        machine=machine(),
+        versions=versions(_PACKAGES),
+        settings=settings,
+        seconds=outcome.seconds,
+        stopped=outcome.stopped,
+        counts=_counts(tally, outcome),
+        errors=dict(tally.outcomes),
+        events=dict(tally.events),
+        injected=outcome.injected,
+        recovery={kind: _times(kind, tally) for kind in settings.faults},
+        strikes=tally.strikes,
+        recoveries=tally.recoveries,
+        bin_s=BIN_S,
+        finished=[tally.bins[place] for place in range(max(tally.bins, default=0) + 1)],
+        lost=outcome.lost,
+        wrong=tally.wrongs,
+    )
+
+
+def _counts(tally: Tally, outcome: Outcome) -> dict[str, int]:
+    errors, statistics = tally.outcomes, outcome.statistics
+    return {
+        "requests": tally.requests,
+        "answered": tally.answered,
+        "finished": tally.finished,
+        "lost": len(outcome.lost),
+        "wrong": tally.wrong,
+        "retried": 0 if statistics is None else statistics.replayed,
+        "outcome_unknown": errors["OutcomeUnknown"],
+        "quarantined": errors["QuarantinedRequest"],
+        "stale": errors["StaleBufferError"],
+        "torn": tally.torn,
+        "cancelled": errors["CancelledError"],
+        "deadline": errors["DeadlineExceeded"],
+        "injected_errors": errors["ExecutionFailed"] + errors["OutOfMemory"],
+        "faults": len(tally.strikes),
+        "unrecovered": tally.unrecovered,
+        "restarts": tally.events["Restarting"],
+        "promotions": tally.events["Promoted"],
+        "buffers_left": 0 if statistics is None else statistics.live_buffers,
+    }
+
+
+def _times(kind: FaultKind, tally: Tally) -> RecoveryTimes:
+    took = sorted(1e3 * recovery.took_s for recovery in tally.recoveries if recovery.kind is kind)
+    p50, p90, longest = (percentile(took, 50), percentile(took, 90), took[-1]) if took else (None,) * 3
+    struck = sum(strike.kind is kind for strike in tally.strikes)
+    return RecoveryTimes(struck=struck, over=len(took), p50_ms=p50, p90_ms=p90, max_ms=longest)
+
+
+def write(report: Report, path: Path) -> None:
+    """Write it as JSON."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+
+
+_WORDS = {
+    "answered": "requests that ended",
+    "finished": "  in an answer",
+    "cancelled": "  cancelled by their caller",
+    "deadline": "  given up after a tiny timeout",
+    "injected_errors": "  in an injected error",
+    "outcome_unknown": "  in OutcomeUnknown",
+    "stale": "  in StaleBufferError",
+    "quarantined": "  in QuarantinedRequest",
+    "torn": "buffers torn by crashes",
+    "retried": "requests run again after a crash",
+    "restarts": "restarts",
+    "promotions": "promotions of a standby",
+    "buffers_left": "buffers left over",
+    "lost": "lost",
+    "wrong": "wrong",
+}
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print the tables, and what went wrong."""
+    console.print(_count_table(report))
+    if report.recovery:
+        console.print(_recovery_table(report))
+    for lost in report.lost[:_SHOWN]:
+        where = f"task {lost.task}, burst {lost.burst}, sent after {lost.sent_s:.2f} s"
+        console.print(f"[red]lost[/]: {escape(lost.request)} ({where})", soft_wrap=True)
+    for wrong in report.wrong[:_SHOWN]:
+        where = f"seed {report.settings.seed}, task {wrong.task}, burst {wrong.burst}"
+        console.print(f"[red]wrong[/]: {escape(wrong.request)} ({where})", soft_wrap=True)
+        console.print(f"  expected {escape(wrong.expected)}", soft_wrap=True)
+        console.print(f"  got      {escape(wrong.got)}", soft_wrap=True)
+        for line in wrong.story:
+            console.print(f"  [dim]before   {escape(line)}[/]", soft_wrap=True)
+    if report.stopped:
+        console.print(f"[red]the service ended before its time[/]: {escape(report.stopped)}", soft_wrap=True)
+    console.print(f"[bold]{verdict(report)}[/]", soft_wrap=True)
+
+
+def verdict(report: Report) -> str:
+    """The last line."""
+    counts = report.counts
+    return (
+        f"{counts['answered']:,} requests, {counts['faults']:,} faults: "
+        f"lost: {counts['lost']}   wrong: {counts['wrong']}"
+    )
+
+
+def _count_table(report: Report) -> Table:
+    table = Table(title=f"{report.seconds:.1f} s on {report.device}", title_justify="left", pad_edge=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("count", justify="right", no_wrap=True)
+    for name, words in _WORDS.items():
+        count = report.counts[name]
+        if name == "promotions" and not count:
+            continue  # not every service tells of them
+        bad = count and name in ("lost", "wrong")
+        table.add_row(words, f"[bold red]{count:,}[/]" if bad else f"{count:,}")
+    return table
+
+
+def _recovery_table(report: Report) -> Table:
+    title = "From a fault to the next finished request"
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    table.add_column("fault", no_wrap=True)
+    for name in ("struck", "p50 ms", "p90 ms", "max ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for kind, times in report.recovery.items():
+        figures = (times.p50_ms, times.p90_ms, times.max_ms)
+        table.add_row(
+            kind.value, str(times.struck), *("-" if each is None else f"{each:.1f}" for each in figures)
+        )
+    return table

@@ -1,0 +1,74 @@
+"""What the tests of the chaos harness share: deeds to be judged, and whether there are worker processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cudnn_actor.cli.chaos.oracle import Contents, Deed, Model
+from cudnn_actor.options import Options
+from cudnn_actor.protocol import (
+    BufferRef,
+    ConvFwd,
+    ConvSpec,
+    Copy,
+    Download,
+    Fill,
+    InvalidRequest,
+    Receipt,
+    TensorSpec,
+)
+
+__all__ = ["RECEIPT", "accumulation", "buffer", "copy", "download", "fill", "in_processes", "values"]
+
+RECEIPT = Receipt(request_id=1, generation=1, plan="cpu", queue_us=1.0, run_us=1.0)
+DIMS = (1, 1, 2, 2)
+
+
+def _processes_can_be_had() -> bool:
+    try:
+        Options(isolation="process")
+    except InvalidRequest:
+        return False
+    return True
+
+
+in_processes = pytest.mark.skipif(not _processes_can_be_had(), reason="needs isolation='process'")
+
+
+def values(*given: float) -> np.ndarray:
+    return np.array(given, np.float32).reshape(DIMS)
+
+
+def buffer(slot: int, contents: Contents = None) -> Model:
+    ref = BufferRef(slot=slot, generation=1, spec=TensorSpec.packed(DIMS, "float32"), device="cpu")
+    return Model(ref, contents)
+
+
+def download(model: Model) -> Deed:
+    return Deed(Download(src=model.ref), (model,))
+
+
+def fill(
+    model: Model, value: float, *, timeout_s: float | None = None, cancel_after_s: float | None = None
+) -> Deed:
+    held = np.full(DIMS, value, np.float32)
+    deed = Deed(Fill(dst=model.ref, value=value), (model,), model, lambda: (held,))
+    deed.timeout_s, deed.cancel_after_s = timeout_s, cancel_after_s
+    return deed
+
+
+def copy(src: Model, dst: Model) -> Deed:
+    return Deed(Copy(src=src.ref, dst=dst.ref), (src, dst), dst, lambda: src.contents)
+
+
+def accumulation(model: Model, amount: np.ndarray, *, cancel_after_s: float | None = None) -> Deed:
+    """Of a convolution whose result is `amount`: its operands do not matter to a judge."""
+    x, w = buffer(100), buffer(101)
+    message = ConvFwd(x=x.ref, w=w.ref, y=model.ref, conv=ConvSpec.symmetric(2), beta=1.0)
+
+    def after() -> Contents:
+        return None if model.contents is None else tuple(held + amount for held in model.contents)
+
+    uses = (x, w, model)
+    return Deed(message, uses, model, after, accumulates=True, cancel_after_s=cancel_after_s)

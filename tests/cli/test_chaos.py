@@ -1,0 +1,305 @@
+"""The chaos harness: nobody deceives its judge, its programs repeat, and a service that works passes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cudnn_actor import spawn
+from cudnn_actor.cli.chaos.faults import fault_plan
+from cudnn_actor.cli.chaos.oracle import Oracle, Torn
+from cudnn_actor.cli.chaos.problems import CLASS, PROBLEMS, READS, WRITES, Answers, Kind
+from cudnn_actor.cli.chaos.program import program
+from cudnn_actor.cli.chaos.settings import EVERYWHERE, FaultKind, Settings
+from cudnn_actor.cli.chaos.tally import Tally
+from cudnn_actor.cli.chaos.trial import trial
+from cudnn_actor.protocol import (
+    DeadlineExceeded,
+    ExecutionFailed,
+    OutcomeUnknown,
+    OutOfMemory,
+    QuarantinedRequest,
+    StaleBufferError,
+    StaleReason,
+)
+from cudnn_actor.supervision import Fault, FaultPlan
+
+from .chaos_rigs import RECEIPT, accumulation, buffer, copy, download, fill, in_processes, values
+from .terminal import cudnn_actor, python
+from .test_demo import INTERRUPTIBLE, WITHOUT_MATPLOTLIB
+
+UNKNOWN = OutcomeUnknown(request_id=1, cause="killed", why="it accumulates")
+
+
+def stale(slot: int, reason: StaleReason = StaleReason.TORN) -> StaleBufferError:
+    return StaleBufferError(slot=slot, generation=1, reason=reason)
+
+
+# The judge.
+
+
+def test_what_was_written_is_read_back() -> None:
+    y = buffer(1)
+    assert Oracle().judge([fill(y, 3), download(y)], [RECEIPT, values(3, 3, 3, 3)]) == []
+
+
+def test_a_lie_is_caught_and_shown() -> None:
+    y = buffer(1, (values(1, 2, 3, 4),))
+    (wrong,) = Oracle().judge([download(y)], [values(1, 2, 3, 5)])
+    assert wrong.request.startswith("Download src=<buffer 1.1")
+    assert "[1, 2, 3, 4]" in wrong.expected
+    assert "at (0, 0, 1, 1) 4, not 5" in wrong.expected
+    assert wrong.got == "[1, 2, 3, 5]"
+
+
+def test_one_lie_is_told_once() -> None:
+    y = buffer(1, (values(0, 0, 0, 0),))
+    lies = [values(1, 1, 1, 1)] * 2
+    assert len(Oracle().judge([download(y), download(y)], lies)) == 1
+
+
+def test_a_result_of_other_dims_is_caught() -> None:
+    assert Oracle().judge([download(buffer(1))], [np.zeros(4, np.float32)])
+
+
+@pytest.mark.parametrize(("times", "right"), [(2, False), (3, True), (4, False)])
+def test_every_accumulation_counts_once(times: int, right: bool) -> None:
+    y, amount = buffer(1, (values(1, 1, 1, 1),)), values(1, 2, 3, 4)
+    deeds = [*(accumulation(y, amount) for _ in range(3)), download(y)]
+    wrongs = Oracle().judge(deeds, [RECEIPT] * 3 + [values(1, 1, 1, 1) + times * amount])
+    assert (wrongs == []) is right
+
+
+def test_an_accumulation_of_unknown_outcome_tears_its_buffer() -> None:
+    y, oracle = buffer(1, (values(0, 0, 0, 0),)), Oracle()
+    assert oracle.judge([accumulation(y, values(1, 1, 1, 1))], [UNKNOWN]) == []
+    assert y.torn is Torn.YES
+    assert oracle.judge([download(y)], [stale(1)]) == []
+    assert oracle.judge([download(y)], [values(0, 0, 0, 0)])
+
+
+def test_a_pure_request_has_to_be_run_again() -> None:
+    (wrong,) = Oracle().judge([fill(buffer(1), 3)], [UNKNOWN])
+    assert "run again" in wrong.expected
+
+
+def test_a_pure_request_whose_input_was_overwritten_need_not_be_run_again() -> None:
+    x, y = buffer(1), buffer(2)
+    assert Oracle().judge([copy(x, y), fill(x, 1)], [UNKNOWN, RECEIPT]) == []
+
+
+def test_a_stale_buffer_that_nothing_has_torn_is_wrong() -> None:
+    assert Oracle().judge([download(buffer(1))], [stale(1)])
+
+
+def test_a_torn_buffer_may_not_say_that_it_was_freed() -> None:
+    y = buffer(1)
+    y.torn = Torn.YES
+    assert Oracle().judge([download(y)], [stale(1, StaleReason.FREED)])
+
+
+def test_an_earlier_request_finds_what_a_later_one_of_its_burst_has_torn() -> None:
+    y = buffer(1)
+    burst = [fill(y, 1), accumulation(y, values(1, 1, 1, 1))]
+    assert Oracle().judge(burst, [stale(1), UNKNOWN]) == []
+
+
+def test_what_was_cancelled_has_run_or_not_but_not_twice() -> None:
+    amount = values(1, 2, 3, 4)
+    for times, right in ((0, True), (1, True), (2, False)):
+        y = buffer(1, (values(0, 0, 0, 0),))
+        burst = [accumulation(y, amount, cancel_after_s=0.0), download(y)]
+        wrongs = Oracle().judge(burst, [asyncio.CancelledError(), times * amount])
+        assert (wrongs == []) is right
+
+
+def test_what_is_read_back_decides_what_was_cancelled() -> None:
+    y, oracle = buffer(1, (values(0, 0, 0, 0),)), Oracle()
+    burst = [fill(y, 7, cancel_after_s=0.0), download(y)]
+    assert oracle.judge(burst, [asyncio.CancelledError(), values(7, 7, 7, 7)]) == []
+    assert oracle.judge([download(y)], [values(0, 0, 0, 0)])
+
+
+def test_a_request_that_was_dropped_at_its_deadline_has_not_run() -> None:
+    y = buffer(1, (values(0, 0, 0, 0),))
+    burst = [fill(y, 7, timeout_s=0.0), download(y)]
+    dropped = DeadlineExceeded(timeout_s=0.0, started=False)
+    assert Oracle().judge(burst, [dropped, values(7, 7, 7, 7)])
+
+
+def test_nobody_is_cancelled_or_timed_out_who_did_not_ask_for_it() -> None:
+    timed_out = DeadlineExceeded(timeout_s=0.0, started=False)
+    for outcome in (asyncio.CancelledError(), timed_out, RuntimeError("oops")):
+        assert Oracle().judge([fill(buffer(1), 7)], [outcome])
+
+
+def test_an_error_is_excused_only_while_it_is_injected() -> None:
+    failed = ExecutionFailed(status="INJECTED", detail="scripted", plan="fill")
+    full = OutOfMemory(requested=0, in_use=0, limit=None)
+    for error in (failed, full):
+        assert Oracle().judge([fill(buffer(1), 7)], [error])
+        assert Oracle({type(error)}).judge([fill(buffer(1), 7)], [error]) == []
+
+
+def test_a_full_memory_changes_nothing_and_a_failed_run_leaves_anything() -> None:
+    failed = ExecutionFailed(status="INJECTED", detail="scripted", plan="fill")
+    full = OutOfMemory(requested=0, in_use=0, limit=None)
+    for error, wrong in ((full, True), (failed, False)):
+        y = buffer(1, (values(0, 0, 0, 0),))
+        burst = [fill(y, 7), download(y)]
+        assert bool(Oracle({type(error)}).judge(burst, [error, values(7, 7, 7, 7)])) is wrong
+
+
+def test_what_a_quarantined_request_writes_is_unknown() -> None:
+    quarantined = QuarantinedRequest(request_id=1, digest="abc", cause="killed")
+    for outcome in (values(1, 2, 3, 4), stale(1)):
+        y = buffer(1, (values(0, 0, 0, 0),))
+        assert Oracle().judge([fill(y, 7), download(y)], [quarantined, outcome]) == []
+
+
+# What it knows and what it asks.
+
+
+async def test_the_answers_are_those_of_the_engine() -> None:
+    answers = Answers(seed=3)
+    async with spawn(device="cpu") as gpu:
+        for (number, problem), kind in itertools.product(enumerate(PROBLEMS), Kind):
+            operands = [answers.value(number, role, place) for place, role in enumerate(READS[kind])]
+            refs = {role: await gpu.upload(array) for role, array in zip(READS[kind], operands, strict=True)}
+            out = await gpu.empty(problem.dims(WRITES[kind]))
+            await gpu.ask(CLASS[kind](**refs, **{WRITES[kind]: out}, conv=problem.conv))
+            result = await gpu.download(out)
+            assert np.array_equal(result, answers.result(kind, number, *operands)), (problem, kind)
+
+
+def test_a_seed_decides_the_programs() -> None:
+    def beginning(seed: int, task: int) -> list[object]:
+        return list(itertools.islice(program(seed, task), 200))
+
+    assert beginning(7, 1) == beginning(7, 1)
+    assert beginning(7, 1) != beginning(8, 1)
+    assert beginning(7, 1) != beginning(7, 2)
+
+
+def test_a_seed_decides_what_is_injected() -> None:
+    assert fault_plan(Settings(seed=7)) == fault_plan(Settings(seed=7))
+    assert fault_plan(Settings(seed=7)) != fault_plan(Settings(seed=8))
+    assert fault_plan(Settings(faults=(FaultKind.KILL, FaultKind.HANG))).rules == ()
+
+
+# Whole runs.
+
+
+async def test_a_lost_request_is_named() -> None:
+    settings = Settings(
+        seconds=0.2, isolation="thread", faults=(), tasks=2, hang_after_s=60.0, deadline_s=0.2
+    )
+    never_ends = FaultPlan().at(150, Fault.HANG)
+    tally = Tally()
+    outcome = await trial(settings, tally, asyncio.Event(), faults=never_ends)
+    assert 1 <= len(outcome.lost) <= tally.requests - tally.answered
+    assert all(lost.task in (1, 2) and "float32[" in lost.request for lost in outcome.lost)
+
+
+async def test_a_run_without_faults_has_no_errors_but_its_own() -> None:
+    settings = Settings(seconds=0.5, isolation="thread", faults=(), tasks=4)
+    tally = Tally()
+    outcome = await trial(settings, tally, asyncio.Event())
+    assert (outcome.lost, tally.wrongs, outcome.stopped) == ([], [], "")
+    assert set(tally.outcomes) <= {"CancelledError", "DeadlineExceeded"}
+    assert tally.finished > 300
+    assert outcome.statistics is not None
+    assert outcome.statistics.live_buffers == 0
+
+
+def chaos(*words: str) -> subprocess.CompletedProcess[str]:
+    return cudnn_actor("chaos", "--seconds", "3", "--seed", "7", *words)
+
+
+def test_nothing_is_lost_or_wrong_in_a_thread(tmp_path: Path) -> None:
+    out, plot = tmp_path / "chaos.json", tmp_path / "chaos.png"
+    done = chaos("--isolation", "thread", "--kill-every", "0.1", "--out", str(out), "--plot", str(plot))
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "lost: 0   wrong: 0" in done.stdout
+    record = json.loads(out.read_text())
+    assert record["settings"]["seed"] == 7
+    assert set(record["recovery"]) == set(EVERYWHERE)
+    assert record["recovery"]["poison"]["struck"] == record["injected"]["sticky"] > 0
+    assert record["counts"]["finished"] == sum(record["finished"]) > 0
+    assert record["counts"]["restarts"] > 0
+    with Image.open(plot) as picture:
+        assert picture.size == (1680, 1080)
+        assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 200
+
+
+@in_processes
+@pytest.mark.parametrize("standby", ["0", "1"])
+def test_nothing_is_lost_or_wrong_in_a_process(standby: str, tmp_path: Path) -> None:
+    out = tmp_path / "chaos.json"
+    done = chaos("--standby", standby, "--kill-every", "0.3", "--out", str(out))
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    record = json.loads(out.read_text())
+    assert record["counts"]["finished"] > 0
+    assert record["recovery"]["kill"]["struck"] > 0
+
+
+def test_an_interrupt_ends_the_run_early_and_it_is_reported() -> None:
+    words = ["chaos", "--isolation", "thread", "--faults", "fail", "--seconds", "1000"]
+    command = [sys.executable, "-u", "-c", INTERRUPTIBLE, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline().startswith("cudnn-actor chaos seed 0")
+        run.send_signal(signal.SIGINT)
+        output, errors = run.communicate(timeout=60)
+    assert (run.returncode, errors) == (0, "")
+    assert "lost: 0   wrong: 0" in output
+
+
+# Words.
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--isolation", "thread", "--faults", "kill"), "no worker process to send a signal to"),
+        (("--isolation", "thread", "--faults", "fail,hang"), "leave hang out"),
+        (("--isolation", "thread", "--engine", "cuda", "--faults", "poison"), "nothing survives"),
+        (("--isolation", "thread", "--standby", "1"), "standby=1"),
+        (("--plot", "chaos.gif"), "ends in .png"),
+        (("--out", "nowhere/chaos.json"), "there is no directory"),
+        (("--out", "/"), "is a directory"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_one_line(words: tuple[str, ...], problem: str) -> None:
+    done = cudnn_actor("chaos", *words)
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--faults", "earthquake"), ("--seconds", "0"), ("--kill-every", "nan"), ("--tasks", "0")],
+)
+def test_words_that_mean_nothing_are_told_so(words: tuple[str, ...]) -> None:
+    done = cudnn_actor("chaos", *words)
+    assert done.returncode == 2
+    assert words[0] in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_matplotlib_only_the_plot_is_refused() -> None:
+    words = ("chaos", "--isolation", "thread", "--seconds", "0.2")
+    done = python("-c", WITHOUT_MATPLOTLIB, *words, "--plot", "chaos.png")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert 'pip install "cudnn-actor[demo]"' in done.stderr
+    assert python("-c", WITHOUT_MATPLOTLIB, *words).returncode == 0
