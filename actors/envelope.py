@@ -134,7 +134,7 @@ class Envelope:
         return True
 
     def hand_over(self, elsewhere: Elsewhere) -> bool:
-        """Give the message to another process to start, unless its caller has been told that it never will be.
+        """Give the message to another process to start, unless its caller was told that it never will be.
 
         From here on it is decided there whether it has started. `elsewhere` is set first: an `expire` that
         finds the claim taken finds whom to ask, too.
@@ -146,7 +146,7 @@ class Envelope:
         return False
 
     def hand_back(self, *, begun: bool) -> None:
-        """Take a message back from a process that has gone, to be started anew; `begun`: it had started there.
+        """Take a message back from a process that has gone; `begun`: it had started there.
 
         An `expire` in between says that it has started, which nobody could rule out at that moment.
         """

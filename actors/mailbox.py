@@ -186,7 +186,7 @@ class Mailbox:
         if reason is None:
             return
         for envelope in envelopes:
-            _answer(envelope, _stopped(envelope, reason))
+            _answer(envelope, None if _is_stop(envelope) else _stopped(envelope, reason))
 
     def close(self, reason: str) -> None:
         """Refuse all further messages and answer those that wait with `ActorStopped`. Idempotent."""

@@ -1,7 +1,7 @@
 """The tables of docs/performance.md, from a recorded run and a recorded profile.
 
-With `--page docs/performance.md` they replace, there, those of the two files that the page names. Its prose
-is yours to read again.
+With `--page docs/performance.md` they replace, there, those of the two files that the page names, and so does
+the section of both isolations, which stands between two comments. Its prose is yours to read again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,27 @@ from typing import Any
 
 import msgspec
 
-from cudnn_actor.cli.bench.record import IN_FLIGHT, SUBJECTS, Hop, Report, Starving
+from cudnn_actor.cli.bench.isolation_sheets import others_sheet, sheets
+from cudnn_actor.cli.bench.record import APART, IN_FLIGHT, SUBJECTS, Hop, Report, Starving
+from cudnn_actor.cli.bench.sheet import Sheet
 from cudnn_actor.cli.measure import median_ratio
 from cudnn_actor.cli.placement import PLACEMENTS
+
+__all__ = [
+    "BEGIN",
+    "END",
+    "as_markdown",
+    "exchange",
+    "isolation_section",
+    "named_in",
+    "of_files",
+    "row",
+    "rule",
+    "update",
+]
+
+BEGIN, END = "<!-- isolation: begin -->", "<!-- isolation: end -->"
+_GPU_BEGINS = "<!-- gpu: begin -->"
 
 
 def lines(report: Report, profile: dict[str, Any]) -> Iterator[str]:
@@ -35,7 +53,8 @@ def lines(report: Report, profile: dict[str, Any]) -> Iterator[str]:
     yield from row("section", "CPU used by other processes, % of the cores")
     yield rule(2)
     for section, share in report.others_cpu.items():
-        yield from row(section, f"{100 * share:.1f}")
+        if not section.startswith(APART):
+            yield from row(section, f"{100 * share:.1f}")
 
 
 def hop_table(hops: list[Hop]) -> Iterator[str]:
@@ -131,6 +150,50 @@ def profile_table(name: str, found: dict[str, Any]) -> Iterator[str]:
         yield from row(f"`{ours}`", f"{share:.1f}", f"`{theirs}`", f"{other:.1f}")
 
 
+# Both isolations.
+
+
+def isolation_section(report: Report) -> str:
+    """The text between the comments; empty for a run that has not measured this."""
+    found = list(sheets(report))
+    if not found:
+        return ""
+    found.append(others_sheet(report))
+    head = ["## Thread and process isolation, CPU engine", "", "Of the same run.", ""]
+    return "\n".join([*head, *(line for sheet in found for line in as_markdown(sheet))])
+
+
+def exchange(text: str, begin: str, end: str, section: str, *, before: str | None = None) -> str:
+    """A page's text with a section between two comments in the place of the one that stands there.
+
+    Where none does yet, it is put before the words `before`, or at the page's end.
+    """
+    block = f"{begin}\n{section}{end}\n"
+    head, found, rest = text.partition(begin)
+    if found:
+        after = rest.partition(f"{end}\n")[2]
+        return f"{head}{block}{after}"
+    head, found, rest = text.partition(before) if before is not None else (text, "", "")
+    if found:
+        return f"{head}{block}\n{found}{rest}"
+    return f"{text.rstrip()}\n\n{block}"
+
+
+# Lines.
+
+
+def as_markdown(sheet: Sheet) -> Iterator[str]:
+    """The lines of a sheet, an empty one at the end."""
+    yield from (f"**{sheet.title}**", "")
+    yield from row(*sheet.columns)
+    yield rule(len(sheet.columns))
+    for cells in sheet.rows:
+        yield from row(*cells)
+    yield ""
+    if sheet.note:
+        yield from (sheet.note, "")
+
+
 def row(*cells: str) -> Iterator[str]:
     yield f"| {' | '.join(cells)} |"
 
@@ -147,7 +210,7 @@ def of_files(run: Path, profile: Path) -> list[str]:
 def named_in(text: str) -> list[Path]:
     """The run and the profile that a page names."""
     root = Path(__file__).parents[1]
-    names = re.findall(r"benchmarks/results/(?:cpu-thread|profile)-[\w-]+\.json", text)
+    names = re.findall(r"benchmarks/results/(?:cpu|profile)-[\w-]+\.json", text)
     return [root / name for name in names]
 
 
@@ -162,7 +225,11 @@ def update(page: Path, run: Path, profile: Path) -> None:
         if not found:
             raise SystemExit(f"not on the page: {old}")
         done += f"{before}{new}\n"
-    page.write_text(done + rest, encoding="utf-8")
+    section = isolation_section(msgspec.json.decode(run.read_bytes(), type=Report))
+    text = done + rest
+    if section:
+        text = exchange(text, BEGIN, END, section, before=_GPU_BEGINS)
+    page.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -173,6 +240,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.page is None:
         print("\n".join(of_files(args.run, args.profile)))
+        print(isolation_section(msgspec.json.decode(args.run.read_bytes(), type=Report)))
     else:
         update(args.page, args.run, args.profile)
 

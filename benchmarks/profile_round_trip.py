@@ -54,7 +54,7 @@ def main() -> None:
 
 
 async def measure(count: int, top: int) -> dict[str, Any]:
-    service = CudnnService(Options(device="cpu"))
+    service = CudnnService(Options(device="cpu", isolation="thread"))
     service.launch()
     await asyncio.wrap_future(service.started)
     gpu = CudnnRef(service)

@@ -54,11 +54,15 @@ class BuildThread:
         Not open yet; nobody else may use it.
     nudge
         Called on the build thread after each result, to wake whoever collects; must not block.
+    announce
+        Called on the build thread when it takes up a job, and when it has none: a library may hold the
+        interpreter's lock for as long as it builds, so nothing else of the process can say so then.
     """
 
-    def __init__(self, builder: Builder, nudge: Callable[[], None]) -> None:
+    def __init__(self, builder: Builder, nudge: Callable[[], None], announce: Callable[[bool], None]) -> None:
         self._builder = builder
         self._nudge = nudge
+        self._announce = announce
         self._changed = threading.Condition()
         self._builds: deque[Job] = deque()
         self._tunes: deque[Job] = deque()
@@ -129,11 +133,14 @@ class BuildThread:
     def _next(self) -> Job | None:
         with self._changed:
             self._job = None
+            if not (self._builds or self._tunes):
+                self._announce(False)
             while not (self._closing or self._builds or self._tunes):
                 self._since = None
                 self._changed.wait()
             if self._closing:
                 return None
+            self._announce(True)
             self._since = time.monotonic()
             self._job = (self._builds or self._tunes).popleft()
             return self._job

@@ -173,7 +173,7 @@ class Executor:
             raise
 
     def create_arena(self, number: int, nbytes: int) -> int:
-        """Have the engine take memory; its descriptor, which is the caller's. Raises `OutOfMemory`, `Crash`."""
+        """Have the engine take memory; its descriptor is the caller's. Raises `OutOfMemory`, `Crash`."""
         try:
             return self.engine.create_arena(number, nbytes)
         except MemoryError:

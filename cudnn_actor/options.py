@@ -111,8 +111,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         kills = self.faults is not None and any(rule.fault is Fault.KILL for rule in self.faults.rules)
         return "faults" if kills else None
 
-    def isolation_on(self, device: str | None) -> str:
-        """What `isolation` stands for on a device; on one that is not known yet, None, what it will be on a GPU."""
+    def isolation_on(self, device: str) -> str:
+        """What `isolation` stands for on a device."""
         if self.isolation is not None:
             return self.isolation
         return "thread" if device == "cpu" and self._needs_process() is None else "process"

@@ -227,7 +227,7 @@ def _thread(builder: Builder | None, state: ServiceState, nudge: Callable[[], No
     if builder is None:
         return None
     stored = builder if state.plan_store is None else StoredPlans(state.plan_store, builder)
-    return BuildThread(stored, nudge)
+    return BuildThread(stored, nudge, state.announce_build)
 
 
 def _tell(waiters: list[Waiter], digest: str, outcome: Outcome) -> None:

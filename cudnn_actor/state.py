@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cudnn_actor.actors import Counters, Envelope, Mailbox
@@ -89,6 +89,8 @@ class ServiceState:
         self.workspace_limit = workspace_limit
         self.plan_store = plan_store
         self.autotune = autotune
+        self.announce_build: Callable[[bool], None] = _nothing
+        """Told on the build thread when a build begins, and when none is in work."""
         self.counters = Counters()
         self.quarantined: dict[str, str] = {}
         """Digests of graphs that were running at two crashes → the crash's cause."""
@@ -136,3 +138,7 @@ class ServiceState:
                 self.mailbox.admit(Envelope(Free(buffer=result)))
             except ActorStopped:
                 return  # and with the service goes its memory
+
+
+def _nothing(_: bool) -> None:
+    pass

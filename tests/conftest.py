@@ -14,6 +14,8 @@ from pathlib import Path
 import pykka
 import pytest
 
+from cudnn_actor.workers.launching import Launcher, close_launchers
+
 SETTLED_WITHIN_S = 5.0
 FAILED = pytest.StashKey[bool]()
 HAS_BLOCKBUSTER = importlib.util.find_spec("blockbuster") is not None
@@ -44,6 +46,13 @@ def libuv_has_its_pipe() -> None:
         uvloop.new_event_loop().close()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def forkservers_end() -> Iterator[None]:
+    """With the session, and not before: the first worker of each costs its imports."""
+    yield
+    close_launchers()
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every thread, descriptor, arena and actor of a test is gone when the test is.
@@ -58,6 +67,8 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     - descriptors 0, 1 and 2, which pytest's capture changes;
     - libuv's pipe, which its first loop opens for the whole process: `libuv_has_its_pipe` is first;
     - once the CUDA driver is loaded, descriptors: it opens its own at its first use, and keeps them;
+    - forkservers, with the descriptors that this process has of them: the next test's workers come from
+      there. Their children, the workers, are looked for like all else;
     - a test that failed keeps its frames, for the report.
     """
     before = {what: look() for what, look in _LOOKS.items()}
@@ -72,13 +83,16 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 def no_loop_is_blocked() -> Iterator[None]:
     """A call of ours that could block raises in a thread whose event loop is running.
 
-    Only stacks with our own code in them count: tests may wait for their own gates.
+    Only stacks with our own code in them count: tests may wait for their own gates. One thing may wait there:
+    the question whether there is a GPU, which a process asks once.
     """
     with contextlib.ExitStack() as watching:
         if HAS_BLOCKBUSTER:
             from blockbuster import blockbuster_ctx
 
-            watching.enter_context(blockbuster_ctx("cudnn_actor"))
+            watched = watching.enter_context(blockbuster_ctx("cudnn_actor"))
+            for function in watched.functions.values():
+                function.can_block_in("cudnn_actor/engines/cuda/gpus.py", "find_driver_apart")
         yield
 
 
@@ -104,6 +118,25 @@ def _descriptors() -> set[str]:
     for number in set(os.listdir("/proc/self/fd")) - {"0", "1", "2"}:
         with contextlib.suppress(FileNotFoundError):
             found.add(f"{number} -> {os.readlink(f'/proc/self/fd/{number}')}")
+    return found - _of_forkservers()
+
+
+def _of_forkservers() -> set[str]:
+    """The descriptors by which this process holds its forkservers."""
+    found = set()
+    for server in filter(None, [launcher._server for launcher in Launcher._shared.values()]):
+        for number in (server._socket.fileno(), server._pidfd):
+            with contextlib.suppress(FileNotFoundError):
+                found.add(f"{number} -> {os.readlink(f'/proc/self/fd/{number}')}")
+    return found
+
+
+def _workers() -> set[str]:
+    """Children of forkservers: alive, or not waited for."""
+    found: set[str] = set()
+    for pid in filter(None, [launcher.pid for launcher in Launcher._shared.values()]):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.update(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
     return found
 
 
@@ -125,4 +158,5 @@ _LOOKS: dict[str, Callable[[], set[str]]] = {
     "descriptors": _descriptors,
     "arenas": _arenas,
     "actors": _actors,
+    "workers": _workers,
 }

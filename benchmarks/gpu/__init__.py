@@ -1,6 +1,6 @@
 """What the service costs on a GPU, beside what else people would use: one run, one JSON file.
 
-    python -m benchmarks.gpu --out benchmarks/results            # everything, within eight minutes
+    python -m benchmarks.gpu --out benchmarks/results            # everything, within ten minutes
     python -m benchmarks.gpu --only small,polling --quick        # parts of it, a few seconds each
     python -m benchmarks.gpu --device cpu --quick                # the same code without a GPU: a dry run
     python -m benchmarks.gpu --only small --profile              # and where the microseconds go

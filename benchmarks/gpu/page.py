@@ -15,6 +15,7 @@ import msgspec
 from benchmarks.gpu.plot import draw
 from benchmarks.gpu.report import Platform, Report, sheets
 from benchmarks.gpu.sheet import as_markdown
+from benchmarks.markdown import exchange
 
 __all__ = ["named_in", "section", "update"]
 
@@ -29,12 +30,18 @@ def section(report: Report, name: str) -> str:
 
 
 def _lines(report: Report, name: str) -> Iterator[str]:
-    yield from ("## On a GPU, thread isolation", "")
+    yield from (f"## On a GPU{_isolations(report)}", "")
     yield from (f"{_NAMED}{name}` on {report.date[:10]}: {_platform(report.platform)}.", "")
     yield from (f"![throughput of small convolutions, and ResNet-50's beside PyTorch's]({_PLOT})", "")
     yield from ("```", "python -m benchmarks.gpu --out DIR", "```", "")
     for sheet in sheets(report):
         yield from as_markdown(sheet)
+
+
+def _isolations(report: Report) -> str:
+    """What the heading says of a run: the first ones measured thread isolation alone."""
+    measured = {row.isolation for row in report.small.requests} if report.small is not None else {"thread"}
+    return "" if "process" in measured or report.recovery is not None else ", thread isolation"
 
 
 def _platform(found: Platform | None) -> str:
@@ -54,10 +61,7 @@ def named_in(page: str) -> str | None:
 def update(page: Path, report: Report, name: str) -> None:
     """Put a run's section and its plot in the place of the earlier ones."""
     text = page.read_text(encoding="utf-8")
-    before, found, rest = text.partition(BEGIN)
-    after = rest.partition(f"{END}\n")[2] if found else ""
-    before = before if found else f"{text.rstrip()}\n\n"
-    page.write_text(f"{before}{BEGIN}\n{section(report, name)}{END}\n{after}", encoding="utf-8")
+    page.write_text(exchange(text, BEGIN, END, section(report, name)), encoding="utf-8")
     draw(report, page.with_name(_PLOT))
 
 

@@ -36,7 +36,14 @@ def _throughput(axes: Any, small: Small) -> None:
     bars = [
         (f"actor, {row.loop}: {how}, {n} in flight", median(per_s[n]) or 0.0, _OURS)
         for row in small.requests
+        if row.isolation == "thread"
         for how, per_s in (("ask", row.ask_per_s), ("submit", row.submit_per_s))
+        for n in IN_FLIGHT
+    ]
+    bars += [
+        (f"actor in a process, {row.loop}: ask, {n} in flight", median(row.ask_per_s[n]) or 0.0, _OURS)
+        for row in small.requests
+        if row.isolation == "process"
         for n in IN_FLIGHT
     ]
     bars += [(f"loop of {row.name}", median(row.per_s) or 0.0, _THEIRS) for row in small.calls]

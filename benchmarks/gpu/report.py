@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from benchmarks.gpu import building, cold, polling, resnet, resnet_sheets, small, transfers
+from benchmarks.gpu import building, cold, polling, recovery, resnet, resnet_sheets, small, transfers
 from benchmarks.gpu.setting import Setting, cudnn, cupy, torch
 from benchmarks.gpu.sheet import Sheet
 from cudnn_actor.cli.bench.machine import machine, versions
@@ -51,10 +51,11 @@ class Part(NamedTuple):
 
 
 PARTS: dict[str, Part] = {
-    "small": Part(small.measure, small.sheets, small.Small, 60.0),
+    "small": Part(small.measure, small.sheets, small.Small, 80.0),
     "building": Part(building.measure, building.sheets, building.Building, 30.0),
     "cold": Part(cold.measure, cold.sheets, cold.Cold, 50.0),
     "transfers": Part(transfers.measure, transfers.sheets, transfers.Transfers, 40.0),
+    "recovery": Part(recovery.measure, recovery.sheets, recovery.Recovery, 130.0),
     "polling": Part(polling.measure, polling.sheets, polling.Polling, 20.0),
     "resnet": Part(resnet.measure, resnet_sheets.sheets, resnet.Resnet, 220.0),
 }
@@ -84,6 +85,7 @@ class Report(msgspec.Struct, kw_only=True):
     building: building.Building | None = None
     cold: cold.Cold | None = None
     transfers: transfers.Transfers | None = None
+    recovery: recovery.Recovery | None = None
     polling: polling.Polling | None = None
     resnet: resnet.Resnet | None = None
     took_s: dict[str, float] = {}

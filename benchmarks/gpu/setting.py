@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.problems import Problem, small
 from cudnn_actor import Spawning, spawn
+from cudnn_actor.cli.bench.processes import actor_thread
+from cudnn_actor.cli.bench.processes import thread_cpu_s as cpu_s
 
 __all__ = ["Setting", "actor_thread", "cpu_s", "cudnn", "cupy", "torch"]
 
@@ -60,9 +61,9 @@ class Setting(NamedTuple):
         """The small convolution of this device."""
         return small(on_gpu=self.on_gpu)
 
-    def service(self) -> Spawning:
+    def service(self, isolation: str = "thread", **options: Any) -> Spawning:
         """A service on the device, not yet started."""
-        return spawn(device=self.device, isolation="thread")
+        return spawn(device=self.device, isolation=isolation, **options)
 
     def choose(self, full: Any, quick: Any) -> Any:
         """The amount that suits this run."""
@@ -86,13 +87,3 @@ def torch() -> Any:
     found.backends.cudnn.allow_tf32 = False
     found.backends.cuda.matmul.allow_tf32 = False
     return found
-
-
-def actor_thread() -> threading.Thread:
-    """The actor's thread of the one service that runs in this process."""
-    return next(thread for thread in threading.enumerate() if thread.name.startswith("CudnnActor-"))
-
-
-def cpu_s(thread: threading.Thread) -> float:
-    """Seconds that a thread has computed."""
-    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))

@@ -118,6 +118,14 @@ class Stage:
         self.engine.prepare(plan)
         return plan, took_s
 
+    def built_elsewhere(self, placed: Placed) -> None:
+        """Have the engine's other process build a plan; it stays. Nothing where there is none."""
+        builder = self._open_builder()
+        if builder is not None:
+            build = partial(builder.build, placed.graph, workspace_limit=None)
+            plan = self._build_thread.submit(build).result()
+            self._build_thread.submit(builder.export, plan).result()
+
     def _open_builder(self) -> Builder | None:
         if self._builder is None:
             self._builder = self.engine.builder()

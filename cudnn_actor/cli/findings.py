@@ -9,29 +9,45 @@ import numpy as np
 from cudnn_actor.cli.filters import Filter
 from cudnn_actor.cli.recorder import Sample
 
-__all__ = ["Findings", "Outage"]
+__all__ = ["Findings", "Kill"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outage:
-    """One restart of the service.
+class Kill:
+    """The worker was killed, and what came of it.
 
     Parameters
     ----------
-    seen_s
-        When the caller was told that the service was down, on the recorder's clock.
-    downtime_s
-        How long nothing was served.
+    pid
+        The process that was killed.
+    killed_s
+        When, on the recorder's clock.
+    step
+        The step of the fit that was at work meanwhile.
+    in_flight
+        Requests that the kill found unanswered, beside the fit's own.
+    run_again
+        Requests that it interrupted, and that were run again.
     generation
         The incarnation that serves since.
-    step
-        The step of the fit that was waiting for it.
+    downtime_s
+        How long nothing was served, as the service says.
+    answered_s
+        Seconds from the kill to the first answer of the new incarnation.
+    buffers, nbytes
+        Buffers in use behind it, and bytes in them: none was uploaded again.
     """
 
-    seen_s: float
-    downtime_s: float
-    generation: int
+    pid: int
+    killed_s: float
     step: int
+    in_flight: int
+    run_again: int
+    generation: int
+    downtime_s: float
+    answered_s: float
+    buffers: int
+    nbytes: int
 
 
 @dataclass(kw_only=True)
@@ -47,7 +63,9 @@ class Findings:
     sharp: np.ndarray = field(default_factory=lambda: np.zeros((3, 1, 1)))
     shaken: np.ndarray = field(default_factory=lambda: np.zeros((3, 1, 1)))
     restored: np.ndarray = field(default_factory=lambda: np.zeros((3, 1, 1)))
-    outages: list[Outage] = field(default_factory=list)
+    kill: Kill | None = None
+    changed: int = 0
+    """Responses of the filter bank that were not the same, bit for bit, when they were computed again."""
     samples: list[Sample] = field(default_factory=list)
     restarts: int = 0
     replayed: int = 0

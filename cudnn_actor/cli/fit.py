@@ -19,10 +19,9 @@ from cudnn_actor.cli.problems import UserError
 from cudnn_actor.cli.recorder import Recorder
 from cudnn_actor.protocol import BufferRef, ConvBwdData, ConvBwdFilter, ConvFwd, ConvSpec
 
-__all__ = ["CURVATURE_STEPS", "FilterFit", "PhotoFit", "convolved"]
+__all__ = ["FilterFit", "PhotoFit", "convolved"]
 
-CURVATURE_STEPS = 8
-"""Each sends one `ConvBwdFilter` before the descent sends its first."""
+_CURVATURE_STEPS = 8
 
 _VALID = ConvSpec.symmetric(2)
 _LEAST_CURVATURE = 1e-3
@@ -104,7 +103,7 @@ class FilterFit:
         """The largest curvature, and a little more, by the power method: through the very same messages."""
         vector: np.ndarray = self._rng.standard_normal(self._w.spec.dims, dtype=np.float32)
         length = 0.0
-        for _ in range(CURVATURE_STEPS):
+        for _ in range(_CURVATURE_STEPS):
             await self._recorder.write(self._w, vector)
             await self._recorder.ask(ConvFwd(x=self._x, w=self._w, y=y, conv=_VALID))
             image = await self._by_filter(y)

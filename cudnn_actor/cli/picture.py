@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec, GridSpecFromSubplotSpec, SubplotSpec
 
 from cudnn_actor.cli.filters import Filter
-from cudnn_actor.cli.findings import Findings, Outage
+from cudnn_actor.cli.findings import Findings, Kill
 from cudnn_actor.cli.problems import UserError
 from cudnn_actor.cli.recorder import Sample
 
@@ -84,7 +84,7 @@ def _write_headline(figure: Figure, findings: Findings) -> None:
     figure.text(
         0.04,
         0.927,
-        "ten filters, both gradients of a convolution, and one crash that no caller noticed; "
+        "ten filters, both gradients of a convolution, and one kill -9 that no caller noticed; "
         f"on {findings.device}",
         fontsize=12.5,
         color=_DIM,
@@ -194,12 +194,12 @@ def _draw_losses(axes: Axes, findings: Findings) -> None:
     axes.semilogy(
         steps[turn:], findings.photo_losses, color=_VIOLET, lw=2, label="of the photograph: ConvBwdData"
     )
-    for outage in findings.outages:
-        step = min(outage.step, turn)
+    if findings.kill is not None:
+        step = findings.kill.step
         axes.axvline(step, color=_RED, lw=1.2, ls=(0, (4, 3)))
         axes.plot(step, findings.filter_losses[step - 1], "o", color=_RED, ms=7, mec=_PAGE)
         axes.annotate(
-            f"crash at step {step}:\nthe fit goes on",
+            f"killed at step {step}:\nthe fit goes on",
             (step, findings.filter_losses[step - 1]),
             xytext=(12, 10),
             textcoords="offset points",
@@ -222,8 +222,8 @@ def _draw_latencies(axes: Axes, findings: Findings) -> None:
     axes.set_ylim(latencies.min() / 2, latencies.max() * 12)  # the room above is for words
     axes.margins(x=0.01)
     _name_stages(axes, findings.samples)
-    for outage in findings.outages:
-        _mark_outage(axes, outage, findings.samples)
+    if findings.kill is not None:
+        _mark_kill(axes, findings.kill, findings.samples)
     axes.set_xlabel("request")
     axes.set_ylabel("milliseconds")
     axes.grid(visible=True, axis="y")
@@ -260,19 +260,21 @@ def _name_stages(axes: Axes, samples: list[Sample]) -> None:
         )
 
 
-def _mark_outage(axes: Axes, outage: Outage, samples: list[Sample]) -> None:
-    """Mark the request that waited for the restart."""
+def _mark_kill(axes: Axes, kill: Kill, samples: list[Sample]) -> None:
+    """Mark the first request that was answered after the kill, of those that were there before it."""
     for number, sample in enumerate(samples):
-        if sample.began_s <= outage.seen_s <= sample.began_s + sample.latency_s:
+        if sample.began_s <= kill.killed_s < sample.began_s + sample.latency_s:
             latency = sample.latency_s * 1e3
             axes.vlines(number, 0, latency, color=_RED, lw=1.2, ls=(0, (4, 3)), zorder=1)
             axes.plot(number, latency, "o", color=_RED, ms=7, mec=_PAGE)
             axes.annotate(
-                f"the context dies; generation {outage.generation} serves {outage.downtime_s * 1e3:.0f} ms "
-                f"later,\nand this request is answered after {latency:.0f} ms",
+                f"kill -9 {kill.pid}, with {kill.in_flight} requests in its hands:\n"
+                f"the next answer, by generation {kill.generation}, comes {kill.answered_s * 1e3:.0f} ms\n"
+                "later, and no request is lost",
                 (number, latency),
-                xytext=(-8, 9),
+                xytext=(26, -4),
                 textcoords="offset points",
                 color=_RED,
                 fontsize=9,
             )
+            return

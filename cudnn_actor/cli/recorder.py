@@ -48,7 +48,19 @@ class Recorder:
         self.stage = ""
         """What the requests that follow are for."""
         self.samples: list[Sample] = []
-        self.errors = 0
+        self._errors: list[str] = []
+
+    def beside(self, stage: str) -> Recorder:
+        """Another one, for what goes on at the same time: the same clock, samples and errors."""
+        other = Recorder(self._gpu)
+        other.stage = stage
+        other._origin, other.samples, other._errors = self._origin, self.samples, self._errors
+        return other
+
+    @property
+    def errors(self) -> int:
+        """Requests that have ended in an error."""
+        return len(self._errors)
 
     @property
     def now_s(self) -> float:
@@ -60,8 +72,8 @@ class Recorder:
         began_s = self.now_s
         try:
             answer: Any = await self._gpu.ask(message)
-        except CudnnActorError:
-            self.errors += 1
+        except CudnnActorError as error:
+            self._errors.append(type(error).__name__)
             raise
         self.samples.append(Sample(self.stage, type(message).__name__, began_s, self.now_s - began_s))
         return answer

@@ -2,12 +2,14 @@
 
 A filter bank runs on the photograph. Then a camera is shaken: from one patch, whose sharp original is
 known, the demo learns the 5x5 filter that the shake amounts to, and with it takes the shake out of
-another patch. Half-way through the learning the device context dies, by order of a fault plan.
+another patch. Half-way through the learning the filter bank runs again beside it, from the buffers that it
+ran from before, and in the middle of that the worker process is killed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from pathlib import Path
 
@@ -16,22 +18,24 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from cudnn_actor.cli.filters import Filter, camera_shake, filter_bank
-from cudnn_actor.cli.findings import Findings, Outage
-from cudnn_actor.cli.fit import CURVATURE_STEPS, FilterFit, PhotoFit, convolved
+from cudnn_actor.cli.findings import Findings, Kill
+from cudnn_actor.cli.fit import FilterFit, PhotoFit, convolved
+from cudnn_actor.cli.killing import kill_at_work
 from cudnn_actor.cli.photograph import luminance, read_photograph
 from cudnn_actor.cli.picture import draw
 from cudnn_actor.cli.recorder import Recorder
 from cudnn_actor.cli.tables import request_table, verdict
 from cudnn_actor.client import CudnnRef
-from cudnn_actor.protocol import BufferRef, ConvBwdFilter, ConvFwd, ConvSpec
+from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, Fill
 from cudnn_actor.spawning import spawn
-from cudnn_actor.supervision import Fault, FaultPlan, Restarted, Restarting
 
 __all__ = ["tell"]
 
 FILTER_STEPS = 160
 PHOTO_STEPS = 150
-_FAULT_STEP = FILTER_STEPS // 2
+_KILL_STEP = FILTER_STEPS // 2
+_ROUNDS_ON_CPU, _ROUNDS_ON_CUDA = 4, 24
+"""How often the filter bank runs around the kill: with less a GPU is done before it comes."""
 _KNOWN_SIDE, _SHAKEN_SIDE = 128, 200
 """Pixels along the sides of the two patches, where the photograph has as many."""
 _RIM = 10
@@ -44,8 +48,7 @@ async def tell(image: Path | None, out: Path, seed: int) -> int:
     console = Console(highlight=False)
     rng = np.random.default_rng(seed)
     findings = Findings(photo=read_photograph(image), true_taps=camera_shake(rng))
-    faults = FaultPlan(seed=seed).at(CURVATURE_STEPS + _FAULT_STEP, Fault.STICKY, of=ConvBwdFilter)
-    async with spawn(faults=faults) as gpu:
+    async with spawn(isolation="process") as gpu:
         await _Story(gpu, console, findings, rng).run()
     console.print()
     console.print(request_table(findings.samples))
@@ -73,6 +76,7 @@ class _Story:
     def __init__(self, gpu: CudnnRef, console: Console, findings: Findings, rng: np.random.Generator) -> None:
         self._gpu = gpu
         self._recorder = Recorder(gpu)
+        self._bank: list[ConvFwd] = []
         self._findings = findings
         self._rng = rng
         self._progress = Progress(
@@ -88,36 +92,13 @@ class _Story:
     async def run(self) -> None:
         """Everything, in order."""
         self._say(f"[bold]cudnn-actor demo[/] on {self._gpu.device}")
-        watcher = asyncio.create_task(self._watch())
-        try:
-            with self._progress:
-                await self._run_bank()
-                await self._run_fit()
-        finally:
-            watcher.cancel()
+        with self._progress:
+            await self._run_bank()
+            await self._run_fit()
         await self._conclude()
 
     def _say(self, text: str) -> None:
         self._progress.console.print(text, soft_wrap=True)
-
-    async def _watch(self) -> None:
-        """Tell of restarts as they happen: the bar waits, and nothing else does."""
-        down_s, step = 0.0, 0
-        async for event in self._gpu.events():
-            match event:
-                case Restarting():
-                    down_s, step = self._recorder.now_s, len(self._findings.filter_losses) + 1
-                    self._say(f"  [red]✗ generation {event.generation} is lost[/]: {event.cause.cause}")
-                case Restarted():
-                    self._restarted(event, down_s, step)
-
-    def _restarted(self, event: Restarted, down_s: float, step: int) -> None:
-        outage = Outage(seen_s=down_s, downtime_s=event.downtime_s, generation=event.generation, step=step)
-        self._findings.outages.append(outage)
-        self._say(
-            f"  [green]✓ generation {event.generation} serves[/] {event.downtime_s * 1e3:.0f} ms later: "
-            "same buffers, and the request runs again"
-        )
 
     # The filter bank.
 
@@ -140,9 +121,40 @@ class _Story:
         y = await recorder.room(x.spec.dims)
         bias = await recorder.put(np.full(channels, each.bias, np.float32)) if each.bias else None
         conv = ConvSpec.symmetric(2, pad=size // 2, groups=channels)
-        await recorder.ask(ConvFwd(x=x, w=w, y=y, conv=conv, bias=bias))
-        response = _inside((await recorder.get(y))[0], 2)
+        message = ConvFwd(x=x, w=w, y=y, conv=conv, bias=bias)
+        self._bank.append(message)
+        await recorder.ask(message)
+        return await self._response(each, message, recorder)
+
+    async def _response(self, each: Filter, message: ConvFwd, recorder: Recorder) -> np.ndarray:
+        response = _inside((await recorder.get(message.y))[0], 2)
         return response if each.colour else response[0]
+
+    # The kill.
+
+    async def _kill(self) -> None:
+        """Kill the worker while it runs the filter bank once more; see whether the responses are the same."""
+        recorder, findings, bank = self._recorder.beside("the kill"), self._findings, self._bank
+        for message in bank:
+            await recorder.ask(Fill(dst=message.y, value=math.nan))  # nothing old is to be taken for new
+        rounds = _ROUNDS_ON_CPU if self._gpu.device == "cpu" else _ROUNDS_ON_CUDA
+        kill = await kill_at_work(self._gpu, recorder, rounds * bank, self._say, step=_KILL_STEP)
+        for (each, before), message in zip(findings.responses, bank, strict=True):
+            findings.changed += not np.array_equal(await self._response(each, message, recorder), before)
+        findings.kill = kill
+        self._tell_of(kill)
+
+    def _tell_of(self, kill: Kill) -> None:
+        changed, ms, mib = self._findings.changed, kill.answered_s * 1e3, kill.nbytes / 2**20
+        self._say(f"    {ms:.0f} ms from the kill to the next answer")
+        self._say(f"    requests interrupted, and run again: {kill.run_again}")
+        self._say(f"    {kill.buffers} buffers are still there, {mib:.1f} MiB; nothing was uploaded again")
+        if changed:
+            self._say(
+                f"    {changed} responses of the filter bank are not, bit for bit, what they were before"
+            )
+        else:
+            self._say("    the filter bank gives what it gave before, bit for bit")
 
     # The camera shake.
 
@@ -158,11 +170,14 @@ class _Story:
         """Recover the filter from a patch whose sharp original is known."""
         x = await self._recorder.put(np.ascontiguousarray(known)[None, None])
         y = await convolved(self._recorder, x, self._findings.true_taps)
-        fit = FilterFit(self._recorder, self._rng)
+        fit, losses = FilterFit(self._recorder, self._rng), self._findings.filter_losses
         task = self._progress.add_task("learn the 5x5 shake", total=FILTER_STEPS, note="")
         async for loss in fit.run(x, y, FILTER_STEPS):
-            self._findings.filter_losses.append(loss)
-            self._advance(task, self._findings.filter_losses, FILTER_STEPS)
+            losses.append(loss)
+            self._advance(task, losses, FILTER_STEPS)
+            if len(losses) == _KILL_STEP:
+                kill = asyncio.create_task(self._kill())
+        await kill
         self._findings.found_taps = fit.taps
 
     async def _undo(self, sharp: np.ndarray) -> None:

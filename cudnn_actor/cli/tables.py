@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-
 import numpy as np
 from rich.table import Table
 
@@ -20,8 +18,8 @@ def request_table(samples: list[Sample]) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("count", "p50 ms", "p99 ms", "max ms"):
         table.add_column(name, justify="right", no_wrap=True)
-    for stage, members in groupby(samples, key=lambda sample: sample.stage):
-        _add_stage(table, stage, list(members))
+    for stage in dict.fromkeys(sample.stage for sample in samples):
+        _add_stage(table, stage, [sample for sample in samples if sample.stage == stage])
     return table
 
 

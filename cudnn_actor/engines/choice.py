@@ -59,7 +59,14 @@ class EngineChoice(NamedTuple):
     host_arenas: bool = False
 
 
-_CUDA_PRELOAD = ("cudnn_actor.engines.cuda.engine", "cupy", "cudnn", "cuda.bindings.driver")
+_CUDA_PRELOAD = (
+    "cudnn_actor.engines.cuda.engine",
+    "cupy",
+    "cupyx",  # which CuPy imports at its first kernel
+    "cudnn",
+    "cudnn.frost",
+    "cuda.bindings.driver",
+)
 
 
 def choose_engine(device: str, *, apart: bool = False) -> EngineChoice:

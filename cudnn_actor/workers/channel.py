@@ -1,4 +1,4 @@
-"""One end of the socket between a worker and its parent: frames and descriptors in, frames and descriptors out.
+"""One end of the socket between a worker and its parent: frames and descriptors, in and out.
 
 A stream socket of an unnamed pair, so that nobody else can connect, and frames of any size keep their order
 with the descriptors that belong to them: the kernel delivers descriptors with the first byte that they were
@@ -59,6 +59,8 @@ class Channel:
         self._socket = connection
         self._decoder = decoder
         self._in = bytearray()
+        self._needed = LENGTH.size
+        """Bytes that `_in` must have before there is more to be made of it."""
         self._descriptors: deque[int] = deque()
         self._out: deque[tuple[bytes, Sequence[int]]] = deque()
         self._copies: set[int] = set()
@@ -152,6 +154,8 @@ class Channel:
         frames: list[Any] = []
         if self._in:  # the head of a frame has come before; mostly whole ones come
             self._in += data
+            if len(self._in) < self._needed:  # looked at once, not at each piece of a long one
+                return frames
             data, self._in = bytes(self._in), bytearray()
         self._in += self._cut(frames, data)
         return frames
@@ -165,9 +169,11 @@ class Channel:
                 raise BadFrame(f"a frame of {length:,} bytes, where {LONGEST:,} is the most")
             end = LENGTH.size + length
             if len(rest) < end:
-                break
+                self._needed = end
+                return rest
             frames.append(self._decoded(rest[LENGTH.size : end]))
             rest = rest[end:]
+        self._needed = LENGTH.size
         return rest
 
     def _decoded(self, body: memoryview) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from cudnn_actor.actors import Envelope
 from cudnn_actor.interruption import Interruption
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, OutcomeUnknown
 from cudnn_actor.protocol.messages import (
     Allocate,
     Compute,
@@ -34,14 +34,12 @@ from cudnn_actor.workers.desk import WINDOW
 from cudnn_actor.workers.ledger import Flight
 from cudnn_actor.workers.memory_desk import MemoryDesk
 from cudnn_actor.workers.staging import Block
-from cudnn_actor.workers.wire import Strike, encode_message
+from cudnn_actor.workers.wire import LONGEST_MESSAGE, Strike, encode_message
 
 __all__ = ["CudnnDesk", "Limbo"]
 
 _TAGS: dict[type, str] = {Allocate: "allocate", Free: "free", Drain: "drain", View: "view"}
 """Messages that a worker may never see, so that a fault of theirs is sent on its own; with its tag."""
-_HOST_TAGS: dict[type, str] = {**_TAGS, Upload: "upload", Download: "download"}
-"""The same, where values may go straight into arenas and out of them."""
 
 
 class Limbo:
@@ -83,10 +81,9 @@ class CudnnDesk(MemoryDesk):
             Warm: self._warm,
             Drain: self._drain,
         }
-        self._tags = _TAGS if self.host is None else _HOST_TAGS
 
     def take_up(self, envelope: Envelope, *, struck: bool = False) -> None:
-        """Start a message: answer it, or hand it over. `struck`: what a fault plan had for it has been done."""
+        """Start a message: answer it, or hand it over. `struck`: its fault, if it had one, has been done."""
         if envelope.withdrawn:
             self.withdraw(envelope)
             return
@@ -97,7 +94,8 @@ class CudnnDesk(MemoryDesk):
         try:
             handler = self._handlers.get(type(message))
             if handler is None:
-                raise _unknown(message)
+                self.fail(envelope, _unknown(message))
+                return
             if self.state.faults is not None and not struck and self._strikes(envelope, message):
                 return
             handler(envelope, message)
@@ -113,7 +111,7 @@ class CudnnDesk(MemoryDesk):
             return False
         kind = type(message)
         self.rule = rule = self.state.faults.on_message(kind.__name__)
-        tag = self._tags.get(kind)
+        tag = _TAGS.get(kind)
         if rule is None or rule.fault is Fault.REJECT_BUILD or tag is None:
             return False
         self.hand(Flight(envelope, encode_message(Strike(tag=tag)), strikes=True))
@@ -145,6 +143,13 @@ class CudnnDesk(MemoryDesk):
             request for request in message.messages if self.state.lowered(request).graph.digest() not in known
         )
         body = encode_message(Warm(messages=wanted))
+        if len(body) > LONGEST_MESSAGE:
+            raise InvalidRequest(
+                field="messages",
+                value=f"{len(wanted):,} requests",
+                problem=f"are {len(body):,} bytes, where {LONGEST_MESSAGE:,} is the most that a worker takes",
+                fix="warm some at a time",
+            )
         self.hand(Flight(envelope, body))
 
     def _drain(self, envelope: Envelope, _message: Drain) -> None:
@@ -171,6 +176,8 @@ class CudnnDesk(MemoryDesk):
         limbo = Limbo()
         again = self._judge(begun, cause, limbo, may_still_write=may_still_write)
         self.ledger.first([*again, *others])
+        # A drain, too: what waits for an arena and was sent before it is to be answered before it.
+        self._restore(self._waiting())
         return limbo
 
     def _ground(self) -> tuple[list[Flight], list[Flight]]:
@@ -181,11 +188,21 @@ class CudnnDesk(MemoryDesk):
         begun: list[Flight] = []
         others: list[Flight] = []
         for flight in self.ledger.ground():
-            began = worker is not None and worker.claims.has_begun(flight.place, flight.number)
+            # One whose caller has been promised that it never begins counts as begun, too, where it was left.
+            began = (
+                worker is not None
+                and not flight.gone
+                and worker.claims.has_begun(flight.place, flight.number)
+            )
             flight.envelope.hand_back(begun=began)
             (begun if began else others).append(flight)
-        self.state.mailbox.restore(self.ground_roomless())
         return begun, others
+
+    def _waiting(self) -> list[Envelope]:
+        """Take out those that wait here: for an arena, or for what was sent before them."""
+        drains = list(self._drains)
+        self._drains.clear()
+        return [*self.ground_roomless(), *drains]
 
     def _judge(
         self, begun: Sequence[Flight], cause: str, limbo: Limbo, *, may_still_write: bool
@@ -195,10 +212,14 @@ class CudnnDesk(MemoryDesk):
         again = []
         for envelope, error in interruption.judge_all([flight.envelope for flight in begun]):
             flight = flights[envelope.number]
+            if error is None and may_still_write and flight.block is not None:
+                why = "its process may still use its place in staging memory"
+                error = OutcomeUnknown(request_id=flight.number, cause=cause, why=why)
             if error is None:
                 flight.suspect = True
                 again.append(flight)
             else:
+                self._tear_output(flight)
                 self._lose(flight, limbo)
                 self.fail(envelope, error)
         return again
@@ -234,10 +255,10 @@ class CudnnDesk(MemoryDesk):
         grounded = self.ledger.give_up()
         for flight in grounded:
             self._release(flight, end_ref=True)
-        drains = list(self._drains)
-        self._drains.clear()
-        waiting = [*(flight.envelope for flight in grounded), *drains]
-        self.state.mailbox.restore(sorted(waiting, key=lambda envelope: envelope.number))
+        self._restore([*(flight.envelope for flight in grounded), *self._waiting()])
+
+    def _restore(self, envelopes: Sequence[Envelope]) -> None:
+        self.state.mailbox.restore(sorted(envelopes, key=lambda envelope: envelope.number))
 
     def close(self) -> None:
         """Give up the memory for transfers. Idempotent."""

@@ -64,6 +64,8 @@ __all__ = ["WINDOW", "Desk", "WorkerEnd"]
 
 WINDOW = 256
 """Requests that a worker may have at once."""
+_BULKY_BYTES = 64 << 10
+"""A longer message goes in a frame of its own: so whole windows of the others fit in one, four times over."""
 
 log = Log("cudnn_actor")
 
@@ -190,7 +192,12 @@ class Desk:
     def _fly(self, flight: Flight) -> None:
         assert self.worker is not None
         place = self.ledger.hand_over(flight, self.worker.claims)
+        bulky = len(flight.body) > _BULKY_BYTES
+        if bulky:
+            self.flush()
         self._requests.append(Request(flight.number, place, flight.body, flight.fault))
+        if bulky:
+            self.flush()
 
     def hand_again(self) -> None:
         """Hand over what goes first after a crash, as far as it may go now."""
@@ -221,19 +228,29 @@ class Desk:
             self.expire(envelope)
             self._release(flight, end_ref=True)
         else:
-            if self.state.faults is not None:
+            if self.state.faults is not None and flight.suspect:  # it runs again, so it counts again
                 flight.fault = self.state.faults.on_message(type(flight.message).__name__)
             self._fly(flight)
 
     def _tear_output(self, flight: Flight) -> None:
-        """End what a request was writing that is not run again."""
+        """End what a request was writing that is not run again.
+
+        A buffer that was freed behind it is brought back for that: what was sent before the free, and is
+        still to read it, is to find it torn.
+        """
+        if flight.strikes:
+            return
         written = set(footprint(flight.message, self.state.lowered).writes)
-        for slot in flight.slots:
-            if slot.index in written:
-                self.memory.tear(slot)
+        for ref in named_buffers(flight.message).values():
+            if ref.slot in written:
+                self.memory.revive(ref)
+                if self.memory.is_live(ref):
+                    self.memory.tear(self.memory.resolve(ref))
 
     def _why_not_again(self, flight: Flight) -> CudnnActorError | None:
-        """Why a request cannot be handed over again: a crash has torn what it reads, or its plan is to blame."""
+        """Why a request cannot be handed over again: what it reads is torn, or its plan is to blame."""
+        if flight.strikes:  # its message has not been looked at yet
+            return None
         for name, ref in named_buffers(flight.message).items():
             try:
                 self.memory.resolve(ref, name)
@@ -285,18 +302,33 @@ class Desk:
     def _land(self, answer: Answer) -> None:
         if answer.number >= PRIVATE:  # asked for when it was a standby
             return
-        # What it says is looked at first: if it is a lie, the flight is in the air still, and judged with the rest.
+        # What it says is looked at first: if it is a lie, the flight is in the air, and judged with the rest.
         flight = self.ledger.find(answer.number, answer.place)
         seen = flight.seen
         if type(answer) is Done and seen is not None:
             self.ledger.land(flight)
-            self.memory.release_all(flight.slots)
+            self.state.memory.release_all(flight.slots)
             if not seen.noted:
                 self._note_plan(seen)
-            self._succeed(flight.envelope, self._receipt(flight.envelope, answer))
+            self.state.counters.finished += 1
+            envelope = flight.envelope
+            queue_us = (answer.started_ns - envelope.admitted_ns) / 1e3
+            self._reply(
+                envelope,
+                Receipt(
+                    request_id=answer.number,
+                    generation=self.state.generation,
+                    plan=answer.plan,
+                    queue_us=queue_us,
+                    run_us=answer.run_us,
+                ),
+                None,
+            )
             return
         news = self._news(flight, answer)
         self.ledger.land(flight)
+        if flight.suspect and type(answer) in (Refused, Dropped):  # it has made nothing whole
+            self._tear_output(flight)
         self.memory.release_all(flight.slots)
         self._land_other(flight, answer, news)
 
@@ -395,7 +427,7 @@ class Desk:
             raise Violation(f"its answer to request {answer.number} is no error of ours: {error}") from error
 
     def _discharge(self, flight: Flight, *, end_ref: bool) -> None:
-        """Give back what a flight had beside its holds; `end_ref`: also the buffer that nobody will receive."""
+        """Give back what a flight had beside its holds; `end_ref`: and the buffer that nobody receives."""
         if flight.block is not None:
             self.staging.give_back(flight.block)
             flight.block = None
@@ -451,7 +483,7 @@ class Desk:
     # What the classes that know messages add.
 
     def take_up(self, envelope: Envelope, *, struck: bool = False) -> None:
-        """Start a message: answer it, or hand it over. `struck`: what a fault plan had for it has been done."""
+        """Start a message: answer it, or hand it over. `struck`: its fault, if it had one, has been done."""
         raise NotImplementedError
 
     def take_arena(self, frame: ArenaMade | ArenaRefused) -> None:
@@ -460,10 +492,11 @@ class Desk:
 
     def settle_drains(self) -> None:
         """Answer those who wait for all that was sent before them, where it has been answered."""
-        while self._drains and not self._is_awaited(self._drains[0].number):
+        while self._drains and not self.is_awaited(self._drains[0].number):
             self._succeed(self._drains.popleft(), None)
 
-    def _is_awaited(self, number: int) -> bool:
+    def is_awaited(self, number: int) -> bool:
+        """Whether anything is unanswered that was sent before this number."""
         return self.ledger.waits_for(number)
 
     def write_log(self, line: Logged) -> None:

@@ -1,9 +1,9 @@
 """The mailbox of a service whose actor is in another process: whoever sends a message also delivers it.
 
 In a service of one process the actor's thread takes messages out of the mailbox. Here nobody sits behind it:
-the sender himself, on his event loop, takes a **turn** at the desk, which encodes what waits and sends it, and
-the loop's own reader takes one when answers have come. So a request costs no hop to a thread and back, and a
-loop's turn serves everything that has gathered since its last.
+the sender himself, on his event loop, takes a **turn** at the desk, which encodes what waits and sends it,
+and the loop's own reader takes one when answers have come. So a request costs no hop to a thread and back,
+and a loop's turn serves everything that has gathered since its last.
 
 What is shared: the desk, by every loop and thread that sends, and the keeper's thread. Who may touch it: the
 holder of `_free`, which nobody waits for but the keeper. Why no wish is lost: whoever wants a turn notes
@@ -13,7 +13,7 @@ it on the wisher's behalf. An answer for another loop's future, or a pykka one, 
 
 Each event loop that sends reads the socket (`_Link`); one that is blocked, or does not run, holds up
 nobody but itself, since any other reads as well. Where no loop can be relied on for an answer (a pykka
-caller waits, every loop has closed), the keeper's thread reads: `needs_reader` tells it. What would hold
+caller waits, every loop has closed), the keeper's thread reads: `keeper_reads` tells it. What would hold
 a loop up (copies of large arrays, a socket that is full) is left to the keeper's thread too.
 """
 
@@ -35,8 +35,9 @@ from cudnn_actor.workers.wire import BadFrame
 
 __all__ = ["Dispatcher"]
 
-GATHERED = 16
-"""So many messages of one loop are sent without waiting for more."""
+LEAST_GATHERED, MOST_GATHERED = 4, 32
+SHARE = 3
+"""A loop's messages are sent without more ado when they are this part of those in the air, within bounds."""
 _MOST_A_TURN = 64
 """Messages taken out of the queue at once."""
 
@@ -71,6 +72,11 @@ class Dispatcher(Mailbox):
         self._wants_turn = self._wants_reading = False
         self._heavy = False
         """A message that loops leave to the keeper is next."""
+        self._stop: Envelope | None = None
+        """pykka's stop, which ends the service in its turn; what came behind it is not taken up."""
+        self._stop_told = False
+        self._last_foreign = 0
+        """Number of the last message for whose answer no event loop waits."""
         self._links: dict[LoopBridge, _Link] = {}
         self._keeper_reads = False
         """Whether the keeper looks at the socket, for those whose answers no event loop fetches."""
@@ -85,6 +91,8 @@ class Dispatcher(Mailbox):
         super().admit(envelope, waits=waits)
         bridge = envelope.bridge
         if bridge is None:
+            with self._lock:
+                self._last_foreign = max(self._last_foreign, envelope.number)
             self.turn()
             return
         link = self._links.get(bridge)
@@ -93,9 +101,9 @@ class Dispatcher(Mailbox):
         link.schedule()
 
     def waiting_elsewhere(self) -> int:
-        """Requests that the worker has been handed and has not begun, as far as it has said."""
-        desk = self.desk
-        return max(0, desk.ledger.handed - self.begun())
+        """Requests that the worker was handed, or will be again, and has not begun, as far as it says."""
+        ledger = self.desk.ledger
+        return max(0, ledger.handed - self.begun()) + ledger.on_the_ground
 
     def _new_link(self, bridge: LoopBridge) -> _Link:
         for old in tuple(self._links):
@@ -164,28 +172,44 @@ class Dispatcher(Mailbox):
     def _hand_over(self, *, keeper: bool) -> None:
         desk = self.desk
         desk.hand_again()
-        while not self._heavy and (room := min(desk.room, _MOST_A_TURN)) and len(self):
+        while self._stop is None and not self._heavy and (room := min(desk.room, _MOST_A_TURN)) and len(self):
             batch = self.take(room, 0.0)
             for place, envelope in enumerate(batch):
+                if is_stop(envelope.message):
+                    self._stop = envelope
+                    self.restore(batch[place + 1 :])
+                    break
                 if not keeper and desk.is_heavy(envelope.message):
                     self.restore(batch[place:])
                     self._heavy = True
                     self.ring_keeper()
                     break
-                self._take_up(envelope)
+                desk.take_up(envelope)
             desk.hand_again()
+        if self._stop is not None:
+            self._stop_in_its_turn(self._stop)
         desk.flush()
         assert self.channel is not None
         backed_up = not self.channel.flush()
-        if backed_up or (desk.has_foreign and not self._keeper_reads):
+        if backed_up or (self._has_foreign and not self._keeper_reads):
             self.ring_keeper()
 
-    def _take_up(self, envelope: Envelope) -> None:
-        if is_stop(envelope.message):
+    def _stop_in_its_turn(self, stop: Envelope) -> None:
+        """Pass pykka's stop on, once all that was sent before it has been answered."""
+        if not self._stop_told and not self.desk.is_awaited(stop.number):
+            self._stop_told = True
             self.on_stop_asked()
-            self.reply(envelope, None, None)
-        else:
-            self.desk.take_up(envelope)
+            self.reply(stop, None, None)
+
+    @property
+    def _has_foreign(self) -> bool:
+        """Whether an answer is awaited that no event loop fetches: in the air, a stop's, or in the queue."""
+        if self.desk.has_foreign or self._stop is not None:
+            return True
+        try:
+            return self._ordinary[0].number <= self._last_foreign
+        except IndexError:
+            return False
 
     def condemn(self, why: str) -> None:
         """Have nothing more to do with the present worker, and tell the keeper. With the desk held."""
@@ -215,7 +239,7 @@ class Dispatcher(Mailbox):
 
     @contextlib.contextmanager
     def held(self) -> Any:
-        """The desk for the keeper, who waits for it: a turn takes a moment. Then, what others wished meanwhile."""
+        """The desk, for the keeper, who waits for it; then, what others have wished for meanwhile."""
         with self._free:
             yield self.desk
         self._wake()
@@ -228,7 +252,7 @@ class Dispatcher(Mailbox):
         what he waits for before this look, or the keeper was about to look once more.
         """
         self._keeper_reads = False
-        self._keeper_reads = self.desk.has_foreign or not any(
+        self._keeper_reads = self._has_foreign or not any(
             link.reads(self.channel) for link in tuple(self._links.values())
         )
         return self._keeper_reads
@@ -255,6 +279,9 @@ class Dispatcher(Mailbox):
 
     def disconnect(self) -> None:
         """Serve with nobody. With the desk held."""
+        stop, told, self._stop, self._stop_told = self._stop, self._stop_told, None, False
+        if stop is not None and not told:
+            self.restore([stop])
         self.channel = None
         self.begun = _none_begun
         for link in tuple(self._links.values()):
@@ -287,8 +314,9 @@ class _Link:
         """
         dispatcher = self._dispatcher
         self._gathered += 1
+        flights = len(dispatcher.desk.ledger.flights)
         if self._channel is dispatcher.channel and (
-            self._gathered >= GATHERED or not dispatcher.desk.ledger.flights
+            not flights or self._gathered >= min(MOST_GATHERED, max(LEAST_GATHERED, flights // SHARE))
         ):
             self._gathered = 0
             dispatcher.turn(self._bridge)

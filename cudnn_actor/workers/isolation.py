@@ -173,11 +173,17 @@ class ProcessIsolation:
 
     def actor(self, incarnation: int) -> WorkerKeeper:
         """The keeper of a new worker."""
-        self._keeper = WorkerKeeper(self._state, self._dispatcher, self._source, incarnation)
+        self._keeper = WorkerKeeper(
+            self._state,
+            self._dispatcher,
+            self._source,
+            generation=incarnation,
+            hang_after_s=self._options.hang_after_s,
+        )
         return self._keeper
 
     def end(self) -> None:
-        """Kill the standby, have the rest answered, forget the event loops, give up transfer memory and table."""
+        """Kill the standby, have the rest answered, forget the loops, give up transfer memory and table."""
         self._keeper = None
         dispatcher = self._dispatcher
         with dispatcher.held() as desk:

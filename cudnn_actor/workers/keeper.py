@@ -23,9 +23,8 @@ from __future__ import annotations
 import select
 import signal
 import time
-from typing import ClassVar
 
-from cudnn_actor.actors import Actor, Crash, Envelope
+from cudnn_actor.actors import Actor, Crash, Envelope, Mailbox
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.state import ServiceState
 from cudnn_actor.workers.cudnn_desk import CudnnDesk, Limbo
@@ -42,8 +41,29 @@ ASKED_S, TERMINATED_S = 3.0, 1.0
 """How long a worker may take to end that is asked to, and then one that is told by SIGTERM."""
 KILLED_S, KILLED_BY_SUPERVISOR_S = 5.0, 0.8
 """How long the kernel may take to end one; less, where a supervisor waits for the keeper itself."""
+BUILT_S = 60.0
+"""How long a worker may give no sign of life that builds a plan: a library that is read from a cold disk for
+the first time takes ten seconds."""
 
 log = Log("cudnn_actor")
+
+
+class _RingingMailbox(Mailbox):
+    """What is said to the keeper itself (pykka's `stop_all` does) wakes it where it waits: at its bell."""
+
+    def __init__(self, bell: Bell) -> None:
+        super().__init__(capacity=1)
+        self._keepers_bell = bell
+
+    def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
+        """Accept a message. See `Mailbox.admit`."""
+        super().admit(envelope, waits=waits)
+        self._keepers_bell.ring()
+
+    def nudge(self) -> None:
+        """Wake the keeper. Any thread."""
+        super().nudge()
+        self._keepers_bell.ring()
 
 
 class WorkerKeeper(Actor):
@@ -55,17 +75,27 @@ class WorkerKeeper(Actor):
         The service's.
     generation
         Which incarnation this is, counted from 1.
+    hang_after_s
+        As in `Options`.
     """
 
-    mailbox_capacity: ClassVar[int] = 1
-
-    def __init__(self, state: ServiceState, dispatcher: Dispatcher, source: Source, generation: int) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        state: ServiceState,
+        dispatcher: Dispatcher,
+        source: Source,
+        *,
+        generation: int,
+        hang_after_s: float,
+    ) -> None:
+        self._bell = Bell()
+        super().__init__(mailbox=_RingingMailbox(self._bell))
+        self._owns_mailbox = True  # made for this one alone, it ends with it
         self._state = state
         self._dispatcher = dispatcher
         self._source = source
         self._generation = generation
-        self._bell = Bell()
+        self._hang_after_s = hang_after_s
         self.worker: Worker | None = None
         """The process; None before it is started, and after its end."""
         self._serving = False
@@ -84,16 +114,20 @@ class WorkerKeeper(Actor):
         self._bell.ring()
 
     def working_since(self) -> float | None:
-        """Since when the worker has not got on, in `time.monotonic()` seconds; None while it has nothing to do.
+        """Since when the worker has not got on, in `time.monotonic()` seconds; None while it has no work.
 
         It says itself since when (a plan's build, and each step of tuning, counts anew there), with a sign
-        of life now and then; one that is stopped, or deep in a library with the interpreter's lock, gives none.
+        of life now and then; one that is stopped, or in a library with the interpreter's lock, gives none.
+        While it has said that it builds a plan, which may be such a time, it is given `BUILT_S` at the least.
         """
         worker, ledger = self.worker, self._dispatcher.desk.ledger
         if worker is None or not self._serving or not ledger.flights:
             return None
-        since_ns = worker.claims.since_ns or worker.claims.beat_ns
-        return max(since_ns / 1e9, ledger.progress_s)
+        claims = worker.claims
+        since_s = (claims.since_ns or claims.beat_ns) / 1e9
+        if building_ns := claims.building_ns:
+            since_s = max(since_s, building_ns / 1e9 + max(0.0, BUILT_S - self._hang_after_s))
+        return max(since_s, ledger.progress_s)
 
     # Starting.
 
@@ -149,7 +183,7 @@ class WorkerKeeper(Actor):
             raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
 
     def _verify(self) -> None:
-        """See whether what was uploaded is what there is, where a crash may have come between. Raises `Crash`."""
+        """See whether what was uploaded is still there, where a crash has come between. Raises `Crash`."""
         worker = self.worker
         assert worker is not None
         with self._dispatcher.held() as desk:
@@ -207,8 +241,8 @@ class WorkerKeeper(Actor):
     def _tend(self) -> float | None:
         source = self._source
         with self._dispatcher.held() as desk:
+            source.hear_standby(desk)  # first: one that has died is to be followed by another
             pause_s = source.tend(desk, time.monotonic())
-            source.hear_standby(desk)
             source.warm(desk)
             source.bury_the_dead(desk)
         return pause_s
@@ -294,7 +328,7 @@ class WorkerKeeper(Actor):
             log.error("worker.not_killed", pid=worker.pid)
         with self._dispatcher.held() as desk:
             limbo = self._judge(desk, worker, str(error) or repr(error), may_still_write=not gone)
-            if dead and not worker.child.wait(0.0):
+            if not worker.child.wait(0.0):
                 self._source.let_die(worker, limbo)
                 self.worker = None
             else:

@@ -174,6 +174,11 @@ class Ledger:
         """How many new ones may be handed over: none while others go first."""
         return 0 if self._again or self._alone else len(self._places)
 
+    @property
+    def on_the_ground(self) -> int:
+        """How many wait to be handed over again."""
+        return len(self._again)
+
     def next_again(self) -> Flight | None:
         """The next of those that go first; None while it has to wait, and when there is none."""
         if not self._again or self._alone or not self._places:

@@ -25,6 +25,7 @@ import numpy as np
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.engines.cpu import transfer
+from cudnn_actor.engines.cpu.arenas import is_whole
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import InvalidRequest, MalformedMessage, OutOfMemory
@@ -99,6 +100,11 @@ class MemoryDesk(Desk):
         """See `Desk`; also where an allocation waits for an arena."""
         return super().has_foreign or bool(self._roomless)
 
+    @property
+    def room(self) -> int:
+        """How many new messages may be taken up: those that wait for an arena will need a place each."""
+        return max(0, super().room - len(self._roomless))
+
     # Buffers.
 
     def _allocate(self, envelope: Envelope, message: Allocate) -> None:
@@ -158,7 +164,7 @@ class MemoryDesk(Desk):
         self._roomless.append(envelope)
 
     def take_arena(self, frame: ArenaMade | ArenaRefused) -> None:
-        """Own an arena that the worker has made, and go on with those who waited for it; or refuse the first."""
+        """Own an arena that the worker has made, and go on with those who waited; or refuse the first."""
         if self._creating is None or frame.number != self._creating[0]:
             raise Violation(f"it speaks of arena {frame.number}, which it was not asked for")
         (number, nbytes), self._creating = self._creating, None
@@ -172,6 +178,9 @@ class MemoryDesk(Desk):
         assert self.worker is not None
         descriptor = self.worker.take_descriptor()
         if self.host is not None:
+            if not is_whole(descriptor, nbytes):
+                os.close(descriptor)
+                raise Violation(f"its arena {number} is no sealed memory of {nbytes:,} bytes")
             try:
                 self.host.map(number, descriptor, nbytes)
             except (OSError, ValueError) as error:
@@ -207,15 +216,16 @@ class MemoryDesk(Desk):
             self.host.unmap(number)
         self.memory.drop_arena(number)
 
-    def _is_awaited(self, number: int) -> bool:
-        return super()._is_awaited(number) or any(envelope.number < number for envelope in self._roomless)
+    def is_awaited(self, number: int) -> bool:
+        """Whether anything is unanswered that was sent before this number."""
+        return super().is_awaited(number) or any(envelope.number < number for envelope in self._roomless)
 
     # Values.
 
     def _upload(self, envelope: Envelope, message: Upload) -> None:
         slot = self.memory.resolve(message.dst, "dst")
         check_values(message.data, slot.spec, self.memory.device)
-        if self.host is not None and not slot.users:
+        if self._goes_here(slot):
             if self._begins(envelope):
                 assert isinstance(message.data, np.ndarray)  # there is no other kind on the host
                 self._write_here(slot, message.data)
@@ -247,13 +257,20 @@ class MemoryDesk(Desk):
 
     def _download(self, envelope: Envelope, message: Download) -> None:
         slot = self.memory.resolve(message.src, "src")
-        if self.host is not None and not slot.users:
+        if self._goes_here(slot):
             if self._begins(envelope):
                 self._succeed(envelope, transfer.read(self._bytes_of(slot)))
             return
         block = self.staging.take(_nbytes(slot.spec))
         body = encode_message(ReadStaged(src=message.src, values=Staged(block.segment, block.offset)))
         self.hand(Flight(envelope, body, (slot,), block=block))
+
+    def _goes_here(self, slot: Slot) -> bool:
+        """Whether values go straight into a buffer, or out of it.
+
+        Not where a fault is to befall them: it does so in the worker, in their turn.
+        """
+        return self.host is not None and not slot.users and self.rule is None
 
     def _bytes_of(self, slot: Slot) -> np.ndarray:
         assert self.host is not None

@@ -114,7 +114,7 @@ class Source:
         return time.monotonic() - worker.claims.beat_ns / 1e9 > _SILENT_BEATS * self._recipe.hello.beat_s
 
     def tend(self, desk: CudnnDesk, now: float) -> float | None:
-        """Start a standby when one is due; seconds until the next is, None for no such time. With the desk held."""
+        """Start a standby when one is due; seconds until one is, None for never. With the desk held."""
         if not self._keeps_standby or self.standby is not None:
             return None
         if now < self._next_at:

@@ -10,6 +10,7 @@ array on it has gone. Like `memory.keeper`, that end only appends to a deque, on
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import sys
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cudnn_actor.engines.cpu.arenas import FIXED_SIZE
 from cudnn_actor.memory import ArenaPool
 from cudnn_actor.protocol.errors import OutOfMemory
 
@@ -104,9 +106,10 @@ class Staging:
 
     def _grow(self, nbytes: int) -> None:
         number, size = self._pool.next(nbytes)
-        descriptor = os.memfd_create(f"cudnn-actor-stage-{number}", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create(f"cudnn-actor-stage-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, size)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, FIXED_SIZE)
             self._mapped[number] = map_segment(descriptor, size)
         except (OSError, OverflowError):
             os.close(descriptor)

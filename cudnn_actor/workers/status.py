@@ -53,7 +53,7 @@ from typing import Self
 __all__ = ["StatusPage"]
 
 _WORD_BYTES = 8
-_COUNT, _BEAT, _SINCE = range(3)
+_COUNT, _BEAT, _SINCE, _BUILDING = range(4)
 _HEADER_WORDS = 8
 _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -198,6 +198,15 @@ class StatusPage:
     @since_ns.setter
     def since_ns(self, since_ns: int) -> None:
         self._words[_SINCE] = since_ns
+
+    @property
+    def building_ns(self) -> int:
+        """Since when a plan is being built, likewise, and signs of life may be missing; 0 for none."""
+        return self._past(_BUILDING)
+
+    @building_ns.setter
+    def building_ns(self, since_ns: int) -> None:
+        self._words[_BUILDING] = since_ns
 
     def _past(self, word: int) -> int:
         """A time that has been; the clock is one for all processes of the machine."""

@@ -41,6 +41,7 @@ __all__ = [
     "FROM_PARENT",
     "FROM_WORKER",
     "LONGEST",
+    "LONGEST_MESSAGE",
     "MESSAGES",
     "PRIVATE",
     "Answer",
@@ -78,6 +79,9 @@ __all__ = [
 
 LONGEST: Final = 64 << 20
 """Bytes of the longest frame that either side takes in; a batch of requests has some ten thousand."""
+
+LONGEST_MESSAGE: Final = LONGEST - (4 << 10)
+"""Bytes of the longest message that a frame has room for, beside what it says of the request."""
 
 PRIVATE: Final = 1 << 62
 """Number of a request that is no caller's: its answer is for nobody."""

@@ -11,10 +11,12 @@ from benchmarks.gpu.cold import STORES, Cold
 from benchmarks.gpu.first_result import PLAN
 from benchmarks.gpu.polling import Polling
 from benchmarks.gpu.problems import RESNET50, Direction
+from benchmarks.gpu.recovery import Recovery
 from benchmarks.gpu.report import Platform, Report, new_report
 from benchmarks.gpu.resnet import Measured, Resnet, Series
 from benchmarks.gpu.small import IN_FLIGHT, PUBLIC, TORCH, Calls, Requests, Small
 from benchmarks.gpu.transfers import LAYOUTS, SIZES, WAYS, Moved, Transfers
+from cudnn_actor.cli.bench.record import ISOLATIONS
 from cudnn_actor.cli.measure import Timing
 
 __all__ = ["gpu_run"]
@@ -34,7 +36,8 @@ def gpu_run() -> Report:
         machine=machine,
         versions={"cuDNN": "9.19.0"},
     )
-    report.small = Small(requests=[_requests("asyncio"), _requests("uvloop")], calls=_calls())
+    pairs = itertools.product(("asyncio", "uvloop"), ISOLATIONS)
+    report.small = Small(requests=[_requests(*pair) for pair in pairs], calls=_calls())
     report.building = Building(
         idle=_timings(90),
         building=_timings(120),
@@ -48,6 +51,7 @@ def gpu_run() -> Report:
         errors={"extra": "InvalidRequest: no"},
     )
     report.transfers = Transfers(rows=[_moved(size, layout) for size in SIZES for layout in LAYOUTS])
+    report.recovery = _recovery()
     report.polling = Polling(
         idle_process=_some(0.2), busy_actor=_some(12), busy_process=_some(14), burst_ms=_some(51), requests=73
     )
@@ -64,10 +68,11 @@ def _timings(p50: float) -> list[Timing]:
     return [Timing(count=900, p50_us=t, p99_us=2 * t, max_us=9000.0) for t in _some(p50)]
 
 
-def _requests(loop: str) -> Requests:
+def _requests(loop: str, isolation: str) -> Requests:
     asked, submitted = ({n: _some(9e3 * n**0.5 * (1 + i)) for n in IN_FLIGHT} for i in range(2))
     return Requests(
         loop=loop,
+        isolation=isolation,
         one=_timings(55),
         ask_per_s=asked,
         submit_per_s=submitted,
@@ -82,6 +87,17 @@ def _calls() -> list[Calls]:
         Calls(name=name, per_s=_some(4e4 * place) * 2, one=_timings(30) * 2)
         for place, name in enumerate(names, start=1)
     ]
+
+
+def _recovery() -> Recovery:
+    ends = itertools.product(("SIGKILL", "illegal access", "hang"), ("with standby", "without"))
+    free = ("nothing", "a worker", "nothing, after a worker", "a worker and its standby")
+    return Recovery(
+        ms={", ".join(end): _some(1200) for end in ends},
+        free_mib={name: 143_000.0 - 600 * place for place, name in enumerate(free)},
+        start_s={"forkserver not there yet": _some(1.5), "forkserver there": _some(0.5)},
+        errors={"memory": "RuntimeError: " + "what went wrong " * 9},
+    )
 
 
 def _moved(size: str, layout: str) -> Moved:

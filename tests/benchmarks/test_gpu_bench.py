@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -60,6 +61,8 @@ def test_a_dry_run_goes_through_the_actor_and_the_engine(dry: tuple[str, Report]
     assert report.small is not None
     assert all(row.one[0].count and row.submit_per_s[64][0] > 0 for row in report.small.requests)
     assert set(report.small.profiles) == {"loop", "actor"}
+    assert [row.isolation for row in report.small.requests[:2]] == ["thread", "process"]
+    assert all(row.actor_cpu_us[0] > 0 for row in report.small.requests)
     assert report.resnet is not None
     assert {way for series in report.resnet.series for row in series.rows for way in row.us} == {
         "actor",
@@ -68,6 +71,16 @@ def test_a_dry_run_goes_through_the_actor_and_the_engine(dry: tuple[str, Report]
     assert [row.errors for series in report.resnet.series for row in series.rows if row.errors] == []
     assert report.cold is not None
     assert set(report.cold.runs) == {*STORES, "steps"}
+
+
+def test_a_dry_run_ends_workers_in_every_way(dry: tuple[str, Report]) -> None:
+    _, report = dry
+    assert report.recovery is not None
+    assert report.recovery.errors == {}
+    ends = itertools.product(("SIGKILL", "illegal access", "hang"), ("with standby", "without"))
+    assert set(report.recovery.ms) == {", ".join(end) for end in ends}
+    assert all(ms > 0 for taken in report.recovery.ms.values() for ms in taken)
+    assert all(len(took) == 1 for took in report.recovery.start_s.values())
 
 
 def test_a_dry_run_prints_its_tables(dry: tuple[str, Report]) -> None:

@@ -60,6 +60,37 @@ def test_the_users_own_tests_pass() -> None:
     assert "7 passed" in output
 
 
+def test_every_future_in_flight_survives_a_sigkill() -> None:
+    output = run(str(EXAMPLES / "surviving_a_kill.py"))
+    [in_flight] = numbers(r"with (\d+) of 32 requests in flight", output)
+    [first, second] = numbers(r"generation \d: (\d+)", output)
+    assert in_flight > 0
+    assert first > 0
+    assert first + second == 32
+    assert "all 32 answered" in output
+    [killed] = numbers(r"worker (\d+) killed", output)
+    [successor] = numbers(r"worker (\d+) served after", output)
+    assert killed != successor
+    assert "every output is what the second worker finds once more" in output
+
+
+def test_a_strategy_says_whose_buffers_are_kept() -> None:
+    _, alone, together = re.split(r"one_for_\w+:\n", run(str(EXAMPLES / "two_services.py")))
+    for story in (alone, together):
+        assert "left itself replaces its worker, generation 2; buffer kept: True" in story
+        assert "the supervisor starts left anew" in story
+        assert "left's buffer: gone" in story
+    assert "right's buffer: kept" in alone
+    assert "the supervisor starts right anew" not in alone
+    assert "the supervisor starts right anew" in together
+    assert "right's buffer: gone" in together
+
+
+def test_the_users_own_tests_under_kills_pass() -> None:
+    output = run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "kill_injection_test.py"))
+    assert "7 passed" in output
+
+
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_every_example_has_a_test_here(example: Path) -> None:
     assert f'"{example.name}"' in Path(__file__).read_text(encoding="utf-8")

@@ -88,10 +88,10 @@ class Report:
         return "\n".join([f"{line}; {grown}; {len(self.wrong)} wrong", *self.wrong])
 
 
-async def soak(seconds: float, *, device: str, largest_mib: int, seed: int) -> Report:
+async def soak(seconds: float, *, device: str, isolation: str, largest_mib: int, seed: int) -> Report:
     """Run traffic against a service of its own for `seconds`."""
     report = Report(seed, seconds)
-    async with spawn(device=device, workspace_limit=WORKSPACE_BYTES) as gpu:
+    async with spawn(device=device, isolation=isolation, workspace_limit=WORKSPACE_BYTES) as gpu:
         traffic = _Traffic(gpu, report, largest_mib)
         for half in range(2):
             await traffic.flow(seconds / 2, random.Random(f"{seed}/{half}"))
@@ -108,7 +108,7 @@ async def _settle(gpu: CudnnRef, report: Report) -> Level:
     statistics = await gpu.statistics()
     report.wrong += _inconsistencies(statistics, report)
     kept = statistics.arena_bytes / MIB
-    return Level(_host_mib(), _device_mib() - kept if gpu.device.startswith("cuda") else 0.0)
+    return Level(_host_mib(gpu.worker_pid), _device_mib() - kept if gpu.device.startswith("cuda") else 0.0)
 
 
 def _inconsistencies(statistics: Statistics, report: Report) -> list[str]:
@@ -127,11 +127,12 @@ def _inconsistencies(statistics: Statistics, report: Report) -> list[str]:
     return [f"{name} is {got[name]}, not {wanted[name]}" for name in wanted if got[name] != wanted[name]]
 
 
-def _host_mib() -> float:
-    """Resident memory of this process."""
+def _host_mib(worker: int | None) -> float:
+    """Resident memory of this process, and of its worker where it has one."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what is free and kept for the next allocation is no growth
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    processes = ("self",) if worker is None else ("self", str(worker))
+    pages = sum(int(Path(f"/proc/{name}/statm").read_text().split()[1]) for name in processes)
     return pages * 4096 / MIB
 
 
@@ -286,11 +287,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--isolation", choices=("thread", "process"), default="thread")
     parser.add_argument("--largest", type=int, default=512, metavar="MIB", help="of an upload")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
     given = parser.parse_args(arguments)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    how: dict[str, Any] = {"device": given.device, "largest_mib": given.largest, "seed": given.seed}
+    how: dict[str, Any] = {"device": given.device, "isolation": given.isolation, "seed": given.seed}
+    how["largest_mib"] = given.largest
     report = asyncio.run(soak(given.seconds, **how))
     print(report)  # noqa: T201 - a command line
     return bool(report.wrong)

@@ -50,7 +50,7 @@ def keep_busy(stream: Any) -> None:
 async def test_a_torch_tensor_is_copied_on_the_device(dtype: str, layout: str) -> None:
     torch = torch_or_skip()
     tensor = torch.arange(X.size, device="cuda:0").reshape(X.shape).to(getattr(torch, dtype))
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         ref = await gpu.upload(tensor, layout=layout)
         assert (ref.spec.dims, ref.spec.dtype, ref.spec.layout) == (X.shape, DType(dtype), Layout(layout))
         out = await gpu.download(ref)
@@ -66,7 +66,7 @@ async def test_a_cupy_array_is_copied_on_the_device(dtype: str) -> None:
     import cupy
 
     values = X.astype(DType(dtype).numpy)
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         ref = await gpu.upload(cupy.asarray(values), layout="NHWC")
         np.testing.assert_array_equal(await gpu.download(ref), values)
 
@@ -85,7 +85,7 @@ STRIDED = {
 async def test_a_tensor_may_lie_in_memory_as_it_likes(make: Any, dtype: str) -> None:
     torch = torch_or_skip()
     tensor = make(torch.from_numpy(X).to("cuda:0", getattr(torch, dtype)))
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         for layout in ("NCHW", "NHWC"):
             out = await gpu.download(await gpu.upload(tensor, layout=layout))
             np.testing.assert_array_equal(out.astype(np.float32), tensor.float().cpu().numpy())
@@ -95,13 +95,13 @@ async def test_cupys_negative_strides_are_followed() -> None:
     import cupy
 
     array = cupy.asarray(X)[::-1, :, ::-2]
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         np.testing.assert_array_equal(await gpu.download(await gpu.upload(array)), X[::-1, :, ::-2])
 
 
 async def test_a_tensor_is_read_when_its_stream_has_filled_it() -> None:
     torch = torch_or_skip()
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         tensor, stream = torch.zeros(1 << 20, device="cuda:0"), torch.cuda.Stream()
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
@@ -117,7 +117,7 @@ async def test_a_tensor_is_read_when_its_stream_has_filled_it() -> None:
 async def test_a_cupy_array_is_read_when_the_current_stream_has_filled_it() -> None:
     import cupy
 
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         array, stream = cupy.zeros(1 << 20, "f4"), cupy.cuda.Stream(non_blocking=True)
         array += 0  # which builds the kernel
         cupy.cuda.Device().synchronize()
@@ -132,7 +132,7 @@ async def test_a_cupy_array_is_read_when_the_current_stream_has_filled_it() -> N
 async def test_an_array_by_its_interface_is_read_when_the_stream_that_it_names_has_filled_it() -> None:
     import cupy
 
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         array, stream = cupy.zeros(1 << 20, "f4"), cupy.cuda.Stream(non_blocking=True)
         array += 0  # which builds the kernel
         cupy.cuda.Device().synchronize()
@@ -150,7 +150,7 @@ async def test_an_array_by_its_interface_is_read_when_the_stream_that_it_names_h
 async def test_what_fills_one_threads_array_does_not_hold_up_anothers() -> None:
     import cupy
 
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         late = cupy.zeros(8, "f4")
         stream = cupy.cuda.Stream(non_blocking=True)
         keep_busy(stream)
@@ -169,7 +169,7 @@ async def test_what_fills_one_threads_array_does_not_hold_up_anothers() -> None:
 
 async def test_a_tensor_that_is_dropped_at_once_is_copied_all_the_same() -> None:
     torch = torch_or_skip()
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         for _ in range(20):
             uploading = gpu.upload(torch.full((1 << 22,), 3.0, device="cuda:0"))
             ref = await uploading
@@ -180,7 +180,7 @@ async def test_a_tensor_that_is_dropped_at_once_is_copied_all_the_same() -> None
 
 async def test_tensors_on_the_host_come_by_the_host() -> None:
     torch = torch_or_skip()
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         for tensor in (torch.from_numpy(X), torch.from_numpy(X).pin_memory()):
             np.testing.assert_array_equal(await gpu.download(await gpu.upload(tensor)), X)
 
@@ -195,7 +195,7 @@ async def refusal(gpu: CudnnRef, array: Any, **options: Any) -> InvalidRequest:
 async def test_what_cannot_be_taken_is_refused_with_a_fix() -> None:
     torch = torch_or_skip()
     tensor = torch.from_numpy(X).to("cuda:0")
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         assert "detach" in (await refusal(gpu, tensor.clone().requires_grad_())).fix
         assert "detach" in (await refusal(gpu, torch.from_numpy(X).requires_grad_())).fix
         assert "cast" in (await refusal(gpu, tensor.to(torch.complex64))).fix
@@ -211,10 +211,10 @@ async def test_a_tensor_of_another_gpu_is_refused() -> None:
     torch = torch_or_skip()
     if torch.cuda.device_count() < 2:
         pytest.skip("there is one GPU only")
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         problem = str(await refusal(gpu, torch.zeros(3, device="cuda:1")))
         assert "lies on cuda:1, but this service runs on cuda:0" in problem
-    async with spawn(device="cuda:1") as gpu:
+    async with spawn(device="cuda:1", isolation="thread") as gpu:
         ref = await gpu.upload(torch.ones(3, device="cuda:1"))
         np.testing.assert_array_equal(await gpu.download(ref), np.ones(3))
 
@@ -223,7 +223,7 @@ async def test_bfloat16_keeps_every_bit() -> None:
     torch = torch_or_skip()
     bits = np.arange(1 << 16, dtype=np.uint16)
     tensor = torch.from_numpy(bits.view(np.int16)).to("cuda:0").view(torch.bfloat16)
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         out = await gpu.download(await gpu.upload(tensor))
         assert out.dtype == ml_dtypes.bfloat16
         np.testing.assert_array_equal(out.view(np.uint16), bits)

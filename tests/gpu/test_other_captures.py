@@ -12,9 +12,10 @@ from cudnn_actor import ConvSpec, spawn
 torch = pytest.importorskip("torch")
 
 
-def test_traffic_goes_on_while_another_thread_captures_and_spoils_nothing() -> None:
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_traffic_goes_on_while_another_thread_captures_and_spoils_nothing(isolation: str) -> None:
     async def traffic() -> None:
-        async with spawn(device="cuda:0") as gpu:
+        async with spawn(device="cuda:0", isolation=isolation) as gpu:
             x = await gpu.upload(np.ones((1, 4, 8, 8), np.float32))
             w = await gpu.upload(np.ones((4, 4, 1, 1), np.float32))
             await gpu.conv_fwd(x, w, conv=ConvSpec.symmetric(2))

@@ -24,7 +24,7 @@ async def test_a_view_is_a_cupy_array_of_the_buffers_dims_strides_and_values(
 ) -> None:
     import cupy
 
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         ref = await gpu.upload(X.astype(dtype.numpy), layout=layout)
         view = await gpu.view(ref)
         assert isinstance(view, cupy.ndarray)
@@ -38,7 +38,7 @@ async def test_a_view_is_a_cupy_array_of_the_buffers_dims_strides_and_values(
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 async def test_torch_takes_a_view_without_a_copy(dtype: str) -> None:
     torch = pytest.importorskip("torch")
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         ref = await gpu.upload(X, dtype=dtype, layout="NHWC")
         view = await gpu.view(ref)
         tensor = torch.from_dlpack(view)
@@ -53,7 +53,7 @@ async def test_a_view_shows_what_was_sent_before_it_to_any_stream() -> None:
     import cupy
 
     rng = np.random.default_rng(5)
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         x = await gpu.upload(rng.integers(-2, 3, (8, 64, 96, 96)).astype(np.float32))
         w = await gpu.upload(np.ones((64, 64, 3, 3), np.float32))
         y = await gpu.conv_fwd(x, w, conv=ConvSpec.symmetric(2, pad=1))
@@ -84,7 +84,7 @@ DERIVE = {
 
 @pytest.mark.parametrize("derive", DERIVE.values(), ids=DERIVE)
 async def test_whatever_is_made_of_a_view_keeps_the_bytes_after_free(derive: Any) -> None:
-    async with spawn(device="cuda:0", memory_limit=LIMIT) as gpu:
+    async with spawn(device="cuda:0", isolation="thread", memory_limit=LIMIT) as gpu:
         derived = derive(await fill_memory(gpu))
         assert not await has_room(gpu)
         if hasattr(derived, "max"):
@@ -95,7 +95,7 @@ async def test_whatever_is_made_of_a_view_keeps_the_bytes_after_free(derive: Any
 
 
 async def test_other_buffers_do_not_get_the_bytes_of_a_view() -> None:
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         view = await fill_memory(gpu)
         others = [await gpu.empty(FULL) for _ in range(40)]
         for other in others:
@@ -107,7 +107,7 @@ async def test_other_buffers_do_not_get_the_bytes_of_a_view() -> None:
 async def test_a_view_is_readable_after_the_end_of_the_service() -> None:
     import cupy
 
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         view = await gpu.view(await gpu.upload(X))
         kept = await fill_memory(gpu)
     np.testing.assert_array_equal(view.get(), X)
@@ -116,14 +116,14 @@ async def test_a_view_is_readable_after_the_end_of_the_service() -> None:
     del view, kept
     gc.collect()
     cupy.cuda.Device().synchronize()
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         np.testing.assert_array_equal(await gpu.download(await gpu.upload(X)), X)
 
 
 async def test_views_that_are_never_looked_at_cost_nothing() -> None:
     import cupy
 
-    async with spawn(device="cuda:0", memory_limit=LIMIT) as gpu:
+    async with spawn(device="cuda:0", isolation="thread", memory_limit=LIMIT) as gpu:
         ref = await gpu.empty(FULL)
         for _ in range(2000):
             gpu.submit(View(buffer=ref)).cancel()
@@ -134,7 +134,7 @@ async def test_views_that_are_never_looked_at_cost_nothing() -> None:
 
 
 async def test_a_view_can_be_uploaded_again() -> None:
-    async with spawn(device="cuda:0") as gpu:
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
         source = await gpu.upload(X, layout="NHWC")
         copy = await gpu.upload(await gpu.view(source))
         np.testing.assert_array_equal(await gpu.download(copy), X)

@@ -7,6 +7,8 @@ import structlog
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
+from .rigs import isolated
+
 
 @pytest.fixture(autouse=True)
 def logs() -> Iterator[list[EventDict]]:
@@ -14,3 +16,13 @@ def logs() -> Iterator[list[EventDict]]:
     with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as entries:
         yield entries
     entries.clear()  # the errors in them have frames, and the frames arrays
+
+
+@pytest.fixture(params=["thread", "process"])
+def isolation(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where the services of `rigs` have their actor: the same is promised in both.
+
+    Modules whose tests hold in both use it by `pytestmark`; `rigs.THREAD_ONLY` stands where one does not.
+    """
+    with isolated(request.param):
+        yield request.param

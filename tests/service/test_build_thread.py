@@ -25,7 +25,7 @@ class Bench:
     def __init__(self, workshop: Workshop) -> None:
         self.workshop = workshop
         self.nudged = threading.Semaphore(0)
-        self.thread = BuildThread(WorkshopBuilder(workshop), self.nudged.release)
+        self.thread = BuildThread(WorkshopBuilder(workshop), self.nudged.release, lambda _: None)
         self.thread.start()
 
     def result(self) -> Result:

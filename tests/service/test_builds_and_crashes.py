@@ -24,8 +24,9 @@ from cudnn_actor import (
 )
 from cudnn_actor.engines.base import StickyError
 
-from .rigs import Gate, GatedEngine, Trio, in_thread, outcome, seen, service_on, single, spawn_on
+from .rigs import Gate, Trio, in_thread, outcome, seen, service_on, single, spawn_on
 from .test_builds import cold, held, taken_up, workshop_service
+from .worker_rigs import GatedEngine
 from .workshops import BuildingEngine, MortalBuildingEngine, Workshop
 
 SOON_S = 0.05

@@ -32,13 +32,13 @@ from cudnn_actor import (
     StaleReason,
     TensorSpec,
     Upload,
-    spawn,
 )
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 
 from .rigs import (
     ONE_BY_ONE,
+    THREAD_ONLY,
     Gate,
     Trio,
     in_thread,
@@ -46,9 +46,12 @@ from .rigs import (
     outcome,
     seen,
     single,
+    spawn,
     spawn_gated,
     spawn_on,
 )
+
+pytestmark = pytest.mark.usefixtures("isolation")
 
 CRASH_AT_THE_FIRST_RUN = FaultPlan().at(1, Fault.STICKY, of=ConvFwd)
 
@@ -71,7 +74,7 @@ async def test_with_one_running_and_many_queued_each_settles_once_and_in_order()
             futures = [gpu.submit(trio.product()) for _ in range(300)]  # more than the batch of 64
             for number, future in enumerate(futures):
                 future.add_done_callback(partial(_note, settled, number))
-            gate.wait_for_arrival()
+            await in_thread(gate.wait_for_arrival)
         receipts = await asyncio.gather(*futures)
         assert settled == list(range(300))
         assert [receipt.generation for receipt in receipts] == [1] + [2] * 299
@@ -91,7 +94,7 @@ async def test_the_order_of_effects_is_kept_across_a_crash() -> None:
         trio = await Trio.on(gpu)
         with gate.closed():
             first = gpu.submit(trio.product())
-            gate.wait_for_arrival()
+            await in_thread(gate.wait_for_arrival)
             sent = []
             for value in range(1, 6):
                 sent += [gpu.submit(Fill(dst=trio.x, value=value)), gpu.submit(trio.product())]
@@ -124,7 +127,7 @@ async def test_accumulating_requests_that_had_not_started_run_once() -> None:
         trio = await Trio.on(gpu)
         with gate.closed():
             sent = [gpu.submit(trio.sum())]
-            gate.wait_for_arrival()
+            await in_thread(gate.wait_for_arrival)
             sent += [gpu.submit(Fill(dst=trio.w, value=2)), *(gpu.submit(trio.sum()) for _ in range(99))]
         await asyncio.gather(*sent)
         assert await trio.result() == 1 + 100 * 6
@@ -190,6 +193,7 @@ async def test_what_a_quarantined_request_writes_is_torn_and_its_inputs_are_not(
         assert ((await gpu.download(trio.x)).item(), (await gpu.download(trio.w)).item()) == (3, 2)
 
 
+@THREAD_ONLY  # a plan counts what is handed to a worker, which is far ahead of what it runs
 async def test_those_behind_a_quarantined_request_run_in_order() -> None:
     gate = Gate()
     faults = FaultPlan().at(2, Fault.STICKY, of=ConvFwd, times=2)
@@ -198,7 +202,7 @@ async def test_those_behind_a_quarantined_request_run_in_order() -> None:
         message = ConvFwd(x=bad.x, w=bad.w, y=bad.y, conv=ONE_BY_ONE, alpha=0.5)
         with gate.closed():
             first = gpu.submit(trio.product())
-            gate.wait_for_arrival()
+            await in_thread(gate.wait_for_arrival)
             culprit = gpu.submit(message)
             behind = [gpu.submit(trio.product()) for _ in range(100)]
         assert isinstance(await outcome(culprit), QuarantinedRequest)
@@ -222,6 +226,7 @@ async def test_buffers_keep_bytes_and_generation_across_restarts() -> None:
         assert (await gpu.download(big))[-1] == np.float32((20 << 20) - 1)
 
 
+@THREAD_ONLY
 async def test_a_restart_maps_every_arena_anew_and_the_old_mapping_goes() -> None:
     async with spawn(device="cpu", faults=FaultPlan().at(1, Fault.STICKY, of=Fill)) as gpu:
         trio = await Trio.on(gpu)
@@ -245,6 +250,7 @@ class FailingEngine(CpuEngine):
         return self._health.pop()
 
 
+@THREAD_ONLY
 async def test_a_failed_run_in_a_healthy_context_is_its_own_request_s() -> None:
     failure = EngineFailure("BAD_PARAM", "stride 7")
     async with spawn_on(lambda: FailingEngine(failure, [None])) as gpu:
@@ -256,6 +262,7 @@ async def test_a_failed_run_in_a_healthy_context_is_its_own_request_s() -> None:
         assert gpu.generation == 1
 
 
+@THREAD_ONLY
 @pytest.mark.parametrize("kind", [StickyError, EngineFailure])
 async def test_a_failed_run_that_took_the_context_with_it_is_a_crash(kind: type[EngineFailure]) -> None:
     failure = kind("ILLEGAL_ADDRESS", "at 0x7")
@@ -297,7 +304,7 @@ async def test_a_request_that_was_withdrawn_meanwhile_does_not_run_again() -> No
         trio = await Trio.on(gpu)
         with gate.closed():
             first, second = gpu.submit(trio.product()), gpu.submit(trio.product())
-            gate.wait_for_arrival()
+            await in_thread(gate.wait_for_arrival)
             second.cancel()
         await first
         await gpu.drain()

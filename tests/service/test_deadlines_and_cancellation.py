@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor import Allocate, CudnnRef, DeadlineExceeded, Drain, Fill, Receipt, TensorSpec, spawn
+from cudnn_actor import Allocate, CudnnRef, DeadlineExceeded, Drain, Fill, Receipt, TensorSpec
 
-from .rigs import Gate, GatedEngine, Trio, in_thread, outcome, single, spawn_gated, spawn_on
+from .rigs import Gate, Trio, in_thread, outcome, single, spawn, spawn_gated
+
+pytestmark = pytest.mark.usefixtures("isolation")
 
 SPEC = TensorSpec.packed((1, 1, 1, 1))
 WAYS = ["ask", "submit"]
@@ -34,7 +36,7 @@ async def test_a_request_that_expires_before_its_start_never_runs(way: str) -> N
         trio = await Trio.on(gpu)
         with gate.closed():
             first = gpu.submit(trio.product())
-            gate.wait_for_arrival()
+            await in_thread(gate.wait_for_arrival)
             error = await outcome(sent(gpu, way, trio.sum(), timeout=0.01))
         assert isinstance(error, DeadlineExceeded)
         assert (error.started, error.timeout_s) == (False, 0.01)
@@ -67,7 +69,7 @@ async def test_a_timeout_of_nothing_is_dropped_unless_it_is_answered_at_once() -
         trio = await Trio.on(gpu)
         with gate.closed():
             first = gpu.submit(trio.product())
-            gate.wait_for_arrival()
+            await in_thread(gate.wait_for_arrival)
             errors = [await outcome(sent(gpu, way, trio.sum(), timeout=0.0)) for way in WAYS]
         assert all(isinstance(error, DeadlineExceeded) and not error.started for error in errors)
         await first
@@ -81,7 +83,7 @@ async def test_a_request_that_expires_while_its_event_loop_is_busy_never_runs_ei
         trio = await Trio.on(gpu)
         with gate.closed():
             first = gpu.submit(trio.product())
-            gate.wait_for_arrival()
+            await in_thread(gate.wait_for_arrival)
             late = gpu.submit(trio.sum(), timeout=0.0)
         gpu.actor_ref.ask(Drain())  # keeps this loop from its timer until the actor has decided
         error = await outcome(late)
@@ -106,7 +108,7 @@ async def test_cancelling_withdraws_a_request_that_has_not_started(way: str) -> 
         trio = await Trio.on(gpu)
         with gate.closed():
             first = gpu.submit(trio.product())
-            gate.wait_for_arrival()
+            await in_thread(gate.wait_for_arrival)
             futures = [sent(gpu, way, trio.sum()) for _ in range(100)]
             await asyncio.sleep(0)
             for future in futures[::2]:
@@ -141,7 +143,7 @@ async def test_a_timeout_around_an_ask_is_a_cancellation() -> None:
         trio = await Trio.on(gpu)
         with gate.closed():
             first = gpu.submit(trio.product())
-            gate.wait_for_arrival()
+            await in_thread(gate.wait_for_arrival)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(gpu.ask(trio.sum()), 0.01)
         await first
@@ -155,7 +157,7 @@ async def test_a_timeout_around_an_ask_is_a_cancellation() -> None:
 @pytest.mark.parametrize("when", ["waiting", "running"])
 async def test_an_allocation_that_nobody_waits_for_leaves_none(way: str, giving_up: str, when: str) -> None:
     gate, timeout = Gate(), 0.05 if giving_up == "expired" else None
-    async with spawn_on(lambda: GatedEngine(gate, "write")) as gpu:
+    async with spawn_gated(gate, "write") as gpu:
         trio = await Trio.on(gpu)
         with gate.closed():
             if when == "waiting":
@@ -203,7 +205,7 @@ async def test_a_withdrawn_request_gives_its_place_back() -> None:
         trio = await Trio.on(gpu)
         with gate.closed():
             first = gpu.submit(trio.product())
-            gate.wait_for_arrival()
+            await in_thread(gate.wait_for_arrival)
             fills = [gpu.submit(Fill(dst=trio.x, value=n)) for n in range(3)]
             fills[1].cancel()
             late = gpu.submit(Fill(dst=trio.x, value=9))

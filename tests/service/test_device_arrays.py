@@ -168,9 +168,9 @@ class DeviceEngine(AsynchronousEngine):
             dst[...] = array.array
         return done
 
-    def read(self, src: np.ndarray) -> np.ndarray:
+    def read(self, src: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:
         assert not self._copies
-        return super().read(src)
+        return super().read(src, into)
 
 
 @asynccontextmanager

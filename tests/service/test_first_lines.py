@@ -17,11 +17,11 @@ from cudnn_actor import (
     Receipt,
     ServiceStopped,
     StartFailed,
-    spawn,
-    start,
 )
 
-from .rigs import Trio
+from .rigs import Trio, spawn, start
+
+pytestmark = pytest.mark.usefixtures("isolation")
 
 
 async def test_the_fifteen_lines_work_as_they_stand() -> None:

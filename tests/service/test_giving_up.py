@@ -16,23 +16,24 @@ from cudnn_actor import (
     Fill,
     Receipt,
     ServiceStopped,
-    spawn,
 )
 
-from .rigs import Gate, GatedEngine, Trio, in_thread, outcome, service_on, spawn_gated
+from .rigs import Gate, Trio, gated_service, in_thread, outcome, spawn, spawn_gated
+
+pytestmark = pytest.mark.usefixtures("isolation")
 
 FATAL = FaultPlan().at(1, Fault.STICKY, of=Fill)
 
 
 async def test_every_pending_reply_gets_service_stopped() -> None:
     gate = Gate()
-    service = service_on(lambda: GatedEngine(gate), faults=FATAL, max_restarts=0)
+    service = gated_service(gate, faults=FATAL, max_restarts=0)
     service.launch()
     gpu = CudnnRef(service)
     trio = await Trio.on(gpu)
     with gate.closed():
         before = gpu.submit(trio.product())
-        gate.wait_for_arrival()
+        await in_thread(gate.wait_for_arrival)
         fatal = gpu.submit(Fill(dst=trio.x, value=1))
         waiting = [gpu.submit(trio.product()) for _ in range(200)]
         asked = [service.actor_ref.ask(trio.product(), block=False) for _ in range(3)]

@@ -34,10 +34,11 @@ from cudnn_actor import (
     UnsupportedGraph,
     Upload,
     Warm,
-    spawn,
 )
 
-from .rigs import ONE_BY_ONE, PATIENCE_S, Trio, single
+from .rigs import ONE_BY_ONE, PATIENCE_S, Trio, single, spawn
+
+pytestmark = pytest.mark.usefixtures("isolation")
 
 X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
 

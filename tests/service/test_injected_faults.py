@@ -27,10 +27,11 @@ from cudnn_actor import (
     UnsupportedGraph,
     Upload,
     Warm,
-    spawn,
 )
 
-from .rigs import Trio, single
+from .rigs import Trio, single, spawn
+
+pytestmark = pytest.mark.usefixtures("isolation")
 
 SPEC = TensorSpec.packed((1, 1, 1, 1))
 MESSAGES: dict[str, Any] = {

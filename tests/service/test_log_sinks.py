@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import structlog
 
-from cudnn_actor import Fault, FaultPlan, ServiceStopped, spawn
+from cudnn_actor import Fault, FaultPlan, ServiceStopped
+
+from .rigs import spawn
+
+pytestmark = pytest.mark.usefixtures("isolation")
 
 
 @pytest.fixture

@@ -11,20 +11,21 @@ from structlog.typing import EventDict
 
 from cudnn_actor import (
     Allocate,
+    ConvFwd,
     CudnnRef,
     Fault,
     FaultPlan,
     Fill,
-    Free,
     MailboxFull,
     Ping,
     Receipt,
     TensorSpec,
     Upload,
-    spawn,
 )
 
-from .rigs import Gate, Trio, in_thread, spawn_gated
+from .rigs import Gate, Trio, in_thread, spawn, spawn_gated
+
+pytestmark = pytest.mark.usefixtures("isolation")
 
 
 async def crowd(gpu: CudnnRef, gate: Gate, trio: Trio, count: int) -> list[asyncio.Future[Receipt]]:
@@ -78,7 +79,7 @@ async def test_asks_that_wait_for_room_are_served_in_the_order_of_their_arrival(
         assert (await gpu.download(trio.x)).item() == 199
 
 
-async def test_control_messages_overtake_a_full_mailbox_and_are_let_in() -> None:
+async def test_control_messages_overtake_a_full_mailbox_and_are_let_in(isolation: str) -> None:
     gate = Gate()
     async with spawn_gated(gate, mailbox=500) as gpu:
         trio = await Trio.on(gpu)
@@ -96,19 +97,21 @@ async def test_control_messages_overtake_a_full_mailbox_and_are_let_in() -> None
         await asyncio.gather(*futures, ping)
         assert (await submitted, await in_thread(told_by_pykka.get)) == (1, 1)
         assert order == ["ping", "statistics", "the last in the mailbox"]
-        assert (await asked).queued >= 500 - 64  # answered at the next turn, not in the middle of the batch
+        waited = (await asked).queued
+        # Answered at the next turn, not in the middle of the batch. A worker begins more until it is here.
+        assert waited >= 500 - 64 if isolation == "thread" else waited < 500
 
 
 async def test_a_told_request_that_fails_is_logged_and_the_next_is_served(logs: list[EventDict]) -> None:
-    async with spawn(device="cpu") as gpu:
+    faults = FaultPlan().at(1, Fault.FAIL_EXECUTION, of=ConvFwd)
+    async with spawn(device="cpu", faults=faults) as gpu:
         trio = await Trio.on(gpu)
-        gpu.tell(Free(buffer=trio.w))
         gpu.tell(trio.product())
         gpu.tell(Upload(dst=trio.x, data=np.zeros(3)))
         assert (await gpu.download(trio.x)).item() == 3
     failed = [entry for entry in logs if entry["event"] == "actor.tell_failed"]
-    assert ["StaleBufferError" in failed[0]["error"], "InvalidRequest" in failed[1]["error"]] == [True, True]
-    assert "ConvFwd" in failed[0]["message"]
+    errors = {entry["message"].partition("(")[0]: entry["error"].partition("(")[0] for entry in failed}
+    assert errors == {"ConvFwd": "ExecutionFailed", "Upload": "InvalidRequest"}
     assert [entry["log_level"] for entry in failed] == ["error", "error"]
 
 

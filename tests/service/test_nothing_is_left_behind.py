@@ -17,12 +17,12 @@ from cudnn_actor import (
     Ping,
     Receipt,
     ServiceStopped,
-    child_spec,
-    spawn,
 )
 from cudnn_actor.engines.cpu import CpuEngine
 
-from .rigs import PATIENCE_S, Gate, Trio, in_thread, spawn_gated, spawn_on
+from .rigs import PATIENCE_S, THREAD_ONLY, Gate, Trio, child_spec, in_thread, spawn, spawn_gated, spawn_on
+
+pytestmark = pytest.mark.usefixtures("isolation")
 
 
 async def test_a_cancelled_convolution_frees_its_result_although_the_mailbox_is_full() -> None:
@@ -63,6 +63,7 @@ class ClumsyEngine(CpuEngine):
         super().execute(plan, buffers, scalars)
 
 
+@THREAD_ONLY
 @pytest.mark.parametrize(("error", "seen"), [(KeyError, ExecutionFailed), (MemoryError, OutOfMemory)])
 async def test_what_an_engine_raises_by_mistake_comes_out_typed(
     error: type[Exception], seen: type[Exception]

@@ -17,10 +17,9 @@ BAD: list[tuple[str, Any]] = [
     ("device", "tpu"),
     ("device", "cuda:0"),
     ("device", None),
-    ("isolation", "process"),
-    ("isolation", None),
+    ("isolation", "fork"),
+    ("isolation", True),
     ("faults", "sticky"),
-    ("faults", FaultPlan().at(1, Fault.KILL)),
     ("mailbox", 0),
     ("mailbox", 1.5),
     ("mailbox", True),
@@ -38,8 +37,11 @@ BAD: list[tuple[str, Any]] = [
     ("memory_limit", -1),
     ("memory_limit", 1e9),
     ("memory_limit", 1 << 70),
-    ("standby", 1),
-    ("verify", True),
+    ("standby", 2),
+    ("standby", -1),
+    ("standby", True),
+    ("verify", 1),
+    ("verify", None),
     ("plan_store", ""),
     ("plan_store", 7),
     ("plan_store", b"plans"),
@@ -59,6 +61,51 @@ def test_a_bad_option_is_named_and_nothing_is_started(way: Any, name: str, value
     assert caught.value.field == name
     assert caught.value.fix in str(caught.value)
     assert threading.active_count() == threads
+
+
+NEEDS_A_PROCESS: list[tuple[str, Any]] = [
+    ("standby", 1),
+    ("verify", True),
+    ("faults", FaultPlan().at(1, Fault.KILL)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), NEEDS_A_PROCESS)
+def test_what_only_a_process_can_do_is_refused_with_a_thread(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match="needs a worker process") as caught:
+        child_spec(device="cpu", isolation="thread", **{name: value})
+    assert caught.value.field == name
+
+
+@pytest.mark.parametrize(("name", "value"), NEEDS_A_PROCESS)
+def test_it_chooses_a_process_where_the_choice_is_left(name: str, value: Any) -> None:
+    _, service = child_spec(device="cpu", **{name: value})
+    assert service.isolation == "process"
+    service.stop()
+
+
+def test_without_it_the_cpu_is_served_on_a_thread_unless_a_process_is_asked_for() -> None:
+    for asked, given in ((None, "thread"), ("thread", "thread"), ("process", "process")):
+        _, service = child_spec(device="cpu", isolation=asked)
+        assert service.isolation == given
+        service.stop()
+
+
+async def test_a_service_in_a_process_says_which_and_one_on_a_thread_says_none() -> None:
+    pids = []
+    for isolation in ("process", "thread"):
+        async with spawn(device="cpu", isolation=isolation) as gpu:
+            pids.append(gpu.worker_pid)
+        pids.append(gpu.worker_pid)
+    assert pids[0] not in (None, os.getpid())
+    assert pids[1:] == [None] * 3
+
+
+async def test_a_kill_that_is_scripted_strikes_the_worker_and_the_request_is_answered() -> None:
+    async with spawn(device="cpu", faults=FaultPlan().at(4, Fault.KILL)) as gpu:
+        trio = await Trio.on(gpu)
+        assert (await gpu.ask(trio.product())).generation == 2
+        assert await trio.result() == 6.0
 
 
 def test_options_have_no_places_only_names() -> None:

@@ -147,6 +147,27 @@ async def test_whatever_builds_take_every_answer_is_that_of_one_after_the_other(
         assert [summary(await outcome(future)) for future in sent] == expected
 
 
+@pytest.mark.parametrize("seed", range(12))  # which a failure names
+@pytest.mark.parametrize("worker_is", ["sound", "killed"])
+async def test_whatever_becomes_of_workers_every_answer_is_that_of_one_after_the_other(
+    seed: int, worker_is: str
+) -> None:
+    chance = random.Random(seed)
+    steps = program(chance)
+    expected = await one_after_the_other(steps)
+    # Once: what runs again counts again, and one that is struck twice would be quarantined.
+    killing = FaultPlan().at(chance.randrange(1, 8), Fault.KILL, of=Fill)
+    faults = killing if worker_is == "killed" else None
+    async with spawn(device="cpu", isolation="process", faults=faults) as gpu:
+        refs = await buffers(gpu)
+        sent: list[asyncio.Future[Any]] = []
+        for step in steps:
+            sent.append(submitted(gpu, step(refs)))
+            for _ in range(chance.randrange(6)):
+                await asyncio.sleep(0)
+        assert [summary(await outcome(future)) for future in sent] == expected
+
+
 def submitted(gpu: CudnnRef, message: Message) -> asyncio.Future[Any]:
     """Its answer, also where it is refused before it is sent: a buffer that has been freed meanwhile."""
     try:

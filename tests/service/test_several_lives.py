@@ -20,13 +20,28 @@ from cudnn_actor import (
     ServiceStopped,
     Started,
     Stopped,
-    start,
 )
 from cudnn_actor.actors import ActorStopped
 from cudnn_actor.options import make_options
 from cudnn_actor.service import CudnnService
 
-from .rigs import PATIENCE_S, Gate, GatedEngine, MortalEngine, Trio, in_thread, outcome, service_on, spawn_on
+from .rigs import (
+    PATIENCE_S,
+    THREAD_ONLY,
+    Gate,
+    MortalEngine,
+    Trio,
+    gated,
+    gated_service,
+    here,
+    in_thread,
+    outcome,
+    service_on,
+    spawn_on,
+    start,
+)
+
+pytestmark = pytest.mark.usefixtures("isolation")
 
 
 def ended_once() -> CudnnService:
@@ -67,7 +82,7 @@ def test_a_callback_of_the_end_may_wait_for_a_thread_that_ends_the_service_again
 
 def test_a_callback_of_a_failed_start_may_do_the_same() -> None:
     options = {"device": "cpu", "max_restarts": 0, "faults": FaultPlan().at_start(1)}
-    service = CudnnService(make_options(options))
+    service = CudnnService(make_options({**here(), **options}))
     callback = EndsItElsewhere(service)
     service.started.add_done_callback(callback)
     service.launch()
@@ -118,14 +133,14 @@ class RenewedMeanwhile(CudnnService):
 
 def renewed_meanwhile(gate: Gate) -> CudnnService:
     """One whose first life is over, and whose second will begin when it is ended, and not end by itself."""
-    gated = service_on(lambda: GatedEngine(gate, at="close"))
-    service = RenewedMeanwhile(gated.options, engine=gated._engine)
+    service = RenewedMeanwhile(make_options({**here(), "device": "cpu"}), engine=gated(gate, "close"))
     service.launch()
     service.stop(PATIENCE_S)
     service.meanwhile = True
     return service
 
 
+@THREAD_ONLY
 def test_a_stop_waits_for_the_life_that_it_ends_and_not_for_the_one_before() -> None:
     gate = Gate()
     service = renewed_meanwhile(gate)
@@ -134,6 +149,7 @@ def test_a_stop_waits_for_the_life_that_it_ends_and_not_for_the_one_before() -> 
     service.stopped.result(PATIENCE_S)
 
 
+@THREAD_ONLY
 async def test_a_close_waits_for_the_life_that_it_ends_too() -> None:
     gate = Gate()
     service = await in_thread(lambda: renewed_meanwhile(gate))
@@ -175,9 +191,7 @@ def test_a_lost_supervisor_that_comes_back_in_the_middle_of_its_news_leaves_the_
 
 
 async def test_an_escalation_is_said_once(logs: list[EventDict]) -> None:
-    service = service_on(
-        lambda: GatedEngine(Gate()), max_restarts=0, faults=FaultPlan().at(1, Fault.STICKY, of=Fill)
-    )
+    service = gated_service(Gate(), max_restarts=0, faults=FaultPlan().at(1, Fault.STICKY, of=Fill))
     service.launch()
     gpu = CudnnRef(service)
     with pytest.raises(ServiceStopped):
@@ -203,12 +217,14 @@ async def test_who_asks_a_stopped_service_reads_the_public_name_of_the_error() -
 # An engine whose memory dies with its context.
 
 
+@THREAD_ONLY
 async def test_a_first_start_that_fails_is_tried_again_there_too() -> None:
     faults = FaultPlan().at_start(1).at(1, Fault.STICKY, of=Fill)
     async with spawn_on(lambda: MortalEngine(Gate()), faults=faults) as gpu:
         assert await gpu.ping() == 2
 
 
+@THREAD_ONLY
 async def test_what_was_ready_there_is_not_replaced_although_restarts_are_left() -> None:
     faults = FaultPlan().at_start(1).at(1, Fault.STICKY, of=Fill)
     service = service_on(lambda: MortalEngine(Gate()), faults=faults, max_restarts=9)

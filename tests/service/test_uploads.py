@@ -9,7 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cudnn_actor import DType, InvalidRequest, Layout, spawn
+from cudnn_actor import DType, InvalidRequest, Layout
+
+from .rigs import spawn
+
+pytestmark = pytest.mark.usefixtures("isolation")
 
 DIMS = [(2, 3, 5), (2, 3, 4, 5), (2, 3, 4, 5, 6)]
 

@@ -28,7 +28,6 @@ from .rigs import (
     AsynchronousEngine,
     Device,
     Gate,
-    GatedEngine,
     Trio,
     in_thread,
     mapped_arenas,
@@ -36,6 +35,7 @@ from .rigs import (
     single,
     spawn_on,
 )
+from .worker_rigs import GatedEngine
 
 X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
 

@@ -1,4 +1,4 @@
-"""`cudnn-actor bench`: latencies and throughput in thread isolation on the CPU engine.
+"""`cudnn-actor bench`: latencies and throughput on the CPU engine, in both isolations.
 
 Asserts nothing: it prints tables and, with `--out`, writes every raw number as JSON.
 What is compared is measured in the same run, in turns, round after round; a ratio is the
@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import importlib
 import itertools
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from importlib import util
@@ -23,13 +24,19 @@ from cudnn_actor.cli.bench.busy import busy_loops
 from cudnn_actor.cli.bench.hops import round_trips
 from cudnn_actor.cli.bench.machine import machine, versions
 from cudnn_actor.cli.bench.plan import FULL, QUICK, Plan
-from cudnn_actor.cli.bench.record import Report, now, target, write
+from cudnn_actor.cli.bench.processes import of_workers
+from cudnn_actor.cli.bench.record import APART, Report, now, target, write
+from cudnn_actor.cli.bench.recovery import growth, recoveries
+from cudnn_actor.cli.bench.sides import idle, moves, sides
 from cudnn_actor.cli.bench.tables import tables
 from cudnn_actor.cli.bench.work import convolutions, crash
 from cudnn_actor.cli.placement import PLACEMENTS, others_cpu, place
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["PARTS", "add_arguments", "run"]
 
+PARTS = ("hops", "isolation", "work", "transfers", "recovery", "growth", "idle", "busy")
+"""What can be measured alone."""
+_WIDTH = 100
 _PACKAGES = ("cudnn-actor", "numpy", "pykka", "msgspec", "uvloop")
 
 
@@ -37,28 +44,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
     parser.add_argument("--out", metavar="DIR", type=Path, help="also write the numbers to DIR, as JSON")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
+    parser.add_argument("--only", metavar="PARTS", type=_parts, default=PARTS, help=", ".join(PARTS))
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    names = text.split(",")
+    for name in names:
+        if name not in PARTS:
+            raise argparse.ArgumentTypeError(f"{name!r} is no part: choose from {', '.join(PARTS)}")
+    return tuple(name for name in PARTS if name in names)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
     date = now()
     path = None if args.out is None else target(args.out, date)
-    plan = QUICK if args.quick else FULL
-    with console.status("measuring") as status:
-        report = _measure(plan, date, args.quick, lambda text: status.update(f"measuring {text}"))
-    for table in tables(report):
-        console.print(table)
-    if path is not None:
-        write(report, path)
-        console.print(f"written to {path}", soft_wrap=True)
-    return 0
-
-
-def _measure(plan: Plan, date: str, quick: bool, say: Callable[[str], None]) -> Report:
     report = Report(
         date=date,
-        quick=quick,
+        quick=args.quick,
         machine=machine(),
         versions=versions(_PACKAGES),
         hops=[],
@@ -67,25 +71,70 @@ def _measure(plan: Plan, date: str, quick: bool, say: Callable[[str], None]) -> 
         starvation=[],
         others_cpu={},
     )
+    with console.status("measuring") as status:
+        run = _Run(report, QUICK if args.quick else FULL, lambda text: status.update(f"measuring {text}"))
+        for part in args.only:
+            getattr(run, part)()
+    for table in tables(report):
+        console.print(table)
+    if path is not None:
+        write(report, path)
+        console.print(f"written to {path}", soft_wrap=True)
+    return 0
+
+
+class _Run:
+    """A run: a method for each of `PARTS`, which fills in its place of the report."""
+
+    def __init__(self, report: Report, plan: Plan, say: Callable[[str], None]) -> None:
+        self._report = report
+        self._plan = plan
+        self._say = say
 
     @contextmanager
-    def section(name: str) -> Iterator[None]:
-        say(name)
-        with others_cpu() as share:
+    def _section(self, name: str) -> Iterator[None]:
+        self._say(name)
+        with others_cpu() as share, of_workers() as ours:
             yield
-        report.others_cpu[name] = share[0]
+        self._report.others_cpu[name] = max(0.0, share[0] - ours[0])
 
-    for loop, placement in itertools.product(_loops(), PLACEMENTS):
-        with section(f"round trips, {loop}, {placement}"):
-            report.hops += _on(loop, round_trips(plan, loop, placement))
-    with section("convolutions"):
-        report.convolutions_ms = _on("asyncio", convolutions(plan.repeats))
-    with section("recovery"):
-        report.crash_to_next_reply_ms = [_on("asyncio", crash()) for _ in range(plan.repeats)]
-    for loop, placement in itertools.product(_loops(), PLACEMENTS[1:]):
-        with section(f"busy loop, {loop}, {placement}"):
-            report.starvation += _on(loop, busy_loops(plan, loop, placement))
-    return report
+    def hops(self) -> None:
+        for loop, placement in itertools.product(_loops(), PLACEMENTS):
+            with self._section(f"round trips, {loop}, {placement}"):
+                self._report.hops += _on(loop, round_trips(self._plan, loop, placement))
+
+    def isolation(self) -> None:
+        for loop in _loops():
+            with self._section(f"{APART}{loop}"):
+                self._report.sides += _on(loop, sides(self._plan, loop))
+
+    def work(self) -> None:
+        repeats = self._plan.repeats
+        with self._section("convolutions"):
+            self._report.convolutions_ms = _on("asyncio", convolutions(repeats))
+        with self._section("a crash"):
+            self._report.crash_to_next_reply_ms = [_on("asyncio", crash()) for _ in range(repeats)]
+
+    def transfers(self) -> None:
+        with self._section(f"{APART}transfers"):
+            self._report.moves = _on("asyncio", moves(self._plan))
+
+    def recovery(self) -> None:
+        with self._section(f"{APART}recovery"):
+            self._report.recovery_ms = _on("asyncio", recoveries(self._plan))
+
+    def growth(self) -> None:
+        with self._section(f"{APART}recovery with more memory"):
+            self._report.growth = _on("asyncio", growth(self._plan))
+
+    def idle(self) -> None:
+        with self._section(f"{APART}idling"):
+            self._report.idle = _on("asyncio", idle(self._plan))
+
+    def busy(self) -> None:
+        for loop, placement in itertools.product(_loops(), PLACEMENTS[1:]):
+            with self._section(f"busy loop, {loop}, {placement}"):
+                self._report.starvation += _on(loop, busy_loops(self._plan, loop, placement))
 
 
 def _loops() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

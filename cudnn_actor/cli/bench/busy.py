@@ -21,7 +21,7 @@ __all__ = ["busy_loops"]
 async def busy_loops(plan: Plan, loop: str, placement: str) -> list[Starving]:
     """Every load, with one and many pings in flight, with and without letting go of the GIL."""
     rows = []
-    async with spawn(device="cpu") as gpu:
+    async with spawn(device="cpu", isolation="thread") as gpu:
         place(placement)
         bridge = LoopBridge.of_running_loop()
         for load, in_flight, lets_go in itertools.product(LOADS, (1, 64), (False, True)):

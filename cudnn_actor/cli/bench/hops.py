@@ -20,7 +20,7 @@ __all__ = ["round_trips", "trivial_convolution"]
 async def round_trips(plan: Plan, loop: str, placement: str) -> list[Hop]:
     """Every subject, in turns, round after round."""
     rows = {name: Hop(loop=loop, placement=placement, subject=name) for name in SUBJECTS}
-    async with spawn(device="cpu") as gpu:
+    async with spawn(device="cpu", isolation="thread") as gpu:
         with _subjects(gpu, await trivial_convolution(gpu)) as subjects:
             for request, _ in subjects.values():
                 await rate(request, max(IN_FLIGHT), plan.slice_s)  # warm, and with all its threads started

@@ -15,7 +15,40 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of each measurement of a round."""
     starving_s: float
     repeats: int
+    moves: int
+    """Of 64 MiB, each way."""
+    kills: int
+    """Of each kind."""
+    growing_kills: int
+    arenas: tuple[int, ...]
+    buffers: tuple[int, ...]
+    idle_rounds: int
+    idle_s: float
 
 
-FULL = Plan(rounds=7, slice_s=0.15, starving_s=1.5, repeats=15)
-QUICK = Plan(rounds=1, slice_s=0.003, starving_s=0.02, repeats=2)
+FULL = Plan(
+    rounds=7,
+    slice_s=0.15,
+    starving_s=1.5,
+    repeats=15,
+    moves=15,
+    kills=20,
+    growing_kills=7,
+    arenas=(1, 8, 64),
+    buffers=(100, 1000, 10_000),
+    idle_rounds=3,
+    idle_s=1.0,
+)
+QUICK = Plan(
+    rounds=1,
+    slice_s=0.003,
+    starving_s=0.02,
+    repeats=2,
+    moves=1,
+    kills=2,
+    growing_kills=1,
+    arenas=(2,),
+    buffers=(100,),
+    idle_rounds=1,
+    idle_s=0.02,
+)

@@ -11,10 +11,32 @@ import msgspec
 from cudnn_actor.cli.measure import Timing
 from cudnn_actor.cli.problems import UserError
 
-__all__ = ["IN_FLIGHT", "LOADS", "SUBJECTS", "Hop", "Report", "Starving", "now", "target", "write"]
+__all__ = [
+    "APART",
+    "IN_FLIGHT",
+    "ISOLATIONS",
+    "LOADS",
+    "SIDES_IN_FLIGHT",
+    "SIDE_SUBJECTS",
+    "SUBJECTS",
+    "Grown",
+    "Hop",
+    "Moves",
+    "Report",
+    "Side",
+    "Starving",
+    "now",
+    "target",
+    "write",
+]
 
 SUBJECTS = ("bare hop", "ping", "trivial convolution", "pykka ask + to_thread")
 IN_FLIGHT = (8, 64, 512)
+ISOLATIONS = ("thread", "process")
+SIDE_SUBJECTS = ("ping", "trivial convolution")
+SIDES_IN_FLIGHT = (8, 64, 256)
+APART = "isolation: "
+"""What names of sections begin with that compare isolations."""
 LOADS = ("idle", "sleep(0) in a loop", "50 us callbacks")
 
 
@@ -46,6 +68,40 @@ class Starving(msgspec.Struct, frozen=True, kw_only=True):
     let_go: int
 
 
+class Side(msgspec.Struct, kw_only=True):
+    """One subject in one loop and isolation; a number a round."""
+
+    loop: str
+    isolation: str
+    subject: str
+    one: list[Timing] = []
+    """One request in flight."""
+    per_s: dict[int, list[float]] = {}
+    """Requests a second, by requests in flight."""
+    loop_cpu_us: list[float] = []
+    """CPU time of the loop's thread for each request, 64 in flight."""
+    worker_cpu_us: list[float] = []
+    """Likewise of the actor's thread, or of the whole worker process."""
+
+
+class Moves(msgspec.Struct, kw_only=True):
+    """An array of 64 MiB, seconds a round: copied by NumPy, uploaded and downloaded by isolation."""
+
+    nbytes: int
+    copy_s: list[float] = []
+    up_s: dict[str, list[float]] = {}
+    down_s: dict[str, list[float]] = {}
+
+
+class Grown(msgspec.Struct, frozen=True, kw_only=True):
+    """Recovery from SIGKILL with so much memory; milliseconds."""
+
+    arenas: int
+    buffers: int
+    standby: int
+    ms: list[float]
+
+
 class Report(msgspec.Struct, kw_only=True):
     """All that was measured."""
 
@@ -57,6 +113,13 @@ class Report(msgspec.Struct, kw_only=True):
     convolutions_ms: dict[str, list[float]]
     crash_to_next_reply_ms: list[float]
     starvation: list[Starving]
+    sides: list[Side] = []
+    moves: Moves | None = None
+    recovery_ms: dict[str, list[float]] = {}
+    """From a worker's end to the next finished request, by what ended it."""
+    growth: list[Grown] = []
+    idle: dict[str, list[float]] = {}
+    """Percent of one core, by isolation and process."""
     others_cpu: dict[str, float]
     """By section, the share of this process's cores that other processes used: over 0.05, distrust it."""
 
@@ -71,7 +134,7 @@ def target(folder: Path, date: str) -> Path:
 
     Raises `UserError`.
     """
-    path = folder / f"cpu-thread-{date.replace(':', '').replace('-', '')[:15]}.json"
+    path = folder / f"cpu-{date.replace(':', '').replace('-', '')[:15]}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path.touch()

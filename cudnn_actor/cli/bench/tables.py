@@ -1,4 +1,4 @@
-"""The tables of a run, for a terminal of 80 columns."""
+"""The tables of a run, for a terminal of 80 columns; of 100, for those of both isolations."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ import statistics
 from collections.abc import Iterator
 
 from rich import box
+from rich.console import RenderableType
 from rich.table import Table
 
+from cudnn_actor.cli.bench.isolation_sheets import sheets
 from cudnn_actor.cli.bench.record import IN_FLIGHT, Hop, Report, Starving
+from cudnn_actor.cli.bench.sheet import as_text
 from cudnn_actor.cli.measure import median_ratio
 
 __all__ = ["tables"]
 
 
-def tables(report: Report) -> Iterator[Table]:
-    """All of them."""
+def tables(report: Report) -> Iterator[RenderableType]:
+    """All of what was measured."""
     for _, hops in itertools.groupby(report.hops, key=lambda hop: (hop.loop, hop.placement)):
         yield _hop_table(list(hops))
-    yield _work_table(report)
+    for sheet in sheets(report):
+        yield as_text(sheet)
+    if report.convolutions_ms or report.crash_to_next_reply_ms:
+        yield _work_table(report)
     for _, rows in itertools.groupby(report.starvation, key=lambda row: (row.loop, row.placement)):
         yield _starvation_table(list(rows))
     yield _others_table(report.others_cpu)

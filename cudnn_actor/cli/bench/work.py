@@ -20,7 +20,7 @@ async def convolutions(repeats: int) -> dict[str, list[float]]:
     """Milliseconds of a 3×3 convolution with 64 filters, in each direction."""
     generator = np.random.default_rng(0)
     conv = ConvSpec.symmetric(2, pad=1)
-    async with spawn(device="cpu") as gpu:
+    async with spawn(device="cpu", isolation="thread") as gpu:
         x = await gpu.upload(generator.normal(size=(1, 64, 56, 56)).astype("float32"))
         w = await gpu.upload(generator.normal(size=(64, 64, 3, 3)).astype("float32"))
         y = await gpu.conv_fwd(x, w, conv=conv)
@@ -49,7 +49,9 @@ async def _milliseconds(request: Callable[[], Awaitable[Any]], count: int) -> li
 
 async def crash() -> float:
     """Milliseconds from sending the request that a sticky error strikes to the reply of its second run."""
-    async with spawn(device="cpu", faults=FaultPlan().at(2, Fault.STICKY, of=ConvFwd)) as gpu:
+    async with spawn(
+        device="cpu", isolation="thread", faults=FaultPlan().at(2, Fault.STICKY, of=ConvFwd)
+    ) as gpu:
         trivial = await trivial_convolution(gpu)
         await gpu.ask(trivial)
         began = time.perf_counter()

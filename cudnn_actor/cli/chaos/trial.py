@@ -15,6 +15,7 @@ from cudnn_actor.cli.chaos.problems import Answers
 from cudnn_actor.cli.chaos.program import program
 from cudnn_actor.cli.chaos.settings import Settings
 from cudnn_actor.cli.chaos.tally import LostRequest, Tally
+from cudnn_actor.cli.chaos.warming import warm
 from cudnn_actor.client import CudnnRef
 from cudnn_actor.protocol import CudnnActorError, Drain, GetStatistics, ServiceStopped, Statistics
 from cudnn_actor.spawning import spawn
@@ -122,6 +123,7 @@ class _Run:
     async def run(self) -> Outcome:
         """Everything, in order. What it starts has ended when it returns, but for requests that are lost."""
         tally, deadline_s = self._tally, self._settings.deadline_s
+        await warm(self._gpu, self._show)
         tally.begin()
         watcher = asyncio.create_task(watch(self._gpu, self._tally))
         load = asyncio.create_task(self._load())

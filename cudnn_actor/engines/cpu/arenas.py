@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import sys
@@ -11,8 +12,10 @@ import numpy as np
 
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["Arenas"]
+__all__ = ["FIXED_SIZE", "Arenas", "is_whole"]
 
+FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""So sealed, an arena cannot be cut off under a mapping, which would end whoever touches that with SIGBUS."""
 _NO_ROOM = {errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EINVAL}
 
 
@@ -27,9 +30,10 @@ class Arenas:
 
         Raises `MemoryError` when the machine has no room for it.
         """
-        fd = os.memfd_create(f"cudnn-actor-arena-{arena}", os.MFD_CLOEXEC)
+        fd = os.memfd_create(f"cudnn-actor-arena-{arena}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FIXED_SIZE)
             self.map(arena, fd, nbytes)
         except (OSError, OverflowError) as error:
             os.close(fd)
@@ -66,3 +70,12 @@ def _map(fd: int, nbytes: int) -> mmap.mmap:
         return mmap.mmap(fd, nbytes, trackfd=False)
     # Before 3.13 mmap keeps a duplicate of the descriptor, and closes it when the mapping goes.
     return mmap.mmap(fd, nbytes)
+
+
+def is_whole(fd: int, nbytes: int) -> bool:
+    """Whether a descriptor is of anonymous memory of so many bytes, or more, that nobody can cut off."""
+    try:
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    except OSError:  # of another kind of file
+        return False
+    return bool(sealed) and os.fstat(fd).st_size >= nbytes

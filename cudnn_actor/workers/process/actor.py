@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from cudnn_actor.actor import CudnnActor
 from cudnn_actor.actors import Envelope
 from cudnn_actor.engines.base import ContextDead, Engine
+from cudnn_actor.executor import RECEIPT, Executor
 from cudnn_actor.planning import BuildCrash
 from cudnn_actor.state import ServiceState
 from cudnn_actor.supervision import Fault, FaultRule
 from cudnn_actor.workers.process.errand import Errand
+from cudnn_actor.workers.process.outbox import Outbox
 from cudnn_actor.workers.process.stages import Stages
 from cudnn_actor.workers.wire import Done, Dying, ReadStaged, Strike, WriteStaged
 
@@ -45,8 +48,8 @@ class WorkerActor(CudnnActor):
         As of `CudnnActor`.
     stages
         The host memory that values come and go in.
-    say
-        Sends a frame to the parent.
+    outbox
+        The way to the parent.
     """
 
     def __init__(
@@ -55,11 +58,11 @@ class WorkerActor(CudnnActor):
         engine: Callable[[], Engine],
         generation: int,
         stages: Stages,
-        say: Callable[[Dying], None],
+        outbox: Outbox,
     ) -> None:
         super().__init__(state, engine, generation)
         self._stages = stages
-        self._say = say
+        self._outbox = outbox
         self._handlers[WriteStaged] = self._write_staged
         self._handlers[ReadStaged] = self._read_staged
         self._handlers[Strike] = self._strike
@@ -73,18 +76,41 @@ class WorkerActor(CudnnActor):
         """Take and map memory; its descriptor, which is the caller's. Raises `CudnnActorError`, `Crash`."""
         return self._engine.create_arena(number, nbytes)
 
+    def flush(self) -> None:
+        """Send what there is, log lines too: what comes next may take long, or be the end."""
+        super().flush()
+        self._outbox.send_lines()
+
     def promote(self, generation: int) -> None:
         """Serve as this incarnation."""
         self._generation = self._state.generation = generation
 
-    def on_receive(self, message: Any) -> Any:
-        """Answer one message. Raises what the caller is to get."""
-        errand = self.current
-        assert isinstance(errand, Errand)
+    def _handle(self, envelope: Envelope) -> Any:
+        """Run one request, which comes off the wire: it has a handler, is not pykka's, and has no context."""
+        message = envelope.message
         faults: Any = self._state.faults
-        if faults is not None:
-            faults.next = errand.fault
-        return super().on_receive(message)
+        if faults is None:
+            return self._handlers[type(message)](message)
+        assert isinstance(envelope, Errand)
+        faults.next = envelope.fault
+        return self.on_receive(message)
+
+    def _settle_done(self, executor: Executor) -> None:
+        """Answer what the device has finished, as `ExecutingActor` does, with fewer steps for each."""
+        now_ns, finished = time.perf_counter_ns(), 0
+        outbox = self._outbox
+        while (work := executor.take_done()) is not None:
+            if work.reply is RECEIPT:
+                errand: Any = work.envelope
+                started_ns = errand.started_ns
+                run_us = (now_ns - started_ns) / 1e3
+                outbox.add(Done(errand.number, errand.place, work.tag, started_ns, run_us))
+                finished += 1
+            else:
+                self.settle_together(work.envelope, work.reply)
+        if finished:
+            self.counters.finished += finished
+            self._to_wake.add(outbox)  # type: ignore[arg-type]  # which is a bridge to this actor
 
     def _write_staged(self, message: WriteStaged) -> Any:
         slot = self._memory.resolve(message.dst, "dst")
@@ -109,4 +135,4 @@ class WorkerActor(CudnnActor):
             self._settle_done(self._executor)
         self.flush()
         digest = error.digest if isinstance(error, BuildCrash) else self._digest_in_work
-        self._say(Dying(str(error) or repr(error), isinstance(error, ContextDead), digest))
+        self._outbox.say(Dying(str(error) or repr(error), isinstance(error, ContextDead), digest))

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from cudnn_actor.actors import Envelope
-from cudnn_actor.supervision import FaultRule
 from cudnn_actor.workers.status import StatusPage
+from cudnn_actor.workers.wire import Request
 
 __all__ = ["Errand"]
 
@@ -21,10 +21,8 @@ class Errand(Envelope):
         Decoded.
     outbox
         Where the answer is posted.
-    number, place
-        The request's.
-    fault
-        None for none.
+    request
+        As it came.
     page
         Where it is noted that it has begun.
     """
@@ -36,14 +34,12 @@ class Errand(Envelope):
     timed_out = False
     crashes = admitted_ns = 0
 
-    def __init__(
-        self, message: Any, outbox: Any, number: int, place: int, fault: FaultRule | None, page: StatusPage
-    ) -> None:
+    def __init__(self, message: Any, outbox: Any, request: Request, page: StatusPage) -> None:
         self.message = message
         self.bridge = outbox
-        self.number = number
-        self.place = place
-        self.fault = fault
+        self.number = request.number
+        self.place = request.place
+        self.fault = request.fault
         self.page = page
         self.started_ns = 0
         self.dropped = False

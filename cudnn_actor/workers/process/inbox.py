@@ -111,7 +111,7 @@ class Inbox(Mailbox):
         message = self._known.get(request.body)
         if message is None:
             message = self._decoded(request.body)
-        errand = Errand(message, self._outbox, request.number, request.place, request.fault, self._page)
+        errand = Errand(message, self._outbox, request, self._page)
         (self._urgent if message.control else self._errands).append(errand)
 
     def _decoded(self, body: bytes) -> Any:

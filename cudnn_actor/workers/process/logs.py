@@ -1,4 +1,4 @@
-"""Log lines of a worker, sent to its parent: there they are written, in the format that its user has chosen."""
+"""Log lines of a worker, sent to its parent: there they are written, in the format that its user chose."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def forward_logs(outbox: Outbox, inbox: Inbox, in_work: Callable[[], int]) -> No
     def forward(logger: _Named, method: str, line: MutableMapping[str, Any]) -> Any:
         fields = dict(line)
         event = str(fields.pop("event", ""))
+        if event == "actor.died":  # which the keeper says, once
+            raise structlog.DropEvent
         _render_error(fields)
         level: Any = method if method in _LEVELS else "error"
         plain = {name: _plain(value) for name, value in fields.items()}

@@ -4,7 +4,7 @@ It has three descriptors: its end of the socket, the service's generation table 
 the page that it shares with its parent. It runs the actor on its main thread, and ends when its parent asks
 it to, when its parent has gone, or when its device context has died.
 
-Signals: Ctrl-C is the parent's. A SIGTERM is one as well, until the parent has asked for the end: from then on
+Signals: Ctrl-C is the parent's. So is a SIGTERM, until the parent has asked for the end: from then on
 it means that the parent has waited long enough.
 """
 
@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,10 +81,11 @@ class _Process:
             plan_store=None if hello.plan_store is None else PlanStore(hello.plan_store),
             autotune=hello.autotune,
         )
-        self._stages = Stages(
-            lambda bytes_: self._engine.pin(bytes_), lambda bytes_: self._engine.unpin(bytes_)
+        state.announce_build = lambda builds: setattr(
+            page, "building_ns", time.monotonic_ns() if builds else 0
         )
-        self._actor = actor = WorkerActor(state, _maker(hello), hello.generation, self._stages, outbox.say)
+        self._stages = Stages(lambda: self._engine)
+        self._actor = actor = WorkerActor(state, _maker(hello), hello.generation, self._stages, outbox)
         self._stopping = False
         self._heart = Heart(page, hello.beat_s, actor.working_since)
         forward_logs(outbox, inbox, lambda: 0 if actor.current is None else actor.current.number)

@@ -36,6 +36,8 @@ class Outbox:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._answers: list[Answer] = []
+        self.add = self._answers.append
+        """Queues an answer as it is."""
         self._lines: deque[Logged] = deque()
 
     def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
@@ -60,6 +62,7 @@ class Outbox:
         self.send_lines()
         if self._answers:
             answers, self._answers = self._answers, []
+            self.add = self._answers.append
             self.say(Answers(answers))
 
     def say(self, frame: FromWorker, descriptors: tuple[int, ...] = ()) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from cudnn_actor.engines.base import Engine
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.workers.staging import map_segment
 from cudnn_actor.workers.wire import BadFrame, Staged
@@ -19,23 +20,22 @@ class Stages:
 
     Parameters
     ----------
-    pin, unpin
-        The engine's: told of each segment's bytes after it is mapped, and before it goes.
+    engine
+        Says which engine is told of each segment's bytes, after it is mapped and before it goes.
     """
 
-    def __init__(self, pin: Callable[[memoryview], None], unpin: Callable[[memoryview], None]) -> None:
-        self._pin = pin
-        self._unpin = unpin
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self._engine = engine
         self._mapped: dict[int, mmap.mmap] = {}
 
     def map(self, segment: int, descriptor: int, nbytes: int) -> None:
         """Map a segment. The descriptor stays the caller's. Raises `OSError`."""
         self._mapped[segment] = mapped = map_segment(descriptor, nbytes)
-        self._pin(memoryview(mapped))
+        self._engine().pin(memoryview(mapped))
 
     def unmap(self, segment: int) -> None:
         """Forget a segment that nothing uses any more."""
-        self._unpin(memoryview(self._mapped[segment]))
+        self._engine().unpin(memoryview(self._mapped[segment]))
         del self._mapped[segment]
 
     def array(self, staged: Staged, spec: TensorSpec) -> np.ndarray:

@@ -1,0 +1,106 @@
+"""From a worker's end to the next finished request, as its caller sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from typing import Any
+
+from cudnn_actor import ConvFwd, CudnnRef, Fault, FaultPlan, spawn
+from cudnn_actor.cli.bench.hops import trivial_convolution
+from cudnn_actor.cli.bench.plan import Plan
+from cudnn_actor.cli.bench.record import Grown
+from cudnn_actor.cli.bench.work import crash
+from cudnn_actor.protocol.messages import Compute
+
+__all__ = ["FOR_EVER", "after_kills", "growth", "recoveries", "standby_ready"]
+
+FOR_EVER = 1_000_000
+"""Restarts that no measurement uses up."""
+_BIG = (1, 1, 3 << 8, 20 << 10)
+"""Of float32: 60 of an arena's 64 MiB, so that each has its own and there is room for small ones."""
+_STANDBY_WITHIN_S = 60.0
+_LOOK_S = 0.002
+_AT_ONCE = 100
+_APART = 5
+"""Requests from one scripted fault to the next: the struck one's second run is counted as well."""
+
+
+async def recoveries(plan: Plan) -> dict[str, list[float]]:
+    """Milliseconds, by what ended the worker and whether another stood by."""
+    found: dict[str, list[float]] = {}
+    for standby, name in ((1, "with standby"), (0, "without")):
+        async with spawn(device="cpu", isolation="process", standby=standby, max_restarts=FOR_EVER) as gpu:
+            found[f"SIGKILL, {name}"] = await after_kills(gpu, await trivial_convolution(gpu), plan.kills)
+        found[f"sticky error, {name}"] = await _after_sticky_errors(plan.kills, standby)
+    found["sticky error, thread"] = [await crash() for _ in range(plan.kills)]
+    return found
+
+
+async def after_kills(gpu: CudnnRef, message: Compute, count: int, *, settle_s: float = 0.0) -> list[float]:
+    """Milliseconds from SIGKILL to the next receipt; before each kill the service is whole, and idle."""
+    taken = []
+    for _ in range(count):
+        await gpu.ask(message)
+        await standby_ready(gpu)
+        await asyncio.sleep(settle_s)
+        pid, generation = gpu.worker_pid, gpu.generation
+        assert pid is not None, "a request has just been answered"
+        began = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+        while (await gpu.ask(message)).generation == generation:
+            pass  # it had answered before it died
+        taken.append(1e3 * (time.perf_counter() - began))
+    return taken
+
+
+async def _after_sticky_errors(count: int, standby: int) -> list[float]:
+    """Milliseconds from sending a request that a sticky error strikes to its second run's reply."""
+    faults = FaultPlan()
+    for number in range(1, count + 1):
+        faults = faults.at(_APART * number, Fault.STICKY, of=ConvFwd)
+    options: Any = {"isolation": "process", "standby": standby, "max_restarts": FOR_EVER}
+    async with spawn(device="cpu", faults=faults, **options) as gpu:
+        trivial = await trivial_convolution(gpu)
+        taken: list[float] = []
+        while len(taken) < count:
+            await standby_ready(gpu)
+            before, began = len(gpu.faults_fired), time.perf_counter()
+            await gpu.ask(trivial)
+            if len(gpu.faults_fired) > before:
+                taken.append(1e3 * (time.perf_counter() - began))
+        return taken
+
+
+async def standby_ready(gpu: CudnnRef) -> None:
+    """Wait until the standby can take over; at once where none is kept. Raises `TimeoutError`.
+
+    A service tells nobody but its log of its standby, and whoever measures must not read logs: so this looks.
+    """
+    source = getattr(gpu._service._isolation, "_source", None)
+    if source is None or not source._keeps_standby:
+        return
+    async with asyncio.timeout(_STANDBY_WITHIN_S):
+        while (standby := source.standby) is None or not standby.ready:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
+
+
+async def growth(plan: Plan) -> list[Grown]:
+    """Recovery by SIGKILL with ever more memory in ever more pieces."""
+    return [
+        Grown(arenas=arenas, buffers=buffers, standby=standby, ms=await _with(plan, arenas, buffers, standby))
+        for arenas, buffers, standby in itertools.product(plan.arenas, plan.buffers, (0, 1))
+    ]
+
+
+async def _with(plan: Plan, arenas: int, buffers: int, standby: int) -> list[float]:
+    options: Any = {"isolation": "process", "standby": standby, "max_restarts": FOR_EVER}
+    async with spawn(device="cpu", **options) as gpu:
+        for _ in range(arenas):
+            await gpu.empty(_BIG)
+        for _ in range(buffers // _AT_ONCE):
+            await asyncio.gather(*(gpu.empty((1, 1, 1, 1)) for _ in range(_AT_ONCE)))
+        return await after_kills(gpu, await trivial_convolution(gpu), plan.growing_kills)

@@ -1,0 +1,40 @@
+"""The load's plans, built before the first fault: a run is about crashes, not about how long builds take."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from cudnn_actor import BufferRef, CudnnActorError, CudnnRef
+from cudnn_actor.cli.chaos.problems import CLASS, INPUTS, PROBLEMS, READS, WRITES, Kind, Problem
+from cudnn_actor.protocol.messages import Compute
+
+__all__ = ["warm"]
+
+
+async def warm(gpu: CudnnRef, show: Callable[[], None]) -> None:
+    """Have every plan of the load built. A fault that strikes meanwhile is for later: what fails is left out."""
+    for problem in PROBLEMS:
+        with contextlib.suppress(CudnnActorError):
+            await _warm_one(gpu, problem)
+        show()
+
+
+async def _warm_one(gpu: CudnnRef, problem: Problem) -> None:
+    roles = {*INPUTS, *WRITES.values()}
+    refs: dict[str, BufferRef] = {}
+    try:
+        for role in sorted(roles):
+            spec = problem.spec(role)
+            refs[role] = await gpu.empty(spec.dims, dtype=spec.dtype, layout=problem.layout)
+        await gpu.warm([_message(problem, kind, refs, beta) for kind in Kind for beta in (0.0, 1.0)])
+    finally:
+        for ref in refs.values():
+            with contextlib.suppress(CudnnActorError):
+                await gpu.free(ref)
+
+
+def _message(problem: Problem, kind: Kind, refs: dict[str, BufferRef], beta: float) -> Compute:
+    names = (*READS[kind], WRITES[kind])
+    message: Compute = CLASS[kind](**{name: refs[name] for name in names}, conv=problem.conv, beta=beta)
+    return message

@@ -1,0 +1,72 @@
+"""Kill the worker while requests are in flight, and look at what their callers see: nothing but time.
+
+    python examples/surviving_a_kill.py
+
+SIGKILL leaves a process no last word. The buffers survive it because they never were the worker's: this
+process holds the memory by file descriptors, and the next worker maps it where it lies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+
+import numpy as np
+
+from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, Restarted, spawn
+
+FRAMES = 32
+
+
+async def main() -> None:
+    """Send 32 convolutions, kill whoever runs them, and collect 32 answers."""
+    rng = np.random.default_rng(0)
+    frames = rng.integers(-2, 3, (FRAMES, 1, 16, 96, 96)).astype(np.float32)  # whole numbers: exact sums
+    kernel = rng.integers(-2, 3, (16, 16, 3, 3)).astype(np.float32)
+    conv = ConvSpec.symmetric(2, pad=1)
+
+    async with spawn(device="auto", isolation="process") as gpu:
+        w = await gpu.upload(kernel)
+        inputs = [await gpu.upload(frame) for frame in frames]
+        outputs = [await gpu.empty(x.spec.dims) for x in inputs]
+
+        # The futures are there at once; nothing has been computed yet.
+        requests = [ConvFwd(x=x, w=w, y=y, conv=conv) for x, y in zip(inputs, outputs, strict=True)]
+        futures = [gpu.submit(request) for request in requests]
+        first = await futures[0]
+        await asyncio.sleep(first.run_us / 2e6)  # the next takes as long: this is the middle of it
+
+        pid, killed = gpu.worker_pid, time.perf_counter()
+        assert pid is not None  # it has just answered
+        waiting = sum(not future.done() for future in futures)
+        os.kill(pid, signal.SIGKILL)
+        print(f"worker {pid} killed, with {waiting} of {FRAMES} requests in flight")
+
+        receipts = await asyncio.gather(*futures)  # no try: nothing is raised
+        print(f"all {len(receipts)} answered {1e3 * (time.perf_counter() - killed):.0f} ms after the kill")
+        counts = Counter(receipt.generation for receipt in receipts)
+        print(f"answered by generation 1: {counts[1]}, by generation 2: {counts[2]}")
+        await tell(gpu)
+
+        # The same again, from the same buffers: nothing was uploaded twice.
+        for request, y in zip(requests, outputs, strict=True):
+            before = await gpu.download(y)
+            await gpu.ask(request)
+            assert np.array_equal(before, await gpu.download(y))
+        print("every output is what the second worker finds once more, from the same buffers")
+
+
+async def tell(gpu: CudnnRef) -> None:
+    """Say who serves now, how long nobody did, and what was interrupted."""
+    async for event in gpu.events():
+        if isinstance(event, Restarted):
+            print(f"worker {gpu.worker_pid} served after {1e3 * event.downtime_s:.0f} ms")
+            break
+    print(f"requests interrupted, and run again: {(await gpu.statistics()).replayed}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

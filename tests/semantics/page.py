@@ -1,0 +1,60 @@
+"""The page as data: its tables, by the headings that they stand under."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["PAGE", "ROOT", "Table", "figures", "table", "tables", "words"]
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "semantics.md"
+
+
+class Table(NamedTuple):
+    """One table: the names of its columns, and its rows, each as long as those."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def column(self, name: str) -> list[str]:
+        """The cells of a column."""
+        place = self.columns.index(name)
+        return [row[place] for row in self.rows]
+
+
+def tables(heading: str, page: Path = PAGE) -> list[Table]:
+    """The tables under a heading, up to the next heading of any level. Raises `KeyError` for none."""
+    sections = re.split(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    section = dict(zip(sections[1::2], sections[2::2], strict=True))[heading]
+    blocks = re.findall(r"(?:^\|.*\n?)+", section, flags=re.MULTILINE)
+    return [_parsed(block.splitlines()) for block in blocks]
+
+
+def table(heading: str, first_column: str, page: Path = PAGE) -> Table:
+    """The one table under a heading that begins with this column."""
+    (found,) = [one for one in tables(heading, page) if one.columns[0].startswith(first_column)]
+    return found
+
+
+def _parsed(lines: list[str]) -> Table:
+    columns, rule, *rows = [_cells(line) for line in lines]
+    assert all(set(cell) <= set("-: ") for cell in rule), f"no rule under {columns}"
+    for row in rows:
+        assert len(row) == len(columns), f"{len(row)} cells, not {len(columns)}: {row}"
+    return Table(columns, tuple(rows))
+
+
+def _cells(line: str) -> tuple[str, ...]:
+    return tuple(cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|"))
+
+
+def words(cell: str) -> list[str]:
+    """What a cell has in backticks."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def figures(cell: str) -> list[float]:
+    """The numbers of a cell."""
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", cell)]

@@ -1,0 +1,203 @@
+"""What else the page says is what the code says: options, log lines, events, faults, errors, figures."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+import pytest
+
+import cudnn_actor
+from cudnn_actor.actor import CudnnActor
+from cudnn_actor.memory import ARENA_STEP, MemoryTable
+from cudnn_actor.options import Options
+from cudnn_actor.protocol import errors
+from cudnn_actor.protocol.errors import StaleReason
+from cudnn_actor.protocol.messages import Message
+from cudnn_actor.supervision import Fault, LifecycleEvent
+from cudnn_actor.workers import channel, desk, isolation, keeper, memory_desk, source, staging, wire
+
+from .page import PAGE, ROOT, figures, table, words
+
+CODE = ("cudnn_actor", "actors", "supervision", "protocol")
+LOGGERS, LEVELS = {"log", "logger"}, {"debug", "info", "warning", "error", "exception"}
+TEXT = " ".join(PAGE.read_text().split())
+
+
+# Log lines.
+
+
+class Line(NamedTuple):
+    """A log line where it is written; what is not told by the call itself is None."""
+
+    name: str
+    where: str
+    level: str | None
+    fields: frozenset[str] | None
+
+
+def lines_of(path: Path) -> Iterator[Line]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and node.args and (name := name_of(node)) is not None:
+            writer = ast.unparse(node.func)
+            level = writer.rpartition(".")[2] if "." in writer and " " not in writer else None
+            known = all(keyword.arg for keyword in node.keywords)
+            fields = frozenset(keyword.arg or "" for keyword in node.keywords) - {"exc_info"}
+            where = f"{path.relative_to(ROOT)}:{node.lineno}"
+            yield Line(name, where, "error" if level == "exception" else level, fields if known else None)
+
+
+def name_of(node: ast.Call) -> str | None:
+    """The name of the line that a call writes; None for one that writes none."""
+    first = node.args[0]
+    if not isinstance(first, ast.Constant) or not isinstance(first.value, str):
+        return None
+    if re.fullmatch(r"[a-z_]+\.[a-z_]+", first.value) is None:
+        return None
+    writer = ast.unparse(node.func)
+    plain = isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS
+    return first.value if plain or writer == "write" or " if " in writer else None
+
+
+def written() -> list[Line]:
+    """All lines that a service writes: the command line's own are for people."""
+    paths = [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+    own = [path for path in paths if path.resolve() == path and "cli" not in path.parts]
+    return [line for path in own for line in lines_of(path)]
+
+
+def described() -> dict[str, tuple[set[str], set[str]]]:
+    """Levels and fields of each line, as the page has them."""
+    section = "Lifecycle events and log lines"
+    rows = [row[1:] for row in table(section, "event").rows] + [*table(section, "other log lines").rows]
+    return {
+        name: (set(re.findall(r"\w+", level)), fields_of(fields))
+        for names, level, fields, *_ in rows
+        for name in words(names)
+    }
+
+
+def fields_of(cell: str) -> set[str]:
+    return set(re.findall(r"\w+", re.sub(r"\(.*?\)", "", cell)))
+
+
+WRITTEN, DESCRIBED = written(), described()
+
+
+def test_every_log_line_of_the_code_is_on_the_page_and_every_one_of_the_page_in_the_code() -> None:
+    assert {line.name for line in WRITTEN} == set(DESCRIBED)
+
+
+@pytest.mark.parametrize("line", WRITTEN, ids=lambda line: f"{line.name} of {line.where.partition(':')[0]}")
+def test_a_log_line_has_the_level_and_the_fields_that_the_page_says(line: Line) -> None:
+    levels, fields = DESCRIBED[line.name]
+    assert line.level is None or line.level in levels, line.where
+    assert line.fields is None or line.fields <= fields, line.where
+
+
+@pytest.mark.parametrize("name", sorted(DESCRIBED))
+def test_a_field_that_the_page_names_is_written_somewhere(name: str) -> None:
+    known = [line.fields for line in WRITTEN if line.name == name and line.fields is not None]
+    assert not known or DESCRIBED[name][1] == frozenset().union(*known)
+
+
+def test_no_log_line_is_named_elsewhere_on_the_page_that_is_not_in_its_table() -> None:
+    families = {name.partition(".")[0] for name in DESCRIBED}
+    named = set(re.findall(r"`([a-z_]+\.[a-z_]+)`", PAGE.read_text()))
+    assert {name for name in named if name.partition(".")[0] in families} <= set(DESCRIBED)
+
+
+def test_every_lifecycle_event_is_on_the_page_with_its_fields() -> None:
+    rows = table("Lifecycle events and log lines", "event").rows
+    assert {name for row in rows for name in words(row[0])} == {
+        kind.__name__ for kind in get_args(LifecycleEvent)
+    }
+
+
+# Options, faults, errors, messages.
+
+
+def test_every_option_is_on_the_page_with_its_default() -> None:
+    rows = table("Options", "option").rows
+    said = {words(option)[0]: ast.literal_eval(words(default)[0]) for option, default, _ in rows}
+    options = Options()
+    assert said == {name: getattr(options, name) for name in Options.__struct_fields__}
+
+
+def test_every_fault_is_on_the_page() -> None:
+    assert {words(name)[0] for name in table("Scripted faults", "fault").column("fault")} == set(
+        Fault.__members__
+    )
+
+
+def test_every_error_that_a_caller_can_get_is_on_the_page() -> None:
+    classes = [one for one in vars(errors).values() if inspect.isclass(one)]
+    kinds = {one.__name__ for one in classes if issubclass(one, errors.CudnnActorError)} - {"CudnnActorError"}
+    ends = {name for cell in table("Delivery", "it ends in").column("it ends in") for name in words(cell)}
+    assert kinds <= ends
+    assert {name for name in ends - kinds if "." not in name} == set()
+
+
+def test_every_reason_of_a_stale_buffer_is_on_the_page() -> None:
+    said = {words(cell)[0] for cell in table("Buffers", "reason").column("reason")}
+    assert said == {str(reason) for reason in StaleReason}
+
+
+def test_every_message_is_said_to_be_pure_or_not() -> None:
+    said = {name for cell in table("Delivery", "message").column("message") for name in words(cell)}
+    assert {kind.__name__ for kind in get_args(Message)} == {name for name in said if name.isidentifier()}
+
+
+def test_names_of_the_package_that_the_page_uses_are_there() -> None:
+    used = {name for name in words(PAGE.read_text()) if re.fullmatch(r"[A-Z][a-z]+(?:[A-Z][a-z]+)+", name)}
+    foreign = {name for name in used if not hasattr(cudnn_actor, name) and not hasattr(errors, name)}
+    assert foreign <= {"ActorDeadError"}, "which is pykka's"
+
+
+# Figures.
+
+
+def test_the_limits_of_a_stop_are_the_keeper_s() -> None:
+    rows = table("Stopping", "a worker is").rows
+    assert [figures(row[-1])[0] for row in rows] == [keeper.ASKED_S, keeper.TERMINATED_S, keeper.KILLED_S]
+    assert all(word in row[1] for word, row in zip(("message", "SIGTERM", "SIGKILL"), rows, strict=True))
+
+
+PAUSES = source._PAUSES
+IN_PROCESS, ON_THREAD = isolation.ProcessIsolation.backoff, isolation.ThreadIsolation.backoff
+ARENA_BYTES = inspect.signature(MemoryTable).parameters["arena_bytes"].default
+FIGURES = [
+    f"which has at most {desk.WINDOW} at a time",
+    f"the (at most {CudnnActor.batch_limit}) messages of the present one",
+    f"in arenas of {ARENA_BYTES >> 20} MiB",
+    f"Shared memory comes in pieces of {staging.SEGMENT_BYTES >> 20} MiB",
+    f"A result of over {staging._COPY_BYTES >> 10} KiB",
+    f"Arrays of over {memory_desk.HEAVY_BYTES >> 10} KiB are copied on a thread",
+    f"A frame is {wire.LONGEST >> 20} MiB at most",
+    f"{channel._MOST_DESCRIPTORS} descriptors may wait for theirs",
+    f"a sign of life every {isolation._LONGEST_BEAT_S} s, or eight in `hang_after_s`",
+    f"is given {keeper.BUILT_S:g} s for it at the least",
+    f"that have run lately ({desk.WINDOW} at most)",
+    f"then after {PAUSES.initial_s} s, twice as long each time, at most {PAUSES.cap_s:g} s",
+    f"{PAUSES.reset_after_s:g} s of life begin anew",
+    f"{ON_THREAD.initial_s * 1e3:g} ms, times {ON_THREAD.factor:g} for each failure in a row",
+    f"in a row, at most {ON_THREAD.cap_s:g} s",
+    f"on a thread a stable {ON_THREAD.reset_after_s:g} s begins anew",
+    f"in steps of {ARENA_STEP >> 20} MiB",
+]
+
+
+@pytest.mark.parametrize("sentence", FIGURES)
+def test_a_figure_of_the_page_is_the_code_s(sentence: str) -> None:
+    assert sentence in TEXT
+
+
+def test_the_figures_in_words_are_the_code_s() -> None:
+    assert (isolation._BEATS_PER_HANG, source._SILENT_BEATS) == (8, 8), "eight, says the page"
+    assert (PAUSES.factor, PAUSES.at_once) == (2.0, 1), "twice as long, and the first at once"
+    assert (IN_PROCESS.at_once, IN_PROCESS.reset_after_s) == (1, 0.0), "every readiness begins anew"
+    assert ON_THREAD.jitter == IN_PROCESS.jitter == 0.25, "up to a quarter less"

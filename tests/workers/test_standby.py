@@ -1,0 +1,221 @@
+"""The standby: it takes over with everything ready, and its own end is nobody's event."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from cudnn_actor import CudnnRef, ExitKind, Receipt, Restarted, Restarting
+from tests.service.rigs import Trio, in_thread, outcome, seen, single
+
+from .crash_rigs import PATIENCE_S, gone, kill, pid_of, start_forkserver, workers
+
+BEAT_S = 0.0625
+HANG_AFTER_S = 8 * BEAT_S
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_forkserver() -> None:
+    start_forkserver()
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[list[EventDict]]:
+    with capture_logs() as entries:
+        yield entries
+    entries.clear()
+
+
+async def line(logs: list[EventDict], event: str, times: int = 1) -> dict[str, Any]:
+    """The `times`-th line about an event, once it is there."""
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found := [entry for entry in logs if entry["event"] == event]) < times:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)  # the log has no event to wait for
+    return dict(found[times - 1])
+
+
+def restarts_told(gpu: CudnnRef) -> int:
+    return sum(isinstance(event, Restarting) for event in gpu._service.events.all)
+
+
+async def test_a_standby_takes_over_and_another_is_started_behind_it(logs: list[EventDict]) -> None:
+    async with workers(standby=1) as (gpu, points):
+        first = pid_of(gpu)
+        standby = (await line(logs, "standby.ready"))["pid"]
+        trio = await Trio.on(gpu)
+        points.hold("execute")
+        futures = [gpu.submit(trio.product()) for _ in range(30)]
+        (await in_thread(lambda: points.arrival("execute"))).kill()
+        points.let_go()
+        for future in futures:
+            receipt = await outcome(future)
+            assert isinstance(receipt, Receipt)
+            assert receipt.generation == 2
+        assert (await gpu.ping(), gpu.generation, pid_of(gpu)) == (2, 2, standby)
+        assert await trio.result() == 6.0
+        restarted = await seen(gpu, Restarted)
+        assert isinstance(restarted, Restarted)
+        assert restarted.generation == 2
+        statistics = await gpu.statistics()
+        assert (statistics.restarts, statistics.replayed, statistics.generation) == (1, 1, 2)
+        assert (await line(logs, "standby.promoted"))["pid"] == standby
+        assert (await line(logs, "standby.ready", 2))["pid"] not in (first, standby)
+
+
+async def test_several_crashes_each_find_a_standby(logs: list[EventDict]) -> None:
+    async with workers(standby=1, max_restarts=9) as (gpu, _):
+        trio = await Trio.on(gpu)
+        for crash in range(1, 5):
+            standby = (await line(logs, "standby.ready", crash))["pid"]
+            kill(gpu)
+            assert isinstance(await outcome(gpu.submit(trio.product())), Receipt)
+            assert (gpu.generation, pid_of(gpu)) == (crash + 1, standby)
+        assert await trio.result() == 6.0
+
+
+async def test_a_standby_has_the_arenas_that_were_taken_after_it_started(logs: list[EventDict]) -> None:
+    async with workers(standby=1) as (gpu, points):
+        await line(logs, "standby.ready")
+        large = await gpu.empty((1, 1, 4096, 5120))
+        await gpu.fill(large, 3.0)
+        await in_thread(lambda: points.wait_for_visits("after map_arena", 1))
+        kill(gpu)
+        await gpu.fill(large, 4.0)
+        assert (await gpu.download(large))[0, 0, 4095, 5119] == 4.0
+        assert (await line(logs, "standby.promoted"))["generation"] == 2
+
+
+async def test_a_standby_has_the_recent_plans(logs: list[EventDict]) -> None:
+    async with workers(standby=1) as (gpu, points):
+        trio = await Trio.on(gpu)
+        wide = [await gpu.empty((1, 2, 1, 1)) for _ in range(2)]
+        other = Trio(gpu, wide[0], wide[1], trio.y)
+        for message in (trio.product(), trio.sum(), other.product()):
+            await gpu.ask(message)
+        await in_thread(lambda: points.wait_for_visits("after build", 6))
+        await line(logs, "standby.ready")
+        kill(gpu)
+        for message in (trio.product(), other.product()):
+            receipt = await outcome(gpu.submit(message))
+            assert isinstance(receipt, Receipt)
+            assert receipt.generation == 2
+        plans = (await gpu.statistics()).plans
+        assert (plans.size, plans.misses) == (3, 3)
+
+
+async def test_a_standby_that_dies_idle_is_a_line_in_the_log_and_is_replaced(logs: list[EventDict]) -> None:
+    async with workers(standby=1) as (gpu, _):
+        serving = pid_of(gpu)
+        standby = (await line(logs, "standby.ready"))["pid"]
+        os.kill(standby, signal.SIGKILL)
+        died = await line(logs, "standby.died")
+        assert (died["pid"], died["why"]) == (standby, "was killed by SIGKILL")
+        other = (await line(logs, "standby.ready", 2))["pid"]
+        assert other != standby
+        assert (pid_of(gpu), await gpu.ping(), restarts_told(gpu)) == (serving, 1, 0)
+        assert (await gpu.statistics()).restarts == 0
+        await gone(kill(gpu))
+        assert await gpu.ping() == 2
+        assert pid_of(gpu) == other
+
+
+@pytest.mark.parametrize("point", ["open", "after open"])
+async def test_a_standby_that_dies_in_its_start_is_replaced(point: str, logs: list[EventDict]) -> None:
+    async with workers(standby=1) as (gpu, points):
+        standby = (await line(logs, "standby.ready"))["pid"]
+        points.hold(point)
+        os.kill(standby, signal.SIGKILL)
+        (await in_thread(lambda: points.arrival(point))).kill()
+        points.let_go()
+        await line(logs, "standby.died", 2)
+        await line(logs, "standby.ready", 2)
+        assert (await gpu.ping(), restarts_told(gpu)) == (1, 0)
+
+
+async def test_a_standby_that_is_still_starting_takes_over_when_it_is_ready(logs: list[EventDict]) -> None:
+    async with workers(standby=1) as (gpu, points):
+        standby = (await line(logs, "standby.ready"))["pid"]
+        trio = await Trio.on(gpu)
+        points.hold("open")
+        os.kill(standby, signal.SIGKILL)
+        starting = await in_thread(lambda: points.arrival("open"))
+        kill(gpu)
+        await line(logs, "standby.promoted")
+        future = gpu.submit(trio.sum())
+        starting.go_on()
+        assert isinstance(await outcome(future), Receipt)
+        assert (pid_of(gpu), gpu.generation) == (starting.pid, 2)
+        assert await trio.result() == 7.0
+
+
+async def test_a_standby_killed_as_it_takes_over_costs_its_callers_only_time(logs: list[EventDict]) -> None:
+    async with workers(standby=1) as (gpu, points):
+        await line(logs, "standby.ready")
+        trio = await Trio.on(gpu)
+        points.hold("build", passing=1)  # the worker that serves
+        await gpu.ask(trio.product())
+        standby = await in_thread(lambda: points.arrival("build"))
+        kill(gpu)
+        await line(logs, "standby.promoted")
+        future = gpu.submit(trio.sum())
+        await seen(gpu, Restarted)
+        standby.kill()
+        points.let_go()
+        receipt = await outcome(future)
+        assert isinstance(receipt, Receipt)
+        assert receipt.generation == 3
+        assert await trio.result() == 12.0
+        assert (await gpu.statistics()).restarts == 2
+
+
+async def test_a_standby_that_has_been_silent_is_not_relied_on(logs: list[EventDict]) -> None:
+    async with workers(standby=1, hang_after_s=HANG_AFTER_S) as (gpu, _):
+        trio = await Trio.on(gpu)
+        standby = (await line(logs, "standby.ready"))["pid"]
+        os.kill(standby, signal.SIGSTOP)
+        frozen = time.monotonic()
+        while time.monotonic() - frozen < 10 * BEAT_S:  # noqa: ASYNC110 - it is time that must pass
+            await asyncio.sleep(0.01)
+        kill(gpu)
+        assert isinstance(await outcome(gpu.submit(trio.product())), Receipt)
+        assert pid_of(gpu) != standby
+        assert (await gpu.statistics()).restarts == 1
+        assert not [entry for entry in logs if entry["event"] == "standby.promoted"]
+        await gone(standby)
+
+
+async def test_a_standby_that_has_just_stopped_is_found_out_by_the_watchdog(logs: list[EventDict]) -> None:
+    async with workers(standby=1, hang_after_s=HANG_AFTER_S) as (gpu, _):
+        trio = await Trio.on(gpu)
+        standby = (await line(logs, "standby.ready"))["pid"]
+        os.kill(standby, signal.SIGSTOP)
+        kill(gpu)
+        receipt = await outcome(gpu.submit(trio.sum()))
+        assert isinstance(receipt, Receipt)
+        assert await trio.result() == 7.0
+        kinds = [event.cause.kind for event in gpu._service.events.all if isinstance(event, Restarting)]
+        assert kinds in ([ExitKind.CRASH, ExitKind.HUNG], [ExitKind.CRASH])  # the second: on a slow machine
+        await gone(standby)
+
+
+async def test_closing_ends_the_standby_too(logs: list[EventDict]) -> None:
+    async with workers(standby=1) as (gpu, _):
+        standby, serving = (await line(logs, "standby.ready"))["pid"], pid_of(gpu)
+    await gone(standby)
+    await gone(serving)
+
+
+async def test_a_frozen_standby_does_not_hold_up_the_service_s_end(logs: list[EventDict]) -> None:
+    async with workers(standby=1) as (gpu, _):
+        standby = (await line(logs, "standby.ready"))["pid"]
+        os.kill(standby, signal.SIGSTOP)
+        await gpu.upload(single(1.0))
+    await gone(standby)
