@@ -35,7 +35,7 @@ $(VENV)/.dev: $(VENV)/.demo
 	@touch $@
 
 test: check
-	$(BIN)/python -m pytest --timeout 120
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal --timeout 120
 	$(MAKE) --no-print-directory wheel
 
 check: $(VENV)/.dev

@@ -94,6 +94,15 @@ class LoopBridge:
         """Leave a reply for the loop. Any thread; never blocks. Needs a `wake` after it."""
         self._posted.append((envelope, value, error))
 
+    def deliver_at_once(self, envelope: Envelope, value: Any) -> bool:
+        """Deliver a result, if nothing else is to come before it and somebody waits. Only on the loop."""
+        future = envelope.future
+        if self._posted or future is None or future.done():
+            return False
+        self._awaited -= 1
+        future.set_result(value)
+        return True
+
     def deliver_here(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
         """Deliver a reply at once, behind what was posted before it. Only on the loop."""
         if self._posted:

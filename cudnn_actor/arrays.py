@@ -50,11 +50,14 @@ def as_values(values: Any, device: str, adopt: Callable[[object], DeviceArray] |
     if place is None:
         return _on_host(values)
     if adopt is None or not place.startswith("cuda"):
+        elsewhere = adopt is None and device.startswith("cuda")
+        runs = "in a process of its own" if elsewhere else f"on {device}"
+        host = "move it to the host first (x.cpu().numpy() in PyTorch, cupy.asnumpy(x))"
         raise InvalidRequest(
             field="array",
             value=type(values).__name__,
-            problem=f"lies on {place}, but this service runs on {device}",
-            fix="move it to the host first (x.cpu().numpy() in PyTorch, cupy.asnumpy(x))",
+            problem=f"lies on {place}, but this service runs {runs}",
+            fix=f'{host}, or spawn with isolation="thread"' if elsewhere else host,
         )
     return adopt(values)
 

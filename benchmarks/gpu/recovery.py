@@ -7,6 +7,7 @@ ends. They happen in worker processes, so this one never notices but as callers 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from cudnn_actor.cli.bench.isolation_sheets import recovery_row
 from cudnn_actor.cli.bench.recovery import FOR_EVER, after_kills, standby_ready
 from cudnn_actor.options import make_options
 from cudnn_actor.service import CudnnService
+from cudnn_actor.supervision import Restarting
 from cudnn_actor.workers.launching import close_launchers
 from tests.gpu.worker_faults import ILLEGAL, PREPARING, SPINNING, Ammunition, choice_of
 
@@ -38,8 +40,8 @@ _STAGE_BYTES = 1 << 23
 _WITHIN_MS = {
     "SIGKILL, with standby": 300.0,
     "SIGKILL, without": 800.0,
-    "illegal access, with standby": 50.0,
-    "illegal access, without": 600.0,
+    "illegal access reported, with standby": 50.0,
+    "illegal access reported, without": 600.0,
 }
 
 
@@ -61,7 +63,12 @@ def measure(setting: Setting) -> Recovery:
     found = Recovery()
     _attempt(found, "start", lambda: on_loop("asyncio", _starts(setting, found)))
     for standby, name in ((1, "with standby"), (0, "without")):
-        for what, one in (("SIGKILL", _kills), ("illegal access", _strikes), ("hang", _hangs)):
+        for what, one in (
+            ("SIGKILL", _kills),
+            ("illegal access", _strikes),
+            ("illegal access reported", _reports),
+            ("hang", _hangs),
+        ):
             key = f"{what}, {name}"
             setting.say(f"recovery, {key}")
             _attempt(found, key, partial(_into, found, key, one, setting, standby))
@@ -104,9 +111,15 @@ async def _kills(setting: Setting, standby: int, _ammunition: Ammunition, folder
         return await after_kills(gpu, message, setting.choose(10, 2), settle_s=settle_s)
 
 
-async def _strikes(setting: Setting, standby: int, ammunition: Ammunition, folder: str) -> list[float]:
+async def _strikes(
+    setting: Setting, standby: int, ammunition: Ammunition, folder: str, *, reported: bool = False
+) -> list[float]:
     async with _faulty(setting, standby, folder) as gpu:
-        return await _harmed(setting, gpu, ammunition, ILLEGAL, setting.choose(10, 2))
+        return await _harmed(setting, gpu, ammunition, ILLEGAL, setting.choose(10, 2), reported=reported)
+
+
+async def _reports(setting: Setting, standby: int, ammunition: Ammunition, folder: str) -> list[float]:
+    return await _strikes(setting, standby, ammunition, folder, reported=True)
 
 
 async def _hangs(setting: Setting, standby: int, ammunition: Ammunition, folder: str) -> list[float]:
@@ -116,25 +129,68 @@ async def _hangs(setting: Setting, standby: int, ammunition: Ammunition, folder:
 
 
 async def _harmed(
-    setting: Setting, gpu: CudnnRef, ammunition: Ammunition, value: float, count: int
+    setting: Setting,
+    gpu: CudnnRef,
+    ammunition: Ammunition,
+    value: float,
+    count: int,
+    *,
+    reported: bool = False,
 ) -> list[float]:
-    """Milliseconds from sending what does harm to the next receipt of a convolution."""
+    """Milliseconds from sending what does harm to the receipts of it, run again, and of what is behind it.
+
+    `reported`: from the moment when the parent has been told of the error, to the first receipt.
+    """
     message, victim = await placed(gpu, setting.small), await gpu.empty((1, 1, 1, 1))
     taken: list[float] = []
+    told = _Told(gpu)
     for _ in range(count):
         await gpu.ask(message)
         await standby_ready(gpu)
         await asyncio.sleep(_settle_s(setting))
         await gpu.fill(victim, PREPARING)
-        generation = gpu.generation
+        generation, ended = gpu.generation, 0.0
         ammunition.load()
         began = time.perf_counter()
-        harm = gpu.submit(Fill(dst=victim, value=value))
-        await asyncio.gather(gpu.ask(message), harm)
-        taken.append(1e3 * (time.perf_counter() - began))
+        both = gpu.submit(Fill(dst=victim, value=value)), gpu.submit(message)
+        if reported:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            ended = time.perf_counter()
+            began = await told.when(generation)
+        await asyncio.gather(*both)
+        taken.append(1e3 * ((ended if reported else time.perf_counter()) - began))
         if gpu.generation != generation + 1:
             raise RuntimeError(f"{gpu.generation - generation} workers ended, and one was to")
+    await told.stop()
     return taken
+
+
+class _Told:
+    """When this process was told that a worker has ended."""
+
+    def __init__(self, gpu: CudnnRef) -> None:
+        self._at: dict[int, float] = {}
+        self._news = asyncio.Event()
+        self._task = asyncio.create_task(self._follow(gpu))
+
+    async def _follow(self, gpu: CudnnRef) -> None:
+        async for event in gpu.events():
+            if isinstance(event, Restarting):
+                self._at[event.generation] = time.perf_counter()
+                self._news.set()
+
+    async def when(self, generation: int) -> float:
+        """Of this generation's end."""
+        while generation not in self._at:
+            self._news.clear()
+            await self._news.wait()
+        return self._at[generation]
+
+    async def stop(self) -> None:
+        """Follow no more."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
 
 
 def _settle_s(setting: Setting) -> float:
@@ -208,7 +264,8 @@ def sheets(found: Recovery) -> Iterator[Sheet]:
             tuple(rows),
             "SIGKILL: from the signal to the receipt of a convolution that is sent at once. Illegal access, "
             "hang: from sending the request whose kernel does it to the receipts of a convolution behind it, "
-            f"and of its own second run; hang_after_s={_HANG_S:.0f}.",
+            f"and of its own second run; reported: from the event Restarting, behind the worker's last "
+            f"word, to the first of the two. hang_after_s={_HANG_S:.0f}.",
         )
     if found.start_s:
         starts = (

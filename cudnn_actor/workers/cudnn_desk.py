@@ -84,10 +84,10 @@ class CudnnDesk(MemoryDesk):
 
     def take_up(self, envelope: Envelope, *, struck: bool = False) -> None:
         """Start a message: answer it, or hand it over. `struck`: its fault, if it had one, has been done."""
-        if envelope.withdrawn:
+        if envelope.future is not None and envelope.withdrawn:
             self.withdraw(envelope)
             return
-        if envelope.expired and not struck:
+        if envelope.deadline is not None and envelope.expired and not struck:
             self.expire(envelope)
             return
         message = envelope.message
@@ -96,12 +96,11 @@ class CudnnDesk(MemoryDesk):
             if handler is None:
                 self.fail(envelope, _unknown(message))
                 return
-            if self.state.faults is not None and not struck and self._strikes(envelope, message):
-                return
-            handler(envelope, message)
+            if self.state.faults is None or struck or not self._strikes(envelope, message):
+                handler(envelope, message)
         except Exception as error:  # noqa: BLE001 - the answer to this one message
             self.fail(envelope, error)
-        finally:
+        if self.rule is not None:
             self.rule = None
 
     def _strikes(self, envelope: Envelope, message: Any) -> bool:
@@ -210,8 +209,8 @@ class CudnnDesk(MemoryDesk):
         flights = {flight.number: flight for flight in begun}
         interruption = Interruption(self.state, cause, outlives_context=True, thread_lost=may_still_write)
         again = []
-        for envelope, error in interruption.judge_all([flight.envelope for flight in begun]):
-            flight = flights[envelope.number]
+        for envelope, verdict in interruption.judge_all([flight.envelope for flight in begun]):
+            flight, error = flights[envelope.number], verdict
             if error is None and may_still_write and flight.block is not None:
                 why = "its process may still use its place in staging memory"
                 error = OutcomeUnknown(request_id=flight.number, cause=cause, why=why)

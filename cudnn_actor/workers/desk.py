@@ -27,7 +27,9 @@ from cudnn_actor.protocol.codec import decode_reply
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
     DeadlineExceeded,
+    ExecutionFailed,
     MalformedMessage,
+    OutcomeUnknown,
     QuarantinedRequest,
     StaleBufferError,
     StaleReason,
@@ -221,7 +223,7 @@ class Desk:
             self._release(flight, end_ref=True)
         elif (error := self._why_not_again(flight)) is not None:
             if flight.suspect:
-                self._tear_output(flight)
+                error = self._refused_again(flight, error)
             self._release(flight, end_ref=True)
             self.fail(envelope, error)
         elif not envelope.hand_over(flight):
@@ -327,10 +329,25 @@ class Desk:
             return
         news = self._news(flight, answer)
         self.ledger.land(flight)
-        if flight.suspect and type(answer) in (Refused, Dropped):  # it has made nothing whole
-            self._tear_output(flight)
+        if flight.suspect and type(answer) is Refused:
+            news = self._refused_again(flight, news)
         self.memory.release_all(flight.slots)
         self._land_other(flight, answer, news)
+
+    def _refused_again(self, flight: Flight, error: CudnnActorError) -> CudnnActorError:
+        """What a request ends in whose second run has made nothing whole of what its first had begun.
+
+        `ExecutionFailed` says itself that its outputs hold no result, `QuarantinedRequest` that they are
+        torn; no other error does.
+        """
+        writes = not flight.strikes and footprint(flight.message, self.state.lowered).writes
+        if not writes or isinstance(error, ExecutionFailed):
+            return error
+        self._tear_output(flight)
+        if isinstance(error, QuarantinedRequest):
+            return error
+        why = f"its second run was refused: {error}"
+        return OutcomeUnknown(request_id=flight.number, cause="a worker that has died", why=why)
 
     def _news(self, flight: Flight, answer: Answer) -> Any:
         """What an answer brings: a decoded value, or error. Raises `Violation` for one that does not fit."""

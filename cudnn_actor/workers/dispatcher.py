@@ -225,7 +225,8 @@ class Dispatcher(Mailbox):
         if bridge is None:
             envelope.settle(value, error)
         elif bridge is self._here:
-            bridge.deliver_here(envelope, value, error)
+            if error is not None or not bridge.deliver_at_once(envelope, value):
+                bridge.deliver_here(envelope, value, error)
         else:
             bridge.post(envelope, value, error)
             self._to_wake.add(bridge)

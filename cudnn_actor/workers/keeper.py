@@ -33,7 +33,7 @@ from cudnn_actor.workers.ledger import Violation
 from cudnn_actor.workers.source import Source
 from cudnn_actor.workers.verification import compare, verification
 from cudnn_actor.workers.wire import Answers, BadFrame, Dying, Request, Requests, Stop
-from cudnn_actor.workers.worker import Bell, Worker, wait_for
+from cudnn_actor.workers.worker import Bell, Worker, is_stopped, wait_for
 
 __all__ = ["WorkerKeeper"]
 
@@ -118,14 +118,15 @@ class WorkerKeeper(Actor):
 
         It says itself since when (a plan's build, and each step of tuning, counts anew there), with a sign
         of life now and then; one that is stopped, or in a library with the interpreter's lock, gives none.
-        While it has said that it builds a plan, which may be such a time, it is given `BUILT_S` at the least.
+        While it has said that it builds a plan, which may be such a time, it is given `BUILT_S` at the least;
+        unless the kernel says that it is stopped: then it builds nothing.
         """
         worker, ledger = self.worker, self._dispatcher.desk.ledger
         if worker is None or not self._serving or not ledger.flights:
             return None
         claims = worker.claims
         since_s = (claims.since_ns or claims.beat_ns) / 1e9
-        if building_ns := claims.building_ns:
+        if (building_ns := claims.building_ns) and not is_stopped(worker.pid):
             since_s = max(since_s, building_ns / 1e9 + max(0.0, BUILT_S - self._hang_after_s))
         return max(since_s, ledger.progress_s)
 
@@ -265,10 +266,14 @@ class WorkerKeeper(Actor):
     def _look_for_the_end(self, worker: Worker) -> None:
         if why := self._dispatcher.why_condemned:
             raise Crash(f"worker {worker.pid} broke the protocol: {why}")
-        last = self._dispatcher.desk.last_word
+        gone = worker.child.wait(0.0) or worker.channel.ended
+        with self._dispatcher.held() as desk:
+            if gone:  # its last word may still lie there
+                self._read_to_the_end(desk, worker)
+            last = desk.last_word
         if last is not None:
             raise Crash(last.cause)
-        if worker.child.wait(0.0) or worker.channel.ended:
+        if gone:
             raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(KILLED_S)}")
 
     # The end.

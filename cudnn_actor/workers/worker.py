@@ -7,6 +7,7 @@ import os
 import select
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from cudnn_actor.workers.ledger import Violation
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import FROM_WORKER, FromParent, Hello, Ready
 
-__all__ = ["Recipe", "Worker"]
+__all__ = ["Bell", "Recipe", "Worker", "is_stopped", "wait_for"]
 
 MAIN = "cudnn_actor.workers.process.main:main"
 
@@ -115,6 +116,18 @@ def wait_for(descriptors: Sequence[int], timeout_s: float | None) -> set[int]:
     return {
         descriptor for descriptor, _ in poll.poll(None if timeout_s is None else max(timeout_s, 0.0) * 1e3)
     }
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by SIGSTOP or a debugger. False where there is no such process.
+
+    The kernel's word for it is in `/proc/PID/stat`, behind the name: proc(5).
+    """
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in (b"T", b"t")
 
 
 class Bell:

@@ -77,7 +77,8 @@ def test_a_dry_run_ends_workers_in_every_way(dry: tuple[str, Report]) -> None:
     _, report = dry
     assert report.recovery is not None
     assert report.recovery.errors == {}
-    ends = itertools.product(("SIGKILL", "illegal access", "hang"), ("with standby", "without"))
+    harms = ("SIGKILL", "illegal access", "illegal access reported", "hang")
+    ends = itertools.product(harms, ("with standby", "without"))
     assert set(report.recovery.ms) == {", ".join(end) for end in ends}
     assert all(ms > 0 for taken in report.recovery.ms.values() for ms in taken)
     assert all(len(took) == 1 for took in report.recovery.start_s.values())

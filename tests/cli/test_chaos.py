@@ -203,7 +203,7 @@ async def test_a_lost_request_is_named() -> None:
     settings = Settings(
         seconds=0.2, isolation="thread", faults=(), tasks=2, hang_after_s=60.0, deadline_s=0.2
     )
-    never_ends = FaultPlan().at(150, Fault.HANG)
+    never_ends = FaultPlan().at(300, Fault.HANG)  # behind the warming and the shared inputs
     tally = Tally()
     outcome = await trial(settings, tally, asyncio.Event(), faults=never_ends)
     assert 1 <= len(outcome.lost) <= tally.requests - tally.answered

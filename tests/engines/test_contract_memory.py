@@ -245,7 +245,7 @@ def test_integers_that_fit_are_kept_in_a_narrower_buffer(bench: Workbench) -> No
         (np.array([1.0], ml_dtypes.bfloat16), DType.INT32, "floats would lose"),
         (np.array([1j]), DType.FLOAT32, "no real numbers"),
         (np.array(["1"]), DType.FLOAT32, "no real numbers"),
-        (np.array([object()]), DType.FLOAT32, "no real numbers"),
+        pytest.param(np.array([object()]), DType.FLOAT32, "no real numbers", id="an object"),
         (np.array([1], "datetime64[s]"), DType.FLOAT32, "no real numbers"),
     ],
     ids=str,

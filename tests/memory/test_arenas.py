@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -151,7 +152,7 @@ def test_arenas_say_what_a_new_incarnation_must_map(grown: Grown) -> None:
         ("memory_limit", {"limit": 1.5}),
     ],
 )
-def test_a_table_refuses_options_out_of_range(field: str, options: dict[str, int]) -> None:
+def test_a_table_refuses_options_out_of_range(field: str, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         MemoryTable("cpu", **options)
     assert caught.value.field == field

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor import Fault, FaultPlan, InvalidRequest, child_spec, spawn, start
+from cudnn_actor import Fault, FaultPlan, InvalidRequest, Spawning, child_spec, spawn, start
 
 from .rigs import Trio
 
@@ -52,12 +53,22 @@ BAD: list[tuple[str, Any]] = [
 ]
 
 
+async def _started(spawning: Spawning) -> None:
+    await spawning
+
+
+async def _started(spawning: Spawning) -> None:
+    await spawning
+
+
 @pytest.mark.parametrize(("name", "value"), BAD)
 @pytest.mark.parametrize("way", [spawn, start, child_spec])
 def test_a_bad_option_is_named_and_nothing_is_started(way: Any, name: str, value: Any) -> None:
     threads = threading.active_count()
     with pytest.raises(InvalidRequest) as caught:
-        way(**{"device": "cpu", name: value})
+        made = way(**{"device": "cpu", name: value})
+        if value == "cuda:0" and isinstance(made, Spawning):  # its driver is asked when it starts
+            asyncio.run(_started(made))
     assert caught.value.field == name
     assert caught.value.fix in str(caught.value)
     assert threading.active_count() == threads

@@ -22,6 +22,7 @@ import numpy as np
 import pykka
 
 from cudnn_actor.actors import Envelope, Mailbox
+from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.footprints import named_buffers
 from cudnn_actor.memory import MemoryTable
@@ -113,7 +114,7 @@ class SimulatedWorker:
         self.ever_begun: list[Errand] = []
         self.dead = False
         self._memory = Arenas()
-        self._stages = Stages(_nothing, _nothing)
+        self._stages = Stages(CpuEngine)
         self._segments: set[int] = set()
         self._descriptors: deque[int] = deque()
         self._view = GenerationView(generations)
@@ -310,10 +311,6 @@ def _struck(rule: FaultRule | None, message: Any) -> CudnnActorError | None:
 def _heard(frame: FromWorker) -> Any:
     """A frame as the parent gets it."""
     return FROM_WORKER.decode(encode(frame)[LENGTH.size :])
-
-
-def _nothing(_segment: memoryview) -> None:
-    pass
 
 
 class _Letter(Envelope):

@@ -1,4 +1,4 @@
-"""`verify=True`: what was uploaded is looked at again after a crash, whether the parent sees it or has to ask."""
+"""`verify=True`: uploads are looked at again after a crash, whether the parent sees them or has to ask."""
 
 from __future__ import annotations
 

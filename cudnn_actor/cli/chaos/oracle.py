@@ -178,7 +178,9 @@ class Oracle:
         match outcome:
             case OutcomeUnknown():
                 _tear(deed.writes, Torn.YES)
-                if not (deed.accumulates or self._excusable or _overwritten(deed, later)):
+                torn = any(model.torn is not Torn.NO for model in deed.reads)
+                refused = "refused" in outcome.why and (torn or OutOfMemory in self._injected)
+                if not (deed.accumulates or self._excusable or refused or _overwritten(deed, later)):
                     return "to be run again, being pure", text(outcome)
                 return None
             case QuarantinedRequest():

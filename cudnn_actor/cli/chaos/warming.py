@@ -13,7 +13,7 @@ __all__ = ["warm"]
 
 
 async def warm(gpu: CudnnRef, show: Callable[[], None]) -> None:
-    """Have every plan of the load built. A fault that strikes meanwhile is for later: what fails is left out."""
+    """Have every plan of the load built; what a fault that strikes meanwhile prevents is left out."""
     for problem in PROBLEMS:
         with contextlib.suppress(CudnnActorError):
             await _warm_one(gpu, problem)

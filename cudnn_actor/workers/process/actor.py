@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cudnn_actor.actor import CudnnActor
-from cudnn_actor.actors import Envelope
+from cudnn_actor.actors import DEFERRED, Envelope
 from cudnn_actor.engines.base import ContextDead, Engine
 from cudnn_actor.executor import RECEIPT, Executor
 from cudnn_actor.planning import BuildCrash
@@ -84,6 +84,18 @@ class WorkerActor(CudnnActor):
     def promote(self, generation: int) -> None:
         """Serve as this incarnation."""
         self._generation = self._state.generation = generation
+
+    def _take_up(self, envelope: Envelope, *, resumed: bool = False) -> None:
+        """Start a request, as `Actor` does, without a look at what is the parent's: callers and deadlines."""
+        if not resumed and (put_aside := self.sets_aside(envelope)) is not None:
+            self._take_away()
+            put_aside()
+        elif envelope.begin():
+            self._run(envelope)
+        else:
+            self._claim(envelope, DEFERRED)
+            self._expire(envelope)
+        self.current = None
 
     def _handle(self, envelope: Envelope) -> Any:
         """Run one request, which comes off the wire: it has a handler, is not pykka's, and has no context."""
