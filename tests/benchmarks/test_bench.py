@@ -169,8 +169,8 @@ def test_every_table_of_both_isolations_is_rectangular() -> None:
 def test_what_was_aimed_at_is_met_or_missed_by_the_rounds_own_ratios() -> None:
     (aims,) = (s for s in sheets(cpu_run()) if s.title.startswith("What was aimed at"))
     found = {name: cells for name, *cells in aims.rows}
-    assert found["ping, 64 in flight: at least 0.9 of thread's rate"] == ["1.00 met", "0.80 missed"]
-    assert found["ping, one at a time: p50 at most 2.0 times thread's"] == ["2.50 missed", "1.50 met"]
+    assert found["ping, 64 in flight: at least 0.9 × thread's"] == ["1.00 met", "0.80 missed"]
+    assert found["ping, one at a time: p50 at most 2.0 ×"] == ["2.50 missed", "1.50 met"]
     (recovery,) = (s for s in sheets(cpu_run()) if s.title.startswith("From a worker's end"))
     assert [cells[-1] for cells in recovery.rows] == ["< 10 met", "< 10 missed", "< 60 met", "< 60 met", "–"]
 

@@ -53,8 +53,11 @@ BAD: list[tuple[str, Any]] = [
 ]
 
 
-async def _started(spawning: Spawning) -> None:
-    await spawning
+def _made(way: Any, options: dict[str, Any]) -> None:
+    """Make a service; where its driver is asked only when it starts, start it too."""
+    made = way(**options)
+    if options["device"] == "cuda:0" and isinstance(made, Spawning):
+        asyncio.run(_started(made))
 
 
 async def _started(spawning: Spawning) -> None:
@@ -66,9 +69,7 @@ async def _started(spawning: Spawning) -> None:
 def test_a_bad_option_is_named_and_nothing_is_started(way: Any, name: str, value: Any) -> None:
     threads = threading.active_count()
     with pytest.raises(InvalidRequest) as caught:
-        made = way(**{"device": "cpu", name: value})
-        if value == "cuda:0" and isinstance(made, Spawning):  # its driver is asked when it starts
-            asyncio.run(_started(made))
+        _made(way, {"device": "cpu", name: value})
     assert caught.value.field == name
     assert caught.value.fix in str(caught.value)
     assert threading.active_count() == threads

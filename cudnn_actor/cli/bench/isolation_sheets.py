@@ -88,7 +88,10 @@ def _side(side: Side) -> tuple[str, ...]:
 def _ratios(subject: str, pair: dict[str, Side]) -> tuple[str, ...]:
     measures: tuple[Measure, ...] = (_p50, _p99, *(_per_s(n) for n in SIDES_IN_FLIGHT))
     measures += (lambda side: side.loop_cpu_us, lambda side: side.worker_cpu_us)
-    return (f"{_short(subject)}, ratio", *(number(_process_over_thread(pair, measure), 2) for measure in measures))
+    return (
+        f"{_short(subject)}, ratio",
+        *(number(_process_over_thread(pair, measure), 2) for measure in measures),
+    )
 
 
 def _short(subject: str) -> str:
