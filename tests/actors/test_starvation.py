@@ -166,4 +166,6 @@ def test_a_loop_may_close_between_two_looks() -> None:
 
 async def answered(actor: Caller) -> None:
     assert await ask(actor.mailbox, "hello") == "hello"
+    last = submit(actor.mailbox, "hello")  # the look that it asks for comes when the loop has closed
     assert LoopBridge.of_running_loop().watching
+    last.cancel()
