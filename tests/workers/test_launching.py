@@ -227,6 +227,7 @@ def test_the_server_is_for_its_parent_alone_to_end(launcher: Launcher) -> None:
 def test_closing_ends_the_server_and_its_workers(launcher: Launcher) -> None:
     left, one, another = (launch_and_hear(launcher, main) for main in ("says_hello", "stays", "stays"))
     assert left.wait(PATIENCE_S)
+    assert left.how_it_ended(PATIENCE_S) == "exited with status 0"  # while there is somebody to tell it
     with server_pidfd(launcher) as [server]:
         launcher.close()
         assert not lives(server)
