@@ -47,7 +47,6 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
-from cudnn_actor.protocol.receipts import Statistics
 from cudnn_actor.recovery import MOST_CRASHES
 from cudnn_actor.request_checks import check_no_overlap, check_warm
 from cudnn_actor.state import Bound, ServiceState
@@ -89,7 +88,7 @@ class CudnnActor(MemoryActor):
             Fill: self._fill,
             Free: self._free,
             Ping: lambda _: self._generation,
-            GetStatistics: lambda _: self._statistics(),
+            GetStatistics: lambda _: state.statistics(self._plans.statistics()),
             Warm: self._warm,
             Drain: self._drain,
         }
@@ -326,24 +325,6 @@ class CudnnActor(MemoryActor):
         # Late, so that it is answered behind all whose answers are late.
         self._engine.defer(Work(self.current, "drain", (), late=lambda: None))
         return DEFERRED
-
-    def _statistics(self) -> Statistics:
-        state, counters, memory = self._state, self.counters, self._memory
-        return Statistics(
-            generation=state.generation,
-            queued=state.mailbox.waiting,
-            finished=counters.finished,
-            failed=counters.failed,
-            withdrawn=counters.withdrawn + state.mailbox.withdrawn,
-            expired=counters.expired + state.mailbox.expired,
-            replayed=state.replayed,
-            restarts=state.restarts,
-            live_buffers=memory.live_buffers,
-            live_bytes=memory.live_bytes,
-            arena_bytes=memory.arena_bytes,
-            plans=self._plans.statistics(),
-            dropped_replies=state.mailbox.dropped,
-        )
 
 
 def _cause(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from cudnn_actor.plan_store import PlanStore
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.lowering import Lowered, Signature, lower, signature
 from cudnn_actor.protocol.messages import Compute, Free
+from cudnn_actor.protocol.receipts import PlanStatistics, Statistics
 from cudnn_actor.protocol.validation import check_scalars
 from cudnn_actor.supervision import FaultSource
 
@@ -130,6 +131,25 @@ class ServiceState:
                 self._lowered.clear()
             self._lowered[key] = known
         return known
+
+    def statistics(self, plans: PlanStatistics) -> Statistics:
+        """The service's counters at this moment, and those of its plans, which the live incarnation keeps."""
+        counters, mailbox, memory = self.counters, self.mailbox, self.memory
+        return Statistics(
+            generation=self.generation,
+            queued=mailbox.waiting,
+            finished=counters.finished,
+            failed=counters.failed,
+            withdrawn=counters.withdrawn + mailbox.withdrawn,
+            expired=counters.expired + mailbox.expired,
+            replayed=self.replayed,
+            restarts=self.restarts,
+            live_buffers=memory.live_buffers,
+            live_bytes=memory.live_bytes,
+            arena_bytes=memory.arena_bytes,
+            plans=plans,
+            dropped_replies=mailbox.dropped,
+        )
 
     def discard(self, result: object) -> None:
         """Free a buffer that was allocated for a caller who has gone. Any thread."""

@@ -312,20 +312,7 @@ class Desk:
             self.state.memory.release_all(flight.slots)
             if not seen.noted:
                 self._note_plan(seen)
-            self.state.counters.finished += 1
-            envelope = flight.envelope
-            queue_us = (answer.started_ns - envelope.admitted_ns) / 1e3
-            self._reply(
-                envelope,
-                Receipt(
-                    request_id=answer.number,
-                    generation=self.state.generation,
-                    plan=answer.plan,
-                    queue_us=queue_us,
-                    run_us=answer.run_us,
-                ),
-                None,
-            )
+            self._succeed(flight.envelope, self._receipt(flight.envelope, answer))
             return
         news = self._news(flight, answer)
         self.ledger.land(flight)
@@ -415,26 +402,8 @@ class Desk:
         if wanted is None or type(value) is not wanted:
             asked = type(envelope.message).__name__
             raise Violation(f"it answered {asked} with {type(value).__name__}")
-        return self._statistics(value) if isinstance(value, Statistics) else value
-
-    def _statistics(self, theirs: Statistics) -> Statistics:
-        """The service's counters: the plans are the worker's, all else is counted here."""
-        state, counters, memory = self.state, self.state.counters, self.memory
-        return Statistics(
-            generation=state.generation,
-            queued=state.mailbox.waiting,
-            finished=counters.finished,
-            failed=counters.failed,
-            withdrawn=counters.withdrawn + state.mailbox.withdrawn,
-            expired=counters.expired + state.mailbox.expired,
-            replayed=state.replayed,
-            restarts=state.restarts,
-            live_buffers=memory.live_buffers,
-            live_bytes=memory.live_bytes,
-            arena_bytes=memory.arena_bytes,
-            plans=theirs.plans,
-            dropped_replies=state.mailbox.dropped,
-        )
+        # Of a service's counters only the plans are the worker's; all else is counted here.
+        return self.state.statistics(value.plans) if isinstance(value, Statistics) else value
 
     @staticmethod
     def _error(answer: Refused) -> CudnnActorError:

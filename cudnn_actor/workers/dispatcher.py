@@ -264,11 +264,6 @@ class Dispatcher(Mailbox):
         channel = self.channel
         return channel is not None and channel.backed_up
 
-    @property
-    def has_heavy(self) -> bool:
-        """Whether a message waits that event loops leave to the keeper."""
-        return self._heavy
-
     def connect(self, channel: Channel, begun: Callable[[], int]) -> None:
         """Serve with this worker from now on: every loop that sends reads its socket. With the desk held."""
         self.channel = channel

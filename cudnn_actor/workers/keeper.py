@@ -230,9 +230,8 @@ class WorkerKeeper(Actor):
         worker, dispatcher = self.worker, self._dispatcher
         assert worker is not None
         pause_s = self._tend()
-        for descriptor in self._wait(worker, pause_s):
-            if descriptor == self._bell.descriptor:
-                self._bell.quiet()
+        self._wait(worker, pause_s)
+        self._bell.quiet()
         if self.actor_stopped.is_set():
             return 0.0
         dispatcher.turn(read=True, keeper=True)
@@ -248,7 +247,7 @@ class WorkerKeeper(Actor):
             source.bury_the_dead(desk)
         return pause_s
 
-    def _wait(self, worker: Worker, timeout_s: float | None) -> set[int]:
+    def _wait(self, worker: Worker, timeout_s: float | None) -> None:
         poll = select.poll()
         poll.register(self._bell.descriptor, select.POLLIN)
         poll.register(worker.child.pidfd, select.POLLIN)
@@ -261,7 +260,7 @@ class WorkerKeeper(Actor):
             poll.register(standby.channel.fileno(), select.POLLIN)
         for dead in self._source.dying:
             poll.register(dead.worker.child.pidfd, select.POLLIN)
-        return {descriptor for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1e3)}
+        poll.poll(None if timeout_s is None else timeout_s * 1e3)
 
     def _look_for_the_end(self, worker: Worker) -> None:
         if why := self._dispatcher.why_condemned:

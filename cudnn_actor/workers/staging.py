@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cudnn_actor.engines.cpu.arenas import FIXED_SIZE
+from cudnn_actor.engines.cpu.kept import keeping
 from cudnn_actor.memory import ArenaPool
 from cudnn_actor.protocol.errors import OutOfMemory
 
@@ -94,7 +95,7 @@ class Staging:
         """An array for the caller with what a block holds. The block is not the asker's any more."""
         array = self.array(block, dims, dtype)
         if block.nbytes > _COPY_BYTES:
-            return np.asarray(_Kept(array, _Holder(block, self._ended))).view(array.dtype)
+            return keeping(array, _Holder(block, self._ended))
         copied = array.copy()
         self.give_back(block)
         return copied
@@ -138,11 +139,3 @@ class _Holder:
 
     def __del__(self) -> None:
         self._ended.append(self._block)
-
-
-class _Kept:
-    """What NumPy takes as the base of another array: an array, and what is to live as long."""
-
-    def __init__(self, array: np.ndarray, keeper: object) -> None:
-        self.__array_interface__ = array.view(f"u{array.itemsize}").__array_interface__
-        self.kept = array, keeper

@@ -11,6 +11,7 @@ from cudnn_actor.engines.base import EngineFailure, Plan
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.engines.cpu.kept import keeping
 from cudnn_actor.engines.cpu.plan import CpuPlan, Program
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
 from cudnn_actor.protocol.errors import OutOfMemory
@@ -108,7 +109,7 @@ class CpuEngine:
 
     def view(self, src: np.ndarray, keeper: object) -> np.ndarray:
         """The binding itself, as an array whose base keeps `keeper` alive."""
-        return np.asarray(_Kept(src, keeper)).view(src.dtype)
+        return keeping(src, keeper)
 
     def copy(self, src: np.ndarray, dst: np.ndarray) -> None:
         """Copy between buffers of the same dims and dtype, whatever their strides."""
@@ -147,11 +148,3 @@ class CpuEngine:
         """Free the old workspace, and with it every program: they hold views of it."""
         self._programs.clear()
         self._workspace = aligned_bytes(0)
-
-
-class _Kept:
-    """What NumPy takes as the base of another array: an array, and what is to live as long."""
-
-    def __init__(self, array: np.ndarray, keeper: object) -> None:
-        self.__array_interface__ = array.view(f"u{array.itemsize}").__array_interface__
-        self.kept = array, keeper

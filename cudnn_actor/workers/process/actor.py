@@ -113,10 +113,7 @@ class WorkerActor(CudnnActor):
         outbox = self._outbox
         while (work := executor.take_done()) is not None:
             if work.reply is RECEIPT:
-                errand: Any = work.envelope
-                started_ns = errand.started_ns
-                run_us = (now_ns - started_ns) / 1e3
-                outbox.add(Done(errand.number, errand.place, work.tag, started_ns, run_us))
+                outbox.add(self._finished_at(now_ns, work.envelope, work.tag))
                 finished += 1
             else:
                 self.settle_together(work.envelope, work.reply)
