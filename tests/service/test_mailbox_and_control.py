@@ -16,6 +16,7 @@ from cudnn_actor import (
     Fault,
     FaultPlan,
     Fill,
+    GetStatistics,
     MailboxFull,
     Ping,
     Receipt,
@@ -85,17 +86,18 @@ async def test_control_messages_overtake_a_full_mailbox_and_are_let_in(isolation
         trio = await Trio.on(gpu)
         with gate.closed():
             futures = await crowd(gpu, gate, trio, 500)
-            ping, asked = asyncio.ensure_future(gpu.ping()), asyncio.ensure_future(gpu.statistics())
+            # Futures, all three: a task would hear of its reply a turn of the loop later.
+            ping, asked = gpu.submit(Ping()), gpu.submit(GetStatistics())
             order: list[str] = []
             futures[-1].add_done_callback(lambda _: order.append("the last in the mailbox"))
             ping.add_done_callback(lambda _: order.append("ping"))
             asked.add_done_callback(lambda _: order.append("statistics"))
-            submitted = gpu.submit(Ping())
+            awaited = asyncio.ensure_future(gpu.ping())
             told_by_pykka = gpu.actor_ref.ask(Ping(), block=False)
             await asyncio.sleep(0)
             assert not ping.done()  # the actor is in the middle of a call
         await asyncio.gather(*futures, ping)
-        assert (await submitted, await in_thread(told_by_pykka.get)) == (1, 1)
+        assert (await awaited, await in_thread(told_by_pykka.get)) == (1, 1)
         assert order == ["ping", "statistics", "the last in the mailbox"]
         waited = (await asked).queued
         # Answered at the next turn, not in the middle of the batch. A worker begins more until it is here.
