@@ -2,9 +2,9 @@
 
     python -m tests.workers.claimant PAGE_FD TURNS_FD WINDOW ROUNDS
 
-It begins requests 1 to ROUNDS, each in the place that its number says, and writes down for each whether it
-ran it. The parent sets the moment of each round, on the clock that both have, so that the two claims come as
-close to each other as two processes can bring them.
+It begins requests 1 to ROUNDS, or fewer if the parent says so, each in the place that its number says, and
+writes down for each whether it ran it. The parent sets the moment of each round, on the clock that both have,
+so that the two claims come as close to each other as two processes can bring them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from cudnn_actor.workers.status import StatusPage
 
 RAN, LEFT = 1, 2
-ROUND, MOMENT, DONE, WORDS = range(4)
+ROUND, MOMENT, DONE, LAST, WORDS = range(5)
 LEAD_NS = 10_000
 """From setting a moment until it comes: the other side looks out for it every microsecond."""
 PATIENCE_S = 30.0
@@ -31,6 +31,7 @@ class Turns:
         self._all = memoryview(self._map)
         self._words = self._all[: 8 * WORDS].cast("Q")
         self.ran = self._all[8 * WORDS :]
+        self._rounds = rounds
 
     def open_round(self, number: int) -> None:
         """Set the moment of a round. The parent's."""
@@ -43,6 +44,14 @@ class Turns:
         moment = self._words[MOMENT]
         while time.monotonic_ns() < moment:
             pass
+
+    def end_with(self, number: int) -> None:
+        """Have this round be the last, before it is opened. The parent's."""
+        self._words[LAST] = number
+
+    def is_last(self, number: int) -> bool:
+        """Whether no round comes behind this one, which has been opened."""
+        return number in (self._words[LAST], self._rounds)
 
     def done(self, number: int) -> None:
         """Note the end of a round. The worker's."""
@@ -74,7 +83,10 @@ def main(page_fd: int, turns_fd: int, window: int, rounds: int) -> None:
     for number in range(1, rounds + 1):
         turns.await_moment(number)
         turns.ran[number] = RAN if page.begin(number % window, number) else LEFT
+        last = turns.is_last(number)
         turns.done(number)
+        if last:
+            break
 
 
 if __name__ == "__main__":
