@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
+import logging
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import pykka
+import structlog
 
 from cudnn_actor import (
     BufferRef,
@@ -31,6 +36,12 @@ from cudnn_actor import (
     spawn,
     start,
 )
+from cudnn_actor.engines import EngineChoice
+from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.options import make_options
+from cudnn_actor.workers import ledger
+from cudnn_actor.workers.dispatcher import Dispatcher
+from cudnn_actor.workers.launching import Launcher
 
 PATIENCE_S = 60
 """How long anything may take; a child that hangs is ended by the kernel's alarm."""
@@ -162,8 +173,8 @@ async def within(request: Awaitable[Any]) -> Any:
         return await request
 
 
-def look_around(service: CudnnService, kept: BufferRef, rounds: int = 3) -> None:
-    """Check, in a child, all that is promised there; end it with what is not so."""
+def look_around(service: CudnnService, kept: BufferRef, rounds: int = 3, *, alone: bool = True) -> None:
+    """Check, in a child, all that is promised there; raise what is not so. `alone`: it has no service."""
     signal.alarm(PATIENCE_S)
     complaints = Complaints()
     gpu = CudnnRef(service)
@@ -172,6 +183,8 @@ def look_around(service: CudnnService, kept: BufferRef, rounds: int = 3) -> None
         asyncio.run(_ask_on_a_loop(complaints, gpu, kept))
         _ask_from_a_thread(complaints, service, kept)
     _close(complaints, service, gpu)
+    if alone:
+        complaints.unless(not any(pykka.ActorRegistry.stop_all(timeout=5)), "stop_all has stopped something")
     signal.alarm(0)
     if complaints:
         raise AssertionError("\n".join(complaints))
@@ -210,7 +223,6 @@ def _ask_from_a_thread(complaints: Complaints, service: CudnnService, kept: Buff
 
 def _close(complaints: Complaints, service: CudnnService, gpu: CudnnRef) -> None:
     complaints.unless(not service.actor_ref.stop(timeout=5), "actor_ref.stop has stopped something")
-    complaints.unless(not any(pykka.ActorRegistry.stop_all(timeout=5)), "stop_all has stopped something")
     service.end().result(5)
     service.stop(5)
     complaints.unless(_is_done_at_once(gpu.aclose()), "aclose waits")
@@ -277,8 +289,9 @@ def children_look_around(isolation: str, way: str) -> None:
     service = start(device="cpu", isolation=isolation)
     load = Load(service)
     children = [WAYS[way](lambda: look_around(service, load.kept)) for _ in range(3)]
-    end_well(children)
+    statuses = [wait() for wait in children]
     load.end()
+    assert statuses == [0, 0, 0], f"exit statuses of the children: {statuses}"
     service.stop(PATIENCE_S)
 
 
@@ -391,10 +404,118 @@ def child_gives_up_its_copies() -> None:
     asyncio.run(main())
 
 
+def locks_are_held(isolation: str) -> None:
+    """Children of a process whose other threads have a lock in hand: each of those that a child may meet.
+
+    No public call stops a thread there, so the locks are taken here, as those threads do.
+    """
+    service = start(device="cpu", isolation=isolation)
+    load = Load(service)
+    for lock in _locks(service):
+        taken, done = threading.Event(), threading.Event()
+        thread = threading.Thread(target=_holds, args=(lock, taken, done))
+        thread.start()
+        assert taken.wait(PATIENCE_S)
+        try:
+            end_well([by_fork_and_exit(lambda: _looks_and_serves(service, load.kept))])
+        finally:
+            done.set()
+            thread.join()
+        load.goes_on()
+    load.end()
+    service.stop(PATIENCE_S)
+
+
+def _locks(service: CudnnService) -> list[Any]:
+    held = [
+        service.state.mailbox._lock,
+        service.events._lock,
+        service._turning,
+        pykka.ActorRegistry._actor_refs_lock,
+        ledger._flights,
+        Launcher._shared_lock,
+        *[launcher._lock for launcher in Launcher._shared.values()],
+    ]
+    if isinstance(service.state.mailbox, Dispatcher):
+        held.append(service.state.mailbox._free)
+    return held
+
+
+def _holds(lock: Any, taken: threading.Event, done: threading.Event) -> None:
+    with lock:
+        taken.set()
+        done.wait(PATIENCE_S)
+
+
+def _looks_and_serves(service: CudnnService, kept: BufferRef) -> None:
+    look_around(service, kept, rounds=1)
+    signal.alarm(PATIENCE_S)
+    own = start(device="cpu", isolation="process")
+    assert own.actor_ref.ask(Ping(), timeout=PATIENCE_S) == 1
+    own.stop(PATIENCE_S)
+    signal.alarm(0)
+
+
+def services_come_and_go(isolation: str) -> None:
+    """Children of a process that starts and stops services all the time."""
+    ends, rounds = threading.Event(), threading.Semaphore(0)
+
+    def come_and_go() -> None:
+        while not ends.is_set():
+            service = start(device="cpu", isolation=isolation)
+            assert service.actor_ref.ask(Ping(), timeout=PATIENCE_S) == 1
+            service.stop(PATIENCE_S)
+            rounds.release()
+
+    first = start(device="cpu", isolation=isolation)
+    load = Load(first)
+    thread = threading.Thread(target=come_and_go, daemon=True)
+    thread.start()
+    for _ in range(3):
+        end_well([by_fork_and_exit(lambda: _looks_and_serves(first, load.kept)) for _ in range(2)])
+        assert rounds.acquire(timeout=PATIENCE_S)
+    ends.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    load.end()
+    first.stop(PATIENCE_S)
+
+
+def directory_of_plans(way: str) -> None:
+    """Workers on a device share a directory of plans, which goes with the service and not with a child.
+
+    The CPU engine's arenas pass for a device's, since only those have plans that are worth keeping.
+    """
+    device = EngineChoice(
+        "cpu",
+        CpuEngine,
+        outlives_context=True,
+        worker=("cudnn_actor.engines.cpu:CpuEngine", ()),
+        preload=("cudnn_actor.engines.cpu",),
+        host_arenas=False,
+    )
+    service = CudnnService(make_options({"device": "cpu", "isolation": "process"}), engine=device)
+    service.launch()
+    service.started.result(PATIENCE_S)
+    (directory,) = Path(tempfile.gettempdir()).glob("cudnn-actor-plans-*")
+    end_well([WAYS[way](lambda: None)])
+    assert directory.is_dir(), "a child has deleted it"
+    service.stop(PATIENCE_S)
+    assert not directory.exists()
+
+
 async def within_patience(request: Awaitable[Any]) -> Any:
     async with asyncio.timeout(PATIENCE_S):
         return await request
 
 
+def log_to_the_standard_library() -> None:
+    """Whose locks a fork makes anew; structlog's own printer keeps them as they were, locked or not."""
+    structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
+    logging.getLogger().addHandler(logging.NullHandler())
+
+
 if __name__ == "__main__":
+    log_to_the_standard_library()
+    faulthandler.register(signal.SIGALRM, chain=True)  # a child that hangs says where
     globals()[sys.argv[1]](*sys.argv[2:])
