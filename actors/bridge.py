@@ -27,6 +27,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from cudnn_actor.actors import forks
 from cudnn_actor.actors.starvation import FIRST_LOOK_S, LET_GO_S, StarvationWatch
 
 if TYPE_CHECKING:
@@ -168,3 +169,12 @@ class LoopBridge:
             envelope.undeliverable()
             if error is None and envelope.discard is not None:
                 envelope.discard(value)
+
+
+def _forget_parent() -> None:
+    """In a forked child: the loops are the parent's. To wake one would write to a socket of the parent's."""
+    _pending.clear()
+    _current.bridge = None
+
+
+forks.call_in_child(_forget_parent)

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from cudnn_actor.actors import forks
 from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.errors import ActorStopped
@@ -67,6 +68,9 @@ class Mailbox:
         self._bell.acquire()
         self._numbers = itertools.count(1)
         self._reader: int | None = None
+        self.forked = False
+        """Whether this process was forked from the mailbox's: nobody reads it here."""
+        forks.watch(self)
 
     def __len__(self) -> int:
         return len(self._ordinary) + len(self._control)
@@ -103,7 +107,7 @@ class Mailbox:
         control = getattr(message, "control", False)
         with self._lock:
             if self._closed is not None:
-                raise ActorStopped(reason=self._closed)
+                raise self._refusal(self._closed)
             full = not waits and not control and self._is_full() and self._stays_full()
             if not full:
                 envelope.mailbox = self
@@ -210,7 +214,27 @@ class Mailbox:
     def check_open(self) -> None:
         """Raise `ActorStopped` when the mailbox is closed: the answer that `admit` would give."""
         if self._closed is not None:
-            raise ActorStopped(reason=self._closed)
+            raise self._refusal(self._closed)
+
+    def check_process(self) -> None:
+        """Raise `ActorStopped` in a process that was forked from the mailbox's."""
+        if self.forked:
+            self.check_open()
+
+    def _refusal(self, reason: str) -> ActorStopped:
+        return ActorStopped(reason=reason, forked=self.forked)
+
+    def forget_parent(self) -> None:
+        """Be closed in a forked child: whoever took messages is a thread of the parent."""
+        self._lock = threading.RLock()  # which another thread may have held
+        self._reader = None  # it may be the thread that has forked: in here it is refused as all are
+        self.forked = True
+        self._closed = "this process was forked from its own"
+        # The copies of what waits are nobody's: their originals are answered in the parent.
+        self._afterwards.clear()
+        self._ordinary.clear()
+        self._control.clear()
+        self._to_wake.clear()
 
     def read_by(self, thread: int | None) -> None:
         """Declare the thread (its ident) that takes messages, whose own asks are refused.

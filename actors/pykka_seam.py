@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pykka
 from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr, _ActorStop
 
+from cudnn_actor.actors import forks
+
 if TYPE_CHECKING:
     from cudnn_actor.actors.mailbox import Mailbox
 
@@ -107,3 +109,46 @@ class MailboxRef(pykka.ActorRef[Any]):
         self.actor_urn = uuid.uuid4().urn
         self.actor_inbox = mailbox  # type: ignore[assignment]
         self.actor_stopped = stopped
+        forks.watch(self)
+
+    def forget_parent(self) -> None:
+        """Become, in a forked child, a reference to nobody."""
+        self.__class__ = _ForkedRef  # so that asking costs nothing more where nobody has forked
+
+
+class _ForkedRef(MailboxRef):
+    """What a `MailboxRef` is in a forked child: not alive, and refuses. `stop` has nothing to stop."""
+
+    def is_alive(self) -> bool:
+        """False."""
+        return False
+
+    def tell(self, message: Any) -> None:  # noqa: ARG002
+        """Raise `ServiceStopped`."""
+        self._inbox.check_process()
+
+    def ask(self, message: Any, *, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ARG002
+        """Raise `ServiceStopped`; with `block=False`, a future that does."""
+        future = self.actor_class._create_future()
+        try:
+            self._inbox.check_process()
+        except pykka.ActorDeadError as error:
+            answer(future, None, error)
+        return future.get(timeout=timeout) if block else future
+
+    @property
+    def _inbox(self) -> Mailbox:
+        inbox: Any = self.actor_inbox
+        return inbox  # type: ignore[no-any-return]
+
+
+def _forget_registered() -> None:
+    """In a forked child: our actors do not run here. Another thread may have held pykka's lock."""
+    registry = pykka.ActorRegistry
+    registry._actor_refs_lock = threading.RLock()
+    registry._actor_refs[:] = [
+        ref for ref in registry._actor_refs if not issubclass(ref.actor_class, HookedActor)
+    ]
+
+
+forks.call_in_child(_forget_registered)

@@ -90,7 +90,11 @@ class CudnnRef:
         return self._service.actor_ref
 
     def events(self) -> AsyncGenerator[LifecycleEvent, None]:
-        """Every lifecycle event from the service's start on, then each as it happens, until it stops."""
+        """Every lifecycle event from the service's start on, then each as it happens, until it stops.
+
+        Raises `ServiceStopped` in a forked child.
+        """
+        self._state.mailbox.check_process()
         return self._service.events.follow()
 
     async def aclose(self, *, drain_s: float = _DRAIN_S) -> None:
@@ -98,14 +102,17 @@ class CudnnRef:
 
         What has not finished by then gets `ServiceStopped`. A cancellation while it waits is honoured
         once the service has stopped. Raises `InvalidRequest` for a `drain_s` that is no time in seconds.
+        Returns at once in a forked child, whose parent's service goes on.
         """
+        if self._service.forked:
+            return
         require_seconds("drain_s", drain_s)
         try:
             with contextlib.suppress(CudnnActorError):  # whatever befalls the drain, the end comes next
                 await self.ask(Drain(), timeout=drain_s)
         finally:
             stopped = self._service.end("closed")
-            await _outlast(asyncio.wrap_future(stopped))
+            await _outlast(asyncio.wrap_future(stopped), self._service)
 
     @property
     def faults_fired(self) -> tuple[Fired, ...]:
@@ -363,8 +370,11 @@ class CudnnRef:
         await self.ask(Drain())
 
 
-async def _outlast(stopped: Awaitable[Any]) -> None:
-    """Wait for `stopped` whatever happens, then honour a cancellation that came meanwhile."""
+async def _outlast(stopped: Awaitable[Any], service: CudnnService) -> None:
+    """Wait for `stopped` whatever happens, then honour a cancellation that came meanwhile.
+
+    In a forked child, where `stopped` never comes, a cancellation is honoured at once.
+    """
     waiting = asyncio.ensure_future(stopped)
     cancelled: asyncio.CancelledError | None = None
     while not waiting.done():
@@ -372,5 +382,7 @@ async def _outlast(stopped: Awaitable[Any]) -> None:
             await asyncio.shield(waiting)
         except asyncio.CancelledError as error:
             cancelled = error
+            if service.forked:
+                break
     if cancelled is not None:
         raise cancelled

@@ -12,6 +12,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator
 
+from cudnn_actor.actors import forks
 from cudnn_actor.supervision import LifecycleEvent, Stopped
 
 __all__ = ["EventLog"]
@@ -24,6 +25,12 @@ class EventLog:
         self._lock = threading.Lock()
         self._events: list[LifecycleEvent] = []
         self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        forks.watch(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: what has happened stays to be read, and nobody is woken."""
+        self._lock = threading.Lock()
+        self._listeners = set()
 
     def append(self, event: LifecycleEvent) -> None:
         """Add an event and wake those who wait for one. Any thread; never blocks for long."""

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, Unpack
 import pykka
 
 from cudnn_actor.actor import CudnnActor
-from cudnn_actor.actors import Envelope, MailboxRef
+from cudnn_actor.actors import Envelope, MailboxRef, forks
 from cudnn_actor.arrays import as_values
 from cudnn_actor.engines import EngineChoice, choose_engine
 from cudnn_actor.event_log import EventLog
@@ -51,6 +51,8 @@ from cudnn_actor.workers.isolation import isolation_for
 __all__ = ["CudnnService", "child_spec", "start"]
 
 T = TypeVar("T")
+
+_FORKED = "this process was forked from its own"
 
 CHILD = "cudnn"
 """The actor's id under its supervisor, in events and log lines."""
@@ -107,6 +109,19 @@ class CudnnService:
         self._parent = parent
         self._supervisor: Supervisor | None = None
         self._escalated: Escalated | None = None
+        forks.watch(self)
+
+    def forget_parent(self) -> None:
+        """Be stopped in a forked child, also for those who wait for its start or its end."""
+        self._turning = threading.RLock()  # which another thread may have held
+        self.started, self.stopped = _promise(), _promise()
+        _resolve(self.started, ServiceStopped(reason=_FORKED, forked=True))
+        _resolve(self.stopped, None)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that made the service: it has no part in it then."""
+        return self.state.mailbox.forked
 
     @property
     def isolation(self) -> str:
@@ -121,8 +136,9 @@ class CudnnService:
     def make_supervisor(self) -> Supervisor:
         """The supervisor of this service, not yet launched. One made after its end starts the service anew.
 
-        Raises `InvalidRequest` while the service runs.
+        Raises `InvalidRequest` while the service runs, `ServiceStopped` in a forked child.
         """
+        self.state.mailbox.check_process()
         with self._turning:
             if self._supervisor is not None:
                 raise InvalidRequest(
@@ -159,13 +175,16 @@ class CudnnService:
     def end(self, reason: str = "asked to stop") -> concurrent.futures.Future[Escalated | None]:
         """Stop after the request in work. Never blocks. Idempotent.
 
-        A service that was never started is stopped at once.
+        A service that was never started is stopped at once. In a forked child nothing happens.
 
         Returns
         -------
         concurrent.futures.Future
             The `stopped` of the life that this ended: a supervisor of the user's may begin another at once.
+            Done already in a forked child.
         """
+        if self.forked:
+            return self.stopped
         with self._turning:
             supervisor, stopped, tell = self._supervisor, self.stopped, _nothing
             if supervisor is None and not self._gone.is_set():
@@ -188,8 +207,9 @@ class CudnnService:
 
         A NumPy array of whatever NumPy takes; an array on the service's device stays where it lies. Call it
         on the thread whose stream fills the array, after that work was enqueued. Never waits for a device.
-        Raises `InvalidRequest`.
+        Raises `InvalidRequest`, and `ServiceStopped` in a forked child, which has no device.
         """
+        self.state.mailbox.check_process()
         return as_values(array, self.device, self._engine.adopt)
 
     def _on_event(self, supervisor: Supervisor, event: LifecycleEvent) -> None:

@@ -109,6 +109,8 @@ class Spawning:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         body, self._body = self._body, None
+        if self._service.forked:
+            return
         failure = self._service.failure()
         if failure is None:
             await self._gpu.aclose()

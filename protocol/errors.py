@@ -267,20 +267,28 @@ class DeadlineExceeded(CudnnActorError, TimeoutError):
 class ServiceStopped(CudnnActorError):
     """Raised when the service ended before it took the request up, or was no longer there to take it.
 
-    Carries `reason`, and `interrupted`: whether the request had been running at a crash and was to run again.
+    Carries `reason`, `interrupted`: whether the request had been running at a crash and was to run again, and
+    `forked`: whether it was sent from a child that was forked from the service's process, where the service
+    goes on. `retry_safe` is False then: its buffers are the parent's, so the request cannot be sent as it is.
     """
 
     retry_safe = True
     reason: str
     interrupted: bool
+    forked: bool
 
-    def __init__(self, *, reason: str, interrupted: bool = False) -> None:
+    def __init__(self, *, reason: str, interrupted: bool = False, forked: bool = False) -> None:
         super().__init__(
-            f"the service has stopped ({reason}); spawn a new one and send the request there",
+            "this process was forked from the one that started the service, and has no part in it; "
+            "start a service in this process: spawn after the fork"
+            if forked
+            else f"the service has stopped ({reason}); spawn a new one and send the request there",
             reason=reason,
             interrupted=interrupted,
+            forked=forked,
         )
         self.ran = None if interrupted else False
+        self.retry_safe = not forked
 
 
 class StartFailed(CudnnActorError):

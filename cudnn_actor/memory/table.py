@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeGuard
 
+from cudnn_actor.actors import forks
 from cudnn_actor.memory.arena import Arena
 from cudnn_actor.memory.base import Mirror
 from cudnn_actor.memory.keeper import Keeper
@@ -87,6 +88,15 @@ class MemoryTable:
         self._live: dict[int, Slot] = {}
         self._let_go: deque[Slot] = deque()
         self._mirror = mirror
+        forks.watch(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: close its copies of the descriptors, which would keep device memory taken.
+
+        The bookkeeping stays as it is: nothing is freed, and the mirror, which the parent writes, not told.
+        """
+        self._mirror = None
+        self._pool.close()
 
     @property
     def live_buffers(self) -> int:

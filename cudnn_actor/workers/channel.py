@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.actors import forks
 from cudnn_actor.workers.wire import LENGTH, LONGEST, BadFrame, encode
 
 __all__ = ["Channel", "channel_pair"]
@@ -68,6 +69,15 @@ class Channel:
         self._sent = 0
         self.ended = False
         """Whether the other side has gone, or this one has been closed: nothing more comes."""
+        forks.watch(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: what is read or written here would be missing, or too much, in the parent.
+
+        Closing lets go of this process's copies alone: the socket, and its place in the selectors of the
+        parent's event loops, which have a copy of their own (`duplicate`), stay as they are.
+        """
+        self.close()
 
     def fileno(self) -> int:
         """The descriptor to poll."""

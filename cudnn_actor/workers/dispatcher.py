@@ -283,6 +283,19 @@ class Dispatcher(Mailbox):
         for link in tuple(self._links.values()):
             link.follow_soon()
 
+    def forget_parent(self) -> None:
+        """Have no worker in a forked child, and leave the sockets to the parent's event loops.
+
+        A turn that a copy of a loop takes here finds no channel, and so does nothing.
+        """
+        super().forget_parent()
+        self._free = threading.Lock()  # which another thread may have held
+        self.channel = self._stop = self._here = None
+        self.ring_keeper = self.on_stop_asked = _nothing
+        self.begun = _none_begun
+        for link in tuple(self._links.values()):
+            link.forget_parent()
+
     def forget_loops(self) -> None:
         """Let go of every event loop: the service has ended."""
         for bridge in tuple(self._links):
@@ -364,6 +377,10 @@ class _Link:
             self._channel = None
             self._bridge.loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
+
+    def forget_parent(self) -> None:
+        """Read no socket in a forked child. The selector is the parent's: nothing is taken out of it."""
+        self._channel = None
 
     def close(self) -> None:
         """Let go of the socket, of a loop that has closed. One thread's."""

@@ -34,6 +34,7 @@ import mmap
 import os
 from typing import Final
 
+from cudnn_actor.actors import forks
 from cudnn_actor.protocol.errors import OutOfMemory
 
 __all__ = ["CAPACITY", "GenerationTable", "GenerationView"]
@@ -80,6 +81,11 @@ class GenerationTable:
         self._words = memoryview(self._map).cast("Q")
         self._seated_bytes = 0
         self._open = True
+        forks.watch(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: the parent is the one writer."""
+        self.close()
 
     def seat(self, slot: int, generation: int, arena: int, offset: int, nbytes: int) -> None:
         """Note that a slot's new buffer, of a generation other than 0, has this place.

@@ -5,11 +5,14 @@ Both give a service the same things: its mailbox, its memory, what its superviso
 
 from __future__ import annotations
 
+import functools
+import shutil
 import tempfile
-from typing import Protocol
+import weakref
+from typing import Any, Protocol
 
 from cudnn_actor.actor import CudnnActor
-from cudnn_actor.actors import Actor, Mailbox
+from cudnn_actor.actors import Actor, Mailbox, forks
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options
@@ -117,7 +120,13 @@ class ProcessIsolation:
         self._engine = engine
         self._dispatcher = Dispatcher(options.mailbox)
         self._keeper: WorkerKeeper | None = None
-        self._plans: tempfile.TemporaryDirectory[str] | None = None
+        self._remove_plans: weakref.finalize[..., Any] | None = None
+        """Removes the plans' directory, when called or when nobody is left to call it; None for none."""
+        forks.watch(self)
+
+    def forget_parent(self) -> None:
+        """Have no worker in a forked child: it is the parent's."""
+        self._keeper = None
 
     @property
     def worker_pid(self) -> int | None:
@@ -168,8 +177,10 @@ class ProcessIsolation:
             return str(self._options.plan_store)
         if self._engine.host_arenas:  # whose plans take no time to build
             return None
-        self._plans = tempfile.TemporaryDirectory(prefix="cudnn-actor-plans-", ignore_cleanup_errors=True)
-        return self._plans.name
+        directory = tempfile.mkdtemp(prefix="cudnn-actor-plans-")
+        remove = functools.partial(shutil.rmtree, ignore_errors=True)
+        self._remove_plans = forks.finalize(self, remove, directory)
+        return directory
 
     def actor(self, incarnation: int) -> WorkerKeeper:
         """The keeper of a new worker."""
@@ -192,9 +203,9 @@ class ProcessIsolation:
             desk.close()
             self._generations.close()
         dispatcher.forget_loops()
-        plans, self._plans = self._plans, None
-        if plans is not None:
-            plans.cleanup()
+        remove, self._remove_plans = self._remove_plans, None
+        if remove is not None:
+            remove()
 
 
 def isolation_for(options: Options, engine: EngineChoice) -> Isolation:

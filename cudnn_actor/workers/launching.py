@@ -40,6 +40,7 @@ import weakref
 from collections.abc import Sequence
 from typing import ClassVar
 
+from cudnn_actor.actors import forks
 from cudnn_actor.workers.launch_wire import (
     FROM_SERVER,
     Discard,
@@ -479,5 +480,5 @@ def _ending_of(status: int | None) -> str:
         return f"was killed by signal {-status}"
 
 
-os.register_at_fork(after_in_child=Launcher._forget_shared)
+forks.call_in_child(Launcher._forget_shared)
 atexit.register(close_launchers)

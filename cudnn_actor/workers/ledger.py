@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from cudnn_actor.actors import Envelope
+from cudnn_actor.actors import Envelope, forks
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.state import Seen
@@ -30,6 +30,15 @@ __all__ = ["Claims", "Flight", "Ledger", "Violation"]
 
 _flights = threading.RLock()
 """Taken for a flight's place and claims. Re-entered by a finalizer that withdraws in the middle of a step."""
+
+
+def _forget_parent() -> None:
+    """In a forked child: another thread may have held it."""
+    global _flights  # noqa: PLW0603
+    _flights = threading.RLock()
+
+
+forks.call_in_child(_forget_parent)
 
 
 class Violation(Exception):

@@ -50,6 +50,8 @@ import threading
 import time
 from typing import Self
 
+from cudnn_actor.actors import forks
+
 __all__ = ["StatusPage"]
 
 _WORD_BYTES = 8
@@ -77,6 +79,7 @@ class StatusPage:
     """
 
     __slots__ = (
+        "__weakref__",
         "_acquire",
         "_begun",
         "_count",
@@ -102,6 +105,11 @@ class StatusPage:
         self.fd = fd
         """What the parent hands to the worker; of an attached page, what was given."""
         self._owned = owned
+        forks.watch(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: the page is its parent's, which a word written here would deceive."""
+        self.close()
 
     @classmethod
     def create(cls, window: int) -> Self:

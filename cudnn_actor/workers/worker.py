@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.actors import forks
 from cudnn_actor.workers.channel import Channel, channel_pair
 from cudnn_actor.workers.launching import Child, Launcher
 from cudnn_actor.workers.ledger import Violation
@@ -136,6 +137,11 @@ class Bell:
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._open = True
+        forks.watch(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: whoever waits is a thread of the parent."""
+        self.close()
 
     def ring(self) -> None:
         """Wake the waiter, now or when it waits next. Any thread; harmless after the end."""

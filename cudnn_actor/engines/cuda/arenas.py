@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from typing import Any
 
+from cudnn_actor.actors import forks
 from cudnn_actor.engines.cuda.failures import check
 from cudnn_actor.engines.cuda.libraries import libraries
 
@@ -119,7 +119,8 @@ class Mapping:
         """Stay mapped until `user` has gone."""
         with self._lock:
             self._users += 1
-        weakref.finalize(user, self.drop).atexit = False  # the process takes its mappings with it
+        # The process takes its mappings with it; a forked child has none, and no CUDA to undo them with.
+        forks.finalize(user, self.drop).atexit = False
 
     def drop(self) -> None:
         """One user less; the last one unmaps."""

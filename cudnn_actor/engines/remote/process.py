@@ -158,6 +158,7 @@ class BuilderProcess:
 
         A process that the kernel does not let go within 5 s more is left to it.
         """
+        self.interrupt()  # the child sees the end, whoever has a copy of the socket: a fork of this process
         self._socket.close()
         try:
             self._process.wait(grace_s)

@@ -1,0 +1,78 @@
+"""A forked child has nothing of its parent's services, and takes nothing from them.
+
+The programs run in processes of their own (`fork_rigs`), since a child has a copy of all that pytest has.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 100.0
+HERE = "tests.service.fork_rigs"
+
+both = pytest.mark.parametrize("isolation", ["thread", "process"])
+ways = pytest.mark.parametrize("way", ["fork", "fork_and_exit", "multiprocessing"])
+
+
+def run(*command: str, **environment: str) -> None:
+    """Run a program of the rigs: it has to end well, and to say nothing."""
+    # Python 3.12 and later warn of each fork beside threads: that is what these tests do.
+    filters = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
+    done = subprocess.run(
+        [sys.executable, *filters, "-m", HERE, *command],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        timeout=PATIENCE_S,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+@both
+@ways
+def test_a_child_is_refused_everything_and_its_parent_s_load_goes_on(isolation: str, way: str) -> None:
+    run("children_look_around", isolation, way)
+
+
+@both
+def test_whatever_the_other_threads_are_at_when_a_child_is_forked(isolation: str) -> None:
+    run("many_children", isolation)
+
+
+@both
+@ways
+def test_a_child_has_services_of_its_own_beside_its_parent_s(isolation: str, way: str) -> None:
+    run("child_serves_itself", isolation, way)
+
+
+@both
+def test_a_child_that_is_forked_in_the_body_leaves_it_at_once(isolation: str) -> None:
+    run("fork_in_a_body", isolation)
+
+
+@both
+def test_locks_that_other_threads_hold_when_a_child_is_forked_do_not_stop_it(isolation: str) -> None:
+    run("locks_are_held", isolation)
+
+
+@both
+def test_a_child_of_a_process_that_starts_and_stops_services(isolation: str) -> None:
+    run("services_come_and_go", isolation)
+
+
+@ways
+def test_a_child_s_end_leaves_its_parent_s_directory_of_plans(way: str, tmp_path: Path) -> None:
+    run("directory_of_plans", way, TMPDIR=str(tmp_path))
+    assert not list(tmp_path.glob("cudnn-actor-plans-*"))
+
+
+def test_what_a_child_does_to_its_copies_of_requests_does_not_reach_them() -> None:
+    run("child_gives_up_its_copies")
