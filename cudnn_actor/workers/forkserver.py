@@ -275,7 +275,7 @@ def _keep_only(kept: set[int]) -> None:
 
 
 def _kill(pidfd: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(OSError):  # it has gone; or the kernel refuses, and the lifeline does it
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 

@@ -88,7 +88,7 @@ class Child:
     """
 
     def __init__(
-        self, launcher: Launcher, server: _Server, number: int, pid: int, pidfd: int, lifeline: Lifeline
+        self, launcher: Launcher, server: _Server, *, number: int, pid: int, pidfd: int, lifeline: Lifeline
     ) -> None:
         self.pid = pid
         """Its process id: for people, and for logs. It may be another's once this one has exited."""
@@ -304,7 +304,8 @@ class Launcher:
             self._server = None
             number, pid, pidfd = self._ordered(main, (*fds, lifeline.theirs))
         assert self._server is not None
-        child = self._children[number] = Child(self, self._server, number, pid, pidfd, lifeline)
+        child = Child(self, self._server, number=number, pid=pid, pidfd=pidfd, lifeline=lifeline)
+        self._children[number] = child
         return child
 
     def _ordered(self, main: str, fds: Sequence[int]) -> tuple[int, int, int]:
@@ -356,9 +357,7 @@ class Launcher:
 
     def _told(self, child: Child, server: _Server, deadline: float) -> str | None:
         """What the server says of a worker's end, waiting until `deadline` for it; None if it does not."""
-        if (
-            server.gone
-        ):  # then the lock may be held for a long time: a launch waits for the next one's imports
+        if server.gone:  # and the lock may be held for long: a launch waits for its successor's imports
             return child._end
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return child._end

@@ -9,9 +9,9 @@ ending. What outlives a worker, and so is not a keeper's own:
   what they may still have mapped for writing is given back when they have gone for certain;
 - the **forkserver**, which is many a service's: whoever sees its death starts another behind it.
 
-What may block, the launch of a standby and the wait for a lost one's end, is done on a thread of its own, one
-such job at a time (`_job`). The thread writes nothing but the job's result; the keeper takes that in, with the
-desk held as for all else. So neither the desk nor the keeper waits for a forkserver that is stopped.
+What may block, the launch of a standby and the wait for a lost one's end, is done on a thread of its own,
+one such job at a time (`_job`). The thread writes nothing but the job's result; the keeper takes that in,
+with the desk held as for all else. So neither the desk nor the keeper waits for a forkserver that is stopped.
 """
 
 from __future__ import annotations

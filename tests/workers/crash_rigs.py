@@ -652,7 +652,7 @@ def parent_loses_its_forkserver_in_a_library() -> None:
     service = CudnnService(options, engine=engine)
     service.launch()
     service.started.result()
-    buffer = service.actor_ref.ask(Allocate(spec=TensorSpec.packed((1, 1, 1, 1))), timeout=PATIENCE_S)
+    buffer: Any = service.actor_ref.ask(Allocate(spec=TensorSpec.packed((1, 1, 1, 1))), timeout=PATIENCE_S)
     service.actor_ref.ask(Fill(dst=buffer, value=1.0), block=False)
     assert service.worker_pid is not None
     while not _sleeps_in_a_library(service.worker_pid):
@@ -736,7 +736,7 @@ def run_parent(name: str) -> None:
     """Be one of these. A mistake in it ends the process with a traceback, whatever else it has running."""
     try:
         globals()[name]()
-    except Exception:
+    except Exception:  # noqa: BLE001 - it ends here
         traceback.print_exc()
         os._exit(1)
 
