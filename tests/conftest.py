@@ -124,16 +124,20 @@ def _descriptors() -> set[str]:
 def _of_forkservers() -> set[str]:
     """The descriptors by which this process holds its forkservers."""
     found = set()
-    for server in filter(None, [launcher._server for launcher in Launcher._shared.values()]):
-        for number in (server._socket.fileno(), server._pidfd):
+    for launcher in tuple(Launcher._shared.values()):
+        server = launcher._server
+        own = () if server is None else (server._socket.fileno(), server._pidfd)
+        for number in (launcher.fileno(), *own):
             with contextlib.suppress(FileNotFoundError):
                 found.add(f"{number} -> {os.readlink(f'/proc/self/fd/{number}')}")
     return found
 
 
 def _workers() -> set[str]:
-    """Children of forkservers: alive, or not waited for."""
+    """Children of forkservers, alive or not waited for, and those that have outlived theirs."""
     found: set[str] = set()
+    for launcher in tuple(Launcher._shared.values()):
+        found.update(str(child.pid) for child in tuple(launcher._children.values()))
     for pid in filter(None, [launcher.pid for launcher in Launcher._shared.values()]):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found.update(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())

@@ -10,11 +10,12 @@ Who outlives whom, and who sees to it:
   process holds a copy of it (the parent has forked), and then the parent's pidfd does. Only the imports are
   not interrupted: it looks again after them. That the pidfd is the parent's, and not that of a later process
   of the same number, follows from having the parent still as its parent after it was opened;
-- workers never outlive this process, even where it is killed: each asks the kernel to be killed when its
-  parent dies. To the kernel that is the thread that forked it, and this process has one. A worker whose
-  server died between the fork and that wish has another parent by now, which it looks at after the wish;
+- workers outlive this process, where it is killed: their service goes on. They never outlive the parent: the
+  kernel kills them when it ends (`lifeline`), and this process does so too, if it is there. It gives them no
+  cause to end of its own: an error in here ends this process alone;
 - nobody mistakes a worker for another. This process alone reaps its workers, so the number of one that it
-  has forked stays that one's until then: it opens the pidfd, and hands that out.
+  has forked stays that one's until then: it opens the pidfd, and hands that out. When it has died, they are
+  reaped by the kernel's choice of another parent, and nobody tells how they ended.
 
 Workers inherit the environment that this process was started with, secrets in it included.
 
@@ -25,7 +26,6 @@ worker before it takes such signals waits until then, and is not lost.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
@@ -53,11 +53,10 @@ from cudnn_actor.workers.launch_wire import (
     receive,
     send,
 )
+from cudnn_actor.workers.lifeline import tie
 
 __all__ = ["main"]
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 _LONGEST_TEXT = 8 << 10
 _STANDARD = frozenset((0, 1, 2))
 
@@ -88,15 +87,13 @@ class _Server:
         self._poll.register(parent, select.POLLIN)
 
     def serve(self) -> None:
-        """Do what the parent asks until it has gone, and leave no worker behind. Blocks."""
+        """Do what the parent asks until it has gone, and leave no worker behind then. Blocks."""
         try:
             self._tell(Ready())
             while True:
                 for fd, _ in self._poll.poll():
                     self._attend(fd)
         except _ParentGone:
-            pass
-        finally:
             self._end_workers()
 
     def fail(self, why: str) -> None:
@@ -162,10 +159,9 @@ class _Server:
         if (lost := launch.descriptors - len(descriptors)) != 0:
             raise OSError(f"{lost} of its descriptors found no room in the forkserver")
         _flush()
-        server = os.getpid()
         if (pid := _fork()) == 0:
             self._socket.detach()  # the number is about to be free for others, whom no finalizer may close
-            _work(server, launch.main, descriptors)
+            _work(launch.main, descriptors)
         try:
             return pid, os.pidfd_open(pid)
         except OSError:
@@ -242,16 +238,17 @@ def _fork() -> int:
         return os.fork()
 
 
-def _work(server: int, main: str, descriptors: list[int]) -> NoReturn:
+def _work(main: str, descriptors: list[int]) -> NoReturn:
     """Be a worker: run `main`, and end without anything that a Python process does at its end."""
     status = 1
     try:
-        _die_with(server)
+        lifeline = descriptors[-1]
+        tie(lifeline)
         _keep_only({*_STANDARD, *descriptors})
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         random.seed()
-        status = _ran(main, descriptors)
+        status = _ran(main, descriptors[:-1])
     except BaseException:  # noqa: BLE001 - nothing may run on in the server's frames
         traceback.print_exc()
     finally:
@@ -271,12 +268,6 @@ def _ran(main: str, descriptors: list[int]) -> int:
     return 0
 
 
-def _die_with(server: int) -> None:
-    """Have the kernel kill this worker when its server dies, which it may have done already."""
-    if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0 or os.getppid() != server:
-        os._exit(1)
-
-
 def _keep_only(kept: set[int]) -> None:
     for fd in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
         with contextlib.suppress(OSError):  # the one that listed them
@@ -284,7 +275,7 @@ def _keep_only(kept: set[int]) -> None:
 
 
 def _kill(pidfd: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(OSError):  # it has gone; or the kernel refuses, and the lifeline does it
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 

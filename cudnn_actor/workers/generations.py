@@ -32,6 +32,7 @@ import errno
 import fcntl
 import mmap
 import os
+import weakref
 from typing import Final
 
 from cudnn_actor.actors import forks
@@ -75,6 +76,9 @@ class GenerationTable:
             self._map = mmap.mmap(descriptor, nbytes)
             self.fd = _sealed(descriptor)
             """What a worker maps: it cannot write by it. Owned by the table."""
+            # A service that is never started is never closed: then the descriptor goes with the table.
+            self._let_go = weakref.finalize(self, os.close, self.fd)
+            self._let_go.atexit = False
         except BaseException:
             os.close(descriptor)
             raise
@@ -117,7 +121,7 @@ class GenerationTable:
             self._open = False
             self._words.release()
             self._map.close()
-            os.close(self.fd)
+            self._let_go()
 
 
 class GenerationView:

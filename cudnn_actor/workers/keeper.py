@@ -26,6 +26,7 @@ import time
 
 from cudnn_actor.actors import Actor, Crash, Envelope, Mailbox
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.process_state import is_stopped
 from cudnn_actor.state import ServiceState
 from cudnn_actor.workers.cudnn_desk import CudnnDesk, Limbo
 from cudnn_actor.workers.dispatcher import Dispatcher
@@ -33,7 +34,7 @@ from cudnn_actor.workers.ledger import Violation
 from cudnn_actor.workers.source import Source
 from cudnn_actor.workers.verification import compare, verification
 from cudnn_actor.workers.wire import Answers, BadFrame, Dying, Request, Requests, Stop
-from cudnn_actor.workers.worker import Bell, Worker, is_stopped, wait_for
+from cudnn_actor.workers.worker import Bell, Worker, wait_for
 
 __all__ = ["WorkerKeeper"]
 
@@ -239,13 +240,21 @@ class WorkerKeeper(Actor):
         return 0.0
 
     def _tend(self) -> float | None:
-        source = self._source
+        source, ring = self._source, self._ring_whoever_keeps
         with self._dispatcher.held() as desk:
-            source.hear_standby(desk)  # first: one that has died is to be followed by another
-            pause_s = source.tend(desk, time.monotonic())
+            source.hear_standby(desk, ring)  # first: one that has died is to be followed by another
+            pause_s = source.tend(desk, time.monotonic(), ring)
             source.warm(desk)
             source.bury_the_dead(desk)
         return pause_s
+
+    def _ring_whoever_keeps(self) -> None:
+        """Wake the keeper of then: what this one has had begun may be done when a successor serves.
+
+        That one is noted before it looks for the first time, and what is done was noted before this ring. So
+        it is woken, or finds it done.
+        """
+        self._dispatcher.ring_keeper()
 
     def _wait(self, worker: Worker, timeout_s: float | None) -> None:
         poll = select.poll()
@@ -260,7 +269,11 @@ class WorkerKeeper(Actor):
             poll.register(standby.channel.fileno(), select.POLLIN)
         for dead in self._source.dying:
             poll.register(dead.worker.child.pidfd, select.POLLIN)
-        poll.poll(None if timeout_s is None else timeout_s * 1e3)
+        forkserver = self._source.forkserver.fileno()
+        poll.register(forkserver, select.POLLIN)
+        events = poll.poll(None if timeout_s is None else timeout_s * 1e3)
+        if len(events) > 0 and any(fd == forkserver for fd, _ in events):
+            self._source.mind_forkserver()
 
     def _look_for_the_end(self, worker: Worker) -> None:
         if why := self._dispatcher.why_condemned:

@@ -52,7 +52,8 @@ class Launch(_Record, frozen=True, array_like=True, forbid_unknown_fields=True, 
     main
         Import path of what the worker runs: "package.module:function".
     descriptors
-        How many come with this: the kernel drops those that the receiver has no room for.
+        How many come with this: the kernel drops those that the receiver has no room for. The last one is the
+        worker's end of its lifeline.
     """
 
     number: int

@@ -18,9 +18,10 @@ What is not under the lock, and why it may be so:
 A fork of the user's process has none of this: its copies of the descriptors are closed right after it, so
 that neither its end nor its exit handlers touch what belongs to the process that it was forked from.
 (A descriptor that another thread is about to make at that very moment is missed, and does no harm: the server
-watches its parent, not only the socket.)
+and its workers watch this process, not only the socket and the lifeline.)
 
-No worker outlives this process, however that ends; how that is so is told in `forkserver`.
+Workers outlive their server, and nothing waits for one that is stopped: it is killed, and another started.
+No worker outlives this process, however that ends: `lifeline` has the argument.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from typing import ClassVar
 
 from cudnn_actor.actors import forks
+from cudnn_actor.process_state import is_stopped
 from cudnn_actor.workers.launch_wire import (
     FROM_SERVER,
     Discard,
@@ -55,11 +56,17 @@ from cudnn_actor.workers.launch_wire import (
     receive,
     send,
 )
+from cudnn_actor.workers.lifeline import Lifeline
 
 __all__ = ["Child", "LaunchFailed", "Launcher", "close_launchers"]
 
 _UNTIL_ENDED_S = 5.0
 """So long a server may take to end its workers, and then the kernel to end the server."""
+_LOOK_EVERY_S = 0.05
+"""So often somebody who waits for a server looks whether it is stopped."""
+_LOOKS = 200
+"""After so many in vain a server that has its imports behind it counts as one that hangs. Looks are counted,
+not seconds, since this process may have been stopped itself meanwhile."""
 _NOWHERE = -1
 
 
@@ -71,19 +78,27 @@ class LaunchFailed(OSError):
     """
 
 
+class _ServerLost(OSError):
+    """Raised when a launch has failed of its server, where another server may do better."""
+
+
 class Child:
     """A worker as its parent sees it. All may be called on any thread, `close` only once nobody else does.
 
-    It is made by `Launcher.launch`, and must be closed.
+    It is made by `Launcher.launch`, and must be closed. It lives no longer than this is open.
     """
 
-    def __init__(self, launcher: Launcher, server: _Server, pid: int, pidfd: int) -> None:
+    def __init__(
+        self, launcher: Launcher, server: _Server, *, number: int, pid: int, pidfd: int, lifeline: Lifeline
+    ) -> None:
         self.pid = pid
         """Its process id: for people, and for logs. It may be another's once this one has exited."""
         self.pidfd = pidfd
         """Readable when the worker has exited. This object's own; -1 once that is closed."""
         self._launcher = launcher
         self._server = server
+        self._number = number
+        self._lifeline = lifeline
         self._end: str | None = None
         self._lock = threading.Lock()
 
@@ -91,10 +106,21 @@ class Child:
         return f"<Child {self.pid}>"
 
     def signal(self, number: int) -> None:
-        """Send a signal; nothing happens when the worker has gone, or this is closed."""
-        with self._lock, contextlib.suppress(ProcessLookupError):
-            if self.pidfd != _NOWHERE:
+        """Send a signal; nothing happens when the worker has gone, or this is closed. Never raises.
+
+        Where the kernel refuses (this process has another user now, or a filter of system calls), SIGKILL
+        goes by the lifeline, which asks nobody, and other signals go nowhere.
+        """
+        with self._lock:
+            if self.pidfd == _NOWHERE:
+                return
+            try:
                 signal.pidfd_send_signal(self.pidfd, number)
+            except ProcessLookupError:
+                pass
+            except OSError:
+                if number == signal.SIGKILL:
+                    self._lifeline.cut()
 
     def wait(self, timeout_s: float | None) -> bool:
         """Whether the worker has exited. Blocks until it has, or for `timeout_s` seconds.
@@ -113,22 +139,48 @@ class Child:
         deadline = time.monotonic() + timeout_s
         if not self.wait(timeout_s):
             return "has not ended"
-        return self._launcher._told(self, self._server, deadline) or "has ended"
+        return self._launcher._told(self, self._server, deadline) or self._reaped() or "has ended"
 
     def close(self) -> None:
-        """Let the pidfd go. Ends nothing. Idempotent."""
+        """Let go of the worker, which is killed if it still runs. Does not wait for that. Idempotent."""
+        self._lifeline.cut()
+        self._launcher._children.pop(self._number, None)
+        self._reaped()
         with self._lock:
             pidfd, self.pidfd = self.pidfd, _NOWHERE
             if pidfd != _NOWHERE:
                 os.close(pidfd)
 
+    def _reaped(self) -> str | None:
+        """How it ended, where that falls to this process; else None. Never blocks.
+
+        A worker that has outlived its server has another parent: process 1, which this one is in many a
+        container, or whoever has asked to adopt.
+        """
+        with self._lock, contextlib.suppress(OSError):
+            if self.pidfd != _NOWHERE and (end := os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)):
+                by_itself = end.si_code == os.CLD_EXITED
+                self._end = _ending_of(end.si_status if by_itself else -end.si_status)
+        return self._end
+
+    def _awaited(self, timeout_s: float) -> None:
+        """Wait for its exit, so long, whoever closes this meanwhile."""
+        with self._lock:
+            pidfd = _NOWHERE if self.pidfd == _NOWHERE else os.dup(self.pidfd)
+        if pidfd != _NOWHERE:
+            _becomes_readable(pidfd, timeout_s)
+            os.close(pidfd)
+
     def _forget(self) -> None:
         """In a fork of the process: another thread may have held the lock, which stays so."""
         self._lock = threading.Lock()
-        self.close()
+        self._lifeline.forget()
+        pidfd, self.pidfd = self.pidfd, _NOWHERE
+        if pidfd != _NOWHERE:
+            os.close(pidfd)
 
 
-_Children = weakref.WeakValueDictionary[int, Child]
+_Children = dict[int, Child]
 
 
 class Launcher:
@@ -137,6 +189,9 @@ class Launcher:
     The server is started by exec, with the environment and the module search path that this process has
     then: its workers have them too, secrets in the environment included. It is in a session of its own, where
     a terminal's signals do not come. What it and its workers print goes where this process prints.
+
+    It may be killed or stopped, and its workers go on. One that has died is followed by another at once where
+    somebody watches (`fileno`, `revive`), else at the next launch; one that is stopped, at the next launch.
 
     Parameters
     ----------
@@ -152,8 +207,10 @@ class Launcher:
         self.preload = preload
         self._lock = threading.Lock()
         self._server: _Server | None = None
+        self._watch: select.epoll | None = None
         self._numbers = itertools.count(1)
-        self._children: _Children = weakref.WeakValueDictionary()
+        self._children: _Children = {}
+        """By the number of their launch: those that have not been closed."""
 
     @classmethod
     def shared(cls, preload: tuple[str, ...]) -> Launcher:
@@ -177,14 +234,39 @@ class Launcher:
         try:
             with contextlib.suppress(OSError):
                 if self._server is None:
-                    self._server = _Server(self.preload, self._children)
+                    self._server = self._new_server()
+        finally:
+            self._lock.release()
+
+    def fileno(self) -> int:
+        """Readable when the server has died, so that there is something to `revive`; -1 before the first."""
+        return _NOWHERE if self._watch is None else self._watch.fileno()
+
+    def revive(self) -> None:
+        """Start a server behind one that has died, and do not wait for its imports. Blocks for the exec only.
+
+        Nothing happens while another thread launches, which does the same, and where the last one died
+        before it was ready: it might do so again and again. What it died of is for `launch` to report.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            server = self._server
+            if server is None or not server.has_gone():
+                return
+            server.end()  # also where it has no successor: nobody is woken by it again
+            if server.ready:
+                self._server = None
+                with contextlib.suppress(OSError):
+                    self._server = self._new_server()
         finally:
             self._lock.release()
 
     def launch(self, main: str, fds: Sequence[int]) -> Child:
         """Fork a worker and run `main` in it. Blocks: for the fork, and before it for the imports.
 
-        Imports that never end are waited for until somebody calls `close`.
+        Imports that never end are waited for until somebody calls `close`. A server that is stopped, has died
+        or says nothing for ten seconds is killed, and another one started, once.
 
         Parameters
         ----------
@@ -193,36 +275,67 @@ class Launcher:
             returns, the worker exits with status 0 at once, without exit handlers or waiting for threads.
             An exception is printed to stderr, status 1. A path that leads nowhere is such an exception.
         fds
-            Descriptors for the worker, which gets copies and has no others but 0, 1 and 2. 253 at most.
+            Descriptors for the worker, which gets copies and has no others but 0, 1 and 2, and its end of the
+            lifeline. 252 at most.
 
         Raises
         ------
         LaunchFailed
             As its docstring says.
         """
-        with self._lock:
-            number = next(self._numbers)
-            try:
-                server = self._ready_for_orders()
-                pid, pidfd = server.launch(number, main, fds)
-            except (OSError, ValueError) as error:
-                if self._server is not None and self._server.gone:
-                    self._server = None  # its end has been told: the next launch starts another
+        lifeline: Lifeline | None = None
+        try:
+            lifeline = Lifeline()
+            with self._lock:
+                return self._launched(main, fds, lifeline)
+        except BaseException as error:
+            if lifeline is not None:
+                lifeline.cut()
+            if isinstance(error, (OSError, ValueError)):
                 raise LaunchFailed(f"{main} was not launched: {error}") from error
-            child = self._children[number] = Child(self, server, pid, pidfd)
-            return child
+            raise
+        finally:
+            if lifeline is not None:
+                lifeline.hand_over()
+
+    def _launched(self, main: str, fds: Sequence[int], lifeline: Lifeline) -> Child:
+        try:
+            number, pid, pidfd = self._ordered(main, (*fds, lifeline.theirs))
+        except _ServerLost:
+            self._server = None
+            number, pid, pidfd = self._ordered(main, (*fds, lifeline.theirs))
+        assert self._server is not None
+        child = Child(self, self._server, number=number, pid=pid, pidfd=pidfd, lifeline=lifeline)
+        self._children[number] = child
+        return child
+
+    def _ordered(self, main: str, fds: Sequence[int]) -> tuple[int, int, int]:
+        number = next(self._numbers)
+        try:
+            server = self._ready_for_orders()
+            return (number, *server.launch(number, main, fds))
+        except OSError:
+            if self._server is not None and self._server.gone:
+                self._server = None  # its end has been told: the next launch starts another
+            raise
 
     def close(self) -> None:
-        """End the server, which kills its workers. Blocks until they have ended; a launch in work fails.
+        """End the server and all workers. Blocks until they have ended; a launch in work fails.
 
         A later launch starts another. Idempotent.
         """
         if (server := self._server) is not None:
+            server.unwanted = True
             server.hang_up()
         with self._lock:
             server, self._server = self._server, None
+            children = tuple(self._children.values())
+            for child in children:  # first: a server may have died, or be stopped, and nobody else kills them
+                child._lifeline.cut()
             if server is not None:
                 server.end()
+        for child in children:
+            child._awaited(_UNTIL_ENDED_S)
 
     def _ready_for_orders(self) -> _Server:
         """The server; a new one if the last has gone after it had been ready. Under the lock.
@@ -235,17 +348,25 @@ class Launcher:
                 raise OSError(end)
             self._server = None
         if self._server is None:
-            self._server = _Server(self.preload, self._children)
+            self._server = self._new_server()
         return self._server
+
+    def _new_server(self) -> _Server:
+        if self._watch is None:
+            self._watch = select.epoll()
+        return _Server(self.preload, self._children, self._watch)
 
     def _told(self, child: Child, server: _Server, deadline: float) -> str | None:
         """What the server says of a worker's end, waiting until `deadline` for it; None if it does not."""
+        if server.gone:  # and the lock may be held for long: a launch waits for its successor's imports
+            return child._end
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return child._end
         try:
             while child._end is None and not server.gone:
                 left = deadline - time.monotonic()
-                if server.receive(max(0.0, left)) is None and left <= 0:
+                heard = server.receive(max(0.0, min(left, _LOOK_EVERY_S)))
+                if heard is None and (left <= 0 or is_stopped(server.pid)):
                     break
             return child._end
         finally:
@@ -254,6 +375,9 @@ class Launcher:
     def _forget(self) -> None:
         """In a fork of the process: the server and the children are another's."""
         self._lock = threading.Lock()
+        watch, self._watch = self._watch, None
+        if watch is not None:  # nothing is unregistered from it: it is the parent's as well
+            watch.close()
         server, self._server = self._server, None
         if server is not None:
             server.forget()
@@ -277,6 +401,8 @@ class _Server:
         Modules for it to import.
     children
         Those who want to know how they ended, by number of their launch.
+    watch
+        Where its end is to be seen, until it has been taken note of.
 
     Raises
     ------
@@ -284,8 +410,11 @@ class _Server:
         There is no process to be had.
     """
 
-    def __init__(self, preload: Sequence[str], children: _Children) -> None:
+    def __init__(self, preload: Sequence[str], children: _Children, watch: select.epoll) -> None:
         self._children = children
+        self._watch = watch
+        self.unwanted = False
+        """Whether its launcher is being closed, so that no other is to take its place. Any thread."""
         self.ready = False
         """Whether its imports are done, as far as it has been listened to."""
         self.gone = False
@@ -306,6 +435,7 @@ class _Server:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._poll.register(self._pidfd, select.POLLIN)
+        watch.register(self._pidfd, select.EPOLLIN)
 
     def launch(self, number: int, main: str, fds: Sequence[int]) -> tuple[int, int]:
         """Id and pidfd of a new worker. Blocks. Raises `OSError`, and `ValueError` for too long a path."""
@@ -314,7 +444,7 @@ class _Server:
             if not self._send(Launch(number, main, len(fds)), fds):
                 self.has_gone()  # which takes in what it had said before
             while not self.gone:
-                match self.receive(None):
+                match self._heard():
                     case Launched(launched, pid), [pidfd] if launched == number:
                         return pid, pidfd
                     case Launched(launched), [] if launched == number:
@@ -324,7 +454,19 @@ class _Server:
                         raise OSError(why)
         finally:
             self._awaited = 0
-        raise OSError(self.end())
+        end = self.end()
+        killed = (self._process.returncode or 0) < 0
+        raise (_ServerLost if (self.ready or killed) and not self.unwanted else OSError)(end)
+
+    def _heard(self) -> tuple[FromServer, list[int]] | None:
+        """The next record; None, and `gone`, for none. Blocks; one that is stopped or hangs is killed."""
+        in_vain = 0
+        while (received := self.receive(_LOOK_EVERY_S)) is None and not self.gone:
+            in_vain += self.ready
+            if in_vain > _LOOKS or is_stopped(self.pid):
+                self._kill()  # and not hung up on: one that woke up would end its workers, which serve
+                self.gone = True
+        return received
 
     def has_gone(self) -> bool:
         """Whether it has ended, after taking in all that it had said. Never blocks."""
@@ -372,9 +514,14 @@ class _Server:
         """Let go of it in a fork of its parent: it is not a child of this process."""
         self._process.returncode = 0
         self.gone = True
-        self._let_go()
+        self._close()
 
     def _let_go(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a fork's: it has another, or none
+            self._watch.unregister(self._pidfd)
+        self._close()
+
+    def _close(self) -> None:
         self._socket.close()
         pidfd, self._pidfd = self._pidfd, _NOWHERE
         if pidfd != _NOWHERE:
@@ -382,11 +529,15 @@ class _Server:
 
     def _wait(self) -> None:
         # One that is still importing does not listen, and has no workers that it should wait for.
-        grace_s = _UNTIL_ENDED_S if self.ready else 0.0
+        grace_s = _UNTIL_ENDED_S if self.ready and not is_stopped(self.pid) else 0.0
         if not _becomes_readable(self._pidfd, grace_s):
-            self._process.kill()
-            _becomes_readable(self._pidfd, _UNTIL_ENDED_S)
+            self._kill()
         self._process.poll()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(PermissionError):  # this process has another user now
+            self._process.kill()
+        _becomes_readable(self._pidfd, _UNTIL_ENDED_S)
 
     def _send(self, record: ToServer, fds: Sequence[int] = ()) -> bool:
         """Whether it was there to be sent to. Raises `OSError` for descriptors that are none."""

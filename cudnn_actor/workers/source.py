@@ -6,22 +6,32 @@ ending. What outlives a worker, and so is not a keeper's own:
 - the **standby**: a worker that has its engine open, the arenas mapped and the recent plans built, and waits.
   Its death is a line in the log; another is started behind it, after a pause that grows;
 - those that are **dying**: their context is known to be dead, so their successor has not waited for them;
-  what they may still have mapped for writing is given back when they have gone for certain.
+  what they may still have mapped for writing is given back when they have gone for certain;
+- the **forkserver**, which is many a service's: whoever sees its death starts another behind it.
+
+What may block, the launch of a standby and the wait for a lost one's end, is done on a thread of its own,
+one such job at a time (`_job`). The thread writes nothing but the job's result; the keeper takes that in,
+with the desk held as for all else. So neither the desk nor the keeper waits for a forkserver that is stopped.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.process_state import is_stopped
 from cudnn_actor.protocol.messages import Compute, Warm
 from cudnn_actor.supervision import Backoff
 from cudnn_actor.workers.cudnn_desk import CudnnDesk, Limbo
 from cudnn_actor.workers.generations import GenerationTable
+from cudnn_actor.workers.launching import Launcher
 from cudnn_actor.workers.ledger import Violation
 from cudnn_actor.workers.wire import (
     PRIVATE,
@@ -58,6 +68,13 @@ class Dead(NamedTuple):
     limbo: Limbo
 
 
+class _Lost(NamedTuple):
+    """A standby that has ended, or never was."""
+
+    why: str
+    pid: int | None = None
+
+
 class Source:
     """See the module's docstring. The keeper's thread, one after another.
 
@@ -81,6 +98,8 @@ class Source:
         self._next_at = 0.0
         self._warming: set[str] = set()
         """Digests that the standby has been told of."""
+        self._job: concurrent.futures.Future[Worker | _Lost] | None = None
+        """What is done on a thread: a standby's start or end, which follows as its result."""
 
     def launch(self, generation: int, *, fails: bool) -> Worker:
         """A worker that is starting. Raises `OSError`. Blocks for milliseconds, or for a server's imports."""
@@ -90,6 +109,20 @@ class Source:
     def _recipe(self) -> Recipe:
         return self._ask_recipe()
 
+    # The forkserver.
+
+    @functools.cached_property
+    def forkserver(self) -> Launcher:
+        """Where workers come from: readable when it has died."""
+        return self._recipe.launcher
+
+    def mind_forkserver(self) -> None:
+        """Start another behind one that has died, so that the next worker does not wait for its imports.
+
+        Blocks for the start of a process; the desk need not be held.
+        """
+        self.forkserver.revive()
+
     # The standby.
 
     def take_standby(self, desk: CudnnDesk, generation: int) -> Worker | None:
@@ -97,38 +130,79 @@ class Source:
 
         With the desk held.
         """
+        self._take_in(desk)
         worker, self.standby, desk.standby = self.standby, None, None
         self._warming.clear()
         self._next_at = time.monotonic() + _BEHIND_S
         if worker is None:
             return None
-        if worker.child.wait(0.0) or (worker.ready and self._is_silent(worker)):
-            self._end(worker)
+        if worker.child.wait(0.0) or is_stopped(worker.pid) or (worker.ready and self._is_silent(worker)):
+            self.let_die(worker, Limbo())  # it has never had a request, so it may write nothing
             return None
         worker.send(Promote(generation))
         log.info("standby.promoted", pid=worker.pid, generation=generation, ready=worker.ready)
         return worker
 
     def _is_silent(self, worker: Worker) -> bool:
-        """Whether it has given no sign of life for too long: it is stopped, say."""
+        """Whether it has given no sign of life for too long."""
         return time.monotonic() - worker.claims.beat_ns / 1e9 > _SILENT_BEATS * self._recipe.hello.beat_s
 
-    def tend(self, desk: CudnnDesk, now: float) -> float | None:
-        """Start a standby when one is due; seconds until one is, None for never. With the desk held."""
-        if not self._keeps_standby or self.standby is not None:
+    def tend(self, desk: CudnnDesk, now: float, ring: Callable[[], None]) -> float | None:
+        """Have a standby started when one is due; seconds until one is, None for never.
+
+        Never blocks. With the desk held. `ring` wakes the keeper, for another look.
+        """
+        self._take_in(desk)
+        if not self._keeps_standby or self.standby is not None or self._job is not None:
             return None
         if now < self._next_at:
             return self._next_at - now
         try:
-            worker = self.launch(0, fails=False)
+            generations = os.dup(self._generations.fd)  # the service may end meanwhile, and the table with it
         except OSError as error:
             return self._bury(f"it could not be started: {error}", now)
-        self.standby = desk.standby = worker
-        desk.introduce(worker)
+        self._begin(functools.partial(self._launch_standby, generations), ring)
         return None
 
-    def hear_standby(self, desk: CudnnDesk) -> None:
-        """Take what the standby says, and see whether it lives. With the desk held."""
+    def _launch_standby(self, generations: int) -> Worker | _Lost:
+        try:
+            return Worker(self._recipe, 0, generations)
+        except OSError as error:
+            return _Lost(f"it could not be started: {error}")
+        finally:
+            os.close(generations)
+
+    def _begin(self, job: Callable[[], Worker | _Lost], ring: Callable[[], None]) -> None:
+        result: concurrent.futures.Future[Worker | _Lost] = concurrent.futures.Future()
+        self._job = result
+
+        def run() -> None:
+            try:
+                result.set_result(job())
+            except BaseException as error:  # noqa: BLE001 - the keeper says so
+                result.set_exception(error)
+            ring()  # last: the keeper finds the result
+
+        try:
+            threading.Thread(target=run, name="standby", daemon=True).start()
+        except RuntimeError as error:  # no thread is to be had
+            result.set_result(_Lost(f"it could not be started: {error}"))
+
+    def _take_in(self, desk: CudnnDesk) -> None:
+        """Note what has become of a job that is done."""
+        job = self._job
+        if job is None or not job.done():
+            return
+        self._job = None
+        match job.result():
+            case Worker() as worker:
+                self.standby = desk.standby = worker
+                desk.introduce(worker)
+            case lost:
+                self._bury(lost.why, time.monotonic(), pid=lost.pid)
+
+    def hear_standby(self, desk: CudnnDesk, ring: Callable[[], None]) -> None:
+        """Take what the standby says, and see whether it lives. Never blocks. With the desk held."""
         worker = self.standby
         if worker is None:
             return
@@ -136,10 +210,10 @@ class Source:
             for frame in worker.channel.receive():
                 self._take(worker, frame, desk)
         except (Violation, BadFrame) as error:
-            self._lose(desk, str(error))
+            self._lose(desk, ring, str(error))
             return
         if worker.child.wait(0.0) or worker.channel.ended:
-            self._lose(desk, worker.child.how_it_ended(1.0))
+            self._lose(desk, ring)
 
     def _take(self, worker: Worker, frame: Any, desk: CudnnDesk) -> None:
         match frame:
@@ -170,14 +244,19 @@ class Source:
         body = encode_message(Warm(messages=messages))
         worker.send(Requests([Request(PRIVATE, self._recipe.hello.window - 1, body)]))
 
-    def _lose(self, desk: CudnnDesk, why: str) -> None:
+    def _lose(self, desk: CudnnDesk, ring: Callable[[], None], why: str = "") -> None:
         worker, self.standby, desk.standby = self.standby, None, None
         assert worker is not None
         self._warming.clear()
         stable = time.monotonic() - worker.started >= _PAUSES.reset_after_s
         self._deaths = 0 if stable else self._deaths
-        self._end(worker)
-        self._bury(why, time.monotonic(), pid=worker.pid)
+
+        def end() -> _Lost:
+            cause = why or worker.child.how_it_ended(1.0)
+            self._end(worker)
+            return _Lost(cause, worker.pid)
+
+        self._begin(end, ring)  # there is no other job: that of its own start is done, and no other is due
 
     def _bury(self, why: str, now: float, pid: int | None = None) -> float:
         self._deaths += 1
@@ -207,10 +286,18 @@ class Source:
         worker, self.standby, desk.standby = self.standby, None, None
         if worker is not None:
             self._end(worker)
+        job, self._job = self._job, None
+        if job is not None:
+            job.add_done_callback(self._end_late)  # here and now, or on its own thread
         for dead in self.dying:
             dead.worker.child.wait(_UNTIL_KILLED_S)
             dead.worker.close()
         self.dying.clear()
+
+    @classmethod
+    def _end_late(cls, job: concurrent.futures.Future[Worker | _Lost]) -> None:
+        if job.exception() is None and isinstance(worker := job.result(), Worker):
+            cls._end(worker)
 
     @staticmethod
     def _end(worker: Worker) -> None:

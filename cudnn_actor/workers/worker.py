@@ -6,8 +6,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ from cudnn_actor.workers.ledger import Violation
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import FROM_WORKER, FromParent, Hello, Ready
 
-__all__ = ["Bell", "Recipe", "Worker", "is_stopped", "wait_for"]
+__all__ = ["Bell", "Recipe", "Worker", "wait_for"]
 
 MAIN = "cudnn_actor.workers.process.main:main"
 
@@ -37,6 +36,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     preload: tuple[str, ...]
     hello: Hello
+
+    @property
+    def launcher(self) -> Launcher:
+        """What launches them."""
+        return Launcher.shared(self.preload)
 
 
 class Worker:
@@ -68,9 +72,9 @@ class Worker:
         ours, theirs = channel_pair()
         self.channel = Channel(ours, FROM_WORKER)
         try:
-            with theirs:
-                launcher = Launcher.shared(recipe.preload)
-                self.child: Child = launcher.launch(MAIN, (theirs.fileno(), generations, self.claims.fd))
+            with theirs, _own_pidfd() as parent:
+                fds = (theirs.fileno(), generations, self.claims.fd, parent)
+                self.child: Child = recipe.launcher.launch(MAIN, fds)
         except BaseException:
             self.channel.close()
             self.claims.close()
@@ -109,6 +113,16 @@ class Worker:
         self.child.close()
 
 
+@contextlib.contextmanager
+def _own_pidfd() -> Iterator[int]:
+    """A pidfd of this process: a worker that has it cannot mistake another process for its parent."""
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
+
+
 def wait_for(descriptors: Sequence[int], timeout_s: float | None) -> set[int]:
     """Those of some descriptors that have something to read, or have ended. Blocks until one has."""
     poll = select.poll()
@@ -117,18 +131,6 @@ def wait_for(descriptors: Sequence[int], timeout_s: float | None) -> set[int]:
     return {
         descriptor for descriptor, _ in poll.poll(None if timeout_s is None else max(timeout_s, 0.0) * 1e3)
     }
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, by SIGSTOP or a debugger. False where there is no such process.
-
-    The kernel's word for it is in `/proc/PID/stat`, behind the name: proc(5).
-    """
-    try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state in (b"T", b"t")
 
 
 class Bell:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
 import select
@@ -19,13 +20,15 @@ import socket
 import sys
 import tempfile
 import threading
+import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 import numpy as np
 
-from cudnn_actor import CudnnRef, CudnnService, Fill, Ping, Spawning, spawn, start
+from cudnn_actor import Allocate, CudnnRef, CudnnService, Fill, Ping, Spawning, TensorSpec, spawn, start
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
@@ -467,6 +470,13 @@ class Points:
             self._unseen.append(stopped)
 
 
+class LockingEngine(CpuEngine):
+    """The CPU engine, whose fills never end, and hold the interpreter's lock meanwhile."""
+
+    def fill(self, dst: Any, value: float) -> None:
+        ctypes.PyDLL(None).sleep(100_000)
+
+
 def choice(engine: str, *arguments: str | bool, host_arenas: bool = True) -> EngineChoice:
     """An engine of this module for workers, by its name."""
     worker: Any = (f"{HERE}:{engine}", arguments)
@@ -620,20 +630,70 @@ def parent_never_closes() -> None:
 
 
 def parent_loses_its_forkserver() -> None:
-    """Check that the death of the forkserver, whose workers die with it, is a crash like any other."""
+    """Check that nobody needs the forkserver that has died, and die of SIGKILL."""
     service = _parent_s_service()
-    launcher = next(iter(Launcher._shared.values()))
-    server, worker = launcher.pid, service.worker_pid
-    assert server is not None
-    os.kill(server, signal.SIGKILL)
-    while service.state.generation == 1:
-        service.actor_ref.ask(Ping(), timeout=PATIENCE_S)
-    # A standby dies with it, too, and may have been promoted by then.
-    assert service.actor_ref.ask(Ping(), timeout=PATIENCE_S) in (2, 3)
-    assert launcher.pid != server
-    assert service.worker_pid != worker
+    _lose_forkserver()
+    assert service.actor_ref.ask(Ping(), timeout=PATIENCE_S) == 1
     _tell(service)
-    service.stop(PATIENCE_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def parent_loses_its_forkserver_and_returns() -> None:
+    """Come to the end of the program with workers that have outlived their forkserver."""
+    service = _parent_s_service()
+    _lose_forkserver()
+    _tell(service)
+
+
+def parent_loses_its_forkserver_in_a_library() -> None:
+    """Lose it while the worker is in a library that holds the interpreter's lock, and die of SIGKILL."""
+    engine = EngineChoice("cpu", CpuEngine, True, worker=(f"{HERE}:LockingEngine", ()), host_arenas=True)
+    options = make_options({"device": "cpu", "isolation": "process", "standby": 1})
+    service = CudnnService(options, engine=engine)
+    service.launch()
+    service.started.result()
+    buffer: Any = service.actor_ref.ask(Allocate(spec=TensorSpec.packed((1, 1, 1, 1))), timeout=PATIENCE_S)
+    service.actor_ref.ask(Fill(dst=buffer, value=1.0), block=False)
+    assert service.worker_pid is not None
+    while not _sleeps_in_a_library(service.worker_pid):
+        time.sleep(0.01)
+    _lose_forkserver()
+    _tell(service)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def parent_loses_its_forkserver_with_copies_about() -> None:
+    """Die of SIGKILL while a fork holds copies of whatever this process has open, lifelines among it."""
+    service = _parent_s_service()
+    _lose_forkserver()
+    copies = [os.dup(fd) for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and _is_open(fd)]
+    assert copies
+    lingering = os.fork()
+    while lingering == 0:
+        signal.pause()
+    _tell(service, lingering)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _lose_forkserver() -> None:
+    """Kill it, and see that it has gone."""
+    launcher = next(iter(Launcher._shared.values()))
+    assert launcher.pid is not None
+    pidfd = os.pidfd_open(launcher.pid)
+    os.kill(launcher.pid, signal.SIGKILL)
+    assert readable(pidfd, PATIENCE_S)
+    os.close(pidfd)
+
+
+def _is_open(descriptor: int) -> bool:
+    return os.path.exists(f"/proc/self/fd/{descriptor}")
+
+
+def _sleeps_in_a_library(pid: int) -> bool:
+    """Whether a process's main thread is in `LockingEngine.fill`."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as wchan:
+        return "nanosleep" in wchan.read()
+    return False
 
 
 def parent_forks_and_its_fork_exits() -> None:
@@ -672,13 +732,23 @@ def _parent_s_service() -> CudnnService:
     return service
 
 
+def run_parent(name: str) -> None:
+    """Be one of these. A mistake in it ends the process with a traceback, whatever else it has running."""
+    try:
+        globals()[name]()
+    except Exception:  # noqa: BLE001 - it ends here
+        traceback.print_exc()
+        os._exit(1)
+
+
 def _tell(service: CudnnService, *others: int) -> None:
     """Say which processes there are, and wait until those who watch have taken hold of all."""
     standby: Any = None
-    while standby is None:  # it is started by another thread
+    while standby is None:  # it is started by another thread, which needs the interpreter for that
+        time.sleep(0.001)
         standby = service._isolation._source.standby  # type: ignore[attr-defined]
-    (server,) = {launcher.pid for launcher in Launcher._shared.values()}
-    pids = [server, service.worker_pid, standby.pid, *others]
+    servers = {launcher.pid for launcher in Launcher._shared.values()}
+    pids = [*servers, service.worker_pid, standby.pid, *others]
     sys.stdout.write(f"pids {' '.join(map(str, pids))}\n")
     sys.stdout.flush()
     sys.stdin.readline()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -90,7 +91,7 @@ def test_a_worker_has_no_other_descriptors(launcher: Launcher) -> None:
         os.set_inheritable(inherited, True)
         told = description(launcher, given)
     other.close()
-    assert len(told.open_descriptors) == 5
+    assert len(told.open_descriptors) == 6  # and the end of its lifeline
     assert {0, 1, 2} < told.open_descriptors.keys()
     assert told.inheritable == [False, False]
 
@@ -247,20 +248,73 @@ def test_a_launch_after_closing_starts_another_server(launcher: Launcher) -> Non
     assert launcher.pid not in (None, first)
 
 
-def test_workers_die_with_a_killed_server_and_the_next_launch_starts_another(launcher: Launcher) -> None:
-    children = [launch_and_hear(launcher) for _ in range(3)]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_workers_outlive_their_server_and_the_next_launch_starts_another(
+    launcher: Launcher, number: signal.Signals
+) -> None:
+    children = [launch_and_hear(launcher) for _ in range(2)]
     first = launcher.pid
     assert first is not None
-    os.kill(first, signal.SIGKILL)
-    assert [ended(child) for child in children] == 3 * ["has ended"]
+    with server_pidfd(launcher) as [server]:
+        os.kill(first, number)
+        launch_and_hear(launcher, "says_hello").close()
+        assert launcher.pid not in (None, first)
+        assert ends_within(server, PATIENCE_S)
+    assert not any(child.wait(0.0) for child in children)
+    for child in children:
+        child.signal(signal.SIGKILL)
+    assert [ended(child) for child in children] == 2 * ["has ended"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_closing_ends_workers_that_have_outlived_their_server(
+    launcher: Launcher, number: signal.Signals
+) -> None:
+    child = launch_and_hear(launcher)
+    assert launcher.pid is not None
+    os.kill(launcher.pid, number)
+    launcher.close()
+    assert child.wait(0.0)
+    assert ended(child) == "has ended"
+
+
+def test_closing_a_child_ends_its_worker(launcher: Launcher) -> None:
+    child = launch_and_hear(launcher)
+    with pidfds(child.pid) as [worker]:
+        child.close()
+        assert ends_within(worker, PATIENCE_S)
+
+
+def test_a_server_that_has_died_is_followed_by_another_at_once_if_somebody_watches(
+    launcher: Launcher,
+) -> None:
     launch_and_hear(launcher, "says_hello").close()
-    assert launcher.pid not in (None, first)
+    first = launcher.pid
+    assert first is not None
+    assert not ends_within(launcher.fileno(), 0.0)
+    os.kill(first, signal.SIGKILL)
+    assert ends_within(launcher.fileno(), PATIENCE_S)
+    launcher.revive()
+    second = launcher.pid
+    assert second not in (None, first)
+    assert not ends_within(launcher.fileno(), 0.0)
+    assert ended(launch_and_hear(launcher, "says_hello")) == "exited with status 0"
+    assert launcher.pid == second
+
+
+def test_the_end_of_a_worker_is_not_waited_for_by_way_of_a_server_that_is_stopped(launcher: Launcher) -> None:
+    child = launch_and_hear(launcher)
+    assert launcher.pid is not None
+    os.kill(launcher.pid, signal.SIGSTOP)
+    child.signal(signal.SIGKILL)
+    assert child.how_it_ended(3600.0) == "has ended"
+    child.close()
 
 
 def test_what_is_no_descriptor_is_refused_and_nothing_else_suffers(launcher: Launcher) -> None:
     launch_and_hear(launcher, "says_hello").close()
-    with pipe() as (closed, _):
-        pass
+    closed = fcntl.fcntl(0, fcntl.F_DUPFD, 500)  # a number that nothing is given in the meantime
+    os.close(closed)
     with pytest.raises(LaunchFailed, match="Bad file descriptor"):
         launcher.launch(f"{HERE}:says_hello", [closed])
     with pytest.raises(LaunchFailed, match="most"):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,16 +16,21 @@ import pytest
 from .crash_rigs import HERE, PATIENCE_S, readable
 
 ROOT = Path(__file__).parents[2]
+STARTED_S = 90.0
+"""So long a parent may take to say that it is ready: several interpreters start, on whatever the machine has
+left. Within the limit of a test, so that one that hangs says where."""
 
 
 @contextlib.contextmanager
 def parent(name: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A parent of the rigs that has said which processes there are, and the ids of those."""
-    code = f"from {HERE} import {name}; {name}()"
+    code = f"from {HERE} import run_parent; run_parent({name!r})"
+    command = [sys.executable, "-X", "faulthandler", "-W", "error", "-c", code]
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True
-    ) as process:
+    with (
+        subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process,
+        dumped_after(STARTED_S, process),
+    ):
         try:
             assert process.stdout is not None
             said = next((line for line in process.stdout if line.startswith("pids ")), "")
@@ -32,6 +38,18 @@ def parent(name: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
             yield process, [int(pid) for pid in said.split()[1:]]
         finally:
             process.kill()
+
+
+@contextlib.contextmanager
+def dumped_after(seconds: float, process: subprocess.Popen[str]) -> Iterator[None]:
+    """Have a process that takes longer for the block end with the stacks of its threads on stderr."""
+    timer = threading.Timer(seconds, process.send_signal, [signal.SIGABRT])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 @contextlib.contextmanager
@@ -51,7 +69,9 @@ def pidfds(pids: list[int]) -> Iterator[list[int]]:
         ("parent_returns", 0),
         ("parent_exits_at_once", 0),
         ("parent_never_closes", 0),
-        ("parent_loses_its_forkserver", 0),
+        ("parent_loses_its_forkserver", -signal.SIGKILL),
+        ("parent_loses_its_forkserver_and_returns", 0),
+        ("parent_loses_its_forkserver_in_a_library", -signal.SIGKILL),
         ("parent_forks_and_its_fork_exits", 0),
         ("parent_forks_and_both_serve", 0),
     ],
@@ -66,8 +86,20 @@ def test_no_process_outlives_its_parent(name: str, status: int) -> None:
             assert readable(fd, PATIENCE_S), f"{pid} is left over"
 
 
-def test_no_process_outlives_a_killed_parent_whose_sockets_a_fork_keeps_open() -> None:
-    with parent("parent_is_killed_with_a_copy_about") as (process, pids), pidfds(pids) as watched:
+def test_a_worker_that_is_stopped_does_not_outlive_its_parent_either() -> None:
+    with parent("parent_loses_its_forkserver") as (process, pids), pidfds(pids) as watched:
+        for fd in watched[1:]:
+            signal.pidfd_send_signal(fd, signal.SIGSTOP)
+        process.communicate("\n", timeout=PATIENCE_S)
+        for pid, fd in zip(pids, watched, strict=True):
+            assert readable(fd, PATIENCE_S), f"{pid} is left over"
+
+
+@pytest.mark.parametrize(
+    "name", ["parent_is_killed_with_a_copy_about", "parent_loses_its_forkserver_with_copies_about"]
+)
+def test_no_process_outlives_a_killed_parent_whose_descriptors_a_fork_keeps_open(name: str) -> None:
+    with parent(name) as (process, pids), pidfds(pids) as watched:
         *ours, lingering = watched
         try:
             assert process.stdin is not None

@@ -15,6 +15,7 @@ a build, before the first child is up  here, while the child starts: the first r
                                        plans, something may be, and is held up this once
 later, and tuning at any time          waits for a child that is starting: traffic must not stop
 a plan that does not travel            here, too: it is known to be built without harm
+a build whose child was stopped        in another child, where `tries` allows it
 a graph in work when a child died      never here. In another child once more (at once, or, with
                                        `tries` 1, when it is asked for again), and if that dies
                                        too, nowhere
@@ -34,7 +35,7 @@ from weakref import WeakKeyDictionary
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Builder, EngineFailure, Plan, StickyError
 from cudnn_actor.engines.remote.frames import Build, Built, Request, Tune
-from cudnn_actor.engines.remote.process import BuilderProcess, ChildLost, ChildSilent
+from cudnn_actor.engines.remote.process import BuilderProcess, ChildLost, ChildSilent, ChildStopped
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.supervision.policy import RestartIntensity
 
@@ -217,7 +218,7 @@ class RemoteBuilder:
         except ChildLost as loss:
             self._refuse_interrupted()
             digest = request.graph.digest()
-            self._killed[digest] += 1
+            self._killed[digest] += not isinstance(loss, ChildStopped)
             status = SILENT if isinstance(loss, ChildSilent) else DIED
             raise EngineFailure(status, self._buried(loss, digest)) from loss
         except BaseException:  # of `progress`: the child goes on talking of what nobody wants any more

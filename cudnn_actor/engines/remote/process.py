@@ -32,13 +32,16 @@ from cudnn_actor.engines.remote.frames import (
     Start,
     encode,
 )
+from cudnn_actor.process_state import is_stopped
 from cudnn_actor.protocol.errors import MalformedMessage
 
-__all__ = ["BuilderProcess", "ChildLost", "ChildSilent"]
+__all__ = ["BuilderProcess", "ChildLost", "ChildSilent", "ChildStopped"]
 
 _CHUNK = 1 << 16
 _LAST_WORDS = 8 << 10
 _UNTIL_KILLED_S = 5.0
+_LOOK_EVERY_S = 0.25
+"""So often who waits for a child looks whether it is stopped."""
 
 
 class ChildLost(Exception):
@@ -54,6 +57,10 @@ class ChildLost(Exception):
 
 class ChildSilent(ChildLost):
     """Raised when a child takes too long for its next word: it hangs, as far as anybody can tell."""
+
+
+class ChildStopped(ChildLost):
+    """Raised when a child is stopped, by SIGSTOP or a debugger, which no graph is to blame for."""
 
 
 class BuilderProcess:
@@ -179,10 +186,14 @@ class BuilderProcess:
     def _receive(self, until: float | None) -> Answer | None:
         """The next frame; None when there is none `until` then. Blocks. Raises `ChildLost`."""
         while (frame := self._next()) is None:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            self._gather(left)
+            left = _LOOK_EVERY_S if until is None else max(0.0, until - time.monotonic())
+            self._gather(min(left, _LOOK_EVERY_S))
+            if (frame := self._next()) is not None:
+                break
+            if is_stopped(self.pid):
+                raise ChildStopped("it was stopped")
             if left == 0:
-                return self._next()
+                return None
         return frame
 
     def _next(self) -> Answer | None:

@@ -1,14 +1,16 @@
-"""Signs of life from a worker, and since when its work has not got on."""
+"""Signs of life from a worker, since when its work has not got on, and its end with its parent's."""
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 import time
 from collections.abc import Callable
 
 from cudnn_actor.workers.status import StatusPage
 
-__all__ = ["Heart"]
+__all__ = ["Heart", "end_with"]
 
 
 class Heart:
@@ -47,3 +49,20 @@ class Heart:
     def stop(self) -> None:
         """Beat no more."""
         self._ended.set()
+
+
+def end_with(parent: int) -> None:
+    """Have this process end when its parent does, by the parent's pidfd.
+
+    The second line: the kernel kills a worker whose lifeline is cut. But a process that was forked from the
+    parent behind Python's back may hold a copy of the other end, and then nobody cuts it. This one needs the
+    interpreter to run.
+    """
+    threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True).start()
+
+
+def _outlive(parent: int) -> None:
+    poll = select.poll()
+    poll.register(parent, select.POLLIN)
+    poll.poll()
+    os._exit(0)

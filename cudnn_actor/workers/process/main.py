@@ -1,8 +1,9 @@
 """What a worker process does, from its fork to its end.
 
-It has three descriptors: its end of the socket, the service's generation table (which it cannot write), and
-the page that it shares with its parent. It runs the actor on its main thread, and ends when its parent asks
-it to, when its parent has gone, or when its device context has died.
+It has four descriptors: its end of the socket, the service's generation table (which it cannot write), the
+page that it shares with its parent, and its parent's pidfd (and one that is not its own business: the end of
+its lifeline). It runs the actor on its main thread, and ends when its parent asks it to, when its parent has
+gone, or when its device context has died.
 
 Signals: Ctrl-C is the parent's. So is a SIGTERM, until the parent has asked for the end: from then on
 it means that the parent has waited long enough.
@@ -31,7 +32,7 @@ from cudnn_actor.state import ServiceState
 from cudnn_actor.workers.channel import Channel
 from cudnn_actor.workers.generations import GenerationView
 from cudnn_actor.workers.process.actor import DeliveredFaults, WorkerActor
-from cudnn_actor.workers.process.heart import Heart
+from cudnn_actor.workers.process.heart import Heart, end_with
 from cudnn_actor.workers.process.inbox import Inbox
 from cudnn_actor.workers.process.logs import forward_logs
 from cudnn_actor.workers.process.outbox import Outbox
@@ -58,7 +59,8 @@ __all__ = ["main"]
 
 def main(descriptors: Sequence[int]) -> None:
     """Serve one parent. Returns at an orderly end; what ends it otherwise, the parent has been told."""
-    connection, generations, status = descriptors
+    connection, generations, status, parent = descriptors
+    end_with(parent)
     channel = Channel(socket.socket(fileno=connection), FROM_PARENT)
     _Process(channel, generations, status).run()
 

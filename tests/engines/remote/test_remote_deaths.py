@@ -87,6 +87,29 @@ def test_a_build_that_hangs_ends_with_its_process_and_the_next_has_a_new_one(
     assert build(builder) == second.at("open")
 
 
+def test_a_build_whose_process_is_stopped_is_made_by_another(new_builder: NewBuilder, stage: Stage) -> None:
+    builder = new_builder(tries=2, answer_within_s=3600.0)
+    first = ready(builder, stage)
+    with ThreadPoolExecutor(1) as thread:
+        made = thread.submit(build, builder)
+        pid = first.at("build")
+        os.kill(pid, signal.SIGSTOP)
+        second = stage.enter("go", "go")
+        assert made.result(PATIENCE_S) == second.at("open") != pid
+    wait_for_exit(pid)
+
+
+def test_one_that_is_stopped_between_builds_fails_none(
+    builder: RemoteBuilder, stage: Stage, thread: ThreadPoolExecutor
+) -> None:
+    ready(builder, stage, "go")
+    pid = build(builder)
+    os.kill(pid, signal.SIGSTOP)
+    made = thread.submit(build, builder)
+    second = stage.enter("go", "go")
+    assert made.result(PATIENCE_S) == second.at("open") != pid
+
+
 def test_what_a_dying_process_said_is_in_the_error_and_in_the_log(
     builder: RemoteBuilder, stage: Stage, logs: list[EventDict]
 ) -> None:
