@@ -232,6 +232,12 @@ class Actor(HookedActor):
         return self.busy_since
 
     @property
+    def last_turn_s(self) -> float:
+        """When its last turn ended, in `time.monotonic()` seconds, which on Linux is also `perf_counter`'s
+        clock; 0 before the first. Any thread."""
+        return self._flushed_ns / 1e9
+
+    @property
     def disowned(self) -> bool:
         """Whether this actor's last act has been done: its thread must touch nothing shared any more."""
         return self.lease.revoked

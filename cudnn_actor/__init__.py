@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from cudnn_actor.client import CudnnRef
+from cudnn_actor.health import Health, HealthState
 from cudnn_actor.options import Options
 from cudnn_actor.protocol import (
     Activation,
@@ -106,6 +107,8 @@ __all__ = [
     "Fired",
     "Free",
     "GetStatistics",
+    "Health",
+    "HealthState",
     "InvalidRequest",
     "Layout",
     "LifecycleEvent",

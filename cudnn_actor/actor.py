@@ -16,6 +16,7 @@ from typing import Any
 from cudnn_actor.actors import DEFERRED, Envelope
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.executor import Work, reproducible
+from cudnn_actor.health import Progress
 from cudnn_actor.interruption import Interruption
 from cudnn_actor.memory_messages import MemoryActor
 from cudnn_actor.planning import BuildCrash, Outcome, Planner
@@ -188,6 +189,11 @@ class CudnnActor(MemoryActor):
         mine, planner = super().working_since(), self._planner
         built = None if planner is None else planner.working_since()
         return min((since for since in (mine, built) if since is not None), default=None)
+
+    def progress(self) -> Progress:
+        """How its work gets on. Any thread; never blocks."""
+        since = self.working_since()
+        return Progress(working=since is not None, last_s=self.last_turn_s if since is None else since)
 
     def _build_hangs(self) -> bool:
         """Whether it is for the build thread that this actor was given up."""

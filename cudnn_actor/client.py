@@ -12,6 +12,7 @@ import pykka
 
 from cudnn_actor.actors import ask, submit, tell
 from cudnn_actor.arrays import packed_like
+from cudnn_actor.health import Health
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_seconds
 from cudnn_actor.protocol.conv import ConvSpec
@@ -83,6 +84,26 @@ class CudnnRef:
     def generation(self) -> int:
         """Which incarnation of the actor is serving, counted from 1."""
         return self._state.generation
+
+    @property
+    def alive(self) -> bool:
+        """Whether the service has not ended. No message; any thread; never blocks."""
+        return self._service.alive
+
+    @property
+    def ready(self) -> bool:
+        """Whether an incarnation of the actor serves now. No message; any thread; never blocks.
+
+        False while the actor is replaced, though requests that are sent then wait for its successor.
+        """
+        return self._service.ready
+
+    def health(self) -> Health:
+        """How the service is, as far as this process knows. No message; any thread; never blocks.
+
+        Raises `ServiceStopped` in a forked child.
+        """
+        return self._service.health()
 
     @property
     def actor_ref(self) -> pykka.ActorRef[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from cudnn_actor.giving_up import OnGiveUp
 from cudnn_actor.protocol.checks import require_seconds, require_whole
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.supervision import Fault, FaultPlan
@@ -55,6 +57,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     verify
         Whether uploaded values are checked after a crash: a checksum of each is kept while nothing else is
         written to its buffer, and a buffer that has another is torn. Uploads and restarts take longer.
+    on_give_up
+        What happens, beside `ServiceStopped` for all requests, when a service that was ready gives up.
+        "raise": the `async with` body is cancelled, and raises it too. "exit": this process gets SIGTERM, and
+        ends with status 70 if it is still there after 30 s. A callable gets the `Escalated`, on the
+        supervisor's thread; it must not wait for the service's end, which is told when it returns.
 
     Raises
     ------
@@ -75,6 +82,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     autotune: bool = False
     standby: int = 0
     verify: bool = False
+    on_give_up: OnGiveUp = "raise"
 
     def __post_init__(self) -> None:
         if self.isolation not in _ISOLATIONS:
@@ -98,6 +106,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
                 raise _invalid(name, getattr(self, name), "is no bool", "use True or False")
         _check_plan_store(self.plan_store)
         _check_faults(self.faults)
+        _check_on_give_up(self.on_give_up)
         if self.isolation == "thread" and (needy := self._needs_process()) is not None:
             value = getattr(self, needy)
             raise _invalid(needy, value, "needs a worker process", 'use isolation="process", or leave it out')
@@ -134,6 +143,7 @@ class SpawnOptions(TypedDict, total=False):
     autotune: bool
     standby: int
     verify: bool
+    on_give_up: OnGiveUp
 
 
 def make_options(given: Mapping[str, Any]) -> Options:
@@ -161,6 +171,16 @@ def _check_faults(faults: FaultPlan | None) -> None:
         return
     if not isinstance(faults, FaultPlan):
         raise _invalid("faults", faults, "is no FaultPlan", "build one: FaultPlan().at(3, Fault.STICKY)")
+
+
+def _check_on_give_up(on_give_up: object) -> None:
+    if inspect.iscoroutinefunction(on_give_up):
+        problem, fix = "is a coroutine function, which nobody would await", "use a plain function"
+    elif on_give_up not in ("raise", "exit") and not callable(on_give_up):
+        problem, fix = "is unknown", 'use "raise", "exit", or a function that takes the Escalated event'
+    else:
+        return
+    raise _invalid("on_give_up", on_give_up, problem, fix)
 
 
 def _invalid(field: str, value: object, problem: str, fix: str) -> InvalidRequest:

@@ -16,6 +16,7 @@ import concurrent.futures
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar, Unpack
 
@@ -26,6 +27,8 @@ from cudnn_actor.actors import Envelope, MailboxRef, forks
 from cudnn_actor.arrays import as_values
 from cudnn_actor.engines import EngineChoice, choose_engine
 from cudnn_actor.event_log import EventLog
+from cudnn_actor.giving_up import act_on
+from cudnn_actor.health import Health, HealthState, health_state
 from cudnn_actor.options import Options, SpawnOptions, make_options
 from cudnn_actor.plan_store import PlanStore
 from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StartFailed
@@ -109,6 +112,8 @@ class CudnnService:
         self._parent = parent
         self._supervisor: Supervisor | None = None
         self._escalated: Escalated | None = None
+        self._cause: ExitReason | None = None
+        """Of the last restart, or of the end."""
         forks.watch(self)
 
     def forget_parent(self) -> None:
@@ -132,6 +137,50 @@ class CudnnService:
     def worker_pid(self) -> int | None:
         """Process id of the worker that serves; None in thread isolation, and while there is none."""
         return self._isolation.worker_pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the service has not ended. Any thread; never blocks."""
+        return self.state.mailbox.closed is None
+
+    @property
+    def ready(self) -> bool:
+        """Whether an incarnation of the actor serves now. Any thread; never blocks."""
+        return self._health_state(self._supervisor) is HealthState.READY
+
+    def health(self) -> Health:
+        """How the service is. Any thread; never blocks; nothing is sent.
+
+        Each field is read for itself, so one may be a moment newer than another. Raises `ServiceStopped` in a
+        forked child, which cannot know.
+        """
+        self.state.mailbox.check_process()
+        supervisor, now = self._supervisor, time.monotonic()
+        state = self._health_state(supervisor)
+        return Health(
+            state=state,
+            generation=self.state.generation,
+            queued=self.state.mailbox.waiting,
+            restarts=self.state.restarts,
+            restarts_left=self._restarts_left(supervisor, now),
+            cause=self._cause,
+            **self._progress(supervisor, now),
+        )
+
+    def _health_state(self, supervisor: Supervisor | None) -> HealthState:
+        """The supervisor was read before this asks for the end: it goes when the end has been noted."""
+        return health_state(None if supervisor is None else supervisor.state, ended=not self.alive)
+
+    def _restarts_left(self, supervisor: Supervisor | None, now: float) -> int:
+        if supervisor is not None:
+            return supervisor.state.restarts_left(0, now)
+        return self.options.max_restarts if self.alive else 0
+
+    def _progress(self, supervisor: Supervisor | None, now: float) -> dict[str, Any]:
+        ready_at = None if supervisor is None else supervisor.state.children[0].ready_at
+        progress = self._isolation.progress()
+        last_s = max(progress.last_s, ready_at or 0.0)
+        return {"working": progress.working, "last_progress_s": max(0.0, now - last_s) if last_s else None}
 
     def make_supervisor(self) -> Supervisor:
         """The supervisor of this service, not yet launched. One made after its end starts the service anew.
@@ -188,7 +237,8 @@ class CudnnService:
         with self._turning:
             supervisor, stopped, tell = self._supervisor, self.stopped, _nothing
             if supervisor is None and not self._gone.is_set():
-                self.events.append(Stopped(child=None, reason=ExitReason.shutdown(reason)))
+                self._cause = ExitReason.shutdown(reason)
+                self.events.append(Stopped(child=None, reason=self._cause))
                 tell = self._close(reason)
         tell()
         if supervisor is not None:
@@ -227,12 +277,15 @@ class CudnnService:
                 return functools.partial(_resolve, self.started, None)
             case Restarting():
                 self.state.restarts += 1
+                self._cause = event.cause
             case Escalated():
                 self._escalated = event
             case Stopped(child=None):
-                self._supervisor = None
+                self._cause = event.reason
                 gave_up = self._escalated
-                return self._close(str(event.reason) if gave_up is None else f"gave up: {gave_up.cause}")
+                tell = self._close(str(event.reason) if gave_up is None else f"gave up: {gave_up.cause}")
+                self._supervisor = None  # behind the end: `health` takes none, before the end, for a start
+                return tell
             case Stopped():  # without its actor it serves nobody
                 return functools.partial(supervisor.end, event.reason.cause or str(event.reason))
         return _nothing
@@ -243,16 +296,20 @@ class CudnnService:
         self.state.mailbox.close(reason)
         self.state.memory.close()
         started, stopped, escalated = self.started, self.stopped, self._escalated
+        gave_up = escalated if started.done() else None  # else whoever started it gets `StartFailed`
 
         def tell() -> None:
             self._isolation.end()
+            if gave_up is not None:
+                # Before `stopped`: whoever waits for that, and ends the process then, cannot overtake this.
+                act_on(gave_up, self.options.on_give_up)
             _resolve(started, StartFailed(detail=reason))
             _resolve(stopped, escalated)
 
         return tell
 
     def _renew(self) -> None:
-        self._escalated = None
+        self._escalated = self._cause = None
         self.events = EventLog()
         self.started, self.stopped = _promise(), _promise()
         self.state.memory = self._isolation.memory(self.device)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Unpack
 from cudnn_actor.client import CudnnRef
 from cudnn_actor.engines import check_device
 from cudnn_actor.options import SpawnOptions, make_options
+from cudnn_actor.protocol.errors import ServiceStopped
 from cudnn_actor.service import CudnnService
 
 __all__ = ["Spawning", "spawn"]
@@ -21,7 +22,7 @@ def spawn(**options: Unpack[SpawnOptions]) -> Spawning:
     """Start a service: `async with spawn(...) as gpu:`, or `gpu = await spawn(...)` and later `gpu.aclose()`.
 
     The `async with` body is cancelled when the service gives up for good, and `ServiceStopped` is raised
-    in its place. Leaving it drains for up to 10 seconds, then stops.
+    in its place; `on_give_up` asks for something else. Leaving it drains for up to 10 seconds, then stops.
 
     Parameters
     ----------
@@ -102,8 +103,12 @@ class Spawning:
         return gpu
 
     def _fail_body(self) -> None:
-        if self._service.failure() is not None and self._body is not None:
+        if self._failure() is not None and self._body is not None:
             self._cancelled = self._body.cancel()
+
+    def _failure(self) -> ServiceStopped | None:
+        """What the body fails with, where that was asked for."""
+        return self._service.failure() if self._service.options.on_give_up == "raise" else None
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -111,10 +116,10 @@ class Spawning:
         body, self._body = self._body, None
         if self._service.forked:
             return
-        failure = self._service.failure()
+        failure = self._failure()
         if failure is None:
             await self._gpu.aclose()
-            failure = self._service.failure()
+            failure = self._failure()
         ours_alone = False
         if self._cancelled and body is not None:
             ours_alone = body.uncancel() <= self._cancelling

@@ -63,8 +63,15 @@ class RestartIntensity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def admit(self, restarts: tuple[float, ...], now: float) -> tuple[float, ...] | None:
         """The restarts in the window with one more at `now`, or None where that is one too many."""
-        recent = tuple(at for at in restarts if now - at < self.period_s)
+        recent = self._in_window(restarts, now)
         return (*recent, now) if len(recent) < self.max_restarts else None
+
+    def left(self, restarts: tuple[float, ...], now: float) -> int:
+        """How many more restarts there may be at `now`."""
+        return max(0, self.max_restarts - len(self._in_window(restarts, now)))
+
+    def _in_window(self, restarts: tuple[float, ...], now: float) -> tuple[float, ...]:
+        return tuple(at for at in restarts if now - at < self.period_s)
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

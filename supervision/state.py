@@ -117,6 +117,15 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
             return False  # the one that failed may stand behind those that start before it
         return all(earlier.phase in _SETTLED for earlier in self.children[:index])
 
+    def restarts_left(self, index: int, now: float) -> int:
+        """How many failures of the child, if they came at the monotonic time `now`, would be answered by a
+        restart: 0 while the supervisor stops, and for one that was ready and is not replaceable."""
+        child = self.children[index]
+        lost = child.ready_at is not None and not self.policy.children[index].replaceable
+        if lost or child.phase is Phase.DONE or self.mode in (Mode.STOPPING, Mode.STOPPED):
+            return 0
+        return self.policy.intensity.left(self.restarts, now)
+
     @property
     def settled(self) -> bool:
         """Whether every child is ready or done."""

@@ -117,6 +117,11 @@ class Supervisor(Actor):
 
     # From outside.
 
+    @property
+    def state(self) -> SupervisorState:
+        """What it has decided so far. Any thread; never blocks."""
+        return self._state
+
     def signal(self, signal: Signal) -> None:
         """Tell the supervisor something. Any thread; never blocks. Ignored once it has ended."""
         try:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from cudnn_actor.actor import CudnnActor
 from cudnn_actor.actors import Actor, Mailbox, forks
 from cudnn_actor.engines import EngineChoice
+from cudnn_actor.health import Progress
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options
 from cudnn_actor.state import ServiceState
@@ -59,6 +60,9 @@ class Isolation(Protocol):
     def actor(self, incarnation: int) -> Actor:
         """What the supervisor is to start as this incarnation."""
 
+    def progress(self) -> Progress:
+        """How the present incarnation's work gets on. Any thread; never blocks."""
+
     def end(self) -> None:
         """Give up what the life had that has ended. Blocks for a process to be killed, where there is one."""
 
@@ -80,6 +84,7 @@ class ThreadIsolation:
         self.replaceable = engine.outlives_context
         self._options = options
         self._engine = engine
+        self._actor: CudnnActor | None = None
 
     def mailbox(self) -> Mailbox:
         """A mailbox that the actor's thread reads."""
@@ -95,10 +100,17 @@ class ThreadIsolation:
 
     def actor(self, incarnation: int) -> CudnnActor:
         """The actor itself."""
-        return CudnnActor(self._state, self._engine.make, incarnation)
+        self._actor = CudnnActor(self._state, self._engine.make, incarnation)
+        return self._actor
+
+    def progress(self) -> Progress:
+        """The actor's."""
+        actor = self._actor
+        return Progress() if actor is None else actor.progress()
 
     def end(self) -> None:
-        """Nothing: all that a life has is its actor's and its table's."""
+        """Forget the actor: all else that a life has is its and its table's."""
+        self._actor = None
 
 
 class ProcessIsolation:
@@ -192,6 +204,11 @@ class ProcessIsolation:
             hang_after_s=self._options.hang_after_s,
         )
         return self._keeper
+
+    def progress(self) -> Progress:
+        """What the ledger and the worker say."""
+        keeper = self._keeper
+        return Progress() if keeper is None else keeper.progress()
 
     def end(self) -> None:
         """Kill the standby, have the rest answered, forget the loops, give up transfer memory and table."""

@@ -26,6 +26,7 @@ import time
 
 from cudnn_actor.actors import Actor, Crash, Envelope, Mailbox
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.health import Progress
 from cudnn_actor.process_state import is_stopped
 from cudnn_actor.state import ServiceState
 from cudnn_actor.workers.cudnn_desk import CudnnDesk, Limbo
@@ -130,6 +131,14 @@ class WorkerKeeper(Actor):
         if (building_ns := claims.building_ns) and not is_stopped(worker.pid):
             since_s = max(since_s, building_ns / 1e9 + max(0.0, BUILT_S - self._hang_after_s))
         return max(since_s, ledger.progress_s)
+
+    def progress(self) -> Progress:
+        """How the worker's requests get on. Any thread; never blocks: the worker's state is not looked up."""
+        worker, ledger = self.worker, self._dispatcher.desk.ledger
+        last_s, working = ledger.progress_s, bool(ledger.flights)
+        if worker is not None and working:
+            last_s = max(last_s, worker.claims.since_ns / 1e9)
+        return Progress(working=working, last_s=last_s)
 
     # Starting.
 

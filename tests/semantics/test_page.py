@@ -12,6 +12,7 @@ from typing import NamedTuple, get_args
 import pytest
 
 import cudnn_actor
+from cudnn_actor import Health, HealthState, giving_up
 from cudnn_actor.actor import CudnnActor
 from cudnn_actor.memory import ARENA_STEP, MemoryTable
 from cudnn_actor.options import Options
@@ -152,6 +153,15 @@ def test_every_message_is_said_to_be_pure_or_not() -> None:
     assert {kind.__name__ for kind in get_args(Message)} == {name for name in said if name.isidentifier()}
 
 
+def test_every_state_and_field_of_a_health_record_is_on_the_page() -> None:
+    states = {
+        words(cell)[0].strip('"') for cell in table("Health", "`health().state`").column("`health().state`")
+    }
+    assert states == {str(state) for state in HealthState}
+    fields = {words(cell)[0] for cell in table("Health", "field").column("field")}
+    assert fields | {"state"} == set(Health.__struct_fields__)
+
+
 def test_names_of_the_package_that_the_page_uses_are_there() -> None:
     used = {name for name in words(PAGE.read_text()) if re.fullmatch(r"[A-Z][a-z]+(?:[A-Z][a-z]+)+", name)}
     foreign = {name for name in used if not hasattr(cudnn_actor, name) and not hasattr(errors, name)}
@@ -188,6 +198,8 @@ FIGURES = [
     f"in a row, at most {ON_THREAD.cap_s:g} s",
     f"on a thread a stable {ON_THREAD.reset_after_s:g} s begins anew",
     f"in steps of {ARENA_STEP >> 20} MiB",
+    f"ended with status {giving_up.EXIT_STATUS}, without more ado",
+    f"if it is still there after {giving_up.EXIT_WITHIN_S:g} s",
 ]
 
 

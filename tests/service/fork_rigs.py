@@ -217,6 +217,10 @@ def _ask_from_a_thread(complaints: Complaints, service: CudnnService, kept: Buff
         ref.tell(Fill(dst=kept, value=1000.0))
     with complaints.unless_refused("values"):
         service.values(plane(1000.0))
+    with complaints.unless_refused("health"):
+        CudnnRef(service).health()
+    complaints.unless(not CudnnRef(service).alive, "the service is alive")
+    complaints.unless(not CudnnRef(service).ready, "the service is ready")
     complaints.unless(not ref.is_alive(), "actor_ref is alive")
     complaints.unless(service.worker_pid is None, "there is a worker")
 

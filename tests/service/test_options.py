@@ -50,6 +50,10 @@ BAD: list[tuple[str, Any]] = [
     ("autotune", 1),
     ("autotune", None),
     ("mail_box", 10),
+    ("on_give_up", "restart"),
+    ("on_give_up", None),
+    ("on_give_up", 70),
+    ("on_give_up", asyncio.sleep),
 ]
 
 

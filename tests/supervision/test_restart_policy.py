@@ -68,6 +68,19 @@ def test_a_restart_exactly_one_period_ago_has_left_the_window(
     assert RestartIntensity(max_restarts=3, period_s=60.0).admit((0.0, 1.0, 2.0), now) == admitted
 
 
+@pytest.mark.parametrize(("now", "left"), [(2.0, 0), (59.75, 0), (60.0, 1), (61.0, 2), (62.0, 3), (1e9, 3)])
+def test_what_is_left_is_how_often_another_would_be_admitted(now: float, left: int) -> None:
+    intensity = RestartIntensity(max_restarts=3, period_s=60.0)
+    restarts: tuple[float, ...] = (0.0, 1.0, 2.0)
+    assert intensity.left(restarts, now) == left
+    for _ in range(left):
+        admitted = intensity.admit(restarts, now)
+        assert admitted is not None
+        restarts = admitted
+    assert intensity.admit(restarts, now) is None
+    assert intensity.left(restarts, now) == 0
+
+
 def test_no_restarts_allowed_admits_none() -> None:
     assert RestartIntensity(max_restarts=0).admit((), 5.0) is None
 

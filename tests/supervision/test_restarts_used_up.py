@@ -33,6 +33,25 @@ def test_the_restart_after_the_last_one_allowed_escalates() -> None:
     assert len(world.escalations) == 1
 
 
+def test_what_is_left_says_how_many_more_failures_are_answered_by_a_restart() -> None:
+    world = World(policy_of("a", intensity=RestartIntensity(max_restarts=2, period_s=60.0))).up()
+    for left in (2, 1, 0):
+        assert world.state.restarts_left(0, world.now) == left
+        assert world.escalations == []
+        world.exit("a")
+        world.ready_all()
+    assert len(world.escalations) == 1
+    assert world.state.restarts_left(0, world.now + 1e6) == 0
+
+
+def test_nothing_is_left_of_a_child_that_cannot_be_replaced_once_it_is_ready() -> None:
+    world = World(policy_of("a", intensity=RestartIntensity(max_restarts=2), replaceable=False))
+    world.send(StartRequested())
+    assert world.state.restarts_left(0, world.now) == 2
+    world.ready("a")
+    assert world.state.restarts_left(0, world.now) == 0
+
+
 @pytest.mark.parametrize(("wait_s", "escalates"), [(59.75, True), (60.0, False), (60.25, False)])
 def test_a_restart_leaves_the_window_exactly_one_period_after_its_failure(
     wait_s: float, escalates: bool
