@@ -15,7 +15,7 @@ from cudnn_actor.arrays import packed_like
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_seconds
 from cudnn_actor.protocol.conv import ConvSpec
-from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.epilogue import Epilogue
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
@@ -41,7 +41,7 @@ from cudnn_actor.protocol.messages import (
 )
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.receipts import Receipt, Statistics
-from cudnn_actor.protocol.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.tensor import Layout, LayoutLike, TensorSpec
 from cudnn_actor.sending import check_message, require_operands
 from cudnn_actor.service import CudnnService
 from cudnn_actor.supervision import FaultInjector, Fired, LifecycleEvent
@@ -158,6 +158,24 @@ class CudnnRef:
         discard = self._state.discard if type(message) is Allocate else None
         return await ask(self._state.mailbox, message, timeout=timeout, discard=discard)
 
+    @overload
+    def submit(
+        self, message: Compute | Upload | Copy | Fill, *, timeout: float | None = None
+    ) -> asyncio.Future[Receipt]: ...
+    @overload
+    def submit(self, message: Allocate, *, timeout: float | None = None) -> asyncio.Future[BufferRef]: ...
+    @overload
+    def submit(self, message: Download, *, timeout: float | None = None) -> asyncio.Future[np.ndarray]: ...
+    @overload
+    def submit(self, message: View, *, timeout: float | None = None) -> asyncio.Future[Any]: ...
+    @overload
+    def submit(self, message: Ping | Warm, *, timeout: float | None = None) -> asyncio.Future[int]: ...
+    @overload
+    def submit(
+        self, message: GetStatistics, *, timeout: float | None = None
+    ) -> asyncio.Future[Statistics]: ...
+    @overload
+    def submit(self, message: Free | Drain, *, timeout: float | None = None) -> asyncio.Future[None]: ...
     def submit(self, message: Message, *, timeout: float | None = None) -> asyncio.Future[Any]:
         """Send a request and return the future of its answer at once; cancelling it withdraws the request.
 
@@ -175,7 +193,11 @@ class CudnnRef:
     # Memory.
 
     async def upload(
-        self, array: Any, *, layout: Layout | str = Layout.NCHW, dtype: DType | str | None = None
+        self,
+        array: Any,
+        *,
+        layout: LayoutLike = Layout.NCHW,
+        dtype: DTypeLike | None = None,
     ) -> BufferRef:
         """Copy values into a new buffer.
 
@@ -206,8 +228,8 @@ class CudnnRef:
         self,
         dims: Sequence[int],
         *,
-        dtype: DType | str = DType.FLOAT32,
-        layout: Layout | str = Layout.NCHW,
+        dtype: DTypeLike = DType.FLOAT32,
+        layout: LayoutLike = Layout.NCHW,
     ) -> BufferRef:
         """A new buffer whose contents are undefined. Raises `InvalidRequest`, `OutOfMemory`."""
         return await self.ask(Allocate(spec=TensorSpec.packed(dims, dtype, layout)))
@@ -268,7 +290,7 @@ class CudnnRef:
         epilogue: Epilogue | None = None,
         alpha: float = 1.0,
         numerics: Numerics | None = None,
-        dtype: DType | str | None = None,
+        dtype: DTypeLike | None = None,
     ) -> BufferRef:
         """Convolution forward into a new buffer; see `ConvFwd`.
 
@@ -327,7 +349,7 @@ class CudnnRef:
         return await self._filled(dw, message)
 
     async def _result(
-        self, dims: Sequence[int], *, like: BufferRef, dtype: DType | str | None = None
+        self, dims: Sequence[int], *, like: BufferRef, dtype: DTypeLike | None = None
     ) -> BufferRef:
         layout = Layout.NHWC if like.spec.layout is Layout.NHWC else Layout.NCHW
         if dtype is None:
