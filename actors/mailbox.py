@@ -26,7 +26,7 @@ from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.errors import ActorStopped
 from cudnn_actor.actors.pykka_seam import answer, is_stop
-from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
+from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk, Words
 
 __all__ = ["Mailbox"]
 
@@ -290,7 +290,7 @@ class Mailbox:
         if not is_stop(message):
             raise ReentrantAsk(
                 field="ask",
-                value=type(message).__name__,
+                value=Words(type(message).__name__),
                 problem="is asked by the actor's own thread, which could never answer it",
                 fix="tell() it instead, or call the method directly",
             )

@@ -29,6 +29,7 @@ from cudnn_actor.protocol.errors import (
     QuarantinedRequest,
     ServiceStopped,
     UnsupportedGraph,
+    Words,
 )
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import (
@@ -251,7 +252,7 @@ class CudnnActor(MemoryActor):
         if handler is None:
             raise InvalidRequest(
                 field="message",
-                value=type(message).__name__,
+                value=Words(type(message).__name__),
                 problem="is no message of this service",
                 fix="send one of cudnn_actor.protocol.messages",
             )

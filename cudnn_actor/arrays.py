@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.protocol.device_array import DeviceArray
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.dtypes import DType, DTypeLike
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.messages import Values
-from cudnn_actor.protocol.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.tensor import LayoutLike, TensorSpec
 
 __all__ = ["as_values", "packed_like"]
 
@@ -55,18 +55,18 @@ def as_values(values: Any, device: str, adopt: Callable[[object], DeviceArray] |
         host = "move it to the host first (x.cpu().numpy() in PyTorch, cupy.asnumpy(x))"
         raise InvalidRequest(
             field="array",
-            value=type(values).__name__,
+            value=Words(type(values).__name__),
             problem=f"lies on {place}, but this service runs {runs}",
             fix=f'{host}, or spawn with isolation="thread"' if elsewhere else host,
         )
     return adopt(values)
 
 
-def packed_like(values: Values, dtype: DType | str | None, layout: Layout | str) -> TensorSpec:
+def packed_like(values: Values, dtype: DTypeLike | None, layout: LayoutLike) -> TensorSpec:
     """The spec of a packed buffer for `values`, of their own dtype where none is given."""
     if isinstance(values, DeviceArray):
         return TensorSpec.packed(values.dims, values.dtype if dtype is None else dtype, layout)
-    return TensorSpec.packed(values.shape, str(values.dtype) if dtype is None else dtype, layout)
+    return TensorSpec.packed(values.shape, values.dtype if dtype is None else dtype, layout)
 
 
 def _place(values: Any) -> str | None:
@@ -96,7 +96,10 @@ def _on_host(values: Any) -> np.ndarray:
     """Host values as an array. Raises `InvalidRequest` for what holds no real numbers of a fixed size."""
     if inspect.isawaitable(values):
         raise InvalidRequest(
-            field="array", value=type(values).__name__, problem="was never awaited", fix="await it first"
+            field="array",
+            value=Words(type(values).__name__),
+            problem="was never awaited",
+            fix="await it first",
         )
     try:
         array = _from_dlpack(values)
@@ -106,7 +109,7 @@ def _on_host(values: Any) -> np.ndarray:
     if DType.of(array.dtype) is None and array.dtype.kind not in "iufb":
         raise InvalidRequest(
             field="array",
-            value=f"dtype {array.dtype}",
+            value=Words(f"dtype {array.dtype}"),
             problem="holds no real numbers of a fixed size",
             fix="pass real numbers: an array of float32, say; .real and .imag of a complex one",
         )
@@ -130,5 +133,5 @@ def _refused(values: Any, error: Exception) -> InvalidRequest:
     elif str(getattr(values, "dtype", "")).endswith("bfloat16"):
         fix = "pass its bits, which NumPy takes: x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)"
     return InvalidRequest(
-        field="array", value=type(values).__name__, problem=f"makes no array: {error}", fix=fix
+        field="array", value=Words(type(values).__name__), problem=f"makes no array: {error}", fix=fix
     )

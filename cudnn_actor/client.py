@@ -16,7 +16,7 @@ from cudnn_actor.health import Health
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_seconds
 from cudnn_actor.protocol.conv import ConvSpec
-from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.epilogue import Epilogue
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
@@ -42,7 +42,7 @@ from cudnn_actor.protocol.messages import (
 )
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.receipts import Receipt, Statistics
-from cudnn_actor.protocol.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.tensor import Layout, LayoutLike, TensorSpec
 from cudnn_actor.sending import check_message, require_operands
 from cudnn_actor.service import CudnnService
 from cudnn_actor.supervision import FaultInjector, Fired, LifecycleEvent
@@ -186,6 +186,24 @@ class CudnnRef:
         discard = self._state.discard if type(message) is Allocate else None
         return await ask(self._state.mailbox, message, timeout=timeout, discard=discard)
 
+    @overload
+    def submit(
+        self, message: Compute | Upload | Copy | Fill, *, timeout: float | None = None
+    ) -> asyncio.Future[Receipt]: ...
+    @overload
+    def submit(self, message: Allocate, *, timeout: float | None = None) -> asyncio.Future[BufferRef]: ...
+    @overload
+    def submit(self, message: Download, *, timeout: float | None = None) -> asyncio.Future[np.ndarray]: ...
+    @overload
+    def submit(self, message: View, *, timeout: float | None = None) -> asyncio.Future[Any]: ...
+    @overload
+    def submit(self, message: Ping | Warm, *, timeout: float | None = None) -> asyncio.Future[int]: ...
+    @overload
+    def submit(
+        self, message: GetStatistics, *, timeout: float | None = None
+    ) -> asyncio.Future[Statistics]: ...
+    @overload
+    def submit(self, message: Free | Drain, *, timeout: float | None = None) -> asyncio.Future[None]: ...
     def submit(self, message: Message, *, timeout: float | None = None) -> asyncio.Future[Any]:
         """Send a request and return the future of its answer at once; cancelling it withdraws the request.
 
@@ -203,7 +221,11 @@ class CudnnRef:
     # Memory.
 
     async def upload(
-        self, array: Any, *, layout: Layout | str = Layout.NCHW, dtype: DType | str | None = None
+        self,
+        array: Any,
+        *,
+        layout: LayoutLike = Layout.NCHW,
+        dtype: DTypeLike | None = None,
     ) -> BufferRef:
         """Copy values into a new buffer.
 
@@ -234,8 +256,8 @@ class CudnnRef:
         self,
         dims: Sequence[int],
         *,
-        dtype: DType | str = DType.FLOAT32,
-        layout: Layout | str = Layout.NCHW,
+        dtype: DTypeLike = DType.FLOAT32,
+        layout: LayoutLike = Layout.NCHW,
     ) -> BufferRef:
         """A new buffer whose contents are undefined. Raises `InvalidRequest`, `OutOfMemory`."""
         return await self.ask(Allocate(spec=TensorSpec.packed(dims, dtype, layout)))
@@ -296,7 +318,7 @@ class CudnnRef:
         epilogue: Epilogue | None = None,
         alpha: float = 1.0,
         numerics: Numerics | None = None,
-        dtype: DType | str | None = None,
+        dtype: DTypeLike | None = None,
     ) -> BufferRef:
         """Convolution forward into a new buffer; see `ConvFwd`.
 
@@ -355,7 +377,7 @@ class CudnnRef:
         return await self._filled(dw, message)
 
     async def _result(
-        self, dims: Sequence[int], *, like: BufferRef, dtype: DType | str | None = None
+        self, dims: Sequence[int], *, like: BufferRef, dtype: DTypeLike | None = None
     ) -> BufferRef:
         layout = Layout.NHWC if like.spec.layout is Layout.NHWC else Layout.NCHW
         if dtype is None:

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import threading
-from collections.abc import Mapping
-from typing import Any, TypedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 
 from cudnn_actor.giving_up import OnGiveUp
-from cudnn_actor.protocol.checks import require_seconds, require_whole
+from cudnn_actor.protocol.checks import did_you_mean, require_name, require_seconds, require_whole
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.supervision import Fault, FaultPlan
 
-__all__ = ["Options", "SpawnOptions", "make_options"]
+__all__ = ["NAME", "Isolation", "Options", "make_options", "takes_options"]
 
-_ISOLATIONS = (None, "thread", "process")
+NAME = "cudnn"
+"""What a service is called that is given no name."""
+_LONGEST_NAME = 100
+
+Isolation = Literal["process", "thread"]
+_ISOLATIONS = ("process", "thread")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of `spawn`, `start` and `child_spec`.
+    """Options of `spawn`, `start` and `child_spec`: their signatures are made of these fields.
 
     Parameters
     ----------
+    name
+        What the service is called in its log lines and events, where a process has several; up to 100
+        characters, which need not be unique. None: "cudnn", or `child_spec`'s `id`.
     device
         "auto", "cpu" or "cuda:N".
     isolation
@@ -69,8 +78,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         A value is out of its range, or `isolation="thread"` is given what needs a process.
     """
 
+    name: str | None = None
     device: str = "auto"
-    isolation: str | None = None
+    isolation: Isolation | None = None
     faults: FaultPlan | None = None
     mailbox: int = 1024
     max_restarts: int = 3
@@ -85,8 +95,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     on_give_up: OnGiveUp = "raise"
 
     def __post_init__(self) -> None:
-        if self.isolation not in _ISOLATIONS:
-            raise _invalid("isolation", self.isolation, "is unknown", 'use "process" or "thread"')
+        _check_name(self.name)
+        if self.isolation is not None and self.isolation not in _ISOLATIONS:
+            hint = did_you_mean(self.isolation, _ISOLATIONS)
+            raise _invalid("isolation", self.isolation, "is unknown", f'{hint}use "process" or "thread"')
         require_whole("standby", self.standby, 0)
         if self.standby > 1:
             raise _invalid("standby", self.standby, "is more than one", "use 0 or 1")
@@ -127,32 +139,87 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return "thread" if device == "cpu" and self._needs_process() is None else "process"
 
 
-class SpawnOptions(TypedDict, total=False):
-    """The fields of `Options` as keyword arguments, for type checkers and completion."""
-
-    device: str
-    isolation: str | None
-    faults: FaultPlan | None
-    mailbox: int
-    max_restarts: int
-    period_s: float
-    hang_after_s: float
-    workspace_limit: int | None
-    memory_limit: int | None
-    plan_store: str | os.PathLike[str] | None
-    autotune: bool
-    standby: int
-    verify: bool
-    on_give_up: OnGiveUp
-
-
 def make_options(given: Mapping[str, Any]) -> Options:
     """Options from keyword arguments. Raises `InvalidRequest`, also for a name that is none."""
+    return _made(Options, (), given)
+
+
+P = ParamSpec("P")
+TakenT = TypeVar("TakenT", bound=Options)
+R = TypeVar("R")
+
+
+def takes_options(record: Callable[P, TakenT]) -> Callable[[Callable[[TakenT], R]], Callable[P, R]]:
+    """Have a function called with the fields of a record as its arguments, where it is written to take one.
+
+    So the fields, their types, defaults and meanings are written once, in `Options`. `help` and
+    `inspect.signature` show them, and type checkers know them, as if each function had listed them itself.
+
+    Parameters
+    ----------
+    record
+        `Options`, or a class derived from it with what the function takes besides.
+    """
+
+    def decorate(function: Callable[[TakenT], R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **given: P.kwargs) -> R:
+            return function(_made(record, args, given))
+
+        shown: Any = call
+        del shown.__wrapped__  # whose one parameter is not what a caller gives
+        returns = inspect.signature(function).return_annotation
+        shown.__signature__ = _signature(record).replace(return_annotation=returns)
+        shown.__annotations__ = {**_annotations(record), "return": returns}
+        shown.__doc__ = _documented(inspect.getdoc(function), record)
+        return call
+
+    return decorate
+
+
+_signature = functools.cache(inspect.signature)
+
+
+def _made(record: Callable[..., TakenT], args: tuple[Any, ...], given: Mapping[str, Any]) -> TakenT:
+    signature = _signature(record)
     for name, value in given.items():
-        if name not in Options.__struct_fields__:
-            known = ", ".join(Options.__struct_fields__)
-            raise _invalid(name, value, "is no option", f"the options are {known}")
-    return Options(**given)
+        if name not in signature.parameters:
+            known = ", ".join(signature.parameters)
+            hint = did_you_mean(name, signature.parameters)
+            raise _invalid(name, value, "is no option", f"{hint}the options are {known}")
+    try:
+        signature.bind(*args, **given)
+    except TypeError as error:
+        raise TypeError(f'{error}: options are given by name, as in device="cpu"') from None
+    return record(*args, **given)
+
+
+def _annotations(record: Callable[..., Options]) -> dict[str, Any]:
+    return {name: each.annotation for name, each in _signature(record).parameters.items()}
+
+
+def _documented(text: str | None, record: Callable[..., Options]) -> str | None:
+    """A function's docstring with the parameters of its options before what it raises."""
+    if text is None:  # python -OO
+        return None
+    head, raises, tail = text.partition("\nRaises\n------\n")
+    classes: Any = inspect.getmro(record)[: inspect.getmro(record).index(Options) + 1]  # type: ignore[arg-type]
+    listed = "\n".join(filter(None, map(_parameters_of, classes)))
+    return f"{head.rstrip()}\n\nParameters\n----------\n{listed}\n{raises}{tail}"
+
+
+def _parameters_of(cls: type) -> str:
+    text = inspect.cleandoc(cls.__doc__ or "")
+    return text.partition("Parameters\n----------\n")[2].partition("\n\nRaises\n------\n")[0]
+
+
+def _check_name(name: str | None) -> None:
+    if name is None:
+        return
+    require_name("name", name)
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        fix = f'give a short one of printable characters, as in "left"; at most {_LONGEST_NAME}'
+        raise _invalid("name", name, "does not fit a line of the log", fix)
 
 
 def _check_plan_store(path: object) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from cudnn_actor.actors import Envelope
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.device_array import DeviceArray
-from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import COMPUTE, Copy, Warm
 from cudnn_actor.protocol.tensor import TensorSpec
@@ -29,7 +29,7 @@ def require_asker(envelope: Envelope, what: str) -> None:
     if not envelope.wants_reply:
         raise InvalidRequest(
             field="message",
-            value=type(envelope.message).__name__,
+            value=Words(type(envelope.message).__name__),
             problem=f"is told, so nobody gets the {what}",
             fix="ask it",
         )
@@ -65,7 +65,7 @@ def check_no_overlap(lowered: Lowered, slots: list[Slot]) -> None:
     shared = next(name for name, slot in inputs if slot is output and name != lowered.output)
     raise InvalidRequest(
         field=lowered.output,
-        value=f"buffer {output.index}",
+        value=Words(f"buffer {output.index}"),
         problem=f"is also {shared}, and no convolution can work in place",
         fix=f"give {lowered.output} a buffer of its own (accumulating with beta is allowed)",
     )
@@ -100,19 +100,19 @@ def check_device_array(values: object, spec: object, device: str) -> None:
         fix = "cast it on the device first: x.to(dtype) in PyTorch, x.astype(dtype) in CuPy and JAX"
     else:
         return
-    raise InvalidRequest(field="data", value=str(values), problem=problem, fix=fix)
+    raise InvalidRequest(field="data", value=Words(values), problem=problem, fix=fix)
 
 
 def check_copy(message: Copy, src: Slot, dst: Slot) -> None:
     """Raise `InvalidRequest` unless the buffers of a copy are two, of the same dims and dtype."""
     if src is dst:
         raise InvalidRequest(
-            field="dst", value=str(message.dst), problem="is also src", fix="copy to another buffer"
+            field="dst", value=Words(message.dst), problem="is also src", fix="copy to another buffer"
         )
     if src.spec.dims != dst.spec.dims or src.spec.dtype is not dst.spec.dtype:
         raise InvalidRequest(
             field="dst",
-            value=str(dst.spec),
+            value=Words(dst.spec),
             problem=f"has other dims or another dtype than src, {src.spec}",
             fix="allocate one with the dims and dtype of src; only the layout may differ",
         )
@@ -125,7 +125,7 @@ def check_warm(message: Warm) -> None:
     if wrong:
         raise InvalidRequest(
             field="messages",
-            value=type(wrong[0]).__name__,
+            value=Words(type(wrong[0]).__name__),
             problem="has no plan that could be built",
             fix="give a sequence of ConvFwd, ConvBwdData or ConvBwdFilter",
         )

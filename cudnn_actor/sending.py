@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.conv import ConvSpec
-from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError
+from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError, Words
 from cudnn_actor.protocol.messages import (
     COMPUTE,
     Allocate,
@@ -62,7 +62,7 @@ def check_message(state: ServiceState, message: Message) -> None:
     elif kind not in _OTHERS:
         raise InvalidRequest(
             field="message",
-            value=kind.__name__,
+            value=Words(kind.__name__),
             problem="is no message of this service",
             fix="send one of cudnn_actor.protocol.messages",
         )

@@ -18,8 +18,9 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
+import msgspec
 import pykka
 
 from cudnn_actor.actor import CudnnActor
@@ -29,9 +30,9 @@ from cudnn_actor.engines import EngineChoice, choose_engine
 from cudnn_actor.event_log import EventLog
 from cudnn_actor.giving_up import act_on
 from cudnn_actor.health import Health, HealthState, health_state
-from cudnn_actor.options import Options, SpawnOptions, make_options
+from cudnn_actor.options import NAME, Options, takes_options
 from cudnn_actor.plan_store import PlanStore
-from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StartFailed
+from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StartFailed, Words
 from cudnn_actor.protocol.messages import Values
 from cudnn_actor.state import ServiceState
 from cudnn_actor.supervision import (
@@ -87,6 +88,8 @@ class CudnnService:
         engine: EngineChoice | None = None,
     ) -> None:
         self.options = options
+        self.name = options.name or NAME
+        """What its log lines and events call it."""
         self._engine = engine or choose_engine(options.device, apart=options.isolation != "thread")
         self.device = self._engine.device
         self._isolation = isolation_for(options, self._engine)
@@ -191,7 +194,10 @@ class CudnnService:
         with self._turning:
             if self._supervisor is not None:
                 raise InvalidRequest(
-                    field="service", value="running", problem="has been started already", fix="spawn another"
+                    field="service",
+                    value=Words("running"),
+                    problem="has been started already",
+                    fix="spawn another",
                 )
             self._supervisor = supervisor = self._new_supervisor()
             if self._gone.is_set():
@@ -353,15 +359,21 @@ def _nothing() -> None:
     pass
 
 
-def start(*, parent: pykka.ActorRef[Any] | None = None, **options: Unpack[SpawnOptions]) -> CudnnService:
-    """Start a service from code without asyncio. Blocks until its actor is ready.
+class _StartOptions(Options, frozen=True, kw_only=True):
+    """What `start` takes.
 
     Parameters
     ----------
     parent
-        A pykka actor that is told `Escalated` when the service gives up.
-    **options
-        See `Options`.
+        A pykka actor that is told `Escalated` when the service gives up; None for nobody.
+    """
+
+    parent: pykka.ActorRef[Any] | None = None
+
+
+@takes_options(_StartOptions)
+def start(options: _StartOptions) -> CudnnService:
+    """Start a service from code without asyncio. Blocks until its actor is ready.
 
     Raises
     ------
@@ -370,7 +382,7 @@ def start(*, parent: pykka.ActorRef[Any] | None = None, **options: Unpack[SpawnO
     StartFailed
         The actor could not be started, and the restarts are used up.
     """
-    service = CudnnService(make_options(options), parent=parent)
+    service = CudnnService(options, parent=options.parent)
     service.launch()
     try:
         service.started.result()
@@ -380,23 +392,44 @@ def start(*, parent: pykka.ActorRef[Any] | None = None, **options: Unpack[SpawnO
     return service
 
 
-def child_spec(
-    id: str = "cudnn", *, restart: Restart = Restart.PERMANENT, **options: Unpack[SpawnOptions]
-) -> tuple[ChildSpec, CudnnService]:
+class _ChildOptions(Options, frozen=True, kw_only=True):
+    """What `child_spec` takes by name.
+
+    Parameters
+    ----------
+    restart
+        After which ends of the whole service it is started again.
+    """
+
+    restart: Restart = Restart.PERMANENT
+
+
+class _NamedChildOptions(_ChildOptions, frozen=True):
+    """And by place.
+
+    Parameters
+    ----------
+    id
+        The child's name under your supervisor; the service's own too, unless `name` is given.
+    """
+
+    id: str = NAME
+
+
+@takes_options(_NamedChildOptions)
+def child_spec(options: _NamedChildOptions) -> tuple[ChildSpec, CudnnService]:
     """A service as a child of a `Supervisor` of yours, and the handle that reaches it.
 
     The handle stays good when your supervisor starts the service anew; its buffers do not: they are
     `StaleBufferError` from then on.
 
-    Parameters
-    ----------
-    id
-        The child's name under your supervisor.
-    restart
-        After which ends of the whole service it is started again.
-    **options
-        See `Options`.
+    Raises
+    ------
+    InvalidRequest
+        An option is out of its range.
     """
-    service = CudnnService(make_options(options))
-    policy = ChildPolicy(id=id, restart=restart, shutdown_s=_SHUTDOWN_S, ready_within_s=_READY_WITHIN_S)
+    policy = ChildPolicy(
+        id=options.id, restart=options.restart, shutdown_s=_SHUTDOWN_S, ready_within_s=_READY_WITHIN_S
+    )
+    service = CudnnService(msgspec.structs.replace(options, name=options.name or options.id))
     return ChildSpec(policy=policy, make=lambda _: service.make_supervisor()), service

@@ -7,27 +7,23 @@ import contextlib
 import functools
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Any, NoReturn, Unpack
+from typing import Any, NoReturn
 
 from cudnn_actor.client import CudnnRef
 from cudnn_actor.engines import check_device
-from cudnn_actor.options import SpawnOptions, make_options
+from cudnn_actor.options import Options, takes_options
 from cudnn_actor.protocol.errors import ServiceStopped
 from cudnn_actor.service import CudnnService
 
 __all__ = ["Spawning", "spawn"]
 
 
-def spawn(**options: Unpack[SpawnOptions]) -> Spawning:
+@takes_options(Options)
+def spawn(options: Options) -> Spawning:
     """Start a service: `async with spawn(...) as gpu:`, or `gpu = await spawn(...)` and later `gpu.aclose()`.
 
     The `async with` body is cancelled when the service gives up for good, and `ServiceStopped` is raised
     in its place; `on_give_up` asks for something else. Leaving it drains for up to 10 seconds, then stops.
-
-    Parameters
-    ----------
-    **options
-        Keyword-only; see `Options` for each with its default.
 
     Raises
     ------
@@ -37,11 +33,10 @@ def spawn(**options: Unpack[SpawnOptions]) -> Spawning:
     StartFailed
         The actor could not be started. Raised when awaited or entered.
     """
-    chosen = make_options(options)
-    if chosen.device == "cpu" or chosen.isolation == "thread":
-        return Spawning(CudnnService(chosen))
-    check_device(chosen.device)
-    return Spawning(make=functools.partial(CudnnService, chosen))
+    if options.device == "cpu" or options.isolation == "thread":
+        return Spawning(CudnnService(options))
+    check_device(options.device)
+    return Spawning(make=functools.partial(CudnnService, options))
 
 
 class Spawning:

@@ -85,7 +85,7 @@ class Vision(pykka.ThreadingActor):
 
 def allocate(array: np.ndarray) -> Allocate:
     """The message that makes a buffer out of an array."""
-    return Allocate(spec=TensorSpec.packed(array.shape, str(array.dtype)), data=array)
+    return Allocate(spec=TensorSpec.packed(array.shape, array.dtype), data=array)
 
 
 def main() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import math
 import numbers
 import operator
+from collections.abc import Iterable
 from typing import TypeGuard
 
 from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = [
     "as_index",
+    "did_you_mean",
     "is_finite",
     "is_whole",
     "require_fraction",
@@ -44,12 +47,24 @@ def as_index(value: object) -> int:
     return operator.index(value)  # type: ignore[arg-type]
 
 
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """The beginning of a fix for a misspelt word, as in `did you mean "NHWC"? `; empty where none is near.
+
+    Upper and lower case are one.
+    """
+    if not isinstance(given, str):
+        return ""
+    folded = {word.casefold(): str(word) for word in known}
+    near = difflib.get_close_matches(given.casefold(), folded, n=1, cutoff=0.6)
+    return f'did you mean "{folded[near[0]]}"? ' if near else ""
+
+
 def require_whole(field: str, value: object, least: int) -> None:
     """Raise `InvalidRequest` unless `value` is an int from `least` that fits 64 bits."""
     if type(value) is not int or not least <= value <= _LARGEST:
         raise InvalidRequest(
             field=field,
-            value=repr(value),
+            value=value,
             problem=f"is no whole number from {least}",
             fix=f"use {least} or more, below 2**63",
         )
@@ -75,13 +90,18 @@ def require_fraction(field: str, value: object) -> None:
 def require_name(field: str, value: object) -> None:
     """Raise `InvalidRequest` unless `value` is a text that isn't empty."""
     if not isinstance(value, str) or not value:
-        raise InvalidRequest(field=field, value=repr(value), problem="is no name", fix="give a text")
+        raise InvalidRequest(field=field, value=value, problem="is no name", fix="give a text")
 
 
 def require_member(field: str, value: object, choices: type[enum.Enum]) -> None:
     """Raise `InvalidRequest` unless `value` is of this enum; a text that equals a member's value is not."""
     if not isinstance(value, choices):
-        known = ", ".join(f"{choices.__name__}.{member.name}" for member in choices)
+        names = [f"{choices.__name__}.{member.name}" for member in choices]
+        known = {str(member.value): name for member, name in zip(choices, names, strict=True)}
+        hint = did_you_mean(value, known)
         raise InvalidRequest(
-            field=field, value=value, problem=f"is no {choices.__name__}", fix=f"use one of: {known}"
+            field=field,
+            value=value,
+            problem=f"is no {choices.__name__}",
+            fix=f"{hint}use one of: {', '.join(names)}",
         )

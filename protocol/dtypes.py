@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import enum
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 
-__all__ = ["DType"]
+__all__ = ["DType", "DTypeLike", "DTypeName"]
+
+DTypeName = Literal["float64", "float32", "float16", "bfloat16", "int8", "int32", "uint8"]
+"""A member's name; for type checkers."""
 
 
 class DType(enum.StrEnum):
@@ -46,6 +50,9 @@ class DType(enum.StrEnum):
         except (TypeError, ValueError, SyntaxError):  # NumPy parses strings as it would code
             return cls._value2member_map_.get(dtype) if isinstance(dtype, str) else None  # type: ignore[return-value]
 
+
+DTypeLike = DType | DTypeName | np.dtype[Any]
+"""What stands for an element type where one is asked for; for type checkers."""
 
 _NUMPY: dict[DType, np.dtype[np.generic]] = {
     member: np.dtype(ml_dtypes.bfloat16 if member is DType.BFLOAT16 else member.value) for member in DType

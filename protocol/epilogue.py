@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from cudnn_actor.protocol.checks import is_finite
+from cudnn_actor.protocol.checks import did_you_mean, is_finite
 from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["Activation", "Epilogue"]
@@ -70,7 +70,7 @@ class Epilogue(
                 field="activation",
                 value=self.activation,
                 problem="is no activation",
-                fix=f"use one of {', '.join(Activation)}",
+                fix=f"{did_you_mean(self.activation, Activation)}use one of {', '.join(Activation)}",
             )
         if self.parameter is None:
             return

@@ -33,6 +33,7 @@ __all__ = [
     "StaleReason",
     "StartFailed",
     "UnsupportedGraph",
+    "Words",
 ]
 
 _LONGEST = 200
@@ -55,9 +56,14 @@ class CudnnActorError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self._facts)
 
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> Self:
+        """The error that has these facts: `cls(**facts)`, unless a fact is not what `__init__` takes."""
+        return cls(**facts)
+
     def again(self) -> Self:
         """A new error with the same facts, for another waiter: tracebacks are not to be shared."""
-        return type(self)(**self._facts)
+        return type(self).of_facts(self._facts)
 
     def to_record(self) -> ErrorRecord:
         """This error as plain data for the wire; `ErrorRecord.to_error` is the way back.
@@ -69,7 +75,7 @@ class CudnnActorError(Exception):
 
 
 def _rebuild(cls: type[CudnnActorError], facts: Mapping[str, Any]) -> CudnnActorError:
-    return cls(**facts)
+    return cls.of_facts(facts)
 
 
 class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,10 +95,17 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise MalformedMessage(detail=f"wrong facts for {self.kind}: {error}") from error
 
 
+class Words(str):
+    """What describes a value in an error's text, as in `dtype complex64`; a string that is one is quoted."""
+
+    __slots__ = ()
+
+
 class InvalidRequest(CudnnActorError, ValueError):
     """Raised when a request cannot mean anything: wrong shape, dtype, padding, layout, overlap.
 
-    Nothing reached the engine. Carries `field`, `value`, `problem` and `fix`.
+    Nothing reached the engine. Carries `field`, `value` (as it stands in the text: `'tpu'`, with its quotes),
+    `problem` and `fix`.
     """
 
     field: str
@@ -101,17 +114,29 @@ class InvalidRequest(CudnnActorError, ValueError):
     fix: str
 
     def __init__(self, *, field: str, value: object, problem: str, fix: str) -> None:
-        shown = value if isinstance(value, str) else _shown(value)
+        shown = _shown(value)
         super().__init__(
             f"{field}={shown}: {problem}; {fix}", field=field, value=shown, problem=problem, fix=fix
         )
 
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> Self:
+        """The error again: what stands for its value is not quoted a second time."""
+        value = facts.get("value")
+        return cls(**{**facts, "value": Words(value) if isinstance(value, str) else value})
+
 
 def _shown(value: object) -> str:
     """A value in an error's text: an array by its type and dims, all else by a repr of bounded length."""
+    if isinstance(value, str):  # an enum's member too: by its value
+        value = value if isinstance(value, Words) else repr(str(value))
+        return str(value) if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{type(value).__name__} of {value.dtype} {tuple(value.shape)}"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a number of too many digits, an object half made: the text must not fail
+        text = object.__repr__(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 

@@ -10,15 +10,25 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
 
-from cudnn_actor.protocol.checks import as_index, is_whole
-from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.checks import as_index, did_you_mean, is_whole
+from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest
 
-__all__ = ["MAX_ALIGNMENT", "MAX_BYTES", "MAX_RANK", "Layout", "TensorSpec", "packed_strides"]
+__all__ = [
+    "MAX_ALIGNMENT",
+    "MAX_BYTES",
+    "MAX_RANK",
+    "Layout",
+    "LayoutLike",
+    "LayoutName",
+    "TensorSpec",
+    "packed_strides",
+]
 
 MAX_RANK = 8
 MAX_STRIDE = (1 << 63) - 1
@@ -41,7 +51,14 @@ class Layout(enum.StrEnum):
     """Given by explicit strides."""
 
 
-def packed_strides(dims: Sequence[int], layout: Layout | str = Layout.NCHW) -> tuple[int, ...]:
+_PACKED = (Layout.NCHW, Layout.NHWC)
+
+LayoutName = Literal["NCHW", "NHWC"]
+"""A packed layout's name; for type checkers."""
+LayoutLike = Layout | LayoutName
+
+
+def packed_strides(dims: Sequence[int], layout: LayoutLike = Layout.NCHW) -> tuple[int, ...]:
     """Strides, in elements, of a packed tensor of `dims` in `layout`.
 
     Raises `InvalidRequest` for STRIDED, which has no strides of its own, and for NHWC outside ranks 3-5.
@@ -106,8 +123,9 @@ class TensorSpec(
             raise InvalidRequest(
                 field="dtype",
                 value=self.dtype,
-                problem="is no element type",
-                fix=f"use one of {', '.join(DType)}",
+                problem="is no DType",
+                fix=f"use one of {', '.join(f'DType.{member.name}' for member in DType)}; "
+                "TensorSpec.packed and TensorSpec.strided take their names too",
             )
         _check_strides(self.dims, self.strides)
         a = self.alignment
@@ -128,7 +146,10 @@ class TensorSpec(
 
     @classmethod
     def packed(
-        cls, dims: Sequence[int], dtype: DType | str = DType.FLOAT32, layout: Layout | str = Layout.NCHW
+        cls,
+        dims: Sequence[int],
+        dtype: DTypeLike = DType.FLOAT32,
+        layout: LayoutLike = Layout.NCHW,
     ) -> TensorSpec:
         """The spec of a packed tensor: `dims` in N, C, spatial order, laid out as `layout` says."""
         dims = _as_tuple("dims", dims)
@@ -137,7 +158,7 @@ class TensorSpec(
 
     @classmethod
     def strided(
-        cls, dims: Sequence[int], strides: Sequence[int], dtype: DType | str = DType.FLOAT32
+        cls, dims: Sequence[int], strides: Sequence[int], dtype: DTypeLike = DType.FLOAT32
     ) -> TensorSpec:
         """The spec of a tensor with explicit `strides`, in elements."""
         return cls(dims=_as_tuple("dims", dims), strides=_as_tuple("strides", strides), dtype=_dtype(dtype))
@@ -266,17 +287,29 @@ def _dtype(dtype: object) -> DType:
     if found is None:
         raise InvalidRequest(
             field="dtype",
-            value=str(dtype),
+            value=dtype,
             problem="is no element type that tensors can have",
-            fix=f"convert to one of {', '.join(DType)}",
+            fix=f"{_misspelt(dtype)}convert to one of {', '.join(DType)}",
         )
     return found
 
 
-def _layout(layout: Layout | str) -> Layout:
+def _misspelt(dtype: object) -> str:
+    """The name that a string was meant to be; nothing for one that NumPy knows: there is no such tensor."""
+    try:
+        np.dtype(dtype)  # type: ignore[call-overload]
+    except (TypeError, ValueError, SyntaxError):
+        return did_you_mean(dtype, DType)
+    return ""
+
+
+def _layout(layout: str) -> Layout:
     try:
         return Layout(layout)
     except ValueError:
         raise InvalidRequest(
-            field="layout", value=layout, problem="is no layout", fix=f"use one of {', '.join(Layout)}"
+            field="layout",
+            value=layout,
+            problem="is no layout",
+            fix=f"{did_you_mean(layout, _PACKED)}use one of {', '.join(_PACKED)}, or give strides",
         ) from None

@@ -10,7 +10,7 @@ from cudnn_actor.protocol.checks import is_finite
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.epilogue import Epilogue
-from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.messages import Compute
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.tensor import TensorSpec
@@ -44,7 +44,7 @@ def check_types(message: Compute) -> None:
             if inspect.isawaitable(value):
                 raise InvalidRequest(
                     field=name,
-                    value=type(value).__name__,
+                    value=Words(type(value).__name__),
                     problem="was never awaited",
                     fix=f"write {name} = await ...",
                 )
@@ -72,7 +72,7 @@ def check_scalars(message: Compute) -> None:
             continue  # nearly always
         if not is_finite(value):
             raise InvalidRequest(
-                field=name, value=repr(value), problem="is no finite number", fix="pass a finite number"
+                field=name, value=value, problem="is no finite number", fix="pass a finite number"
             )
 
 
@@ -90,7 +90,7 @@ def check_dtypes(specs: dict[str, TensorSpec]) -> None:
     if a.dtype is not b.dtype:
         raise InvalidRequest(
             field=second,
-            value=b.dtype.value,
+            value=Words(b.dtype),
             problem=f"is not the dtype of {first}, {a.dtype.value}",
             fix="convert one of them when you upload: upload(array, dtype=...)",
         )
@@ -98,7 +98,7 @@ def check_dtypes(specs: dict[str, TensorSpec]) -> None:
     if out.dtype not in allowed:
         raise InvalidRequest(
             field=result,
-            value=out.dtype.value,
+            value=Words(out.dtype),
             problem=f"cannot hold the result of {a.dtype.value} operands",
             fix=f"use {' or '.join(allowed)}",
         )
@@ -117,7 +117,7 @@ def check_bias(spec: TensorSpec, broadcast: tuple[int, ...], dtypes: tuple[DType
     if spec.dtype not in dtypes:
         raise InvalidRequest(
             field="bias",
-            value=spec.dtype.value,
+            value=Words(spec.dtype),
             problem=f"cannot be added to {dtypes[0]}",
             fix=f"use {' or '.join(dict.fromkeys(dtypes))}",
         )

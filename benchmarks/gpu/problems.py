@@ -7,7 +7,9 @@ import math
 from typing import NamedTuple
 
 from cudnn_actor import BufferRef, ConvBwdData, ConvBwdFilter, ConvFwd, ConvSpec, Numerics, TensorSpec
+from cudnn_actor.protocol.dtypes import DTypeName
 from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.tensor import LayoutName
 
 __all__ = ["RESNET50", "Conv", "Direction", "Problem", "small"]
 
@@ -92,8 +94,8 @@ class Problem(NamedTuple):
     conv: Conv
     batch: int
     direction: Direction
-    dtype: str
-    layout: str
+    dtype: DTypeName
+    layout: LayoutName
     tf32: bool = False
 
     @property

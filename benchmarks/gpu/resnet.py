@@ -17,10 +17,12 @@ from benchmarks.gpu.rates import burst_us, on_loop
 from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.stage import Call, Stage, random_values, staged
 from cudnn_actor import BufferRef, CudnnRef
+from cudnn_actor.protocol.dtypes import DTypeName
+from cudnn_actor.protocol.tensor import LayoutName
 
 __all__ = ["Measured", "Resnet", "Series", "measure"]
 
-_FULL = (
+_FULL: tuple[tuple[DTypeName, int, bool], ...] = (
     ("bfloat16", 32, False),
     ("float32", 32, False),
     ("bfloat16", 1, False),
@@ -30,9 +32,9 @@ _FULL = (
     ("float32", 32, True),
 )
 """Type, batch, TF32: in the order of importance, for what the time does not allow is left out at the end."""
-_QUICK = (("bfloat16", 32, False), ("float32", 1, False))
-_DRY = (("bfloat16", 1, False), ("float32", 1, False))
-_LAYOUTS = {"bfloat16": "NHWC", "float32": "NCHW"}
+_QUICK: tuple[tuple[DTypeName, int, bool], ...] = (("bfloat16", 32, False), ("float32", 1, False))
+_DRY: tuple[tuple[DTypeName, int, bool], ...] = (("bfloat16", 1, False), ("float32", 1, False))
+_LAYOUTS: dict[str, LayoutName] = {"bfloat16": "NHWC", "float32": "NCHW"}
 """As PyTorch's users lay them out."""
 _TUNED_BATCH = 32
 _ARENA = 768 << 20
@@ -117,7 +119,7 @@ def measure(setting: Setting) -> Resnet:
 
 
 async def _series_of(
-    setting: Setting, stage: Stage, torch: Eager | None, found: Resnet, config: tuple[str, int, bool]
+    setting: Setting, stage: Stage, torch: Eager | None, found: Resnet, config: tuple[DTypeName, int, bool]
 ) -> None:
     dtype, batch, tf32 = config
     series = []

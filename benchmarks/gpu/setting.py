@@ -11,6 +11,7 @@ from benchmarks.gpu.problems import Problem, small
 from cudnn_actor import Spawning, spawn
 from cudnn_actor.cli.bench.processes import actor_thread
 from cudnn_actor.cli.bench.processes import thread_cpu_s as cpu_s
+from cudnn_actor.options import Isolation
 
 __all__ = ["Setting", "actor_thread", "cpu_s", "cudnn", "cupy", "torch"]
 
@@ -61,7 +62,7 @@ class Setting(NamedTuple):
         """The small convolution of this device."""
         return small(on_gpu=self.on_gpu)
 
-    def service(self, isolation: str = "thread", **options: Any) -> Spawning:
+    def service(self, isolation: Isolation = "thread", **options: Any) -> Spawning:
         """A service on the device, not yet started."""
         return spawn(device=self.device, isolation=isolation, **options)
 

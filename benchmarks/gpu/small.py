@@ -22,6 +22,7 @@ from cudnn_actor import CudnnRef
 from cudnn_actor.cli.bench.processes import worker_cpu_s
 from cudnn_actor.cli.bench.record import ISOLATIONS
 from cudnn_actor.cli.measure import Timing, one_by_one, rate
+from cudnn_actor.options import Isolation
 from cudnn_actor.protocol.messages import Compute
 
 __all__ = ["Small", "measure", "placed", "sheets"]
@@ -35,7 +36,7 @@ class Requests(msgspec.Struct, kw_only=True):
     """Through the actor, on one kind of event loop; a number a round."""
 
     loop: str
-    isolation: str = "thread"
+    isolation: Isolation = "thread"
     one: list[Timing] = []
     ask_per_s: dict[int, list[float]] = {}
     submit_per_s: dict[int, list[float]] = {}

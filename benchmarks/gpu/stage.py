@@ -17,6 +17,7 @@ from benchmarks.gpu.setting import Setting, cupy
 from cudnn_actor import BufferRef, TensorSpec
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.engines.base import Builder, Engine, Plan
+from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.messages import Compute
@@ -196,7 +197,7 @@ def captured(stream: Any, call: Call, count: int) -> Call:
 def random_values(size: int, dtype: str) -> np.ndarray:
     """Normal deviates: zeros run faster than what people compute with."""
     block = np.random.default_rng(0).standard_normal(min(size, _BLOCK), dtype="float32")
-    return np.resize(block.astype(TensorSpec.packed((1,), dtype).dtype.numpy), size)
+    return np.resize(block.astype(DType(dtype).numpy), size)
 
 
 @contextmanager

@@ -16,12 +16,13 @@ from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.sheet import Sheet, median, number, ratio
 from benchmarks.gpu.stage import random_values
 from cudnn_actor import CudnnRef
+from cudnn_actor.protocol.tensor import LayoutName
 
 __all__ = ["SIZES", "Moved", "Transfers", "measure", "sheets"]
 
 SIZES = {"1 MiB": 1, "64 MiB": 64, "1 GiB": 1024}
 _QUICK_SIZES = {"1 MiB": 1}
-LAYOUTS = ("NCHW", "NHWC")
+LAYOUTS: tuple[LayoutName, ...] = ("NCHW", "NHWC")
 WAYS = ("actor up", "PyTorch up", "pinned up", "actor down", "PyTorch down", "pinned down")
 _OUTLIVE = {"1 MiB": 20, "64 MiB": 7, "1 GiB": 3}
 
@@ -30,7 +31,7 @@ class Moved(msgspec.Struct, kw_only=True):
     """Arrays of one size, C-contiguous on the host, and buffers of one layout; GB/s a round, by the way."""
 
     size: str
-    layout: str
+    layout: LayoutName
     gb_per_s: dict[str, list[float]] = {}
 
 

@@ -1,4 +1,4 @@
-"""The command line: `cudnn-actor demo | doctor | bench | reproduce | autotune | chaos`.
+"""The command line: `cudnn-actor demo | doctor | bench | reproduce | autotune | chaos`, or `--version`.
 
 Importing this imports no command. The one that is asked for is imported then, so that `doctor` never
 waits for, or fails over, what only `demo` needs.
@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import cudnn_actor
 from cudnn_actor.cli.logbook import LogBook
 from cudnn_actor.cli.problems import UserError
 from cudnn_actor.protocol.errors import CudnnActorError
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises
     ------
     SystemExit
-        Of argparse: status 2 for words that mean nothing, 0 after `--help`.
+        Of argparse: status 2 for words that mean nothing, 0 after `--help` and `--version`.
     """
     _never_fail_over_a_character()
     words = list(sys.argv[1:] if argv is None else argv)
@@ -83,6 +84,7 @@ def _parser(words: Sequence[str]) -> tuple[argparse.ArgumentParser, Callable[...
     parser = argparse.ArgumentParser(
         prog="cudnn-actor", description="One supervised actor per GPU that owns cuDNN."
     )
+    parser.add_argument("--version", action="version", version=f"cudnn-actor {cudnn_actor.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")
     run: Callable[..., int] | None = None
     asked = words[0] if words else ""

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from cudnn_actor.cli.problems import UserError
+from cudnn_actor.extras import install_command
 
 __all__ = ["add_arguments", "run"]
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         if (error.name or "").partition(".")[0] not in _DRAWING:
             raise
         raise UserError(
-            'the demo draws with matplotlib, which is not installed: pip install "cudnn-actor[demo]"'
+            f"the demo draws with matplotlib, which is not installed: {install_command('demo')}"
         ) from None
     _check_writable(args.out)
     return asyncio.run(tell(args.image, args.out, args.seed))

@@ -17,6 +17,7 @@ from cudnn_actor.engines.cuda.gpus import Driver
 from cudnn_actor.engines.cuda.installation import Problem, examine
 from cudnn_actor.engines.cuda.inventory import Inventory
 from cudnn_actor.engines.cuda.problems import problems_of
+from cudnn_actor.extras import install_command
 from cudnn_actor.protocol import ConvSpec, CudnnActorError
 from cudnn_actor.spawning import spawn
 
@@ -162,7 +163,7 @@ def _missing(
 
 
 def _extra(what: str, needed_for: str, extra: str) -> Missing:
-    return Missing(what=what, needed_for=needed_for, command=f'pip install "cudnn-actor[{extra}]"')
+    return Missing(what=what, needed_for=needed_for, command=install_command(extra))
 
 
 def _first_version(names: tuple[str, ...]) -> str | None:

@@ -173,9 +173,10 @@ def _conv(words: _Words) -> ConvSpec:
     )
 
 
-def _reference(dims: tuple[int, ...], dtype: str, words: _Words) -> BufferRef:
-    """A reference to nothing: only its spec goes into the graph."""
-    spec = TensorSpec.packed(dims, dtype, words.text("layout"))
+def _reference(dims: tuple[int, ...], dtype: Any, words: _Words) -> BufferRef:
+    """A reference to nothing: only its spec goes into the graph. Its words are looked at where it is made."""
+    layout: Any = words.text("layout")
+    spec = TensorSpec.packed(dims, dtype, layout)
     return BufferRef(slot=0, generation=0, spec=spec, device="")
 
 

@@ -80,7 +80,7 @@ class Recorder:
 
     async def put(self, array: np.ndarray) -> BufferRef:
         """Upload an array into a new buffer."""
-        spec = TensorSpec.packed(array.shape, str(array.dtype))
+        spec = TensorSpec.packed(array.shape, array.dtype)
         buffer: BufferRef = await self.ask(Allocate(spec=spec, data=array))
         return buffer
 

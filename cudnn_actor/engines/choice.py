@@ -15,6 +15,7 @@ from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.foreign import adopt
 from cudnn_actor.engines.cuda.gpus import Driver, find_driver, find_driver_apart
 from cudnn_actor.engines.cuda.installation import Problem, obstacle
+from cudnn_actor.protocol.checks import did_you_mean
 from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["EngineChoice", "check_device", "choose_engine"]
@@ -100,7 +101,8 @@ def choose_engine(device: str, *, apart: bool = False) -> EngineChoice:
 def check_device(device: str) -> None:
     """Raise `InvalidRequest` for what is no device's name. Whether there is such a device is not asked."""
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,6})?", str(device)) is None:
-        raise _refused(device, "is no device", 'use "auto", "cpu" or "cuda:0"')
+        hint = did_you_mean(device, ("auto", "cpu", "cuda:0"))
+        raise _refused(device, "is no device", f'{hint}use "auto", "cpu" or "cuda:0"')
 
 
 def _automatic(apart: bool) -> EngineChoice:

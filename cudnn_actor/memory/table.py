@@ -27,6 +27,7 @@ from cudnn_actor.protocol.errors import (
     OutOfMemory,
     StaleBufferError,
     StaleReason,
+    Words,
 )
 from cudnn_actor.protocol.tensor import TensorSpec
 
@@ -386,7 +387,7 @@ def _forged(ref: BufferRef, slot: Slot, field: str, device: str) -> InvalidReque
     )
     return InvalidRequest(
         field=f"{field}.{changed}",
-        value=given,
+        value=Words(given),
         problem=f"is not the {changed} of buffer {ref.slot}, {own}",
         fix="pass references as the service gave them",
     )

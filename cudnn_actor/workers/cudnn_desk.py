@@ -8,7 +8,7 @@ from typing import Any
 from cudnn_actor.actors import Envelope
 from cudnn_actor.interruption import Interruption
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, OutcomeUnknown
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, OutcomeUnknown, Words
 from cudnn_actor.protocol.messages import (
     Allocate,
     Compute,
@@ -145,7 +145,7 @@ class CudnnDesk(MemoryDesk):
         if len(body) > LONGEST_MESSAGE:
             raise InvalidRequest(
                 field="messages",
-                value=f"{len(wanted):,} requests",
+                value=Words(f"{len(wanted):,} requests"),
                 problem=f"are {len(body):,} bytes, where {LONGEST_MESSAGE:,} is the most that a worker takes",
                 fix="warm some at a time",
             )
@@ -269,7 +269,7 @@ class CudnnDesk(MemoryDesk):
 def _unknown(message: Any) -> CudnnActorError:
     return InvalidRequest(
         field="message",
-        value=type(message).__name__,
+        value=Words(type(message).__name__),
         problem="is no message of this service",
         fix="send one of cudnn_actor.protocol.messages",
     )

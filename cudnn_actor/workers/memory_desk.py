@@ -28,7 +28,7 @@ from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import is_whole
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.errors import InvalidRequest, MalformedMessage, OutOfMemory
+from cudnn_actor.protocol.errors import InvalidRequest, MalformedMessage, OutOfMemory, Words
 from cudnn_actor.protocol.messages import Allocate, Copy, Download, Fill, Free, Upload, View
 from cudnn_actor.protocol.receipts import Receipt
 from cudnn_actor.protocol.tensor import TensorSpec
@@ -280,7 +280,7 @@ class MemoryDesk(Desk):
         self.memory.resolve(message.buffer, "buffer")
         raise InvalidRequest(
             field="message",
-            value="View",
+            value=Words("View"),
             problem="asks for memory of another process",
             fix='download the buffer, or spawn with isolation="thread"',
         )

@@ -18,6 +18,8 @@ from benchmarks.gpu.small import IN_FLIGHT, PUBLIC, TORCH, Calls, Requests, Smal
 from benchmarks.gpu.transfers import LAYOUTS, SIZES, WAYS, Moved, Transfers
 from cudnn_actor.cli.bench.record import ISOLATIONS
 from cudnn_actor.cli.measure import Timing
+from cudnn_actor.options import Isolation
+from cudnn_actor.protocol.tensor import LayoutName
 
 __all__ = ["gpu_run"]
 
@@ -68,7 +70,7 @@ def _timings(p50: float) -> list[Timing]:
     return [Timing(count=900, p50_us=t, p99_us=2 * t, max_us=9000.0) for t in _some(p50)]
 
 
-def _requests(loop: str, isolation: str) -> Requests:
+def _requests(loop: str, isolation: Isolation) -> Requests:
     asked, submitted = ({n: _some(9e3 * n**0.5 * (1 + i)) for n in IN_FLIGHT} for i in range(2))
     return Requests(
         loop=loop,
@@ -100,7 +102,7 @@ def _recovery() -> Recovery:
     )
 
 
-def _moved(size: str, layout: str) -> Moved:
+def _moved(size: str, layout: LayoutName) -> Moved:
     return Moved(size=size, layout=layout, gb_per_s={way: _some(12) for way in WAYS})
 
 

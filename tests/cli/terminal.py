@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
-__all__ = ["cudnn_actor", "python"]
+__all__ = ["CLONE", "cudnn_actor", "python"]
+
+CLONE = Path(__file__).resolve().parents[2]
+"""Where this runs from: what is missing is installed from there."""
 
 _LIMIT_S = 100.0
 

@@ -34,7 +34,7 @@ from cudnn_actor.protocol import (
 from cudnn_actor.supervision import Fault, FaultPlan
 
 from .chaos_rigs import RECEIPT, accumulation, buffer, copy, download, fill, in_processes, values
-from .terminal import cudnn_actor, python
+from .terminal import CLONE, cudnn_actor, python
 from .test_demo import INTERRUPTIBLE, WITHOUT_MATPLOTLIB
 
 UNKNOWN = OutcomeUnknown(request_id=1, cause="killed", why="it accumulates")
@@ -301,5 +301,5 @@ def test_without_matplotlib_only_the_plot_is_refused() -> None:
     words = ("chaos", "--isolation", "thread", "--seconds", "0.2")
     done = python("-c", WITHOUT_MATPLOTLIB, *words, "--plot", "chaos.png")
     assert (done.returncode, done.stdout) == (2, "")
-    assert 'pip install "cudnn-actor[demo]"' in done.stderr
+    assert f'pip install -e "{CLONE}[demo]"' in done.stderr
     assert python("-c", WITHOUT_MATPLOTLIB, *words).returncode == 0

@@ -7,6 +7,7 @@ import argparse
 import pytest
 import structlog
 
+from cudnn_actor import __version__
 from cudnn_actor.cli import _run
 from cudnn_actor.cli.logbook import LogBook
 from cudnn_actor.protocol import ServiceStopped
@@ -30,6 +31,11 @@ def test_without_a_command_the_help_names_all_of_them() -> None:
     assert done.returncode == 2
     for command in ("demo", "doctor", "bench", "reproduce", "autotune"):
         assert command in done.stderr
+
+
+def test_the_version_is_told() -> None:
+    done = cudnn_actor("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"cudnn-actor {__version__}\n", "")
 
 
 def test_a_number_that_is_none_is_named_with_what_would_be_one() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from .terminal import cudnn_actor, python
+from .terminal import CLONE, cudnn_actor, python
 
 WITHOUT_MATPLOTLIB = """
 import importlib.abc, sys
@@ -182,7 +182,7 @@ def test_a_picture_that_cannot_be_written_is_one_line(out: str, words: str, tmp_
 def test_without_matplotlib_the_demo_says_what_to_install() -> None:
     done = python("-c", WITHOUT_MATPLOTLIB, "demo")
     assert (done.returncode, done.stdout) == (2, "")
-    assert 'pip install "cudnn-actor[demo]"' in done.stderr
+    assert f'pip install -e "{CLONE}[demo]"' in done.stderr
     assert done.stderr.count("\n") == 1
 
 

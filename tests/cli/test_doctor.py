@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ..engines.broken_machines import Machine, bare_machine, whole_machine
-from .terminal import cudnn_actor, python
+from .terminal import CLONE, cudnn_actor, python
 
 
 def test_the_doctor_tries_the_service_and_says_what_serves() -> None:
@@ -53,7 +53,7 @@ def test_without_driver_and_packages_nothing_is_wrong_and_what_is_missing_has_it
         pytest.skip("this machine has a driver")
     assert (status, found["problems"], found["gpu_wanted"]) == (0, [], False)
     (missing,) = (one for one in found["missing"] if "CuPy" in one["what"])
-    assert missing["command"] == 'pip install "cudnn-actor[cuda13]"'
+    assert missing["command"] == f'pip install -e "{CLONE}[cuda13]"'
 
 
 def test_a_gpu_that_nobody_installed_packages_for_is_named_and_no_failure(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_hidden_gpus_are_no_failure(tmp_path: Path) -> None:
 def test_a_device_that_is_not_there_fails_with_the_reason() -> None:
     done = cudnn_actor("doctor", "--device", "cuda:77")
     assert done.returncode == 1
-    assert "device=cuda:77" in done.stdout
+    assert "device='cuda:77'" in done.stdout
 
 
 def test_the_doctor_runs_isolated_and_imports_no_cuda_package() -> None:

@@ -15,11 +15,13 @@ from cudnn_actor.protocol import (
     Numerics,
     TensorSpec,
 )
+from cudnn_actor.protocol.dtypes import DTypeName
 from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.reproduction import token
+from cudnn_actor.protocol.tensor import LayoutName
 
 
-def buffer(*dims: int, dtype: str = "float32", layout: str = "NCHW") -> BufferRef:
+def buffer(*dims: int, dtype: DTypeName = "float32", layout: LayoutName = "NCHW") -> BufferRef:
     spec = TensorSpec.packed(dims, dtype, layout)
     return BufferRef(slot=0, generation=0, spec=spec, device="cpu")
 

@@ -40,6 +40,10 @@ const char *cudnnGetErrorString(int status) { return "CUDNN_STATUS_SUBLIBRARY_VE
 """
 
 
+CLONE = Path(__file__).resolve().parents[2]
+"""Where this runs from: what is missing is installed from there."""
+
+
 class Machine:
     """A folder with a driver, libraries and packages, which a process can be run on."""
 

@@ -22,7 +22,7 @@ from cudnn_actor.engines.cuda.gpus import Driver, Gpu, find_driver
 from cudnn_actor.engines.cuda.inventory import Inventory, Package, take_inventory
 from cudnn_actor.engines.cuda.problems import problems_of
 
-from .broken_machines import PACKAGES, Machine, bare_machine, whole_machine
+from .broken_machines import CLONE, PACKAGES, Machine, bare_machine, whole_machine
 
 DRIVER = Driver(
     found=True,
@@ -86,9 +86,9 @@ PREVENTING = {
     ),
     "packages of CUDA 13 on a driver of CUDA 12": (
         with_driver(cuda=12_080, detail="serves CUDA up to 12.8"),
-        ("the NVIDIA driver is too old for packages of CUDA 13", "cudnn-actor[cuda12]"),
+        ("the NVIDIA driver is too old for packages of CUDA 13", "[cuda12]"),
     ),
-    "no CuPy": (with_packages(cupy_cuda13x=None), ("CuPy is not installed", "cudnn-actor[cuda13]")),
+    "no CuPy": (with_packages(cupy_cuda13x=None), ("CuPy is not installed", "[cuda13]")),
     "no bindings": (with_packages(cuda_bindings=None), ("cuda-bindings is not installed", "[cuda13]")),
     "no frontend": (
         with_packages(nvidia_cudnn_frontend=None),
@@ -98,7 +98,7 @@ PREVENTING = {
         with_packages(nvidia_cudnn_frontend="1.9.1"),
         ("the cuDNN frontend is too old", "nvidia-cudnn-frontend>=1.32"),
     ),
-    "no cuDNN": (but(libraries=()), ("cuDNN is not installed", "cudnn-actor[cuda13]")),
+    "no cuDNN": (but(libraries=()), ("cuDNN is not installed", "[cuda13]")),
     "an empty cuDNN": (
         but(libraries=(Library(name=MAIN, path="/else/libcudnn.so.9", whole=False),)),
         ("libcudnn.so.9 is no library", "remove /else from LD_LIBRARY_PATH"),
@@ -147,7 +147,7 @@ DOUBTFUL = {
     ),
     "cuDNN of another CUDA": (
         but(loading=Loading(version="9.28.0", cuda=12, mapped=CUDNN)),
-        ("cuDNN and CuPy are for different CUDA versions", "cudnn-actor[cuda13]"),
+        ("cuDNN and CuPy are for different CUDA versions", "[cuda13]"),
     ),
     "no run-time compiler": (
         but(nvrtc=""),
@@ -176,7 +176,7 @@ def test_what_may_go_wrong_is_named_and_prevents_nothing(name: str) -> None:
 def test_a_driver_of_cuda_12_is_offered_the_packages_of_cuda_12() -> None:
     bare = with_driver(cuda=12_080)
     problems = list(problems_of(msgspec.structs.replace(bare, packages=(), libraries=(), loading=None)))
-    assert {problem.fix for problem in problems} == {'pip install "cudnn-actor[cuda12]"'}
+    assert {problem.fix for problem in problems} == {f'pip install -e "{CLONE}[cuda12]"'}
 
 
 # On folders and files.
@@ -312,7 +312,7 @@ def test_a_whole_machine_can_be_used_and_nothing_is_loaded_to_find_out(tmp_path:
 def test_a_machine_without_packages_names_the_first_that_is_missing(tmp_path: Path) -> None:
     answer = asked(bare_machine(tmp_path))
     assert answer == (
-        'CuPy is not installed (arrays, streams and events need it): pip install "cudnn-actor[cuda13]"'
+        f'CuPy is not installed (arrays, streams and events need it): pip install -e "{CLONE}[cuda13]"'
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.protocol import BufferRef, DType, TensorSpec, UnsupportedGraph
+from cudnn_actor.protocol.dtypes import DTypeLike
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.messages import Compute
@@ -104,7 +105,7 @@ def workbench(engine: Engine) -> Iterator[Workbench]:
         os.close(fd)
 
 
-def spread(dims: tuple[int, ...], dtype: DType | str, gap: int = 2) -> TensorSpec:
+def spread(dims: tuple[int, ...], dtype: DTypeLike, gap: int = 2) -> TensorSpec:
     """A spec with gaps between neighbours in every dim, spatial dims slowest."""
     strides, step = [0] * len(dims), gap
     for axis in (1, 0, *range(2, len(dims))):

@@ -41,6 +41,7 @@ from cudnn_actor import (
     UnsupportedGraph,
     spawn,
 )
+from cudnn_actor.options import Isolation
 
 from ..engines.refusals import may_refuse
 from .bounds import error_over_bound
@@ -88,7 +89,7 @@ class Report:
         return "\n".join([f"{line}; {grown}; {len(self.wrong)} wrong", *self.wrong])
 
 
-async def soak(seconds: float, *, device: str, isolation: str, largest_mib: int, seed: int) -> Report:
+async def soak(seconds: float, *, device: str, isolation: Isolation, largest_mib: int, seed: int) -> Report:
     """Run traffic against a service of its own for `seconds`."""
     report = Report(seed, seconds)
     async with spawn(device=device, isolation=isolation, workspace_limit=WORKSPACE_BYTES) as gpu:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor import CudnnRef, DType, InvalidRequest, Layout, spawn
+from cudnn_actor.protocol.tensor import LayoutName
 
 pytestmark = pytest.mark.gpu
 
@@ -47,7 +48,7 @@ def keep_busy(stream: Any) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-async def test_a_torch_tensor_is_copied_on_the_device(dtype: str, layout: str) -> None:
+async def test_a_torch_tensor_is_copied_on_the_device(dtype: str, layout: LayoutName) -> None:
     torch = torch_or_skip()
     tensor = torch.arange(X.size, device="cuda:0").reshape(X.shape).to(getattr(torch, dtype))
     async with spawn(device="cuda:0", isolation="thread") as gpu:

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from cudnn_actor import ConvSpec, spawn
+from cudnn_actor.options import Isolation
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_traffic_goes_on_while_another_thread_captures_and_spoils_nothing(isolation: str) -> None:
+def test_traffic_goes_on_while_another_thread_captures_and_spoils_nothing(isolation: Isolation) -> None:
     async def traffic() -> None:
         async with spawn(device="cuda:0", isolation=isolation) as gpu:
             x = await gpu.upload(np.ones((1, 4, 8, 8), np.float32))

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from cudnn_actor import ConvFwd, ConvSpec, DType, View, spawn
+from cudnn_actor.protocol.dtypes import DTypeName
+from cudnn_actor.protocol.tensor import LayoutName
 
 from ..service.full_memory import FULL, LIMIT, fill_memory, has_room
 
@@ -20,7 +22,7 @@ X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", list(DType))
 async def test_a_view_is_a_cupy_array_of_the_buffers_dims_strides_and_values(
-    layout: str, dtype: DType
+    layout: LayoutName, dtype: DType
 ) -> None:
     import cupy
 
@@ -36,7 +38,7 @@ async def test_a_view_is_a_cupy_array_of_the_buffers_dims_strides_and_values(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-async def test_torch_takes_a_view_without_a_copy(dtype: str) -> None:
+async def test_torch_takes_a_view_without_a_copy(dtype: DTypeName) -> None:
     torch = pytest.importorskip("torch")
     async with spawn(device="cuda:0", isolation="thread") as gpu:
         ref = await gpu.upload(X, dtype=dtype, layout="NHWC")

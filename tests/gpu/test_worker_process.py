@@ -36,6 +36,7 @@ from cudnn_actor import (
     StaleBufferError,
     spawn,
 )
+from cudnn_actor.protocol.tensor import LayoutName
 
 from ..engines.references import relative_error
 from .bounds import UNIT
@@ -245,7 +246,7 @@ CASES = {
 
 
 async def gradients(
-    gpu: CudnnRef, arrays: tuple[np.ndarray, np.ndarray, np.ndarray], conv: ConvSpec, layout: str
+    gpu: CudnnRef, arrays: tuple[np.ndarray, np.ndarray, np.ndarray], conv: ConvSpec, layout: LayoutName
 ) -> list[np.ndarray]:
     """A convolution and its two gradients."""
     x, w, dy = [await gpu.upload(array, layout=layout) for array in arrays]
@@ -261,7 +262,7 @@ async def gradients(
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16])
 async def test_results_are_the_cpu_engine_s_within_the_bounds_of_rounding(
-    dtype: DType, layout: str, case: str
+    dtype: DType, layout: LayoutName, case: str
 ) -> None:
     dims, filters, conv = CASES[case]
     random = np.random.default_rng([len(case), dims[2]])

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from cudnn_actor.protocol import BufferRef, ConvBwdData, ConvBwdFilter, ConvFwd, ConvSpec, TensorSpec
+from cudnn_actor.protocol.dtypes import DTypeName
+from cudnn_actor.protocol.tensor import LayoutName
 
 CONV = ConvSpec.symmetric(2, pad=1)
 
 
-def ref(dims: tuple[int, ...], dtype: str = "float32", layout: str = "NCHW", slot: int = 0) -> BufferRef:
+def ref(
+    dims: tuple[int, ...], dtype: DTypeName = "float32", layout: LayoutName = "NCHW", slot: int = 0
+) -> BufferRef:
     spec = TensorSpec.packed(dims, dtype, layout)
     return BufferRef(slot=slot, generation=1 << 32 | 1, spec=spec, device="cpu")
 

@@ -13,6 +13,7 @@ from cudnn_actor.protocol import (
     ContextLost,
     CudnnActorError,
     DeadlineExceeded,
+    DType,
     ErrorRecord,
     ExecutionFailed,
     InvalidRequest,
@@ -31,10 +32,13 @@ from cudnn_actor.protocol import (
     encode_reply,
     errors,
 )
+from cudnn_actor.protocol.errors import Words
 
 EVERY_ERROR: list[CudnnActorError] = [
     CudnnActorError("something of its own"),
     InvalidRequest(field="stride", value=(0, 1), problem="holds 0", fix="use 1"),
+    InvalidRequest(field="layout", value="NWHC", problem="is no layout", fix="use NHWC"),
+    InvalidRequest(field="y", value=Words("dtype int4"), problem="is no type", fix="use int8"),
     ReentrantAsk(field="ask", value="ConvFwd", problem="never answers", fix="use submit"),
     MalformedMessage(detail="truncated"),
     *(StaleBufferError(slot=3, generation=2**64 - 1, reason=reason) for reason in StaleReason),
@@ -174,6 +178,22 @@ def test_everything_is_caught_under_the_root() -> None:
 def test_a_record_of_no_error_is_malformed(record: ErrorRecord) -> None:
     with pytest.raises(MalformedMessage):
         record.to_error()
+
+
+def test_a_string_has_its_quotes_and_what_describes_a_value_has_none() -> None:
+    texts = [
+        str(InvalidRequest(field="x", value=value, problem="is wrong", fix="mend it"))
+        for value in ("1", 1, "", DType.INT8, Words("dtype int4"), b"1")
+    ]
+    shown = [text.removeprefix("x=").removesuffix(": is wrong; mend it") for text in texts]
+    assert shown == ["'1'", "1", "''", "'int8'", "dtype int4", "b'1'"]
+
+
+@pytest.mark.parametrize("value", ["long" * 100, ["long"] * 100, 10**5000, -(10**5000)], ids=lambda _: "")
+def test_the_text_of_a_long_value_is_short(value: object) -> None:
+    error = InvalidRequest(field="x", value=value, problem="is long", fix="shorten it")
+    assert len(str(error)) < 250
+    assert is_same(error, pickle.loads(pickle.dumps(error)))
 
 
 def test_a_value_that_is_no_plain_data_is_kept_as_its_text() -> None:

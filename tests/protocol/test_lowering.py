@@ -17,6 +17,7 @@ from cudnn_actor.protocol import (
     Pointwise,
     TensorRole,
 )
+from cudnn_actor.protocol.dtypes import DTypeName
 from cudnn_actor.protocol.lowering import lower, signature
 
 from .lowering_fixtures import CONV, backward_data, backward_filter, forward, ref
@@ -102,7 +103,9 @@ def test_bound_fields_have_the_specs_of_their_tensors() -> None:
         ("int8", "float32", DType.INT32),
     ],
 )
-def test_products_are_accumulated_in_a_wide_enough_type(operands: str, result: str, compute: DType) -> None:
+def test_products_are_accumulated_in_a_wide_enough_type(
+    operands: DTypeName, result: DTypeName, compute: DType
+) -> None:
     message = forward(
         x=ref((2, 4, 8, 8), operands), w=ref((6, 4, 3, 3), operands), y=ref((2, 6, 8, 8), result)
     )

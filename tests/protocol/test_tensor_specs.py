@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any, cast
 
 import hypothesis.strategies as st
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, TensorSpec, packed_strides
+from cudnn_actor.protocol.tensor import LayoutName
 
 DIMS = st.lists(st.integers(1, 7), min_size=3, max_size=5).map(tuple)
 
@@ -30,7 +32,7 @@ def test_packed_strides_are_those_that_numpy_gives(dims: tuple[int, ...]) -> Non
 def test_a_packed_spec_has_no_gaps(dims: tuple[int, ...], layout: Layout, dtype: DType) -> None:
     spec = TensorSpec.packed(dims, dtype, layout)
     assert spec.nbytes == spec.size * dtype.itemsize == np.zeros(dims, dtype.numpy).nbytes
-    assert TensorSpec.packed(dims, dtype.value, layout.value) == spec
+    assert TensorSpec.packed(dims, np.dtype(dtype.numpy), cast(LayoutName, layout.value)) == spec
 
 
 def test_the_layout_is_told_from_the_strides() -> None:
@@ -184,10 +186,47 @@ def test_the_largest_extent_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("layout", ["STRIDED", "NCWH", 3, None])
-def test_a_layout_without_strides_is_refused(layout: str) -> None:
+def test_a_layout_without_strides_is_refused(layout: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         packed_strides((1, 2, 3), layout)
     assert caught.value.field == "layout"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("NCWH", "NCHW"), ("nhwc", "NHWC"), ("NHCW", "NHWC"), ("strided", None), ("rows", None)],
+)
+def test_a_misspelt_layout_is_told_which_was_meant(given: Any, meant: str | None) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        TensorSpec.packed((1, 2, 3), "float32", given)
+    assert f"layout={given!r}: " in str(caught.value)
+    assert (f'did you mean "{meant}"?' in str(caught.value)) is (meant is not None)
+    assert ("did you mean" in str(caught.value)) is (meant is not None)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("flaot32", "float32"),
+        ("Float16", "float16"),
+        ("bf16", "bfloat16"),
+        ("int64", None),  # NumPy has it, tensors have not
+        ("complex64", None),
+        ("number", None),
+    ],
+)
+def test_a_misspelt_dtype_is_told_which_was_meant(given: Any, meant: str | None) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        TensorSpec.packed((1, 2, 3), given)
+    assert f"dtype={given!r}: " in str(caught.value)
+    assert (f'did you mean "{meant}"?' in str(caught.value)) is (meant is not None)
+    assert ("did you mean" in str(caught.value)) is (meant is not None)
+
+
+def test_a_name_where_only_a_member_will_do_is_told_so() -> None:
+    name: Any = "float32"
+    with pytest.raises(InvalidRequest, match=r"dtype='float32': is no DType; use one of DType\.FLOAT64"):
+        TensorSpec(dims=(1,), strides=(1,), dtype=name)
 
 
 @pytest.mark.parametrize("dims", [(2, 3), (1, 2, 3, 4, 5, 6)])
@@ -197,9 +236,9 @@ def test_channels_last_needs_three_to_five_dims(dims: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float8", "int64", object, None, 3])
-def test_a_dtype_that_tensors_cannot_have_is_refused(dtype: str) -> None:
+def test_a_dtype_that_tensors_cannot_have_is_refused(dtype: Any) -> None:
     with pytest.raises(InvalidRequest, match="convert to one of") as caught:
         TensorSpec.packed((1,), dtype)
     assert caught.value.field == "dtype"
     with pytest.raises(InvalidRequest, match="use one of"):
-        TensorSpec(dims=(1,), strides=(1,), dtype=dtype)  # type: ignore[arg-type]
+        TensorSpec(dims=(1,), strides=(1,), dtype=dtype)

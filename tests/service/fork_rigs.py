@@ -38,7 +38,7 @@ from cudnn_actor import (
 )
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.options import make_options
+from cudnn_actor.options import Isolation, make_options
 from cudnn_actor.workers import ledger
 from cudnn_actor.workers.dispatcher import Dispatcher
 from cudnn_actor.workers.launching import Launcher
@@ -288,7 +288,7 @@ def end_well(children: Sequence[Callable[[], int]]) -> None:
 # Programs.
 
 
-def children_look_around(isolation: str, way: str) -> None:
+def children_look_around(isolation: Isolation, way: str) -> None:
     """Three children of a process whose load goes on."""
     service = start(device="cpu", isolation=isolation)
     load = Load(service)
@@ -299,7 +299,7 @@ def children_look_around(isolation: str, way: str) -> None:
     service.stop(PATIENCE_S)
 
 
-def many_children(isolation: str) -> None:
+def many_children(isolation: Isolation) -> None:
     """Children that are forked in whatever step the load's threads are."""
     service = start(device="cpu", isolation=isolation)
     load = Load(service)
@@ -310,7 +310,7 @@ def many_children(isolation: str) -> None:
     service.stop(PATIENCE_S)
 
 
-def child_serves_itself(isolation: str, way: str) -> None:
+def child_serves_itself(isolation: Isolation, way: str) -> None:
     """A child starts services of its own, beside its parent's."""
     service = start(device="cpu", isolation=isolation)
     load = Load(service)
@@ -343,7 +343,7 @@ async def _spawns() -> None:
         assert (await gpu.download(buffer) == 7.0).all()
 
 
-def fork_in_a_body(isolation: str) -> None:
+def fork_in_a_body(isolation: Isolation) -> None:
     """A child that is forked in the body of `async with spawn(...)`, and leaves the body."""
 
     async def main() -> None:
@@ -408,7 +408,7 @@ def child_gives_up_its_copies() -> None:
     asyncio.run(main())
 
 
-def locks_are_held(isolation: str) -> None:
+def locks_are_held(isolation: Isolation) -> None:
     """Children of a process whose other threads have a lock in hand: each of those that a child may meet.
 
     No public call stops a thread there, so the locks are taken here, as those threads do.
@@ -460,7 +460,7 @@ def _looks_and_serves(service: CudnnService, kept: BufferRef) -> None:
     signal.alarm(0)
 
 
-def services_come_and_go(isolation: str) -> None:
+def services_come_and_go(isolation: Isolation) -> None:
     """Children of a process that starts and stops services all the time."""
     ends, rounds = threading.Event(), threading.Semaphore(0)
 

@@ -18,7 +18,7 @@ from cudnn_actor import Allocate, BufferRef, CudnnService, Download, Fill, Servi
 from cudnn_actor.protocol.tensor import TensorSpec
 from tests.service.fork_rigs import Load, log_to_the_standard_library, look_around
 
-ISOLATION = os.environ["TEST_ISOLATION"]
+ISOLATION: Any = os.environ["TEST_ISOLATION"]
 _ROUNDS, _WRONG, _RESTARTS, _WORKER = range(4)
 
 log_to_the_standard_library()

@@ -99,7 +99,7 @@ async def test_an_upload_is_answered_behind_its_fence_too() -> None:
             Copy(src=trio.x, dst=trio.y),
             Allocate(spec=SPEC, data=single(4)),
         ]
-        futures = [gpu.submit(message) for message in messages]
+        futures: list[asyncio.Future[Any]] = [gpu.submit(message) for message in messages]
         await quiet(gpu)
         assert not any(future.done() for future in futures)
         device.run_freely()
@@ -167,7 +167,7 @@ async def test_a_crash_judges_each_unfinished_request() -> None:
         assert (await pure).generation == 2
         assert isinstance(await outcome(sums), OutcomeUnknown)
         assert (await pure_too).generation == 2
-        assert await drained is None
+        assert await outcome(drained) is None
         assert [await trio.result(), await other.result()] == [6, 6]
         with pytest.raises(StaleBufferError, match="torn"):
             await torn.result()

@@ -107,7 +107,7 @@ async def test_what_conflicts_with_a_waiting_request_keeps_its_place() -> None:
     async with workshop_service() as (gpu, workshop, trio):
         other = await gpu.upload(single(5))
         with held(workshop):
-            behind = [
+            behind: list[asyncio.Future[Any]] = [
                 gpu.submit(message)
                 for message in (
                     cold(trio),  # y = relu(3 * 2)
@@ -150,7 +150,7 @@ async def test_freeing_a_buffer_that_a_waiting_request_uses_waits_too() -> None:
             await taken_up(gpu)
             assert not freed.done()
         assert isinstance(await waits, Receipt)
-        assert await freed is None
+        assert await outcome(freed) is None
         error = await outcome(late)
         assert isinstance(error, StaleBufferError)
         assert error.reason == "freed"

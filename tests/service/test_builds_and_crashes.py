@@ -38,7 +38,7 @@ async def test_a_crash_runs_what_waited_in_the_successor_in_order_and_judges_non
         other = await gpu.upload(single(0))
         with held(workshop):
             waits = gpu.submit(cold(trio, beta=1.0))  # not pure: 6 + 1
-            behind = [
+            behind: list[asyncio.Future[Any]] = [
                 gpu.submit(trio.sum()),  # 6 + 7
                 gpu.submit(Download(src=trio.y)),
                 gpu.submit(Warm(messages=(cold(trio),))),
@@ -86,7 +86,7 @@ async def test_a_stop_answers_what_waits_for_a_plan() -> None:
     gpu = await spawn_on(lambda: BuildingEngine(workshop))
     trio = await Trio.on(gpu)
     with held(workshop):
-        asked = [
+        asked: list[asyncio.Future[Any]] = [
             gpu.submit(cold(trio)),
             gpu.submit(Download(src=trio.y)),
             gpu.submit(Fill(dst=trio.x, value=1)),
@@ -109,7 +109,7 @@ async def test_where_the_memory_dies_with_the_context_so_do_those_that_wait() ->
     trio = await Trio.on(gpu)
     other = await gpu.upload(single(0))
     with held(workshop):
-        asked = [gpu.submit(cold(trio)), gpu.submit(Download(src=trio.y))]
+        asked: list[asyncio.Future[Any]] = [gpu.submit(cold(trio)), gpu.submit(Download(src=trio.y))]
         await in_thread(workshop.building.wait_for_arrival)
         asked.append(gpu.submit(Fill(dst=other, value=1)))
         errors = [await outcome(future) for future in asked]

@@ -95,7 +95,7 @@ async def test_the_order_of_effects_is_kept_across_a_crash() -> None:
         with gate.closed():
             first = gpu.submit(trio.product())
             await in_thread(gate.wait_for_arrival)
-            sent = []
+            sent: list[asyncio.Future[Any]] = []
             for value in range(1, 6):
                 sent += [gpu.submit(Fill(dst=trio.x, value=value)), gpu.submit(trio.product())]
                 sent.append(gpu.submit(Download(src=trio.y)))

@@ -207,7 +207,7 @@ async def test_statistics_add_up_over_a_life_with_results_errors_cancellations_a
                 gpu.submit(Free(buffer=trio.w)),
                 gpu.submit(Download(src=trio.w)),
             )  # 1, and 1 error
-        assert await freeing is None
+        assert await outcome(freeing) is None
         assert isinstance(await outcome(late), StaleBufferError)
         with pytest.raises(StaleBufferError):
             await gpu.download(trio.w)  # refused where it is sent: not admitted, not counted

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import Future
+from typing import assert_type
 
 import numpy as np
 import pykka
@@ -36,7 +38,7 @@ from cudnn_actor import (
     Warm,
 )
 
-from .rigs import ONE_BY_ONE, PATIENCE_S, Trio, single, spawn
+from .rigs import ONE_BY_ONE, PATIENCE_S, Trio, outcome, single, spawn
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
@@ -68,7 +70,22 @@ async def test_ask_answers_each_message_with_what_its_class_says() -> None:
         assert isinstance(await gpu.ask(GetStatistics()), Statistics)
         assert await gpu.ask(Warm(messages=(ConvFwd(x=other, w=other, y=ref, conv=ONE_BY_ONE),))) == 0
         for message in (Drain(), Free(buffer=ref)):
-            assert await gpu.submit(message) is None
+            assert await outcome(gpu.submit(message)) is None
+
+
+async def test_what_submit_gives_is_typed_by_its_message() -> None:
+    async with spawn(device="cpu") as gpu:
+        allocated = assert_type(gpu.submit(Allocate(spec=TensorSpec.packed((1,)))), Future[BufferRef])
+        ref = await allocated
+        filled = assert_type(gpu.submit(Fill(dst=ref, value=5)), Future[Receipt])
+        read = assert_type(gpu.submit(Download(src=ref)), Future[np.ndarray])
+        pinged = assert_type(gpu.submit(Ping()), Future[int])
+        counted = assert_type(gpu.submit(GetStatistics()), Future[Statistics])
+        freed = assert_type(gpu.submit(Free(buffer=ref)), Future[None])
+        assert (await filled).generation == await pinged == 1
+        assert (await read).item() == 5
+        assert (await counted).generation == 1
+        assert await outcome(freed) is None
 
 
 async def test_an_empty_buffer_has_the_dims_dtype_and_layout_that_were_asked_for() -> None:

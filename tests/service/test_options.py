@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
+import pydoc
+import re
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from cudnn_actor import Fault, FaultPlan, InvalidRequest, Spawning, child_spec, spawn, start
+from cudnn_actor.options import Isolation, Options
 
 from .rigs import Trio
 
@@ -54,6 +59,10 @@ BAD: list[tuple[str, Any]] = [
     ("on_give_up", None),
     ("on_give_up", 70),
     ("on_give_up", asyncio.sleep),
+    ("name", ""),
+    ("name", 3),
+    ("name", "two\nlines"),
+    ("name", "n" * 101),
 ]
 
 
@@ -79,6 +88,65 @@ def test_a_bad_option_is_named_and_nothing_is_started(way: Any, name: str, value
     assert threading.active_count() == threads
 
 
+MISSPELT: list[tuple[str, Any, str]] = [
+    ("mail_box", 10, "mailbox"),
+    ("max_restart", 1, "max_restarts"),
+    ("isolation", "tread", "thread"),
+    ("isolation", "Process", "process"),
+    ("device", "cuda0", "cuda:0"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "meant"), MISSPELT)
+@pytest.mark.parametrize("way", [spawn, start, child_spec])
+def test_a_misspelt_word_is_told_which_was_meant(way: Any, name: str, value: Any, meant: str) -> None:
+    with pytest.raises(InvalidRequest, match=f'did you mean "{meant}"\\?') as caught:
+        way(**{"device": "cpu", name: value})
+    assert f"{name}={value!r}: " in str(caught.value)
+
+
+# What the three functions show.
+
+WAYS = pytest.mark.parametrize(
+    ("way", "own"), [(spawn, []), (start, ["parent"]), (child_spec, ["id", "restart"])]
+)
+
+
+@WAYS
+def test_the_signature_has_every_option_by_name_with_its_default(way: Any, own: list[str]) -> None:
+    shown = dict(inspect.signature(way).parameters)
+    others = {name: shown.pop(name) for name in own}
+    assert list(shown) == list(Options.__struct_fields__)
+    for field in msgspec.structs.fields(Options):
+        assert shown[field.name].default == field.default
+        assert shown[field.name].kind is inspect.Parameter.KEYWORD_ONLY
+    assert shown["isolation"].annotation == Literal["process", "thread"] | None
+    assert all(each.default is not inspect.Parameter.empty for each in others.values())
+
+
+@WAYS
+def test_help_shows_every_option_and_what_it_means(way: Any, own: list[str]) -> None:
+    text = pydoc.plain(pydoc.render_doc(way))
+    head, _, meanings = text.partition("Parameters")
+    for name in (*own, *Options.__struct_fields__):
+        assert re.search(rf"\b{name}: ", head), "in the signature"
+        assert re.search(rf"^ *([a-z_]+, )*{name}(, [a-z_]+)*$", meanings, re.MULTILINE), "with its meaning"
+    assert "**options" not in text
+    assert meanings.count("Parameters\n") == 0, "all in one section"
+    assert "Raises" in meanings
+
+
+def test_a_service_is_called_what_its_name_says_and_a_child_its_id() -> None:
+    for name, called in ((None, "cudnn"), ("left", "left")):
+        service = start(device="cpu", name=name)
+        assert service.name == called
+        service.stop()
+    for name, called in ((None, "a"), ("b", "b"), ("cudnn", "cudnn")):
+        spec, service = child_spec("a", device="cpu", name=name)
+        assert (spec.policy.id, service.name) == ("a", called)
+        service.stop()
+
+
 NEEDS_A_PROCESS: list[tuple[str, Any]] = [
     ("standby", 1),
     ("verify", True),
@@ -101,7 +169,12 @@ def test_it_chooses_a_process_where_the_choice_is_left(name: str, value: Any) ->
 
 
 def test_without_it_the_cpu_is_served_on_a_thread_unless_a_process_is_asked_for() -> None:
-    for asked, given in ((None, "thread"), ("thread", "thread"), ("process", "process")):
+    ways: list[tuple[Isolation | None, Isolation]] = [
+        (None, "thread"),
+        ("thread", "thread"),
+        ("process", "process"),
+    ]
+    for asked, given in ways:
         _, service = child_spec(device="cpu", isolation=asked)
         assert service.isolation == given
         service.stop()
@@ -126,7 +199,7 @@ async def test_a_kill_that_is_scripted_strikes_the_worker_and_the_request_is_ans
 
 def test_options_have_no_places_only_names() -> None:
     untyped: Any = spawn
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match='by name, as in device="cpu"'):
         untyped("cpu")
 
 

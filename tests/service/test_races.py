@@ -299,7 +299,7 @@ def work_of_a_loop(gpu: CudnnRef, number: int, rounds: int) -> Any:
     async def work() -> None:
         trio = await Trio.on(gpu, w=float(number))
         for value in range(rounds):
-            sent = [
+            sent: list[asyncio.Future[Any]] = [
                 gpu.submit(Fill(dst=trio.x, value=float(value))),
                 gpu.submit(trio.product()),
                 gpu.submit(Download(src=trio.y)),

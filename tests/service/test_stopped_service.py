@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pykka
 import pytest
@@ -64,7 +65,7 @@ def test_a_loop_that_closes_before_its_replies_loses_only_them(closed: str) -> N
     service = gated_service(gate)
     service.launch()
     gpu = CudnnRef(service)
-    sent: list[asyncio.Future[object]] = []
+    sent: list[asyncio.Future[Any]] = []
 
     async def ask_and_leave() -> None:
         trio = await Trio.on(gpu)

@@ -138,7 +138,10 @@ async def test_a_download_for_which_there_is_no_staging_memory_is_read_on_the_sp
 async def test_drain_waits_for_downloads() -> None:
     order: list[str] = []
     async with paused() as (gpu, device, trio):
-        futures = {"read": gpu.submit(Download(src=trio.y)), "drained": gpu.submit(Drain())}
+        futures: dict[str, asyncio.Future[Any]] = {
+            "read": gpu.submit(Download(src=trio.y)),
+            "drained": gpu.submit(Drain()),
+        }
         for name, future in futures.items():
             future.add_done_callback(partial(_note, order, name))
         await quiet(gpu)
@@ -173,7 +176,7 @@ async def test_the_answer_of_a_cancelled_download_is_called_for_all_the_same() -
 
 async def test_a_context_that_dies_between_two_answers_answers_each_request_once() -> None:
     async with paused() as (gpu, device, trio):
-        futures = [
+        futures: list[asyncio.Future[Any]] = [
             gpu.submit(trio.sum()),
             gpu.submit(Download(src=trio.y)),
             gpu.submit(Download(src=trio.y)),

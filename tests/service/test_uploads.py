@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from cudnn_actor import DType, InvalidRequest, Layout
+from cudnn_actor.protocol.dtypes import DTypeName
+from cudnn_actor.protocol.tensor import LayoutLike
 
 from .rigs import spawn
 
@@ -22,7 +24,7 @@ DIMS = [(2, 3, 5), (2, 3, 4, 5), (2, 3, 4, 5, 6)]
 @pytest.mark.parametrize("layout", [Layout.NCHW, "NHWC"])
 @pytest.mark.parametrize("dtype", list(DType))
 async def test_what_comes_out_is_what_went_in(
-    dims: tuple[int, ...], layout: Layout | str, dtype: DType
+    dims: tuple[int, ...], layout: LayoutLike, dtype: DType
 ) -> None:
     values = np.arange(np.prod(dims)).reshape(dims) % 100
     array = values.astype(dtype.numpy)
@@ -49,7 +51,7 @@ async def test_lists_of_floats_become_float64() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int32"])
-async def test_whole_numbers_go_where_they_are_told(dtype: str) -> None:
+async def test_whole_numbers_go_where_they_are_told(dtype: DTypeName) -> None:
     async with spawn(device="cpu") as gpu:
         out = await gpu.download(await gpu.upload([[[1, -2, 3]]], dtype=dtype))
     assert out.dtype == DType(dtype).numpy

@@ -22,6 +22,8 @@ from cudnn_actor import (
     spawn,
 )
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.protocol.dtypes import DTypeName
+from cudnn_actor.protocol.tensor import LayoutName
 
 from .full_memory import FULL, LIMIT, fill_memory, has_room
 from .rigs import (
@@ -42,7 +44,7 @@ X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
-async def test_a_view_has_the_buffers_dims_strides_and_values(layout: str, dtype: str) -> None:
+async def test_a_view_has_the_buffers_dims_strides_and_values(layout: LayoutName, dtype: DTypeName) -> None:
     async with spawn(device="cpu") as gpu:
         ref = await gpu.upload(X.astype("int32"), layout=layout, dtype=dtype)
         view = await gpu.view(ref)
@@ -168,7 +170,7 @@ async def test_a_freed_buffer_stays_freed_after_a_crash_whoever_looks_at_it() ->
         ref = await gpu.empty(FULL)
         view = await gpu.view(ref)
         await gpu.free(ref)
-        late = [gpu.submit(Free(buffer=other)), gpu.submit(Download(src=other))]
+        late: list[asyncio.Future[Any]] = [gpu.submit(Free(buffer=other)), gpu.submit(Download(src=other))]
         assert await late[0] is None
         assert gpu.generation == 2
         with pytest.raises(StaleBufferError, match="freed"):

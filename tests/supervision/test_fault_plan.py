@@ -159,11 +159,11 @@ BAD: list[tuple[Callable[[], object], str, str]] = [
     (lambda: FaultPlan().at(1.5, Fault.KILL), "at", "1.5"),  # type: ignore[arg-type]
     (lambda: FaultPlan().at(True, Fault.KILL), "at", "True"),
     (lambda: FaultPlan().at(1, Fault.KILL, times=0), "times", "0"),
-    (lambda: FaultPlan().at(1, "explode"), "fault", "explode"),  # type: ignore[arg-type]
-    (lambda: FaultPlan().at(1, Fault.CRASH_IN_START), "fault", "crash in start"),
-    (lambda: FaultPlan().chance(0.5, Fault.CRASH_IN_START), "fault", "crash in start"),
-    (lambda: FaultPlan().at(1, Fault.KILL, of="ConvForward"), "of", "ConvForward"),
-    (lambda: FaultPlan().at(1, Fault.KILL, of=Ping), "of", "Ping"),
+    (lambda: FaultPlan().at(1, "explode"), "fault", "'explode'"),  # type: ignore[arg-type]
+    (lambda: FaultPlan().at(1, Fault.CRASH_IN_START), "fault", "'crash in start'"),
+    (lambda: FaultPlan().chance(0.5, Fault.CRASH_IN_START), "fault", "'crash in start'"),
+    (lambda: FaultPlan().at(1, Fault.KILL, of="ConvForward"), "of", "'ConvForward'"),
+    (lambda: FaultPlan().at(1, Fault.KILL, of=Ping), "of", "'Ping'"),
     (lambda: FaultPlan().at(1, Fault.KILL, of=["ConvFwd"]), "of", "['ConvFwd']"),  # type: ignore[arg-type]
     (lambda: FaultPlan().chance(1.01, Fault.KILL), "probability", "1.01"),
     (lambda: FaultPlan().chance(-0.01, Fault.KILL), "probability", "-0.01"),

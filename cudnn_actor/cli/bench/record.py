@@ -10,6 +10,7 @@ import msgspec
 
 from cudnn_actor.cli.measure import Timing
 from cudnn_actor.cli.problems import UserError
+from cudnn_actor.options import Isolation
 
 __all__ = [
     "APART",
@@ -32,7 +33,7 @@ __all__ = [
 
 SUBJECTS = ("bare hop", "ping", "trivial convolution", "pykka ask + to_thread")
 IN_FLIGHT = (8, 64, 512)
-ISOLATIONS = ("thread", "process")
+ISOLATIONS: tuple[Isolation, ...] = ("thread", "process")
 SIDE_SUBJECTS = ("ping", "trivial convolution")
 SIDES_IN_FLIGHT = (8, 64, 256)
 APART = "isolation: "

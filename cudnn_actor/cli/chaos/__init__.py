@@ -25,6 +25,7 @@ from cudnn_actor.cli.chaos.settings import EVERYWHERE, FaultKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.cli.chaos.trial import trial
 from cudnn_actor.cli.problems import UserError
+from cudnn_actor.extras import install_command
 from cudnn_actor.protocol import InvalidRequest
 
 __all__ = ["add_arguments", "run"]
@@ -204,7 +205,7 @@ def _check_matplotlib() -> None:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         raise UserError(
-            '--plot draws with matplotlib, which is not installed: pip install "cudnn-actor[demo]"'
+            f"--plot draws with matplotlib, which is not installed: {install_command('demo')}"
         ) from None
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cudnn_actor.protocol import ConvBwdData, ConvBwdFilter, ConvFwd, ConvSpec, TensorSpec
+from cudnn_actor.protocol.tensor import LayoutName
 
 __all__ = ["CLASS", "INPUTS", "PROBLEMS", "READS", "VALUES", "WRITES", "Answers", "Kind", "Problem"]
 
@@ -42,7 +43,7 @@ class Problem(NamedTuple):
     x: tuple[int, int, int, int]
     w: tuple[int, int, int, int]
     conv: ConvSpec
-    layout: str = "NCHW"
+    layout: LayoutName = "NCHW"
 
     def dims(self, role: str) -> tuple[int, ...]:
         """Of an operand, or of a gradient, which has its operand's."""

@@ -6,6 +6,8 @@ import enum
 
 import msgspec
 
+from cudnn_actor.options import Isolation
+
 __all__ = ["EVERYWHERE", "FaultKind", "Settings"]
 
 
@@ -61,7 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: float = 30.0
     engine: str = "cpu"
-    isolation: str = "process"
+    isolation: Isolation = "process"
     standby: int = 0
     kill_every: float = 0.5
     faults: tuple[FaultKind, ...] = tuple(FaultKind)

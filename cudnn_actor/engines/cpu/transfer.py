@@ -9,7 +9,7 @@ import numpy as np
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu.rounding import integer_range, rounding_to
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 
 __all__ = ["check_target", "check_values", "element", "fill", "read", "store", "write"]
 
@@ -111,7 +111,7 @@ def _check_range(dst: np.dtype[np.generic], array: np.ndarray) -> None:
 
 
 def _bad_data(value: object, problem: str, fix: str) -> InvalidRequest:
-    return InvalidRequest(field="data", value=str(value), problem=problem, fix=fix)
+    return InvalidRequest(field="data", value=Words(value), problem=problem, fix=fix)
 
 
 def _bad_value(value: float, dtype: np.dtype[np.generic], fix: str) -> InvalidRequest:

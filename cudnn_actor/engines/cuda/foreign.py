@@ -18,7 +18,7 @@ from cudnn_actor.engines.cuda.failures import STICKY
 from cudnn_actor.engines.cuda.libraries import libraries
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import ContextLost, CudnnActorError, ExecutionFailed, InvalidRequest
+from cudnn_actor.protocol.errors import ContextLost, CudnnActorError, ExecutionFailed, InvalidRequest, Words
 
 __all__ = ["DeviceArray", "adopt"]
 
@@ -123,7 +123,7 @@ def _require_device(array: Any, ordinal: int) -> None:
     if found != ordinal:
         raise InvalidRequest(
             field="array",
-            value=type(array).__name__,
+            value=Words(type(array).__name__),
             problem=f"lies on cuda:{found}, but this service runs on cuda:{ordinal}",
             fix=f"move it there first (x.to('cuda:{ordinal}') in PyTorch), or to the host",
         )
@@ -142,7 +142,7 @@ def _dtype(taken: Any) -> DType:
     if found is None:
         raise InvalidRequest(
             field="array",
-            value=f"dtype {taken.dtype}",
+            value=Words(f"dtype {taken.dtype}"),
             problem="is no element type that tensors can have",
             fix=f"cast it on the device first, to one of {', '.join(DType)}",
         )
@@ -164,5 +164,5 @@ def _refused(array: Any, error: Exception) -> InvalidRequest:
     elif str(getattr(array, "dtype", "")).endswith("bfloat16"):
         fix = "install a CuPy that takes bfloat16 by DLPack, or pass it from the host"
     return InvalidRequest(
-        field="array", value=type(array).__name__, problem=f"cannot be taken in: {error}", fix=fix
+        field="array", value=Words(type(array).__name__), problem=f"cannot be taken in: {error}", fix=fix
     )

@@ -8,6 +8,7 @@ import msgspec
 
 from cudnn_actor.engines.cuda.cudnn_files import MAIN, Library
 from cudnn_actor.engines.cuda.inventory import BINDINGS, CUDNN, CUPY, FRONTEND, Inventory, Package
+from cudnn_actor.extras import install_command
 
 __all__ = ["Problem", "problems_of"]
 
@@ -108,7 +109,7 @@ def _install(found: Inventory) -> str:
     installed = [package.cuda for package in found.installed(CUPY) if package.cuda in (12, 13)]
     wanted = installed[0] if installed else 13
     old_driver = 0 < found.driver.cuda < 13_000  # one of CUDA 12 runs no program of CUDA 13
-    return f'pip install "cudnn-actor[cuda{12 if old_driver else wanted}]"'
+    return install_command(f"cuda{12 if old_driver else wanted}")
 
 
 def _wrong_majors(found: Inventory) -> Iterator[Problem]:
@@ -133,7 +134,7 @@ def _driver_too_old(found: Inventory, late: list[Package]) -> Problem:
     remedy = f"update the driver to one that serves CUDA {wanted}"
     if newest == 12:
         names = " ".join(package.name for package in late)
-        remedy += f', or: pip uninstall {names} && pip install "cudnn-actor[cuda12]"'
+        remedy += f", or: pip uninstall {names} && {install_command('cuda12')}"
     return Problem(
         what=f"the NVIDIA driver is too old for packages of CUDA {wanted}",
         detail=f"it {found.driver.detail}; {_listed(late)}",

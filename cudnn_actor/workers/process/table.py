@@ -18,7 +18,7 @@ from typing import NoReturn, cast
 
 from cudnn_actor.memory import Arena, Keeper, Slot
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError, StaleReason
+from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError, StaleReason, Words
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.workers.generations import GenerationView
 
@@ -168,7 +168,7 @@ class BorrowedTable:
         """Raise `InvalidRequest`: an array over a buffer's bytes cannot leave the process."""
         raise InvalidRequest(
             field="message",
-            value="View",
+            value=Words("View"),
             problem=f"asks for an array over the bytes of buffer {slot.index}, which a worker process has",
             fix='spawn with isolation="thread", or download the buffer',
         )
@@ -240,7 +240,7 @@ def _checked(ref: object, field: str) -> BufferRef:
 def _forged(field: str, given: str, slot: int, own: str) -> InvalidRequest:
     return InvalidRequest(
         field=field,
-        value=given,
+        value=Words(given),
         problem=f"is not that of buffer {slot}, {own}",
         fix="pass references as the service gave them",
     )
@@ -249,7 +249,7 @@ def _forged(field: str, given: str, slot: int, own: str) -> InvalidRequest:
 def _parents(what: str) -> NoReturn:
     raise InvalidRequest(
         field="message",
-        value=what,
+        value=Words(what),
         problem="is not a worker's to do: the parent process owns the memory",
         fix="ask the service, which answers this without its worker",
     )
