@@ -24,6 +24,7 @@ import asyncio
 import select
 import threading
 import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,9 @@ _MOST_AT_ONCE = 256
 """Replies delivered before the loop gets to run its other callbacks, to keep it responsive."""
 
 _current = threading.local()
+_bridges: weakref.WeakValueDictionary[int, LoopBridge] = weakref.WeakValueDictionary()
+"""Of each loop that somebody still sends from, by the loop's id: a bridge keeps its loop, so the id stays the
+loop's for as long as the entry is here."""
 _pending: set[LoopBridge] = set()
 """Bridges whose wake-up is on its way. Each operation on it is one step under the GIL."""
 
@@ -62,12 +66,20 @@ class LoopBridge:
     def of_running_loop(cls) -> LoopBridge:
         """The running loop's bridge. Raises RuntimeError when no loop is running in this thread.
 
-        Kept per thread, since a thread runs one loop at a time; a new loop replaces the last one's.
+        The last one is at hand for each thread, since a thread runs one loop at a time. A loop that takes
+        turns with others on its thread keeps its bridge, and what a service has opened for it.
         """
         loop = asyncio.get_running_loop()
         bridge: LoopBridge | None = getattr(_current, "bridge", None)
         if bridge is None or bridge.loop is not loop:
-            bridge = _current.bridge = cls(loop)
+            bridge = _current.bridge = cls._find(loop)
+        return bridge
+
+    @classmethod
+    def _find(cls, loop: asyncio.AbstractEventLoop) -> LoopBridge:
+        bridge = _bridges.get(id(loop))
+        if bridge is None:
+            bridge = _bridges[id(loop)] = cls(loop)
             cls._drop_closed()
         return bridge
 

@@ -88,16 +88,17 @@ class Dispatcher(Mailbox):
 
     def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
         """Accept a message, and see to it that it goes on. See `Mailbox.admit`."""
-        super().admit(envelope, waits=waits)
         bridge = envelope.bridge
         if bridge is None:
+            super().admit(envelope, waits=waits)
             with self._lock:
                 self._last_foreign = max(self._last_foreign, envelope.number)
             self.turn()
             return
         link = self._links.get(bridge)
         if link is None:
-            link = self._new_link(bridge)
+            link = self._new_link(bridge)  # before the admission: an error here means that nothing was sent
+        super().admit(envelope, waits=waits)
         link.schedule()
 
     def waiting_elsewhere(self) -> int:
@@ -107,8 +108,8 @@ class Dispatcher(Mailbox):
 
     def _new_link(self, bridge: LoopBridge) -> _Link:
         for old in tuple(self._links):
-            if old.loop.is_closed():
-                self._links.pop(old).close()
+            if old.loop.is_closed() and (closed := self._links.pop(old, None)) is not None:
+                closed.close()  # taking it out is one step: of several threads that come by, one closes it
         link = self._links[bridge] = _Link(self, bridge)
         return link
 
@@ -118,7 +119,7 @@ class Dispatcher(Mailbox):
 
     # Turns.
 
-    def turn(self, bridge: LoopBridge | None = None, *, read: bool = False, keeper: bool = False) -> None:
+    def turn(self, bridge: LoopBridge | None = None, *, read: bool = False) -> None:
         """Do what there is to do at the desk, unless another is at it, who then does. Any thread.
 
         Parameters
@@ -127,20 +128,18 @@ class Dispatcher(Mailbox):
             Of the event loop whose thread this is; None for a thread without one.
         read
             Whether answers may have come.
-        keeper
-            Whether this is the keeper's thread, which copies what is large.
         """
         if read:
             self._wants_reading = True
         self._wants_turn = True
         while self._wants_turn and self._free.acquire(blocking=False):
             try:
-                self._serve(bridge, keeper=keeper)
+                self._serve(bridge)
             finally:
                 self._free.release()
             self._wake()
 
-    def _serve(self, bridge: LoopBridge | None, *, keeper: bool) -> None:
+    def _serve(self, bridge: LoopBridge | None, *, keeper: bool = False) -> None:
         self._wants_turn = False
         if self.channel is None:
             return
@@ -243,8 +242,20 @@ class Dispatcher(Mailbox):
         """The desk, for the keeper, who waits for it; then, what others have wished for meanwhile."""
         with self._free:
             yield self.desk
+            self._wants_turn = True
+            self._serve(None, keeper=True)
         self._wake()
-        self.turn(keeper=True)
+        self.turn()
+
+    def keepers_turn(self) -> None:
+        """Read, and do all that there is to do, also what loops leave to the keeper.
+
+        It waits for the desk. Were it only to try, each of its tries could find a loop in its turn, and what
+        that loop has left to it, and rung for once, would be left for good.
+        """
+        self._wants_reading = True
+        with self.held():
+            pass
 
     def keeper_reads(self) -> bool:
         """Whether the keeper must read: somebody waits for an answer that no event loop would fetch.
@@ -313,7 +324,8 @@ class _Link:
         self._gathered = 0
         """Messages since the last turn."""
         self._channel: Channel | None = None
-        self._descriptor = -1
+        self._descriptors: list[int] = []
+        """Of the socket that the loop reads: one, or none."""
 
     def schedule(self) -> None:
         """Take a turn: at once for a worker that has nothing to do, else for what is sent in the next moment.
@@ -360,11 +372,12 @@ class _Link:
         if channel is None:
             return
         try:
-            self._descriptor = channel.duplicate()
+            descriptor = channel.duplicate()
         except OSError:  # it has gone already: the keeper knows
             return
+        self._descriptors.append(descriptor)
+        self._bridge.loop.add_reader(descriptor, self._readable)
         self._channel = channel
-        self._bridge.loop.add_reader(self._descriptor, self._readable)
         dispatcher.turn(self._bridge, read=True)
 
     def _readable(self) -> None:
@@ -373,20 +386,20 @@ class _Link:
             self._let_go()
 
     def _let_go(self) -> None:
-        if self._channel is not None:
-            self._channel = None
-            self._bridge.loop.remove_reader(self._descriptor)
-            os.close(self._descriptor)
+        self._channel = None
+        for descriptor in self._descriptors:
+            self._bridge.loop.remove_reader(descriptor)
+        self.close()
 
     def forget_parent(self) -> None:
         """Read no socket in a forked child. The selector is the parent's: nothing is taken out of it."""
         self._channel = None
 
     def close(self) -> None:
-        """Let go of the socket, of a loop that has closed. One thread's."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            os.close(self._descriptor)
+        """Let go of the socket, of a loop that reads it no more. Any thread; idempotent."""
+        self._channel = None
+        with contextlib.suppress(IndexError):
+            os.close(self._descriptors.pop())  # taking it out is one step: of two that close, one does
 
 
 def _nothing() -> None:

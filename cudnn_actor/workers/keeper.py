@@ -244,7 +244,7 @@ class WorkerKeeper(Actor):
         self._bell.quiet()
         if self.actor_stopped.is_set():
             return 0.0
-        dispatcher.turn(read=True, keeper=True)
+        dispatcher.keepers_turn()
         self._look_for_the_end(worker)
         return 0.0
 
@@ -334,7 +334,7 @@ class WorkerKeeper(Actor):
             self._bell.quiet()
             if self.abandoned.is_set():
                 raise Crash("it was given up while it stopped")
-            self._dispatcher.turn(read=True, keeper=True)
+            self._dispatcher.keepers_turn()
             if worker.channel.ended:
                 worker.child.wait(max(0.0, deadline - time.monotonic()))
         return True

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from cudnn_actor.actors import Envelope, forks
@@ -171,7 +171,8 @@ class Ledger:
         self.handed = 0
         """Flights of the present worker so far."""
         self.foreign = 0
-        """Those in the air whose answer no event loop waits for: a pykka caller does, or nobody."""
+        """Those in the air, or to be handed over again, whose answer no event loop waits for: a pykka caller
+        does, or nobody. Theirs is read for them also while they wait behind others."""
         self.progress_s = 0.0
         """When the first of those in the air was handed over, or one has landed since: `time.monotonic()`."""
         self._again: deque[Flight] = deque()
@@ -194,7 +195,9 @@ class Ledger:
             return None
         if self._again[0].suspect and self.flights:
             return None
-        return self._again.popleft()
+        flight = self._again.popleft()
+        self.foreign -= flight.envelope.bridge is None
+        return flight
 
     def hand_over(self, flight: Flight, claims: Claims) -> int:
         """Give a flight a place in the window, which there must be."""
@@ -238,17 +241,20 @@ class Ledger:
         self.flights = {}
         self._places = list(range(self.window))
         self._alone = False
-        self.handed = self.foreign = 0
+        self.handed = 0
+        self.foreign = _foreign(self._again)
         return grounded
 
     def first(self, flights: Sequence[Flight]) -> None:
         """Have flights handed over again before all others."""
         self._again.extendleft(reversed(flights))
+        self.foreign += _foreign(flights)
 
     def give_up(self) -> list[Flight]:
         """Take out those that were to go first: there will be no next worker."""
         flights = list(self._again)
         self._again.clear()
+        self.foreign -= _foreign(flights)
         return flights
 
     def waits_for(self, number: int) -> bool:
@@ -256,3 +262,7 @@ class Ledger:
         return any(flight < number for flight in self.flights) or any(
             flight.number < number for flight in self._again
         )
+
+
+def _foreign(flights: Iterable[Flight]) -> int:
+    return sum(flight.envelope.bridge is None for flight in flights)
