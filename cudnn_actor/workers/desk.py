@@ -42,7 +42,6 @@ from cudnn_actor.workers.checksums import Checksums
 from cudnn_actor.workers.ledger import Claims, Flight, Ledger, Violation
 from cudnn_actor.workers.staging import Staging
 from cudnn_actor.workers.wire import (
-    PRIVATE,
     Answer,
     Answers,
     ArenaMade,
@@ -53,6 +52,7 @@ from cudnn_actor.workers.wire import (
     FromParent,
     FromWorker,
     Given,
+    InternalDone,
     Logged,
     MapArena,
     MapStage,
@@ -115,6 +115,8 @@ class Desk:
         self.host: Arenas | None = Arenas() if host_arenas else None
         """The arenas, mapped here too; None where they are device memory."""
         self.worker: WorkerEnd | None = None
+        self.starting: WorkerEnd | None = None
+        """The one that is to serve next, from when it has been told what there is until it serves."""
         self.standby: WorkerEnd | None = None
         self.stopping = False
         """Whether nothing more is to be handed over: the worker has been asked to end."""
@@ -141,6 +143,7 @@ class Desk:
     def attach(self, worker: WorkerEnd) -> None:
         """Serve with a worker that has every arena and segment mapped."""
         self.worker = worker
+        self.starting = None
         self.last_word = None
         self.stopping = False
 
@@ -152,7 +155,7 @@ class Desk:
             worker.send(MapStage(number, nbytes), (descriptor,))
 
     def _tell_all(self, frame: FromParent, descriptors: Sequence[int] = ()) -> None:
-        for worker in (self.worker, self.standby):
+        for worker in (self.worker, self.starting, self.standby):
             if worker is not None:
                 worker.send(frame, descriptors)
 
@@ -294,6 +297,8 @@ class Desk:
                         self.settle_drains()
                 case ArenaMade() | ArenaRefused():
                     self.take_arena(frame)
+                case InternalDone():
+                    pass  # asked for when it was a standby
                 case Logged():
                     self.write_log(frame)
                 case Dying():
@@ -302,8 +307,6 @@ class Desk:
                     raise Violation(f"it said {type(other).__name__} where nobody had asked")
 
     def _land(self, answer: Answer) -> None:
-        if answer.number >= PRIVATE:  # asked for when it was a standby
-            return
         # What it says is looked at first: if it is a lie, the flight is in the air, and judged with the rest.
         flight = self.ledger.find(answer.number, answer.place)
         seen = flight.seen

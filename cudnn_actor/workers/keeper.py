@@ -31,8 +31,9 @@ from cudnn_actor.workers.cudnn_desk import CudnnDesk, Limbo
 from cudnn_actor.workers.dispatcher import Dispatcher
 from cudnn_actor.workers.ledger import Violation
 from cudnn_actor.workers.source import Source
+from cudnn_actor.workers.staging import Block
 from cudnn_actor.workers.verification import compare, verification
-from cudnn_actor.workers.wire import Answers, BadFrame, Dying, Request, Requests, Stop
+from cudnn_actor.workers.wire import BadFrame, Dying, InternalDone, Stop
 from cudnn_actor.workers.worker import Bell, Worker, is_stopped, wait_for
 
 __all__ = ["WorkerKeeper"]
@@ -99,6 +100,8 @@ class WorkerKeeper(Actor):
         self.worker: Worker | None = None
         """The process; None before it is started, and after its end."""
         self._serving = False
+        self._read_into: Block | None = None
+        """Where the worker copies a buffer to, that is looked at before it serves."""
 
     # From outside.
 
@@ -140,6 +143,7 @@ class WorkerKeeper(Actor):
             log.info("fault.injected", fault="crash in start", plan="start")
         with self._dispatcher.held() as desk:
             self.worker = None if fails else self._source.take_standby(desk, self._generation)
+            desk.starting = self.worker
         if self.worker is None:
             self._launch(fails=fails)
         self._await_ready()
@@ -154,6 +158,7 @@ class WorkerKeeper(Actor):
             raise Crash(str(error)) from error
         with self._dispatcher.held() as desk:
             desk.last_word = None
+            desk.starting = worker  # first: what is made from here on, it is told of as it is made
             desk.introduce(worker)
 
     def _await_ready(self) -> None:
@@ -190,24 +195,27 @@ class WorkerKeeper(Actor):
         with self._dispatcher.held() as desk:
             if desk.checksums is None or not desk.checksums:
                 return
-            for slot, number, body, block in verification(desk):
-                if number:
-                    worker.send(Requests([Request(number, desk.ledger.window - 1, body)]))
-                    self._await_answer(worker, number, desk)
+            for slot, body, block in verification(desk):
+                if block is not None:
+                    self._read_into = block  # the worker's, until it has said that it is done
+                    self._await_done(worker, worker.ask(body), desk)
+                    self._read_into = None
                 compare(desk, slot, block)
 
-    def _await_answer(self, worker: Worker, number: int, desk: CudnnDesk) -> None:
+    def _await_done(self, worker: Worker, number: int, desk: CudnnDesk) -> None:
+        """Wait until the worker has done what it was asked for. Raises `Crash` where it could not, too."""
         while True:
             events = wait_for((worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor), None)
             self._bell.quiet()
             if self.abandoned.is_set() or self.actor_stopped.is_set():
                 raise Crash("it was given up while it started")
-            for frame in worker.channel.receive():
-                if isinstance(frame, Answers):
-                    if any(answer.number == number for answer in frame.answers):
-                        return
-                else:
-                    desk.receive([frame])
+            frames = worker.channel.receive()
+            desk.receive(frames)
+            done = [frame for frame in frames if isinstance(frame, InternalDone) and frame.number == number]
+            if done:
+                if (error := done[0].error) is not None:  # what lies in the block is not the buffer's
+                    raise Crash(f"worker {worker.pid} could not read a buffer: {error.kind} {error.facts}")
+                return
             if worker.channel.ended or worker.child.pidfd in events:
                 raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
 
@@ -343,7 +351,10 @@ class WorkerKeeper(Actor):
 
     def _judge(self, desk: CudnnDesk, worker: Worker, cause: str, *, may_still_write: bool) -> Limbo:
         if not self._serving:
-            return Limbo()
+            desk.starting = None
+            limbo = Limbo()
+            limbo.blocks.extend(() if self._read_into is None else (self._read_into,))
+            return limbo
         if not self._dispatcher.why_condemned:
             self._read_to_the_end(desk, worker)
         last: Dying | None = desk.last_word

@@ -24,15 +24,12 @@ from cudnn_actor.workers.cudnn_desk import CudnnDesk, Limbo
 from cudnn_actor.workers.generations import GenerationTable
 from cudnn_actor.workers.ledger import Violation
 from cudnn_actor.workers.wire import (
-    PRIVATE,
-    Answers,
     BadFrame,
     Dying,
+    InternalDone,
     Logged,
     Promote,
     Ready,
-    Request,
-    Requests,
     encode_message,
 )
 from cudnn_actor.workers.worker import Recipe, Worker
@@ -147,7 +144,7 @@ class Source:
                 worker.ready = True
                 log.info("standby.ready", pid=worker.pid, after_s=round(time.monotonic() - worker.started, 3))
                 self.warm(desk)
-            case Answers() if all(answer.number >= PRIVATE for answer in frame.answers):
+            case InternalDone():
                 self.warm(desk)
             case Logged():
                 desk.write_log(frame)
@@ -167,8 +164,7 @@ class Source:
         batch = missing[:_WARMED_AT_ONCE]
         self._warming.update(batch)
         messages: tuple[Compute, ...] = tuple(desk.recent[digest] for digest in batch)
-        body = encode_message(Warm(messages=messages))
-        worker.send(Requests([Request(PRIVATE, self._recipe.hello.window - 1, body)]))
+        worker.ask(encode_message(Warm(messages=messages)))
 
     def _lose(self, desk: CudnnDesk, why: str) -> None:
         worker, self.standby, desk.standby = self.standby, None, None

@@ -89,7 +89,7 @@ class _Process:
         self._stopping = False
         self._heart = Heart(page, hello.beat_s, actor.working_since)
         forward_logs(outbox, inbox, lambda: 0 if actor.current is None else actor.current.number)
-        inbox.on_frame = {
+        inbox.on_frame |= {
             MapArena: self._map_arena,
             UnmapArena: lambda frame: self._engine.unmap_arena(frame.number),
             CreateArena: self._create_arena,
