@@ -80,10 +80,13 @@ class WorkerEnd(Protocol):
         """Who says which requests have begun."""
 
     def send(self, frame: FromParent, descriptors: Sequence[int] = ()) -> None:
-        """Tell it something. Never blocks; what it will never read is dropped."""
+        """Tell it something. Never blocks; what it will never read is dropped.
+
+        Raises `OSError` when there is no descriptor to be had for one that has to wait: it is told nothing.
+        """
 
     def take_descriptor(self) -> int:
-        """The descriptor that came with the frame just received. Raises `BadFrame`."""
+        """The descriptor that came with the frame just received. Raises `BadFrame`, `OSError`."""
 
 
 class Desk:
@@ -154,13 +157,28 @@ class Desk:
         for number, nbytes, descriptor in self.staging.segments():
             worker.send(MapStage(number, nbytes), (descriptor,))
 
-    def _tell_all(self, frame: FromParent, descriptors: Sequence[int] = ()) -> None:
+    def _tell_all(self, frame: FromParent) -> None:
         for worker in (self.worker, self.starting, self.standby):
             if worker is not None:
-                worker.send(frame, descriptors)
+                worker.send(frame)
+
+    def _have_mapped(self, frame: FromParent, descriptor: int, undo: FromParent) -> None:
+        """Have every worker map something, but for its maker; or none, where it raises `OSError`."""
+        told: list[WorkerEnd] = []
+        makes = self.worker if isinstance(frame, MapArena) else None
+        for worker in (self.worker, self.starting, self.standby):
+            if worker is None or worker is makes:
+                continue
+            try:
+                worker.send(frame, (descriptor,))
+            except OSError:
+                for other in told:
+                    other.send(undo)
+                raise
+            told.append(worker)
 
     def _announce_segment(self, number: int, nbytes: int, descriptor: int) -> None:
-        self._tell_all(MapStage(number, nbytes), (descriptor,))
+        self._have_mapped(MapStage(number, nbytes), descriptor, UnmapStage(number))
 
     def _retire_segment(self, number: int) -> None:
         self._tell_all(UnmapStage(number))

@@ -159,7 +159,10 @@ class WorkerKeeper(Actor):
         with self._dispatcher.held() as desk:
             desk.last_word = None
             desk.starting = worker  # first: what is made from here on, it is told of as it is made
-            desk.introduce(worker)
+            try:
+                desk.introduce(worker)
+            except OSError as error:
+                raise Crash(f"worker {worker.pid} could not be given the memory: {error}") from error
 
     def _await_ready(self) -> None:
         worker = self.worker

@@ -120,8 +120,12 @@ class Source:
             worker = self.launch(0, fails=False)
         except OSError as error:
             return self._bury(f"it could not be started: {error}", now)
+        try:
+            desk.introduce(worker)
+        except OSError as error:
+            self._end(worker)
+            return self._bury(f"it could not be given the memory: {error}", now, pid=worker.pid)
         self.standby = desk.standby = worker
-        desk.introduce(worker)
         return None
 
     def hear_standby(self, desk: CudnnDesk) -> None:

@@ -65,7 +65,11 @@ class Worker:
         self.started = time.monotonic()
         self._internal = 0
         self.claims = StatusPage.create(recipe.hello.window)
-        ours, theirs = channel_pair()
+        try:
+            ours, theirs = channel_pair()
+        except BaseException:
+            self.claims.close()
+            raise
         self.channel = Channel(ours, FROM_WORKER)
         try:
             with theirs:

@@ -1,4 +1,4 @@
-"""What a service asks of its workers for itself (plans for a standby, reads for `verify`) meets no request."""
+"""What a service asks of its workers for itself (plans for a standby, reads of `verify`) meets no request."""
 
 from __future__ import annotations
 
