@@ -12,6 +12,7 @@ from cudnn_actor.executing import ExecutingActor
 from cudnn_actor.executor import RECEIPT, Work
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.messages import Allocate, Copy, Download, Fill, Free, Upload, View
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.request_checks import (
@@ -69,7 +70,11 @@ class MemoryActor(ExecutingActor):
         if not executor.synchronous and self._fetches(slot, place, into):
             return DEFERRED
         self.flush()  # this takes as long as all that was enqueued before it
-        return executor.call("download", executor.engine.read, place, into)
+        try:
+            return executor.call("download", executor.engine.read, place, into)
+        except OutOfMemory as error:  # of the array: only here is it known how large that was to be
+            in_use = self._memory.arena_bytes
+            raise OutOfMemory(requested=slot.spec.nbytes, in_use=in_use, limit=None) from error
 
     def _fetches(self, slot: Slot, place: Any, into: np.ndarray | None) -> bool:
         """Enqueue a copy to the host, which is answered when it has run; whether the engine could."""

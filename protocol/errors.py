@@ -24,6 +24,7 @@ __all__ = [
     "InvalidRequest",
     "MailboxFull",
     "MalformedMessage",
+    "OutOfDescriptors",
     "OutOfMemory",
     "OutcomeUnknown",
     "QuarantinedRequest",
@@ -237,11 +238,30 @@ class OutOfMemory(CudnnActorError, MemoryError):
 
     def __init__(self, *, requested: int, in_use: int, limit: int | None) -> None:
         of = "" if limit is None else f" of {limit:,}"
+        more = ", or the process's own limit (ulimit -v)" if limit is None else ""
         super().__init__(
             f"out of memory: {requested:,} bytes asked for, {in_use:,}{of} bytes in use; "
-            "free buffers or raise memory_limit or workspace_limit",
+            f"free buffers or raise memory_limit or workspace_limit{more}",
             requested=requested,
             in_use=in_use,
+            limit=limit,
+        )
+
+
+class OutOfDescriptors(CudnnActorError):
+    """Raised when a process may open no more files, and a buffer or a transfer needs one. Nothing changed.
+
+    Carries `limit`, how many a process may have open at once; None where the whole machine has no more.
+    """
+
+    retry_safe = True
+    limit: int | None
+
+    def __init__(self, *, limit: int | None) -> None:
+        of = "the machine may have (fs.file-max)" if limit is None else f"a process may have, {limit:,}"
+        super().__init__(
+            f"out of file descriptors: as many files are open as {of}; close some, "
+            "or raise the limit (ulimit -n, RLIMIT_NOFILE), and send again",
             limit=limit,
         )
 

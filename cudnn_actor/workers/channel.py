@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import socket
 from collections import deque
@@ -33,6 +34,11 @@ _BUFFER = 1 << 20
 """Asked of the kernel for each direction: a window of requests fits in."""
 _MOST_DESCRIPTORS = 64
 """That may be waiting for their frames: more is no protocol of ours."""
+_CUT_OFF = int(socket.MSG_CTRUNC)
+_LOST = -1
+"""In place of a descriptor that came, and that this process had no room for."""
+_LATER = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
+"""The kernel cannot send for now; the other side is there."""
 _ANCILLARY = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
 
 
@@ -93,15 +99,29 @@ class Channel:
         """Queue a frame and send what the socket takes. The descriptors stay the caller's.
 
         What the other side will never read is dropped. Raises `BadFrame` for a frame that is too long, and
-        `OSError` when there is no descriptor to be had for one that has to wait.
+        `OSError` when there is no descriptor to be had for one that has to wait: nothing of it has been sent.
         """
         self._out.append((encode(frame), descriptors))
         self.flush()
-        if descriptors and self._out and self._out[-1][1] is descriptors:
-            data, _ = self._out.pop()
-            copies = [os.dup(descriptor) for descriptor in descriptors]
-            self._copies.update(copies)
-            self._out.append((data, copies))
+        if not descriptors or not self._out or self._out[-1][1] is not descriptors:
+            return
+        data, _ = self._out.pop()
+        if len(self._out) or not self._sent:  # else they went with the part of it that has been sent
+            descriptors = self._copied(descriptors)
+        self._out.append((data, descriptors))
+
+    def _copied(self, descriptors: Sequence[int]) -> Sequence[int]:
+        """Duplicates for a frame that waits: the originals may be closed by then. Raises `OSError`."""
+        copies: list[int] = []
+        try:
+            for descriptor in descriptors:
+                copies.append(os.dup(descriptor))  # noqa: PERF401 - those that were made are to be closed
+        except OSError:
+            for copy in copies:
+                os.close(copy)
+            raise
+        self._copies.update(copies)
+        return copies
 
     def flush(self) -> bool:
         """Send what is queued, as far as the socket takes it; whether everything has gone."""
@@ -113,7 +133,9 @@ class Channel:
                 )
             except BlockingIOError:
                 return False
-            except OSError:
+            except OSError as error:
+                if error.errno in _LATER:
+                    return False
                 break  # it has gone: that it has is learnt by reading, or by its exit
             self._drop(descriptors)
             if self._sent == len(data):
@@ -151,13 +173,13 @@ class Channel:
     def receive(self) -> list[Any]:
         """The frames that are there, decoded, after one look at the socket. Raises `BadFrame`."""
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return []
         except OSError:
-            data, ancillary = b"", []
-        if ancillary:
-            self._take_descriptors(ancillary)
+            data, ancillary, flags = b"", [], 0
+        if ancillary or flags & _CUT_OFF:
+            self._take_descriptors(ancillary, cut_off=bool(flags & _CUT_OFF))
         if not data:
             self.ended = True
             return []
@@ -192,20 +214,29 @@ class Channel:
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise BadFrame(str(error)) from error
 
-    def _take_descriptors(self, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
+    def _take_descriptors(self, ancillary: Sequence[tuple[int, int, bytes]], *, cut_off: bool) -> None:
+        """Keep what came for the frames that ask for it; `cut_off`: the kernel had no place for all of it."""
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 numbers = array.array("i")
                 numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
                 self._descriptors.extend(numbers)
+        if cut_off:  # a frame of ours comes with one: it is that frame's place in the row
+            self._descriptors.append(_LOST)
         if len(self._descriptors) > _MOST_DESCRIPTORS:
             raise BadFrame(f"{len(self._descriptors)} descriptors that no frame has asked for")
 
     def take_descriptor(self) -> int:
-        """The next descriptor that came, which is the caller's. Raises `BadFrame` when there is none."""
+        """The next descriptor that came, which is the caller's.
+
+        Raises `BadFrame` when there is none, and `OSError` when it came and this process had no room for it.
+        """
         if not self._descriptors:
             raise BadFrame("a frame came without the descriptor that belongs to it")
-        return self._descriptors.popleft()
+        descriptor = self._descriptors.popleft()
+        if descriptor == _LOST:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return descriptor
 
     def close(self) -> None:
         """Close the end, and every descriptor that nobody took. Idempotent."""

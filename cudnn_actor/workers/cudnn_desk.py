@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.actors import Envelope
+from cudnn_actor.exhaustion import exhaustion
 from cudnn_actor.interruption import Interruption
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, OutcomeUnknown, Words
@@ -26,6 +27,7 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
+from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.recovery import MOST_CRASHES
 from cudnn_actor.request_checks import check_no_overlap, check_warm
 from cudnn_actor.state import Bound, ServiceState
@@ -99,9 +101,15 @@ class CudnnDesk(MemoryDesk):
             if self.state.faults is None or struck or not self._strikes(envelope, message):
                 handler(envelope, message)
         except Exception as error:  # noqa: BLE001 - the answer to this one message
-            self.fail(envelope, error)
+            self.fail(envelope, self._typed(error, message))
         if self.rule is not None:
             self.rule = None
+
+    def _typed(self, error: Exception, message: Any) -> Exception:
+        """An error in taking up a message; one that names the limit, where it is the system's refusal."""
+        spec = getattr(getattr(message, "src", None), "spec", None) or getattr(message, "spec", None)
+        requested = spec.nbytes if isinstance(spec, TensorSpec) else 0
+        return exhaustion(error, requested=requested, in_use=self.memory.arena_bytes) or error
 
     def _strikes(self, envelope: Envelope, message: Any) -> bool:
         """Look up what is to befall a message; whether it is sent for that alone, for now."""

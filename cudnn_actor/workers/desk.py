@@ -42,7 +42,6 @@ from cudnn_actor.workers.checksums import Checksums
 from cudnn_actor.workers.ledger import Claims, Flight, Ledger, Violation
 from cudnn_actor.workers.staging import Staging
 from cudnn_actor.workers.wire import (
-    PRIVATE,
     Answer,
     Answers,
     ArenaMade,
@@ -53,6 +52,7 @@ from cudnn_actor.workers.wire import (
     FromParent,
     FromWorker,
     Given,
+    InternalDone,
     Logged,
     MapArena,
     MapStage,
@@ -80,10 +80,13 @@ class WorkerEnd(Protocol):
         """Who says which requests have begun."""
 
     def send(self, frame: FromParent, descriptors: Sequence[int] = ()) -> None:
-        """Tell it something. Never blocks; what it will never read is dropped."""
+        """Tell it something. Never blocks; what it will never read is dropped.
+
+        Raises `OSError` when there is no descriptor to be had for one that has to wait: it is told nothing.
+        """
 
     def take_descriptor(self) -> int:
-        """The descriptor that came with the frame just received. Raises `BadFrame`."""
+        """The descriptor that came with the frame just received. Raises `BadFrame`, `OSError`."""
 
 
 class Desk:
@@ -115,6 +118,8 @@ class Desk:
         self.host: Arenas | None = Arenas() if host_arenas else None
         """The arenas, mapped here too; None where they are device memory."""
         self.worker: WorkerEnd | None = None
+        self.starting: WorkerEnd | None = None
+        """The one that is to serve next, from when it has been told what there is until it serves."""
         self.standby: WorkerEnd | None = None
         self.stopping = False
         """Whether nothing more is to be handed over: the worker has been asked to end."""
@@ -141,6 +146,7 @@ class Desk:
     def attach(self, worker: WorkerEnd) -> None:
         """Serve with a worker that has every arena and segment mapped."""
         self.worker = worker
+        self.starting = None
         self.last_word = None
         self.stopping = False
 
@@ -151,13 +157,28 @@ class Desk:
         for number, nbytes, descriptor in self.staging.segments():
             worker.send(MapStage(number, nbytes), (descriptor,))
 
-    def _tell_all(self, frame: FromParent, descriptors: Sequence[int] = ()) -> None:
-        for worker in (self.worker, self.standby):
+    def _tell_all(self, frame: FromParent) -> None:
+        for worker in (self.worker, self.starting, self.standby):
             if worker is not None:
-                worker.send(frame, descriptors)
+                worker.send(frame)
+
+    def _have_mapped(self, frame: FromParent, descriptor: int, undo: FromParent) -> None:
+        """Have every worker map something, but for its maker; or none, where it raises `OSError`."""
+        told: list[WorkerEnd] = []
+        makes = self.worker if isinstance(frame, MapArena) else None
+        for worker in (self.worker, self.starting, self.standby):
+            if worker is None or worker is makes:
+                continue
+            try:
+                worker.send(frame, (descriptor,))
+            except OSError:
+                for other in told:
+                    other.send(undo)
+                raise
+            told.append(worker)
 
     def _announce_segment(self, number: int, nbytes: int, descriptor: int) -> None:
-        self._tell_all(MapStage(number, nbytes), (descriptor,))
+        self._have_mapped(MapStage(number, nbytes), descriptor, UnmapStage(number))
 
     def _retire_segment(self, number: int) -> None:
         self._tell_all(UnmapStage(number))
@@ -294,6 +315,8 @@ class Desk:
                         self.settle_drains()
                 case ArenaMade() | ArenaRefused():
                     self.take_arena(frame)
+                case InternalDone():
+                    pass  # asked for when it was a standby
                 case Logged():
                     self.write_log(frame)
                 case Dying():
@@ -302,8 +325,6 @@ class Desk:
                     raise Violation(f"it said {type(other).__name__} where nobody had asked")
 
     def _land(self, answer: Answer) -> None:
-        if answer.number >= PRIVATE:  # asked for when it was a standby
-            return
         # What it says is looked at first: if it is a lie, the flight is in the air, and judged with the rest.
         flight = self.ledger.find(answer.number, answer.place)
         seen = flight.seen

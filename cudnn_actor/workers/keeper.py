@@ -33,8 +33,9 @@ from cudnn_actor.workers.cudnn_desk import CudnnDesk, Limbo
 from cudnn_actor.workers.dispatcher import Dispatcher
 from cudnn_actor.workers.ledger import Violation
 from cudnn_actor.workers.source import Source
+from cudnn_actor.workers.staging import Block
 from cudnn_actor.workers.verification import compare, verification
-from cudnn_actor.workers.wire import Answers, BadFrame, Dying, Request, Requests, Stop
+from cudnn_actor.workers.wire import BadFrame, Dying, InternalDone, Stop
 from cudnn_actor.workers.worker import Bell, Worker, wait_for
 
 __all__ = ["WorkerKeeper"]
@@ -101,6 +102,8 @@ class WorkerKeeper(Actor):
         self.worker: Worker | None = None
         """The process; None before it is started, and after its end."""
         self._serving = False
+        self._read_into: Block | None = None
+        """Where the worker copies a buffer to, that is looked at before it serves."""
 
     # From outside.
 
@@ -150,6 +153,7 @@ class WorkerKeeper(Actor):
             log.info("fault.injected", fault="crash in start", plan="start")
         with self._dispatcher.held() as desk:
             self.worker = None if fails else self._source.take_standby(desk, self._generation)
+            desk.starting = self.worker
         if self.worker is None:
             self._launch(fails=fails)
         self._await_ready()
@@ -164,7 +168,11 @@ class WorkerKeeper(Actor):
             raise Crash(str(error)) from error
         with self._dispatcher.held() as desk:
             desk.last_word = None
-            desk.introduce(worker)
+            desk.starting = worker  # first: what is made from here on, it is told of as it is made
+            try:
+                desk.introduce(worker)
+            except OSError as error:
+                raise Crash(f"worker {worker.pid} could not be given the memory: {error}") from error
 
     def _await_ready(self) -> None:
         worker = self.worker
@@ -200,24 +208,27 @@ class WorkerKeeper(Actor):
         with self._dispatcher.held() as desk:
             if desk.checksums is None or not desk.checksums:
                 return
-            for slot, number, body, block in verification(desk):
-                if number:
-                    worker.send(Requests([Request(number, desk.ledger.window - 1, body)]))
-                    self._await_answer(worker, number, desk)
+            for slot, body, block in verification(desk):
+                if block is not None:
+                    self._read_into = block  # the worker's, until it has said that it is done
+                    self._await_done(worker, worker.ask(body), desk)
+                    self._read_into = None
                 compare(desk, slot, block)
 
-    def _await_answer(self, worker: Worker, number: int, desk: CudnnDesk) -> None:
+    def _await_done(self, worker: Worker, number: int, desk: CudnnDesk) -> None:
+        """Wait until the worker has done what it was asked for. Raises `Crash` where it could not, too."""
         while True:
             events = wait_for((worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor), None)
             self._bell.quiet()
             if self.abandoned.is_set() or self.actor_stopped.is_set():
                 raise Crash("it was given up while it started")
-            for frame in worker.channel.receive():
-                if isinstance(frame, Answers):
-                    if any(answer.number == number for answer in frame.answers):
-                        return
-                else:
-                    desk.receive([frame])
+            frames = worker.channel.receive()
+            desk.receive(frames)
+            done = [frame for frame in frames if isinstance(frame, InternalDone) and frame.number == number]
+            if done:
+                if (error := done[0].error) is not None:  # what lies in the block is not the buffer's
+                    raise Crash(f"worker {worker.pid} could not read a buffer: {error.kind} {error.facts}")
+                return
             if worker.channel.ended or worker.child.pidfd in events:
                 raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
 
@@ -365,7 +376,10 @@ class WorkerKeeper(Actor):
 
     def _judge(self, desk: CudnnDesk, worker: Worker, cause: str, *, may_still_write: bool) -> Limbo:
         if not self._serving:
-            return Limbo()
+            desk.starting = None
+            limbo = Limbo()
+            limbo.blocks.extend(() if self._read_into is None else (self._read_into,))
+            return limbo
         if not self._dispatcher.why_condemned:
             self._read_to_the_end(desk, worker)
         last: Dying | None = desk.last_word

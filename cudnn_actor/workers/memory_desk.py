@@ -26,6 +26,7 @@ import numpy as np
 from cudnn_actor.actors import Envelope
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import is_whole
+from cudnn_actor.exhaustion import exhaustion
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import InvalidRequest, MalformedMessage, OutOfMemory, Words
@@ -175,20 +176,52 @@ class MemoryDesk(Desk):
         self.retry_roomless()
 
     def _own_arena(self, number: int, nbytes: int) -> None:
+        """Take an arena over; where this process has no room for it, the first that waits is refused."""
         assert self.worker is not None
-        descriptor = self.worker.take_descriptor()
+        try:
+            descriptor = self.worker.take_descriptor()
+        except OSError as error:
+            self._refuse_arena(number, nbytes, error)
+            return
+        try:
+            self._map_arena(number, nbytes, descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            self._refuse_arena(number, nbytes, error)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        else:
+            self.memory.add_arena(number, nbytes, descriptor)
+
+    def _map_arena(self, number: int, nbytes: int, descriptor: int) -> None:
+        """Map a worker's arena here and in the standby, or nowhere. Raises `OSError`, `Violation`."""
         if self.host is not None:
             if not is_whole(descriptor, nbytes):
-                os.close(descriptor)
                 raise Violation(f"its arena {number} is no sealed memory of {nbytes:,} bytes")
             try:
                 self.host.map(number, descriptor, nbytes)
-            except (OSError, ValueError) as error:
-                os.close(descriptor)
+            except ValueError as error:
                 raise Violation(f"its arena {number} cannot be mapped: {error}") from error
-        self.memory.add_arena(number, nbytes, descriptor)
-        if self.standby is not None:
-            self.standby.send(MapArena(number, nbytes), (descriptor,))
+        try:
+            self._have_mapped(MapArena(number, nbytes), descriptor, UnmapArena(number))
+        except OSError:
+            if self.host is not None:
+                self.host.unmap(number)
+            raise
+
+    def _refuse_arena(self, number: int, nbytes: int, error: OSError) -> None:
+        """Do without an arena that the worker has made: it is this process that has no room for it.
+
+        Raises `Violation` where the worker is to blame after all.
+        """
+        refusal = exhaustion(error, requested=nbytes, in_use=self.memory.arena_bytes)
+        if refusal is None:
+            raise Violation(f"its arena {number} cannot be mapped: {error}") from error
+        assert self.worker is not None
+        self.worker.send(UnmapArena(number))
+        if self._roomless:
+            self.fail(self._roomless.popleft(), refusal)
 
     def _refuse_first(self, frame: ArenaRefused, nbytes: int) -> None:
         try:
@@ -248,7 +281,11 @@ class MemoryDesk(Desk):
         transfer.check_values(spec.dims, spec.dtype.numpy, data)
         block = self.staging.take(_nbytes(spec))
         values = self.staging.array(block, spec.dims, spec.dtype.numpy)
-        transfer.store(values, data)
+        try:
+            transfer.store(values, data)
+        except BaseException:
+            self.staging.give_back(block)
+            raise
         body = encode_message(WriteStaged(dst=ref, values=Staged(block.segment, block.offset)))
         flight = Flight(envelope, body, (slot,), ref=fills, block=block)
         self.hand(flight)

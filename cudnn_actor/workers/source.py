@@ -34,15 +34,12 @@ from cudnn_actor.workers.generations import GenerationTable
 from cudnn_actor.workers.launching import Launcher
 from cudnn_actor.workers.ledger import Violation
 from cudnn_actor.workers.wire import (
-    PRIVATE,
-    Answers,
     BadFrame,
     Dying,
+    InternalDone,
     Logged,
     Promote,
     Ready,
-    Request,
-    Requests,
     encode_message,
 )
 from cudnn_actor.workers.worker import Recipe, Worker
@@ -196,8 +193,14 @@ class Source:
         self._job = None
         match job.result():
             case Worker() as worker:
-                self.standby = desk.standby = worker
-                desk.introduce(worker)
+                try:
+                    desk.introduce(worker)
+                except OSError as error:
+                    self.let_die(worker, Limbo())  # it has never had a request, so it may write nothing
+                    why = f"it could not be given the memory: {error}"
+                    self._bury(why, time.monotonic(), pid=worker.pid)
+                else:
+                    self.standby = desk.standby = worker
             case lost:
                 self._bury(lost.why, time.monotonic(), pid=lost.pid)
 
@@ -221,7 +224,7 @@ class Source:
                 worker.ready = True
                 log.info("standby.ready", pid=worker.pid, after_s=round(time.monotonic() - worker.started, 3))
                 self.warm(desk)
-            case Answers() if all(answer.number >= PRIVATE for answer in frame.answers):
+            case InternalDone():
                 self.warm(desk)
             case Logged():
                 desk.write_log(frame)
@@ -241,8 +244,7 @@ class Source:
         batch = missing[:_WARMED_AT_ONCE]
         self._warming.update(batch)
         messages: tuple[Compute, ...] = tuple(desk.recent[digest] for digest in batch)
-        body = encode_message(Warm(messages=messages))
-        worker.send(Requests([Request(PRIVATE, self._recipe.hello.window - 1, body)]))
+        worker.ask(encode_message(Warm(messages=messages)))
 
     def _lose(self, desk: CudnnDesk, ring: Callable[[], None], why: str = "") -> None:
         worker, self.standby, desk.standby = self.standby, None, None

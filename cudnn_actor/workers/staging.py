@@ -22,8 +22,8 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.arenas import FIXED_SIZE
 from cudnn_actor.engines.cpu.kept import keeping
+from cudnn_actor.exhaustion import exhaustion
 from cudnn_actor.memory import ArenaPool
-from cudnn_actor.protocol.errors import OutOfMemory
 
 __all__ = ["Block", "Staging", "map_segment"]
 
@@ -56,6 +56,7 @@ class Staging:
     ----------
     announce
         Called with the number, size in bytes and descriptor of a new segment, before a block of it is used.
+        When it raises, nobody has the segment.
     retire
         Called with the number of a segment that is no longer used.
     """
@@ -72,7 +73,7 @@ class Staging:
         return [(arena.number, arena.nbytes, arena.fd) for arena in self._pool.all()]
 
     def take(self, nbytes: int) -> Block:
-        """A block of at least one byte. Raises `OutOfMemory` when the machine has no room for it."""
+        """A block of at least one byte. Raises `OutOfMemory`, `OutOfDescriptors`; nothing has changed."""
         nbytes = max(nbytes, 1)
         self._take_back()
         if not self._pool.room_for(nbytes):
@@ -107,16 +108,28 @@ class Staging:
 
     def _grow(self, nbytes: int) -> None:
         number, size = self._pool.next(nbytes)
+        try:
+            descriptor = self._make(number, size)
+        except (OSError, OverflowError) as error:
+            refusal = exhaustion(error, requested=size, in_use=self._pool.nbytes)
+            if refusal is None:
+                raise
+            raise refusal from error
+        self._pool.add(number, size, descriptor)
+
+    def _make(self, number: int, size: int) -> int:
+        """A segment that is mapped, and of which everybody has been told; its descriptor."""
         descriptor = os.memfd_create(f"cudnn-actor-stage-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, size)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, FIXED_SIZE)
             self._mapped[number] = map_segment(descriptor, size)
-        except (OSError, OverflowError):
+            self._announce(number, size, descriptor)
+        except BaseException:
+            self._mapped.pop(number, None)
             os.close(descriptor)
-            raise OutOfMemory(requested=size, in_use=self._pool.nbytes, limit=None) from None
-        self._pool.add(number, size, descriptor)
-        self._announce(number, size, descriptor)
+            raise
+        return descriptor
 
     def _drop(self, number: int) -> None:
         self._retire(number)

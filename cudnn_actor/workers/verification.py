@@ -16,29 +16,29 @@ from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.workers.checksums import checksum
 from cudnn_actor.workers.cudnn_desk import CudnnDesk
 from cudnn_actor.workers.staging import Block
-from cudnn_actor.workers.wire import PRIVATE, ReadStaged, Staged, encode_message
+from cudnn_actor.workers.wire import ReadStaged, Staged, encode_message
 
 __all__ = ["compare", "verification"]
 
 log = Log("cudnn_actor")
 
 
-def verification(desk: CudnnDesk) -> Iterator[tuple[Slot, int, bytes, Block | None]]:
+def verification(desk: CudnnDesk) -> Iterator[tuple[Slot, bytes, Block | None]]:
     """For each buffer to be looked at: its slot, and what to ask a worker so that its values are there.
 
-    The number of that request, its message as bytes, and the block where the values will lie; number 0 and
-    no block where this process sees the buffer itself. The block is `compare`'s to give back.
+    A message as bytes, and the block where the values will lie; no block where this process sees the buffer
+    itself. The block is `compare`'s to give back. Raises `OutOfMemory`.
     """
     assert desk.checksums is not None
-    for count, (slot, _) in enumerate(desk.checksums.held(), 1):
+    for slot, _ in desk.checksums.held():
         if desk.host is not None:
-            yield slot, 0, b"", None
+            yield slot, b"", None
             continue
         spec = slot.spec
         block = desk.staging.take(spec.size * spec.dtype.itemsize)
         ref = BufferRef(slot=slot.index, generation=slot.generation, spec=spec, device=desk.memory.device)
         staged = Staged(block.segment, block.offset)
-        yield slot, PRIVATE + count, encode_message(ReadStaged(src=ref, values=staged)), block
+        yield slot, encode_message(ReadStaged(src=ref, values=staged)), block
 
 
 def compare(desk: CudnnDesk, slot: Slot, block: Block | None) -> None:

@@ -6,9 +6,9 @@ decode, or is too long, raises `BadFrame`, and ends the worker, never its parent
 
 =============  ==========================================================================================
 parent sends   `Hello` once; `MapArena`, `UnmapArena`, `CreateArena`, `MapStage`, `UnmapStage`; `Requests`;
-               `Promote` to a standby; `Stop`
-worker sends   `Ready` once; `Answers`, in the order in which requests finished; `ArenaMade` or
-               `ArenaRefused`; `Logged`; `Dying`, its last word
+               `Internal`, work that is no caller's; `Promote` to a standby; `Stop`
+worker sends   `Ready` once; `Answers`, in the order in which requests finished; `InternalDone`; `ArenaMade`
+               or `ArenaRefused`; `Logged`; `Dying`, its last word
 =============  ==========================================================================================
 
 A request carries its message as bytes of its own, so that the parent encodes a message once however often
@@ -43,7 +43,6 @@ __all__ = [
     "LONGEST",
     "LONGEST_MESSAGE",
     "MESSAGES",
-    "PRIVATE",
     "Answer",
     "Answers",
     "ArenaMade",
@@ -58,6 +57,8 @@ __all__ = [
     "FromWorker",
     "Given",
     "Hello",
+    "Internal",
+    "InternalDone",
     "Logged",
     "MapArena",
     "MapStage",
@@ -82,9 +83,6 @@ LONGEST: Final = 64 << 20
 
 LONGEST_MESSAGE: Final = LONGEST - (4 << 10)
 """Bytes of the longest message that a frame has room for, beside what it says of the request."""
-
-PRIVATE: Final = 1 << 62
-"""Number of a request that is no caller's: its answer is for nobody."""
 
 LENGTH: Final = struct.Struct("<I")
 
@@ -235,6 +233,17 @@ class Requests(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
     requests: list[Request]
 
 
+class Internal(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Work of the service's own: a message as bytes, numbered from 1 for each worker.
+
+    It is no caller's, so it has no place in the window, is never withdrawn, and is not counted among what has
+    begun: the numbers and places of requests are the requests' alone.
+    """
+
+    number: int
+    body: bytes
+
+
 class Promote(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """To a standby: it serves from now on, as this incarnation."""
 
@@ -245,7 +254,9 @@ class Stop(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag
     """Start nothing more, finish what has begun, answer it, and end."""
 
 
-FromParent = Hello | MapArena | UnmapArena | CreateArena | MapStage | UnmapStage | Requests | Promote | Stop
+FromParent = (
+    Hello | MapArena | UnmapArena | CreateArena | MapStage | UnmapStage | Requests | Internal | Promote | Stop
+)
 
 
 # From the worker.
@@ -295,6 +306,13 @@ class Answers(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, 
     answers: list[Answer]
 
 
+class InternalDone(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Work of the service's own has come to its end; `error`: what it ended in, None when it was done."""
+
+    number: int
+    error: ErrorRecord | None
+
+
 class ArenaMade(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """An arena has been taken and mapped; its descriptor comes with this."""
 
@@ -336,7 +354,7 @@ class Dying(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     digest: str | None
 
 
-FromWorker = Ready | Answers | ArenaMade | ArenaRefused | Logged | Dying
+FromWorker = Ready | Answers | InternalDone | ArenaMade | ArenaRefused | Logged | Dying
 
 FROM_PARENT: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromParent)
 """Decodes what the parent sends."""

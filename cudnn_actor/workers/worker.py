@@ -16,7 +16,7 @@ from cudnn_actor.workers.channel import Channel, channel_pair
 from cudnn_actor.workers.launching import Child, Launcher
 from cudnn_actor.workers.ledger import Violation
 from cudnn_actor.workers.status import StatusPage
-from cudnn_actor.workers.wire import FROM_WORKER, FromParent, Hello, Ready
+from cudnn_actor.workers.wire import FROM_WORKER, FromParent, Hello, Internal, Ready
 
 __all__ = ["Bell", "Recipe", "Worker", "wait_for"]
 
@@ -68,8 +68,13 @@ class Worker:
         self.ready = False
         """Whether it has said that its engine is open."""
         self.started = time.monotonic()
+        self._internal = 0
         self.claims = StatusPage.create(recipe.hello.window)
-        ours, theirs = channel_pair()
+        try:
+            ours, theirs = channel_pair()
+        except BaseException:
+            self.claims.close()
+            raise
         self.channel = Channel(ours, FROM_WORKER)
         try:
             with theirs, _own_pidfd() as parent:
@@ -89,6 +94,12 @@ class Worker:
     def send(self, frame: FromParent, descriptors: Sequence[int] = ()) -> None:
         """Tell it something. Never blocks. Descriptors are duplicated where the socket has no room yet."""
         self.channel.send(frame, descriptors)
+
+    def ask(self, body: bytes) -> int:
+        """Have it do work of the service's own, a message as bytes; the number of its `InternalDone`."""
+        self._internal += 1
+        self.send(Internal(self._internal, body))
+        return self._internal
 
     def take_descriptor(self) -> int:
         """The descriptor that came with the frame just received. Raises `BadFrame`."""

@@ -32,6 +32,7 @@ from cudnn_actor import Allocate, CudnnRef, CudnnService, Fill, Ping, Spawning, 
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.codec import encode_reply
 from cudnn_actor.protocol.errors import ErrorRecord, UnsupportedGraph
@@ -179,6 +180,44 @@ class LateEngine(BarrierEngine):
         if word == _GO:
             self._void.add(fence)
         return word == _GO
+
+
+class PointedBuilder:
+    """Builds plans of the CPU engine on the worker's build thread, with the points of a build."""
+
+    fingerprint = "a test's"
+
+    def __init__(self, directory: str) -> None:
+        self._door = Door(directory)
+
+    def open(self) -> None:
+        """Nothing to take."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def interrupt(self) -> None:
+        """Deaf: a build at a point is ended by the test alone."""
+
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Any:
+        self._door.go_through("build")
+        plan = compile_plan(graph, workspace_limit)
+        self._door.go_through(after("build"))
+        return plan
+
+    def export(self, plan: Any) -> None:
+        """None: there is nothing to keep."""
+
+
+class LateBuildingEngine(LateEngine):
+    """The same, with plans from a build thread: what waits for one is set aside, and others go past it."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory)
+        self._directory = directory
+
+    def builder(self) -> Any:
+        return PointedBuilder(self._directory)
 
 
 def after(call: str) -> str:

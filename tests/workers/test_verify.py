@@ -17,12 +17,15 @@ from cudnn_actor.options import make_options
 from cudnn_actor.protocol.errors import StaleReason
 from cudnn_actor.service import CudnnService
 
+from .crash_rigs import kill, workers
+
 ONE = ConvSpec.symmetric(2)
 
 
 @asynccontextmanager
-async def verified(*, host_arenas: bool, verify: bool = True) -> AsyncIterator[CudnnRef]:
-    options = make_options({"device": "cpu", "isolation": "process", "verify": verify, "max_restarts": 50})
+async def verified(*, host_arenas: bool, verify: bool = True, standby: int = 0) -> AsyncIterator[CudnnRef]:
+    given = {"device": "cpu", "isolation": "process", "verify": verify, "max_restarts": 50}
+    options = make_options({**given, "standby": standby})
     engine = choose_engine("cpu")._replace(host_arenas=host_arenas)
     async with Spawning(CudnnService(options, engine=engine)) as gpu:
         yield gpu
@@ -73,6 +76,32 @@ async def test_a_buffer_that_was_written_again_is_compared_with_nothing_older(
             await gpu.ask(ConvFwd(x=x, w=w, y=y, conv=ONE))
         await crash(gpu)
         assert (await gpu.download(y)).ravel()[0] == (2.0 if writer == "convolution" else 3.0)
+
+
+@pytest.mark.parametrize("standby", [0, 1])
+async def test_a_buffer_larger_than_any_segment_that_is_left_is_looked_at_and_kept(standby: int) -> None:
+    async with verified(host_arenas=False, standby=standby) as gpu:
+        values = np.arange(10 << 20, dtype=np.float32).reshape(1, 1, 1 << 10, 10 << 10)
+        small, large = await gpu.upload(values[..., :1, :4]), await gpu.upload(values)
+        bad = await gpu.upload(values[..., :1, :8])
+        corrupt(gpu, bad)
+        await crash(gpu)
+        np.testing.assert_array_equal(await gpu.download(large), values)
+        np.testing.assert_array_equal(await gpu.download(small), values[..., :1, :4])
+        with pytest.raises(StaleBufferError):
+            await gpu.download(bad)
+        again = await gpu.upload(values)  # in the segment that was made while there was no worker
+        np.testing.assert_array_equal(await gpu.download(again), values)
+        assert (await gpu.statistics()).restarts == 1
+
+
+async def test_a_buffer_that_a_worker_cannot_read_is_asked_of_the_next() -> None:
+    async with workers(host_arenas=False, verify=True) as (gpu, points):
+        ref = await gpu.upload(np.ones((1, 1, 2, 2), np.float32))
+        points.order("read", "fail")
+        kill(gpu)
+        assert (await gpu.download(ref)).sum() == 4.0
+        assert (await gpu.statistics()).restarts == 2
 
 
 async def test_without_verify_nobody_looks() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import mmap
 import os
@@ -10,13 +9,14 @@ import sys
 
 import numpy as np
 
+from cudnn_actor.exhaustion import exhaustion
+from cudnn_actor.protocol.errors import OutOfDescriptors
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["FIXED_SIZE", "Arenas", "is_whole"]
 
 FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """So sealed, an arena cannot be cut off under a mapping, which would end whoever touches that with SIGBUS."""
-_NO_ROOM = {errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EINVAL}
 
 
 class Arenas:
@@ -28,18 +28,27 @@ class Arenas:
     def create(self, arena: int, nbytes: int) -> int:
         """Make and map an arena of `nbytes` zero bytes; its descriptor is the caller's.
 
-        Raises `MemoryError` when the machine has no room for it.
+        Raises `MemoryError` when the machine has no room for it, `OutOfDescriptors` when it has no file.
         """
+        try:
+            return self._create(arena, nbytes)
+        except (OSError, OverflowError) as error:
+            refusal = exhaustion(error, requested=nbytes, in_use=0)
+            if refusal is None:
+                raise
+            if isinstance(refusal, OutOfDescriptors):
+                raise refusal from error
+            raise MemoryError(f"no room for an arena of {nbytes:,} bytes: {error}") from error
+
+    def _create(self, arena: int, nbytes: int) -> int:
         fd = os.memfd_create(f"cudnn-actor-arena-{arena}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FIXED_SIZE)
             self.map(arena, fd, nbytes)
-        except (OSError, OverflowError) as error:
+        except BaseException:
             os.close(fd)
-            if isinstance(error, OSError) and error.errno not in _NO_ROOM:
-                raise
-            raise MemoryError(f"no room for an arena of {nbytes:,} bytes: {error}") from error
+            raise
         return fd
 
     def map(self, arena: int, fd: int, nbytes: int) -> None:

@@ -9,7 +9,7 @@ from cudnn_actor.actors import Envelope
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import Request
 
-__all__ = ["Errand"]
+__all__ = ["Errand", "InternalErrand"]
 
 
 class Errand(Envelope):
@@ -65,5 +65,35 @@ class Errand(Envelope):
         if not self.page.begin(self.place, self.number):
             self.dropped = True
             return False
+        self.started_ns = time.perf_counter_ns()
+        return True
+
+
+class InternalErrand(Errand):
+    """Work of the service's own: it begins without a word on the page, where each place is a request's.
+
+    Parameters
+    ----------
+    message
+        Decoded.
+    replies
+        Where it is said that it is done.
+    number
+        As it came. As an envelope's its number is the negative of that, which no request has.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, message: Any, replies: Any, number: int) -> None:
+        self.message = message
+        self.bridge = replies
+        self.number = -number
+        self.place = -1
+        self.fault = None
+        self.started_ns = 0
+        self.dropped = False
+
+    def begin(self) -> bool:
+        """Start it: nobody withdraws it."""
         self.started_ns = time.perf_counter_ns()
         return True

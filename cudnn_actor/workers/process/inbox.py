@@ -18,10 +18,10 @@ import msgspec
 from cudnn_actor.actors import Envelope, Mailbox
 from cudnn_actor.protocol.messages import COMPUTE
 from cudnn_actor.workers.channel import Channel
-from cudnn_actor.workers.process.errand import Errand
-from cudnn_actor.workers.process.outbox import Outbox
+from cudnn_actor.workers.process.errand import Errand, InternalErrand
+from cudnn_actor.workers.process.outbox import InternalReplies, Outbox
 from cudnn_actor.workers.status import StatusPage
-from cudnn_actor.workers.wire import MESSAGES, BadFrame, Request, Requests
+from cudnn_actor.workers.wire import MESSAGES, BadFrame, Internal, Request, Requests
 
 __all__ = ["Inbox"]
 
@@ -44,10 +44,11 @@ class Inbox(Mailbox):
 
     def __init__(self, channel: Channel, outbox: Outbox, page: StatusPage) -> None:
         super().__init__(capacity=1 << 30)
-        self.on_frame: dict[type, Callable[[Any], None]] = {}
+        self.on_frame: dict[type, Callable[[Any], None]] = {Internal: self._put_internal}
         """What is done with frames that are no requests."""
         self._channel = channel
         self._outbox = outbox
+        self._internal_replies = InternalReplies(outbox)
         self._page = page
         self._errands: deque[Envelope] = deque()
         self._urgent: deque[Envelope] = deque()
@@ -113,6 +114,10 @@ class Inbox(Mailbox):
             message = self._decoded(request.body)
         errand = Errand(message, self._outbox, request, self._page)
         (self._urgent if message.control else self._errands).append(errand)
+
+    def _put_internal(self, frame: Internal) -> None:
+        message = self._decoded(frame.body)
+        self._errands.append(InternalErrand(message, self._internal_replies, frame.number))
 
     def _decoded(self, body: bytes) -> Any:
         try:

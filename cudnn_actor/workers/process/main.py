@@ -26,6 +26,7 @@ import pykka
 
 from cudnn_actor.actors import ActorExit
 from cudnn_actor.engines.base import Engine
+from cudnn_actor.exhaustion import exhaustion
 from cudnn_actor.plan_store import PlanStore
 from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.state import ServiceState
@@ -91,7 +92,7 @@ class _Process:
         self._stopping = False
         self._heart = Heart(page, hello.beat_s, actor.working_since)
         forward_logs(outbox, inbox, lambda: 0 if actor.current is None else actor.current.number)
-        inbox.on_frame = {
+        inbox.on_frame |= {
             MapArena: self._map_arena,
             UnmapArena: lambda frame: self._engine.unmap_arena(frame.number),
             CreateArena: self._create_arena,
@@ -144,11 +145,17 @@ class _Process:
             os.close(descriptor)
 
     def _map_stage(self, frame: MapStage) -> None:
-        descriptor = self._channel.take_descriptor()
         try:
-            self._stages.map(frame.segment, descriptor, frame.nbytes)
-        finally:
-            os.close(descriptor)
+            descriptor = self._channel.take_descriptor()
+            try:
+                self._stages.map(frame.segment, descriptor, frame.nbytes)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            refusal = exhaustion(error, requested=frame.nbytes, in_use=0)
+            if refusal is None:
+                raise
+            self._stages.refuse(frame.segment, refusal)
 
 
 class _Observer:

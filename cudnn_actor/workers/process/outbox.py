@@ -17,9 +17,19 @@ from cudnn_actor.protocol.codec import encode_reply
 from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed
 from cudnn_actor.workers.channel import Channel
 from cudnn_actor.workers.process.errand import Errand
-from cudnn_actor.workers.wire import Answer, Answers, Done, Dropped, FromWorker, Given, Logged, Refused
+from cudnn_actor.workers.wire import (
+    Answer,
+    Answers,
+    Done,
+    Dropped,
+    FromWorker,
+    Given,
+    InternalDone,
+    Logged,
+    Refused,
+)
 
-__all__ = ["Outbox"]
+__all__ = ["InternalReplies", "Outbox"]
 
 _NOTHING = encode_reply(None)
 
@@ -86,6 +96,27 @@ class Outbox:
         """Send the lines that were logged, in order."""
         while self._lines:
             self.say(self._lines.popleft())
+
+
+class InternalReplies:
+    """Says that work of the service's own is done: where an internal errand's answer is posted.
+
+    Parameters
+    ----------
+    outbox
+        The way to the parent.
+    """
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+
+    def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:  # noqa: ARG002
+        """Say so at once, behind all answers so far."""
+        self._outbox.wake()
+        self._outbox.say(InternalDone(-envelope.number, None if error is None else _known(error).to_record()))
+
+    def wake(self) -> None:
+        """Nothing: it has been said."""
 
 
 def _known(error: BaseException) -> CudnnActorError:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cudnn_actor.engines.base import Engine
+from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.workers.staging import map_segment
 from cudnn_actor.workers.wire import BadFrame, Staged
@@ -27,19 +28,31 @@ class Stages:
     def __init__(self, engine: Callable[[], Engine]) -> None:
         self._engine = engine
         self._mapped: dict[int, mmap.mmap] = {}
+        self._refused: dict[int, CudnnActorError] = {}
 
     def map(self, segment: int, descriptor: int, nbytes: int) -> None:
         """Map a segment. The descriptor stays the caller's. Raises `OSError`."""
         self._mapped[segment] = mapped = map_segment(descriptor, nbytes)
         self._engine().pin(memoryview(mapped))
 
+    def refuse(self, segment: int, error: CudnnActorError) -> None:
+        """Have requests that name a segment end in an error: this process had no room to map it."""
+        self._refused[segment] = error
+
     def unmap(self, segment: int) -> None:
         """Forget a segment that nothing uses any more."""
+        if self._refused.pop(segment, None) is not None:
+            return
         self._engine().unpin(memoryview(self._mapped[segment]))
         del self._mapped[segment]
 
     def array(self, staged: Staged, spec: TensorSpec) -> np.ndarray:
-        """The values of a buffer, C-contiguous. Raises `BadFrame` for a place that is none."""
+        """The values of a buffer, C-contiguous. Raises `BadFrame` for a place that is none.
+
+        And what `refuse` was given, where the segment could not be mapped.
+        """
+        if self._refused and (refusal := self._refused.get(staged.segment)) is not None:
+            raise refusal.again()
         try:
             return np.ndarray(
                 spec.dims, spec.dtype.numpy, buffer=self._mapped[staged.segment], offset=staged.offset

@@ -1,0 +1,37 @@
+"""What the system refuses this process, memory and file descriptors, as errors that name the limit."""
+
+from __future__ import annotations
+
+import errno
+import resource
+
+from cudnn_actor.protocol.errors import CudnnActorError, OutOfDescriptors, OutOfMemory
+
+__all__ = ["exhaustion"]
+
+_NO_ROOM = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EINVAL})
+"""EINVAL is what `ftruncate` says of a size that no file can have."""
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+def exhaustion(error: BaseException, *, requested: int, in_use: int) -> CudnnActorError | None:
+    """The error of a request for which the system had no memory or descriptor; None for any other failure.
+
+    Parameters
+    ----------
+    error
+        What a call of this process's own has raised.
+    requested
+        Bytes that the request needed.
+    in_use
+        Bytes that the service has.
+    """
+    if isinstance(error, CudnnActorError):
+        return error
+    number = error.errno if isinstance(error, OSError) else None
+    if number in _NO_DESCRIPTOR:
+        mine = number == errno.EMFILE
+        return OutOfDescriptors(limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0] if mine else None)
+    if number in _NO_ROOM or isinstance(error, MemoryError | OverflowError):
+        return OutOfMemory(requested=requested, in_use=in_use, limit=None)
+    return None

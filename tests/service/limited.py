@@ -1,0 +1,155 @@
+"""A process at its limits: programs for `test_process_limits`, each run in a process of its own by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import resource
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor import CudnnRef, OutOfDescriptors, OutOfMemory, Spawning, Upload
+from cudnn_actor.engines import choose_engine
+from cudnn_actor.options import make_options
+from cudnn_actor.service import CudnnService
+
+LARGE = (1, 1, 5120, 4096)
+"""Of float32: 80 MiB, so that two do not lie in one arena, nor in one segment of staging memory. More than
+the C library has set aside for a thread."""
+NEEDS_NOTHING = {
+    ("thread", "descriptors", "download"),
+    ("process", "descriptors", "download"),
+    ("apart", "memory", "empty"),
+}
+"""What this process needs neither memory nor a descriptor for."""
+_ROOM = 16 << 20
+"""Bytes of address space that the limit leaves: for an interpreter, and for no large array."""
+
+
+@contextlib.contextmanager
+def little_memory() -> Iterator[None]:
+    """Let this process have no more address space than it has, but for a little (`ulimit -v`)."""
+    with _limited(resource.RLIMIT_AS, _address_space() + _ROOM):
+        yield
+
+
+def _address_space() -> int:
+    """Bytes that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Let this process open no more files (`ulimit -n`)."""
+    with open(os.devnull) as null:
+        open_now = {int(name) for name in os.listdir("/proc/self/fd")}
+        with _limited(resource.RLIMIT_NOFILE, max(open_now) + 1):
+            held = []
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.dup(null.fileno()))
+            try:
+                yield
+            finally:
+                for descriptor in held:
+                    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _limited(what: int, soft: int) -> Iterator[None]:
+    before = resource.getrlimit(what)
+    resource.setrlimit(what, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, before)
+
+
+LIMITS: dict[str, tuple[Any, type[Exception]]] = {
+    "memory": (little_memory, OutOfMemory),
+    "descriptors": (no_descriptors, OutOfDescriptors),
+}
+
+
+def _service(place: str) -> CudnnService:
+    """On a thread, in a process, or in one whose arenas are not this process's to map, as on a GPU."""
+    isolation = "thread" if place == "thread" else "process"
+    options = make_options({"device": "cpu", "isolation": isolation})
+    return CudnnService(options, engine=choose_engine("cpu")._replace(host_arenas=place != "apart"))
+
+
+async def _check(place: str, limit: str) -> None:
+    """Send requests past a limit; see that they alone have failed, and that they work without the limit."""
+    narrow, refusal = LIMITS[limit]
+    ones = np.ones(LARGE, np.float32)
+    async with Spawning(_service(place)) as gpu:
+        worker = gpu.worker_pid
+        # The small one comes first: a segment of staging memory for it is too small for what follows.
+        kept, full = await gpu.upload(2 * ones[..., :1]), await gpu.upload(3 * ones)
+        other = await gpu.upload(ones[..., :1])
+        held: list[Any] = []
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "empty": lambda: gpu.empty(LARGE, dtype="float32"),
+            "upload": lambda: gpu.upload(ones),
+            "download": lambda: gpu.download(full),
+        }
+        for name, call in calls.items():
+            if (place, limit, name) in NEEDS_NOTHING:
+                continue
+            await gpu.ping()  # the actor lets go of the last message
+            gc.collect()
+            with narrow():
+                said = await _refused(call(), refusal)
+                assert (await gpu.ping(), gpu.worker_pid) == (1, worker)
+            assert "ulimit" in said, said
+            held.append(await _check_that_all_is_well(gpu, kept, full))
+            held.append(await call())  # so that the next needs memory of its own
+            await gpu.ask(Upload(dst=other, data=5 * ones[..., :1]))
+            assert (await gpu.download(other)).min() == 5.0
+        await _check_that_all_is_well(gpu, kept, full)
+        assert ((await gpu.statistics()).restarts, gpu.worker_pid) == (0, worker)
+
+
+async def _refused(call: Awaitable[Any], refusal: type[Exception]) -> str:
+    """What the error says that a call ends in."""
+    try:
+        await call
+    except refusal as error:
+        return str(error)
+    raise AssertionError("it was not refused")
+
+
+async def _check_that_all_is_well(gpu: CudnnRef, kept: Any, full: Any) -> np.ndarray:
+    assert (await gpu.download(kept)).max() == 2.0
+    down = await gpu.download(full)
+    assert (down.min(), down.max()) == (3.0, 3.0)
+    return down
+
+
+async def _fill_up(place: str) -> None:
+    """Under a limit that holds for workers too, take buffers until there is no room; then go on with less."""
+    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + 9 * (80 << 20), -1))
+    ones = np.ones(LARGE, np.float32)
+    async with Spawning(_service(place)) as gpu:
+        worker = gpu.worker_pid
+        kept, full = await gpu.upload(2 * ones[..., :1]), await gpu.upload(3 * ones)
+        taken = []
+        with contextlib.suppress(OutOfMemory):
+            while True:
+                taken.append(await gpu.empty(LARGE, dtype="float32"))
+        for buffer in taken:
+            await gpu.free(buffer)
+        await _check_that_all_is_well(gpu, kept, full)
+        again = await gpu.upload(ones)
+        assert (await gpu.download(again)).min() == 1.0
+        assert ((await gpu.statistics()).restarts, gpu.worker_pid) == (0, worker)
+
+
+if __name__ == "__main__":
+    asyncio.run(_fill_up(sys.argv[1]) if len(sys.argv) == 2 else _check(*sys.argv[1:]))

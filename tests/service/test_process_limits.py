@@ -1,0 +1,28 @@
+"""What the system refuses this process (`ulimit -v`, `ulimit -n`) costs one request, and no other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PLACES = ["thread", "process", "apart"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("limit", ["memory", "descriptors"])
+def test_requests_past_a_limit_of_the_process_are_refused_alone(place: str, limit: str) -> None:
+    run(place, limit)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_service_that_starts_under_a_limit_refuses_what_is_past_it(place: str) -> None:
+    run(place)
+
+
+def run(*arguments: str) -> None:
+    """Run a program of `limited`, which fails where anything is not as it should be. Blocks."""
+    command = [sys.executable, "-m", "tests.service.limited", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,105 @@
+"""What a service asks of its workers for itself (plans for a standby, reads of `verify`) meets no request."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Iterator
+
+import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from cudnn_actor import CudnnRef, MailboxFull, OutcomeUnknown, Receipt, StaleBufferError
+from cudnn_actor.protocol.errors import StaleReason
+from tests.service.rigs import Trio, in_thread, outcome
+
+from .crash_rigs import PATIENCE_S, Points, after, freeze, gone, kill, pid_of, start_forkserver, workers
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_forkserver() -> None:
+    start_forkserver()
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[list[EventDict]]:
+    with capture_logs() as entries:
+        yield entries
+    entries.clear()
+
+
+async def line(logs: list[EventDict], event: str, times: int = 1) -> EventDict:
+    """The `times`-th line about an event, once it is there."""
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found := [entry for entry in logs if entry["event"] == event]) < times:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)  # the log has no event to wait for
+    return found[times - 1]
+
+
+async def planned(gpu: CudnnRef, plans: int) -> None:
+    """Until the worker that serves has so many plans: all that it set aside for them has begun by then."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (await gpu.statistics()).plans.size < plans:
+            pass
+
+
+async def promoted_while_it_warms(gpu: CudnnRef, points: Points, logs: list[EventDict]) -> Trio:
+    """Have the standby serve that has built the plan of a sum, and is building another: held at "build"."""
+    points.hold("open")
+    starting = await in_thread(lambda: points.arrival("open"))
+    trio = await Trio.on(gpu)
+    pair = [await gpu.empty((1, 2, 1, 1)) for _ in range(2)]
+    other = Trio(gpu, pair[0], pair[1], trio.y)
+    await gpu.ask(other.product())
+    await gpu.ask(trio.sum())  # the latest, so the first that the standby builds
+    assert await trio.result() == 6.0
+    points.hold("build", passing=1)
+    points.let_go("open")
+    await in_thread(lambda: points.arrival("build"))
+    kill(gpu)
+    assert (await line(logs, "standby.promoted"))["pid"] == starting.pid
+    return trio
+
+
+async def test_a_plan_that_a_standby_was_building_hides_no_request_that_has_begun(
+    logs: list[EventDict],
+) -> None:
+    async with workers("LateBuildingEngine", standby=1, max_restarts=9) as (gpu, points):
+        trio = await promoted_while_it_warms(gpu, points, logs)
+        points.hold("finished")
+        runs = points.visits(after("execute"))
+        added = gpu.submit(trio.sum())  # takes the first place there is
+        await in_thread(lambda: points.wait_for_visits(after("execute"), runs + 1))
+        points.let_go("build")
+        await planned(gpu, 2)
+        await gone(kill(gpu))
+        points.let_go()
+        end = await outcome(added)
+        assert isinstance(end, OutcomeUnknown), f"it had run, and ran again: {end}"
+        with pytest.raises(StaleBufferError) as stale:
+            await gpu.download(trio.y)
+        assert stale.value.reason is StaleReason.TORN
+
+
+async def test_what_a_standby_has_built_makes_no_room_in_the_mailbox(logs: list[EventDict]) -> None:
+    async with workers(standby=1, mailbox=16) as (gpu, points):
+        trio = await Trio.on(gpu)
+        for channels in range(1, 40):  # one Warm each: the standby has each plan before the next is known
+            x, w = await gpu.empty((1, channels, 1, 1)), await gpu.empty((1, channels, 1, 1))
+            await gpu.ask(Trio(gpu, x, w, trio.y).product())
+            await in_thread(functools.partial(points.wait_for_visits, after("build"), 2 * channels))
+            await gpu.free(x)
+            await gpu.free(w)
+        standby = (await line(logs, "standby.ready"))["pid"]
+        kill(gpu)
+        await gpu.ping()
+        assert pid_of(gpu) == standby
+        freeze(gpu)
+        admitted = [gpu.submit(trio.product()) for _ in range(16)]
+        with pytest.raises(MailboxFull):
+            gpu.submit(trio.product())
+        kill(gpu)
+        for future in admitted:
+            assert isinstance(await outcome(future), Receipt)
+        assert (await gpu.download(trio.y)).item() == 6.0
