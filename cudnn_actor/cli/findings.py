@@ -22,6 +22,8 @@ class Kill:
         The process that was killed.
     killed_s
         When, on the recorder's clock.
+    kills
+        How often a worker was killed, until the kill found requests that had begun; all else is of the last.
     step
         The step of the fit that was at work meanwhile.
     in_flight
@@ -40,6 +42,7 @@ class Kill:
 
     pid: int
     killed_s: float
+    kills: int
     step: int
     in_flight: int
     run_again: int
@@ -66,6 +69,8 @@ class Findings:
     kill: Kill | None = None
     changed: int = 0
     """Responses of the filter bank that were not the same, bit for bit, when they were computed again."""
+    compared: int = 0
+    """How many were."""
     samples: list[Sample] = field(default_factory=list)
     restarts: int = 0
     replayed: int = 0

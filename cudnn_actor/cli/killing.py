@@ -16,7 +16,10 @@ from cudnn_actor.client import CudnnRef
 from cudnn_actor.protocol import Message, Receipt
 from cudnn_actor.supervision import Restarted, Restarting
 
-__all__ = ["kill_at_work"]
+__all__ = ["MOST_KILLS", "kill_at_work"]
+
+MOST_KILLS = 20
+"""Kills in a row: one may come in the moment between two requests, and then nothing has to run again."""
 
 
 async def kill_at_work(
@@ -24,14 +27,16 @@ async def kill_at_work(
 ) -> Kill:
     """Send all messages at once, kill the worker in the middle of them, and await every answer.
 
+    A kill that interrupts no request that had begun is repeated, with all messages sent anew.
+
     Parameters
     ----------
     gpu
-        A service in process isolation.
+        A service in process isolation, with at least `MOST_KILLS` restarts.
     recorder
         Sends and times the messages; each is answered with a receipt.
     messages
-        So much work that it is not done when the first answer comes.
+        Pure, and so much work that it is not done when a quarter of it has been answered.
     say
         Tells people, as it happens.
     step
@@ -42,23 +47,34 @@ async def kill_at_work(
     CudnnActorError
         A request was not answered after all.
     """
-    asked = [asyncio.create_task(_timed(recorder, message)) for message in messages]
-    done, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-    first, _ = done.pop().result()
-    await asyncio.sleep(first.run_us / 2e6)  # the next takes as long: this is the middle of it
-    waiting = {task for task in waiting if not task.done()}
-    pid, killed_s = _kill(gpu), recorder.now_s
-    say(f"  [red]kill -9 {pid}[/]: the worker process, with {len(waiting)} requests in its hands")
-    back = await _back(gpu, first.generation, say)
-    answers = await asyncio.gather(*asked)
-    later = [at_s for receipt, at_s in answers if receipt.generation > first.generation]
-    statistics = await gpu.statistics()
+    before, kills = (await gpu.statistics()).replayed, 0
+    while True:
+        sent_s = recorder.now_s
+        asked = [asyncio.create_task(_timed(recorder, message)) for message in messages]
+        first, at_s = await asked[len(asked) // 4]
+        # Not at once: a worker that has just answered may have to leave its core to this process. The next
+        # quarter takes as long as the first, whatever else the machine does, so this is the middle of it.
+        await asyncio.sleep((at_s - sent_s) / 2)
+        in_flight = sum(not task.done() for task in asked)
+        if not in_flight:  # this process had to wait for its turn meanwhile
+            continue
+        pid, killed_s = _kill(gpu), recorder.now_s
+        kills += 1
+        say(f"  [red]kill -9 {pid}[/]: the worker process, with {in_flight} requests in its hands")
+        back = await _back(gpu, first.generation, say)
+        answers = await asyncio.gather(*asked)
+        later = [at_s for receipt, at_s in answers if receipt.generation > first.generation]
+        statistics = await gpu.statistics()
+        if (run_again := statistics.replayed - before) or kills == MOST_KILLS:
+            break
+        say("    it came between two requests, and none had to run again: once more")
     return Kill(
         pid=pid,
         killed_s=killed_s,
+        kills=kills,
         step=step,
-        in_flight=len(waiting),
-        run_again=statistics.replayed,
+        in_flight=in_flight,
+        run_again=run_again,
         generation=back.generation,
         downtime_s=back.downtime_s,
         answered_s=min(later, default=recorder.now_s) - killed_s,
@@ -84,7 +100,7 @@ async def _back(gpu: CudnnRef, generation: int, say: Callable[[str], None]) -> R
     """Follow the service until a successor of this generation serves."""
     async for event in gpu.events():
         match event:
-            case Restarting():
+            case Restarting() if event.generation >= generation:
                 say(f"  [red]✗ generation {event.generation} is lost[/]: {event.cause.cause}")
             case Restarted() if event.generation > generation:
                 when = f"{event.downtime_s * 1e3:.0f} ms later, by {gpu.worker_pid}"

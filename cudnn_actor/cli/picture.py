@@ -81,10 +81,12 @@ def draw(findings: Findings, out: Path) -> None:
 
 def _write_headline(figure: Figure, findings: Findings) -> None:
     figure.text(0.04, 0.952, "cudnn-actor", fontsize=24, fontweight="bold")
+    kills = 1 if findings.kill is None else findings.kill.kills
+    killed = "one kill -9" if kills == 1 else f"{kills} kills"
     figure.text(
         0.04,
         0.927,
-        "ten filters, both gradients of a convolution, and one kill -9 that no caller noticed; "
+        f"ten filters, both gradients of a convolution, and {killed} that no caller noticed; "
         f"on {findings.device}",
         fontsize=12.5,
         color=_DIM,
@@ -264,16 +266,18 @@ def _mark_kill(axes: Axes, kill: Kill, samples: list[Sample]) -> None:
     """Mark the first request that was answered after the kill, of those that were there before it."""
     for number, sample in enumerate(samples):
         if sample.began_s <= kill.killed_s < sample.began_s + sample.latency_s:
-            latency = sample.latency_s * 1e3
+            latency, late = sample.latency_s * 1e3, 2 * number > len(samples)
             axes.vlines(number, 0, latency, color=_RED, lw=1.2, ls=(0, (4, 3)), zorder=1)
             axes.plot(number, latency, "o", color=_RED, ms=7, mec=_PAGE)
             axes.annotate(
-                f"kill -9 {kill.pid}, with {kill.in_flight} requests in its hands:\n"
-                f"the next answer, by generation {kill.generation}, comes {kill.answered_s * 1e3:.0f} ms\n"
-                "later, and no request is lost",
+                f"kill -9 {kill.pid}, with {kill.in_flight} requests in its hands: the next\n"
+                f"answer, by generation {kill.generation}, comes {kill.answered_s * 1e3:.0f} ms later;\n"
+                f"{kill.run_again} had begun and ran again, and no request is lost",
                 (number, latency),
-                xytext=(26, -4),
+                xytext=(-60, 4) if late else (26, 4),
                 textcoords="offset points",
+                ha="right" if late else "left",
+                va="top",
                 color=_RED,
                 fontsize=9,
             )

@@ -2,8 +2,9 @@
 
 A filter bank runs on the photograph. Then a camera is shaken: from one patch, whose sharp original is
 known, the demo learns the 5x5 filter that the shake amounts to, and with it takes the shake out of
-another patch. Half-way through the learning the filter bank runs again beside it, from the buffers that it
-ran from before, and in the middle of that the worker process is killed.
+another patch. Half-way through the learning the filter bank runs beside it on tiles of the photograph, many
+requests at once, and in the middle of that the worker process is killed. Then every tile, and the whole bank
+from the buffers that it ran from at first, has to give what it gave before, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from cudnn_actor.cli.filters import Filter, camera_shake, filter_bank
 from cudnn_actor.cli.findings import Findings, Kill
 from cudnn_actor.cli.fit import FilterFit, PhotoFit, convolved
-from cudnn_actor.cli.killing import kill_at_work
+from cudnn_actor.cli.killing import MOST_KILLS, kill_at_work
 from cudnn_actor.cli.photograph import luminance, read_photograph
 from cudnn_actor.cli.picture import draw
 from cudnn_actor.cli.recorder import Recorder
 from cudnn_actor.cli.tables import request_table, verdict
 from cudnn_actor.client import CudnnRef
-from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, Fill
+from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, Copy, Fill, Message
 from cudnn_actor.spawning import spawn
 
 __all__ = ["tell"]
@@ -34,8 +35,13 @@ __all__ = ["tell"]
 FILTER_STEPS = 160
 PHOTO_STEPS = 150
 _KILL_STEP = FILTER_STEPS // 2
-_ROUNDS_ON_CPU, _ROUNDS_ON_CUDA = 4, 24
-"""How often the filter bank runs around the kill: with less a GPU is done before it comes."""
+_TILES, _TILE_SIDE = 6, 48
+"""Tiles, and the pixels along their sides. A filter takes some 50 microseconds for one: an engine that
+answers in batches has several begun and not answered."""
+_ROUNDS, _COPIES = 4, 4
+"""How often all tiles are filtered around the kill, and how many large copies run among those of a round. The
+copies are the work that is not done when the kill comes, however late that is."""
+_COPY_BYTES_ON_CPU, _COPY_BYTES_ON_CUDA = 32 << 20, 256 << 20
 _KNOWN_SIDE, _SHAKEN_SIDE = 128, 200
 """Pixels along the sides of the two patches, where the photograph has as many."""
 _RIM = 10
@@ -48,7 +54,7 @@ async def tell(image: Path | None, out: Path, seed: int) -> int:
     console = Console(highlight=False)
     rng = np.random.default_rng(seed)
     findings = Findings(photo=read_photograph(image), true_taps=camera_shake(rng))
-    async with spawn(isolation="process") as gpu:
+    async with spawn(isolation="process", max_restarts=MOST_KILLS) as gpu:
         await _Story(gpu, console, findings, rng).run()
     console.print()
     console.print(request_table(findings.samples))
@@ -133,28 +139,63 @@ class _Story:
     # The kill.
 
     async def _kill(self) -> None:
-        """Kill the worker while it runs the filter bank once more; see whether the responses are the same."""
-        recorder, findings, bank = self._recorder.beside("the kill"), self._findings, self._bank
-        for message in bank:
+        """Kill the worker while it runs many requests; see whether they give the same once more."""
+        recorder, findings = self._recorder.beside("the kill"), self._findings
+        tiles = await self._tiles(recorder)
+        copy = await self._copy(recorder)
+        for message, _ in tiles:
             await recorder.ask(Fill(dst=message.y, value=math.nan))  # nothing old is to be taken for new
-        rounds = _ROUNDS_ON_CPU if self._gpu.device == "cpu" else _ROUNDS_ON_CUDA
-        kill = await kill_at_work(self._gpu, recorder, rounds * bank, self._say, step=_KILL_STEP)
-        for (each, before), message in zip(findings.responses, bank, strict=True):
-            findings.changed += not np.array_equal(await self._response(each, message, recorder), before)
-        findings.kill = kill
-        self._tell_of(kill)
+        work: list[Message] = [message for message, _ in tiles]
+        for place in range(0, len(work), len(work) // _COPIES):
+            work.insert(place, copy)
+        findings.kill = await kill_at_work(self._gpu, recorder, _ROUNDS * work, self._say, step=_KILL_STEP)
+        for message, before in tiles:
+            self._compare(before, await recorder.get(message.y))
+        for (each, response), message in zip(findings.responses, self._bank, strict=True):
+            await recorder.ask(Fill(dst=message.y, value=math.nan))
+            await recorder.ask(message)
+            self._compare(response, await self._response(each, message, recorder))
+        self._tell_of(findings.kill)
+
+    async def _copy(self, recorder: Recorder) -> Copy:
+        """A copy between two large buffers, which holds up the worker for some milliseconds."""
+        nbytes = _COPY_BYTES_ON_CPU if self._gpu.device == "cpu" else _COPY_BYTES_ON_CUDA
+        src, dst = [await recorder.room((1, 1, 1024, nbytes // 4096)) for _ in range(2)]
+        await recorder.ask(Fill(dst=src, value=1.0))
+        return Copy(src=src, dst=dst)
+
+    async def _tiles(self, recorder: Recorder) -> list[tuple[ConvFwd, np.ndarray]]:
+        """Each filter on each of some tiles of the photograph, and what it gives."""
+        tiles = []
+        grey = luminance(self._findings.photo)[None]
+        for place in np.linspace(0, 1, _TILES):
+            patch = _patch(grey, _TILE_SIDE, top=place, left=place)
+            x = await recorder.put(np.ascontiguousarray(patch)[None])
+            for each in filter_bank():
+                w = await recorder.put(each.taps[None, None])
+                y = await recorder.room(x.spec.dims)
+                message = ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2, pad=len(each.taps) // 2))
+                await recorder.ask(message)
+                tiles.append((message, await recorder.get(y)))
+        return tiles
+
+    def _compare(self, before: np.ndarray, after: np.ndarray) -> None:
+        self._findings.compared += 1
+        self._findings.changed += not np.array_equal(before, after)
 
     def _tell_of(self, kill: Kill) -> None:
-        changed, ms, mib = self._findings.changed, kill.answered_s * 1e3, kill.nbytes / 2**20
+        changed, compared = self._findings.changed, self._findings.compared
+        ms, mib = kill.answered_s * 1e3, kill.nbytes / 2**20
         self._say(f"    {ms:.0f} ms from the kill to the next answer")
         self._say(f"    requests interrupted, and run again: {kill.run_again}")
         self._say(f"    {kill.buffers} buffers are still there, {mib:.1f} MiB; nothing was uploaded again")
         if changed:
             self._say(
-                f"    {changed} responses of the filter bank are not, bit for bit, what they were before"
+                f"    {changed} of {compared} responses of the filter bank are not, bit for bit, "
+                "what they were before"
             )
         else:
-            self._say("    the filter bank gives what it gave before, bit for bit")
+            self._say(f"    the filter bank gives what it gave before, bit for bit, all {compared} times")
 
     # The camera shake.
 
