@@ -57,9 +57,18 @@ class BuildThread:
     announce
         Called on the build thread when it takes up a job, and when it has none: a library may hold the
         interpreter's lock for as long as it builds, so nothing else of the process can say so then.
+    name
+        The thread's.
     """
 
-    def __init__(self, builder: Builder, nudge: Callable[[], None], announce: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        builder: Builder,
+        nudge: Callable[[], None],
+        announce: Callable[[bool], None],
+        *,
+        name: str = "cudnn-builder",
+    ) -> None:
         self._builder = builder
         self._nudge = nudge
         self._announce = announce
@@ -70,7 +79,7 @@ class BuildThread:
         self._job: Job | None = None
         self._since: float | None = None
         self._results: deque[Result] = deque()
-        self._thread = threading.Thread(target=self._run, name="cudnn-builder", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     # The actor's side.
 
@@ -121,6 +130,7 @@ class BuildThread:
 
     def _run(self) -> None:
         try:
+            self._builder.expect_builds()
             self._builder.open()
             while (job := self._next()) is not None:
                 self._post(self._do(job))

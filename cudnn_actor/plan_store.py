@@ -83,6 +83,14 @@ class PlanStore:
                 return self._load(directory, key)
         return None
 
+    def is_empty(self) -> bool:
+        """Whether no plan is kept, or none that could be used. Never raises."""
+        with self._opened(create=False) as directory, contextlib.suppress(OSError):
+            if directory is not None:
+                with os.scandir(directory) as entries:
+                    return not any(entry.name.endswith(_SUFFIX) for entry in entries)
+        return True
+
     def save(self, key: PlanKey, plan: StoredPlan) -> None:
         """Keep a plan in the place of what is there. Never raises.
 

@@ -2,11 +2,15 @@
 
 Where the engine has a builder, a plan that is not known is built on the build
 thread, once, and those who want it wait elsewhere; where it has none, `here`
-builds it on the spot. Everything in this module is the actor's thread's own.
+builds it on the spot. Plans that are kept on disk have a thread of their own:
+a request whose plan is ready waits for no build, which matters most behind a
+crash, when all plans are unknown and a build may be the first in line.
+Everything in this module is the actor's thread's own, but for `_Announcer`.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -19,7 +23,7 @@ from cudnn_actor.plans import PlanCache
 from cudnn_actor.protocol.errors import CudnnActorError, OutOfMemory, UnsupportedGraph
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.state import ServiceState
-from cudnn_actor.stored_plans import StoredPlans
+from cudnn_actor.stored_plans import KeptPlans, NotKept, StoredPlans
 
 __all__ = ["BuildCrash", "Outcome", "Planner", "Waiter", "less_workspace"]
 
@@ -75,12 +79,17 @@ class Planner:
         self._executor = executor
         self._limit = state.workspace_limit
         self._tunes = state.autotune
-        self._thread = _thread(executor.engine.builder(), state, nudge)
+        self._shelf, self._thread = _threads(executor.engine.builder, state, nudge)
         self._waiting: defaultdict[str, list[Waiter]] = defaultdict(list)
         self._for_tuned: defaultdict[str, list[Waiter]] = defaultdict(list)
         self._tuned: set[str] = set()
-        if self._thread is not None:
-            self._thread.start()
+        for thread in self._all_threads:
+            thread.start()
+
+    @property
+    def _all_threads(self) -> list[BuildThread]:
+        """The one that restores kept plans, and the one that builds; where there are such."""
+        return [thread for thread in (self._shelf, self._thread) if thread is not None]
 
     @property
     def builds_elsewhere(self) -> bool:
@@ -89,17 +98,18 @@ class Planner:
 
     @property
     def digest_in_work(self) -> str | None:
-        """The graph that the build thread has in work."""
-        return None if self._thread is None else self._thread.digest_in_work
+        """The graph that the build thread has in work, or the one that restores."""
+        return next(filter(None, (thread.digest_in_work for thread in reversed(self._all_threads))), None)
 
     def working_since(self) -> float | None:
-        """Since when the build thread has not got on, in `time.monotonic()` seconds; None when it is idle."""
-        return None if self._thread is None else self._thread.working_since()
+        """Since when a thread has not got on, in `time.monotonic()` seconds; None when none is at work."""
+        since = (thread.working_since() for thread in self._all_threads)
+        return min((one for one in since if one is not None), default=None)
 
     def close(self, *, wait: bool) -> None:
-        """End the build thread; `wait` a moment for the build in work, which is abandoned otherwise."""
-        if self._thread is not None:
-            self._thread.close(_CLOSE_WAIT_S if wait else 0.0)
+        """End the threads; `wait` a moment for the build in work, which is abandoned otherwise."""
+        for thread in self._all_threads:
+            thread.close(_CLOSE_WAIT_S if wait else 0.0)
 
     # On the spot.
 
@@ -126,7 +136,7 @@ class Planner:
         digest = graph.digest()
         self._waiting[digest].append(waiter)
         if self.cache.begin(digest):
-            self._ask(Job(digest, graph, self._limit))
+            (self._shelf or self._builder_thread).ask(Job(digest, graph, self._limit))
 
     def wants_tuning(self, digest: str) -> bool:
         """Whether warming a graph is to end in a tuned plan, and has not."""
@@ -151,17 +161,21 @@ class Planner:
     @property
     def has_results(self) -> bool:
         """Whether there is anything to collect."""
-        return self._thread is not None and self._thread.has_results
+        return any(thread.has_results for thread in self._all_threads)
 
     def collect(self) -> None:
-        """Publish what the build thread has come to, and tell who waits for it. Raises `Crash`."""
-        assert self._thread is not None
-        for result in self._thread.collect():
-            self._take(result)
+        """Publish what the threads have come to, and tell who waits for it. Raises `Crash`."""
+        for thread in self._all_threads:
+            for result in thread.collect():
+                self._take(result)
+
+    @property
+    def _builder_thread(self) -> BuildThread:
+        assert self._thread is not None, "whoever waits does so for a build thread"
+        return self._thread
 
     def _ask(self, job: Job) -> None:
-        assert self._thread is not None, "whoever waits does so for a build thread"
-        self._thread.ask(job)
+        self._builder_thread.ask(job)
 
     def _tune_next(self, graph: OperationGraph, outcome: Outcome) -> None:
         digest = graph.digest()
@@ -174,6 +188,9 @@ class Planner:
         job = result.job
         if job is None:
             raise BuildCrash(f"the build thread has died: {result.outcome!r}", self.digest_in_work)
+        if isinstance(result.outcome, NotKept):
+            self._ask(job)
+            return
         self.cache.note_build(result.took_ns)
         outcome = self._prepared(job, result.outcome)
         if outcome is None:
@@ -223,11 +240,47 @@ class Planner:
         _tell(self._for_tuned.pop(job.digest), job.digest, outcome)
 
 
-def _thread(builder: Builder | None, state: ServiceState, nudge: Callable[[], None]) -> BuildThread | None:
-    if builder is None:
-        return None
-    stored = builder if state.plan_store is None else StoredPlans(state.plan_store, builder)
-    return BuildThread(stored, nudge, state.announce_build)
+class _Announcer:
+    """Says that something is being built, for as long as any of several threads is at it.
+
+    Parameters
+    ----------
+    announce
+        `ServiceState.announce_build`.
+    """
+
+    def __init__(self, announce: Callable[[bool], None]) -> None:
+        self._announce = announce
+        self._lock = threading.Lock()
+        self._at_work: set[str] = set()
+
+    def of(self, thread: str) -> Callable[[bool], None]:
+        """What a thread of that name calls."""
+
+        def announce(builds: bool) -> None:
+            with self._lock:
+                (self._at_work.add if builds else self._at_work.discard)(thread)
+                self._announce(bool(self._at_work))
+
+        return announce
+
+
+def _threads(
+    builder: Callable[[], Builder | None], state: ServiceState, nudge: Callable[[], None]
+) -> tuple[BuildThread | None, BuildThread | None]:
+    """The thread that restores kept plans, and the one that builds: each with a builder of its own."""
+    builds = builder()
+    if builds is None:
+        return None, None
+    announcer = _Announcer(state.announce_build)
+    store = state.plan_store
+    name = "cudnn-builder"
+    if store is None:
+        return None, BuildThread(builds, nudge, announcer.of(name), name=name)
+    restores = builder()
+    assert restores is not None, "an engine either has builders or has none"
+    shelf = BuildThread(KeptPlans(store, restores), nudge, announcer.of("cudnn-plans"), name="cudnn-plans")
+    return shelf, BuildThread(StoredPlans(store, builds), nudge, announcer.of(name), name=name)
 
 
 def _tell(waiters: list[Waiter], digest: str, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""A builder with a plan store in front of it."""
+"""A builder with a plan store in front of it, and a plan store alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cudnn_actor.plan_file import PlanKey, StoredPlan
 from cudnn_actor.plan_store import PlanStore
 from cudnn_actor.protocol.graph import OperationGraph
 
-__all__ = ["StoredPlans"]
+__all__ = ["KeptPlans", "NotKept", "StoredPlans"]
 
 log = Log("cudnn_actor")
 
@@ -35,6 +35,11 @@ class StoredPlans:
         """The builder's own."""
         return self._builder.fingerprint
 
+    def expect_builds(self) -> None:
+        """As the builder does, unless plans are kept: then those that are wanted may be among them."""
+        if self._store.is_empty():
+            self._builder.expect_builds()
+
     def open(self) -> None:
         """Open the builder. Raises `EngineFailure`. Blocks."""
         self._builder.open()
@@ -48,12 +53,16 @@ class StoredPlans:
 
         Raises and blocks as `Builder.build`.
         """
-        key = self._key(graph, workspace_limit)
-        plan = self._restored(graph, key, self._store.load(key))
+        plan = self.kept(graph, workspace_limit)
         if plan is None:
             plan = self._builder.build(graph, workspace_limit=workspace_limit)
-            self._keep(key, plan, tuned=False)
+            self._keep(self._key(graph, workspace_limit), plan, tuned=False)
         return plan
+
+    def kept(self, graph: OperationGraph, workspace_limit: int | None) -> Plan | None:
+        """The plan that is kept, tuned or not; None where there is none. Raises `StickyError`."""
+        key = self._key(graph, workspace_limit)
+        return self._restored(graph, key, self._store.load(key))
 
     def tune(
         self,
@@ -113,3 +122,24 @@ class StoredPlans:
             return
         if data is not None:
             self._store.save(key, StoredPlan(data=data, workspace=plan.workspace, tuned=tuned))
+
+
+class NotKept(Exception):
+    """Raised for a plan that the store does not have: it is to be built."""
+
+
+class KeptPlans(StoredPlans):
+    """A store's plans and no others: what is not kept is not built.
+
+    For a thread of its own, so that a plan which is there waits for no build, however long one takes.
+    """
+
+    def expect_builds(self) -> None:
+        """Nothing: there are none."""
+
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
+        """The plan that is kept. Raises `NotKept`, `StickyError`. Blocks for the disk and for restoring."""
+        plan = self.kept(graph, workspace_limit)
+        if plan is None:
+            raise NotKept(graph.digest())
+        return plan

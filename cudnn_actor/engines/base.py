@@ -75,6 +75,9 @@ class Builder(Protocol):
     def open(self) -> None:
         """Take a library handle of the builder's own. Raises `EngineFailure`. Blocks."""
 
+    def expect_builds(self) -> None:
+        """Begin to get ready for builds, before `open`, where that takes long. Does not wait for it."""
+
     def close(self) -> None:
         """Give it back. Safe to call twice, and after a sticky error."""
 

@@ -43,6 +43,9 @@ class GraphBuilder:
         self.is_open = False
         self._graphs: dict[int, OperationGraph] = {}
 
+    def expect_builds(self) -> None:
+        """Nothing to get ready."""
+
     def open(self) -> None:
         self.is_open = True
 

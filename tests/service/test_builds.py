@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from cudnn_actor import (
     MailboxFull,
     OutOfMemory,
     Receipt,
+    Spawning,
     StaleBufferError,
     TensorSpec,
     UnsupportedGraph,
@@ -39,8 +41,8 @@ from cudnn_actor import (
 )
 from cudnn_actor.engines.base import EngineFailure
 
-from .rigs import ONE_BY_ONE, Device, Trio, in_thread, outcome, single, spawn_on
-from .workshops import AsynchronousBuildingEngine, BuildingEngine, Workshop
+from .rigs import ONE_BY_ONE, PATIENCE_S, Device, Trio, in_thread, outcome, single, spawn_on
+from .workshops import AsynchronousBuildingEngine, BuildingEngine, KeepingEngine, Workshop
 
 SPEC = TensorSpec.packed((1, 1, 1, 1))
 RELU = Epilogue(activation=Activation.RELU)
@@ -380,3 +382,35 @@ async def test_without_the_option_nothing_is_tuned() -> None:
         with workshop.tuning.closed():
             assert await gpu.warm([cold(trio)]) == 1
         assert "tuned" not in (await gpu.ask(cold(trio))).plan
+
+
+async def test_a_plan_that_is_kept_on_disk_waits_for_no_build(tmp_path: Path) -> None:
+    workshop = Workshop()
+
+    def service() -> Spawning:
+        return spawn_on(lambda: KeepingEngine(workshop), plan_store=tmp_path / "plans")
+
+    async with service() as gpu:
+        await gpu.warm([(await Trio.on(gpu)).product()])
+    async with service() as gpu:  # as a worker that starts behind a crash
+        ready, other = await Trio.on(gpu), await Trio.on(gpu)
+        with held(workshop):
+            building = gpu.submit(cold(other))
+            await in_thread(workshop.building.wait_for_arrival)
+            assert await asyncio.wait_for(gpu.ask(ready.product()), PATIENCE_S)
+            assert not building.done()
+        await building
+
+
+async def test_a_kept_plan_that_the_library_refuses_is_built(tmp_path: Path, logs: list[EventDict]) -> None:
+    workshop = Workshop()
+    store = tmp_path / "plans"
+    async with spawn_on(lambda: KeepingEngine(workshop), plan_store=store) as gpu:
+        await gpu.warm([(await Trio.on(gpu)).product()])
+    built = workshop.building.passed
+    async with spawn_on(lambda: BuildingEngine(workshop), plan_store=store) as gpu:  # which restores none
+        trio = await Trio.on(gpu)
+        await gpu.ask(trio.product())
+        assert await trio.result() == 6
+    assert workshop.building.passed == built + 1
+    assert "plan_store.bad_file" in {line["event"] for line in logs}

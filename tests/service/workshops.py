@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from cudnn_actor.engines.base import EngineFailure, Plan
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
@@ -50,6 +52,9 @@ class WorkshopBuilder:
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
 
+    def expect_builds(self) -> None:
+        """Nothing to get ready."""
+
     def open(self) -> None:
         """Nothing to take."""
 
@@ -83,6 +88,25 @@ class WorkshopBuilder:
         raise EngineFailure("NO_PLAN", "this builder keeps none")
 
 
+class KeepingBuilder(WorkshopBuilder):
+    """One whose plans can be kept: as the graph that they are made from. Restoring goes through no gate."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        super().__init__(workshop)
+        self._graphs: dict[int, OperationGraph] = {}
+
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
+        plan = super().build(graph, workspace_limit=workspace_limit)
+        self._graphs[id(plan)] = graph
+        return plan
+
+    def export(self, plan: Plan) -> bytes:  # type: ignore[override]
+        return msgspec.msgpack.encode(self._graphs[id(plan)])
+
+    def restore(self, graph: OperationGraph, data: bytes) -> Plan:
+        return compile_plan(msgspec.msgpack.decode(data, type=OperationGraph), None)
+
+
 class BuildingEngine(CpuEngine):
     """The CPU engine with plans from a builder, on a second thread."""
 
@@ -114,6 +138,13 @@ class AsynchronousBuildingEngine(AsynchronousEngine):
     def prepare(self, plan: Plan) -> None:
         self._workshop.take(plan)
         super().prepare(plan)
+
+
+class KeepingEngine(BuildingEngine):
+    """One whose plans can be kept."""
+
+    def builder(self) -> KeepingBuilder:  # type: ignore[override]
+        return KeepingBuilder(self._workshop)
 
 
 class MortalBuildingEngine(BuildingEngine):

@@ -42,6 +42,9 @@ class CudaBuilder:
         self._bench: Bench | None = None
         self.fingerprint = ""
 
+    def expect_builds(self) -> None:
+        """Nothing: `open` is all that it takes."""
+
     @reported
     def open(self) -> None:
         """Make the device current on this thread and take a cuDNN handle. Raises `EngineFailure`."""

@@ -54,6 +54,8 @@ class CudaEngine:
     name = "cuda"
     outlives_context = False
     synchronous = False
+    builds_apart = True
+    """Its plans are built in another process, which a worker forks ahead (`engines.remote.spare`)."""
 
     def __init__(self, ordinal: int = 0, *, fast: bool = True) -> None:
         self.device = f"cuda:{ordinal}"

@@ -18,7 +18,7 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import PointwiseMode
 
 __all__ = ["C_TYPES", "PREAMBLE", "Elementwise", "Expression", "Kernel", "Leaf", "Node", "Scalar"]
-__all__ += ["elementwise", "formula", "load", "source"]
+__all__ += ["elementwise", "formula", "load", "source", "store"]
 
 _THREADS, _MOST_BLOCKS = 256, 1 << 16
 
@@ -223,9 +223,9 @@ def source(description: Elementwise) -> str:
         for i, dtype in enumerate(description.operands())
     ]
     values: list[str] = []
-    stored = _STORES.get(description.dtype, "{}").format(formula(description.value, values))
-    store = f"out[{_place(0, rank)}] = {stored};"
-    body = "\n        ".join([*steps, "long long i0 = rest;", *loads, *values, store])
+    stored = store(description.dtype, formula(description.value, values))
+    result = f"out[{_place(0, rank)}] = {stored};"
+    body = "\n        ".join([*steps, "long long i0 = rest;", *loads, *values, result])
     return f"""typedef {"double" if description.double else "float"} T;
 {PREAMBLE}
 extern "C" __global__ void elementwise({", ".join(arguments)}) {{
@@ -245,6 +245,11 @@ def _place(tensor: int, rank: int) -> str:
 def load(dtype: DType, element: str) -> str:
     """The C expression for an element's value, given the one for the element itself."""
     return _LOADS.get(dtype, "{}").format(element)
+
+
+def store(dtype: DType, value: str) -> str:
+    """The C expression for what is stored of a value: rounded to the element type."""
+    return _STORES.get(dtype, "{}").format(value)
 
 
 def formula(node: Node, steps: list[str]) -> str:

@@ -24,13 +24,12 @@ from cudnn_actor.engines.cuda.libraries import libraries
 from cudnn_actor.engines.cuda.plan import CudaPlan
 from cudnn_actor.engines.cuda.program import Program
 from cudnn_actor.engines.cuda.reference import Reference
+from cudnn_actor.engines.cuda.trial_memory import Findings, Guarded, TrialTensor
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, Pointwise
 
 __all__ = ["Bench", "Trial"]
-
-_GUARD_BYTES, _GUARD, _POISON = 4096, 0xA5, 0xFF  # which is NaN as every floating type
 
 
 class Bench(NamedTuple):
@@ -85,7 +84,7 @@ class Trial:
             with self._working():
                 if Reference.covers(graph):
                     self._reference = Reference(graph)
-                self._tensors = {uid: _Tensor(self._pool, graph.tensor(uid)) for uid in graph.bound}
+                self._tensors = {uid: TrialTensor(self._pool, graph.tensor(uid)) for uid in graph.bound}
         except libraries().cupy.cuda.memory.OutOfMemoryError as error:
             self._pool.free_all_blocks()
             raise MemoryError(str(error)) from error
@@ -138,12 +137,12 @@ class Trial:
     def _fault(self, plan: CudaPlan) -> str | None:
         with self._working():
             for uid in self._written & set(self._graph.bound):
-                self._tensors[uid].own[...] = _POISON
+                self._tensors[uid].poison()
             for read, result in self._accumulated.items():
-                self._tensors[result].own[...] = self._tensors[read].own
+                self._tensors[result].copy_from(self._tensors[read])
             try:
                 workspace = self.room_for(plan)
-                workspace.own[...] = _POISON
+                workspace.poison()
                 program = Program(plan, self.bench.handle, self.bench.stream)
                 program.run((), self.pointers, self.scalars, workspace.pointer)
                 self.bench.stream.synchronize()
@@ -156,17 +155,22 @@ class Trial:
                 return f"its workspace of {plan.workspace:,} bytes does not fit on the device"
             return self._judge(workspace)
 
-    def room_for(self, plan: CudaPlan) -> _Guarded:
+    def room_for(self, plan: CudaPlan) -> Guarded:
         """A workspace for a plan, between guards. Raises `MemoryError`."""
         with self._working():
-            return _Guarded(self._pool, plan.workspace)
+            return Guarded(self._pool, plan.workspace)
 
-    def _judge(self, workspace: _Guarded) -> str | None:
-        if not all(memory.intact() for memory in (*self._tensors.values(), workspace)):
-            return "it writes outside of its outputs and its workspace"
+    def _judge(self, workspace: Guarded) -> str | None:
+        findings = Findings(self._pool)
+        for memory in (*self._tensors.values(), workspace):
+            memory.check(findings)
         for uid in self._written & set(self._graph.bound):
-            if self._tensors[uid].has_nan():
-                return "it leaves NaN in its outputs"
+            self._tensors[uid].look_for_nan(findings)
+        strayed, nan = findings.read()
+        if strayed:
+            return "it writes outside of its outputs and its workspace"
+        if nan:
+            return "it leaves NaN in its outputs"
         if self._reference is None:
             return None
         wanted, got = self._reference.compare(lambda uid: self._tensors[uid].pointer, self.scalars)
@@ -197,49 +201,3 @@ def _difference(wanted: np.ndarray, got: np.ndarray, dtype: DType) -> str | None
     first = int(np.argmax(wrong))
     share = float(np.mean(wrong))
     return f"{share:.1%} of its results are wrong: {got[first]:g} where {wanted[first]:g} is right"
-
-
-class _Guarded:
-    """Device bytes between two guards. Its methods run on the current stream."""
-
-    def __init__(self, pool: Any, nbytes: int) -> None:
-        cupy = libraries().cupy
-        room = nbytes + 2 * _GUARD_BYTES
-        self.all = cupy.ndarray((room,), cupy.uint8, pool.malloc(room))
-        self.all[...] = _GUARD
-        self.own = self.all[_GUARD_BYTES : _GUARD_BYTES + nbytes]
-        self.pointer = int(self.all.data.ptr) + _GUARD_BYTES
-
-    def intact(self) -> bool:
-        """Whether the guards are as they were. Blocks."""
-        guards = self.all[:_GUARD_BYTES], self.all[_GUARD_BYTES + len(self.own) :]
-        return all(bool((guard == _GUARD).all()) for guard in guards)
-
-
-class _Tensor(_Guarded):
-    """A graph's tensor between two guards, filled with whole numbers from -3 to 4."""
-
-    def __init__(self, pool: Any, tensor: GraphTensor) -> None:
-        spec = tensor.spec
-        super().__init__(pool, spec.nbytes)
-        self._spec = spec
-        self.fill()
-
-    def fill(self) -> None:
-        """Make it and its guards what they were at first."""
-        cupy = libraries().cupy
-        self.all[...] = _GUARD
-        numbers = cupy.arange(self._spec.nbytes // self._spec.dtype.itemsize, dtype=cupy.uint32)
-        numbers *= cupy.uint32(2654435761)
-        numbers >>= cupy.uint32(29)
-        self.own.view(self._spec.dtype.numpy)[...] = (numbers.astype(cupy.int32) - 3).astype(cupy.float32)
-
-    def has_nan(self) -> bool:
-        """Whether any element is NaN. Blocks."""
-        cupy = libraries().cupy
-        if not self._spec.dtype.is_floating:
-            return False
-        strides = tuple(stride * self._spec.dtype.itemsize for stride in self._spec.strides)
-        memory = self.all.data + _GUARD_BYTES
-        values = cupy.ndarray(self._spec.dims, self._spec.dtype.numpy, memory, strides=strides)
-        return bool((values != values).any())  # noqa: PLR0124 - NaN is what differs from itself

@@ -4,17 +4,15 @@ A library may hold the interpreter's lock for as long as a build takes: then no 
 whichever of them it was called. So a child process builds, and what comes back is restored here, which is
 short. Waiting for the child is a poll, without the lock.
 
-The first build starts the child, or the first tuning: who only restores and exports, like a standby or a
-service whose plans are all kept on disk, never pays for a second process and the device memory that it takes.
-
-Where the child is not to be had, plans are built here, some never:
+The first build starts the child, or the first tuning, or `expect_builds`: who only restores and exports, like
+a standby or a service whose plans are all kept on disk, never pays for the device memory that a second
+process takes.
 
 =====================================  ==========================================================
-a build, before the first child is up  here, while the child starts: the first result must not
-                                       wait for that. Early, nothing is busy; behind restored
-                                       plans, something may be, and is held up this once
-later, and tuning at any time          waits for a child that is starting: traffic must not stop
-a plan that does not travel            here, too: it is known to be built without harm
+a build, or tuning                     waits for a child that is starting. A build in this process
+                                       would stop every thread of it, and a plan that kills its
+                                       device context on trial would take this one's with it
+a plan that does not travel            is built here, too: it is known to be built without harm
 a build whose child was stopped        in another child, where `tries` allows it
 a graph in work when a child died      never here. In another child once more (at once, or, with
                                        `tries` 1, when it is asked for again), and if that dies
@@ -22,6 +20,10 @@ a graph in work when a child died      never here. In another child once more (a
 no child (3 deaths within 60 s, other  here, from then on, with a line in the log
 library versions)
 =====================================  ==========================================================
+
+A child is replaced when it has done its share (`renew_after`): a library may keep something for every graph
+that it has seen, which only the end of its process gives back. The next child is started then, and takes over
+when it is ready, so nobody waits for it.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ SILENT = "BUILDER_SILENT"
 INTERRUPTED = "BUILDER_INTERRUPTED"
 """Status of the `EngineFailure` of a build that was given up."""
 
+_RENEW_AFTER = 500
+"""Builds after which a child is replaced: cuDNN 9.19 keeps 0.3 MiB for each graph, on average."""
 _INTENSITY = RestartIntensity(max_restarts=2, period_s=60.0)
 _EXIT_WITHIN_S = 5.0
 """From the end of a dying process's socket to its exit: the device's driver takes some 0.1 s between them."""
@@ -77,6 +81,8 @@ class RemoteBuilder:
         that is silent for longer is ended, and the build fails: it is not tried again at once.
     grace_s
         How long a child is given, at `close`, to end by itself, in seconds.
+    renew_after
+        After how many builds, and candidates of tunings, a child is replaced.
     """
 
     def __init__(
@@ -89,6 +95,7 @@ class RemoteBuilder:
         answer_within_s: float = 20.0,
         start_within_s: float = 20.0,
         grace_s: float = 2.0,
+        renew_after: int = _RENEW_AFTER,
     ) -> None:
         self._tries = tries
         self._answer_within_s = answer_within_s
@@ -97,6 +104,7 @@ class RemoteBuilder:
         self._local = local
         self._start_within_s = start_within_s
         self._grace_s = grace_s
+        self._renew_after = renew_after
         # Plans may go on any thread, and their entries with them: that is one operation on a dict, as is
         # each of ours, and the interpreter does not interrupt it.
         self._kept: WeakKeyDictionary[Plan, bytes] = WeakKeyDictionary()
@@ -104,7 +112,8 @@ class RemoteBuilder:
         """How many children died of a graph, by its digest."""
         self._deaths: tuple[float, ...] = ()
         self._uses_children = False
-        self._had_child = False
+        self._next: BuilderProcess | None = None
+        """What is to take over from the child. The owner's thread's alone, so `interrupt` leaves it."""
         # Guards what `interrupt` touches. A child is ended only when it is no longer here, so that nobody
         # shuts down a descriptor that has been closed, and may be another's by then.
         self._lock = threading.Lock()
@@ -115,6 +124,12 @@ class RemoteBuilder:
     def fingerprint(self) -> str:
         """The local builder's. A child that says another is not used."""
         return self._local.fingerprint
+
+    def expect_builds(self) -> None:
+        """Start a child, before or after `open`. Does not wait for it."""
+        self._uses_children = True
+        if self._child is None:
+            self._started()
 
     def open(self) -> None:
         """Open the local builder. The first build starts a child. Raises `EngineFailure`."""
@@ -128,6 +143,7 @@ class RemoteBuilder:
         """
         self._uses_children = False
         try:
+            self._end_next()
             if (child := self._taken()) is not None:
                 # One that is starting has nothing to finish, and is deaf until it is ready.
                 child.end(0.0 if child.fingerprint is None else self._grace_s)
@@ -149,7 +165,7 @@ class RemoteBuilder:
         return self._ready_child(time.monotonic() + timeout_s) is not None
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
-        """As `Builder.build`. Blocks without the interpreter's lock, but for the first ones and `restore`.
+        """As `Builder.build`. Blocks without the interpreter's lock, but for `restore`.
 
         Raises `EngineFailure` `DIED` when the child dies of it, and `INTERRUPTED`.
         """
@@ -201,9 +217,9 @@ class RemoteBuilder:
         digest = request.graph.digest()
         if self._killed[digest] > 1:
             raise EngineFailure(DIED, "two builder processes died of this graph; it is not built again")
-        patient = self._had_child or isinstance(request, Tune)
-        child = self._ready_child(time.monotonic() + self._start_within_s if patient else 0.0)
+        child = self._ready_child(time.monotonic() + self._start_within_s)
         if child is not None:
+            child = self._renewed(child)
             plan = self._restored(request.graph, self._answer(child, request, progress))
             return here() if plan is None else plan
         if self._killed[digest]:
@@ -276,17 +292,53 @@ class RemoteBuilder:
     def _fits(self, child: BuilderProcess) -> bool:
         """Whether plans of a child can be restored here; if not, it is the last one."""
         if child.fingerprint == self.fingerprint:
-            self._had_child = True
             return True
         log.warning("builder.differs", here=self.fingerprint, there=child.fingerprint, answer=_GIVEN_UP)
         self._uses_children = False
         self._end()
         return False
 
+    def _renewed(self, child: BuilderProcess) -> BuilderProcess:
+        """The child that is to build: the next one, once that is ready, where this one has done its share."""
+        if child.asked < self._renew_after:
+            return child
+        try:
+            if not self._is_next_ready(child.fingerprint):
+                return child
+        except (ChildLost, OSError) as error:
+            log.warning("builder.not_renewed", pid=child.pid, error=str(error))
+            self._end_next()
+            child.asked = 0  # it serves as long again before the next try
+            return child
+        successor, self._next = self._next, None
+        assert successor is not None, "it is ready"
+        with self._lock:
+            self._child = successor
+            if self._interrupted:
+                successor.interrupt()
+        log.info("builder.renewed", pid=successor.pid, instead_of=child.pid, after=child.asked)
+        child.end(0.0)
+        return successor
+
+    def _is_next_ready(self, fingerprint: str | None) -> bool:
+        """Whether the next child can take over; started if need be. Raises `ChildLost`, `OSError`."""
+        if self._next is None:
+            self._next = BuilderProcess(self._make, self._arguments)
+        if not self._is_ready(self._next, 0.0):
+            return False
+        if self._next.fingerprint != fingerprint:
+            raise ChildLost(f"the next one has other versions: {self._next.fingerprint}")
+        return True
+
+    def _end_next(self) -> None:
+        successor, self._next = self._next, None
+        if successor is not None:
+            successor.end(0.0)
+
     def _started(self) -> BuilderProcess | None:
         """A new child; None when there is no process to be had, which counts as a death."""
         try:
-            child = BuilderProcess(self._make, self._arguments)
+            child, self._next = self._next or BuilderProcess(self._make, self._arguments), None
         except OSError as error:
             log.warning("builder.not_started", error=str(error))
             self._count_death()

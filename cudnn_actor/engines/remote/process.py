@@ -32,6 +32,8 @@ from cudnn_actor.engines.remote.frames import (
     Start,
     encode,
 )
+from cudnn_actor.engines.remote.spare import Spare
+from cudnn_actor.engines.remote.spare import take as take_spare
 from cudnn_actor.process_state import is_stopped
 from cudnn_actor.protocol.errors import MalformedMessage
 
@@ -64,7 +66,9 @@ class ChildStopped(ChildLost):
 
 
 class BuilderProcess:
-    """One child. Its maker must call `end`. All but `interrupt` is for one thread.
+    """One child: the one that was forked ahead, where there is one, else a new one.
+
+    Its maker must call `end`. All but `interrupt` is for one thread.
 
     Parameters
     ----------
@@ -78,14 +82,10 @@ class BuilderProcess:
     """
 
     def __init__(self, make: str, arguments: tuple[str | int | float | bool | None, ...]) -> None:
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._process = _launched(theirs)
-            except OSError:
-                self._socket.close()
-                raise
+        self._socket, self._process = _found()
         self.started = time.monotonic()
+        self.asked = 0
+        """Builds that it was asked for, and candidates that it has tuned with."""
         self.fingerprint: str | None = None
         """What its builder says; None until it is ready."""
         assert self._process.stdout is not None
@@ -132,8 +132,10 @@ class BuilderProcess:
         Raises `ChildSilent` when the child says nothing for `within_s` seconds, else `ChildLost`, and
         whatever `progress` raises: after any of them, the child must be ended.
         """
+        self.asked += 1
         self._send(request)
         while isinstance(answer := self._receive(time.monotonic() + within_s), Progress):
+            self.asked += 1
             progress(answer.done, answer.of, answer.what)
         if answer is None:
             raise ChildSilent(f"it said nothing for {within_s:g} s")
@@ -226,6 +228,20 @@ class BuilderProcess:
         self._printed += data
         del self._printed[:-_LAST_WORDS]
         return bool(data)
+
+
+def _found() -> tuple[socket.socket, Spare | subprocess.Popen[bytes]]:
+    """This end of a child's socket pair, and the child. Raises `OSError`."""
+    spare = take_spare()
+    if spare is not None:
+        return spare.socket, spare
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            return ours, _launched(theirs)
+        except OSError:
+            ours.close()
+            raise
 
 
 def _launched(theirs: socket.socket) -> subprocess.Popen[bytes]:

@@ -26,6 +26,7 @@ import pykka
 
 from cudnn_actor.actors import ActorExit
 from cudnn_actor.engines.base import Engine
+from cudnn_actor.engines.remote import spare
 from cudnn_actor.exhaustion import exhaustion
 from cudnn_actor.plan_store import PlanStore
 from cudnn_actor.protocol.errors import CudnnActorError
@@ -73,6 +74,8 @@ class _Process:
         self._channel = channel
         early = _first_frames(channel)
         hello = early.pop(0)
+        if _builds_apart(hello):
+            spare.prefork()  # now: this process has one thread, and no device that a child could not use
         page = StatusPage.attach(status, hello.window)
         self._outbox = outbox = Outbox(channel)
         self._inbox = inbox = Inbox(channel, outbox, page)
@@ -112,6 +115,7 @@ class _Process:
         pykka.ActorRegistry.register(actor.actor_ref)
         with contextlib.suppress(SystemExit):
             actor.run()
+        spare.discard()
         self._outbox.send_lines()
 
     @property
@@ -188,6 +192,18 @@ def _first_frames(channel: Channel) -> list[Any]:
     if not isinstance(frames[0], Hello):
         raise SystemExit(f"the first frame is no Hello but {type(frames[0]).__name__}")
     return frames
+
+
+def _builds_apart(hello: Hello) -> bool:
+    """Whether the engine's plans are built in another process. False also for one that cannot be imported.
+
+    That is the actor's to find out, who tells the parent.
+    """
+    module, _, name = hello.make.partition(":")
+    try:
+        return bool(getattr(getattr(importlib.import_module(module), name), "builds_apart", False))
+    except (ImportError, AttributeError):
+        return False
 
 
 def _maker(hello: Hello) -> Callable[[], Engine]:

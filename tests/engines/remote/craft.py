@@ -78,6 +78,9 @@ class Craft:
             connection.connect(address)
             self._lines = connection.makefile("rwb", buffering=0)
 
+    def expect_builds(self) -> None:
+        """Nothing to get ready."""
+
     def open(self) -> None:
         self._step("open")
         self.fingerprint = self._says

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -17,9 +18,10 @@ from cudnn_actor.engines.base import Builder, EngineFailure
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.remote import RemoteBuilder
 from cudnn_actor.protocol import OutOfMemory, TensorSpec, UnsupportedGraph
+from cudnn_actor.protocol.graph import OperationGraph
 
 from .conftest import NewBuilder, processes
-from .craft import PATIENCE_S, Craft, Player, Stage, graph, maker_of
+from .craft import PATIENCE_S, Craft, Player, Stage, graph, maker_of, wait_for_exit
 
 HERE = os.getpid()
 GRAPH = graph()
@@ -44,6 +46,13 @@ def build(builder: RemoteBuilder, size: int = 4) -> int:
     return maker_of(builder.build(graph(size), workspace_limit=None))
 
 
+def build_with(builder: RemoteBuilder, player: Player) -> int:
+    """Where a plan was built, by a process that may be this player's: it is told so much ahead."""
+    with contextlib.suppress(OSError):  # it has been replaced
+        player.told("go")
+    return build(builder)
+
+
 def test_a_plan_is_built_in_the_other_process_and_runs_in_this_one(
     builder: RemoteBuilder, stage: Stage
 ) -> None:
@@ -60,18 +69,25 @@ def test_a_plan_is_built_in_the_other_process_and_runs_in_this_one(
     engine.close()
 
 
-def test_there_is_no_other_process_before_the_first_build(builder: RemoteBuilder, stage: Stage) -> None:
+def exported(graph: OperationGraph = GRAPH) -> bytes:
+    """A plan that this process has built, as bytes."""
     elsewhere = Craft()
-    data = elsewhere.export(elsewhere.build(GRAPH, workspace_limit=None))
+    data = elsewhere.export(elsewhere.build(graph, workspace_limit=None))
     assert data is not None
+    return data
+
+
+def test_there_is_no_other_process_before_the_first_build(
+    builder: RemoteBuilder, stage: Stage, thread: ThreadPoolExecutor
+) -> None:
     before = processes()
-    plan = builder.restore(GRAPH, data)
+    plan = builder.restore(GRAPH, exported())
     assert builder.export(plan) is not None
     assert processes() == before
-    assert build(builder) == HERE
-    (started,) = processes() - before
-    assert stage.enter("go").at("open") == int(started)
-    assert builder.wait_ready(PATIENCE_S)
+    made = thread.submit(build, builder)
+    pid = stage.enter("go", "go").at("open")
+    assert processes() - before == {str(pid)}
+    assert made.result(PATIENCE_S) == pid
 
 
 def test_a_builder_that_is_never_asked_starts_no_process(new_builder: NewBuilder) -> None:
@@ -81,15 +97,62 @@ def test_a_builder_that_is_never_asked_starts_no_process(new_builder: NewBuilder
     builder.close()
 
 
-def test_the_first_plans_do_not_wait_for_the_other_process(builder: RemoteBuilder, stage: Stage) -> None:
-    assert build(builder) == HERE
+def test_no_plan_is_built_here_while_the_other_process_starts(
+    builder: RemoteBuilder, stage: Stage, thread: ThreadPoolExecutor
+) -> None:
+    made = thread.submit(build, builder)
     player = stage.enter()
-    player.at("open")  # and stays there
-    assert build(builder) == HERE
-    assert not builder.wait_ready(0.0)
+    pid = player.at("open")  # and stays there
+    assert not made.done()
     player.told("go", "go")
-    assert builder.wait_ready(PATIENCE_S)
-    assert build(builder) == player.at("build")
+    assert made.result(PATIENCE_S) == pid != HERE
+
+
+def test_builds_that_are_expected_find_the_other_process_started(
+    builder: RemoteBuilder, stage: Stage
+) -> None:
+    builder.expect_builds()
+    pid = stage.enter("go", "go").at("open")
+    assert build(builder) == pid
+
+
+def test_a_process_that_has_built_its_share_is_replaced_and_nobody_waits_for_the_next(
+    new_builder: NewBuilder, stage: Stage, logs: list[EventDict]
+) -> None:
+    builder = new_builder(renew_after=2)
+    first = ready(builder, stage, "go", "go", "go")
+    assert build(builder, 1) == build(builder, 2) == first.at("build")
+    assert build(builder, 3) == first.at("build")  # the next one is started, and not waited for
+    second = stage.enter("go", "go")
+    pid = second.at("open")
+    while (maker := build_with(builder, first)) != pid:  # until it has said that it is ready
+        assert maker == first.pid
+    wait_for_exit(first.pid)
+    (said,) = [entry for entry in logs if entry["event"] == "builder.renewed"]
+    assert (said["log_level"], said["pid"], said["instead_of"]) == ("info", pid, first.pid)
+
+
+def test_a_next_process_that_cannot_start_is_done_without(
+    new_builder: NewBuilder, stage: Stage, monkeypatch: pytest.MonkeyPatch, logs: list[EventDict]
+) -> None:
+    builder = new_builder(renew_after=1)
+    player = ready(builder, stage, "go", "go", "go")
+    pid = build(builder, 1)
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    assert build(builder, 2) == build(builder, 3) == pid == player.at("build")
+    assert [entry["log_level"] for entry in logs if entry["event"] == "builder.not_renewed"] == [
+        "warning"
+    ] * 2
+
+
+def test_a_next_process_that_is_starting_is_not_left_behind(new_builder: NewBuilder, stage: Stage) -> None:
+    builder = new_builder(renew_after=1)
+    ready(builder, stage, "go", "go")
+    build(builder, 1)
+    build(builder, 2)
+    pid = stage.enter().at("open")  # and stays there
+    builder.close()
+    assert str(pid) not in processes()
 
 
 def test_tuning_waits_for_the_other_process_and_tells_how_far_it_is(
@@ -154,7 +217,7 @@ def test_a_plan_that_does_not_travel_is_built_here(
 
 
 def test_exporting_a_plan_gives_the_bytes_that_it_came_as(builder: RemoteBuilder, stage: Stage) -> None:
-    local = builder.build(GRAPH, workspace_limit=None)
+    local = builder.restore(GRAPH, exported())
     player = ready(builder, stage, "go")
     plan = builder.build(GRAPH, workspace_limit=None)
     data = builder.export(plan)

@@ -234,7 +234,7 @@ def test_a_process_that_does_not_become_ready_is_replaced(
     new_builder: NewBuilder, stage: Stage, logs: list[EventDict]
 ) -> None:
     builder = new_builder(start_within_s=0.01)
-    assert not builder.wait_ready(0.02)
+    assert not builder.wait_ready(PATIENCE_S)
     (death, *_) = said(logs, "builder.died")
     assert "not ready within 0.01 s" in death["why"]
     assert build(builder) == HERE
