@@ -45,7 +45,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 class Health(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A service at one moment, as far as its own process knows: no worker is asked.
 
-    A crash counts from when it is noticed, so requests may be sent to a worker that has died since.
+    A crash, and a successor's readiness, count from when the supervisor has noted them: a worker may have
+    died a moment ago, and an answer may come a moment before `state` is "ready" again.
 
     Parameters
     ----------

@@ -70,7 +70,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         What happens, beside `ServiceStopped` for all requests, when a service that was ready gives up.
         "raise": the `async with` body is cancelled, and raises it too. "exit": this process gets SIGTERM, and
         ends with status 70 if it is still there after 30 s. A callable gets the `Escalated`, on the
-        supervisor's thread; it must not wait for the service's end, which is told when it returns.
+        supervisor's thread; the service's end is told when it returns.
 
     Raises
     ------

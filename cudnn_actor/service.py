@@ -117,6 +117,8 @@ class CudnnService:
         self._escalated: Escalated | None = None
         self._cause: ExitReason | None = None
         """Of the last restart, or of the end."""
+        self._telling: int | None = None
+        """The thread that is in `on_give_up`."""
         forks.watch(self)
 
     def forget_parent(self) -> None:
@@ -240,6 +242,8 @@ class CudnnService:
         """
         if self.forked:
             return self.stopped
+        if self._telling == threading.get_ident():  # by `on_give_up`: it has ended, and is told behind that
+            return _kept(self._escalated)
         with self._turning:
             supervisor, stopped, tell = self._supervisor, self.stopped, _nothing
             if supervisor is None and not self._gone.is_set():
@@ -308,7 +312,9 @@ class CudnnService:
             self._isolation.end()
             if gave_up is not None:
                 # Before `stopped`: whoever waits for that, and ends the process then, cannot overtake this.
+                self._telling = threading.get_ident()
                 act_on(gave_up, self.options.on_give_up)
+                self._telling = None
             _resolve(started, StartFailed(detail=reason))
             _resolve(stopped, escalated)
 
@@ -343,6 +349,13 @@ def _promise() -> concurrent.futures.Future[Any]:
     """A future that a waiter who gives up, and so cancels it, cannot take from the others."""
     promise: concurrent.futures.Future[Any] = concurrent.futures.Future()
     promise.set_running_or_notify_cancel()
+    return promise
+
+
+def _kept(outcome: T) -> concurrent.futures.Future[T]:
+    """A promise that has been kept."""
+    promise = _promise()
+    promise.set_result(outcome)
     return promise
 
 

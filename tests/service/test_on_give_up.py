@@ -119,6 +119,21 @@ async def test_the_end_is_told_when_it_has_returned() -> None:
     assert gate.passed == 1
 
 
+@pytest.mark.parametrize("way", ["stop", "aclose"])
+async def test_it_may_end_the_service_which_has_ended_already(way: str) -> None:
+    def end() -> None:
+        if way == "stop":
+            gpu._service.stop()
+        else:
+            asyncio.run(gpu.aclose())
+
+    told = Told(end)
+    gpu = await spawn(**FATAL, on_give_up=told)
+    await give_up(gpu)
+    await asyncio.wait_for(gpu.aclose(), PATIENCE_S)
+    assert len(told.events) == 1
+
+
 @pytest.mark.parametrize("error", [RuntimeError("no pager"), SystemExit(3), KeyboardInterrupt()], ids=repr)
 async def test_one_that_raises_is_logged_and_breaks_nothing(
     error: BaseException, logs: list[EventDict]
