@@ -288,8 +288,12 @@ def end_well(children: Sequence[Callable[[], int]]) -> None:
 # Programs.
 
 
-def children_look_around(isolation: Isolation, way: str) -> None:
-    """Three children of a process whose load goes on."""
+def children_look_around(isolation: Isolation, way: str, loop: str = "asyncio") -> None:
+    """Three children of a process whose load goes on, on event loops of asyncio or uvloop."""
+    if loop == "uvloop":
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     service = start(device="cpu", isolation=isolation)
     load = Load(service)
     children = [WAYS[way](lambda: look_around(service, load.kept)) for _ in range(3)]

@@ -32,10 +32,10 @@ def _report() -> None:
     """Say on the board how the load does, for as long as the master lives."""
     while True:
         LOAD.goes_on(1)
-        BOARD[_ROUNDS] += 1
         BOARD[_WRONG] = len(LOAD.wrong)
         BOARD[_RESTARTS] = SERVICE.state.restarts
         BOARD[_WORKER] = SERVICE.worker_pid or 0
+        BOARD[_ROUNDS] += 1  # last: what it stands for is there
 
 
 threading.Thread(target=_report, name="report", daemon=True).start()

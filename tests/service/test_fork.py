@@ -43,6 +43,12 @@ def test_a_child_is_refused_everything_and_its_parent_s_load_goes_on(isolation: 
 
 
 @both
+def test_the_same_with_uvloop(isolation: str) -> None:
+    pytest.importorskip("uvloop")
+    run("children_look_around", isolation, "fork", "uvloop")
+
+
+@both
 def test_whatever_the_other_threads_are_at_when_a_child_is_forked(isolation: str) -> None:
     run("many_children", isolation)
 

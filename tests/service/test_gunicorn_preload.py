@@ -91,6 +91,7 @@ def accepts(server: Server) -> bool:
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_workers_are_refused_the_master_s_service_and_have_their_own(isolation: str) -> None:
     with serving(isolation) as server:
+        server.wait_for(lambda: server.board()["rounds"] > 0)  # what the master says is on the board
         before = server.board()
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             refused = list(pool.map(server.get, ["/parent"] * 100))
