@@ -82,7 +82,9 @@ class CudnnService:
         engine: EngineChoice | None = None,
     ) -> None:
         self.options = options
-        self._engine = engine or choose_engine(options.device, apart=options.isolation != "thread")
+        self._engine = engine or choose_engine(
+            options.device, apart=options.isolation != "thread", executable=options.executable
+        )
         self.device = self._engine.device
         self._isolation = isolation_for(options, self._engine)
         self.events = EventLog()

@@ -36,6 +36,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Builder, EngineFailure, Plan, StickyError
 from cudnn_actor.engines.remote.frames import Build, Built, Request, Tune
 from cudnn_actor.engines.remote.process import BuilderProcess, ChildLost, ChildSilent, ChildStopped
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.supervision.policy import RestartIntensity
 
@@ -77,6 +78,8 @@ class RemoteBuilder:
         that is silent for longer is ended, and the build fails: it is not tried again at once.
     grace_s
         How long a child is given, at `close`, to end by itself, in seconds.
+    executable
+        Path of the Python that runs children; None for what `find_python` finds.
     """
 
     def __init__(
@@ -89,7 +92,9 @@ class RemoteBuilder:
         answer_within_s: float = 20.0,
         start_within_s: float = 20.0,
         grace_s: float = 2.0,
+        executable: str | None = None,
     ) -> None:
+        self._executable = executable
         self._tries = tries
         self._answer_within_s = answer_within_s
         self._make = make
@@ -286,8 +291,8 @@ class RemoteBuilder:
     def _started(self) -> BuilderProcess | None:
         """A new child; None when there is no process to be had, which counts as a death."""
         try:
-            child = BuilderProcess(self._make, self._arguments)
-        except OSError as error:
+            child = BuilderProcess(self._make, self._arguments, self._executable)
+        except (OSError, InvalidRequest) as error:
             log.warning("builder.not_started", error=str(error))
             self._count_death()
             return None

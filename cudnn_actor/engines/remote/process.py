@@ -12,7 +12,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +31,7 @@ from cudnn_actor.engines.remote.frames import (
     Start,
     encode,
 )
+from cudnn_actor.interpreter import environment, find_python
 from cudnn_actor.process_state import is_stopped
 from cudnn_actor.protocol.errors import MalformedMessage
 
@@ -70,18 +70,28 @@ class BuilderProcess:
     ----------
     make, arguments
         As in `Start`.
+    executable
+        Path of the Python that runs it; None for what `find_python` finds.
 
     Raises
     ------
     OSError
         There is no process to be had.
+    InvalidRequest
+        There is no Python to run it by.
     """
 
-    def __init__(self, make: str, arguments: tuple[str | int | float | bool | None, ...]) -> None:
+    def __init__(
+        self,
+        make: str,
+        arguments: tuple[str | int | float | bool | None, ...],
+        executable: str | None = None,
+    ) -> None:
+        python = find_python(executable)
         self._socket, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = _launched(theirs)
+                self._process = _launched(python, theirs)
             except OSError:
                 self._socket.close()
                 raise
@@ -227,16 +237,15 @@ class BuilderProcess:
         return bool(data)
 
 
-def _launched(theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _launched(python: str, theirs: socket.socket) -> subprocess.Popen[bytes]:
     """The child, with its end of the socket pair and no other descriptor of ours.
 
     It finds its modules where this process does, in the same order (`-P`: and nowhere else). A process group
     of its own keeps the terminal's Ctrl-C from it while it cannot ignore it yet.
     """
-    places = os.pathsep.join(place or os.getcwd() for place in sys.path)
     fd = theirs.fileno()
     return subprocess.Popen(
-        [sys.executable, "-P", "-X", "faulthandler", "-m", "cudnn_actor.engines.remote.child", str(fd)],
+        [python, "-P", "-X", "faulthandler", "-m", "cudnn_actor.engines.remote.child", str(fd)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -244,7 +253,7 @@ def _launched(theirs: socket.socket) -> subprocess.Popen[bytes]:
         pass_fds=(fd,),
         close_fds=True,
         process_group=0,
-        env={**os.environ, "PYTHONPATH": places},
+        env=environment(),
     )
 
 
