@@ -244,23 +244,25 @@ class Launcher:
         """Readable when the server has died, so that there is something to `revive`; -1 before the first."""
         return _NOWHERE if self._watch is None else self._watch.fileno()
 
-    def revive(self) -> None:
+    def revive(self) -> str | None:
         """Start a server behind one that has died, and do not wait for its imports. Blocks for the exec only.
 
-        Nothing happens while another thread launches, which does the same, and where the last one died
-        before it was ready: it might do so again and again. What it died of is for `launch` to report.
+        Returns how that one ended; None where none has, and while another thread launches, which does the
+        same. One that died before it was ready has no successor, which might die of the same again and again:
+        the next launch reports it.
         """
         if not self._lock.acquire(blocking=False):
-            return
+            return None
         try:
             server = self._server
             if server is None or not server.has_gone():
-                return
-            server.end()  # also where it has no successor: nobody is woken by it again
+                return None
+            end = server.end()  # also where it has no successor: nobody is woken by it again
             if server.ready:
                 self._server = None
                 with contextlib.suppress(OSError):
                     self._server = self._new_server()
+            return end
         finally:
             self._lock.release()
 
