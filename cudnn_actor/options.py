@@ -63,6 +63,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     standby
         1 keeps a second worker ready, which takes over when the first one dies; on a GPU it takes as much
         device memory as that. 0 starts a new one then.
+    executable
+        Path of the Python that runs the processes of the service; None for the one that runs this process.
+        For a frozen application and for embedded Python, where that is not to be found: a Python of the same
+        version that has this package and its dependencies.
     verify
         Whether uploaded values are checked after a crash: a checksum of each is kept while nothing else is
         written to its buffer, and a buffer that has another is torn. Uploads and restarts take longer.
@@ -93,6 +97,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     standby: int = 0
     verify: bool = False
     on_give_up: OnGiveUp = "raise"
+    executable: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -117,6 +122,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             if type(getattr(self, name)) is not bool:
                 raise _invalid(name, getattr(self, name), "is no bool", "use True or False")
         _check_plan_store(self.plan_store)
+        _check_executable(self.executable)
         _check_faults(self.faults)
         _check_on_give_up(self.on_give_up)
         if self.isolation == "thread" and (needy := self._needs_process()) is not None:
@@ -231,6 +237,17 @@ def _check_plan_store(path: object) -> None:
         text = None
     if not isinstance(text, str) or not text or "\0" in text:
         raise _invalid("plan_store", path, "is no path", "give a directory's, as in 'plans'; None for none")
+
+
+def _check_executable(path: object) -> None:
+    if path is None:
+        return
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise _invalid("executable", path, "is no path", "give a Python's, as in '/usr/bin/python3'")
+    if not os.path.isfile(path) or not os.access(path, os.X_OK):
+        raise _invalid(
+            "executable", os.fspath(path), "is no program", "give the path of a Python that exists"
+        )
 
 
 def _check_faults(faults: FaultPlan | None) -> None:

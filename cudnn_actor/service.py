@@ -90,7 +90,9 @@ class CudnnService:
         self.options = options
         self.name = options.name or NAME
         """What its log lines and events call it."""
-        self._engine = engine or choose_engine(options.device, apart=options.isolation != "thread")
+        self._engine = engine or choose_engine(
+            options.device, apart=options.isolation != "thread", executable=options.executable
+        )
         self.device = self._engine.device
         self._isolation = isolation_for(options, self._engine)
         self.events = EventLog()

@@ -70,7 +70,9 @@ _CUDA_PRELOAD = (
 )
 
 
-def choose_engine(device: str, *, apart: bool = False) -> EngineChoice:
+def choose_engine(
+    device: str, *, apart: bool = False, executable: str | os.PathLike[str] | None = None
+) -> EngineChoice:
     """The engine that `device` stands for: "cpu", "cuda:N" (N counts from 0), "cuda" for the first, "auto".
 
     "auto" is the first GPU that this process may use (`CUDA_VISIBLE_DEVICES` is respected) where one can be
@@ -83,19 +85,29 @@ def choose_engine(device: str, *, apart: bool = False) -> EngineChoice:
     apart
         Whether the engine is for another process. Then no CUDA library is loaded into this one: a child
         process asks the driver, for which this blocks as `find_driver_apart` does.
+    executable
+        Path of the Python that runs processes of the engine; None for what `find_python` finds.
 
     Raises
     ------
     InvalidRequest
-        The device is none, or cannot be used here; it says why.
+        The device is none, or cannot be used here; it says why. Or there is no Python to ask the driver.
     """
     check_device(device)
     text = str(device)
+    process = _Process(apart, None if executable is None else os.fspath(executable))
     if text == "auto":
-        return _automatic(apart)
+        return _automatic(process)
     if text == "cpu":
         return _cpu("it was asked for")
-    return _asked_for(text, int(text.partition(":")[2] or 0), apart)
+    return _asked_for(text, int(text.partition(":")[2] or 0), process)
+
+
+class _Process(NamedTuple):
+    """Where an engine is to live: whether in another process, and which Python runs what it starts."""
+
+    apart: bool
+    executable: str | None
 
 
 def check_device(device: str) -> None:
@@ -105,29 +117,29 @@ def check_device(device: str) -> None:
         raise _refused(device, "is no device", f'{hint}use "auto", "cpu" or "cuda:0"')
 
 
-def _automatic(apart: bool) -> EngineChoice:
-    driver, problem = _examined(apart)
+def _automatic(process: _Process) -> EngineChoice:
+    driver, problem = _examined(process)
     if problem is None:
-        return _cuda(0, driver, f"{_gpu(driver, 0)} is the first GPU here", apart)
+        return _cuda(0, driver, f"{_gpu(driver, 0)} is the first GPU here", process)
     if driver.gpus:
         return _cpu(f"there is a GPU ({_gpu(driver, 0)}), but {problem}", warn=True)
     return _cpu(f"{problem.what}: {problem.detail}")
 
 
-def _examined(apart: bool) -> tuple[Driver, Problem | None]:
+def _examined(process: _Process) -> tuple[Driver, Problem | None]:
     """The driver, and what prevents the use of its GPUs."""
-    driver = find_driver_apart() if apart else find_driver()
-    return driver, obstacle(driver if apart else None)
+    driver = find_driver_apart(executable=process.executable) if process.apart else find_driver()
+    return driver, obstacle(driver if process.apart else None)
 
 
-def _asked_for(device: str, ordinal: int, apart: bool) -> EngineChoice:
-    driver, problem = _examined(apart)
+def _asked_for(device: str, ordinal: int, process: _Process) -> EngineChoice:
+    driver, problem = _examined(process)
     if problem is not None:
         why = f"cannot be used here: {problem.what} ({problem.detail})"
         raise _refused(device, why, f"{problem.fix}; cudnn-actor doctor says more")
     if ordinal >= len(driver.gpus):
         raise _refused(device, f"is no GPU of this machine, which {_shows(len(driver.gpus))}", 'use "cuda:0"')
-    return _cuda(ordinal, driver, f"it was asked for: {_gpu(driver, ordinal)}", apart)
+    return _cuda(ordinal, driver, f"it was asked for: {_gpu(driver, ordinal)}", process)
 
 
 def _shows(count: int) -> str:
@@ -149,15 +161,15 @@ def _cpu(reason: str, *, warn: bool = False) -> EngineChoice:
     )
 
 
-def _cuda(ordinal: int, driver: Driver, reason: str, apart: bool) -> EngineChoice:
+def _cuda(ordinal: int, driver: Driver, reason: str, process: _Process) -> EngineChoice:
     device = f"cuda:{ordinal}"
     log.info("device.chosen", device=device, reason=reason, driver=driver.version)
     return EngineChoice(
         device,
-        partial(CudaEngine, ordinal),
+        partial(CudaEngine, ordinal, executable=process.executable),
         outlives_context=False,
         reason=reason,
-        adopt=None if apart else partial(adopt, ordinal=ordinal),
+        adopt=None if process.apart else partial(adopt, ordinal=ordinal),
         worker=("cudnn_actor.engines.cuda.engine:CudaEngine", (ordinal,)),
         preload=_CUDA_PRELOAD,
     )

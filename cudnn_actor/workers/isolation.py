@@ -6,6 +6,7 @@ Both give a service the same things: its mailbox, its memory, what its superviso
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import tempfile
 import weakref
@@ -15,6 +16,7 @@ from cudnn_actor.actor import CudnnActor
 from cudnn_actor.actors import Actor, Mailbox, forks
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.health import Progress
+from cudnn_actor.interpreter import find_python
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options
 from cudnn_actor.state import ServiceState
@@ -120,6 +122,11 @@ class ProcessIsolation:
     ----------
     options, engine
         The service's.
+
+    Raises
+    ------
+    InvalidRequest
+        There is no Python to run workers by: see `find_python`.
     """
 
     name = "process"
@@ -128,6 +135,8 @@ class ProcessIsolation:
     """An incarnation that was ready is replaced at once; failing starts wait longer and longer."""
 
     def __init__(self, options: Options, engine: EngineChoice) -> None:
+        self._executable = None if options.executable is None else os.fspath(options.executable)
+        find_python(self._executable)  # now, and not when a worker is started: no other attempt does better
         self._options = options
         self._engine = engine
         self._dispatcher = Dispatcher(options.mailbox)
@@ -181,7 +190,8 @@ class ProcessIsolation:
             scripted=self._state.faults is not None,
             fails=False,
         )
-        return Recipe(preload=(_MAIN, *self._engine.preload), hello=hello)
+        preload = (_MAIN, *self._engine.preload)
+        return Recipe(preload=preload, executable=self._executable, hello=hello)
 
     def _plan_store(self) -> str | None:
         """Where workers keep plans: a successor and a standby find there what was built before them."""

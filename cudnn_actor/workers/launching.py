@@ -34,13 +34,13 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from typing import ClassVar
 
 from cudnn_actor.actors import forks
+from cudnn_actor.interpreter import environment, find_python
 from cudnn_actor.process_state import is_stopped
 from cudnn_actor.workers.launch_wire import (
     FROM_SERVER,
@@ -198,13 +198,16 @@ class Launcher:
     preload
         Modules that the server imports, in order. They must not start threads that matter after a fork, nor
         initialise CUDA: a process that was forked from one with a context can have none.
+    executable
+        Path of the Python that the server is run by; None for what `find_python` finds.
     """
 
-    _shared: ClassVar[dict[tuple[str, ...], Launcher]] = {}
+    _shared: ClassVar[dict[tuple[tuple[str, ...], str | None], Launcher]] = {}
     _shared_lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, preload: tuple[str, ...]) -> None:
+    def __init__(self, preload: tuple[str, ...], executable: str | None = None) -> None:
         self.preload = preload
+        self._executable = executable
         self._lock = threading.Lock()
         self._server: _Server | None = None
         self._watch: select.epoll | None = None
@@ -213,10 +216,10 @@ class Launcher:
         """By the number of their launch: those that have not been closed."""
 
     @classmethod
-    def shared(cls, preload: tuple[str, ...]) -> Launcher:
-        """The process's launcher for these modules, in this order. Never blocks."""
+    def shared(cls, preload: tuple[str, ...], executable: str | None = None) -> Launcher:
+        """The process's launcher for these modules, in this order, and this Python. Never blocks."""
         with cls._shared_lock:
-            return cls._shared.setdefault(preload, cls(preload))
+            return cls._shared.setdefault((preload, executable), cls(preload, executable))
 
     @property
     def pid(self) -> int | None:
@@ -242,23 +245,25 @@ class Launcher:
         """Readable when the server has died, so that there is something to `revive`; -1 before the first."""
         return _NOWHERE if self._watch is None else self._watch.fileno()
 
-    def revive(self) -> None:
+    def revive(self) -> str | None:
         """Start a server behind one that has died, and do not wait for its imports. Blocks for the exec only.
 
-        Nothing happens while another thread launches, which does the same, and where the last one died
-        before it was ready: it might do so again and again. What it died of is for `launch` to report.
+        Returns how that one ended; None where none has, and while another thread launches, which does the
+        same. One that died before it was ready has no successor, which might die of the same again and again:
+        the next launch reports it.
         """
         if not self._lock.acquire(blocking=False):
-            return
+            return None
         try:
             server = self._server
             if server is None or not server.has_gone():
-                return
-            server.end()  # also where it has no successor: nobody is woken by it again
+                return None
+            end = server.end()  # also where it has no successor: nobody is woken by it again
             if server.ready:
                 self._server = None
                 with contextlib.suppress(OSError):
                     self._server = self._new_server()
+            return end
         finally:
             self._lock.release()
 
@@ -354,7 +359,7 @@ class Launcher:
     def _new_server(self) -> _Server:
         if self._watch is None:
             self._watch = select.epoll()
-        return _Server(self.preload, self._children, self._watch)
+        return _Server(find_python(self._executable), self.preload, self._children, self._watch)
 
     def _told(self, child: Child, server: _Server, deadline: float) -> str | None:
         """What the server says of a worker's end, waiting until `deadline` for it; None if it does not."""
@@ -397,6 +402,8 @@ class _Server:
 
     Parameters
     ----------
+    python
+        Path of the Python that runs it.
     preload
         Modules for it to import.
     children
@@ -410,7 +417,8 @@ class _Server:
         There is no process to be had.
     """
 
-    def __init__(self, preload: Sequence[str], children: _Children, watch: select.epoll) -> None:
+    def __init__(self, python: str, preload: Sequence[str], children: _Children, watch: select.epoll) -> None:
+        self._python = python
         self._children = children
         self._watch = watch
         self.unwanted = False
@@ -425,7 +433,7 @@ class _Server:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
-                self._process = _started(theirs, preload)
+                self._process = _started(python, theirs, preload)
             self._pidfd = _pidfd_of(self._process)
         except OSError:
             self._socket.close()
@@ -508,7 +516,8 @@ class _Server:
         if self._last_word:
             return self._last_word
         status = self._process.returncode
-        return f"the forkserver {'cannot be killed' if status is None else _ending_of(status)}"
+        how = "cannot be killed" if status is None else _ending_of(status)
+        return f"the forkserver {how}" if self.ready else f"the forkserver {how}, run by {self._python}"
 
     def forget(self) -> None:
         """Let go of it in a fork of its parent: it is not a child of this process."""
@@ -586,21 +595,20 @@ def close_launchers() -> None:
         launcher.close()
 
 
-def _started(theirs: socket.socket, preload: Sequence[str]) -> subprocess.Popen[bytes]:
+def _started(python: str, theirs: socket.socket, preload: Sequence[str]) -> subprocess.Popen[bytes]:
     """The server, with its end of the socket pair and no other descriptor of ours but 1 and 2.
 
     It finds its modules where this process does, in the same order (`-P`: and nowhere else).
     """
-    places = os.pathsep.join(place or os.getcwd() for place in sys.path)
     fd = str(theirs.fileno())
     module = ["-P", "-X", "faulthandler", "-m", "cudnn_actor.workers.forkserver"]
     return subprocess.Popen(
-        [sys.executable, *module, fd, str(os.getpid()), *preload],
+        [python, *module, fd, str(os.getpid()), *preload],
         stdin=subprocess.DEVNULL,
         pass_fds=(theirs.fileno(),),
         close_fds=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": places},
+        env=environment(),
     )
 
 

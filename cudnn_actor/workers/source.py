@@ -118,7 +118,8 @@ class Source:
 
         Blocks for the start of a process; the desk need not be held.
         """
-        self.forkserver.revive()
+        if (end := self.forkserver.revive()) is not None:
+            log.warning("forkserver.died", why=end)
 
     # The standby.
 

@@ -30,17 +30,20 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     preload
         Modules that their forkserver has imported.
+    executable
+        Path of the Python that their forkserver is run by; None for what `find_python` finds.
     hello
         What each is told first, but for its generation and whether its start fails.
     """
 
     preload: tuple[str, ...]
+    executable: str | None = None
     hello: Hello
 
     @property
     def launcher(self) -> Launcher:
         """What launches them."""
-        return Launcher.shared(self.preload)
+        return Launcher.shared(self.preload, self.executable)
 
 
 class Worker:

@@ -61,6 +61,7 @@ PATIENCE_S = 20.0
 """How long a test waits for what must happen: far longer than it takes, far shorter than its limit."""
 
 _GO, _NOT_YET = "go", "not yet"
+_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 _LONGEST_WORD = 200
 
 
@@ -699,6 +700,20 @@ def parent_loses_its_forkserver_in_a_library() -> None:
     _lose_forkserver()
     _tell(service)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def parent_adopts_its_workers() -> None:
+    """Check that a process to which orphans fall, as to process 1 of a container, buries its workers."""
+    assert ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    service = _parent_s_service()
+    worker = service.worker_pid
+    assert worker is not None
+    _lose_forkserver()
+    os.kill(worker, signal.SIGKILL)
+    while service.actor_ref.ask(Ping(), timeout=PATIENCE_S) == 1:
+        pass
+    assert not os.path.exists(f"/proc/{worker}")
+    _tell(service)
 
 
 def parent_loses_its_forkserver_with_copies_about() -> None:

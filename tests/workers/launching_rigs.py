@@ -210,10 +210,11 @@ def parent_has_no_room_for_a_pidfd() -> None:
     launcher = Launcher.shared(PRELOAD)
     launch_and_hear(launcher, "says_hello").close()
     with pipe() as (reading, writing):
-        lowest = os.dup(0)
-        os.close(lowest)
+        of_lifeline = [os.dup(0) for _ in range(2)]
+        for fd in of_lifeline:
+            os.close(fd)
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(of_lifeline) + 1, limits[1]))
         try:
             launcher.launch(f"{HERE}:stays_silent", [writing])
             failure = ""

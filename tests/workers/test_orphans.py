@@ -72,6 +72,7 @@ def pidfds(pids: list[int]) -> Iterator[list[int]]:
         ("parent_loses_its_forkserver", -signal.SIGKILL),
         ("parent_loses_its_forkserver_and_returns", 0),
         ("parent_loses_its_forkserver_in_a_library", -signal.SIGKILL),
+        ("parent_adopts_its_workers", 0),
         ("parent_forks_and_its_fork_exits", 0),
         ("parent_forks_and_both_serve", 0),
     ],

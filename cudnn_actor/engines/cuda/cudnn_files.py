@@ -19,6 +19,8 @@ from pathlib import Path
 import msgspec
 
 from cudnn_actor.engines.cuda import trial_load
+from cudnn_actor.interpreter import find_python
+from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["MAIN", "SONAMES", "Library", "Loading", "SearchPath", "find_cudnn", "load_apart", "mapped_cudnn"]
 
@@ -162,9 +164,11 @@ def mapped_cudnn(maps: str | None = None) -> tuple[Library, ...]:
 
 def load_apart(path: str) -> Loading:
     """Load cuDNN in a new process and report. Blocks for a moment; never raises for a broken library."""
-    command = [sys.executable, "-I", trial_load.__file__, path]
     try:
+        command = [find_python(), "-I", trial_load.__file__, path]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    except InvalidRequest as error:
+        return Loading(error=f"there is no process to load it in: {error}")
     except subprocess.TimeoutExpired:
         return Loading(error=f"loading it takes more than {_LIMIT_S:g} s")
     if done.returncode:

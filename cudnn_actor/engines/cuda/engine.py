@@ -49,6 +49,8 @@ class CudaEngine:
         The device's number, as CUDA counts those that it shows to this process.
     fast
         Whether to launch plans past the frontend's own `execute` where that is possible.
+    executable
+        Path of the Python that runs builder processes; None for what `find_python` finds.
     """
 
     name = "cuda"
@@ -57,10 +59,11 @@ class CudaEngine:
     builds_apart = True
     """Its plans are built in another process, which a worker forks ahead (`engines.remote.spare`)."""
 
-    def __init__(self, ordinal: int = 0, *, fast: bool = True) -> None:
+    def __init__(self, ordinal: int = 0, *, fast: bool = True, executable: str | None = None) -> None:
         self.device = f"cuda:{ordinal}"
         self._ordinal = ordinal
         self._fast = fast
+        self._executable = executable
         self._arenas = Arenas(ordinal)
         self._handle: Any = None
         self.stream: Any = None
@@ -151,7 +154,8 @@ class CudaEngine:
         cuDNN's frontend holds the interpreter's lock while it builds, for 0.3 s where a kernel is compiled.
         """
         make = f"{CudaBuilder.__module__}:{CudaBuilder.__name__}"
-        return RemoteBuilder(make, (self._ordinal, self._journal), CudaBuilder(self._ordinal), tries=2)
+        told, local = (self._ordinal, self._journal), CudaBuilder(self._ordinal)
+        return RemoteBuilder(make, told, local, tries=2, executable=self._executable)
 
     @reported
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:

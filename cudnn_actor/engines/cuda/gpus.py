@@ -73,13 +73,18 @@ class Driver(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...] = ()
 
 
-def find_driver_apart(library: str = _LIBRARY, *, within_s: float = _APART_S) -> Driver:
+def find_driver_apart(
+    library: str = _LIBRARY, *, within_s: float = _APART_S, executable: str | None = None
+) -> Driver:
     """As `find_driver`, which a child process does; nothing is loaded into this one.
 
     GPUs that were found are remembered, for the environment that they were found in. Where no driver library
     can be found, no child is started. Blocks: for as long as a process takes to start and the driver to be
     initialised, some tenths of a second and `within_s` seconds at most; without a driver, for less than a
     millisecond.
+
+    The child is run by the Python `executable`; raises `InvalidRequest` where one is needed, and
+    `find_python` finds none.
     """
     environment = tuple(os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))
     key = (library, *environment)
@@ -87,7 +92,7 @@ def find_driver_apart(library: str = _LIBRARY, *, within_s: float = _APART_S) ->
         return known
     if not any(map(os.path.exists, _traces_of(library))) and not _is_cached(library):
         return _without(library)
-    driver = _asked_apart(library, within_s)
+    driver = _asked_apart(library, within_s, executable)
     if driver.gpus:
         _apart[key] = driver
     return driver
@@ -116,15 +121,18 @@ def _is_cached(library: str) -> bool:
         return False
 
 
-def _asked_apart(library: str, within_s: float) -> Driver:
+def _asked_apart(library: str, within_s: float, executable: str | None) -> Driver:
+    # Not at the top: this file is also the child's script, which is not to import the package.
+    from cudnn_actor.interpreter import environment, find_python  # noqa: PLC0415
+
     # As a script with `-P`, so that no other file of this folder can stand in for a module of Python's. It
-    # finds msgspec where this process does.
-    places = os.pathsep.join(place or os.getcwd() for place in sys.path)
-    command = [sys.executable, "-P", __file__, library]
+    # finds msgspec where this process does. In a frozen application there is no such file.
+    script = [__file__] if os.path.exists(__file__) else ["-m", __name__]
+    command = [find_python(executable), "-P", *script, library]
     try:
         done = subprocess.run(
             command,
-            env={**os.environ, "PYTHONPATH": places},
+            env=environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=within_s,

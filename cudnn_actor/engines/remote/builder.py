@@ -38,6 +38,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Builder, EngineFailure, Plan, StickyError
 from cudnn_actor.engines.remote.frames import Build, Built, Request, Tune
 from cudnn_actor.engines.remote.process import BuilderProcess, ChildLost, ChildSilent, ChildStopped
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.supervision.policy import RestartIntensity
 
@@ -83,6 +84,8 @@ class RemoteBuilder:
         How long a child is given, at `close`, to end by itself, in seconds.
     renew_after
         After how many builds, and candidates of tunings, a child is replaced.
+    executable
+        Path of the Python that runs children; None for what `find_python` finds.
     """
 
     def __init__(
@@ -96,7 +99,9 @@ class RemoteBuilder:
         start_within_s: float = 20.0,
         grace_s: float = 2.0,
         renew_after: int = _RENEW_AFTER,
+        executable: str | None = None,
     ) -> None:
+        self._executable = executable
         self._tries = tries
         self._answer_within_s = answer_within_s
         self._make = make
@@ -323,12 +328,15 @@ class RemoteBuilder:
     def _is_next_ready(self, fingerprint: str | None) -> bool:
         """Whether the next child can take over; started if need be. Raises `ChildLost`, `OSError`."""
         if self._next is None:
-            self._next = BuilderProcess(self._make, self._arguments)
+            self._next = self._new_child()
         if not self._is_ready(self._next, 0.0):
             return False
         if self._next.fingerprint != fingerprint:
             raise ChildLost(f"the next one has other versions: {self._next.fingerprint}")
         return True
+
+    def _new_child(self) -> BuilderProcess:
+        return BuilderProcess(self._make, self._arguments, self._executable)
 
     def _end_next(self) -> None:
         successor, self._next = self._next, None
@@ -338,8 +346,8 @@ class RemoteBuilder:
     def _started(self) -> BuilderProcess | None:
         """A new child; None when there is no process to be had, which counts as a death."""
         try:
-            child, self._next = self._next or BuilderProcess(self._make, self._arguments), None
-        except OSError as error:
+            child, self._next = self._next or self._new_child(), None
+        except (OSError, InvalidRequest) as error:
             log.warning("builder.not_started", error=str(error))
             self._count_death()
             return None

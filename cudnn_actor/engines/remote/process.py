@@ -12,7 +12,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +33,7 @@ from cudnn_actor.engines.remote.frames import (
 )
 from cudnn_actor.engines.remote.spare import Spare
 from cudnn_actor.engines.remote.spare import take as take_spare
+from cudnn_actor.interpreter import environment, find_python
 from cudnn_actor.process_state import is_stopped
 from cudnn_actor.protocol.errors import MalformedMessage
 
@@ -74,15 +74,24 @@ class BuilderProcess:
     ----------
     make, arguments
         As in `Start`.
+    executable
+        Path of the Python that runs it; None for what `find_python` finds.
 
     Raises
     ------
     OSError
         There is no process to be had.
+    InvalidRequest
+        There is no Python to run it by.
     """
 
-    def __init__(self, make: str, arguments: tuple[str | int | float | bool | None, ...]) -> None:
-        self._socket, self._process = _found()
+    def __init__(
+        self,
+        make: str,
+        arguments: tuple[str | int | float | bool | None, ...],
+        executable: str | None = None,
+    ) -> None:
+        self._socket, self._process = _found(executable)
         self.started = time.monotonic()
         self.asked = 0
         """Builds that it was asked for, and candidates that it has tuned with."""
@@ -230,30 +239,30 @@ class BuilderProcess:
         return bool(data)
 
 
-def _found() -> tuple[socket.socket, Spare | subprocess.Popen[bytes]]:
-    """This end of a child's socket pair, and the child. Raises `OSError`."""
+def _found(executable: str | None) -> tuple[socket.socket, Spare | subprocess.Popen[bytes]]:
+    """This end of a child's socket pair, and the child. Raises `OSError`, `InvalidRequest`."""
     spare = take_spare()
     if spare is not None:
         return spare.socket, spare
+    python = find_python(executable)
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            return ours, _launched(theirs)
+            return ours, _launched(python, theirs)
         except OSError:
             ours.close()
             raise
 
 
-def _launched(theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _launched(python: str, theirs: socket.socket) -> subprocess.Popen[bytes]:
     """The child, with its end of the socket pair and no other descriptor of ours.
 
     It finds its modules where this process does, in the same order (`-P`: and nowhere else). A process group
     of its own keeps the terminal's Ctrl-C from it while it cannot ignore it yet.
     """
-    places = os.pathsep.join(place or os.getcwd() for place in sys.path)
     fd = theirs.fileno()
     return subprocess.Popen(
-        [sys.executable, "-P", "-X", "faulthandler", "-m", "cudnn_actor.engines.remote.child", str(fd)],
+        [python, "-P", "-X", "faulthandler", "-m", "cudnn_actor.engines.remote.child", str(fd)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -261,7 +270,7 @@ def _launched(theirs: socket.socket) -> subprocess.Popen[bytes]:
         pass_fds=(fd,),
         close_fds=True,
         process_group=0,
-        env={**os.environ, "PYTHONPATH": places},
+        env=environment(),
     )
 
 

@@ -1,0 +1,76 @@
+"""Which Python runs the processes that a service needs: forkserver, builder, and those that ask a driver.
+
+`sys.executable` is not always one. In a frozen application (PyInstaller) it is the application, which would
+start itself once more; where Python is embedded (uWSGI) it is the program that embeds it, or nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+from cudnn_actor.protocol.errors import InvalidRequest
+
+__all__ = ["environment", "find_python"]
+
+_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def find_python(executable: str | os.PathLike[str] | None = None) -> str:
+    """The interpreter for processes of a service: `executable` if it is given, else one like this process's.
+
+    That is `sys.executable` if its name is an interpreter's, else the one that belongs to the installation
+    which this process uses. A frozen application has none: its modules are in no installation.
+
+    Raises
+    ------
+    InvalidRequest
+        There is none; `executable=` and `isolation="thread"` are named as what helps.
+    """
+    if executable is not None:
+        return os.fspath(executable)
+    if getattr(sys, "frozen", False):
+        raise _refused("is a frozen application, and no Python that could run a worker process")
+    for path in _candidates():
+        return path
+    raise _refused(f"is no Python, and there is none in {sys.exec_prefix} or {sys.base_exec_prefix}")
+
+
+def environment() -> dict[str, str]:
+    """The environment for such a process: it finds its modules where this one does, in the same order.
+
+    A frozen application's modules are of no use to another interpreter, which has to have its own; nor are
+    the libraries that PyInstaller has unpacked, in front of which it keeps what was there before.
+    """
+    found = dict(os.environ)
+    if not getattr(sys, "frozen", False):
+        found["PYTHONPATH"] = os.pathsep.join(place or os.getcwd() for place in sys.path)
+        return found
+    if (original := found.pop("LD_LIBRARY_PATH_ORIG", None)) is not None:
+        found["LD_LIBRARY_PATH"] = original
+    elif hasattr(sys, "_MEIPASS"):
+        found.pop("LD_LIBRARY_PATH", None)
+    return found
+
+
+def _candidates() -> Iterator[str]:
+    for path in (sys.executable, getattr(sys, "_base_executable", None)):
+        if path and re.match(r"\.?(python|pypy)", os.path.basename(path)):
+            yield path
+    for prefix in (sys.exec_prefix, sys.base_exec_prefix):
+        for name in (f"python{_VERSION}", "python3", "python"):
+            path = os.path.join(prefix, "bin", name)
+            if os.access(path, os.X_OK):
+                yield path
+
+
+def _refused(problem: str) -> InvalidRequest:
+    return InvalidRequest(
+        field="executable",
+        value=None,
+        problem=f"is not given, and {sys.executable or 'this process'} {problem}",
+        fix=f"give the path of a Python {_VERSION} that has this package and its dependencies, or use "
+        'isolation="thread"',
+    )

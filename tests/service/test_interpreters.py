@@ -1,0 +1,93 @@
+"""In a program that is no Python, processes of a service are never that program once more."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import asyncio, sys
+sys.executable, sys._base_executable = sys.argv[1], sys.argv[1]
+if sys.argv[2] == "frozen":
+    sys.frozen = True
+from cudnn_actor import InvalidRequest, spawn
+
+async def main(options):
+    try:
+        async with spawn(**options) as gpu:
+            print("said", gpu._service.isolation, await gpu.ping())
+    except InvalidRequest as error:
+        print("said", error.field, error)
+
+asyncio.run(main(eval(sys.argv[3])))
+"""
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Path:
+    """A program that notes that it was started, and is what `sys.executable` says."""
+    path = tmp_path / "application"
+    path.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexit 1\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def said_by(application: Path, kind: str, **options: object) -> str:
+    """What a program says that spawns a service; it has not been started a second time."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, application, kind, repr(options)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (application.parent / "started").exists()
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("said ")]
+    return line.removeprefix("said ")
+
+
+def test_where_python_is_embedded_its_own_installation_runs_the_processes(application: Path) -> None:
+    said = said_by(application, "embedded", device="cpu", isolation="process")
+    assert said == "process 1"
+
+
+def test_a_frozen_application_is_refused_worker_processes_in_plain_words(application: Path) -> None:
+    said = said_by(application, "frozen", device="cpu", isolation="process")
+    assert said.startswith("executable ")
+    assert "frozen application" in said
+    assert 'isolation="thread"' in said
+
+
+@pytest.mark.parametrize(
+    "options", [{"device": "cpu"}, {"device": "cpu", "isolation": "thread"}, {"isolation": "thread"}]
+)
+def test_a_frozen_application_has_threads(application: Path, options: dict[str, object]) -> None:
+    assert said_by(application, "frozen", **options) == "thread 1"
+
+
+@pytest.mark.parametrize("kind", ["frozen", "embedded"])
+def test_a_python_that_is_given_runs_the_processes(application: Path, kind: str) -> None:
+    said = said_by(application, kind, device="cpu", isolation="process", executable=sys.executable)
+    assert said == "process 1"
+
+
+def test_a_python_that_has_not_what_it_needs_is_named(application: Path) -> None:
+    fails = {"executable": str(application), "max_restarts": 0}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, sys.executable, "", repr({"isolation": "process", **fails})],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert f"the forkserver exited with status 1, run by {application}" in done.stderr
