@@ -72,7 +72,7 @@ class _Process:
         early = _first_frames(channel)
         hello = early.pop(0)
         page = StatusPage.attach(status, hello.window)
-        self._outbox = outbox = Outbox(channel)
+        self._outbox = outbox = Outbox(channel, page)
         self._inbox = inbox = Inbox(channel, outbox, page)
         state = ServiceState(
             mailbox=inbox,
