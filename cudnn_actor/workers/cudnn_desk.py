@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.actors import Envelope
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.exhaustion import exhaustion
 from cudnn_actor.interruption import Interruption
 from cudnn_actor.memory import Slot
@@ -33,12 +34,14 @@ from cudnn_actor.request_checks import check_no_overlap, check_warm
 from cudnn_actor.state import Bound, ServiceState
 from cudnn_actor.supervision import Fault
 from cudnn_actor.workers.desk import WINDOW
-from cudnn_actor.workers.ledger import Flight
+from cudnn_actor.workers.ledger import Claims, Flight, Violation
 from cudnn_actor.workers.memory_desk import MemoryDesk
 from cudnn_actor.workers.staging import Block
-from cudnn_actor.workers.wire import LONGEST_MESSAGE, Strike, encode_message
+from cudnn_actor.workers.wire import LONGEST_MESSAGE, Done, Strike, encode_message
 
 __all__ = ["CudnnDesk", "Limbo"]
+
+log = Log("cudnn_actor")
 
 _TAGS: dict[type, str] = {Allocate: "allocate", Free: "free", Drain: "drain", View: "view"}
 """Messages that a worker may never see, so that a fault of theirs is sent on its own; with its tag."""
@@ -189,6 +192,7 @@ class CudnnDesk(MemoryDesk):
 
     def _ground(self) -> tuple[list[Flight], list[Flight]]:
         """Take everything out of the worker's hands: what it had begun, and the rest."""
+        lost = set() if self.worker is None else self._land_finished(self.worker.claims)
         worker, self.worker = self.worker, None
         self.last_word = None  # whoever starts next is not to be taken for the one that said it
         self._requests.clear()
@@ -199,11 +203,33 @@ class CudnnDesk(MemoryDesk):
             began = (
                 worker is not None
                 and not flight.gone
+                and flight.number not in lost
                 and worker.claims.has_begun(flight.place, flight.number)
             )
             flight.envelope.hand_back(begun=began)
             (begun if began else others).append(flight)
         return begun, others
+
+    def _land_finished(self, claims: Claims) -> set[int]:
+        """Answer what the worker had finished and had not said: it has been done, and is not done again.
+
+        Not only for its callers' sake. What it read may have been written since, by a later request of the
+        same worker, so it could not be run again; and it is not what the worker died of. The numbers of those
+        whose answer has gone with the worker (of a `Ping`, a `Warm`) come back: they are asked again.
+        """
+        lost = set()
+        for flight in tuple(self.ledger.flights.values()):
+            found = claims.finished(flight.place, flight.number)
+            if found is None or flight.gone:
+                continue
+            if not found.started_ns:
+                lost.add(flight.number)
+                continue
+            try:
+                self._land(Done(flight.number, flight.place, *found))
+            except Violation as lie:  # no worker of ours: it is judged with those that have begun
+                log.warning("worker.broke_the_protocol", why=str(lie))
+        return lost
 
     def _waiting(self) -> list[Envelope]:
         """Take out those that wait here: for an arena, or for what was sent before them."""

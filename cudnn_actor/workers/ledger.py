@@ -24,6 +24,7 @@ from cudnn_actor.state import Seen
 from cudnn_actor.supervision import FaultRule
 from cudnn_actor.workers.checksums import Sum
 from cudnn_actor.workers.staging import Block
+from cudnn_actor.workers.status import Finished
 
 __all__ = ["Claims", "Flight", "Ledger", "Violation"]
 
@@ -53,6 +54,9 @@ class Claims(Protocol):
 
     def has_begun(self, place: int, number: int) -> bool:
         """Whether it has begun; asked of a worker that has gone."""
+
+    def finished(self, place: int, number: int) -> Finished | None:
+        """What such a worker has noted of it, if it had finished it and perhaps not said so; else None."""
 
 
 class Flight:

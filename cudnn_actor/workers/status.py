@@ -8,6 +8,8 @@ every word has one side that writes it:
 `beat_ns`                  worker   its last sign of life, on the machine's monotonic clock
 `since_ns`                 worker   since when the work in hand has not got on; 0 for none in hand
 `begun`, for each place    worker   the number of the request that it has begun there
+`finished`, likewise       worker   the number of the request that it has finished there, and beside it the
+                                    plan, the beginning and the time of its run
 `withdrawn`, likewise      parent   the number of the request there whose caller has gone
 =========================  =======  =========================================================================
 
@@ -29,6 +31,12 @@ The words are numbers of requests and not flags, so a place's former occupant is
 present one. A number is in one place at a time, and a place has another occupant only when the last has been
 answered; whoever withdraws sees to it that the request is not answered, and its place given away, meanwhile.
 
+What has finished. A worker gathers answers before it sends them, and may die first. So it notes here that a
+request has finished, before it begins the next: what has begun and has not finished is then at most one
+request of an engine that works on one at a time. The mark is written last, behind what stands beside it, and
+is read only when the process has gone: then every store that it made is there, in its order. A mark is of the
+place's present occupant only if it is that one's number, and what stands beside it was written before it.
+
 The barrier. "Each look came after its own side's word" is just what a processor does not keep by itself:
 a store waits in its buffer while the next load goes ahead. Between the two, therefore, a lock that nobody
 else ever takes is released and taken again. Both are atomic read-modify-writes: on x86 either is a full
@@ -48,16 +56,31 @@ import mmap
 import os
 import threading
 import time
-from typing import Self
+from typing import NamedTuple, Self
 
 from cudnn_actor.actors import forks
 
-__all__ = ["StatusPage"]
+__all__ = ["Finished", "StatusPage"]
 
 _WORD_BYTES = 8
+_PLAN_BYTES = 120
+"""Of a plan's tag that there is room for; the rest of a longer one is cut off."""
+_RECORD_BYTES = 4 * _WORD_BYTES + _PLAN_BYTES
+"""What the worker writes for each place: begun, finished, when its run began, how long it took, the plan."""
 _COUNT, _BEAT, _SINCE, _BUILDING = range(4)
 _HEADER_WORDS = 8
 _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+class Finished(NamedTuple):
+    """What a worker has noted of a request that it has finished.
+
+    `started_ns` is 0 where its answer was more than a receipt: then it is known only that it has finished.
+    """
+
+    plan: str
+    started_ns: int
+    run_us: float
 
 
 class StatusPage:
@@ -83,9 +106,14 @@ class StatusPage:
         "_acquire",
         "_begun",
         "_count",
+        "_finished",
         "_map",
         "_owned",
+        "_plan_in",
+        "_plans",
         "_release",
+        "_run_us",
+        "_started",
         "_withdrawn",
         "_words",
         "fd",
@@ -95,7 +123,16 @@ class StatusPage:
         theirs = _worker_bytes(window)
         self._map = mmap.mmap(fd, theirs + _parent_bytes(window))
         self._words = memoryview(self._map).cast("Q")
-        self._begun = self._words[_HEADER_WORDS : _HEADER_WORDS + window]
+        self._begun, self._finished, self._started = (
+            self._words[_HEADER_WORDS + row * window : _HEADER_WORDS + (row + 1) * window] for row in range(3)
+        )
+        last = (_HEADER_WORDS + 3 * window) * _WORD_BYTES
+        whole = memoryview(self._map)
+        self._run_us = whole[last : last + window * _WORD_BYTES].cast("d")
+        self._plans = whole[last + window * _WORD_BYTES : last + window * (_WORD_BYTES + _PLAN_BYTES)]
+        whole.release()
+        self._plan_in: list[str] = [""] * window
+        """What this process has written of each place's plan; the worker's."""
         first = theirs // _WORD_BYTES
         self._withdrawn = self._words[first : first + window]
         self._count = 0
@@ -133,7 +170,8 @@ class StatusPage:
 
     def close(self) -> None:
         """Unmap it. Safe to call twice, and beside a `withdraw` on another thread."""
-        self._begun.release()
+        for view in (self._begun, self._finished, self._started, self._run_us, self._plans):
+            view.release()
         self._withdrawn.release()
         self._words.release()
         self._map.close()
@@ -178,6 +216,38 @@ class StatusPage:
             return self._begun[place] == number
         except ValueError:  # closed
             return True
+
+    # What has finished.
+
+    def finish(self, place: int, number: int, plan: str, started_ns: int, run_us: float) -> None:
+        """Note that the request in this place has finished, and what its receipt says. The worker's."""
+        if self._plan_in[place] is not plan:  # mostly it is that of the place's last
+            written = plan.encode()[:_PLAN_BYTES]
+            first = place * _PLAN_BYTES
+            self._plans[first : first + _PLAN_BYTES] = written.ljust(_PLAN_BYTES, b"\0")
+            self._plan_in[place] = plan
+        self._started[place] = started_ns
+        self._run_us[place] = run_us
+        self._finished[place] = number
+
+    def finish_otherwise(self, place: int, number: int) -> None:
+        """Note that the request in this place has finished, with an answer that does not fit in here."""
+        self._started[place] = 0
+        self._finished[place] = number
+
+    def finished(self, place: int, number: int) -> Finished | None:
+        """What a worker that has gone has noted of the request in this place; None: it had not finished.
+
+        The parent's. Also None of a page that has been closed.
+        """
+        try:
+            if self._finished[place] != number:
+                return None
+            written = bytes(self._plans[place * _PLAN_BYTES : (place + 1) * _PLAN_BYTES])
+            plan = written.rstrip(b"\0").decode(errors="replace")
+            return Finished(plan, self._started[place], self._run_us[place])
+        except ValueError:  # closed
+            return None
 
     # What the watchdog and the figures look at; all 0 for a page that has been closed.
 
@@ -241,7 +311,7 @@ def _barrier() -> None:
 
 
 def _worker_bytes(window: int) -> int:
-    return _pages((_HEADER_WORDS + window) * _WORD_BYTES)
+    return _pages(_HEADER_WORDS * _WORD_BYTES + window * _RECORD_BYTES)
 
 
 def _parent_bytes(window: int) -> int:

@@ -154,6 +154,18 @@ class BarrierEngine(CpuEngine):
         self.door.go_through(after(call))
 
 
+class FillBarrierEngine(CpuEngine):
+    """The CPU engine with a point before each fill alone: what comes before it runs as fast as it does."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        self.door = Door(directory)
+
+    def fill(self, dst: np.ndarray, value: float) -> None:
+        self.door.go_through("fill")
+        super().fill(dst, value)
+
+
 class LateEngine(BarrierEngine):
     """One whose work is done only when nothing is held at "finished": each fence is asked for there."""
 

@@ -18,6 +18,9 @@ class Page:
     def has_begun(self, place: int, number: int) -> bool:
         return False
 
+    def finished(self, place: int, number: int) -> None:
+        return None
+
 
 def flight(number: int, *, suspect: bool = False) -> Flight:
     envelope = Envelope(Ping())

@@ -77,7 +77,7 @@ class _Process:
         if _builds_apart(hello):
             spare.prefork()  # now: this process has one thread, and no device that a child could not use
         page = StatusPage.attach(status, hello.window)
-        self._outbox = outbox = Outbox(channel)
+        self._outbox = outbox = Outbox(channel, page)
         self._inbox = inbox = Inbox(channel, outbox, page)
         state = ServiceState(
             mailbox=inbox,

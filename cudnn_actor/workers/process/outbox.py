@@ -17,6 +17,7 @@ from cudnn_actor.protocol.codec import encode_reply
 from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed
 from cudnn_actor.workers.channel import Channel
 from cudnn_actor.workers.process.errand import Errand
+from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import (
     Answer,
     Answers,
@@ -41,30 +42,42 @@ class Outbox:
     ----------
     channel
         The worker's end.
+    page
+        Where it is noted what has finished.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, page: StatusPage) -> None:
         self._channel = channel
+        self._finish, self._finish_otherwise = page.finish, page.finish_otherwise
         self._answers: list[Answer] = []
         self.add = self._answers.append
         """Queues an answer as it is."""
         self._lines: deque[Logged] = deque()
 
     def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
-        """Queue an answer; `wake` sends it."""
+        """Queue an answer; `wake` sends it.
+
+        Until then the page says that the request has finished, so that a crash in between finds it done and
+        not begun. It has no room for an error: that is sent at once.
+        """
         assert isinstance(envelope, Errand)
         number, place = envelope.number, envelope.place
         answer: Answer
         if type(value) is Done:
             answer = value
+            self._finish(place, number, value.plan, value.started_ns, value.run_us)
         elif envelope.dropped:
             answer = Dropped(number, place)
         elif error is not None:
-            answer = Refused(number, place, _known(error).to_record())
+            self._answers.append(Refused(number, place, _known(error).to_record()))
+            self.wake()
+            return
         elif isinstance(value, np.ndarray):  # it is where it was wanted
             answer = Done(number, place, "download", envelope.started_ns, 0.0)
+            self._finish(place, number, "download", envelope.started_ns, 0.0)
         else:
             answer = Given(number, place, encode_reply(value))
+            self._finish_otherwise(place, number)
         self._answers.append(answer)
 
     def wake(self) -> None:
