@@ -32,7 +32,7 @@ from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.errors import ActorStopped, Crash
 from cudnn_actor.actors.lease import Lease
-from cudnn_actor.actors.logs import Log
+from cudnn_actor.actors.logs import Log, service_here, speak_for, speaking_for
 from cudnn_actor.actors.mailbox import Mailbox
 from cudnn_actor.actors.pykka_seam import HookedActor, is_proxied, is_stop
 from cudnn_actor.protocol.errors import DeadlineExceeded
@@ -110,6 +110,8 @@ class Actor(HookedActor):
         """When the message in work was taken up (`time.monotonic()` seconds); None between messages."""
         self.current: Envelope | None = None
         """The envelope in work; None between messages."""
+        self.service: str | None = None
+        """What its log lines say that they are of, on whichever thread; None for nothing."""
         self.abandoned = threading.Event()
         """Set by a supervisor that has given the actor up; code that waits must wait on this too."""
         self.lease = Lease()
@@ -217,7 +219,8 @@ class Actor(HookedActor):
         self.actor_stopped.set()
         pykka.ActorRegistry.unregister(self.actor_ref)
         self.mailbox.read_by(None)
-        self._crash_hook(error, current, waiting)
+        with speaking_for(self.service or service_here()):
+            self._crash_hook(error, current, waiting)
         if self._owns_mailbox:
             self.mailbox.close(self._stop_reason or "given up")
         self.flush()
@@ -247,6 +250,7 @@ class Actor(HookedActor):
 
     def run(self) -> None:
         """Live and die, on the actor's thread."""
+        speak_for(self.service)
         self.mailbox.read_by(threading.get_ident())
         exit = self._live()
         if exit.error is None:

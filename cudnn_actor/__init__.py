@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from cudnn_actor import _linux  # noqa: F401 - first: it refuses other systems in words
+from cudnn_actor import logging as logging
 from cudnn_actor.client import CudnnRef
 from cudnn_actor.health import Health, HealthState
 from cudnn_actor.options import Options

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from cudnn_actor.actors.logs import Log
+from cudnn_actor.actors.logs import Log, carrying
 from cudnn_actor.engines.base import Builder, Plan, StickyError
 from cudnn_actor.protocol.graph import OperationGraph
 
@@ -79,7 +79,7 @@ class BuildThread:
         self._job: Job | None = None
         self._since: float | None = None
         self._results: deque[Result] = deque()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=carrying(self._run), name=name, daemon=True)
 
     # The actor's side.
 

@@ -41,6 +41,7 @@ class ExecutingActor(Actor):
     def __init__(self, state: ServiceState, engine: Callable[[], Engine], generation: int = 1) -> None:
         super().__init__(mailbox=state.mailbox)
         self.counters = state.counters
+        self.service = state.name
         self._generation = generation
         self._state = state
         self._memory = state.memory

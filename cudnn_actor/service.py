@@ -25,6 +25,7 @@ import pykka
 
 from cudnn_actor.actor import CudnnActor
 from cudnn_actor.actors import Envelope, MailboxRef, forks
+from cudnn_actor.actors.logs import speaking_for
 from cudnn_actor.arrays import as_values
 from cudnn_actor.engines import EngineChoice, choose_engine
 from cudnn_actor.event_log import EventLog
@@ -38,6 +39,7 @@ from cudnn_actor.state import ServiceState
 from cudnn_actor.supervision import (
     ChildPolicy,
     ChildSpec,
+    Clock,
     Escalated,
     ExitReason,
     FaultInjector,
@@ -50,6 +52,7 @@ from cudnn_actor.supervision import (
     Stopped,
     Supervisor,
 )
+from cudnn_actor.supervision.events import stamped
 from cudnn_actor.workers.isolation import isolation_for
 
 __all__ = ["CudnnService", "child_spec", "start"]
@@ -90,9 +93,10 @@ class CudnnService:
         self.options = options
         self.name = options.name or NAME
         """What its log lines and events call it."""
-        self._engine = engine or choose_engine(
-            options.device, apart=options.isolation != "thread", executable=options.executable
-        )
+        with speaking_for(self.name):
+            self._engine = engine or choose_engine(
+                options.device, apart=options.isolation != "thread", executable=options.executable
+            )
         self.device = self._engine.device
         self._isolation = isolation_for(options, self._engine)
         self.events = EventLog()
@@ -110,6 +114,7 @@ class CudnnService:
             workspace_limit=options.workspace_limit,
             plan_store=None if options.plan_store is None else PlanStore(options.plan_store),
             autotune=options.autotune,
+            name=self.name,
         )
         self._isolation.begin(self.state)
         self.actor_ref: pykka.ActorRef[Any] = MailboxRef(self.state.mailbox, CudnnActor, self._gone)
@@ -224,6 +229,7 @@ class CudnnService:
             backoff=isolation.backoff,
             parent=self._parent,
             listener=listen,
+            name=self.name,
         )
         return supervisor
 
@@ -250,7 +256,7 @@ class CudnnService:
             supervisor, stopped, tell = self._supervisor, self.stopped, _nothing
             if supervisor is None and not self._gone.is_set():
                 self._cause = ExitReason.shutdown(reason)
-                self.events.append(Stopped(child=None, reason=self._cause))
+                self.events.append(stamped(Stopped(child=None, reason=self._cause), self.name, Clock()))
                 tell = self._close(reason)
         tell()
         if supervisor is not None:

@@ -72,6 +72,8 @@ class ServiceState:
         Where plans are kept between processes; None for nowhere.
     autotune
         Whether warming a plan measures the library's candidates for it.
+    name
+        What the service's log lines say that they are of; None in a worker, whose parent says it.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class ServiceState:
         workspace_limit: int | None = None,
         plan_store: PlanStore | None = None,
         autotune: bool = False,
+        name: str | None = None,
     ) -> None:
         self.mailbox = mailbox
         self.memory = memory
@@ -90,6 +93,7 @@ class ServiceState:
         self.workspace_limit = workspace_limit
         self.plan_store = plan_store
         self.autotune = autotune
+        self.name = name
         self.announce_build: Callable[[bool], None] = _nothing
         """Told on the build thread when a build begins, and when none is in work."""
         self.counters = Counters()

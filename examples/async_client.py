@@ -11,7 +11,7 @@ import asyncio
 
 import numpy as np
 
-from cudnn_actor import ConvFwd, ConvSpec, spawn
+from cudnn_actor import ConvFwd, ConvSpec, logging, spawn
 
 
 async def main() -> None:
@@ -36,4 +36,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    logging.configure()  # the services' log lines, on stderr
     asyncio.run(main())

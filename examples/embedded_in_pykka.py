@@ -25,6 +25,7 @@ from cudnn_actor import (
     Free,
     ServiceStopped,
     TensorSpec,
+    logging,
     start,
 )
 from cudnn_actor.protocol import Message
@@ -111,4 +112,5 @@ def send(vision: pykka.ActorRef[Vision], image: np.ndarray) -> None:
 
 
 if __name__ == "__main__":
+    logging.configure()  # the services' log lines, on stderr
     main()

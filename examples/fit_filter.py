@@ -11,7 +11,7 @@ import asyncio
 
 import numpy as np
 
-from cudnn_actor import ConvBwdFilter, ConvFwd, ConvSpec, Upload, spawn
+from cudnn_actor import ConvBwdFilter, ConvFwd, ConvSpec, Upload, logging, spawn
 
 
 async def main(steps: int = 60) -> None:
@@ -44,4 +44,5 @@ async def main(steps: int = 60) -> None:
 
 
 if __name__ == "__main__":
+    logging.configure()  # the services' log lines, on stderr
     asyncio.run(main())

@@ -16,7 +16,7 @@ from collections import Counter
 
 import numpy as np
 
-from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, Restarted, spawn
+from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, Restarted, logging, spawn
 
 FRAMES = 32
 
@@ -69,4 +69,5 @@ async def tell(gpu: CudnnRef) -> None:
 
 
 if __name__ == "__main__":
+    logging.configure()  # the services' log lines, on stderr
     asyncio.run(main())

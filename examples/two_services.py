@@ -29,6 +29,7 @@ from cudnn_actor import (
     StaleBufferError,
     TensorSpec,
     child_spec,
+    logging,
 )
 from cudnn_actor.supervision import Strategy, Supervisor
 
@@ -104,4 +105,5 @@ def fate(service: CudnnService, buffer: BufferRef) -> str:
 
 
 if __name__ == "__main__":
+    logging.configure()  # the services' log lines, on stderr
     main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cudnn_actor.supervision.child import ChildSpec
+from cudnn_actor.supervision.clock import Clock
 from cudnn_actor.supervision.core import decide
 from cudnn_actor.supervision.events import (
     Escalated,
@@ -54,6 +55,7 @@ __all__ = [
     "ChildPolicy",
     "ChildReady",
     "ChildSpec",
+    "Clock",
     "Effect",
     "Emit",
     "Escalate",

@@ -16,7 +16,8 @@ service.stopped     info       child (None: the service itself), reason, detail
 service.escalated   error      child, cause, detail
 ==================  =========  =============================================================
 
-`cause` and `reason` are an `ExitKind`'s text, `detail` the words that came with it.
+`cause` and `reason` are an `ExitKind`'s text, `detail` the words that came with it. Each has `service` too,
+where the supervisor has a name, and the record its own time.
 """
 
 from __future__ import annotations
@@ -24,16 +25,39 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from structlog.typing import FilteringBoundLogger
 
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.supervision.clock import Clock
 from cudnn_actor.supervision.exits import ExitReason
 
-__all__ = ["Escalated", "LifecycleEvent", "Restarted", "Restarting", "Started", "Stopped", "log_event"]
+__all__ = [
+    "Escalated",
+    "LifecycleEvent",
+    "Restarted",
+    "Restarting",
+    "Started",
+    "Stopped",
+    "log_event",
+    "stamped",
+]
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tagged by its class's name."""
+    """What every event carries; tagged by its class's name.
+
+    Parameters
+    ----------
+    service
+        The name of the service (of the supervisor, where that is one of yours); None for one without.
+    at
+        When it happened, in seconds of `time.time()`.
+    monotonic
+        The same in seconds of `time.monotonic()`, for differences.
+    """
+
+    service: str | None = None
+    at: float = 0.0
+    monotonic: float = 0.0
 
 
 class Started(_Event, frozen=True, kw_only=True, tag=True):
@@ -94,7 +118,12 @@ LifecycleEvent = Started | Restarting | Restarted | Stopped | Escalated
 """Everything that `gpu.events()` tells."""
 
 
-def log_event(logger: FilteringBoundLogger | Log, event: LifecycleEvent) -> None:
+def stamped(event: LifecycleEvent, service: str | None, clock: Clock) -> LifecycleEvent:
+    """An event that happens now, as the core made it, with what that does not know: whose it is, and when."""
+    return msgspec.structs.replace(event, service=service, at=clock.wall(), monotonic=clock.monotonic())
+
+
+def log_event(logger: Log, event: LifecycleEvent) -> None:
     """Write one log line; names and fields stand in the module's header, and stay."""
     match event:
         case Started():
@@ -111,6 +140,8 @@ def log_event(logger: FilteringBoundLogger | Log, event: LifecycleEvent) -> None
 
 def _fields(event: LifecycleEvent) -> dict[str, Any]:
     fields = msgspec.structs.asdict(event)
+    for stamp in ("at", "monotonic") if event.service is not None else ("service", "at", "monotonic"):
+        del fields[stamp]
     for name, value in tuple(fields.items()):
         if isinstance(value, ExitReason):
             fields |= {name: value.kind.value, "detail": value.cause}

@@ -19,8 +19,9 @@ from cudnn_actor.actors import DEFERRED, Actor, ActorStopped, Crash, Envelope
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.protocol.errors import MailboxFull
 from cudnn_actor.supervision.child import ChildObserver, ChildSpec
+from cudnn_actor.supervision.clock import Clock
 from cudnn_actor.supervision.core import decide
-from cudnn_actor.supervision.events import Escalated, LifecycleEvent, log_event
+from cudnn_actor.supervision.events import Escalated, LifecycleEvent, log_event, stamped
 from cudnn_actor.supervision.exits import ExitReason
 from cudnn_actor.supervision.policy import (
     Backoff,
@@ -81,6 +82,10 @@ class Supervisor(Actor):
         Called with every lifecycle event, on the supervisor's thread; must not block or raise.
     seed
         Decides the jitter of the delays.
+    name
+        What its events and log lines have as `service`; None for nothing.
+    clock
+        Says when an event has happened. Timers go by `time.monotonic()` whatever it says.
     """
 
     ready_when_started: ClassVar[bool] = False
@@ -95,8 +100,12 @@ class Supervisor(Actor):
         parent: pykka.ActorRef[Any] | None = None,
         listener: Callable[[LifecycleEvent], None] | None = None,
         seed: int = 0,
+        name: str | None = None,
+        clock: Clock | None = None,
     ) -> None:
         super().__init__()
+        self.service = name
+        self._clock = clock or Clock()
         policy = SupervisorPolicy(
             children=tuple(spec.policy for spec in children),
             strategy=strategy,
@@ -250,6 +259,7 @@ class Supervisor(Actor):
             actor.disown(ActorStopped(reason="gave no sign of life and was given up"))
 
     def _emit(self, event: LifecycleEvent) -> None:
+        event = stamped(event, self.service, self._clock)
         log_event(log, event)
         if self._parent is not None and isinstance(event, Escalated):
             self._tell_parent(event)

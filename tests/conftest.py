@@ -8,16 +8,21 @@ import importlib.util
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pykka
 import pytest
 
+from cudnn_actor.logging import TextFormatter
 from cudnn_actor.workers.launching import Launcher, close_launchers
+
+from .log_lines import handled_by
 
 SETTLED_WITHIN_S = 5.0
 FAILED = pytest.StashKey[bool]()
+LINES = pytest.StashKey[deque[str]]()
 HAS_BLOCKBUSTER = importlib.util.find_spec("blockbuster") is not None
 
 
@@ -34,7 +39,19 @@ def pytest_runtest_makereport(
     report = yield
     if report.when == "call":
         item.stash[FAILED] = report.failed
+    if report.failed and (lines := item.stash.get(LINES, None)):
+        report.sections.append(("Log lines of services", "\n".join(lines)))
     return report
+
+
+@pytest.fixture(autouse=True)
+def lines_are_shown_when_a_test_fails(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As text: pytest's own handler would keep the records, and with an error its frames and their arrays."""
+    lines: deque[str] = deque(maxlen=200)
+    request.node.stash[LINES] = lines
+    formatter = TextFormatter()
+    with handled_by(lambda record: lines.append(formatter.format(record))):
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,18 +10,18 @@ import logging
 import sys
 from collections import deque
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import structlog
-from structlog.typing import EventDict, Processor
+from cudnn_actor.actors.logs import ROOT
+from cudnn_actor.logging import TextFormatter
 
 __all__ = ["LogBook"]
 
 _MOST_LINES = 200
 
 
-class LogBook:
-    """Takes structlog's lines for as long as it is entered, then puts back what was configured before.
+class LogBook(logging.Handler):
+    """Takes the lines of all services for as long as it is entered, then puts back what there was before.
 
     Parameters
     ----------
@@ -30,42 +30,40 @@ class LogBook:
     """
 
     def __init__(self, *, live: bool = False) -> None:
+        super().__init__(logging.INFO)
+        self.setFormatter(TextFormatter())
         self._live = live
-        self._events: deque[EventDict] = deque(maxlen=_MOST_LINES)  # appended to from any thread
-        self._render = structlog.dev.ConsoleRenderer(colors=False)
+        self._lines: deque[str] = deque(maxlen=_MOST_LINES)  # appended to from any thread
 
     def __enter__(self) -> Self:
-        self._before = structlog.get_config()
-        processors: list[Processor] = [
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False),
-            self._take,
-        ]
-        structlog.configure(
-            processors=processors,
-            wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-            cache_logger_on_first_use=False,
-        )
+        logger = logging.getLogger(ROOT)
+        self._before = logger.level, logger.propagate
+        logger.addHandler(self)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        structlog.configure(**self._before)
+        logger = logging.getLogger(ROOT)
+        logger.removeHandler(self)
+        level, logger.propagate = self._before
+        logger.setLevel(level)
 
     def print(self) -> None:
         """Print on stderr what was kept, unless it has been printed already."""
         if not self._live:
-            for event in tuple(self._events):
-                self._show(event)
+            for line in tuple(self._lines):
+                self._show(line)
 
-    def _take(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
-        self._events.append(event)
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a line."""
+        line = self.format(record)
+        self._lines.append(line)
         if self._live:
-            self._show(event)
-        raise structlog.DropEvent
+            self._show(line)
 
-    def _show(self, event: EventDict) -> None:
+    def _show(self, line: str) -> None:
         # sys.stderr is looked up now: while a progress bar is up, it is rich's, which prints above the bar.
-        print(self._render(None, "", dict(event)), file=sys.stderr)
+        print(line, file=sys.stderr)

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from typing import Any, Protocol
 
 from cudnn_actor.actors import ActorStopped, Envelope
-from cudnn_actor.actors.logs import Log
+from cudnn_actor.actors.diverting import LEVELS, Line, write_line
+from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.footprints import footprint, named_buffers
 from cudnn_actor.protocol.codec import decode_reply
@@ -466,12 +468,8 @@ class Desk:
         """Answer with an error; of a message that was told, in the log."""
         self.state.counters.failed += 1
         if not envelope.wants_reply:
-            write = log.error
             fields = {"actor": "CudnnActor", "message": repr(envelope.message), "error": repr(error)}
-            if envelope.context is None:
-                write("actor.tell_failed", **fields)
-            else:
-                envelope.context.run(lambda: write("actor.tell_failed", **fields))
+            self._write_in(envelope.context, lambda: log.error("actor.tell_failed", **fields))
         self._reply(envelope, None, error)
 
     def expire(self, envelope: Envelope) -> None:
@@ -512,11 +510,16 @@ class Desk:
             raise Violation("a line of its log cannot be written: a field has a name that is taken")
         flight = self.ledger.flights.get(line.number)
         context = None if flight is None else flight.envelope.context
-        write = getattr(Log(line.logger), line.level)
-        if context is None:
-            write(line.event, **line.fields)
-        else:
-            context.run(write, line.event, **line.fields)
+        said = Line(line.logger, LEVELS[line.level], line.event, line.fields)
+        self._write_in(context, lambda: write_line(said))
+
+    def _write_in(self, context: Context | None, write: Callable[[], None]) -> None:
+        """Write a line of the service's, in the context of who has asked. On any thread that sends."""
+        with speaking_for(self.state.name):
+            if context is None:
+                write()
+            else:
+                context.run(write)
 
 
 _GIVEN: dict[type, type] = {Ping: int, Warm: int, GetStatistics: Statistics}

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from cudnn_actor.actors import Envelope, LoopBridge, Mailbox
-from cudnn_actor.actors.logs import Log
+from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.actors.pykka_seam import is_stop
 from cudnn_actor.workers.channel import Channel
 from cudnn_actor.workers.cudnn_desk import CudnnDesk
@@ -154,7 +154,8 @@ class Dispatcher(Mailbox):
         except (Violation, BadFrame) as error:
             self.condemn(str(error))
         except Exception as error:  # a bug of ours must not end an event loop's callback in silence
-            log.exception("dispatcher.failed")
+            with speaking_for(self.desk.state.name):
+                log.exception("dispatcher.failed")
             self.condemn(repr(error))
         finally:
             self._here = None

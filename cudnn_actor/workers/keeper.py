@@ -94,6 +94,7 @@ class WorkerKeeper(Actor):
         self._bell = Bell()
         super().__init__(mailbox=_RingingMailbox(self._bell))
         self._owns_mailbox = True  # made for this one alone, it ends with it
+        self.service = state.name
         self._state = state
         self._dispatcher = dispatcher
         self._source = source

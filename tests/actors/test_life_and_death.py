@@ -11,10 +11,10 @@ from typing import Any
 
 import pykka
 import pytest
-from structlog.testing import capture_logs
 
 from cudnn_actor.actors import DEFERRED, Actor, ActorStopped, Crash, Envelope, Mailbox, ask, submit, tell
 
+from ..log_lines import capture_logs
 from .actor_fixtures import PATIENCE_S, Caller, Gate, Urgent, Witness, held, running
 
 

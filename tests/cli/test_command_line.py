@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import logging
 
 import pytest
-import structlog
 
 from cudnn_actor import __version__
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.cli import _run
 from cudnn_actor.cli.logbook import LogBook
 from cudnn_actor.protocol import ServiceStopped
@@ -54,7 +55,7 @@ def test_importing_the_command_line_imports_no_command() -> None:
 
 def test_the_log_is_kept_and_printed_when_the_command_fails(capsys: pytest.CaptureFixture[str]) -> None:
     def fails(_: argparse.Namespace) -> int:
-        structlog.get_logger().warning("gpu.smoke", colour="blue")
+        Log("cudnn_actor").warning("gpu.smoke", colour="blue")
         raise ServiceStopped(reason="smoke")
 
     with LogBook() as logbook:
@@ -68,9 +69,10 @@ def test_the_log_is_kept_and_printed_when_the_command_fails(capsys: pytest.Captu
 def test_the_log_of_a_command_that_works_is_shown_only_when_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    before = structlog.get_config()
+    logger = logging.getLogger("cudnn_actor")
+    before = logger.level, logger.propagate, *logger.handlers
     for live, expected in ((False, 0), (True, 1)):
         with LogBook(live=live):
-            structlog.get_logger().info("gpu.hum")
+            Log("cudnn_actor.any").info("gpu.hum")
         assert capsys.readouterr().err.count("gpu.hum") == expected
-    assert structlog.get_config() == before
+    assert (logger.level, logger.propagate, *logger.handlers) == before

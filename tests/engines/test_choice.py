@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.engines.cuda.gpus import Gpu, find_driver, find_driver_apart
 from cudnn_actor.protocol import InvalidRequest
 
+from ..log_lines import capture_logs
 from .broken_machines import CLONE, Machine, bare_machine, whole_machine
 from .devices import why_not
 
 ASK = """
 import json, sys
 from pathlib import Path
-from structlog.testing import capture_logs
+from tests.log_lines import capture_logs
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.protocol import InvalidRequest
 started = []

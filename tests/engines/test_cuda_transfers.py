@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cuda import fences, pinning, staging, transfer
 from cudnn_actor.engines.cuda.fences import Fences
 from cudnn_actor.engines.cuda.transfer import Transfer
 from cudnn_actor.protocol import TensorSpec
+
+from ..log_lines import capture_logs
 
 _NOT_READY = 600
 SPEC = TensorSpec.packed((2, 3, 64, 64), "float32", "NHWC")

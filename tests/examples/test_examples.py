@@ -17,7 +17,10 @@ def run(*words: str) -> str:
         [sys.executable, "-W", "error", *words], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert done.stderr == ""
+    said = done.stderr.splitlines()
+    assert all(
+        re.match(r"[\d-]{10} [\d:.]{12} (INFO|WARNING|ERROR) [a-z_]+\.[a-z_]+ ", line) for line in said
+    ), said
     return done.stdout
 
 

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
-from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from cudnn_actor.engines.base import Engine
 
 from ..engines.devices import factory, why_not
+from ..log_lines import capture_logs
 from .support_matrix import seed_from_environment
 
 HERE = Path(__file__).parent
@@ -48,5 +47,5 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture
 def logs() -> Iterator[list[EventDict]]:
     """What was logged, with the context variables of the thread that logged it."""
-    with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as entries:
+    with capture_logs() as entries:
         yield entries

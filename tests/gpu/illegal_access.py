@@ -13,12 +13,11 @@ import asyncio
 import collections
 import itertools
 import json
-import sys
 from typing import Any
 
 import numpy as np
-import structlog
 
+import cudnn_actor.logging
 from cudnn_actor import (
     BufferRef,
     ConvFwd,
@@ -125,7 +124,7 @@ async def _ask_again(gpu: CudnnRef) -> str:
 
 def main() -> None:
     """Print the verdict."""
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    cudnn_actor.logging.configure()
     found = asyncio.run(verdict())
     print(json.dumps(found), flush=True)  # noqa: T201 - the parent reads it
 

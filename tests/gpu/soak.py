@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import structlog
 
+import cudnn_actor.logging
 from cudnn_actor import (
     Allocate,
     BufferRef,
@@ -292,7 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--largest", type=int, default=512, metavar="MIB", help="of an upload")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
     given = parser.parse_args(arguments)
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    cudnn_actor.logging.configure()
     how: dict[str, Any] = {"device": given.device, "isolation": given.isolation, "seed": given.seed}
     how["largest_mib"] = given.largest
     report = asyncio.run(soak(given.seconds, **how))

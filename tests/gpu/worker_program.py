@@ -20,8 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import structlog
-
+import cudnn_actor.logging
 from cudnn_actor.workers.launching import close_launchers
 
 from .worker_faults import Ammunition
@@ -77,7 +76,7 @@ def _children() -> list[str]:
 def main() -> None:
     """Print the verdict."""
     device, standby = sys.argv[1], int(sys.argv[2])
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    cudnn_actor.logging.configure()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     verdict = asyncio.run(harm(device, standby))
     verdict |= loaded()

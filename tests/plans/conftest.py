@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from cudnn_actor.plan_store import PlanStore
+
+from ..log_lines import capture_logs
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from cudnn_actor.workers.launching import Launcher
 
+from ..log_lines import capture_logs
 from ..workers.crash_rigs import start_forkserver
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -338,6 +339,11 @@ async def seen(gpu: CudnnRef, kind: type[LifecycleEvent], times: int = 1) -> Lif
             if not times:
                 return event
     raise AssertionError(f"the service stopped without {kind.__name__}")
+
+
+def bare(event: LifecycleEvent) -> LifecycleEvent:
+    """An event without what tells whose it is and when it happened."""
+    return msgspec.structs.replace(event, service=None, at=0.0, monotonic=0.0)
 
 
 async def in_thread(wait: Callable[[], Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -31,7 +32,7 @@ from cudnn_actor import (
     Stopped,
 )
 
-from .rigs import Gate, Trio, in_thread, outcome, seen, single, spawn, spawn_gated
+from .rigs import Gate, Trio, bare, child_spec, in_thread, outcome, seen, single, spawn, spawn_gated
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
@@ -55,7 +56,7 @@ async def test_a_life_with_one_crash_is_told_from_its_start_to_its_end(isolation
         x = await gpu.upload(single(1.0))
         await gpu.fill(x, 2.0)
     started, restarting, restarted, actor_stopped, stopped = await all_of(gpu)
-    assert started == Started(child="cudnn", generation=1)
+    assert bare(started) == Started(child="cudnn", generation=1)
     assert isinstance(restarting, Restarting)
     assert (restarting.child, restarting.generation, restarting.attempt) == ("cudnn", 1, 1)
     assert restarting.cause.kind is ExitKind.CRASH
@@ -65,8 +66,33 @@ async def test_a_life_with_one_crash_is_told_from_its_start_to_its_end(isolation
     assert isinstance(restarted, Restarted)
     assert restarted.generation == 2
     assert restarted.downtime_s >= restarting.delay_s
-    assert actor_stopped == Stopped(child="cudnn", reason=ExitReason.normal())
-    assert stopped == Stopped(child=None, reason=ExitReason.shutdown("closed"))
+    assert bare(actor_stopped) == Stopped(child="cudnn", reason=ExitReason.normal())
+    assert bare(stopped) == Stopped(child=None, reason=ExitReason.shutdown("closed"))
+
+
+async def test_every_event_says_whose_it_is_and_when_it_happened() -> None:
+    before = time.time(), time.monotonic()
+    async with spawn(device="cpu", name="left", faults=A_CRASH) as gpu:
+        await gpu.fill(await gpu.upload(single(1.0)), 2.0)
+    events = await all_of(gpu)
+    after = time.time(), time.monotonic()
+    assert {event.service for event in events} == {"left"}
+    for clock, times in enumerate(([each.at for each in events], [each.monotonic for each in events])):
+        assert times == sorted(times)
+        assert before[clock] <= times[0] <= times[-1] <= after[clock]
+    restarted = next(event for event in events if isinstance(event, Restarted))
+    restarting = next(event for event in events if isinstance(event, Restarting))
+    assert restarted.downtime_s == pytest.approx(restarted.monotonic - restarting.monotonic, abs=1.0)
+
+
+def test_a_service_that_never_ran_says_whose_end_it_is_and_when() -> None:
+    before = time.time()
+    _, service = child_spec("right", device="cpu")
+    service.stop()
+    (event,) = service.events.all
+    assert isinstance(event, Stopped)
+    assert event.service == "right"
+    assert before <= event.at <= time.time()
 
 
 async def test_a_service_that_gives_up_says_escalated_and_then_stopped_last() -> None:

@@ -38,7 +38,7 @@ from cudnn_actor import (
     Warm,
 )
 
-from .rigs import ONE_BY_ONE, PATIENCE_S, Trio, outcome, single, spawn
+from .rigs import ONE_BY_ONE, PATIENCE_S, Trio, bare, outcome, single, spawn
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
@@ -52,7 +52,7 @@ async def test_the_handle_says_what_it_serves() -> None:
         assert isinstance(gpu.actor_ref, pykka.ActorRef)
         assert gpu.actor_ref.is_alive()
         first = await anext(gpu.events())
-        assert first == Started(child="cudnn", generation=1)
+        assert bare(first) == Started(child="cudnn", generation=1)
 
 
 async def test_ask_answers_each_message_with_what_its_class_says() -> None:

@@ -7,10 +7,10 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
-import structlog
 
 from cudnn_actor import Fault, FaultPlan, ServiceStopped
 
+from ..log_lines import handled_by
 from .rigs import spawn
 
 pytestmark = pytest.mark.usefixtures("isolation")
@@ -18,15 +18,11 @@ pytestmark = pytest.mark.usefixtures("isolation")
 
 @pytest.fixture
 def broken_sink() -> Iterator[None]:
-    def write(logger: object, method: str, event: object) -> NoReturn:
+    def write(record: object) -> NoReturn:
         raise BrokenPipeError(32, "Broken pipe")
 
-    before = structlog.get_config()["processors"]
-    structlog.configure(processors=[write])
-    try:
+    with handled_by(write):
         yield
-    finally:
-        structlog.configure(processors=before)
 
 
 @pytest.mark.usefixtures("broken_sink")

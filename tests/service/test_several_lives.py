@@ -31,6 +31,7 @@ from .rigs import (
     Gate,
     MortalEngine,
     Trio,
+    bare,
     gated,
     gated_service,
     here,
@@ -184,7 +185,7 @@ def test_a_lost_supervisor_that_comes_back_in_the_middle_of_its_news_leaves_the_
         (Stopped, "cudnn"),
         (Stopped, None),
     ]
-    assert events[-1] == Stopped(child=None, reason=ExitReason.shutdown("the second life's end"))
+    assert bare(events[-1]) == Stopped(child=None, reason=ExitReason.shutdown("the second life's end"))
 
 
 # Saying so.

@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-import structlog
-from structlog.testing import capture_logs
 
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.supervision import (
     Backoff,
     Escalated,
@@ -24,6 +23,7 @@ from cudnn_actor.supervision import (
     log_event,
 )
 
+from ..log_lines import capture_logs
 from .supervised_world import CRASH, World, policy_of
 
 ONE_SECOND = Backoff(initial_s=1.0, jitter=0.0)
@@ -83,7 +83,7 @@ LINES: list[tuple[LifecycleEvent, dict[str, Any]]] = [
 @pytest.mark.parametrize(("event", "line"), LINES, ids=lambda value: type(value).__name__)
 def test_names_and_fields_of_the_log_are_stable(event: LifecycleEvent, line: dict[str, Any]) -> None:
     with capture_logs() as lines:
-        log_event(structlog.get_logger(), event)
+        log_event(Log("cudnn_actor.supervision"), event)
     assert lines == [line]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from cudnn_actor.supervision import (
     Backoff,
     ChildPolicy,
     ChildSpec,
+    Clock,
     Escalated,
     ExitKind,
     LifecycleEvent,
@@ -30,6 +32,8 @@ from cudnn_actor.supervision import (
     Supervisor,
 )
 from cudnn_actor.supervision import supervisor as shell
+
+from ..log_lines import capture_logs
 
 PATIENCE_S = 10.0
 AT_ONCE = Backoff(initial_s=0.0)
@@ -645,3 +649,27 @@ def test_signals_after_the_end_are_ignored() -> None:
     supervisor.launch().stop(timeout=PATIENCE_S)
     assert supervisor.join(PATIENCE_S)
     supervisor.end("once more")
+
+
+# What its events say of themselves.
+
+
+def test_events_have_the_supervisors_name_and_its_clocks_time() -> None:
+    house = House("ab")
+    seconds = iter(range(100))
+    clock = Clock(wall=lambda: 1000.0 + next(seconds), monotonic=lambda: 0.5)
+    with up(house.supervisor(name="house", clock=clock)), capture_logs() as lines:
+        house.diary.until(Started, "b")
+    assert {event.service for event in house.diary.past} == {"house"}
+    assert [event.at for event in house.diary.past] == [1000.0 + count for count in range(2)]
+    assert {event.monotonic for event in house.diary.past} == {0.5}
+    assert {line["service"] for line in lines} <= {"house"}
+
+
+def test_a_supervisor_without_a_name_says_none() -> None:
+    house = House("a")
+    before = time.time()
+    with up(house.supervisor()):
+        started = house.diary.until(Started, "a")
+    assert started.service is None
+    assert before <= started.at <= time.time()

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from cudnn_actor import (
@@ -37,6 +36,7 @@ from cudnn_actor import (
 from cudnn_actor.protocol.messages import Message
 from tests.service.rigs import ONE_BY_ONE, Trio, in_thread, outcome, single
 
+from ..log_lines import capture_logs
 from .crash_rigs import (
     PATIENCE_S,
     Points,

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
-from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from cudnn_actor import (
@@ -27,6 +26,7 @@ from cudnn_actor import (
 from cudnn_actor.protocol.messages import Message
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 
+from ..log_lines import capture_logs
 from .crash_rigs import PATIENCE_S, Points, service_of, start_forkserver, workers
 
 LARGE = TensorSpec.packed((1, 1, 4096, 5120))

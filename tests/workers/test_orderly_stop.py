@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
-from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from cudnn_actor import (
@@ -28,6 +27,7 @@ from cudnn_actor import (
 from cudnn_actor.workers import keeper
 from tests.service.rigs import Trio, in_thread, outcome, seen
 
+from ..log_lines import capture_logs
 from .crash_rigs import PATIENCE_S, Points, freeze, gone, kill, pid_of, sent, service_of, start_forkserver
 
 ASKED_S, TERMINATED_S = 0.4, 0.2

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from cudnn_actor import CudnnRef, ExitKind, Receipt, Restarted, Restarting
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 
+from ..log_lines import capture_logs
 from .crash_rigs import PATIENCE_S, gone, kill, pid_of, start_forkserver, workers
 
 BEAT_S = 0.0625

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from cudnn_actor import (
@@ -41,6 +40,7 @@ from cudnn_actor.workers import keeper
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 from tests.service.test_nested_supervisors import built
 
+from ..log_lines import capture_logs
 from .crash_rigs import (
     Points,
     choice,

@@ -2,7 +2,8 @@
 
 A frame is four bytes of length, little-endian, and so many bytes of MessagePack. The parent sends one
 `Start`, then a `Build` or a `Tune` at a time; the child sends one `Ready`, then for each of them any number
-of `Progress` and one of `Built`, `Refused` and `Failed`. Decoding runs no code that the sender chose.
+of `Progress` and one of `Built`, `Refused` and `Failed`; a `Logged` may come at any time. Decoding runs no
+code that the sender chose.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from cudnn_actor.actors.diverting import Line
 from cudnn_actor.protocol.errors import ErrorRecord
 from cudnn_actor.protocol.graph import OperationGraph
 
@@ -25,6 +27,7 @@ __all__ = [
     "Built",
     "Failed",
     "Frames",
+    "Logged",
     "Progress",
     "Ready",
     "Refused",
@@ -111,8 +114,14 @@ class Failed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     detail: str
 
 
+class Logged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A line for the log, at any time."""
+
+    line: Line
+
+
 Request = Build | Tune
-Answer = Ready | Progress | Built | Refused | Failed
+Answer = Ready | Progress | Built | Refused | Failed | Logged
 
 REQUESTS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Start | Build | Tune)
 """Decodes what the parent sends."""

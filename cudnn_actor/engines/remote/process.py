@@ -31,6 +31,7 @@ from cudnn_actor.engines.remote.frames import (
     Start,
     encode,
 )
+from cudnn_actor.engines.remote.lines import written
 from cudnn_actor.engines.remote.spare import Spare
 from cudnn_actor.engines.remote.spare import take as take_spare
 from cudnn_actor.interpreter import environment, find_python
@@ -208,10 +209,13 @@ class BuilderProcess:
         return frame
 
     def _next(self) -> Answer | None:
+        frame: Answer | None
         try:
-            return self._frames.next()
+            while written(frame := self._frames.next()):
+                pass
         except BadFrame as error:
             raise ChildLost(f"it sent what is no frame: {error}") from error
+        return frame
 
     def _gather(self, wait_s: float | None) -> None:
         for fd, _ in self._poll.poll(None if wait_s is None else 1000 * wait_s):

@@ -38,6 +38,7 @@ from cudnn_actor.engines.remote.frames import (
     Start,
     encode,
 )
+from cudnn_actor.engines.remote.lines import send_lines
 from cudnn_actor.protocol.errors import CudnnActorError
 
 __all__ = ["Channel", "follow_parent", "serve"]
@@ -91,6 +92,7 @@ def serve(channel: Channel) -> None:
     start: Start = channel.receive()
     if os.getppid() != start.parent:
         return
+    send_lines(channel)
     builder = _made(start)
     builder.open()
     try:

@@ -1,21 +1,16 @@
-"""Log lines of a worker, sent to its parent: there they are written, in the format that its user chose."""
+"""Log lines of a worker, sent to its parent, and written there by the loggers that its user configured."""
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
 
-import structlog
-
+from cudnn_actor.actors.diverting import LEVELS, Line, divert_lines
 from cudnn_actor.workers.process.inbox import Inbox
 from cudnn_actor.workers.process.outbox import Outbox
 from cudnn_actor.workers.wire import Logged
 
 __all__ = ["forward_logs"]
-
-_LEVELS = {"debug", "info", "warning", "error", "critical"}
-_LONGEST = 4000
 
 
 def forward_logs(outbox: Outbox, inbox: Inbox, in_work: Callable[[], int]) -> None:
@@ -24,50 +19,15 @@ def forward_logs(outbox: Outbox, inbox: Inbox, in_work: Callable[[], int]) -> No
     A line of another thread than the actor's wakes that, which sends it.
     """
 
-    def forward(logger: _Named, method: str, line: MutableMapping[str, Any]) -> Any:
-        fields = dict(line)
-        event = str(fields.pop("event", ""))
-        if event == "actor.died":  # which the keeper says, once
-            raise structlog.DropEvent
-        _render_error(fields)
-        level: Any = method if method in _LEVELS else "error"
-        plain = {name: _plain(value) for name, value in fields.items()}
-        outbox.log(Logged(in_work(), logger.name, level, event, plain))
+    def forward(line: Line) -> None:
+        if line.event == "actor.died":  # which the keeper says, once
+            return
+        outbox.log(Logged(in_work(), line.logger, _level(line.level), line.event, line.fields))
         inbox.nudge()
-        raise structlog.DropEvent
 
-    structlog.configure(
-        processors=[forward],
-        wrapper_class=structlog.make_filtering_bound_logger(0),
-        logger_factory=_Named,
-        cache_logger_on_first_use=False,
-    )
+    divert_lines(forward)
 
 
-class _Named:
-    """What structlog wraps: a logger's name, since nothing is written here."""
-
-    def __init__(self, name: str = "cudnn_actor", *_: Any) -> None:
-        self.name = name
-
-    def __getattr__(self, _method: str) -> Any:
-        return _written_elsewhere
-
-
-def _render_error(fields: dict[str, Any]) -> None:
-    """An exception as text: what it was raised by stays in this process."""
-    error = fields.pop("exc_info", None)
-    if isinstance(error, BaseException):
-        fields["exception"] = "".join(traceback.format_exception(error))
-    elif error:
-        fields["exception"] = traceback.format_exc()
-
-
-def _plain(value: Any) -> str | int | float | bool | None:
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return str(value)[:_LONGEST]
-
-
-def _written_elsewhere(*_: Any, **__: Any) -> None:
-    pass
+def _level(number: int) -> Any:
+    """The name of the highest of `logging`'s levels that is not above this one."""
+    return next((name for name, level in reversed(LEVELS.items()) if level <= number), "debug")

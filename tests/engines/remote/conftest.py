@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from cudnn_actor.engines.remote import RemoteBuilder
 
+from ...log_lines import capture_logs
 from .craft import MAKE, Craft, Stage
 
 NewBuilder = Callable[..., RemoteBuilder]

@@ -18,13 +18,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import EngineFailure, Plan, StickyError
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec, UnsupportedGraph
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower
 
+log = Log("cudnn_actor")
 MAKE = f"{__name__}:Craft"
 PATIENCE_S = 20.0
 
@@ -141,6 +144,9 @@ class Craft:
             return
         self._tell(step)
         command, *operands = self._lines.readline().decode().split()
+        if command == "log":
+            log.warning("craft.said", step=step, what=np.float32(1.5))
+            return
         self._obey(command, operands)
 
     def _obey(self, command: str, operands: list[str]) -> None:  # noqa: PLR0912 - one line per command

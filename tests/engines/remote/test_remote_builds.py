@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from structlog.typing import EventDict
 
+from cudnn_actor.actors.logs import speaking_for
 from cudnn_actor.engines.base import Builder, EngineFailure
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.remote import RemoteBuilder
@@ -266,3 +267,17 @@ def test_signals_for_the_whole_service_are_left_to_the_parent(
     player.told("go")
     assert made.result(PATIENCE_S) == pid
     assert os.getpgid(pid) == pid  # the terminal's Ctrl-C does not even reach it
+
+
+def test_a_line_that_the_builder_process_logs_is_written_here_for_the_service_that_builds(
+    builder: RemoteBuilder, stage: Stage, logs: list[EventDict]
+) -> None:
+    with speaking_for("left"):
+        player = starting(builder, stage, "log", "log")
+        assert builder.wait_ready(PATIENCE_S)
+        assert player.at("open") == build(builder) == player.at("build")
+    said = {"event": "craft.said", "log_level": "warning", "service": "left", "what": "1.5"}
+    assert [line for line in logs if line["event"] == "craft.said"] == [
+        {**said, "step": "open"},
+        {**said, "step": "build"},
+    ]

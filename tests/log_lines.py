@@ -1,0 +1,54 @@
+"""What services log, for tests to look at."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from structlog.typing import EventDict
+
+from cudnn_actor.actors.logs import ROOT, EventRecord
+
+__all__ = ["capture_logs", "handled_by"]
+
+
+class Taking(logging.Handler):
+    """Hands every record to a function."""
+
+    def __init__(self, take: Callable[[logging.LogRecord], None]) -> None:
+        super().__init__()
+        self._take = take
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._take(record)
+
+
+@contextmanager
+def handled_by(take: Callable[[logging.LogRecord], None]) -> Iterator[None]:
+    """Have `take` called with every record of ours, of any level, and nobody above."""
+    logger, handler = logging.getLogger(ROOT), Taking(take)
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+@contextmanager
+def capture_logs() -> Iterator[list[EventDict]]:
+    """Every line as a dict: its fields, `event` and `log_level`; of an error only that there was one."""
+    lines: list[EventDict] = []
+
+    def take(record: logging.LogRecord) -> None:
+        assert isinstance(record, EventRecord)
+        line = {"event": record.event, "log_level": record.levelname.lower(), **record.fields}
+        lines.append({**line, "exc_info": True} if record.exc_info else line)
+
+    with handled_by(take):
+        yield lines
