@@ -47,6 +47,7 @@ class HeldUp:
     def __init__(self, stream: Any) -> None:
         import cupy
 
+        self._stream = stream
         self._flag = cupy.cuda.alloc_pinned_memory(4)
         self._values = np.frombuffer(self._flag, np.int32, 1)
         self._values[0] = 0
@@ -58,6 +59,7 @@ class HeldUp:
 
     def __exit__(self, *_: object) -> None:
         self.go_on()
+        self._stream.synchronize()  # then nothing reads the flag any more, whose memory is about to go
 
     def go_on(self) -> None:
         self._values[0] = 1
