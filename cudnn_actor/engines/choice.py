@@ -60,14 +60,7 @@ class EngineChoice(NamedTuple):
     host_arenas: bool = False
 
 
-_CUDA_PRELOAD = (
-    "cudnn_actor.engines.cuda.engine",
-    "cupy",
-    "cupyx",  # which CuPy imports at its first kernel
-    "cudnn",
-    "cudnn.frost",
-    "cuda.bindings.driver",
-)
+_CUDA_PRELOAD = ("cudnn_actor.engines.cuda.engine", "cudnn_actor.engines.cuda.preload")
 
 
 def choose_engine(

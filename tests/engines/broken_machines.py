@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -42,15 +42,24 @@ const char *cudnnGetErrorString(int status) { return "CUDNN_STATUS_SUBLIBRARY_VE
 
 CLONE = Path(__file__).resolve().parents[2]
 """Where this runs from: what is missing is installed from there."""
+_OURS = ["cudnn_actor", "pykka", "structlog", "msgspec", "numpy", "numpy.libs", "ml_dtypes"]
+_OURS += ["rich", "pygments", "markdown_it", "mdurl", "typing_extensions"]
+"""This package and what it imports without a GPU, for a process that sees nothing else of this machine."""
 
 
 class Machine:
-    """A folder with a driver, libraries and packages, which a process can be run on."""
+    """A folder with a driver, libraries and packages, which a process can be run on.
+
+    What this machine has installed is not on it, whatever that is.
+    """
 
     def __init__(self, root: Path) -> None:
         self.site, self.lib = root / "site", root / "lib"
         self.site.mkdir(parents=True)
         self.lib.mkdir()
+        for name in _OURS:
+            if (place := _place_of(name)) is not None:
+                (self.site / place.name).symlink_to(place)
 
     def install(self, name: str, version: str) -> None:
         """A distribution as pip leaves it: what it says of itself."""
@@ -71,7 +80,7 @@ class Machine:
         """Run Python on this machine."""
         ours = {"LD_LIBRARY_PATH": str(self.lib), "PYTHONPATH": str(self.site)}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA")}
-        command = [sys.executable, "-W", "error", *words]
+        command = [sys.executable, "-S", "-W", "error", *words]
         return subprocess.run(
             command,
             env=inherited | ours | environment,
@@ -91,6 +100,19 @@ class Machine:
         subprocess.run(command, input=code, text=True, check=True)
 
 
+def _place_of(name: str) -> Path | None:
+    """The folder or file that a package is imported from here; beside NumPy's for its libraries."""
+    if name == "numpy.libs":
+        numpy = _place_of("numpy")
+        libraries = None if numpy is None else numpy.parent / name
+        return libraries if libraries is not None and libraries.exists() else None
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        return None
+    place = Path(spec.origin).resolve()
+    return place.parent if spec.submodule_search_locations else place
+
+
 def whole_machine(root: Path, gpus: int = 1) -> Machine:
     """A machine on which nothing is missing."""
     machine = Machine(root)
@@ -104,9 +126,6 @@ def whole_machine(root: Path, gpus: int = 1) -> Machine:
 
 def bare_machine(root: Path) -> Machine:
     """A machine with a GPU, and none of the packages that use it."""
-    for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
-        if any(importlib.metadata.Distribution.discover(name=name)):
-            pytest.skip(f"{name} is installed here, and every process sees it")
     machine = Machine(root)
     machine.driver(gpus=1)
     return machine

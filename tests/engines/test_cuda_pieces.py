@@ -158,6 +158,27 @@ def test_an_erratum_does_not_reach_further_than_it_was_seen() -> None:
     assert erratum(_graph(alpha=2.0), "eng01_k1=3") is None
 
 
+def _strided(channels: int, row: int, dtype: str = "bfloat16") -> OperationGraph:
+    """A convolution whose pixels lie channels first, 10 elements apart, with rows of so many elements."""
+
+    def ref(dims: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> BufferRef:
+        spec = TensorSpec.strided(dims, strides, dtype)
+        return BufferRef(slot=1, generation=1, spec=spec, device="cuda:0")
+
+    x = ref((1, channels, 12, 25), (row * 12, 1, row, 10), dtype)
+    w = ref((12, channels, 3, 5), (15 * channels, 1, 5 * channels, channels), dtype)
+    y = ref((1, 12, 10, 21), (2520, 210, 21, 1), dtype)
+    return lower(ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2))).graph
+
+
+def test_rows_that_are_no_whole_vectors_apart_are_not_read_in_place() -> None:
+    assert "whole vectors" in (erratum(_strided(2, 251), "eng71") or "")
+    assert "whole vectors" in (erratum(_strided(4, 250), "eng71") or "")
+    assert erratum(_strided(2, 252), "eng71") is None
+    assert erratum(_strided(1, 251), "eng71") is None  # nothing is read together with its neighbour
+    assert erratum(_strided(2, 251, "float32"), "eng71") is None
+
+
 def test_a_journal_remembers_what_killed_the_process_that_tried_it(tmp_path: Path) -> None:
     path = str(tmp_path / "journal")
     first = Journal(path)

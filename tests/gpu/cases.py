@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.base import Engine
+from cudnn_actor.engines.base import Builder, Engine
 from cudnn_actor.protocol import (
     BufferRef,
     ConvBwdData,
@@ -151,16 +151,23 @@ def arrays(case: Case) -> dict[str, np.ndarray]:
     return drawn
 
 
-def run(engine: Engine, case: Case, given: Mapping[str, np.ndarray] | None = None) -> Ran:
+def run(
+    engine: Engine,
+    case: Case,
+    given: Mapping[str, np.ndarray] | None = None,
+    builder: Builder | None = None,
+) -> Ran:
     """Run a case on an open engine, into a result full of NaN, and a workspace too if it has a hook for that.
 
-    `given` are the values to run it with; None for the case's own. Raises what the engine raises.
+    `given` are the values to run it with; None for the case's own. `builder` makes the plan; None for the
+    engine itself. Raises what they raise.
     """
     given = arrays(case) if given is None else given
     with workbench(engine) as bench:
         refs = {name: _place(bench, spec, given.get(name)) for name, spec in _specs(case).items()}
         asked = message(case, refs)
-        plan = engine.build(lower(asked).graph, workspace_limit=None)
+        plan = (builder or engine).build(lower(asked).graph, workspace_limit=None)
+        engine.prepare(plan)
         getattr(engine, "poison_workspace", lambda: None)()
         bench.execute(plan, asked)
         result = refs[RESULT[case.kind]]

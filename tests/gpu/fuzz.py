@@ -18,14 +18,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
-from cudnn_actor.engines.base import Engine, StickyError
+from cudnn_actor.engines.base import Builder, Engine, StickyError
 from cudnn_actor.protocol import OperationGraph, UnsupportedGraph
 
 from ..engines.devices import ENGINES, factory, why_not
 from ..engines.refusals import may_refuse
 from .bounds import error_over_bound
-from .cases import Case, run
+from .cases import Case, Ran, run
 from .drawing import draw
 from .oracle import Truth, truth
 
@@ -81,14 +82,15 @@ def fuzz(
 ) -> Report:
     """Run cases on an open engine, which may refuse what `table` says.
 
-    A dead context ends it early, as the failure that it is.
+    Plans are built as a service has them built: apart, where the engine has a builder for that. A dead
+    context ends it early, as the failure that it is.
     """
     report, start = Report(seed, engine.name), time.monotonic()
-    with _truths(seed, numbers, processes) as answers:
+    with _builder_of(engine) as builder, _truths(seed, numbers, processes) as answers:
         for number, answer in answers:
             case = draw(seed, number)
             try:
-                problem = _try(engine, case, answer, report, table)
+                problem = _try(partial(run, engine, builder=builder), case, answer, report, table)
             except StickyError as error:
                 report.failures[number] = _failure(case, report, number, repr(error))
                 break
@@ -100,11 +102,27 @@ def fuzz(
     return report
 
 
-def _try(engine: Engine, case: Case, answer: Truth, report: Report, table: Table) -> str | None:
-    """Run one case and count it; what is wrong with it, if anything is."""
-    allowed = table(engine.name, case.graph())
+@contextmanager
+def _builder_of(engine: Engine) -> Iterator[Builder | None]:
+    """A builder of an engine's, open; None where the engine builds on the spot."""
+    builder = engine.builder()
+    if builder is None:
+        yield None
+        return
     try:
-        ran = run(engine, case)
+        builder.open()
+        yield builder
+    finally:
+        builder.close()
+
+
+def _try(
+    run_it: Callable[[Case], Ran], case: Case, answer: Truth, report: Report, table: Table
+) -> str | None:
+    """Run one case and count it; what is wrong with it, if anything is."""
+    allowed = table(report.engine, case.graph())
+    try:
+        ran = run_it(case)
     except UnsupportedGraph as refusal:
         if allowed is None:
             return f"refused: {refusal.detail}"

@@ -129,12 +129,20 @@ def _inconsistencies(statistics: Statistics, report: Report) -> list[str]:
 
 
 def _host_mib(worker: int | None) -> float:
-    """Resident memory of this process, and of its worker where it has one."""
+    """Memory of this process, and of its worker where it has one, that is no file's.
+
+    What the two share, for arrays on their way, is a file's: it is kept for the next array, and no growth.
+    The process that builds plans is not counted: it is replaced when it has built its share.
+    """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what is free and kept for the next allocation is no growth
     processes = ("self",) if worker is None else ("self", str(worker))
-    pages = sum(int(Path(f"/proc/{name}/statm").read_text().split()[1]) for name in processes)
-    return pages * 4096 / MIB
+    return sum(map(_anonymous_kib, processes)) / 1024
+
+
+def _anonymous_kib(process: str) -> int:
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
 
 
 def _device_mib() -> float:

@@ -8,6 +8,7 @@ and where there are none, a graph still runs in steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -55,7 +56,17 @@ _ERRATA = (
         what="reads a misaligned address where more than a convolution is asked of tensors with gaps",
         seen="cuDNN 9.19 on sm_90: bfloat16 and float16, filters or results with odd strides",
     ),
+    _Erratum(
+        engine=None,
+        applies=lambda graph: any(_is_off_vectors(graph, op) for op in graph.operations),
+        what="reads a misaligned address where channels of half types lie side by side, and pixels or rows "
+        "are no whole vectors apart",
+        seen="cuDNN 9.19 on sm_90: eng71, bfloat16 with 2 channels and strides (10, 1, 251, 10)",
+    ),
 )
+_HALF_TYPES = (DType.FLOAT16, DType.BFLOAT16)
+_LONGEST_VECTOR = 8
+"""Elements of a half type that one instruction reads: 16 bytes."""
 
 
 def _is_packed(tensor: GraphTensor) -> bool:
@@ -69,11 +80,24 @@ def _is_packed(tensor: GraphTensor) -> bool:
 def _is_uneven(graph: OperationGraph, operation: Operation) -> bool:
     if isinstance(operation, Pointwise):
         return False
-    if graph.tensor(operation.inputs[0]).dtype not in (DType.FLOAT16, DType.BFLOAT16):
+    if graph.tensor(operation.inputs[0]).dtype not in _HALF_TYPES:
         return False
     filters = operation.dw if isinstance(operation, ConvolutionBackwardFilter) else operation.w
     per_group = graph.tensor(filters).dims
     return bool(per_group[1] % 8 or per_group[0] // operation.conv.groups % 8)
+
+
+def _is_off_vectors(graph: OperationGraph, operation: Operation) -> bool:
+    """Whether a kernel that reads as many channels at once as divide their number meets odd addresses."""
+    if isinstance(operation, Pointwise):
+        return False
+    for tensor in map(graph.tensor, (*operation.inputs, operation.output)):
+        if tensor.dtype in _HALF_TYPES and tensor.strides[1] == 1:
+            vector = math.gcd(tensor.dims[1], _LONGEST_VECTOR)
+            others = [stride for axis, stride in enumerate(tensor.strides) if axis != 1 < tensor.dims[axis]]
+            if any(stride % vector for stride in others):
+                return True
+    return False
 
 
 def erratum(graph: OperationGraph, plan: str) -> str | None:

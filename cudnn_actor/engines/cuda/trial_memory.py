@@ -19,7 +19,9 @@ from cudnn_actor.protocol.operations import GraphTensor
 
 __all__ = ["Findings", "Guarded", "TrialTensor"]
 
-_GUARD_BYTES, _GUARD, _POISON = 4096, 0xA5, 0xFF  # which is NaN as every floating type
+_GUARD_BYTES = 4096 + 256
+"""Memory comes in multiples of 512 bytes, and a buffer may begin at any multiple of 256: so does this one."""
+_GUARD, _POISON = 0xA5, 0xFF  # which is NaN as every floating type
 _THREADS, _MOST_BLOCKS = 256, 1024
 _RANK = 5
 _DEVICE_TO_DEVICE = 3
