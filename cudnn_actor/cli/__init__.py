@@ -9,7 +9,7 @@ exit status  meaning
 0            done
 1            the service failed; its log is printed
 2            the command can't be carried out as given; one line says why
-130          interrupted (Ctrl-C)
+130          interrupted (Ctrl-C); what `chaos` had found by then is printed
 ===========  =========================================================
 """
 
@@ -74,7 +74,7 @@ def _run(run: Callable[[argparse.Namespace], int], args: argparse.Namespace, log
     except CudnnActorError as error:
         print(f"cudnn-actor: {type(error).__name__}: {error}", file=sys.stderr)
         status = 1
-    if status:
+    if status == 1:
         logbook.print()
     return status
 

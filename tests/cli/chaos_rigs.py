@@ -19,7 +19,21 @@ from cudnn_actor.protocol import (
     TensorSpec,
 )
 
-__all__ = ["RECEIPT", "accumulation", "buffer", "copy", "download", "fill", "in_processes", "values"]
+__all__ = [
+    "NOT_YET",
+    "RECEIPT",
+    "Asked",
+    "accumulation",
+    "buffer",
+    "copy",
+    "download",
+    "fill",
+    "in_processes",
+    "values",
+]
+
+NOT_YET = "threads,pykka,alarms,uploads,kill-forkserver,hang-forkserver"
+"""What the service does not survive yet; `cudnn-actor chaos --only` one of them shows how."""
 
 RECEIPT = Receipt(request_id=1, generation=1, plan="cpu", queue_us=1.0, run_us=1.0)
 DIMS = (1, 1, 2, 2)
@@ -34,6 +48,16 @@ def _processes_can_be_had() -> bool:
 
 
 in_processes = pytest.mark.skipif(not _processes_can_be_had(), reason="needs isolation='process'")
+
+
+class Asked:
+    """A request on its way, for ever."""
+
+    def done(self) -> bool:
+        return False
+
+    def cancel(self) -> None:
+        pass
 
 
 def values(*given: float) -> np.ndarray:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +18,10 @@ from PIL import Image
 
 from cudnn_actor import spawn
 from cudnn_actor.cli.chaos.faults import fault_plan
-from cudnn_actor.cli.chaos.oracle import Oracle, Torn
+from cudnn_actor.cli.chaos.oracle import Alarmed, Oracle, Torn
 from cudnn_actor.cli.chaos.problems import CLASS, PROBLEMS, READS, WRITES, Answers, Kind
 from cudnn_actor.cli.chaos.program import program
-from cudnn_actor.cli.chaos.settings import EVERYWHERE, FaultKind, Settings
+from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.cli.chaos.trial import trial
 from cudnn_actor.protocol import (
@@ -33,9 +35,33 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.supervision import Fault, FaultPlan
 
-from .chaos_rigs import RECEIPT, accumulation, buffer, copy, download, fill, in_processes, values
+from .chaos_rigs import (
+    NOT_YET,
+    RECEIPT,
+    Asked,
+    accumulation,
+    buffer,
+    copy,
+    download,
+    fill,
+    in_processes,
+    values,
+)
 from .terminal import CLONE, cudnn_actor, python
 from .test_demo import INTERRUPTIBLE, WITHOUT_MATPLOTLIB
+
+WITHOUT_WORKERS = """
+import sys
+sys.executable = "/nowhere/python"
+from cudnn_actor.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+HANGING_FORKSERVER = """
+import sys, threading
+if "cudnn_actor.workers.forkserver" in sys.orig_argv:
+    threading.Event().wait()
+"""
 
 UNKNOWN = OutcomeUnknown(request_id=1, cause="killed", why="it accumulates")
 
@@ -166,6 +192,50 @@ def test_what_a_quarantined_request_writes_is_unknown() -> None:
         assert Oracle().judge([fill(y, 7), download(y)], [quarantined, outcome]) == []
 
 
+def test_what_an_alarm_interrupted_has_run_or_not_but_not_twice() -> None:
+    amount = values(1, 2, 3, 4)
+    for times, right in ((0, True), (1, True), (2, False)):
+        y = buffer(1, (values(0, 0, 0, 0),))
+        interrupted = accumulation(y, amount)
+        interrupted.alarmed = True
+        wrongs = Oracle().judge([interrupted, download(y)], [Alarmed(), times * amount])
+        assert (wrongs == []) is right
+
+
+def test_an_alarm_strikes_nobody_who_has_set_none() -> None:
+    assert Oracle().judge([fill(buffer(1), 7)], [Alarmed()])
+
+
+# What it counts.
+
+
+def test_a_request_that_takes_too_long_is_a_stall_before_it_ends_and_after() -> None:
+    now = 0.0
+    tally = Tally(clock=lambda: now)
+    slow, quick = Asked(), Asked()
+    tally.sent(slow, fill(buffer(1), 7), LoadKind.PYKKA, task=3, burst=4)
+    now = STALL_S + 1
+    tally.sent(quick, fill(buffer(2), 7), LoadKind.TASKS, task=1, burst=1)
+    assert [(stall.sender, stall.task, stall.burst) for stall in tally.stalled()] == [("pykka", 3, 4)]
+    for request in (slow, quick):
+        tally.ended(request, RECEIPT)
+    assert [stall.took_s for stall in tally.stalled()] == [STALL_S + 1]
+    assert tally.longest_s == STALL_S + 1
+    assert tally.senders == {LoadKind.PYKKA: 1, LoadKind.TASKS: 1}
+
+
+def test_time_in_which_the_harness_did_not_run_is_no_stall() -> None:
+    now = 0.0
+    tally = Tally(clock=lambda: now)
+    request = Asked()
+    tally.sent(request, fill(buffer(1), 7), LoadKind.TASKS, task=1, burst=1)
+    now = 3600.0
+    tally.excuse(3599.0)
+    assert tally.stalled() == []
+    tally.ended(request, RECEIPT)
+    assert (tally.stalled(), tally.longest_s) == ([], 1.0)
+
+
 # What it knows and what it asks.
 
 
@@ -201,19 +271,26 @@ def test_a_seed_decides_what_is_injected() -> None:
 
 async def test_a_lost_request_is_named() -> None:
     settings = Settings(
-        seconds=0.2, isolation="thread", faults=(), tasks=2, hang_after_s=60.0, deadline_s=0.2
+        seconds=0.2,
+        isolation="thread",
+        faults=(),
+        load=(LoadKind.TASKS,),
+        tasks=2,
+        hang_after_s=60.0,
+        deadline_s=0.2,
     )
     never_ends = FaultPlan().at(300, Fault.HANG)  # behind the warming and the shared inputs
     tally = Tally()
-    outcome = await trial(settings, tally, asyncio.Event(), faults=never_ends)
+    outcome = await trial(settings, tally, threading.Event(), faults=never_ends)
     assert 1 <= len(outcome.lost) <= tally.requests - tally.answered
     assert all(lost.task in (1, 2) and "float32[" in lost.request for lost in outcome.lost)
 
 
 async def test_a_run_without_faults_has_no_errors_but_its_own() -> None:
-    settings = Settings(seconds=0.5, isolation="thread", faults=(), tasks=4)
+    load = (LoadKind.TASKS, LoadKind.CANCELS)
+    settings = Settings(seconds=0.5, isolation="thread", faults=(), load=load, tasks=4)
     tally = Tally()
-    outcome = await trial(settings, tally, asyncio.Event())
+    outcome = await trial(settings, tally, threading.Event())
     assert (outcome.lost, tally.wrongs, outcome.stopped) == ([], [], "")
     assert set(tally.outcomes) <= {"CancelledError", "DeadlineExceeded"}
     assert tally.finished > 300
@@ -222,7 +299,7 @@ async def test_a_run_without_faults_has_no_errors_but_its_own() -> None:
 
 
 def chaos(*words: str) -> subprocess.CompletedProcess[str]:
-    return cudnn_actor("chaos", "--seconds", "3", "--seed", "7", *words)
+    return cudnn_actor("chaos", "--seconds", "3", "--seed", "7", "--without", NOT_YET, *words)
 
 
 def test_nothing_is_lost_or_wrong_in_a_thread(tmp_path: Path) -> None:
@@ -232,7 +309,8 @@ def test_nothing_is_lost_or_wrong_in_a_thread(tmp_path: Path) -> None:
     assert "lost: 0   wrong: 0" in done.stdout
     record = json.loads(out.read_text())
     assert record["settings"]["seed"] == 7
-    assert set(record["recovery"]) == set(EVERYWHERE)
+    assert set(record["recovery"]) == {"poison", "start", "fail", "memory"}
+    assert set(record["senders"]) >= {"tasks", "loops"}
     assert record["recovery"]["poison"]["struck"] == record["injected"]["sticky"] > 0
     assert record["counts"]["finished"] == sum(record["finished"]) > 0
     assert record["counts"]["restarts"] > 0
@@ -250,6 +328,8 @@ def test_nothing_is_lost_or_wrong_in_a_process(standby: str, tmp_path: Path) -> 
     record = json.loads(out.read_text())
     assert record["counts"]["finished"] > 0
     assert record["recovery"]["kill"]["struck"] > 0
+    assert record["counts"]["stalls"] == 0
+    assert record["stuck"] == []
 
 
 def test_an_interrupt_ends_the_run_early_and_it_is_reported() -> None:
@@ -260,8 +340,41 @@ def test_an_interrupt_ends_the_run_early_and_it_is_reported() -> None:
         assert run.stdout.readline().startswith("cudnn-actor chaos seed 0")
         run.send_signal(signal.SIGINT)
         output, errors = run.communicate(timeout=60)
-    assert (run.returncode, errors) == (0, "")
-    assert "lost: 0   wrong: 0" in output
+    assert (run.returncode, errors) == (130, "")
+    assert "lost: 0   wrong: 0   stalls over 5 s: 0" in output
+
+
+def test_a_second_interrupt_ends_it_at_once() -> None:
+    words = ["chaos", "--isolation", "thread", "--faults", "none", "--seconds", "1000"]
+    command = [sys.executable, "-u", "-c", INTERRUPTIBLE, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        run.stdout.readline()
+        while run.poll() is None:  # two that come together are one to the kernel
+            run.send_signal(signal.SIGINT)
+            threading.Event().wait(0.01)
+        assert run.returncode == 130
+
+
+@in_processes
+def test_where_no_worker_can_start_it_says_so_and_ends() -> None:
+    done = python("-c", WITHOUT_WORKERS, "chaos", "--seconds", "1000")
+    assert done.returncode == 1
+    assert "StartFailed: the service did not start" in done.stderr
+    assert "/nowhere/python" in done.stderr
+
+
+@in_processes
+def test_an_interrupt_ends_a_start_that_never_comes_about(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HANGING_FORKSERVER)
+    command = [sys.executable, "-u", "-c", INTERRUPTIBLE, "chaos", "--seconds", "1000"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        run.stdout.readline()
+        run.send_signal(signal.SIGINT)
+        _, errors = run.communicate(timeout=60)
+    assert (run.returncode, errors) == (130, b"")
 
 
 # Words.
@@ -277,6 +390,10 @@ def test_an_interrupt_ends_the_run_early_and_it_is_reported() -> None:
         (("--plot", "chaos.gif"), "ends in .png"),
         (("--out", "nowhere/chaos.json"), "there is no directory"),
         (("--out", "/"), "is a directory"),
+        (("--faults", "kill-standby"), "there is no standby"),
+        (("--faults", "hang-builder", "--standby", "1"), "no process builds plans"),
+        (("--load", "uploads,cancels"), "nobody sends anything"),
+        (("--load", "tasks", "--without", "tasks"), "nobody sends anything"),
     ],
 )
 def test_what_cannot_be_carried_out_is_one_line(words: tuple[str, ...], problem: str) -> None:
@@ -288,7 +405,14 @@ def test_what_cannot_be_carried_out_is_one_line(words: tuple[str, ...], problem:
 
 @pytest.mark.parametrize(
     "words",
-    [("--faults", "earthquake"), ("--seconds", "0"), ("--kill-every", "nan"), ("--tasks", "0")],
+    [
+        ("--faults", "earthquake"),
+        ("--load", "kill"),
+        ("--without", "rain"),
+        ("--seconds", "0"),
+        ("--kill-every", "nan"),
+        ("--tasks", "0"),
+    ],
 )
 def test_words_that_mean_nothing_are_told_so(words: tuple[str, ...]) -> None:
     done = cudnn_actor("chaos", *words)

@@ -158,10 +158,10 @@ def test_an_erratum_does_not_reach_further_than_it_was_seen() -> None:
     assert erratum(_graph(alpha=2.0), "eng01_k1=3") is None
 
 
-def _strided(channels: int, row: int, dtype: str = "bfloat16") -> OperationGraph:
+def _strided(channels: int, row: int, dtype: DType = DType.BFLOAT16) -> OperationGraph:
     """A convolution whose pixels lie channels first, 10 elements apart, with rows of so many elements."""
 
-    def ref(dims: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> BufferRef:
+    def ref(dims: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> BufferRef:
         spec = TensorSpec.strided(dims, strides, dtype)
         return BufferRef(slot=1, generation=1, spec=spec, device="cuda:0")
 
@@ -176,7 +176,7 @@ def test_rows_that_are_no_whole_vectors_apart_are_not_read_in_place() -> None:
     assert "whole vectors" in (erratum(_strided(4, 250), "eng71") or "")
     assert erratum(_strided(2, 252), "eng71") is None
     assert erratum(_strided(1, 251), "eng71") is None  # nothing is read together with its neighbour
-    assert erratum(_strided(2, 251, "float32"), "eng71") is None
+    assert erratum(_strided(2, 251, DType.FLOAT32), "eng71") is None
 
 
 def test_a_journal_remembers_what_killed_the_process_that_tried_it(tmp_path: Path) -> None:

@@ -1,34 +1,33 @@
 """`cudnn-actor chaos`: full load, faults all the time, and every answer checked.
 
-The words are here; `trial` runs, `report` tells. A service that keeps its promises loses no request and gives
-no wrong answer, whatever strikes; the command's exit status is 1 where it did not.
+The words are here; `harness` and `trial` run, `report` tells. A service that keeps its promises loses no
+request, gives no wrong answer and lets nobody wait for long, whatever strikes; the command's exit status is 1
+where it did not.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
+import enum
 import importlib
 import math
 import os
-import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from cudnn_actor.cli.chaos.faults import injected_errors
-from cudnn_actor.cli.chaos.report import Report, print_report, report_of, write
-from cudnn_actor.cli.chaos.settings import EVERYWHERE, FaultKind, Settings
-from cudnn_actor.cli.chaos.tally import Tally
-from cudnn_actor.cli.chaos.trial import trial
+from cudnn_actor.cli.chaos import processes
+from cudnn_actor.cli.chaos.harness import Harness
+from cudnn_actor.cli.chaos.report import Report, print_report, write
+from cudnn_actor.cli.chaos.settings import FaultKind, LoadKind, Settings, possible_faults
 from cudnn_actor.cli.problems import UserError
 from cudnn_actor.extras import install_command
-from cudnn_actor.protocol import InvalidRequest
 
 __all__ = ["add_arguments", "run"]
+
+K = TypeVar("K", bound=enum.StrEnum)
 
 _DEFAULTS = Settings()
 
@@ -48,13 +47,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=_DEFAULTS.kill_every,
         metavar="SECONDS",
-        help="between two signals to the worker, on average (%(default)s)",
+        help="between two signals to processes, on average (%(default)s)",
     )
     parser.add_argument(
         "--faults",
-        type=_faults,
+        type=_kinds(FaultKind),
         metavar="KINDS",
-        help=f"some of {','.join(FaultKind)}, or none; all that the isolation can have (the default)",
+        help=f"what strikes: some of {','.join(FaultKind)}, or none; all that can (the default)",
+    )
+    parser.add_argument(
+        "--load",
+        type=_kinds(LoadKind),
+        metavar="KINDS",
+        help=f"who sends: some of {','.join(LoadKind)}; all (the default)",
+    )
+    parser.add_argument(
+        "--without",
+        type=_either,
+        default=(),
+        metavar="KINDS",
+        help="kinds of faults and of load that are left out",
     )
     parser.add_argument(
         "--tasks", type=_count, default=_DEFAULTS.tasks, help="tasks that send requests (%(default)s)"
@@ -67,7 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the harness; the exit status is 1 where a request was lost, or an answer wrong.
+    """Run the harness; the exit status is 1 where a request was lost or stalled, or an answer wrong.
+
+    It is 130 after a Ctrl-C: the first ends the load, and what was found is reported; the second ends this
+    process at once.
 
     Raises
     ------
@@ -80,7 +95,13 @@ def run(args: argparse.Namespace) -> int:
     settings = _settings(args)
     _check_files(args)
     console = Console(highlight=False)
-    report = asyncio.run(_watched(settings, console))
+    with processes.marked():
+        harness = Harness(settings, console, finish=lambda report: _finish(report, args, console))
+        return harness.run()
+
+
+def _finish(report: Report, args: argparse.Namespace, console: Console) -> None:
+    """Print the report, and write what was asked for."""
     print_report(report, console)
     if args.out is not None:
         write(report, args.out)
@@ -90,95 +111,30 @@ def run(args: argparse.Namespace) -> int:
 
         draw(report, args.plot)
         console.print(f"wrote {args.plot}", soft_wrap=True)
-    return 0 if report.good else 1
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    possible = EVERYWHERE if args.isolation == "thread" else tuple(FaultKind)
-    if args.isolation == "thread" and args.engine == "cuda":
-        possible = tuple(kind for kind in possible if kind is not FaultKind.POISON)
+    why_not = possible_faults(args.engine, args.isolation, args.standby)
+    possible = tuple(kind for kind in FaultKind if not why_not[kind])
+    for kind in args.faults or ():
+        if why_not[kind]:
+            raise UserError(f"--faults {kind}: {why_not[kind]}; leave {kind} out, or choose another service")
     faults = possible if args.faults is None else args.faults
-    for kind in faults:
-        if kind not in possible:
-            raise UserError(_impossible(kind))
-    return Settings(
+    load = tuple(LoadKind) if args.load is None else args.load
+    settings = Settings(
         seconds=args.seconds,
         engine=args.engine,
         isolation=args.isolation,
         standby=args.standby,
         kill_every=args.kill_every,
-        faults=faults,
+        faults=tuple(kind for kind in faults if kind not in args.without),
+        load=tuple(kind for kind in load if kind not in args.without),
         tasks=args.tasks,
         seed=args.seed,
     )
-
-
-def _impossible(kind: FaultKind) -> str:
-    why = (
-        "in thread isolation on CUDA nothing survives a sticky error"
-        if kind is FaultKind.POISON
-        else "in thread isolation there is no worker process to send a signal to"
-    )
-    return f"--faults {kind}: {why}; use --isolation process, or leave {kind} out"
-
-
-async def _watched(settings: Settings, console: Console) -> Report:
-    """Run, with a line that says how it goes."""
-    ending, tally = asyncio.Event(), Tally(injected_errors(settings))
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.completed:>4.0f} of {task.total:g} s"),
-        BarColumn(bar_width=20),
-        TextColumn("[cyan]{task.fields[rate]:>8,.0f}/s[/]  faults {task.fields[faults]:<4}"),
-        TextColumn("lost {task.fields[lost]}  wrong {task.fields[wrong]}"),
-        console=console,
-        transient=True,
-    )
-    task = progress.add_task("chaos", total=settings.seconds, rate=0.0, faults=0, lost=0, wrong=0)
-
-    def show() -> None:
-        now = tally.now_s
-        progress.update(
-            task,
-            completed=min(now, settings.seconds),
-            rate=tally.finished / now,
-            faults=len(tally.strikes),
-            lost=tally.overdue(settings.deadline_s),
-            wrong=tally.wrong,
-        )
-
-    kinds = ", ".join(settings.faults) or "none"
-    with progress, _ended_by_an_interrupt(ending):
-        console.print(f"[bold]cudnn-actor chaos[/] seed {settings.seed}, faults: {kinds}", soft_wrap=True)
-        try:
-            outcome = await trial(settings, tally, ending, show=show)
-        except InvalidRequest as error:
-            raise UserError(str(error)) from error
-    return report_of(settings, tally, outcome)
-
-
-@contextlib.contextmanager
-def _ended_by_an_interrupt(ending: asyncio.Event) -> Iterator[None]:
-    """The first Ctrl-C ends the load early, and what was found is reported; the second interrupts."""
-    loop = asyncio.get_running_loop()
-    before = signal.getsignal(signal.SIGINT)
-
-    def interrupted() -> None:
-        ending.set()
-        restore()
-
-    def restore() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
-        signal.signal(signal.SIGINT, before)
-
-    if before in (signal.SIG_IGN, None):  # of a job in the background; it stays so
-        yield
-        return
-    loop.add_signal_handler(signal.SIGINT, interrupted)
-    try:
-        yield
-    finally:
-        restore()
+    if not set(settings.load) - {LoadKind.UPLOADS, LoadKind.CANCELS}:
+        raise UserError("--load: nobody sends anything; choose some of tasks,loops,threads,pykka,alarms")
+    return settings
 
 
 def _check_files(args: argparse.Namespace) -> None:
@@ -209,14 +165,28 @@ def _check_matplotlib() -> None:
         ) from None
 
 
-def _faults(words: str) -> tuple[FaultKind, ...]:
-    if words == "none":
-        return ()
+def _kinds(enumeration: type[K]) -> Callable[[str], tuple[K, ...]]:
+    def read(words: str) -> tuple[K, ...]:
+        if words == "none":
+            return ()
+        try:
+            return tuple(dict.fromkeys(enumeration(word.strip()) for word in words.split(",")))
+        except ValueError:
+            raise _unknown(words, enumeration) from None
+
+    return read
+
+
+def _either(words: str) -> tuple[FaultKind | LoadKind, ...]:
+    known: dict[str, FaultKind | LoadKind] = {kind.value: kind for kind in (*FaultKind, *LoadKind)}
     try:
-        return tuple(dict.fromkeys(FaultKind(word.strip()) for word in words.split(",")))
-    except ValueError:
-        known = ", ".join(FaultKind)
-        raise argparse.ArgumentTypeError(f"{words!r}: the kinds are {known}, with commas; or none") from None
+        return tuple(known[word.strip()] for word in words.split(","))
+    except KeyError:
+        raise _unknown(words, known) from None
+
+
+def _unknown(words: str, known: Iterable[str]) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"{words!r}: the kinds are {', '.join(known)}, with commas; or none")
 
 
 def _seconds(word: str) -> float:

@@ -8,11 +8,11 @@ All of it is drawn from the seed; when a signal meets which request is up to the
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import random
 import signal
 
+from cudnn_actor.cli.chaos import processes
+from cudnn_actor.cli.chaos.processes import Found, Role
 from cudnn_actor.cli.chaos.settings import FaultKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.client import CudnnRef
@@ -21,11 +21,32 @@ from cudnn_actor.supervision import ExitKind, Fault, FaultPlan, FaultRule, Resta
 
 __all__ = ["Striker", "fault_plan", "injected_errors", "watch"]
 
-_SIGNALS = {FaultKind.KILL: signal.SIGKILL, FaultKind.HANG: signal.SIGSTOP}
-_WEIGHTS = {FaultKind.KILL: 5, FaultKind.HANG: 1}
+_KILLS = {
+    FaultKind.KILL: Role.WORKER,
+    FaultKind.KILL_STANDBY: Role.WORKER,
+    FaultKind.KILL_FORKSERVER: Role.FORKSERVER,
+    FaultKind.KILL_BUILDER: Role.BUILDER,
+}
+_HANGS = {
+    FaultKind.HANG: Role.WORKER,
+    FaultKind.HANG_STANDBY: Role.WORKER,
+    FaultKind.HANG_FORKSERVER: Role.FORKSERVER,
+    FaultKind.HANG_BUILDER: Role.BUILDER,
+}
+_TARGETS = _KILLS | _HANGS
+_OF_THE_SERVING = (FaultKind.KILL, FaultKind.HANG)
+_WEIGHTS = dict.fromkeys(_HANGS, 1) | dict.fromkeys(_KILLS, 2) | {FaultKind.KILL: 5}
 _OUTLASTED = 0.75
-"""Of the workers that were stopped, how many are left to the watchdog; the others are killed meanwhile."""
-_LOOK_S = 0.002
+"""Of the serving workers that were stopped, how many are left to the watchdog; the others are killed, or
+continued, meanwhile. Of the other processes so many stay stopped until somebody ends them."""
+_CONTINUED_WITHIN_S = 2.0
+_LOOK_S, _SEARCH_S = 0.002, 0.05
+"""Between two looks at who serves, and between two at all processes."""
+_PATIENCE_S = 1.0
+"""So long a process of a kind is looked for, before another kind strikes."""
+_IDLE_S = 0.25
+"""A forkserver that has had nothing to do for so long has imported its modules. One that has not is let be:
+were it struck again and again in its start, nothing could start for as long."""
 _FAILING_STARTS = 0.2
 _MOST_STARTS = 5000
 _MESSAGES_PER_S = {"cpu": 3000, "cuda": 15000}
@@ -77,18 +98,23 @@ def injected_errors(settings: Settings) -> dict[type[Exception], FaultKind]:
     return {error: kind for error, kind in _FELT if kind in settings.faults}
 
 
-async def watch(gpu: CudnnRef, tally: Tally) -> None:
-    """Count the events of a service, and the faults that only they tell of."""
+async def watch(gpu: CudnnRef, tally: Tally, *, pauses: bool) -> None:
+    """Count the events of a service, and the faults that only they tell of.
+
+    `pauses` says that it waits before its restarts, as it does on a thread: up to 5 s, which are no stall.
+    """
     async for event in gpu.events():
         tally.events[type(event).__name__] += 1
         if isinstance(event, Restarting):
+            if pauses:
+                tally.excuse(event.delay_s)
             for exit, words, kind in _CAUSES:
                 if event.cause.kind is exit and words in event.cause.cause:
                     tally.struck(kind, event.generation)
 
 
 class Striker:
-    """Sends signals to the worker of a service.
+    """Sends signals to the processes of a service.
 
     Parameters
     ----------
@@ -102,28 +128,58 @@ class Striker:
         self._gpu = gpu
         self._tally = tally
         self._every = settings.kill_every
-        self._kinds = [kind for kind in settings.faults if kind in _SIGNALS]
+        self._kinds = [kind for kind in settings.faults if kind in _TARGETS]
         self._chance = random.Random(f"{settings.seed} strikes")
+        self._continuing: set[asyncio.Task[None]] = set()
+        self._idle: dict[tuple[int, int], float] = {}
+        """When a process was first seen with so much work done, by its id and that."""
 
     async def run(self) -> None:
         """Strike until cancelled: each kind once, then as chance has it."""
         first = self._chance.sample(self._kinds, len(self._kinds))
-        while self._kinds:
-            await asyncio.sleep(self._every * self._chance.uniform(0.5, 1.5))
-            (kind,) = self._chance.choices(self._kinds, [_WEIGHTS[kind] for kind in self._kinds])
-            kind = first.pop() if first else kind
-            outlasted = self._chance.random() < _OUTLASTED
-            worker = await self._strike(kind)
-            if kind is FaultKind.HANG and outlasted:
-                await self._until_replaced(worker)
+        try:
+            while self._kinds:
+                await asyncio.sleep(self._every * self._chance.uniform(0.5, 1.5))
+                (kind,) = self._chance.choices(self._kinds, [_WEIGHTS[kind] for kind in self._kinds])
+                kind = first.pop() if first else kind
+                outlasted = self._chance.random() < _OUTLASTED
+                struck = await self._strike(kind)
+                if struck is None:
+                    continue
+                if kind is FaultKind.HANG and outlasted:
+                    await self._until_replaced(struck.pid)
+                elif kind in _HANGS and not outlasted:
+                    self._continue_later(struck)
+        finally:
+            for task in self._continuing:
+                task.cancel()
 
-    async def _strike(self, kind: FaultKind) -> int:
-        """Send one signal, to whichever worker there is next; returns its process id."""
+    async def _strike(self, kind: FaultKind) -> Found | None:
+        """Send one signal, to a process of this kind; None where there is none for a while."""
+        patience_s = self._tally.now_s + _PATIENCE_S
+        number = signal.SIGSTOP if kind in _HANGS else signal.SIGKILL
         while True:
-            worker = self._gpu.worker_pid
-            if worker is not None and self._signalled(worker, kind):
-                return worker
-            await asyncio.sleep(_LOOK_S)
+            generation = self._gpu.generation
+            target = self._target(kind)
+            if target is not None and processes.strike(target, number):
+                self._tally.struck(kind, generation if kind in _OF_THE_SERVING else None, signal=True)
+                return target
+            if kind not in _OF_THE_SERVING and self._tally.now_s > patience_s:
+                return None
+            await asyncio.sleep(_LOOK_S if kind in _OF_THE_SERVING else _SEARCH_S)
+
+    def _target(self, kind: FaultKind) -> Found | None:
+        serving = self._gpu.worker_pid
+        if kind in _OF_THE_SERVING:
+            return None if serving is None else Found(serving, Role.WORKER)
+        running = [each for each in processes.find() if each.role is _TARGETS[kind] and each.pid != serving]
+        if _TARGETS[kind] is Role.FORKSERVER:
+            running = [each for each in running if self._is_idle(each)]
+        return self._chance.choice(running) if running else None
+
+    def _is_idle(self, found: Found) -> bool:
+        now_s = self._tally.now_s
+        return now_s - self._idle.setdefault((found.pid, found.ticks), now_s) > _IDLE_S
 
     async def _until_replaced(self, worker: int) -> None:
         while True:  # no event tells of it at once: a standby takes over without one
@@ -131,22 +187,11 @@ class Striker:
                 return
             await asyncio.sleep(_LOOK_S)
 
-    def _signalled(self, worker: int, kind: FaultKind) -> bool:
-        """Whether the worker got the signal.
+    def _continue_later(self, stopped: Found) -> None:
+        async def go_on() -> None:
+            await asyncio.sleep(self._chance.uniform(0.0, _CONTINUED_WITHIN_S))
+            processes.strike(stopped, signal.SIGCONT)
 
-        A number may have been given to another process since it was read. The descriptor names one process;
-        the service, asked again, still has a worker of this number: then they are the same, unless that
-        worker has been reaped and the service has yet to notice, which is a matter of microseconds against
-        the turn of all process numbers.
-        """
-        with contextlib.suppress(ProcessLookupError):
-            process = os.pidfd_open(worker)
-            try:
-                if self._gpu.worker_pid == worker:
-                    generation = self._gpu.generation
-                    signal.pidfd_send_signal(process, _SIGNALS[kind])
-                    self._tally.struck(kind, generation)
-                    return True
-            finally:
-                os.close(process)
-        return False
+        task = asyncio.create_task(go_on())
+        self._continuing.add(task)
+        task.add_done_callback(self._continuing.discard)

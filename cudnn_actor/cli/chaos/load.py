@@ -1,14 +1,14 @@
 """The load: tasks that carry out their programs on a service, and have every answer judged.
 
 A task owns its buffers and is the only one to write them, so its models need no lock and no luck. The inputs
-that all share are written by nobody. The futures of a burst are waited for together: the requests of a task
-reach the service in the order in which they are sent, so they can be judged in that order afterwards.
+that all share are written by nobody. The requests of a task reach the service in the order in which they are
+sent, whichever of the `senders` it uses, so a burst can be judged in that order afterwards.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -27,13 +27,13 @@ from cudnn_actor.cli.chaos.problems import (
     Kind,
 )
 from cudnn_actor.cli.chaos.program import PLACES, Action, Step
-from cudnn_actor.cli.chaos.tally import Tally
+from cudnn_actor.cli.chaos.senders import Sender
+from cudnn_actor.cli.chaos.tally import Tally, Waiting
 from cudnn_actor.client import CudnnRef
 from cudnn_actor.protocol import (
     Allocate,
     BufferRef,
     Copy,
-    CudnnActorError,
     Download,
     ExecutionFailed,
     Fill,
@@ -69,8 +69,14 @@ class Ground:
     answers: Answers
     oracle: Oracle
     tally: Tally
-    ending: asyncio.Event
+    ending: threading.Event
     """Set when no new burst is to begin."""
+    abandoned: threading.Event
+    """Set when nobody is to wait any more: what has not been answered is lost."""
+    problems: range
+    """Those of the load, by number."""
+    others: set[str] = field(default_factory=set)
+    """Callers beside those of the run itself that have not ended: they still read the shared inputs."""
     inputs: dict[tuple[int, str, int], Model] = field(default_factory=dict)
     """By problem, role and number; read by all and written by nobody."""
     quarantined: set[tuple[int, Kind, bool]] = field(default_factory=set)
@@ -86,11 +92,14 @@ class Task:
         What it shares with the others.
     number
         Its number, for reports.
+    sender
+        How it sends.
     """
 
-    def __init__(self, ground: Ground, number: int) -> None:
+    def __init__(self, ground: Ground, number: int, sender: Sender) -> None:
         self._ground = ground
         self._number = number
+        self._sender = sender
         self._burst = 0
         self._own: dict[_Place, Model] = {}
 
@@ -219,7 +228,7 @@ class Task:
 
     async def share(self) -> None:
         """Upload the inputs that all share. Raises `ServiceStopped`."""
-        for problem, role, number in itertools.product(range(len(PROBLEMS)), INPUTS, range(VALUES)):
+        for problem, role, number in itertools.product(self._ground.problems, INPUTS, range(VALUES)):
             value = self._ground.answers.value(problem, role, number)
             model = await self._allocate(PROBLEMS[problem].spec(role), value)
             model.owned = False
@@ -300,46 +309,20 @@ class Task:
         """Send a burst, wait for all of it, have it judged. Raises `ServiceStopped`."""
         if not burst:
             return []
-        ground = self._ground
-        started = [_begin(ground.gpu, deed, alone=len(burst) == 1) for deed in burst]
-        futures = [each for each in started if isinstance(each, asyncio.Future)]
-        for deed, each in zip(burst, started, strict=True):
-            if isinstance(each, asyncio.Future):
-                ground.tally.sent(each, deed, self._number, self._burst)
-        if futures:
-            await asyncio.wait(futures)
-        outcomes = [_outcome(each) for each in started]
-        for each, outcome in zip(started, outcomes, strict=True):
-            ground.tally.ended(each if isinstance(each, asyncio.Future) else None, outcome)
+        tally, sender = self._ground.tally, self._sender
+
+        def note(request: Waiting, deed: Deed) -> None:
+            tally.sent(request, deed, sender.kind, self._number, self._burst)
+
+        answers = await sender.send(burst, note)
+        for request, outcome in answers:
+            tally.ended(request, outcome)
+        outcomes = [outcome for _, outcome in answers]
         for outcome in outcomes:
             if isinstance(outcome, ServiceStopped):
                 raise outcome
-        ground.tally.judged(self._number, self._burst, ground.oracle.judge(burst, outcomes))
+        tally.judged(self._number, self._burst, self._ground.oracle.judge(burst, outcomes))
         return outcomes
-
-
-def _begin(gpu: CudnnRef, deed: Deed, *, alone: bool) -> asyncio.Future[Any] | CudnnActorError:
-    """Send a request; what is refused on the spot has its error at once."""
-    request: asyncio.Future[Any]
-    try:
-        if alone:
-            request = asyncio.ensure_future(gpu.ask(deed.message, timeout=deed.timeout_s))
-        else:
-            request = gpu.submit(deed.message, timeout=deed.timeout_s)
-    except CudnnActorError as error:
-        return error
-    if deed.cancel_after_s is not None:
-        request.get_loop().call_later(deed.cancel_after_s, request.cancel)
-    return request
-
-
-def _outcome(request: asyncio.Future[Any] | CudnnActorError) -> object:
-    if not isinstance(request, asyncio.Future):
-        return request
-    if request.cancelled():
-        return asyncio.CancelledError()
-    error = request.exception()
-    return request.result() if error is None else error
 
 
 def _added(out: Model, result: Callable[[], Contents]) -> Callable[[], Contents]:

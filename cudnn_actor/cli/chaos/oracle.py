@@ -17,6 +17,7 @@ a receipt, or an array             what it says, once                  nothing t
 `DeadlineExceeded`, not started    nothing                             the request had a timeout
 `DeadlineExceeded`, started        perhaps what it says; perhaps torn  the request had a timeout
 `asyncio.CancelledError`           the same                            its caller cancelled it
+`Alarmed`                          the same, or was never sent         its caller set an alarm
 =================================  ==================================  =====================================
 
 Everything else is wrong. Requests of a burst are judged in the order in which they were sent. One thing goes
@@ -50,7 +51,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.messages import Download
 
-__all__ = ["Contents", "Deed", "Model", "Oracle", "Torn", "Wrong", "both", "describe", "text"]
+__all__ = ["Alarmed", "Contents", "Deed", "Model", "Oracle", "Torn", "Wrong", "both", "describe", "text"]
 
 Contents = tuple[np.ndarray, ...] | None
 """What a buffer may hold: one of these, or, None, anything."""
@@ -61,6 +62,10 @@ _Finding = tuple[str, str] | None
 _REMEMBERED = 12
 _MOST = 8
 """Contents that are told apart; more count as anything."""
+
+
+class Alarmed(Exception):
+    """Raised by an alarm's handler in the middle of a call: nobody knows whether its request was sent."""
 
 
 class Torn(enum.Enum):
@@ -102,6 +107,8 @@ class Deed:
         Whether it reads what it writes: then it may not run twice.
     timeout_s, cancel_after_s
         When its caller gives up; None for never.
+    alarmed
+        Whether an alarm may interrupt the call that sends it.
     """
 
     message: Message
@@ -111,6 +118,7 @@ class Deed:
     accumulates: bool = False
     timeout_s: float | None = None
     cancel_after_s: float | None = None
+    alarmed: bool = False
 
     @property
     def reads(self) -> tuple[Model, ...]:
@@ -207,6 +215,8 @@ class Oracle:
                     _perhaps(deed)
             case asyncio.CancelledError() if deed.cancel_after_s is not None:
                 _perhaps(deed)
+            case Alarmed() if deed.alarmed:
+                _perhaps(deed)
             case _:
                 return "an answer", text(error)
         return None
@@ -214,7 +224,7 @@ class Oracle:
 
 def _may_have_torn(outcome: object) -> bool:
     match outcome:
-        case OutcomeUnknown() | QuarantinedRequest() | asyncio.CancelledError():
+        case OutcomeUnknown() | QuarantinedRequest() | asyncio.CancelledError() | Alarmed():
             return True
         case DeadlineExceeded(started=True):
             return True

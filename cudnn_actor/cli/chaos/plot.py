@@ -23,6 +23,12 @@ _BLUE, _GREEN, _RED = "#58b6ff", "#7ee787", "#ff6b6b"
 _COLOURS = {
     FaultKind.KILL: _RED,
     FaultKind.HANG: "#ffb454",
+    FaultKind.KILL_STANDBY: "#ff9ebb",
+    FaultKind.HANG_STANDBY: "#e0a96d",
+    FaultKind.KILL_FORKSERVER: "#ff5fd2",
+    FaultKind.HANG_FORKSERVER: "#b8894a",
+    FaultKind.KILL_BUILDER: "#9aa7ff",
+    FaultKind.HANG_BUILDER: "#6f86c9",
     FaultKind.POISON: "#c297ff",
     FaultKind.START: "#f2e66b",
     FaultKind.FAIL: _GREEN,

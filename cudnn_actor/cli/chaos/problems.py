@@ -16,7 +16,18 @@ import numpy as np
 from cudnn_actor.protocol import ConvBwdData, ConvBwdFilter, ConvFwd, ConvSpec, TensorSpec
 from cudnn_actor.protocol.tensor import LayoutName
 
-__all__ = ["CLASS", "INPUTS", "PROBLEMS", "READS", "VALUES", "WRITES", "Answers", "Kind", "Problem"]
+__all__ = [
+    "CLASS",
+    "HEAVY",
+    "INPUTS",
+    "PROBLEMS",
+    "READS",
+    "VALUES",
+    "WRITES",
+    "Answers",
+    "Kind",
+    "Problem",
+]
 
 VALUES = 3
 """Different inputs of each operand."""
@@ -76,9 +87,13 @@ PROBLEMS = (
     Problem((1, 8, 16, 16), (16, 8, 3, 3), _square(pad=1)),
     Problem((3, 4, 6, 8), (4, 4, 5, 3), _square(pad=2), "NHWC"),
     Problem((2, 1, 160, 160), (2, 1, 1, 1), _square()),
+    Problem((1, 1, 260, 260), (1, 1, 1, 1), _square()),
 )
-"""Many, since a quarantined one is not used again. The last has much to write and little to compute: at times
-it is in the middle of its writing that a fault meets it."""
+"""Many, since a quarantined one is not used again. The last two have much to write and little to compute: at
+times it is in the middle of its writing that a fault meets them."""
+
+HEAVY = len(PROBLEMS) - 1
+"""The last: its arrays are of 264 KiB, more than an event loop copies itself."""
 
 
 class Answers:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cudnn_actor.cli.chaos.problems import PROBLEMS, VALUES, Kind
+from cudnn_actor.cli.chaos.problems import HEAVY, VALUES, Kind
 
 __all__ = ["PLACES", "Action", "Step", "program"]
 
@@ -22,6 +22,8 @@ _CANCELLED, _HURRIED = 0.04, 0.04
 _SHORT_S = (0.0, 0.0, 0.0005, 0.002, 0.01)
 """Of a caller who gives up: seconds."""
 _FILLS = (-2.0, 0.0, 1.0, 5.0)
+_HEAVY = 0.1
+"""Of the bursts, how many are of large arrays, where there are any."""
 
 
 class Action(enum.StrEnum):
@@ -49,6 +51,7 @@ _WEIGHTS = {
     Action.INSPECT: 2,
     Action.RENEW: 2,
 }
+_HEAVY_WEIGHTS = {Action.CONVOLVE: 5, Action.ACCUMULATE: 5, Action.UPLOAD: 60, Action.DOWNLOAD: 30}
 
 
 class Step(NamedTuple):
@@ -88,24 +91,46 @@ class Step(NamedTuple):
     cancel_after_s: float | None
 
 
-def program(seed: int, task: int) -> Iterator[tuple[Step, ...]]:
+def program(
+    seed: int, task: int, *, heavy: bool = True, impatient: bool = True
+) -> Iterator[tuple[Step, ...]]:
     """An endless program: bursts of steps, each sent without waiting for the one before.
 
     The steps of a burst are of one problem, and mostly of one kind: they have much to do with each other.
+
+    Parameters
+    ----------
+    seed, task
+        Decide the program.
+    heavy
+        Whether some bursts are of large arrays, mostly uploads.
+    impatient
+        Whether callers give up at times.
     """
     chance = random.Random(f"{seed} program {task}")
     kinds = tuple(Kind)
     while True:
-        problem, kind = chance.randrange(len(PROBLEMS)), chance.choice(kinds)
+        large = chance.random() < _HEAVY and heavy
+        problem, kind = chance.randrange(HEAVY), chance.choice(kinds)
         length = 1 if chance.random() < 0.3 else chance.randint(2, _LONGEST_BURST)
-        yield tuple(
-            _step(chance, problem, kind if chance.random() < 0.8 else chance.choice(kinds))
+        steps = [
+            _step(
+                chance,
+                HEAVY if large else problem,
+                kind if chance.random() < 0.8 else chance.choice(kinds),
+                _HEAVY_WEIGHTS if large else _WEIGHTS,
+            )
             for _ in range(length)
+        ]
+        yield (
+            tuple(steps)
+            if impatient
+            else tuple(step._replace(timeout_s=None, cancel_after_s=None) for step in steps)
         )
 
 
-def _step(chance: random.Random, problem: int, kind: Kind) -> Step:
-    (action,) = chance.choices(tuple(_WEIGHTS), tuple(_WEIGHTS.values()))
+def _step(chance: random.Random, problem: int, kind: Kind, weights: dict[Action, int]) -> Step:
+    (action,) = chance.choices(tuple(weights), tuple(weights.values()))
     timeout_s = cancel_after_s = None
     mood = chance.random()
     if mood < _CANCELLED:

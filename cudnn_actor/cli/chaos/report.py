@@ -12,8 +12,8 @@ from rich.table import Table
 
 from cudnn_actor.cli.bench.machine import machine, versions
 from cudnn_actor.cli.bench.record import now
-from cudnn_actor.cli.chaos.settings import FaultKind, Settings
-from cudnn_actor.cli.chaos.tally import BIN_S, LostRequest, Recovery, Strike, Tally, WrongAnswer
+from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
+from cudnn_actor.cli.chaos.tally import BIN_S, LostRequest, Recovery, Stall, Strike, Tally, WrongAnswer
 from cudnn_actor.cli.chaos.trial import Outcome
 from cudnn_actor.cli.measure import percentile
 
@@ -57,15 +57,26 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Requests finished, by `bin_s` since the load began."""
     lost: list[LostRequest]
     wrong: list[WrongAnswer]
+    stalls: list[Stall]
+    """Requests that took longer than `settings.STALL_S`."""
+    longest_s: float
+    senders: dict[LoadKind, int]
+    """Requests, by who sent them."""
+    alarms: int
+    """Calls that an alarm has interrupted."""
+    stuck: tuple[str, ...]
+    """What did not end in time."""
 
     @property
     def good(self) -> bool:
         """Whether the service did what it owes."""
-        return not (self.counts["lost"] or self.counts["wrong"] or self.stopped)
+        counts = self.counts
+        return not (counts["lost"] or counts["wrong"] or counts["stalls"] or self.stopped or self.stuck)
 
 
-def report_of(settings: Settings, tally: Tally, outcome: Outcome) -> Report:
+def report_of(settings: Settings, tally: Tally, outcome: Outcome, *, alarms: int = 0) -> Report:
     """The report of a run that has ended."""
+    stalls = tally.stalled()
     return Report(
         date=now(),
         device=outcome.device,
@@ -74,7 +85,7 @@ def report_of(settings: Settings, tally: Tally, outcome: Outcome) -> Report:
         settings=settings,
         seconds=outcome.seconds,
         stopped=outcome.stopped,
-        counts=_counts(tally, outcome),
+        counts=_counts(tally, outcome, len(stalls)),
         errors=dict(tally.outcomes),
         events=dict(tally.events),
         injected=outcome.injected,
@@ -85,10 +96,15 @@ def report_of(settings: Settings, tally: Tally, outcome: Outcome) -> Report:
         finished=[tally.bins[place] for place in range(max(tally.bins, default=0) + 1)],
         lost=outcome.lost,
         wrong=tally.wrongs,
+        stalls=stalls,
+        longest_s=max([tally.longest_s, *(stall.took_s for stall in stalls)]),
+        senders=dict(tally.senders),
+        alarms=alarms,
+        stuck=outcome.stuck,
     )
 
 
-def _counts(tally: Tally, outcome: Outcome) -> dict[str, int]:
+def _counts(tally: Tally, outcome: Outcome, stalls: int) -> dict[str, int]:
     errors, statistics = tally.outcomes, outcome.statistics
     return {
         "requests": tally.requests,
@@ -96,6 +112,7 @@ def _counts(tally: Tally, outcome: Outcome) -> dict[str, int]:
         "finished": tally.finished,
         "lost": len(outcome.lost),
         "wrong": tally.wrong,
+        "stalls": stalls,
         "retried": 0 if statistics is None else statistics.replayed,
         "outcome_unknown": errors["OutcomeUnknown"],
         "quarantined": errors["QuarantinedRequest"],
@@ -103,6 +120,7 @@ def _counts(tally: Tally, outcome: Outcome) -> dict[str, int]:
         "torn": tally.torn,
         "cancelled": errors["CancelledError"],
         "deadline": errors["DeadlineExceeded"],
+        "alarmed": errors["Alarmed"],
         "injected_errors": errors["ExecutionFailed"] + errors["OutOfMemory"],
         "faults": len(tally.strikes),
         "unrecovered": tally.unrecovered,
@@ -129,6 +147,7 @@ _WORDS = {
     "finished": "  in an answer",
     "cancelled": "  cancelled by their caller",
     "deadline": "  given up after a tiny timeout",
+    "alarmed": "  interrupted by an alarm",
     "injected_errors": "  in an injected error",
     "outcome_unknown": "  in OutcomeUnknown",
     "stale": "  in StaleBufferError",
@@ -140,6 +159,7 @@ _WORDS = {
     "buffers_left": "buffers left over",
     "lost": "lost",
     "wrong": "wrong",
+    "stalls": f"stalled for over {STALL_S:g} s",
 }
 
 
@@ -148,8 +168,9 @@ def print_report(report: Report, console: Console) -> None:
     console.print(_count_table(report))
     if report.recovery:
         console.print(_recovery_table(report))
+    console.print(f"sent by {_sent_by(report)}", soft_wrap=True)
     for lost in report.lost[:_SHOWN]:
-        where = f"task {lost.task}, burst {lost.burst}, sent after {lost.sent_s:.2f} s"
+        where = f"{lost.sender} task {lost.task}, burst {lost.burst}, sent after {lost.sent_s:.2f} s"
         console.print(f"[red]lost[/]: {escape(lost.request)} ({where})", soft_wrap=True)
     for wrong in report.wrong[:_SHOWN]:
         where = f"seed {report.settings.seed}, task {wrong.task}, burst {wrong.burst}"
@@ -158,6 +179,12 @@ def print_report(report: Report, console: Console) -> None:
         console.print(f"  got      {escape(wrong.got)}", soft_wrap=True)
         for line in wrong.story:
             console.print(f"  [dim]before   {escape(line)}[/]", soft_wrap=True)
+    for stall in report.stalls[:_SHOWN]:
+        where = f"{stall.sender} task {stall.task}, burst {stall.burst}, sent after {stall.sent_s:.2f} s"
+        words = f"{escape(stall.request)} took {stall.took_s:.1f} s ({where})"
+        console.print(f"[red]stalled[/]: {words}", soft_wrap=True)
+    for stuck in report.stuck:
+        console.print(f"[red]not ended[/]: {escape(stuck)}", soft_wrap=True)
     if report.stopped:
         console.print(f"[red]the service ended before its time[/]: {escape(report.stopped)}", soft_wrap=True)
     console.print(f"[bold]{verdict(report)}[/]", soft_wrap=True)
@@ -168,8 +195,13 @@ def verdict(report: Report) -> str:
     counts = report.counts
     return (
         f"{counts['answered']:,} requests, {counts['faults']:,} faults: "
-        f"lost: {counts['lost']}   wrong: {counts['wrong']}"
+        f"lost: {counts['lost']}   wrong: {counts['wrong']}   "
+        f"stalls over {STALL_S:g} s: {counts['stalls']}   (the longest took {report.longest_s:.2f} s)"
     )
+
+
+def _sent_by(report: Report) -> str:
+    return ", ".join(f"{kind.value}: {count:,}" for kind, count in report.senders.items())
 
 
 def _count_table(report: Report) -> Table:
@@ -180,7 +212,7 @@ def _count_table(report: Report) -> Table:
         count = report.counts[name]
         if name == "promotions" and not count:
             continue  # not every service tells of them
-        bad = count and name in ("lost", "wrong")
+        bad = count and name in ("lost", "wrong", "stalls")
         table.add_row(words, f"[bold red]{count:,}[/]" if bad else f"{count:,}")
     return table
 

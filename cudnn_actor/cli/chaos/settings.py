@@ -1,4 +1,4 @@
-"""What a run of the chaos harness is told, and the kinds of faults that it knows."""
+"""What a run of the chaos harness is told, and the kinds of faults and of load that it knows."""
 
 from __future__ import annotations
 
@@ -8,16 +8,31 @@ import msgspec
 
 from cudnn_actor.options import Isolation
 
-__all__ = ["EVERYWHERE", "FaultKind", "Settings"]
+__all__ = ["STALL_S", "FaultKind", "LoadKind", "Settings", "possible_faults"]
+
+STALL_S = 5.0
+"""A request that takes longer than this has stalled, whatever has struck meanwhile."""
 
 
 class FaultKind(enum.StrEnum):
     """What befalls the service."""
 
     KILL = "kill"
-    """SIGKILL of the worker process."""
+    """SIGKILL of the worker process that serves."""
     HANG = "hang"
-    """SIGSTOP of the worker process: the watchdog has to notice and replace it."""
+    """SIGSTOP of the worker process that serves: the watchdog has to notice and replace it."""
+    KILL_STANDBY = "kill-standby"
+    """SIGKILL of a worker that does not serve: the standby, or one that starts."""
+    HANG_STANDBY = "hang-standby"
+    """SIGSTOP of such a worker."""
+    KILL_FORKSERVER = "kill-forkserver"
+    """SIGKILL of the process that workers are forked from."""
+    HANG_FORKSERVER = "hang-forkserver"
+    """SIGSTOP of that process."""
+    KILL_BUILDER = "kill-builder"
+    """SIGKILL of a process that builds plans; on CUDA only."""
+    HANG_BUILDER = "hang-builder"
+    """SIGSTOP of such a process."""
     POISON = "poison"
     """A sticky error: the device context dies in the middle of a request."""
     START = "start"
@@ -28,8 +43,44 @@ class FaultKind(enum.StrEnum):
     """One allocation fails."""
 
 
-EVERYWHERE = (FaultKind.POISON, FaultKind.START, FaultKind.FAIL, FaultKind.MEMORY)
-"""The kinds that need no worker process."""
+class LoadKind(enum.StrEnum):
+    """Who sends requests, and which."""
+
+    TASKS = "tasks"
+    """Tasks of one event loop."""
+    LOOPS = "loops"
+    """Tasks of further event loops, each on a thread of its own."""
+    THREADS = "threads"
+    """Plain threads, each of which runs a new event loop for every few requests."""
+    PYKKA = "pykka"
+    """Plain threads that ask the service's pykka reference."""
+    ALARMS = "alarms"
+    """The main thread, with an alarm whose handler raises while it sends."""
+    UPLOADS = "uploads"
+    """Of all these: arrays of over 256 KiB too."""
+    CANCELS = "cancels"
+    """Of all those with an event loop: cancellations and tiny timeouts too."""
+
+
+_INJECTED = (FaultKind.POISON, FaultKind.START, FaultKind.FAIL, FaultKind.MEMORY)
+_OF_A_STANDBY = (FaultKind.KILL_STANDBY, FaultKind.HANG_STANDBY)
+_OF_A_BUILDER = (FaultKind.KILL_BUILDER, FaultKind.HANG_BUILDER)
+
+
+def possible_faults(engine: str, isolation: str, standby: int) -> dict[FaultKind, str]:
+    """Each kind, with why it cannot strike such a service; empty for those that can."""
+    why = dict.fromkeys(FaultKind, "")
+    if isolation == "thread":
+        signals = [kind for kind in FaultKind if kind not in _INJECTED]
+        why |= dict.fromkeys(signals, "in thread isolation there is no worker process to send a signal to")
+        if engine == "cuda":
+            why[FaultKind.POISON] = "in thread isolation on CUDA nothing survives a sticky error"
+        return why
+    if not standby:
+        why |= dict.fromkeys(_OF_A_STANDBY, "there is no standby")
+    if engine == "cpu":
+        why |= dict.fromkeys(_OF_A_BUILDER, "on the CPU engine no process builds plans")
+    return why
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,18 +97,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     standby
         Workers that stand by: 0 or 1.
     kill_every
-        Mean seconds between two signals to the worker. The injected faults strike at message numbers that
+        Mean seconds between two signals to processes. The injected faults strike at message numbers that
         come about as often, or oftener.
     faults
         Which kinds strike.
+    load
+        Who sends what.
     tasks
-        Asyncio tasks that send requests.
+        Asyncio tasks that send requests, on the first event loop. The others have fewer.
     seed
         Decides the programs, which fault strikes and after how long, and the injected faults.
     hang_after_s
         The watchdog's patience, in seconds.
     deadline_s
-        Seconds after the end, and after the last fault that took the worker, within which each request must
+        Seconds after the end, and after the last fault that took a process, within which each request must
         have ended; those that have not are lost.
     """
 
@@ -67,6 +120,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     standby: int = 0
     kill_every: float = 0.5
     faults: tuple[FaultKind, ...] = tuple(FaultKind)
+    load: tuple[LoadKind, ...] = tuple(LoadKind)
     tasks: int = 8
     seed: int = 0
     hang_after_s: float = 1.0

@@ -1,23 +1,23 @@
 """What is counted while the harness runs: outcomes, faults, and how soon after a fault the service answers.
 
-All of it happens on the event loop's thread. A fault that takes the worker is over with the first receipt of
-a later generation: an answer that was on its way when the fault struck proves nothing. One that a single
-request feels is over with the next answer to anybody.
+Any thread, under one lock: requests come from several. A fault that takes the worker is over with the first
+receipt of a later generation: an answer that was on its way when the fault struck proves nothing. One that a
+single request feels, or that strikes another process, is over with the next answer to anybody.
 """
 
 from __future__ import annotations
 
-import asyncio
+import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 from cudnn_actor.cli.chaos.oracle import Deed, Wrong, describe
-from cudnn_actor.cli.chaos.settings import FaultKind
+from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind
 from cudnn_actor.protocol import Receipt
 
-__all__ = ["BIN_S", "LostRequest", "Recovery", "Strike", "Tally", "WrongAnswer"]
+__all__ = ["BIN_S", "LostRequest", "Recovery", "Stall", "Strike", "Tally", "Waiting", "WrongAnswer"]
 
 BIN_S = 0.05
 """Seconds of one figure of the throughput."""
@@ -51,12 +51,43 @@ class WrongAnswer(NamedTuple):
 
 
 class LostRequest(NamedTuple):
-    """A request that never ended, where in which program, and when it was sent."""
+    """A request that never ended, whose, where in which program, and when it was sent."""
 
+    sender: LoadKind
     task: int
     burst: int
     request: str
     sent_s: float
+
+
+class Stall(NamedTuple):
+    """A request that took longer than `STALL_S`, or has not ended."""
+
+    sender: LoadKind
+    task: int
+    burst: int
+    request: str
+    sent_s: float
+    took_s: float
+
+
+class Waiting(Protocol):
+    """A request on its way, of whichever kind of caller."""
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+
+    def cancel(self) -> object:
+        """Let nobody wait for it any more. On the thread that sent it."""
+
+
+class _Sent(NamedTuple):
+    sender: LoadKind
+    deed: Deed
+    task: int
+    burst: int
+    at_s: float
+    excused_s: float
 
 
 class _Open(NamedTuple):
@@ -71,13 +102,28 @@ class Tally:
     ----------
     injected
         The errors that are faults, and of which kind: they strike when their caller sees them.
+    clock
+        Seconds.
     """
 
-    def __init__(self, injected: Mapping[type[Exception], FaultKind] | None = None) -> None:
+    def __init__(
+        self,
+        injected: Mapping[type[Exception], FaultKind] | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._injected = injected or {}
-        self._origin = time.perf_counter()
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._origin = self._clock()
+        self._excused_s = 0.0
         self.requests = 0
         """Sent."""
+        self.senders: Counter[LoadKind] = Counter()
+        """The same, by who sent them."""
+        self.stalls: list[Stall] = []
+        self.longest_s = 0.0
+        """The longest that a request has taken."""
         self.finished = 0
         """Answered without an error."""
         self.outcomes: Counter[str] = Counter()
@@ -94,12 +140,12 @@ class Tally:
         self.events: Counter[str] = Counter()
         self._open: list[_Open] = []
         self._last_outage_s = 0.0
-        self._outstanding: dict[asyncio.Future[object], tuple[Deed, int, int, float]] = {}
+        self._outstanding: dict[Waiting, _Sent] = {}
 
     @property
     def now_s(self) -> float:
         """Seconds since the load began."""
-        return time.perf_counter() - self._origin
+        return self._clock() - self._origin
 
     @property
     def answered(self) -> int:
@@ -108,54 +154,91 @@ class Tally:
 
     def begin(self) -> None:
         """The load begins now: times are counted from here."""
-        self._origin = time.perf_counter()
+        self._origin = self._clock()
 
     # Requests.
 
-    def sent(self, request: asyncio.Future[object], deed: Deed, task: int, burst: int) -> None:
+    def sent(self, request: Waiting, deed: Deed, sender: LoadKind, task: int, burst: int) -> None:
         """A request is on its way."""
-        self.requests += 1
-        self._outstanding[request] = (deed, task, burst, self.now_s)
-
-    def ended(self, request: asyncio.Future[object] | None, outcome: object) -> None:
-        """A request has an outcome; one that was refused before it was sent has no future."""
-        if request is None:
+        with self._lock:
             self.requests += 1
-        else:
-            self._outstanding.pop(request, None)
-        if isinstance(outcome, BaseException):
-            self.outcomes[type(outcome).__name__] += 1
-            for error, kind in self._injected.items():
-                if isinstance(outcome, error):
-                    self.struck(kind)
-        else:
-            self._finished(outcome.generation if isinstance(outcome, Receipt) else None)
+            self.senders[sender] += 1
+            self._outstanding[request] = _Sent(sender, deed, task, burst, self.now_s, self._excused_s)
+
+    def ended(self, request: Waiting | None, outcome: object) -> None:
+        """A request has an outcome; one that was refused before it was sent has no `Waiting`."""
+        with self._lock:
+            sent = None if request is None else self._outstanding.pop(request, None)
+            if sent is None:
+                self.requests += 1
+            else:
+                self._note_duration(sent)
+            if isinstance(outcome, BaseException):
+                self.outcomes[type(outcome).__name__] += 1
+                for error, kind in self._injected.items():
+                    if isinstance(outcome, error):
+                        self.struck(kind)
+            else:
+                self._finished(outcome.generation if isinstance(outcome, Receipt) else None)
+
+    def _note_duration(self, sent: _Sent) -> None:
+        took_s = self._waited_s(sent)
+        self.longest_s = max(self.longest_s, took_s)
+        if took_s > STALL_S:
+            self.stalls.append(self._stall(sent))
+
+    def _waited_s(self, sent: _Sent) -> float:
+        """Since it was sent, but for the time that is excused."""
+        return self.now_s - sent.at_s - (self._excused_s - sent.excused_s)
+
+    def _stall(self, sent: _Sent) -> Stall:
+        request = describe(sent.deed)
+        return Stall(sent.sender, sent.task, sent.burst, request, sent.at_s, self._waited_s(sent))
+
+    def excuse(self, seconds: float) -> None:
+        """Count so many seconds against no request: nothing ran, or the service waits on purpose."""
+        with self._lock:
+            self._excused_s += seconds
 
     def judged(self, task: int, burst: int, wrongs: list[Wrong]) -> None:
         """The oracle has found answers wrong."""
-        self.wrong += len(wrongs)
-        for wrong in wrongs[: _MOST_KEPT - len(self.wrongs)]:
-            self.wrongs.append(
-                WrongAnswer(task, burst, wrong.request, wrong.expected, wrong.got, wrong.story)
-            )
+        with self._lock:
+            self.wrong += len(wrongs)
+            for wrong in wrongs[: _MOST_KEPT - len(self.wrongs)]:
+                self.wrongs.append(
+                    WrongAnswer(task, burst, wrong.request, wrong.expected, wrong.got, wrong.story)
+                )
 
     def lost(self) -> list[LostRequest]:
         """The requests that have not ended."""
-        return [
-            LostRequest(task, burst, describe(deed), sent_s)
-            for request, (deed, task, burst, sent_s) in self._outstanding.items()
-            if not request.done()
-        ]
+        with self._lock:
+            return [
+                LostRequest(sent.sender, sent.task, sent.burst, describe(sent.deed), sent.at_s)
+                for request, sent in self._outstanding.items()
+                if not request.done()
+            ]
 
-    def give_up(self) -> None:
-        """Cancel the requests that have not ended: nobody waits for them any more."""
-        for request in self._outstanding:
+    def stalled(self) -> list[Stall]:
+        """The requests that have taken too long: those that have ended, then those that have not."""
+        with self._lock:
+            waiting = [sent for request, sent in self._outstanding.items() if not request.done()]
+            still = [self._stall(sent) for sent in waiting if self._waited_s(sent) > STALL_S]
+            return [*self.stalls, *still]
+
+    def give_up(self, *senders: LoadKind) -> None:
+        """Cancel the requests of some senders that have not ended: nobody waits for them any more.
+
+        On the thread that has sent them.
+        """
+        with self._lock:
+            waiting = [each for each, sent in self._outstanding.items() if sent.sender in senders]
+        for request in waiting:
             request.cancel()
 
     def overdue(self, after_s: float) -> int:
         """How many requests have been on their way for longer than that: they look lost."""
-        since = self.now_s - after_s
-        return sum(sent_s < since for _, _, _, sent_s in self._outstanding.values())
+        with self._lock:
+            return sum(self._waited_s(sent) > after_s for sent in self._outstanding.values())
 
     def _finished(self, generation: int | None) -> None:
         self.finished += 1
@@ -166,7 +249,7 @@ class Tally:
 
     # Faults.
 
-    def struck(self, kind: FaultKind, generation: int | None = None) -> None:
+    def struck(self, kind: FaultKind, generation: int | None = None, *, signal: bool = False) -> None:
         """A fault strikes now.
 
         Parameters
@@ -175,16 +258,19 @@ class Tally:
             Which.
         generation
             Which incarnation it takes; None where it takes none.
+        signal
+            Whether it is sent to a process.
         """
-        strike = Strike(kind, self.now_s)
-        self.strikes.append(strike)
-        if generation is not None:
-            self._last_outage_s = strike.at_s
-        self._open.append(_Open(strike, generation))
+        with self._lock:
+            strike = Strike(kind, self.now_s)
+            self.strikes.append(strike)
+            if signal or generation is not None:
+                self._last_outage_s = strike.at_s
+            self._open.append(_Open(strike, generation))
 
     @property
     def last_outage_s(self) -> float:
-        """When a fault that takes the worker struck last; 0 where none has."""
+        """When a fault that takes a process struck last; 0 where none has."""
         return self._last_outage_s
 
     @property

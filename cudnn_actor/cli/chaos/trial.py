@@ -1,32 +1,54 @@
-"""One run, from the service's start to its end: load, faults, and what is left when they cease."""
+"""One run, from the service's start to its end: load, faults, and what is left when they cease.
+
+Every wait here has an end: a service that loses requests, hangs or does not stop is reported, not waited for.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
 
+from cudnn_actor.cli.chaos.crowd import Crowd, bursts
 from cudnn_actor.cli.chaos.faults import Striker, fault_plan, injected_errors, watch
 from cudnn_actor.cli.chaos.load import Ground, Task
 from cudnn_actor.cli.chaos.oracle import Oracle
-from cudnn_actor.cli.chaos.problems import Answers
-from cudnn_actor.cli.chaos.program import program
-from cudnn_actor.cli.chaos.settings import Settings
+from cudnn_actor.cli.chaos.problems import HEAVY, PROBLEMS, Answers
+from cudnn_actor.cli.chaos.senders import LoopSender
+from cudnn_actor.cli.chaos.settings import LoadKind, Settings
 from cudnn_actor.cli.chaos.tally import LostRequest, Tally
 from cudnn_actor.cli.chaos.warming import warm
 from cudnn_actor.client import CudnnRef
-from cudnn_actor.protocol import CudnnActorError, Drain, GetStatistics, ServiceStopped, Statistics
+from cudnn_actor.protocol import (
+    CudnnActorError,
+    Drain,
+    GetStatistics,
+    ServiceStopped,
+    StartFailed,
+    Statistics,
+)
 from cudnn_actor.spawning import spawn
 from cudnn_actor.supervision import FaultPlan
 
-__all__ = ["Outcome", "trial"]
+__all__ = ["Interrupted", "Outcome", "trial"]
+
+T = TypeVar("T")
 
 _RESTARTS = 1_000_000
 """More than a run can need: no fault here is a reason to give up."""
+_START_S = 60.0
+"""So long a service may take for its start. The first of a machine reads its libraries from a cold disk."""
+_WARM_S, _STOP_S = 60.0, 30.0
 _LOOK_S = 0.1
 _DEVICES = {"cpu": "cpu", "cuda": "cuda:0"}
+
+
+class Interrupted(Exception):
+    """Raised where the run was ended before there was anything to report."""
 
 
 class Outcome(NamedTuple):
@@ -46,6 +68,8 @@ class Outcome(NamedTuple):
         Why the service ended before its time; empty where it did not.
     seconds
         How long load and faults lasted.
+    stuck
+        What did not end in time: the service, or threads that sent.
     """
 
     device: str
@@ -54,22 +78,24 @@ class Outcome(NamedTuple):
     statistics: Statistics | None
     stopped: str
     seconds: float
+    stuck: tuple[str, ...] = ()
 
 
 async def trial(
     settings: Settings,
     tally: Tally,
-    ending: asyncio.Event,
+    ending: threading.Event,
     *,
     faults: FaultPlan | None = None,
     show: Callable[[], None] = lambda: None,
+    ready: Callable[[Ground], None] = lambda _: None,
 ) -> Outcome:
     """Run load and faults on a new service.
 
     Parameters
     ----------
     settings
-        How.
+        How. `LoadKind.ALARMS` is the caller's to run: it needs the main thread.
     tally
         Filled in on the way.
     ending
@@ -78,6 +104,8 @@ async def trial(
         What is injected; None for what the settings stand for.
     show
         Called a few times a second.
+    ready
+        Called when the load begins.
 
     Raises
     ------
@@ -85,19 +113,68 @@ async def trial(
         The service cannot be had like that.
     StartFailed
         It did not start.
+    Interrupted
+        `ending` was set before the load began.
     """
-    gpu = await spawn(
-        device=_DEVICES[settings.engine],
-        isolation=settings.isolation,
-        standby=settings.standby,
-        max_restarts=_RESTARTS,
-        hang_after_s=settings.hang_after_s,
-        faults=fault_plan(settings) if faults is None else faults,
-    )
+    await _try_a_start(settings, ending)
+    gpu = await _within(_START_S, ending, _spawned(settings, faults))
+    outcome: Outcome | None = None
     try:
-        return await _Run(gpu, settings, tally, ending, show).run()
+        outcome = await _Run(gpu, settings, tally, ending, show=show, ready=ready).run()
     finally:
-        await gpu.aclose(drain_s=min(10.0, settings.deadline_s))
+        ended = await _ends(gpu, settings)
+    return outcome if ended else outcome._replace(stuck=(*outcome.stuck, "the service did not stop"))
+
+
+def _spawned(settings: Settings, faults: FaultPlan | None) -> Coroutine[Any, Any, CudnnRef]:
+    async def start() -> CudnnRef:
+        return await spawn(
+            device=_DEVICES[settings.engine],
+            isolation=settings.isolation,
+            standby=settings.standby,
+            max_restarts=_RESTARTS,
+            hang_after_s=settings.hang_after_s,
+            faults=fault_plan(settings) if faults is None else faults,
+        )
+
+    return start()
+
+
+async def _try_a_start(settings: Settings, ending: threading.Event) -> None:
+    """Start a service without faults, and stop it.
+
+    One that may restart without end, as the run's own may, would try for ever where no worker can start.
+    """
+
+    async def start_and_stop() -> None:
+        gpu = await spawn(device=_DEVICES[settings.engine], isolation=settings.isolation)
+        await gpu.aclose(drain_s=1.0)
+
+    await _within(_START_S, ending, start_and_stop())
+
+
+async def _within(seconds: float, ending: threading.Event, start: Coroutine[Any, Any, T]) -> T:
+    """What a start gives. Raises `StartFailed` after so many seconds, `Interrupted` when the run is ended."""
+    starting = asyncio.ensure_future(start)
+    deadline = time.monotonic() + seconds
+    while not starting.done():
+        await asyncio.wait([starting], timeout=_LOOK_S)
+        if starting.done():
+            break
+        if ending.is_set() or time.monotonic() > deadline:
+            starting.cancel()
+            await asyncio.wait([starting], timeout=1.0)
+            if ending.is_set():
+                raise Interrupted
+            raise StartFailed(detail=f"it was not ready within {seconds:g} s")
+    return starting.result()
+
+
+async def _ends(gpu: CudnnRef, settings: Settings) -> bool:
+    """Whether the service has stopped, in time."""
+    closing = asyncio.ensure_future(gpu.aclose(drain_s=min(10.0, settings.deadline_s)))
+    await asyncio.wait([closing], timeout=_STOP_S)
+    return closing.done()
 
 
 class _Run:
@@ -106,26 +183,41 @@ class _Run:
         gpu: CudnnRef,
         settings: Settings,
         tally: Tally,
-        ending: asyncio.Event,
+        ending: threading.Event,
+        *,
         show: Callable[[], None],
+        ready: Callable[[Ground], None],
     ) -> None:
         self._gpu = gpu
         self._settings = settings
         self._tally = tally
         self._ending = ending
         self._show = show
+        self._ready = ready
         self._stopped = ""
         oracle = Oracle(injected_errors(settings), excusable=settings.isolation == "thread")
+        problems = range(len(PROBLEMS) if LoadKind.UPLOADS in settings.load else HEAVY)
         self._ground = Ground(
-            gpu=gpu, answers=Answers(settings.seed), oracle=oracle, tally=tally, ending=ending
+            gpu=gpu,
+            answers=Answers(settings.seed),
+            oracle=oracle,
+            tally=tally,
+            ending=ending,
+            abandoned=threading.Event(),
+            problems=problems,
         )
+        self._crowd = Crowd(self._ground, settings)
 
     async def run(self) -> Outcome:
         """Everything, in order. What it starts has ended when it returns, but for requests that are lost."""
         tally, deadline_s = self._tally, self._settings.deadline_s
-        await warm(self._gpu, self._show)
+        problems = [PROBLEMS[number] for number in self._ground.problems]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(warm(self._gpu, problems, self._show), _WARM_S)
         tally.begin()
-        watcher = asyncio.create_task(watch(self._gpu, self._tally))
+        watcher = asyncio.create_task(
+            watch(self._gpu, self._tally, pauses=self._settings.isolation == "thread")
+        )
         load = asyncio.create_task(self._load())
         striker = asyncio.create_task(Striker(self._gpu, self._tally, self._settings).run())
         try:
@@ -136,17 +228,26 @@ class _Run:
             await self._watch(load, lambda: tally.now_s > max(seconds, tally.last_outage_s) + deadline_s)
             return await self._conclude(load, seconds)
         finally:
+            self._ending.set()
+            self._ground.abandoned.set()
             for task in (striker, load, watcher):
                 await _end(task)
-            tally.give_up()
+            tally.give_up(LoadKind.TASKS)
 
     async def _load(self) -> None:
-        seed, host = self._settings.seed, Task(self._ground, 0)
+        sender = LoopSender(self._gpu)
+        host = Task(self._ground, 0, sender)
+        count = self._settings.tasks if LoadKind.TASKS in self._settings.load else 0
         try:
             await host.share()
+            self._ready(self._ground)
+            self._crowd.start()
             async with asyncio.TaskGroup() as tasks:
-                for number in range(1, self._settings.tasks + 1):
-                    tasks.create_task(Task(self._ground, number).run(program(seed, number)))
+                for number in range(1, count + 1):
+                    program = bursts(self._settings, number)
+                    tasks.create_task(Task(self._ground, number, sender).run(program))
+            while self._crowd.alive() or self._ground.others:  # noqa: ASYNC110 - they are threads
+                await asyncio.sleep(_LOOK_S)
             await host.unshare()
         except* ServiceStopped as stops:
             self._stopped = str(stops.exceptions[0])
@@ -162,14 +263,26 @@ class _Run:
         lost = [] if load.done() else self._tally.lost()
         if load.done():
             load.result()  # an error here is the harness's own
+        if self._crowd.failures:
+            raise self._crowd.failures[0]
         statistics: Statistics | None = None
         patience_s = min(5.0, self._settings.deadline_s)
         with contextlib.suppress(CudnnActorError):
             await self._gpu.ask(Drain(), timeout=patience_s)  # of buffers that nobody received, too
         with contextlib.suppress(CudnnActorError):
             statistics = await self._gpu.ask(GetStatistics(), timeout=patience_s)
+        self._ground.abandoned.set()
+        stuck = await asyncio.to_thread(self._crowd.end, 5.0)
         injected = Counter(fired.rule.fault.value for fired in self._gpu.faults_fired)
-        return Outcome(self._gpu.device, lost, dict(injected), statistics, self._stopped, seconds)
+        return Outcome(
+            self._gpu.device,
+            lost,
+            dict(injected),
+            statistics,
+            self._stopped,
+            seconds,
+            tuple(f"thread {name} did not end" for name in stuck),
+        )
 
 
 async def _end(task: asyncio.Task[Any]) -> None:

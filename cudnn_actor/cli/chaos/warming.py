@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cudnn_actor import BufferRef, CudnnActorError, CudnnRef
-from cudnn_actor.cli.chaos.problems import CLASS, INPUTS, PROBLEMS, READS, WRITES, Kind, Problem
+from cudnn_actor.cli.chaos.problems import CLASS, INPUTS, READS, WRITES, Kind, Problem
 from cudnn_actor.protocol.messages import Compute
 
 __all__ = ["warm"]
 
 
-async def warm(gpu: CudnnRef, show: Callable[[], None]) -> None:
+async def warm(gpu: CudnnRef, problems: Sequence[Problem], show: Callable[[], None]) -> None:
     """Have every plan of the load built; what a fault that strikes meanwhile prevents is left out."""
-    for problem in PROBLEMS:
+    for problem in problems:
         with contextlib.suppress(CudnnActorError):
             await _warm_one(gpu, problem)
         show()

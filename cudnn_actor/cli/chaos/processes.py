@@ -1,0 +1,106 @@
+"""The processes of a service, found from outside: which there are, and what each is for.
+
+Every process that the command starts, and every one that those start or fork, inherits a mark in its
+environment; `/proc/PID/environ` has it whoever the parent is by now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Found", "Role", "end_all", "find", "marked", "strike"]
+
+_MARK = "CUDNN_ACTOR_CHAOS_RUN"
+_FORKSERVER, _BUILDER = b"cudnn_actor.workers.forkserver", b"cudnn_actor.engines.remote.child"
+
+
+class Role(enum.StrEnum):
+    """What a process of a service is for."""
+
+    WORKER = "worker"
+    FORKSERVER = "forkserver"
+    BUILDER = "builder"
+    OTHER = "other"
+
+
+class Found(NamedTuple):
+    """A process: its id, what it is for, its state as the kernel has it ("R", "S", "T": stopped), its work.
+
+    `ticks` is the processor time that it has used, in the kernel's unit.
+    """
+
+    pid: int
+    role: Role
+    state: str = "R"
+    ticks: int = 0
+
+
+@contextlib.contextmanager
+def marked() -> Iterator[None]:
+    """Have the processes that are started from here on be found by `find`."""
+    before = os.environ.get(_MARK)
+    os.environ[_MARK] = uuid.uuid4().hex
+    try:
+        yield
+    finally:
+        del os.environ[_MARK]
+        if before is not None:
+            os.environ[_MARK] = before
+
+
+def find() -> list[Found]:
+    """Every process with this run's mark that has not ended."""
+    found = [_look_at(int(name)) for name in os.listdir("/proc") if name.isdecimal()]
+    return [each for each in found if each is not None]
+
+
+def _look_at(pid: int) -> Found | None:
+    mark = f"{_MARK}={os.environ.get(_MARK, '-')}".encode()
+    place = Path(f"/proc/{pid}")
+    try:
+        if mark not in (place / "environ").read_bytes().split(b"\0"):
+            return None
+        words = (place / "cmdline").read_bytes().split(b"\0")
+        stat = (place / "stat").read_bytes().rpartition(b")")[2].split()  # proc(5): from the 3rd field on
+    except (OSError, ValueError):  # it has ended, or is another user's
+        return None
+    state, parent, ticks = stat[0].decode(), int(stat[1]), int(stat[11]) + int(stat[12])
+    return None if state in ("Z", "X") else Found(pid, _role(words, parent), state, ticks)
+
+
+def _role(words: list[bytes], parent: int) -> Role:
+    """Workers are forks of their forkserver, and have its words; the forkserver is this process's child."""
+    if _BUILDER in words:
+        return Role.BUILDER
+    if _FORKSERVER in words:
+        return Role.FORKSERVER if parent == os.getpid() else Role.WORKER
+    return Role.OTHER
+
+
+def strike(found: Found, number: signal.Signals) -> bool:
+    """Send a signal; whether the process was still there, and still what it was found to be."""
+    with contextlib.suppress(ProcessLookupError):
+        process = os.pidfd_open(found.pid)
+        try:
+            now = _look_at(found.pid)  # the descriptor names one process; this says that it is the one meant
+            if now is not None and now.role is found.role:
+                signal.pidfd_send_signal(process, number)
+                return True
+        finally:
+            os.close(process)
+    return False
+
+
+def end_all() -> list[Found]:
+    """Kill every process with this run's mark; returns those that were there."""
+    left = find()
+    for each in left:
+        strike(each, signal.SIGKILL)
+    return left

@@ -1,0 +1,318 @@
+"""The ways to send a burst of requests, and to wait for its answers: of a loop, of threads, under an alarm.
+
+A sender belongs to one thread. Those without an event loop of their own block in `send`, so their task's
+coroutine runs in one go: `run_without_a_loop`. Every wait looks now and then whether the run has been given
+up, so that a request that is lost holds up nobody's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from types import FrameType
+from typing import Any, Protocol
+
+import pykka
+
+from cudnn_actor.cli.chaos.oracle import Alarmed, Deed
+from cudnn_actor.cli.chaos.settings import LoadKind
+from cudnn_actor.cli.chaos.tally import Waiting
+from cudnn_actor.client import CudnnRef
+from cudnn_actor.protocol import ServiceStopped
+
+__all__ = [
+    "AlarmedSender",
+    "GivenUp",
+    "LoopSender",
+    "NewLoopSender",
+    "PykkaSender",
+    "Sender",
+    "run_without_a_loop",
+]
+
+_LOOK_S = 0.25
+_ALARMS = 0.5
+"""Of the calls of an alarmed sender, how many may be interrupted."""
+_ALARM_S = 300e-6
+"""An alarm comes within this time: a call takes about as long."""
+
+Note = Callable[[Waiting, Deed], None]
+
+
+class GivenUp(Exception):
+    """Raised where the run has been given up: what has not been answered is lost."""
+
+
+class Sender(Protocol):
+    """One way to send."""
+
+    kind: LoadKind
+
+    async def send(self, burst: Sequence[Deed], note: Note) -> list[tuple[Waiting | None, object]]:
+        """Send a burst, and wait for all of it: each request, where it was sent at all, and its outcome.
+
+        `note` is called with every request on its way. Raises `GivenUp`.
+        """
+
+
+def run_without_a_loop(task: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that never waits for anything that is not there."""
+    try:
+        task.send(None)
+    except StopIteration:
+        return
+    raise RuntimeError("it waits for an event loop, and there is none")
+
+
+class LoopSender:
+    """Sends from tasks of a running loop, all of a burst at once.
+
+    Parameters
+    ----------
+    gpu
+        The service.
+    kind
+        What it is counted as.
+    """
+
+    def __init__(self, gpu: CudnnRef, kind: LoadKind = LoadKind.TASKS) -> None:
+        self._gpu = gpu
+        self.kind = kind
+
+    async def send(self, burst: Sequence[Deed], note: Note) -> list[tuple[Waiting | None, object]]:
+        """See `Sender`. Never raises `GivenUp`: its task is cancelled then."""
+        started = [_begin(self._gpu, deed, alone=len(burst) == 1) for deed in burst]
+        futures = [each for each in started if isinstance(each, asyncio.Future)]
+        for deed, each in zip(burst, started, strict=True):
+            if isinstance(each, asyncio.Future):
+                note(each, deed)
+        if futures:
+            await asyncio.wait(futures)
+        return [(each if isinstance(each, asyncio.Future) else None, _outcome(each)) for each in started]
+
+
+class NewLoopSender:
+    """Sends from a plain thread: every burst by `asyncio.run`.
+
+    Parameters
+    ----------
+    gpu
+        The service.
+    abandoned
+        Set when the run is given up.
+    """
+
+    kind = LoadKind.THREADS
+
+    def __init__(self, gpu: CudnnRef, abandoned: threading.Event) -> None:
+        self._within = LoopSender(gpu)
+        self._abandoned = abandoned
+
+    async def send(self, burst: Sequence[Deed], note: Note) -> list[tuple[Waiting | None, object]]:
+        """See `Sender`. Blocks."""
+
+        async def outlast() -> list[tuple[Waiting | None, object]]:
+            sending = asyncio.ensure_future(self._within.send(burst, note))
+            while not sending.done():
+                await asyncio.wait([sending], timeout=_LOOK_S)
+                if self._abandoned.is_set() and not sending.done():
+                    sending.cancel()
+                    raise GivenUp
+            return sending.result()
+
+        return asyncio.run(outlast())
+
+
+class PykkaSender:
+    """Sends by the service's pykka reference: one after another, or all of a burst and then the waits.
+
+    Parameters
+    ----------
+    gpu, abandoned
+        As of `NewLoopSender`.
+    blocks
+        Whether each request is waited for before the next is sent.
+    """
+
+    kind = LoadKind.PYKKA
+
+    def __init__(self, gpu: CudnnRef, abandoned: threading.Event, *, blocks: bool) -> None:
+        self._ref = gpu.actor_ref
+        self._abandoned = abandoned
+        self._blocks = blocks
+
+    async def send(self, burst: Sequence[Deed], note: Note) -> list[tuple[Waiting | None, object]]:
+        """See `Sender`. Blocks. A pykka caller cannot give up, so no deed has a timeout."""
+        outcomes: list[tuple[Waiting | None, object]] = []
+        asked: list[tuple[_Asked, object]] = []
+        for deed in burst:
+            deed.timeout_s = deed.cancel_after_s = None
+            request = _Asked()
+            note(request, deed)
+            asked.append((request, self._ask(deed)))
+            if self._blocks:
+                outcomes.append(self._get(*asked.pop()))
+        return outcomes + [self._get(*each) for each in asked]
+
+    def _ask(self, deed: Deed) -> object:
+        """A pykka future, or the error of what was refused."""
+        try:
+            return self._ref.ask(deed.message, block=False)
+        except Exception as error:  # noqa: BLE001 - the outcome, for the oracle to judge
+            return error
+
+    def _get(self, request: _Asked, future: object) -> tuple[Waiting, object]:
+        outcome = _wait_for(future, self._abandoned) if isinstance(future, pykka.Future) else future
+        request.cancel()
+        return request, outcome
+
+
+class AlarmedSender:
+    """Sends from the main thread, one after another, while an alarm's handler may raise in the middle of it.
+
+    By turns it asks pykka's way, and from a running loop. Of a loop only the sending is interrupted: asyncio
+    itself promises nothing to those who raise in the middle of its own work.
+
+    Parameters
+    ----------
+    gpu, abandoned
+        As of `NewLoopSender`.
+    seed
+        Decides when the alarm rings.
+    """
+
+    kind = LoadKind.ALARMS
+
+    def __init__(self, gpu: CudnnRef, abandoned: threading.Event, seed: int) -> None:
+        self._gpu = gpu
+        self._abandoned = abandoned
+        self._chance = random.Random(f"{seed} alarms")
+        self._armed = False
+        self.rung = 0
+        """How often a call was interrupted."""
+        self._before = signal.signal(signal.SIGALRM, self._ring)
+        self._hook_before, sys.unraisablehook = sys.unraisablehook, self._not_raised
+        self._runner = asyncio.Runner()
+        self._runner.get_loop().set_exception_handler(_ignore)  # futures that nobody was given
+
+    def close(self) -> None:
+        """Put the handler back that was there."""
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, self._before)
+        sys.unraisablehook = self._hook_before
+        self._runner.close()
+
+    async def send(self, burst: Sequence[Deed], note: Note) -> list[tuple[Waiting | None, object]]:
+        """See `Sender`. Blocks."""
+        outcomes: list[tuple[Waiting | None, object]] = []
+        for deed in burst:
+            deed.timeout_s = deed.cancel_after_s = None
+            deed.alarmed = self._chance.random() < _ALARMS
+            way = self._from_a_loop if self._chance.random() < 0.5 else self._by_pykka
+            request = _Asked()
+            note(request, deed)
+            outcomes.append((request, way(deed)))
+            request.cancel()
+        return outcomes
+
+    def _by_pykka(self, deed: Deed) -> object:
+        future = self._called(deed, lambda: self._gpu.actor_ref.ask(deed.message, block=False))
+        return _wait_for(future, self._abandoned) if isinstance(future, pykka.Future) else future
+
+    def _from_a_loop(self, deed: Deed) -> object:
+        async def ask() -> object:
+            future = self._called(deed, lambda: self._gpu.submit(deed.message))
+            if not isinstance(future, asyncio.Future):
+                return future
+            while not future.done():
+                await asyncio.wait([future], timeout=_LOOK_S)
+                if self._abandoned.is_set() and not future.done():
+                    raise GivenUp
+            return _outcome(future)
+
+        return self._runner.run(ask())
+
+    def _called(self, deed: Deed, call: Callable[[], object]) -> object:
+        """What a call gives, or the error that it raises: the alarm's, perhaps, at most once."""
+        try:
+            try:
+                if deed.alarmed:
+                    self._armed = True
+                    signal.setitimer(signal.ITIMER_REAL, self._chance.uniform(1e-6, _ALARM_S))
+                return call()
+            finally:
+                self._armed = False
+        except Alarmed as alarm:
+            self.rung += 1
+            return alarm
+        except Exception as error:  # noqa: BLE001 - the outcome, for the oracle to judge
+            return error
+
+    def _ring(self, _number: int, _frame: FrameType | None) -> None:
+        if self._armed:
+            self._armed = False
+            raise Alarmed
+
+    def _not_raised(self, unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, Alarmed):  # it rang in a finalizer, which loses it
+            self._hook_before(unraisable)
+
+
+class _Asked:
+    """A request of a thread, on its way."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def done(self) -> bool:
+        """Whether it has been answered."""
+        return self._done
+
+    def cancel(self) -> None:
+        """Note that it has."""
+        self._done = True
+
+
+def _wait_for(future: pykka.Future[Any], abandoned: threading.Event) -> object:
+    while True:
+        try:
+            return future.get(timeout=_LOOK_S)
+        except pykka.Timeout:
+            if abandoned.is_set():
+                raise GivenUp from None
+        except pykka.ActorDeadError as error:
+            return error if isinstance(error, ServiceStopped) else ServiceStopped(reason=str(error))
+        except Exception as error:  # noqa: BLE001 - the outcome, for the oracle to judge
+            return error
+
+
+def _begin(gpu: CudnnRef, deed: Deed, *, alone: bool) -> asyncio.Future[Any] | Exception:
+    """Send a request; what is refused on the spot has its error at once."""
+    request: asyncio.Future[Any]
+    try:
+        if alone:
+            request = asyncio.ensure_future(gpu.ask(deed.message, timeout=deed.timeout_s))
+        else:
+            request = gpu.submit(deed.message, timeout=deed.timeout_s)
+    except Exception as error:  # noqa: BLE001 - the outcome, for the oracle to judge
+        return error
+    if deed.cancel_after_s is not None:
+        request.get_loop().call_later(deed.cancel_after_s, request.cancel)
+    return request
+
+
+def _outcome(request: asyncio.Future[Any] | Exception) -> object:
+    if not isinstance(request, asyncio.Future):
+        return request
+    if request.cancelled():
+        return asyncio.CancelledError()
+    error = request.exception()
+    return request.result() if error is None else error
+
+
+def _ignore(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
+    pass

@@ -1,0 +1,79 @@
+"""Watches the harness itself: who waits for what when a request stalls, and an end for a run without one."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from cudnn_actor.cli.chaos import processes
+from cudnn_actor.cli.chaos.tally import Tally
+
+__all__ = ["Watchdog", "tell_who_waits"]
+
+_LOOK_S = 0.1
+_ASLEEP_S = 1.0
+"""A look that comes later than that by so much: this process did not run, as when a machine sleeps."""
+_SHOWN = 20
+
+
+class Watchdog:
+    """A thread that looks at the harness ten times a second.
+
+    Parameters
+    ----------
+    tally
+        Where requests are counted.
+    limit_s
+        Seconds after which the run should have ended, whatever befell it.
+    expired
+        Called on the watchdog's thread when it has not.
+    """
+
+    def __init__(self, tally: Tally, limit_s: float, expired: Callable[[], None]) -> None:
+        self._tally = tally
+        self._limit_s = limit_s
+        self._expired = expired
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="chaos-watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        left_s, told, last = self._limit_s, False, time.monotonic()
+        while not self._over.wait(_LOOK_S):
+            now = time.monotonic()
+            late_s, last = now - last - _LOOK_S, now
+            if late_s > _ASLEEP_S:
+                self._tally.excuse(late_s)
+            left_s -= min(now - last + _LOOK_S, _ASLEEP_S)
+            if not told and self._tally.stalled():
+                told = True
+                tell_who_waits(self._tally)
+            if left_s <= 0:
+                tell_who_waits(self._tally)
+                self._expired()
+                return
+
+
+def tell_who_waits(tally: Tally) -> None:
+    """Print on stderr which requests wait, which processes there are, and what every thread does."""
+    out = sys.stderr
+    print("\n--- who waits for what", file=out)
+    stalled = tally.stalled()
+    for stall in stalled[-_SHOWN:]:
+        where = f"{stall.sender} task {stall.task}, burst {stall.burst}"
+        print(f"{stall.took_s:6.1f} s  {stall.request}  ({where})", file=out)
+    print(f"{len(stalled)} requests have taken too long; {len(tally.lost())} are on their way", file=out)
+    for each in processes.find():
+        print(f"process {each.pid}  {each.role}  state {each.state}", file=out)
+    faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+    print("---", file=out, flush=True)
