@@ -179,3 +179,17 @@ def test_it_does_not_matter_who_else_holds_the_parents_end(stage: Stage) -> None
             wait_for_exit(pid)
         finally:
             os.kill(copy, signal.SIGKILL)
+
+
+def test_one_that_is_let_go_ends_whoever_else_holds_the_parents_end(stage: Stage) -> None:
+    with family(stage, "closed") as parent:
+        player = stage.enter("go", "go")
+        pid = player.at("open")
+        assert parent.stdout is not None
+        copy = int(parent.stdout.readline())
+        try:
+            assert player.at("close") == pid
+            assert parent.stdout.readline() == b"closed\n"
+            wait_for_exit(pid)
+        finally:
+            os.kill(copy, signal.SIGKILL)
