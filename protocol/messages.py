@@ -64,7 +64,7 @@ _DEFAULT_NUMERICS = Numerics()
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     # A field that is missing, or given by place, is msgspec's own TypeError, which does not name the class.
-    # Only a metaclass could: a message takes 0.12 us to make, 0.58 with an empty one, 1.2 with one that catches.
+    # Only a metaclass could: then a message takes 0.58 us to make, or 1.2 where it catches, in place of 0.12.
 
     control: ClassVar[bool] = False
     """Whether the message overtakes a full mailbox."""
