@@ -63,8 +63,8 @@ _DEFAULT_NUMERICS = Numerics()
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    # A field that is missing, or given by place, is msgspec's own TypeError, which does not name the class. Only a
-    # metaclass could: with an empty one a message takes 0.58 us to make, with one that catches 1.2, without 0.12.
+    # A field that is missing, or given by place, is msgspec's own TypeError, which does not name the class.
+    # Only a metaclass could: then a message takes 0.58 us to make, or 1.2 where it catches, in place of 0.12.
 
     control: ClassVar[bool] = False
     """Whether the message overtakes a full mailbox."""
