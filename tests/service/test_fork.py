@@ -1,6 +1,6 @@
 """A forked child has nothing of its parent's services, and takes nothing from them.
 
-The programs run in processes of their own (`fork_rigs`), since a child has a copy of all that pytest has.
+The programs run in processes of their own (`fork_programs`), since a child has a copy of all that pytest has.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 100.0
-HERE = "tests.service.fork_rigs"
+HERE = "tests.service.fork_programs"
 
 both = pytest.mark.parametrize("isolation", ["thread", "process"])
 ways = pytest.mark.parametrize("way", ["fork", "fork_and_exit", "multiprocessing"])
