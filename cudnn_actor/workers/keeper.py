@@ -272,7 +272,7 @@ class WorkerKeeper(Actor):
         forkserver = self._source.forkserver.fileno()
         poll.register(forkserver, select.POLLIN)
         events = poll.poll(None if timeout_s is None else timeout_s * 1e3)
-        if len(events) > 0 and any(fd == forkserver for fd, _ in events):
+        if (forkserver, select.POLLIN) in events:
             self._source.mind_forkserver()
 
     def _look_for_the_end(self, worker: Worker) -> None:
