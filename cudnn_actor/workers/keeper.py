@@ -150,12 +150,15 @@ class WorkerKeeper(Actor):
 
     def _launch(self, *, fails: bool) -> None:
         try:
-            self.worker = worker = self._source.launch(self._generation, fails=fails)
+            self.worker = worker = self._source.launch(self._generation, self._is_given_up, fails=fails)
         except OSError as error:
             raise Crash(str(error)) from error
         with self._dispatcher.held() as desk:
             desk.last_word = None
             desk.introduce(worker)
+
+    def _is_given_up(self) -> bool:
+        return self.abandoned.is_set() or self.actor_stopped.is_set()
 
     def _await_ready(self) -> None:
         worker = self.worker
