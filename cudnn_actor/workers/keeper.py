@@ -164,7 +164,7 @@ class WorkerKeeper(Actor):
 
     def _launch(self, *, fails: bool) -> None:
         try:
-            self.worker = worker = self._source.launch(self._generation, fails=fails)
+            self.worker = worker = self._source.launch(self._generation, self._is_given_up, fails=fails)
         except OSError as error:
             raise Crash(str(error)) from error
         with self._dispatcher.held() as desk:
@@ -174,6 +174,9 @@ class WorkerKeeper(Actor):
                 desk.introduce(worker)
             except OSError as error:
                 raise Crash(f"worker {worker.pid} could not be given the memory: {error}") from error
+
+    def _is_given_up(self) -> bool:
+        return self.abandoned.is_set() or self.actor_stopped.is_set()
 
     def _await_ready(self) -> None:
         worker = self.worker
@@ -293,7 +296,7 @@ class WorkerKeeper(Actor):
         forkserver = self._source.forkserver.fileno()
         poll.register(forkserver, select.POLLIN)
         events = poll.poll(None if timeout_s is None else timeout_s * 1e3)
-        if len(events) > 0 and any(fd == forkserver for fd, _ in events):
+        if (forkserver, select.POLLIN) in events:
             self._source.mind_forkserver()
 
     def _look_for_the_end(self, worker: Worker) -> None:

@@ -36,7 +36,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from cudnn_actor.actors import forks
@@ -68,6 +68,10 @@ _LOOKS = 200
 """After so many in vain a server that has its imports behind it counts as one that hangs. Looks are counted,
 not seconds, since this process may have been stopped itself meanwhile."""
 _NOWHERE = -1
+
+
+def _never() -> bool:
+    return False
 
 
 class LaunchFailed(OSError):
@@ -267,11 +271,11 @@ class Launcher:
         finally:
             self._lock.release()
 
-    def launch(self, main: str, fds: Sequence[int]) -> Child:
+    def launch(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool] = _never) -> Child:
         """Fork a worker and run `main` in it. Blocks: for the fork, and before it for the imports.
 
-        Imports that never end are waited for until somebody calls `close`. A server that is stopped, has died
-        or says nothing for ten seconds is killed, and another one started, once.
+        Imports that never end are waited for until somebody calls `close`, or `unwanted` says so. A server
+        that is stopped, has died or says nothing for ten seconds is killed, and another one started, once.
 
         Parameters
         ----------
@@ -282,6 +286,8 @@ class Launcher:
         fds
             Descriptors for the worker, which gets copies and has no others but 0, 1 and 2, and its end of the
             lifeline. 252 at most.
+        unwanted
+            Asked some twenty times a second: whether the caller has no use for the worker any more.
 
         Raises
         ------
@@ -291,8 +297,12 @@ class Launcher:
         lifeline: Lifeline | None = None
         try:
             lifeline = Lifeline()
-            with self._lock:
-                return self._launched(main, fds, lifeline)
+            while not self._lock.acquire(timeout=_LOOK_EVERY_S):
+                _refuse_if(unwanted)
+            try:
+                return self._launched(main, fds, lifeline, unwanted)
+            finally:
+                self._lock.release()
         except BaseException as error:
             if lifeline is not None:
                 lifeline.cut()
@@ -303,22 +313,25 @@ class Launcher:
             if lifeline is not None:
                 lifeline.hand_over()
 
-    def _launched(self, main: str, fds: Sequence[int], lifeline: Lifeline) -> Child:
+    def _launched(
+        self, main: str, fds: Sequence[int], lifeline: Lifeline, unwanted: Callable[[], bool]
+    ) -> Child:
+        given = (*fds, lifeline.theirs)
         try:
-            number, pid, pidfd = self._ordered(main, (*fds, lifeline.theirs))
+            number, pid, pidfd = self._ordered(main, given, unwanted)
         except _ServerLost:
             self._server = None
-            number, pid, pidfd = self._ordered(main, (*fds, lifeline.theirs))
+            number, pid, pidfd = self._ordered(main, given, unwanted)
         assert self._server is not None
         child = Child(self, self._server, number=number, pid=pid, pidfd=pidfd, lifeline=lifeline)
         self._children[number] = child
         return child
 
-    def _ordered(self, main: str, fds: Sequence[int]) -> tuple[int, int, int]:
+    def _ordered(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> tuple[int, int, int]:
         number = next(self._numbers)
         try:
             server = self._ready_for_orders()
-            return (number, *server.launch(number, main, fds))
+            return (number, *server.launch(number, main, fds, unwanted))
         except OSError:
             if self._server is not None and self._server.gone:
                 self._server = None  # its end has been told: the next launch starts another
@@ -445,14 +458,16 @@ class _Server:
         self._poll.register(self._pidfd, select.POLLIN)
         watch.register(self._pidfd, select.EPOLLIN)
 
-    def launch(self, number: int, main: str, fds: Sequence[int]) -> tuple[int, int]:
+    def launch(
+        self, number: int, main: str, fds: Sequence[int], unwanted: Callable[[], bool]
+    ) -> tuple[int, int]:
         """Id and pidfd of a new worker. Blocks. Raises `OSError`, and `ValueError` for too long a path."""
         self._awaited = number
         try:
             if not self._send(Launch(number, main, len(fds)), fds):
                 self.has_gone()  # which takes in what it had said before
             while not self.gone:
-                match self._heard():
+                match self._heard(unwanted):
                     case Launched(launched, pid), [pidfd] if launched == number:
                         return pid, pidfd
                     case Launched(launched), [] if launched == number:
@@ -466,10 +481,11 @@ class _Server:
         killed = (self._process.returncode or 0) < 0
         raise (_ServerLost if (self.ready or killed) and not self.unwanted else OSError)(end)
 
-    def _heard(self) -> tuple[FromServer, list[int]] | None:
+    def _heard(self, unwanted: Callable[[], bool]) -> tuple[FromServer, list[int]] | None:
         """The next record; None, and `gone`, for none. Blocks; one that is stopped or hangs is killed."""
         in_vain = 0
         while (received := self.receive(_LOOK_EVERY_S)) is None and not self.gone:
+            _refuse_if(unwanted)
             in_vain += self.ready
             if in_vain > _LOOKS or is_stopped(self.pid):
                 self._kill()  # and not hung up on: one that woke up would end its workers, which serve
@@ -619,6 +635,11 @@ def _pidfd_of(process: subprocess.Popen[bytes]) -> int:
         process.kill()
         process.wait()
         raise
+
+
+def _refuse_if(unwanted: Callable[[], bool]) -> None:
+    if unwanted():
+        raise OSError("nobody wants it any more")
 
 
 def _becomes_readable(fd: int, timeout_s: float | None) -> bool:

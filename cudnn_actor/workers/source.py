@@ -97,10 +97,14 @@ class Source:
         """Digests that the standby has been told of."""
         self._job: concurrent.futures.Future[Worker | _Lost] | None = None
         """What is done on a thread: a standby's start or end, which follows as its result."""
+        self._closed = threading.Event()
 
-    def launch(self, generation: int, *, fails: bool) -> Worker:
-        """A worker that is starting. Raises `OSError`. Blocks for milliseconds, or for a server's imports."""
-        return Worker(self._recipe, generation, self._generations.fd, fails=fails)
+    def launch(self, generation: int, unwanted: Callable[[], bool], *, fails: bool) -> Worker:
+        """A worker that is starting. Raises `OSError`, also for one that is unwanted before it is there.
+
+        Blocks for milliseconds, or for a server's imports.
+        """
+        return Worker(self._recipe, generation, self._generations.fd, unwanted, fails=fails)
 
     @functools.cached_property
     def _recipe(self) -> Recipe:
@@ -164,7 +168,7 @@ class Source:
 
     def _launch_standby(self, generations: int) -> Worker | _Lost:
         try:
-            return Worker(self._recipe, 0, generations)
+            return Worker(self._recipe, 0, generations, self._closed.is_set)
         except OSError as error:
             return _Lost(f"it could not be started: {error}")
         finally:
@@ -286,6 +290,7 @@ class Source:
 
     def close(self, desk: CudnnDesk) -> None:
         """End the standby, and wait for everybody. The service has ended. Blocks."""
+        self._closed.set()
         worker, self.standby, desk.standby = self.standby, None, None
         if worker is not None:
             self._end(worker)

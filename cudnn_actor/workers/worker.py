@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -57,16 +57,26 @@ class Worker:
         Which incarnation it is to be.
     generations
         Descriptor of the service's generation table.
+    unwanted
+        Whether it is not wanted any more: asked while its launch waits.
     fails
         Whether its start is to fail.
 
     Raises
     ------
     OSError
-        There is no process to be had.
+        There is no process to be had, or it is not wanted any more.
     """
 
-    def __init__(self, recipe: Recipe, generation: int, generations: int, *, fails: bool = False) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        generation: int,
+        generations: int,
+        unwanted: Callable[[], bool],
+        *,
+        fails: bool = False,
+    ) -> None:
         self.generation = generation
         self.ready = False
         """Whether it has said that its engine is open."""
@@ -82,7 +92,7 @@ class Worker:
         try:
             with theirs, _own_pidfd() as parent:
                 fds = (theirs.fileno(), generations, self.claims.fd, parent)
-                self.child: Child = recipe.launcher.launch(MAIN, fds)
+                self.child: Child = recipe.launcher.launch(MAIN, fds, unwanted)
         except BaseException:
             self.channel.close()
             self.claims.close()

@@ -381,6 +381,19 @@ def test_closing_ends_a_launch_that_waits_for_imports(fifo: Path) -> None:
                 launch.result(PATIENCE_S)
 
 
+def test_a_launch_that_nobody_wants_any_more_does_not_wait_for_imports(fifo: Path) -> None:
+    launcher = Launcher.shared((*PRELOAD, "preloaded_late"))
+    unwanted = threading.Event()
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(launcher.launch, f"{HERE}:stays", [], unwanted.is_set) for _ in range(2)]
+        with fifo.open("w"):
+            unwanted.set()
+            for launch in waiting:  # one waits for the imports, the other for the first
+                with pytest.raises(LaunchFailed, match="nobody wants it"):
+                    launch.result(PATIENCE_S)
+    assert ended(launch_and_hear(launcher, "says_hello")) == "exited with status 0"
+
+
 # The end of the parent.
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,8 +28,9 @@ def parent(name: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     code = f"from {HERE} import run_parent; run_parent({name!r})"
     command = [sys.executable, "-X", "faulthandler", "-W", "error", "-c", code]
     pipe = subprocess.PIPE
+    streams: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": pipe}
     with (
-        subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process,
+        subprocess.Popen(command, cwd=ROOT, **streams, text=True, start_new_session=True) as process,
         dumped_after(STARTED_S, process),
     ):
         try:
@@ -42,8 +44,13 @@ def parent(name: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
 
 @contextlib.contextmanager
 def dumped_after(seconds: float, process: subprocess.Popen[str]) -> Iterator[None]:
-    """Have a process that takes longer for the block end with the stacks of its threads on stderr."""
-    timer = threading.Timer(seconds, process.send_signal, [signal.SIGABRT])
+    """Have a process and its forks, if they take longer for the block, end with all stacks on stderr."""
+
+    def end() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGABRT)
+
+    timer = threading.Timer(seconds, end)
     timer.start()
     try:
         yield
