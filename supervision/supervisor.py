@@ -49,6 +49,7 @@ from cudnn_actor.supervision.signals import (
     TimerKey,
 )
 from cudnn_actor.supervision.state import SupervisorState
+from cudnn_actor.supervision.watch import Watch, look_every_s
 
 __all__ = ["RestartsExhausted", "Supervisor"]
 
@@ -118,6 +119,7 @@ class Supervisor(Actor):
         self._listener = listener
         self._actors: dict[str, Actor] = {}
         self._now = 0.0
+        self._watch = Watch()
         self._timers: list[tuple[float, int, TimerKey]] = []
         self._timer_numbers = itertools.count()
         self._live_timers: set[TimerKey] = set()
@@ -181,25 +183,35 @@ class Supervisor(Actor):
         super().on_crash(error, current, waiting)
 
     def _next_look(self) -> float | None:
-        waits = []
-        for name, actor in tuple(self._actors.items()):
-            limit = self._specs[name].hang_after_s
-            if limit is not None:
-                waits.append(self._look_for_hang(name, actor, limit))
-        waits += [at - time.monotonic() for at, _, _ in self._timers[:1]]  # last: a hang sets a timer
-        return max(0.0, min(waits)) if waits else None
+        self._watch.wake(time.monotonic())
+        watched = [
+            (name, actor, actor.working_since(), limit)
+            for name, actor in self._actors.items()
+            if (limit := self._specs[name].hang_after_s) is not None
+        ]
+        now = time.monotonic()
+        begun = [since for _, _, since, _ in watched if since is not None]
+        self._watch.forget_before(min(begun, default=now))
+        waits = [self._look_for_hang(*child, now) for child in watched]
+        every_s = min((look_every_s(limit) for *_, limit in watched), default=0.0)
+        now = time.monotonic()
+        waits += [at - now for at, _, _ in self._timers[:1]]  # last: a hang sets a timer
+        pause_s = max(0.0, min(waits)) if waits else None
+        self._watch.sleep(now, pause_s if watched else None, every_s=every_s)
+        return pause_s
 
-    def _look_for_hang(self, name: str, actor: Actor, limit: float) -> float:
-        """Seconds until the child should be looked at again; a hung one is reported."""
-        since = actor.working_since()
-        if since is None:
-            return limit
-        left = since + limit - time.monotonic()
-        if left <= 0:
+    def _look_for_hang(self, name: str, actor: Actor, since: float | None, limit: float, now: float) -> float:
+        """Seconds until the child should be looked at again; a hung one is reported.
+
+        Also one that has nothing to do is looked at: it may begin something a moment later, and be stopped.
+        """
+        if since is not None and self._actors.get(name) is actor:  # not ended with one that hung before it
+            left = limit - self._watch.watched_s(since, now)
+            if left > 0:
+                return min(left, look_every_s(limit))
             reason = ExitReason.hung(f"no progress for {limit:g} s")
             self._step(RestartRequested(child=name, reason=reason, incarnation=self._incarnation(name)))
-            return limit
-        return left
+        return look_every_s(limit)
 
     def _incarnation(self, child: str) -> int:
         return self._state.children[self._state.policy.index_of(child)].incarnation
