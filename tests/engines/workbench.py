@@ -101,8 +101,18 @@ def workbench(engine: Engine) -> Iterator[Workbench]:
     try:
         yield Workbench(engine, arena)
     finally:
-        engine.unmap_arena(arena)
-        os.close(fd)
+        try:
+            _outlast(engine)
+        finally:
+            engine.unmap_arena(arena)
+            os.close(fd)
+
+
+def _outlast(engine: Engine) -> None:
+    """Wait for all that is enqueued: what a device still writes to must not be unmapped."""
+    fence = engine.fence()
+    while not engine.finished(fence):
+        pass
 
 
 def spread(dims: tuple[int, ...], dtype: DTypeLike, gap: int = 2) -> TensorSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any
 
@@ -17,12 +16,12 @@ pytestmark = pytest.mark.gpu
 
 X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int8", "int32", "uint8"]
-MOST_CYCLES = 60_000_000_000
-"""About half a minute: what holds a stream up ends then, whoever has forgotten it."""
+SPIN_CYCLES = 4_000_000_000
+"""About two seconds: far longer than taking an array in takes, on a machine that others use too."""
 SPIN = """
-extern "C" __global__ void spin(volatile int* go_on, long long most) {
+extern "C" __global__ void spin(long long cycles) {
     long long start = clock64();
-    while (*go_on == 0 && clock64() - start < most) {}
+    while (clock64() - start < cycles) {}
 }
 """
 
@@ -39,31 +38,12 @@ def torch_or_skip() -> Any:
     return pytest.importorskip("torch")
 
 
-class HeldUp:
-    """A CuPy stream on which nothing that comes behind runs before the block ends, or `go_on` is called.
+def keep_busy(stream: Any) -> None:
+    """Make whatever comes behind it on a CuPy stream late."""
+    import cupy
 
-    Kernels that the test needs meanwhile must have run once: the first use of one waits for all that runs.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        import cupy
-
-        self._stream = stream
-        self._flag = cupy.cuda.alloc_pinned_memory(4)
-        self._values = np.frombuffer(self._flag, np.int32, 1)
-        self._values[0] = 0
-        with stream:
-            cupy.RawKernel(SPIN, "spin")((1,), (1,), (np.uintp(self._flag.ptr), np.int64(MOST_CYCLES)))
-
-    def __enter__(self) -> HeldUp:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.go_on()
-        self._stream.synchronize()  # then nothing reads the flag any more, whose memory is about to go
-
-    def go_on(self) -> None:
-        self._values[0] = 1
+    with stream:
+        cupy.RawKernel(SPIN, "spin")((1,), (1,), (np.int64(SPIN_CYCLES),))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -122,17 +102,17 @@ async def test_cupys_negative_strides_are_followed() -> None:
 
 async def test_a_tensor_is_read_when_its_stream_has_filled_it() -> None:
     torch = torch_or_skip()
-    import cupy
-
     async with spawn(device="cuda:0", isolation="thread") as gpu:
         tensor, stream = torch.zeros(1 << 20, device="cuda:0"), torch.cuda.Stream()
-        tensor += 0  # which loads the kernel
+        tensor += 0  # which loads the kernel: the first use of one waits for all that runs
+        torch.cuda._sleep(1)
         torch.cuda.synchronize()
-        with torch.cuda.stream(stream), HeldUp(cupy.cuda.ExternalStream(stream.cuda_stream)) as held:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(SPIN_CYCLES)
             tensor += 1
+            assert not stream.query(), "the stream was not kept busy"
             data = gpu._service.values(tensor)
             assert not stream.query(), "taking it in has waited for its stream"
-            held.go_on()
             ref = await gpu.upload(tensor)
         assert (await gpu.download(ref)).min() == 1
         del data
@@ -145,13 +125,11 @@ async def test_a_cupy_array_is_read_when_the_current_stream_has_filled_it() -> N
         array, stream = cupy.zeros(1 << 20, "f4"), cupy.cuda.Stream(non_blocking=True)
         array += 0  # which builds the kernel
         cupy.cuda.Device().synchronize()
-        with stream, HeldUp(stream) as held:
+        keep_busy(stream)
+        with stream:
             array += 1
             assert not stream.done
-            uploading = asyncio.ensure_future(gpu.upload(array))
-            await asyncio.sleep(0)  # it is sent, with what its stream has still to do
-            held.go_on()
-            ref = await uploading
+            ref = await gpu.upload(array)
         assert (await gpu.download(ref)).min() == 1
 
 
@@ -162,13 +140,12 @@ async def test_an_array_by_its_interface_is_read_when_the_stream_that_it_names_h
         array, stream = cupy.zeros(1 << 20, "f4"), cupy.cuda.Stream(non_blocking=True)
         array += 0  # which builds the kernel
         cupy.cuda.Device().synchronize()
-        with HeldUp(stream) as held:
-            with stream:
-                array += 1
-            data = gpu._service.values(ByInterface(array, stream.ptr))
-            assert not stream.done, "taking it in has waited for its stream"
-            held.go_on()
-            ref = await gpu.upload(ByInterface(array, stream.ptr))
+        keep_busy(stream)
+        with stream:
+            array += 1
+        data = gpu._service.values(ByInterface(array, stream.ptr))
+        assert not stream.done, "taking it in has waited for its stream"
+        ref = await gpu.upload(ByInterface(array, stream.ptr))
         assert (await gpu.download(ref)).min() == 1
         await gpu.write(ref, ByInterface(array, None))
         del data
@@ -180,17 +157,17 @@ async def test_what_fills_one_threads_array_does_not_hold_up_anothers() -> None:
     async with spawn(device="cuda:0", isolation="thread") as gpu:
         late = cupy.zeros(8, "f4")
         stream = cupy.cuda.Stream(non_blocking=True)
-        with HeldUp(stream):
-            gpu._service.values(ByInterface(late, stream.ptr))
+        keep_busy(stream)
+        gpu._service.values(ByInterface(late, stream.ptr))
 
-            def take() -> None:
-                data: Any = gpu._service.values(ByInterface(late, None))
-                data.ready.synchronize()
+        def take() -> None:
+            data: Any = gpu._service.values(ByInterface(late, None))
+            data.ready.synchronize()
 
-            thread = threading.Thread(target=take)
-            thread.start()
-            thread.join()
-            assert not stream.done, "another thread's array waited for this one's stream"
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+        assert not stream.done, "another thread's array waited for this one's stream"
         stream.synchronize()
 
 
