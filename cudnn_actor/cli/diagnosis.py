@@ -6,24 +6,28 @@ import asyncio
 import importlib.metadata
 import os
 import platform
+import threading
 import time
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from cudnn_actor.cli.blas import Blas, find_blas
+from cudnn_actor.cli.obstacles import find_obstacles
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.engines.cuda.gpus import Driver
 from cudnn_actor.engines.cuda.installation import Problem, examine
 from cudnn_actor.engines.cuda.inventory import Inventory
 from cudnn_actor.engines.cuda.problems import problems_of
 from cudnn_actor.extras import install_command
-from cudnn_actor.protocol import ConvSpec, CudnnActorError
+from cudnn_actor.protocol import ConvSpec
 from cudnn_actor.spawning import spawn
+from cudnn_actor.workers.launching import close_launchers
 
 __all__ = ["Diagnosis", "Library", "Missing", "Trial", "diagnose"]
 
-_LIMIT_S = 30.0
+_LIMIT_S, _END_S = 30.0, 10.0
 _PACKAGES = {
     "cuDNN": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
     "cuDNN frontend": ("nvidia-cudnn-frontend",),
@@ -46,6 +50,7 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """One real convolution through a real service. `reason` says why `device="auto"` took that device."""
 
+    isolation: str
     ok: bool
     detail: str
     device: str | None = None
@@ -62,12 +67,16 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Everything found. Packages that are not installed have version None.
 
+    `trial` is that of the isolation which a service on that device has by default, `isolations` has both.
+    `obstacles` are what the system denies that services need.
     `problems` are of the CUDA engine, and none where nothing here has to do with CUDA. `gpu_wanted` says
     whether a GPU should serve: there are signs of one, and CUDA packages are installed.
     """
 
     version: str
     trial: Trial
+    isolations: dict[str, Trial]
+    obstacles: tuple[Problem, ...]
     driver: Driver
     cudnn: Library | None
     problems: tuple[Problem, ...]
@@ -84,7 +93,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 def diagnose(device: str = "auto") -> Diagnosis:
     """Look at everything, and try the service on a device.
 
-    Takes well under a second on a machine without a GPU, seconds with one: cuDNN is loaded twice.
+    Takes a second or two on a machine without a GPU, some more with one. Blocks; each trial that is not done
+    in 30 s is given up.
     """
     found = examine()
     packages = {name: _first_version(names) for name, names in _PACKAGES.items()}
@@ -94,9 +104,13 @@ def diagnose(device: str = "auto") -> Diagnosis:
     signs = found.driver.library or found.driver.version is not None
     problems = tuple(problems_of(found)) if signs or found.packages else ()
     hidden = found.driver.found and not found.driver.gpus
+    isolations = _try_both(_safe(device, problems))
+    on_a_gpu = (isolations["process"].device or "cpu") != "cpu"
     return Diagnosis(
         version=_first_version(("cudnn-actor",)) or "unknown",
-        trial=asyncio.run(try_service(_safe(device, problems))),
+        trial=isolations["process" if on_a_gpu else "thread"],
+        isolations=isolations,
+        obstacles=find_obstacles(),
         driver=found.driver,
         cudnn=cudnn,
         problems=problems,
@@ -123,22 +137,54 @@ def _cudnn(found: Inventory) -> Library | None:
     return Library(version=loaded or found.cudnn.version, path=found.cudnn.path)
 
 
-async def try_service(device: str = "auto") -> Trial:
-    """Spawn the service that `device` gives, and let it convolve ones with ones."""
+def _try_both(device: str) -> dict[str, Trial]:
+    """A trial in each isolation.
+
+    That of a process comes first: on a GPU a library that ends its process ends a worker there, and would
+    end this process on a thread.
+    """
+    process = _bounded(device, "process")
+    if process.ok or device == "cpu" or process.device == "cpu":
+        return {"thread": _bounded(device, "thread"), "process": process}
+    why = "not tried, since it might end this process: no worker process could do it"
+    return {"thread": Trial(isolation="thread", ok=False, detail=why), "process": process}
+
+
+def _bounded(device: str, isolation: Literal["thread", "process"]) -> Trial:
+    """One trial, on a thread of its own: one that hangs is left behind, and ends with this process."""
+    answer: list[Trial] = []
+    trying = threading.Thread(
+        target=lambda: answer.append(_try(device, isolation)), name=f"doctor-{isolation}", daemon=True
+    )
+    trying.start()
+    trying.join(_LIMIT_S)
+    if trying.is_alive():  # it waits for a forkserver, perhaps: whose end is one that it can tell of
+        closing = threading.Thread(target=close_launchers, name="doctor-closing", daemon=True)
+        closing.start()
+        closing.join(_END_S)
+        trying.join(_END_S)
+        return Trial(isolation=isolation, ok=False, detail=f"no answer in {_LIMIT_S:g} s")
+    return answer[0]
+
+
+def _try(device: str, isolation: Literal["thread", "process"]) -> Trial:
+    """Spawn a service, and let it convolve ones with ones."""
+    chosen: str | None = None
+    reason: str | None = None
     try:
-        detail = await asyncio.wait_for(_convolve(device), _LIMIT_S)
-        choice = choose_engine(device)
-    except TimeoutError:
-        return Trial(ok=False, detail=f"no answer within {_LIMIT_S:g} s")
-    except (CudnnActorError, OSError, ImportError, ValueError) as error:
-        return Trial(ok=False, detail=f"{type(error).__name__}: {error}")
-    return Trial(ok=True, detail=detail, device=choice.device, reason=choice.reason)
+        choice = choose_engine(device, apart=isolation == "process")
+        chosen, reason = choice.device, choice.reason
+        detail = asyncio.run(_convolve(device, isolation))
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is what the doctor was asked for
+        text = f"{type(error).__name__}: {error}"
+        return Trial(isolation=isolation, ok=False, detail=text, device=chosen, reason=reason)
+    return Trial(isolation=isolation, ok=True, detail=detail, device=chosen, reason=reason)
 
 
-async def _convolve(device: str) -> str:
+async def _convolve(device: str, isolation: Literal["thread", "process"]) -> str:
     """A 3x3 filter of ones counts how many of its taps lie on the image. Raises where it miscounts."""
     began = time.perf_counter()
-    async with spawn(device=device) as gpu:
+    async with spawn(device=device, isolation=isolation) as gpu:
         x = await gpu.upload(np.ones((1, 1, 4, 4), dtype=np.float32))
         w = await gpu.upload(np.ones((1, 1, 3, 3), dtype=np.float32))
         result = await gpu.download(await gpu.conv_fwd(x, w, conv=ConvSpec.symmetric(2, pad=1)))

@@ -27,21 +27,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit status is 1 when the service fails, or a GPU should serve and cannot."""
+    """Run the command; the exit status is 1 when a service fails, or a GPU should serve and cannot."""
     found = diagnose(args.device)
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
         _show(found, Console(highlight=False, soft_wrap=True))
     broken = found.gpu_wanted and any(problem.prevents for problem in found.problems)
-    return 0 if found.trial.ok and not broken else 1
+    works = all(trial.ok for trial in found.isolations.values())
+    return 0 if works and not broken and not any(each.prevents for each in found.obstacles) else 1
 
 
 def _show(found: Diagnosis, console: Console) -> None:
     console.print(f"[bold]cudnn-actor {found.version}[/]  {found.python}  {found.platform}\n")
     for mark, name, value, detail in [*_service(found), *_gpus(found), *_packages(found), *_machine(found)]:
         console.print(f"{mark} {name:<15} {value:<14} {detail}".rstrip())
-    for problem in found.problems:
+    for problem in (*found.obstacles, *found.problems):
         _show_problem(problem, console)
     for missing in found.missing:
         console.print(f"\n{missing.what}: not installed, needed for {missing.needed_for}. To install:")
@@ -55,8 +56,14 @@ def _show_problem(problem: Problem, console: Console) -> None:
 
 
 def _service(found: Diagnosis) -> Iterator[_Row]:
-    trial = found.trial
-    yield (_GOOD if trial.ok else _BAD), "service", ("works" if trial.ok else "FAILED"), trial.detail
+    trial, trials = found.trial, found.isolations.values()
+    verdict = "works" if all(each.ok for each in trials) else "FAILED"
+    if verdict == "FAILED" and any(each.ok for each in trials):
+        verdict = "works in part"
+    yield (_GOOD if verdict == "works" else _BAD), "service", verdict, ""
+    for each in trials:
+        mark, words = (_GOOD, "works") if each.ok else (_BAD, "FAILED")
+        yield mark, f"  in a {each.isolation}", words, each.detail
     yield (_GOOD if trial.device else _BAD), "device", trial.device or "none", trial.reason or ""
 
 

@@ -18,8 +18,9 @@ from cudnn_actor.supervision import Restarted, Restarting
 
 __all__ = ["MOST_KILLS", "kill_at_work"]
 
-MOST_KILLS = 20
-"""Kills in a row: one may come in the moment between two requests, and then nothing has to run again."""
+MOST_KILLS = 5
+"""Kills in a row: one may come in the moment between two requests, and then nothing has to run again. As many
+restarts still end in `StartFailed` within seconds where no worker can start at all."""
 
 
 async def kill_at_work(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +16,15 @@ import pytest
 
 from ..engines.broken_machines import Machine, bare_machine, whole_machine
 from .terminal import CLONE, cudnn_actor, python
+from .test_chaos import HANGING_FORKSERVER
 
 
 def test_the_doctor_tries_the_service_and_says_what_serves() -> None:
     done = cudnn_actor("doctor", "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert any("service" in line and "works" in line for line in lines)
+    for words in ("service", "in a thread", "in a process"):
+        assert any(words in line and "works" in line and "in part" not in line for line in lines)
     assert any("device" in line and "cpu" in line for line in lines)
 
 
@@ -29,9 +35,93 @@ def test_the_findings_are_data_too() -> None:
     assert found["trial"]["ok"]
     assert found["trial"]["device"] == "cpu"
     assert found["trial"]["reason"]
+    assert {name: trial["ok"] for name, trial in found["isolations"].items()} == {
+        "thread": True,
+        "process": True,
+    }
+    assert found["obstacles"] == []
     assert found["python"].endswith(platform.python_version())
     assert found["required"]["numpy"] == np.__version__
     assert found["cores"] >= 1
+
+
+DENIED = """
+import errno, os, resource, sys
+{denial}
+def denied(*_, **__):
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+{call}
+from cudnn_actor.cli import main
+sys.exit(main(["doctor", "--json", "--device", "cpu"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("denial", "call", "what", "works"),
+    [
+        ("sys.executable = '/nowhere/python'", "", "sys.executable is no Python", ["thread"]),
+        ("sys.executable = ''", "", "sys.executable is no Python", ["thread"]),
+        ("os.devnull = '/nowhere/null'", "", "/nowhere/null cannot be used", ["thread"]),
+        ("", "os.pidfd_open = denied", "pidfd_open is denied", ["thread"]),
+        ("", "os.memfd_create = denied", "memfd_create is denied", []),
+        ("", "del os.memfd_create", "memfd_create is denied", []),
+    ],
+)
+def test_where_no_worker_can_start_it_says_which_isolation_works_and_the_fix(
+    denial: str, call: str, what: str, works: list[str]
+) -> None:
+    done = python("-c", DENIED.format(denial=denial, call=call))
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [name for name, trial in found["isolations"].items() if trial["ok"]] == works
+    (obstacle,) = found["obstacles"]
+    assert obstacle["what"].startswith(what)
+    assert obstacle["fix"]
+    assert not re.search("^Traceback", done.stderr, re.MULTILINE)  # of a log line there may be one
+
+
+def test_people_are_told_of_it_in_lines() -> None:
+    code = DENIED.format(denial="os.devnull = '/nowhere/null'", call="").replace('"--json", ', "")
+    done = python("-c", code)
+    assert done.returncode == 1
+    assert "works in part" in done.stdout
+    assert "mknod -m 666 /dev/null" in done.stdout
+    assert not re.search("^Traceback", done.stderr, re.MULTILINE)  # of a log line there may be one
+
+
+def test_a_forkserver_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HANGING_FORKSERVER)
+    places = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    limit = "import cudnn_actor.cli.diagnosis as diagnosis; diagnosis._LIMIT_S = 5.0"
+    code = f"import os; os.environ['PYTHONPATH'] = {places!r}\n{limit}\n"
+    done = python(
+        "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}{DENIED.format(denial='', call='')}"
+    )
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert found["isolations"]["thread"]["ok"]
+    assert found["isolations"]["process"]["detail"] == "no answer in 5 s"
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_it_works_with_closed_standard_descriptors(closed: tuple[int, ...]) -> None:
+    shut = " ".join(f"{number}>&-" for number in closed)
+    command = f'exec "$0" -m cudnn_actor.cli doctor --device cpu {shut}'
+    done = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert 1 in closed or "in a process  works" in done.stdout
+
+
+def test_few_descriptors_are_a_warning() -> None:
+    limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))"
+    done = python("-c", DENIED.format(denial=limit, call=""))
+    found = json.loads(done.stdout)
+    (obstacle,) = found["obstacles"]
+    assert "only 32 descriptors" in obstacle["what"]
+    assert not obstacle["prevents"]
+    assert done.returncode == 0
 
 
 def doctor(machine: Machine, *words: str, **environment: str) -> tuple[int, dict[str, Any]]:

@@ -1,0 +1,115 @@
+"""What a service needs of the system, tried one by one: what is denied here, and what to do about it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+import stat
+import sys
+from collections.abc import Callable
+
+from cudnn_actor.engines.cuda.installation import Problem
+
+__all__ = ["find_obstacles"]
+
+_DESCRIPTORS = 64
+"""A service takes some 20 beside those of its process, and one more for each arena and event loop."""
+_ALLOW = "let the container's seccomp profile, or the sandbox around it, allow {}"
+
+
+def find_obstacles() -> tuple[Problem, ...]:
+    """What prevents services, or worker processes, here. Never raises, and starts no process."""
+    found = [check() for check in _CHECKS]
+    return tuple(problem for problem in found if problem is not None)
+
+
+def _null() -> Problem | None:
+    try:
+        with open(os.devnull, "r+b") as null:
+            if stat.S_ISCHR(os.fstat(null.fileno()).st_mode):
+                return None
+            why = "it is no device"
+    except OSError as error:
+        why = _why(error)
+    return Problem(
+        what=f"{os.devnull} cannot be used",
+        detail=f"{why}, and a worker process has it as its input",
+        fix="mknod -m 666 /dev/null c 1 3, or have the container or chroot mount a /dev",
+    )
+
+
+def _interpreter() -> Problem | None:
+    path = sys.executable
+    if path and os.access(path, os.X_OK) and not getattr(sys, "frozen", False):
+        return None
+    return Problem(
+        what="sys.executable is no Python that can be started",
+        detail=f"it is {path!r}, and worker processes are forked from a new Python",
+        fix="run this with a Python, not from a frozen application, or set sys.executable to one",
+    )
+
+
+def _memfd() -> Problem | None:
+    return _system_call("memfd_create", "buffers lie in anonymous files", lambda: os.memfd_create("doctor"))
+
+
+def _pidfd() -> Problem | None:
+    return _system_call(
+        "pidfd_open", "worker processes are watched by it", lambda: os.pidfd_open(os.getpid())
+    )
+
+
+def _eventfd() -> Problem | None:
+    return _system_call("eventfd", "threads are woken by it", lambda: os.eventfd(0))
+
+
+def _sockets() -> Problem | None:
+    def pair() -> int:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.close()
+        return ours.detach()
+
+    return _system_call("socketpair", "worker processes are spoken to by it", pair)
+
+
+def _system_call(name: str, needed: str, call: Callable[[], int]) -> Problem | None:
+    try:
+        os.close(call())
+    except (OSError, AttributeError) as error:
+        why = _why(error) if isinstance(error, OSError) else "this Python was built without it"
+        fix = "ulimit -n 1024" if why.startswith("EMFILE") else _ALLOW.format(name)
+        return Problem(what=f"{name} is denied", detail=f"{why}, and {needed}", fix=fix)
+    return None
+
+
+def _proc() -> Problem | None:
+    try:
+        os.listdir("/proc/self/fd")
+    except OSError as error:
+        return Problem(
+            what="/proc cannot be read",
+            detail=f"{_why(error)}, and a worker process finds its descriptors there",
+            fix="mount -t proc proc /proc",
+        )
+    return None
+
+
+def _descriptors() -> Problem | None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= _DESCRIPTORS:
+        return None
+    return Problem(
+        what=f"this process may open only {soft} descriptors",
+        detail=f"a service needs some {_DESCRIPTORS}",
+        fix=f"ulimit -n {min(1024, hard) if hard != resource.RLIM_INFINITY else 1024}",
+        prevents=False,
+    )
+
+
+def _why(error: OSError) -> str:
+    return f"{errno.errorcode.get(error.errno or 0, 'OSError')}: {error.strerror or error}"
+
+
+_CHECKS = (_null, _interpreter, _memfd, _pidfd, _eventfd, _sockets, _proc, _descriptors)
