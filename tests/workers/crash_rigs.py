@@ -203,6 +203,9 @@ class PointedBuilder:
     def __init__(self, directory: str) -> None:
         self._door = Door(directory)
 
+    def expect_builds(self) -> None:
+        """Nothing to get ready."""
+
     def open(self) -> None:
         """Nothing to take."""
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from cudnn_actor import (
@@ -26,6 +25,7 @@ from cudnn_actor import (
     spawn,
 )
 from cudnn_actor.protocol.messages import Message
+from tests.log_lines import capture_logs
 from tests.service.rigs import ONE_BY_ONE, Trio, in_thread, outcome, single
 
 from .crash_rigs import PATIENCE_S, Points, freeze, kill, sent, start_forkserver, workers

@@ -7,11 +7,11 @@ import functools
 from collections.abc import Iterator
 
 import pytest
-from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from cudnn_actor import CudnnRef, MailboxFull, OutcomeUnknown, Receipt, StaleBufferError
 from cudnn_actor.protocol.errors import StaleReason
+from tests.log_lines import capture_logs
 from tests.service.rigs import Trio, in_thread, outcome
 
 from .crash_rigs import PATIENCE_S, Points, after, freeze, gone, kill, pid_of, start_forkserver, workers
