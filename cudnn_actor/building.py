@@ -59,6 +59,9 @@ class BuildThread:
         interpreter's lock for as long as it builds, so nothing else of the process can say so then.
     name
         The thread's.
+    newest_first
+        Whether the build that was asked for last is the next: where each is short, and many may have been
+        asked for ahead of need.
     """
 
     def __init__(
@@ -68,10 +71,12 @@ class BuildThread:
         announce: Callable[[bool], None],
         *,
         name: str = "cudnn-builder",
+        newest_first: bool = False,
     ) -> None:
         self._builder = builder
         self._nudge = nudge
         self._announce = announce
+        self._newest_first = newest_first
         self._changed = threading.Condition()
         self._builds: deque[Job] = deque()
         self._tunes: deque[Job] = deque()
@@ -95,6 +100,13 @@ class BuildThread:
             if self._since is None:
                 self._since = time.monotonic()
             self._changed.notify()
+
+    def hurry(self, digest: str) -> None:
+        """Make a build the next one, if it waits for its turn: a request waits for it now."""
+        with self._changed:
+            for job in [job for job in self._builds if job.digest == digest]:
+                self._builds.remove(job)
+                (self._builds.append if self._newest_first else self._builds.appendleft)(job)
 
     @property
     def has_results(self) -> bool:
@@ -152,7 +164,8 @@ class BuildThread:
                 return None
             self._announce(True)
             self._since = time.monotonic()
-            self._job = (self._builds or self._tunes).popleft()
+            take_build = self._builds.pop if self._newest_first else self._builds.popleft
+            self._job = take_build() if self._builds else self._tunes.popleft()
             return self._job
 
     def _do(self, job: Job) -> Result:

@@ -137,6 +137,8 @@ class Planner:
         self._waiting[digest].append(waiter)
         if self.cache.begin(digest):
             (self._shelf or self._builder_thread).ask(Job(digest, graph, self._limit))
+        elif self._shelf is not None:
+            self._shelf.hurry(digest)
 
     def wants_tuning(self, digest: str) -> bool:
         """Whether warming a graph is to end in a tuned plan, and has not."""
@@ -279,7 +281,14 @@ def _threads(
         return None, BuildThread(builds, nudge, announcer.of(name), name=name)
     restores = builder()
     assert restores is not None, "an engine either has builders or has none"
-    shelf = BuildThread(KeptPlans(store, restores), nudge, announcer.of("cudnn-plans"), name="cudnn-plans")
+    # Newest first: a standby has been told to warm many plans when it is promoted, and requests need few.
+    shelf = BuildThread(
+        KeptPlans(store, restores),
+        nudge,
+        announcer.of("cudnn-plans"),
+        name="cudnn-plans",
+        newest_first=True,
+    )
     return shelf, BuildThread(StoredPlans(store, builds), nudge, announcer.of(name), name=name)
 
 

@@ -22,10 +22,12 @@ from .workshops import Workshop, WorkshopBuilder
 class Bench:
     """A build thread of the test's, and what comes out of it."""
 
-    def __init__(self, workshop: Workshop) -> None:
+    def __init__(self, workshop: Workshop, *, newest_first: bool = False) -> None:
         self.workshop = workshop
         self.nudged = threading.Semaphore(0)
-        self.thread = BuildThread(WorkshopBuilder(workshop), self.nudged.release, lambda _: None)
+        self.thread = BuildThread(
+            WorkshopBuilder(workshop), self.nudged.release, lambda _: None, newest_first=newest_first
+        )
         self.thread.start()
 
     def result(self) -> Result:
@@ -39,8 +41,8 @@ class Bench:
 
 
 @contextmanager
-def bench() -> Iterator[Bench]:
-    made = Bench(Workshop())
+def bench(*, newest_first: bool = False) -> Iterator[Bench]:
+    made = Bench(Workshop(), newest_first=newest_first)
     try:
         yield made
     finally:
@@ -65,6 +67,21 @@ def test_what_is_to_be_built_goes_before_what_is_to_be_tuned() -> None:
             made.thread.ask(later)
         made.workshop.tuning.open()
         assert [made.result().job for _ in range(3)] == [jobs[0], jobs[2], jobs[1]]
+
+
+@pytest.mark.parametrize(
+    ("newest_first", "order"), [(False, [1, 3, 2, 4]), (True, [1, 3, 4, 2])], ids=["oldest", "newest"]
+)
+def test_a_build_that_is_hurried_is_the_next(newest_first: bool, order: list[int]) -> None:
+    with bench(newest_first=newest_first) as made:
+        with made.workshop.building.closed():
+            made.thread.ask(job(1))
+            made.workshop.building.wait_for_arrival()
+            for width in (2, 3, 4):
+                made.thread.ask(job(width))
+            made.thread.hurry(job(3).digest)
+            made.thread.hurry("a graph that nobody has asked for")
+        assert [made.result().job for _ in order] == [job(width) for width in order]
 
 
 def test_each_candidate_is_progress_and_a_thread_without_work_never_hangs() -> None:
