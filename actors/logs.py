@@ -40,6 +40,10 @@ class Log:
         """Write a line of level error."""
         self._write("error", event, fields)
 
+    def critical(self, event: str, **fields: Any) -> None:
+        """Write a line of level critical."""
+        self._write("critical", event, fields)
+
     def exception(self, event: str, **fields: Any) -> None:
         """Write a line of level error, with the traceback of the exception being handled."""
         self._write("exception", event, fields)

@@ -24,6 +24,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 import numpy as np
+import structlog
 
 from cudnn_actor import CudnnRef, CudnnService, Fill, Ping, Spawning, spawn, start
 from cudnn_actor.engines import EngineChoice
@@ -263,6 +264,10 @@ def _raise_odd() -> NoReturn:
     raise LookupError("an engine's own mistake")
 
 
+def _log_critically() -> None:
+    structlog.get_logger("cudnn_actor").critical("engine.smokes", where="at the back")
+
+
 # Lies. Each ends in a wait: it is for the lie alone that such a worker is given up.
 
 
@@ -360,6 +365,7 @@ ORDERS: dict[str, Callable[[], None]] = {
     "leave": _leave,
     "abort": _abort,
     "raise": _raise_odd,
+    "log critically": _log_critically,
 }
 """What a worker can be told to do at a point."""
 
