@@ -89,8 +89,8 @@ class Slot:
             elif len(self._ends) == REMEMBERED_ENDS:
                 del self._ends[next(iter(self._ends))]
             self._ends[self.generation] = reason
+        self.generation += 1  # first: to a look from another thread it is past before it is not live
         self.live = False
-        self.generation += 1
 
     def revive(self) -> None:
         """Make the generation live again that a free has just ended; its bytes were held all the time."""

@@ -22,7 +22,6 @@ from cudnn_actor.memory.pool import ArenaPool
 from cudnn_actor.memory.slot import Slot
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import (
-    CudnnActorError,
     InvalidRequest,
     OutOfMemory,
     StaleBufferError,
@@ -37,6 +36,8 @@ _COUNTS = 1 << 32
 """Generations of one slot; the service's nonce stands above them."""
 
 
+_LOOKS = 3
+"""At a slot that is neither live nor past: its end, or the undoing of it, may come between two words read."""
 _ends = itertools.count(1)
 
 
@@ -212,7 +213,7 @@ class MemoryTable:
                 return slot
         except (AttributeError, TypeError):
             pass
-        raise self._refusal(ref, field)
+        return self._looked_up(ref, field)
 
     def free(self, ref: BufferRef, field: str = "buffer") -> None:
         """End a buffer: stale at once; its bytes are free when no unfinished work holds it.
@@ -229,8 +230,8 @@ class MemoryTable:
         slot = self._slots[ref.slot]
         if not self.is_withheld(ref) or slot.why_ended(ref.generation) is not StaleReason.FREED:
             return False
+        self._live[slot.index] = slot  # first: one that looks alive to any thread is found there
         slot.revive()
-        self._live[slot.index] = slot
         self.live_bytes += slot.nbytes
         return True
 
@@ -311,9 +312,9 @@ class MemoryTable:
         return slot
 
     def _end(self, slot: Slot, reason: StaleReason) -> None:
+        slot.end(reason)  # first: a sender's thread that no longer finds it finds out why
         del self._live[slot.index]
         self.live_bytes -= slot.nbytes
-        slot.end(reason)
         self.ends = next(_ends)  # after the end itself: whoever reads the new number finds it ended
         if self._mirror is not None and reason is not StaleReason.FREED:
             self._mirror.vacate(slot.index)
@@ -348,24 +349,31 @@ class MemoryTable:
                 if slot.users and _was_freed(slot):
                     mirror.vacate(slot.index)
 
-    def _refusal(self, ref: object, field: str) -> CudnnActorError:
-        """Why `resolve` found nothing: off the hot path."""
+    def _looked_up(self, ref: object, field: str) -> Slot:
+        """What `resolve` answers or raises when its first look has found nothing: off the hot path.
+
+        A second look, for another thread may be at work here: what this one finds is what counts.
+        """
         if not _is_reference(ref):
-            return InvalidRequest(
+            raise InvalidRequest(
                 field=field,
                 value=ref,
                 problem="is no buffer reference",
                 fix="upload arrays first: await gpu.upload(array)",
             )
         if not 0 <= ref.slot < len(self._slots):
-            return _stale(ref, StaleReason.FOREIGN, field)
+            raise _stale(ref, StaleReason.FOREIGN, field)
         slot = self._slots[ref.slot]
-        if slot.live and slot.generation == ref.generation:
-            return _forged(ref, slot, field, self.device)
+        for _ in range(_LOOKS):
+            generation = slot.generation
+            if self._first <= ref.generation < generation:
+                raise _stale(ref, slot.why_ended(ref.generation), field)
+            if generation == ref.generation and slot.live:
+                if (ref.spec, ref.device) != (slot.spec, self.device):
+                    raise _forged(ref, slot, field, self.device)
+                return slot  # its free has been undone since the first look
         # Outside what this seat has given out: another service's nonce, or a count yet to come.
-        if not self._first <= ref.generation < slot.generation:
-            return _stale(ref, StaleReason.FOREIGN, field)
-        return _stale(ref, slot.why_ended(ref.generation), field)
+        raise _stale(ref, StaleReason.FOREIGN, field)
 
 
 def _was_freed(slot: Slot) -> bool:

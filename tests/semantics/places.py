@@ -8,6 +8,7 @@ memory which the parent does not map.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -29,11 +30,12 @@ from cudnn_actor import (
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
+from cudnn_actor.protocol.messages import Message
 
 from ..engines.devices import why_not
 from ..service.rigs import PATIENCE_S, Trio, outcome, single
 
-__all__ = ["COLUMNS", "Place", "World", "furnished", "living_on", "world"]
+__all__ = ["COLUMNS", "Place", "TooLate", "World", "furnished", "living_on", "world"]
 
 BYSTANDER = 7.0
 
@@ -109,6 +111,13 @@ COLUMNS: dict[str, tuple[Place, ...]] = {
 """The places that each column of the page stands for."""
 
 
+class TooLate(Exception):
+    """Raised by a scenario that the crash was ahead of: on a busy machine it came before the last message.
+
+    Nothing is wrong then, and nothing is shown: the scenario is to be brought about again.
+    """
+
+
 class World:
     """A service with a `Trio` (x = 3, w = 2, y = 1), and a bystander of 7 that nobody writes."""
 
@@ -126,6 +135,20 @@ class World:
             while not (found := [line for line in self._logs if line["event"] == event]):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         return found[0]
+
+    def send(self, *messages: Message) -> list[asyncio.Future[Any]]:
+        """Have messages admitted, all before the first can have brought about a crash. Raises `TooLate`.
+
+        An actor on a thread of this process gets no turn meanwhile. A worker does, and may have died.
+        """
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(PATIENCE_S)
+        try:
+            return [self.gpu.submit(message) for message in messages]
+        except (ServiceStopped, StaleBufferError) as early:
+            raise TooLate from early
+        finally:
+            sys.setswitchinterval(interval)
 
     # The page's words.
 

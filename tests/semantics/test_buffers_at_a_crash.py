@@ -43,8 +43,7 @@ async def an_accumulating_request_writes_it(place: Place, crash: Fault, logs: Lo
 @BUFFERS.of("a request with `beta` ≠ 0 was to write it, and had not begun", crashes=ANY_CRASH)
 async def an_accumulating_request_would_write_it(place: Place, crash: Fault, logs: Logs) -> str:
     async with world(place, logs, faults=FaultPlan().at(1, crash, of=Fill)) as here:
-        struck = here.gpu.submit(Fill(dst=here.trio.w, value=2))
-        behind = here.gpu.submit(here.trio.sum())
+        struck, behind = here.send(Fill(dst=here.trio.w, value=2), here.trio.sum())
         await outcome(struck)
         await outcome(behind)
         return await here.state(here.trio.y, 7.0)

@@ -10,7 +10,7 @@ from ..service.rigs import outcome
 from ..workers.crash_rigs import sent
 from .late import product_whose_input_is_written
 from .lost import lost_thread
-from .places import Place, world
+from .places import Place, TooLate, world
 from .scenarios import ON_THREAD, REPLACED, Case, Logs, Scenarios
 
 REQUESTS = Scenarios("A request at a crash", "the request", key=3)
@@ -30,9 +30,11 @@ def strikes(place: Place, crash: Fault, of: str, *, times: int = 1) -> dict[str,
 async def it_waited(place: Place, crash: Fault, logs: Logs) -> str:
     faults = FaultPlan().at(1, Fault.SLOW, of=Copy, seconds=0.2).at(1, crash, of=Fill)
     async with world(place, logs, faults=faults) as here:
-        here.gpu.submit(Copy(src=here.trio.x, dst=here.bystander))  # until all of them are there
-        struck = here.gpu.submit(Fill(dst=here.trio.w, value=2))
-        waiting = [here.gpu.submit(here.trio.sum()) for _ in range(MANY)]
+        _, struck, *waiting = here.send(
+            Copy(src=here.trio.x, dst=here.bystander),  # until all of them are there
+            Fill(dst=here.trio.w, value=2),
+            *(here.trio.sum() for _ in range(MANY)),
+        )
         ends = [await here.end(future) for future in waiting]
         await outcome(struck)
         if not place.mortal:
@@ -43,8 +45,7 @@ async def it_waited(place: Place, crash: Fault, logs: Logs) -> str:
 @REQUESTS.of("was taken up or sent, and had not begun", "or not", "any", crashes=ANY_CRASH)
 async def it_had_not_begun(place: Place, crash: Fault, logs: Logs) -> str:
     async with world(place, logs, **strikes(place, crash, "Fill")) as here:
-        struck = here.gpu.submit(Fill(dst=here.trio.w, value=2))
-        behind = here.gpu.submit(here.trio.sum())
+        struck, behind = here.send(Fill(dst=here.trio.w, value=2), here.trio.sum())
         await outcome(struck)
         end = await here.end(behind)
         assert place.mortal or await here.value(here.trio.y) == 7.0
@@ -100,8 +101,7 @@ async def no_restart_is_left(place: Place, crash: Fault, logs: Logs) -> str:
 @REQUESTS.of("reads what the crash has torn", "or not", "any")
 async def it_reads_what_is_torn(place: Place, crash: Fault, logs: Logs) -> str:
     async with world(place, logs, **strikes(place, crash, "ConvFwd")) as here:
-        tears = here.gpu.submit(here.trio.sum())
-        reads = here.gpu.submit(Copy(src=here.trio.y, dst=here.bystander))
+        tears, reads = here.send(here.trio.sum(), Copy(src=here.trio.y, dst=here.bystander))
         await outcome(tears)
         return await here.end(reads)
 
@@ -117,10 +117,12 @@ async def its_plan_is_quarantined(place: Place, crash: Fault, logs: Logs) -> str
 async def it_was_withdrawn(place: Place, crash: Fault, logs: Logs) -> str:
     faults = FaultPlan().at(1, Fault.SLOW, of=Copy, seconds=0.2).at(1, crash, of=Fill)
     async with world(place, logs, faults=faults) as here:
-        here.gpu.submit(Copy(src=here.trio.x, dst=here.bystander))
-        withdrawn = here.gpu.submit(here.trio.sum())
-        struck = here.gpu.submit(Fill(dst=here.trio.x, value=2))
+        slow, withdrawn, struck = here.send(
+            Copy(src=here.trio.x, dst=here.bystander), here.trio.sum(), Fill(dst=here.trio.x, value=2)
+        )
         await sent(here.gpu)
+        if slow.done():
+            raise TooLate
         withdrawn.cancel()
         await outcome(struck)
         if place.mortal:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import select
 import shutil
@@ -29,6 +30,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from cudnn_actor import Allocate, CudnnRef, CudnnService, Fill, Ping, Spawning, TensorSpec, spawn, start
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
@@ -270,6 +272,10 @@ def _raise_odd() -> NoReturn:
     raise LookupError("an engine's own mistake")
 
 
+def _log_critically() -> None:
+    Log("cudnn_actor").write(logging.CRITICAL, "engine.smokes", {"where": "at the back"})
+
+
 # Lies. Each ends in a wait: it is for the lie alone that such a worker is given up.
 
 
@@ -367,6 +373,7 @@ ORDERS: dict[str, Callable[[], None]] = {
     "leave": _leave,
     "abort": _abort,
     "raise": _raise_odd,
+    "log critically": _log_critically,
 }
 """What a worker can be told to do at a point."""
 

@@ -219,3 +219,14 @@ async def test_the_descriptors_that_a_liar_sent_are_closed() -> None:
         await gpu.ask(trio.product())
         await gpu.ping()
         assert len(os.listdir("/proc/self/fd")) <= before + 4
+
+
+async def test_a_worker_s_line_of_any_level_is_a_line_and_no_lie(logs: list[EventDict]) -> None:
+    async with workers() as (gpu, points):
+        buffer = await gpu.upload(single(1.0))
+        points.order("fill", "log critically")
+        await gpu.fill(buffer, 2.0)
+        assert await gpu.ping() == 1
+        lines = [line for line in logs if line["event"] == "engine.smokes"]
+        assert [(line["log_level"], line["where"]) for line in lines] == [("critical", "at the back")]
+        assert (await gpu.statistics()).restarts == 0

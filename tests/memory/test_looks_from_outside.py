@@ -1,0 +1,103 @@
+"""A sender's thread looks a reference up in the middle of the owner's step: it is live, or it is stale.
+
+Each step of the one is made between every two instructions of the other: a trace function plays the thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from cudnn_actor.memory import Slot
+from cudnn_actor.protocol import BufferRef, StaleBufferError, StaleReason
+
+from .memory_fixtures import Grown
+
+OURS = ("cudnn_actor/memory/table.py", "cudnn_actor/memory/slot.py", "memory/table.py", "memory/slot.py")
+
+
+def interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> bool:
+    """Make a step, and the other before its `at`-th instruction; whether there was one."""
+    count = itertools.count()
+    happened = False
+
+    def trace(frame: FrameType, event: str, _arg: Any) -> Any:
+        nonlocal happened
+        if not frame.f_code.co_filename.endswith(OURS):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(count) == at:
+            happened = True
+            sys.settrace(None)
+            other()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        step()
+    finally:
+        sys.settrace(before)
+    return happened
+
+
+def freed(grown: Grown, ref: BufferRef) -> None:
+    grown.table.free(ref)
+
+
+def torn(grown: Grown, ref: BufferRef) -> None:
+    grown.table.tear(grown.table.resolve(ref))
+
+
+def freed_and_revived(grown: Grown, ref: BufferRef) -> None:
+    grown.table.free(ref)
+    assert grown.table.revive(ref)
+
+
+def freed_revived_and_torn(grown: Grown, ref: BufferRef) -> None:
+    freed_and_revived(grown, ref)
+    torn(grown, ref)
+
+
+def revived(grown: Grown, ref: BufferRef) -> None:
+    assert grown.table.revive(ref)
+
+
+steps = pytest.mark.parametrize("step", [freed, torn, freed_and_revived, freed_revived_and_torn, revived])
+
+
+@steps
+@pytest.mark.parametrize("who", ["the owner is interrupted", "the sender is interrupted"])
+def test_a_look_in_the_middle_of_an_end_finds_a_live_buffer_or_a_stale_reference(
+    step: Callable[[Grown, BufferRef], None], who: str, grown: Grown
+) -> None:
+    for at in itertools.count():
+        ref = grown.allocate(100)
+        slot = grown.table.resolve(ref)
+        grown.table.hold(slot)
+        if step is revived:
+            grown.table.free(ref)
+        seen: list[Slot | StaleReason] = []
+
+        def look(ref: BufferRef = ref, seen: list[Slot | StaleReason] = seen) -> None:
+            try:
+                seen.append(grown.table.resolve(ref, "dst"))
+            except StaleBufferError as error:
+                seen.append(error.reason)
+
+        def end(ref: BufferRef = ref) -> None:
+            step(grown, ref)
+
+        one, other = (end, look) if who.startswith("the owner") else (look, end)
+        if not interrupted(one, at, other):
+            break
+        assert seen[0] in (slot, StaleReason.FREED, StaleReason.TORN)
+        if grown.table.is_live(ref):
+            grown.table.free(ref)
+        grown.table.release(slot)
+    assert at > 20, "it was not interrupted"
