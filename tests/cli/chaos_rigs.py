@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 NOT_YET = "threads,pykka,alarms,uploads,kill-forkserver,hang-forkserver,hang-standby"
-"""What the service does not survive yet: `cudnn-actor chaos --load` or `--faults` of one of them shows how."""
+"""What the service does not survive yet: `--load` or `--faults` of one of them shows how."""
 
 RECEIPT = Receipt(request_id=1, generation=1, plan="cpu", queue_us=1.0, run_us=1.0)
 DIMS = (1, 1, 2, 2)

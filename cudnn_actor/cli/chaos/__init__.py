@@ -178,6 +178,8 @@ def _kinds(enumeration: type[K]) -> Callable[[str], tuple[K, ...]]:
 
 
 def _either(words: str) -> tuple[FaultKind | LoadKind, ...]:
+    if words in ("", "none"):
+        return ()
     known: dict[str, FaultKind | LoadKind] = {kind.value: kind for kind in (*FaultKind, *LoadKind)}
     try:
         return tuple(known[word.strip()] for word in words.split(","))

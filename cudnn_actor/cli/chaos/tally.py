@@ -219,9 +219,12 @@ class Tally:
             ]
 
     def stalled(self) -> list[Stall]:
-        """The requests that have taken too long: those that have ended, then those that have not."""
+        """The requests that have taken too long: those that have ended, then those that have not.
+
+        Also those that have been given up: nobody has answered them.
+        """
         with self._lock:
-            waiting = [sent for request, sent in self._outstanding.items() if not request.done()]
+            waiting = self._outstanding.values()
             still = [self._stall(sent) for sent in waiting if self._waited_s(sent) > STALL_S]
             return [*self.stalls, *still]
 
