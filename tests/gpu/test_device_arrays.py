@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -16,14 +19,8 @@ pytestmark = pytest.mark.gpu
 
 X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int8", "int32", "uint8"]
-SPIN_CYCLES = 4_000_000_000
-"""About two seconds: far longer than taking an array in takes, on a machine that others use too."""
-SPIN = """
-extern "C" __global__ void spin(long long cycles) {
-    long long start = clock64();
-    while (clock64() - start < cycles) {}
-}
-"""
+HELD_S = 30.0
+"""A stream that is held goes on by itself then, so that a test whose subject waits for it fails in the end."""
 
 
 class ByInterface:
@@ -38,12 +35,20 @@ def torch_or_skip() -> Any:
     return pytest.importorskip("torch")
 
 
-def keep_busy(stream: Any) -> None:
-    """Make whatever comes behind it on a CuPy stream late."""
+@contextlib.contextmanager
+def held(stream: int) -> Iterator[None]:
+    """Have whatever comes behind this on a stream, given by its handle, wait for the end of the block.
+
+    What runs in the block must have run before: the first use of a kernel waits for all streams.
+    """
     import cupy
 
-    with stream:
-        cupy.RawKernel(SPIN, "spin")((1,), (1,), (np.int64(SPIN_CYCLES),))
+    gate = threading.Event()
+    cupy.cuda.ExternalStream(stream).launch_host_func(lambda _: gate.wait(HELD_S), None)
+    try:
+        yield
+    finally:
+        gate.set()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -104,16 +109,17 @@ async def test_a_tensor_is_read_when_its_stream_has_filled_it() -> None:
     torch = torch_or_skip()
     async with spawn(device="cuda:0", isolation="thread") as gpu:
         tensor, stream = torch.zeros(1 << 20, device="cuda:0"), torch.cuda.Stream()
-        tensor += 0  # which loads the kernel: the first use of one waits for all that runs
-        torch.cuda._sleep(1)
+        tensor += 0
+        await gpu.free(await gpu.upload(tensor))
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(SPIN_CYCLES)
-            tensor += 1
-            assert not stream.query(), "the stream was not kept busy"
-            data = gpu._service.values(tensor)
-            assert not stream.query(), "taking it in has waited for its stream"
-            ref = await gpu.upload(tensor)
+            with held(stream.cuda_stream):
+                tensor += 1
+                data = gpu._service.values(tensor)
+                assert not stream.query(), "taking it in has waited for its stream"
+                uploading = asyncio.ensure_future(gpu.upload(tensor))
+                await asyncio.sleep(0)  # so that it has been sent
+            ref = await uploading
         assert (await gpu.download(ref)).min() == 1
         del data
 
@@ -123,13 +129,16 @@ async def test_a_cupy_array_is_read_when_the_current_stream_has_filled_it() -> N
 
     async with spawn(device="cuda:0", isolation="thread") as gpu:
         array, stream = cupy.zeros(1 << 20, "f4"), cupy.cuda.Stream(non_blocking=True)
-        array += 0  # which builds the kernel
+        array += 0
+        await gpu.free(await gpu.upload(array))
         cupy.cuda.Device().synchronize()
-        keep_busy(stream)
         with stream:
-            array += 1
-            assert not stream.done
-            ref = await gpu.upload(array)
+            with held(stream.ptr):
+                array += 1
+                uploading = asyncio.ensure_future(gpu.upload(array))
+                await asyncio.sleep(0)  # so that it has been sent
+                assert not stream.done
+            ref = await uploading
         assert (await gpu.download(ref)).min() == 1
 
 
@@ -138,14 +147,17 @@ async def test_an_array_by_its_interface_is_read_when_the_stream_that_it_names_h
 
     async with spawn(device="cuda:0", isolation="thread") as gpu:
         array, stream = cupy.zeros(1 << 20, "f4"), cupy.cuda.Stream(non_blocking=True)
-        array += 0  # which builds the kernel
+        array += 0
+        await gpu.free(await gpu.upload(ByInterface(array, stream.ptr)))
         cupy.cuda.Device().synchronize()
-        keep_busy(stream)
-        with stream:
-            array += 1
-        data = gpu._service.values(ByInterface(array, stream.ptr))
-        assert not stream.done, "taking it in has waited for its stream"
-        ref = await gpu.upload(ByInterface(array, stream.ptr))
+        with held(stream.ptr):
+            with stream:
+                array += 1
+            data = gpu._service.values(ByInterface(array, stream.ptr))
+            assert not stream.done, "taking it in has waited for its stream"
+            uploading = asyncio.ensure_future(gpu.upload(ByInterface(array, stream.ptr)))
+            await asyncio.sleep(0)  # so that it has been sent
+        ref = await uploading
         assert (await gpu.download(ref)).min() == 1
         await gpu.write(ref, ByInterface(array, None))
         del data
@@ -157,17 +169,18 @@ async def test_what_fills_one_threads_array_does_not_hold_up_anothers() -> None:
     async with spawn(device="cuda:0", isolation="thread") as gpu:
         late = cupy.zeros(8, "f4")
         stream = cupy.cuda.Stream(non_blocking=True)
-        keep_busy(stream)
-        gpu._service.values(ByInterface(late, stream.ptr))
 
-        def take() -> None:
-            data: Any = gpu._service.values(ByInterface(late, None))
+        def take(stream: int | None) -> None:
+            data: Any = gpu._service.values(ByInterface(late, stream))
             data.ready.synchronize()
 
-        thread = threading.Thread(target=take)
-        thread.start()
-        thread.join()
-        assert not stream.done, "another thread's array waited for this one's stream"
+        take(stream.ptr)
+        with held(stream.ptr):
+            gpu._service.values(ByInterface(late, stream.ptr))
+            thread = threading.Thread(target=take, args=(None,))
+            thread.start()
+            thread.join()
+            assert not stream.done, "another thread's array waited for this one's stream"
         stream.synchronize()
 
 
