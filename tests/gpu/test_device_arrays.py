@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int8", "int32", "uint8"]
 HELD_S = 30.0
-"""A stream that is held goes on by itself then, so that a test whose subject waits for it fails in the end."""
+"""A stream that is held goes on by itself then: a test that waits for it fails in the end."""
 
 
 class ByInterface:
