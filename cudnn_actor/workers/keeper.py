@@ -164,9 +164,15 @@ class WorkerKeeper(Actor):
 
     def _launch(self, *, fails: bool) -> None:
         try:
-            self.worker = worker = self._source.launch(self._generation, self._is_given_up, fails=fails)
+            worker = self._source.launch(self._generation, self._is_given_up, fails=fails)
         except OSError as error:
             raise Crash(str(error)) from error
+        try:
+            with self.lease:  # whoever gives this thread up finds the worker, or it is closed here
+                self.worker = worker
+        except Crash:
+            worker.close()
+            raise
         with self._dispatcher.held() as desk:
             desk.last_word = None
             desk.starting = worker  # first: what is made from here on, it is told of as it is made
@@ -184,7 +190,7 @@ class WorkerKeeper(Actor):
         while not worker.ready:
             events = wait_for((worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor), None)
             self._bell.quiet()
-            if self.abandoned.is_set() or self.actor_stopped.is_set():
+            if self._is_given_up():
                 raise Crash("it was given up while it started")
             if worker.channel.fileno() in events:
                 self._hear_start(worker)
@@ -224,7 +230,7 @@ class WorkerKeeper(Actor):
         while True:
             events = wait_for((worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor), None)
             self._bell.quiet()
-            if self.abandoned.is_set() or self.actor_stopped.is_set():
+            if self._is_given_up():
                 raise Crash("it was given up while it started")
             frames = worker.channel.receive()
             desk.receive(frames)

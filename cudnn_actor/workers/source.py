@@ -187,8 +187,8 @@ class Source:
 
         try:
             threading.Thread(target=run, name="standby", daemon=True).start()
-        except RuntimeError as error:  # no thread is to be had
-            result.set_result(_Lost(f"it could not be started: {error}"))
+        except RuntimeError:  # no thread is to be had: a job that is not done would leave what it has open
+            run()
 
     def _take_in(self, desk: CudnnDesk) -> None:
         """Note what has become of a job that is done."""

@@ -131,7 +131,7 @@ class Worker:
         return frames
 
     def close(self) -> None:
-        """Let go of the socket, the page and the process, which has ended. Idempotent."""
+        """Let go of the socket, the page and the process, which is killed if it still runs. Idempotent."""
         self.channel.close()
         self.claims.close()
         self.child.close()
