@@ -8,13 +8,17 @@ Why a socket and no ring in shared memory: with requests and answers in batches,
 part of a batch, a ring is a few per cent faster at most, and it would need its own wake-ups and its own
 protection against a peer that scribbles.
 
-Not thread-safe: whoever uses an end sees to it that nobody else does.
+Not thread-safe: whoever uses an end sees to it that nobody else does. He may be interrupted by an exception
+that a signal's handler raises (`actors.interrupts`), and then whoever comes next goes on: what the kernel has
+taken or given is written down in the call that it was taken or given in; bytes become frames, and a queued
+frame leaves, in one step.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import itertools
 import os
 import socket
 from collections import deque
@@ -23,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.actors.interrupts import is_of_a_handler
 from cudnn_actor.workers.wire import LENGTH, LONGEST, BadFrame, encode
 
 __all__ = ["Channel", "channel_pair"]
@@ -33,6 +38,8 @@ _BUFFER = 1 << 20
 _MOST_DESCRIPTORS = 64
 """That may be waiting for their frames: more is no protocol of ours."""
 _ANCILLARY = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+_run_through = deque[None](maxlen=0).extend
+_LOOK = ((_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC),)
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
@@ -58,6 +65,13 @@ class Channel:
         connection.setblocking(False)
         self._socket = connection
         self._decoder = decoder
+        self.frames: deque[Any] = deque()
+        """What has come and was not taken: whoever has dealt with the left one takes it out."""
+        self.taken = 0
+        """How many parts of that one have been dealt with; for whoever does so in parts."""
+        self._look = connection.recvmsg
+        self._raw: list[tuple[bytes, Sequence[tuple[int, int, bytes]], int, Any]] = []
+        """What the kernel gave and is no frames yet: one piece, or none."""
         self._in = bytearray()
         self._needed = LENGTH.size
         """Bytes that `_in` must have before there is more to be made of it."""
@@ -65,7 +79,10 @@ class Channel:
         self._out: deque[tuple[bytes, Sequence[int]]] = deque()
         self._copies: set[int] = set()
         """Descriptors that wait with their frames, and are this object's own."""
-        self._sent = 0
+        self._queued: Any = None
+        """The frame that was queued last."""
+        self._sent: list[int] = []
+        """Bytes of the frame at the head that the kernel has taken, each time."""
         self.ended = False
         """Whether the other side has gone, or this one has been closed: nothing more comes."""
 
@@ -73,19 +90,20 @@ class Channel:
         """The descriptor to poll."""
         return self._socket.fileno()
 
-    def duplicate(self) -> int:
-        """Another descriptor of the same socket, which the caller owns."""
-        return os.dup(self._socket.fileno())
-
     # Out.
 
     def send(self, frame: Any, descriptors: Sequence[int] = ()) -> None:
         """Queue a frame and send what the socket takes. The descriptors stay the caller's.
 
-        What the other side will never read is dropped. Raises `BadFrame` for a frame that is too long, and
-        `OSError` when there is no descriptor to be had for one that has to wait.
+        What the other side will never read is dropped. The frame that was queued last is not queued again:
+        whoever was interrupted in sending it sends it once more. Raises `BadFrame` for a frame that is too
+        long, and `OSError` when there is no descriptor to be had for one that has to wait.
         """
-        self._out.append((encode(frame), descriptors))
+        if frame is not self._queued:
+            entry = ((encode(frame), descriptors),)
+            # One step.
+            self._out += entry
+            self._queued = frame
         self.flush()
         if descriptors and self._out and self._out[-1][1] is descriptors:
             data, _ = self._out.pop()
@@ -97,39 +115,48 @@ class Channel:
         """Send what is queued, as far as the socket takes it; whether everything has gone."""
         while self._out and not self.ended:
             data, descriptors = self._out[0]
+            gone = sum(self._sent) if self._sent else 0
             try:
-                self._sent += self._push(
-                    memoryview(data)[self._sent :], descriptors if not self._sent else ()
-                )
+                if gone < len(data):
+                    self._push(memoryview(data)[gone:] if gone else data, () if gone else descriptors)
+                    continue
             except BlockingIOError:
                 return False
-            except OSError:
+            except OSError as error:
+                if is_of_a_handler(error):
+                    raise
                 break  # it has gone: that it has is learnt by reading, or by its exit
             self._drop(descriptors)
-            if self._sent == len(data):
-                self._out.popleft()
-                self._sent = 0
+            # One step.
+            del self._out[0]
+            del self._sent[:]
         else:
             return True
         self._give_up_sending()
         return True
 
     def _drop(self, descriptors: Sequence[int]) -> None:
-        for descriptor in self._copies.intersection(descriptors) if self._copies else ():
-            self._copies.remove(descriptor)
-            os.close(descriptor)
+        if not self._copies:
+            return
+        ours = self._copies.intersection(descriptors)
+        closing = map(os.close, ours)
+        # One step: its last line is the only call.
+        self._copies -= ours
+        _run_through(closing)
 
     def _give_up_sending(self) -> None:
         self._out.clear()
-        self._sent = 0
+        self._sent.clear()
         self._drop(tuple(self._copies))
 
-    def _push(self, data: memoryview, descriptors: Sequence[int]) -> int:
+    def _push(self, data: bytes | memoryview, descriptors: Sequence[int]) -> None:
         if not descriptors:
-            return self._socket.send(data, socket.MSG_NOSIGNAL)
+            self._sent.extend(itertools.starmap(self._socket.send, ((data, socket.MSG_NOSIGNAL),)))
+            return
         rights = array.array("i", descriptors)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-        return self._socket.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+        arguments = ([data], ancillary, socket.MSG_NOSIGNAL)
+        self._sent.extend(itertools.starmap(self._socket.sendmsg, (arguments,)))
 
     @property
     def backed_up(self) -> bool:
@@ -140,28 +167,57 @@ class Channel:
 
     def receive(self) -> list[Any]:
         """The frames that are there, decoded, after one look at the socket. Raises `BadFrame`."""
-        try:
-            data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data, ancillary = b"", []
-        if ancillary:
-            self._take_descriptors(ancillary)
-        if not data:
-            self.ended = True
-            return []
-        frames: list[Any] = []
-        if self._in:  # the head of a frame has come before; mostly whole ones come
-            self._in += data
-            if len(self._in) < self._needed:  # looked at once, not at each piece of a long one
-                return frames
-            data, self._in = bytes(self._in), bytearray()
-        self._in += self._cut(frames, data)
+        self.fetch()
+        frames = list(self.frames)
+        self.frames.clear()
         return frames
 
-    def _cut(self, frames: list[Any], data: bytes) -> memoryview:
-        """Decode the whole frames at the head of `data`; what is left of it."""
+    def fetch(self) -> bool:
+        """Add to `frames` what is there, after one look at the socket; whether it was anything. Never blocks.
+
+        Raises `BadFrame`.
+        """
+        raw = self._raw
+        if not raw:
+            try:
+                raw.extend(itertools.starmap(self._look, _LOOK))
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                if is_of_a_handler(error):
+                    raise
+                self.ended = True
+                return False
+        data, ancillary, _, _ = raw[0]
+        descriptors = _descriptors_in(ancillary) if ancillary else ()
+        self._take_in(data, descriptors)
+        if descriptors and len(self._descriptors) > _MOST_DESCRIPTORS:
+            raise BadFrame(f"{len(self._descriptors)} descriptors that no frame has asked for")
+        return bool(data)
+
+    def _take_in(self, data: bytes, descriptors: Sequence[int]) -> None:
+        """Make frames of what the kernel gave, in one step, which leaves nothing of it in `_raw`."""
+        if not data:
+            self.ended = True
+        elif self._in and len(self._in) + len(data) < self._needed:
+            # The middle of a long frame, which is looked at once, not at each piece.
+            self._in += data
+            self._descriptors += descriptors
+            del self._raw[0]
+            return
+        whole = bytes(self._in) + data if self._in else data
+        frames, rest, needed = self._cut(whole)
+        kept = bytearray(rest)
+        # One step.
+        self._in = kept
+        self._needed = needed
+        self._descriptors += descriptors
+        self.frames += frames
+        del self._raw[0]
+
+    def _cut(self, data: bytes) -> tuple[list[Any], memoryview, int]:
+        """The whole frames at the head of `data`, what is left of it, and the bytes that the next needs."""
+        frames: list[Any] = []
         rest = memoryview(data)
         while len(rest) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(rest)
@@ -169,27 +225,16 @@ class Channel:
                 raise BadFrame(f"a frame of {length:,} bytes, where {LONGEST:,} is the most")
             end = LENGTH.size + length
             if len(rest) < end:
-                self._needed = end
-                return rest
+                return frames, rest, end
             frames.append(self._decoded(rest[LENGTH.size : end]))
             rest = rest[end:]
-        self._needed = LENGTH.size
-        return rest
+        return frames, rest, LENGTH.size
 
     def _decoded(self, body: memoryview) -> Any:
         try:
             return self._decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise BadFrame(str(error)) from error
-
-    def _take_descriptors(self, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
-        for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                numbers = array.array("i")
-                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
-                self._descriptors.extend(numbers)
-        if len(self._descriptors) > _MOST_DESCRIPTORS:
-            raise BadFrame(f"{len(self._descriptors)} descriptors that no frame has asked for")
 
     def take_descriptor(self) -> int:
         """The next descriptor that came, which is the caller's. Raises `BadFrame` when there is none."""
@@ -202,6 +247,19 @@ class Channel:
         self.ended = True
         self._give_up_sending()
         self._socket.close()
+        for _, ancillary, _, _ in self._raw:
+            self._descriptors += _descriptors_in(ancillary)
+        self._raw.clear()
         while self._descriptors:
             with contextlib.suppress(OSError):
                 os.close(self._descriptors.popleft())
+
+
+def _descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    found: list[int] = []
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            numbers = array.array("i")
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+            found += numbers
+    return found

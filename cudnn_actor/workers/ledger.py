@@ -25,10 +25,10 @@ from cudnn_actor.supervision import FaultRule
 from cudnn_actor.workers.checksums import Sum
 from cudnn_actor.workers.staging import Block
 
-__all__ = ["Claims", "Flight", "Ledger", "Violation"]
+__all__ = ["Claims", "Flight", "Ledger", "Violation", "flights_lock"]
 
 
-_flights = threading.RLock()
+flights_lock = threading.RLock()
 """Taken for a flight's place and claims. Re-entered by a finalizer that withdraws in the middle of a step."""
 
 
@@ -138,7 +138,7 @@ class Flight:
         the time that it is written to, or a promise lie on the page of a worker that has gone, and the next
         one not know of it. A suspect has begun already, and runs to its end.
         """
-        with _flights:
+        with flights_lock:
             self.unwanted = True
             claims = None if self.suspect else self.claims
             if claims is not None and claims.withdraw(self.place, self.number):
@@ -194,7 +194,7 @@ class Ledger:
         """Give a flight a place in the window, which there must be."""
         if not self.flights:
             self.progress_s = time.monotonic()
-        with _flights:
+        with flights_lock:
             flight.place = place = self._places.pop()
             flight.claims = claims
         self.flights[flight.number] = flight
@@ -213,7 +213,7 @@ class Ledger:
     def land(self, flight: Flight) -> None:
         """Take a flight out that has landed."""
         del self.flights[flight.number]
-        with _flights:
+        with flights_lock:
             flight.claims = None
         self._places.append(flight.place)
         self.foreign -= flight.envelope.bridge is None
@@ -226,7 +226,7 @@ class Ledger:
     def ground(self) -> list[Flight]:
         """Take every flight out of the air, in order: the worker has gone. What goes first stays."""
         grounded = list(self.flights.values())
-        with _flights:
+        with flights_lock:
             for flight in grounded:
                 flight.claims = None
         self.flights = {}
