@@ -51,9 +51,15 @@ async def ask(
     """
     bridge = LoopBridge.of_running_loop()
     envelope = _envelope(bridge, message, timeout, discard)
-    mailbox.admit(envelope)
-    bridge.sent(elsewhere=mailbox.starts_elsewhere)
-    return await _reply(envelope)
+    try:
+        mailbox.admit(envelope)
+        bridge.sent(elsewhere=mailbox.starts_elsewhere)
+        return await _reply(envelope)
+    except BaseException:
+        # Cancelled, closed, or interrupted by a signal's handler, perhaps after it was sent: nobody waits.
+        # The reply's own error comes this way too, and there is nothing left to take back.
+        _leave(envelope)
+        raise
 
 
 def submit(
@@ -116,11 +122,14 @@ async def _reply(envelope: Envelope) -> Any:
         timer = future.get_loop().call_later(envelope.timeout_s, envelope.expire)
     try:
         return await future
-    except (asyncio.CancelledError, GeneratorExit):
-        future.cancel()  # of a coroutine that was closed: nobody else has
-        envelope.withdraw()
-        envelope.unclaimed()
-        raise
     finally:
         if timer is not None:
             timer.cancel()
+
+
+def _leave(envelope: Envelope) -> None:
+    future = envelope.future
+    assert future is not None
+    if future.cancel() or future.cancelled():  # of a coroutine that was closed nobody else has cancelled it
+        envelope.withdraw()
+    envelope.unclaimed()

@@ -11,6 +11,11 @@ second. If the poster read True, the loop had not cleared it yet, so it empties
 the deque after the append. If it read False, the poster asks for a wake-up
 itself. Two posters that both read False ask twice, which is harmless.
 
+What is posted is taken out when it has been delivered, so that a signal's
+handler that raises in the midst of it (`interrupts`) costs nobody his reply.
+asyncio itself may lose a callback to such an exception, and so a wake-up with
+it: one that is not seen to for `LOST_S` is asked for again by the next poster.
+
 A loop may close with a wake-up pending, which then never runs. `_pending` knows
 such bridges, and whoever makes the next bridge drops what they hold.
 
@@ -39,6 +44,10 @@ __all__ = ["LoopBridge"]
 _MOST_AT_ONCE = 256
 """Replies delivered before the loop gets to run its other callbacks, to keep it responsive."""
 
+LOST_S = 0.1
+"""A wake-up of a running loop takes less, or the loop has more to do than to be bothered once more."""
+_NEVER = float("inf")
+
 _current = threading.local()
 _bridges: weakref.WeakValueDictionary[int, LoopBridge] = weakref.WeakValueDictionary()
 """Of each loop that somebody still sends from, by the loop's id: a bridge keeps its loop, so the id stays the
@@ -52,9 +61,13 @@ class LoopBridge:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._posted: deque[tuple[Envelope, Any, BaseException | None]] = deque()
+        self.posted: deque[tuple[Envelope, Any, BaseException | None]] = deque()
+        """Replies on their way: the left one is next."""
+        self.awaited = 0
+        """Messages sent from this loop that have not come back, answered or not. Written on the loop."""
         self._waking = False
-        self._awaited = 0
+        self._asked_at = _NEVER
+        """When the wake-up was asked for that is pending."""
         self._last_reply = 0.0
         self._watch: StarvationWatch | None = None
         self.lets_go = True
@@ -84,80 +97,72 @@ class LoopBridge:
         return bridge
 
     @property
-    def awaited(self) -> int:
-        """Messages sent from this loop that have not come back, answered or not."""
-        return self._awaited
-
-    @property
     def watching(self) -> bool:
         """Whether the loop looks now and then for starvation: until no message is awaited."""
         return self._watch is not None
 
     def sent(self, *, elsewhere: bool = False) -> None:
-        """Expect one message more to come back. Only on the loop, after its admission.
+        """See to it that replies come, while one is awaited. Only on the loop, after an admission.
 
         `elsewhere`: another process works on it, which no loop of this one can starve.
         """
-        self._awaited += 1
+        if elsewhere and self.posted:
+            self.wake()
         if self._watch is None and not elsewhere:
             self._watch = StarvationWatch(time.monotonic(), time.thread_time())
             self.loop.call_later(FIRST_LOOK_S, self._look)
 
     def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
         """Leave a reply for the loop. Any thread; never blocks. Needs a `wake` after it."""
-        self._posted.append((envelope, value, error))
-
-    def deliver_at_once(self, envelope: Envelope, value: Any) -> bool:
-        """Deliver a result, if nothing else is to come before it and somebody waits. Only on the loop."""
-        future = envelope.future
-        if self._posted or future is None or future.done():
-            return False
-        self._awaited -= 1
-        future.set_result(value)
-        return True
-
-    def deliver_here(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
-        """Deliver a reply at once, behind what was posted before it. Only on the loop."""
-        if self._posted:
-            self.post(envelope, value, error)
-            self.wake()
-            return
-        self._last_reply = time.monotonic()
-        self._awaited -= 1
-        envelope.deliver(value, error)
+        self.posted.append((envelope, value, error))
 
     def wake(self) -> None:
         """See to it that the loop delivers what was posted. Any thread; never raises for a closed loop."""
         if self.loop.is_closed():
             self._drop()
-        elif not self._waking:
-            self._waking = True
-            _pending.add(self)
+        elif not self._waking or time.monotonic() - self._asked_at > LOST_S:
             try:
+                self._waking = True
+                self._asked_at = time.monotonic()
+                _pending.add(self)
                 self.loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # closed between the question and the call
-                self._drop()
+            except BaseException as error:
+                self._waking = False  # an interrupted call may have been in time, or not: the next one asks
+                if not isinstance(error, RuntimeError) or not self.loop.is_closed():
+                    raise
+                self._drop()  # closed between the question and the call
 
     def _deliver(self) -> None:
         self._waking = False
+        self._asked_at = _NEVER
         _pending.discard(self)
-        posted = self._posted
+        posted = self.posted
         self._last_reply = time.monotonic()
-        count = min(len(posted), _MOST_AT_ONCE)
         try:
-            for _ in range(count):
-                envelope, value, error = posted.popleft()
-                self._awaited -= 1
-                envelope.deliver(value, error)
+            for _ in range(min(len(posted), _MOST_AT_ONCE)):
+                envelope, value, error = posted[0]
+                if envelope.withdrawn:  # to be discarded: at most once, whatever that raises
+                    self._take_out()
+                    envelope.deliver(value, error)
+                else:
+                    envelope.deliver(value, error)
+                    self._take_out()
         finally:  # also when somebody's `discard` raised
             if posted:
                 self.wake()
 
+    def _take_out(self) -> None:
+        """Take the next reply out: one step."""
+        self.awaited -= 1
+        del self.posted[0]
+
     def _look(self) -> None:
         assert self._watch is not None
-        if self._awaited <= 0:
+        if self.awaited <= 0:
             self._watch = None
             return
+        if self.posted:
+            self.wake()
         starving, pause = self._watch.look(time.monotonic(), time.thread_time(), self._last_reply)
         if starving and self.lets_go:
             self.let_go += 1
@@ -175,7 +180,7 @@ class LoopBridge:
         _pending.discard(self)
         while True:
             try:
-                envelope, value, error = self._posted.popleft()
+                envelope, value, error = self.posted.popleft()
             except IndexError:
                 return
             envelope.undeliverable()
@@ -186,6 +191,7 @@ class LoopBridge:
 def _forget_parent() -> None:
     """In a forked child: the loops are the parent's. To wake one would write to a socket of the parent's."""
     _pending.clear()
+    _bridges.clear()
     _current.bridge = None
 
 

@@ -53,9 +53,9 @@ class Envelope:
     """
 
     __slots__ = (
-        "_unclaimed",
         "admitted_ns",
         "bridge",
+        "claim",
         "context",
         "crashes",
         "deadline",
@@ -99,7 +99,9 @@ class Envelope:
         """Whether an asyncio caller has been told that its time is up."""
         self.elsewhere: Elsewhere | None = None
         """Who has it, when another process is to start it."""
-        self._unclaimed = [None]
+        self.claim = [None]
+        """Whoever takes its one element out decides what becomes of the message: it starts, or its time is
+        up. Taking it out is a single step under the GIL, so of two who try one succeeds."""
 
     @property
     def wants_reply(self) -> bool:
@@ -154,20 +156,19 @@ class Envelope:
         if begun:
             self.started_ns = self.started_ns or time.perf_counter_ns()
         elif not self.started_ns:
-            self._unclaimed = [None]
+            self.claim = [None]
 
     def withdraw(self) -> None:
         """Tell another process that has the message that nobody waits for it any more. Any thread."""
+        if (mailbox := self.mailbox) is not None:
+            mailbox.note_left()
         if (elsewhere := self.elsewhere) is not None:
             elsewhere.withdraw()
 
     def _claim(self) -> bool:
-        """Decide the race between starting and expiring: true for the first who asks.
-
-        Taking the list's one element is a single step under the GIL.
-        """
+        """Decide the race between starting and expiring: true for the first who asks."""
         try:
-            self._unclaimed.pop()
+            self.claim.pop()
         except IndexError:
             return False
         return True
@@ -186,10 +187,13 @@ class Envelope:
         return None
 
     def deliver(self, value: Any, error: BaseException | None) -> None:
-        """Put the reply into the asyncio future. Only on the future's own loop."""
+        """Put the reply into the asyncio future. Only on the future's own loop.
+
+        May be repeated by whoever cannot know whether it was done: one who was interrupted in it.
+        """
         assert self.future is not None
         if self.future.done():
-            if error is None and self.discard is not None:
+            if error is None and self.discard is not None and not self._has_received(value):
                 self.discard(value)
         elif error is None:
             self.future.set_result(value)
@@ -197,6 +201,11 @@ class Envelope:
             self.future.set_exception(RuntimeError(f"the handler raised {error!r}"))
         else:
             self.future.set_exception(error)
+
+    def _has_received(self, value: Any) -> bool:
+        future = self.future
+        assert future is not None
+        return not future.cancelled() and future.exception() is None and future.result() is value
 
     def unclaimed(self) -> None:
         """Discard a result that was delivered, but to a task that was cancelled before it could look."""
@@ -221,6 +230,8 @@ class Envelope:
         assert self.timeout_s is not None
         if not self.future.done():
             self.timed_out = True
+            if self.mailbox is not None:
+                self.mailbox.note_left()
             started = not self._claim()
             if started and not self.started_ns and (elsewhere := self.elsewhere) is not None:
                 started = not elsewhere.withdraw()

@@ -6,6 +6,10 @@ block, so admission and closing are two moments in one order: a message is
 either in a deque before the close, and the closer answers it, or it comes
 after, and its sender is refused. None can fall between.
 
+A sender on the main thread may be interrupted by an exception that a signal's
+handler raises. Locks are taken by `with`, which gives a C lock back whatever
+comes; what must not be torn apart is one step (`interrupts` says what that is).
+
 The mailbox belongs to a service, not to one incarnation of its actor: what
 waits here when an actor dies waits for its successor.
 """
@@ -29,6 +33,8 @@ from cudnn_actor.actors.pykka_seam import answer, is_stop
 from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk, Words
 
 __all__ = ["Mailbox"]
+
+_PAUSE_LOOKS = 10
 
 
 class Mailbox:
@@ -67,6 +73,11 @@ class Mailbox:
         self._bell = threading.Lock()
         self._bell.acquire()
         self._numbers = itertools.count(1)
+        self._last_foreign = 0
+        """Number of the last message for whose answer no event loop waits."""
+        self._some_left = True
+        """Whether senders have gone since the deque was last looked through for them, as far as is told."""
+        self._look_again_ns = 0
         self._reader: int | None = None
         self.forked = False
         """Whether this process was forked from the mailbox's: nobody reads it here."""
@@ -105,24 +116,32 @@ class Mailbox:
         if self._reader == threading.get_ident() and envelope.wants_reply:
             self._refuse_reentry(message)
         control = getattr(message, "control", False)
+        bridge = envelope.bridge
         with self._lock:
             if self._closed is not None:
                 raise self._refusal(self._closed)
             full = not waits and not control and self._is_full() and self._stays_full()
             if not full:
+                queue = self._control if control else self._ordinary
+                number, now_ns, entry = next(self._numbers), time.perf_counter_ns(), (envelope,)
+                # One step, with the ring as its only call, and the last: a message that is in is rung for.
                 envelope.mailbox = self
-                envelope.number = next(self._numbers)
-                envelope.admitted_ns = time.perf_counter_ns()
-                (self._control if control else self._ordinary).append(envelope)
-                ring, self._sleeping = self._sleeping, False
+                envelope.number = number
+                envelope.admitted_ns = now_ns
+                if bridge is None:
+                    self._last_foreign = number
+                else:
+                    bridge.awaited += 1
+                queue += entry
+                if self._sleeping:
+                    self._sleeping = False
+                    self._bell.release()
         if self._to_wake:
             self._wake_withdrawn()
         if self._afterwards:
             self._admit_afterwards()
         if full:
             raise MailboxFull(capacity=self.capacity)
-        if ring:
-            self._bell.release()
 
     def put(self, envelope: Any) -> None:
         """Accept one of pykka's own envelopes: the inbox side of a pykka `ActorRef`.
@@ -173,20 +192,26 @@ class Mailbox:
     def nudge(self) -> None:
         """Wake the actor for a look around, without a message: its present take, or its next. Any thread."""
         with self._lock:
-            ring, self._sleeping = self._sleeping, False
-            self._nudged = not ring
-        if ring:
+            self._nudged = not self._sleeping
+            self._ring()
+
+    def _ring(self) -> None:
+        """Wake the actor if it sleeps. Under the lock: taking the note back and ringing are one step."""
+        if self._sleeping:
+            self._sleeping = False
             self._bell.release()
+
+    def note_left(self) -> None:
+        """Some sender has gone: where it is full, there may be room. Any thread."""
+        self._some_left = True
 
     def restore(self, envelopes: Iterable[Envelope]) -> None:
         """Put back, at the head and in order, what a dying actor had taken but not started."""
         with self._lock:
-            reason, ring = self._closed, False
+            reason = self._closed
             if reason is None:
                 self._ordinary.extendleft(reversed(list(envelopes)))
-                ring, self._sleeping = self._sleeping, False
-        if ring:
-            self._bell.release()  # a lost thread hands back what it took while its successor slept
+                self._ring()  # a lost thread hands back what it took while its successor slept
         if reason is None:
             return
         for envelope in envelopes:
@@ -243,9 +268,7 @@ class Mailbox:
         """
         with self._lock:
             self._reader = thread
-            ring, self._sleeping = self._sleeping, False
-        if ring:
-            self._bell.release()
+            self._ring()
 
     def _admit_afterwards(self) -> None:
         """Admit what was sent in the middle of a step; not in one. Taking it is one step under the GIL."""
@@ -267,7 +290,16 @@ class Mailbox:
         return len(self._ordinary) + self.waiting_elsewhere() >= self.capacity
 
     def _stays_full(self) -> bool:
-        """Whether it is full without those whose senders have gone. Under the lock, and only when full."""
+        """Whether it is full without those whose senders have gone. Under the lock, and only when full.
+
+        A look through the deque takes as long as it is, and `ask` lets it grow. So one is made when somebody
+        has said that he goes, as whoever awaits an `ask` does; for the others (a future of `submit` that was
+        cancelled), not before ten times as long has passed as the last one took.
+        """
+        began_ns = time.perf_counter_ns()
+        if not self._some_left and began_ns < self._look_again_ns:
+            return True
+        self._some_left = False
         waiting: deque[Envelope] = deque()
         for envelope in self._ordinary:
             if envelope.withdrawn:
@@ -278,12 +310,14 @@ class Mailbox:
             else:
                 waiting.append(envelope)
         self._ordinary = waiting
+        now_ns = time.perf_counter_ns()
+        self._look_again_ns = now_ns + _PAUSE_LOOKS * (now_ns - began_ns)
         return self._is_full()
 
     def _wake_withdrawn(self) -> None:
-        with contextlib.suppress(KeyError):  # another sender has woken the last one
-            while self._to_wake:
-                self._to_wake.pop().wake()
+        for bridge in tuple(self._to_wake):
+            self._to_wake.discard(bridge)
+            bridge.wake()
 
     @staticmethod
     def _refuse_reentry(message: object) -> None:

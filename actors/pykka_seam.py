@@ -8,12 +8,14 @@ import itertools
 import queue
 import threading
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pykka
 from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr, _ActorStop
 
 from cudnn_actor.actors import forks
+from cudnn_actor.actors.reply_future import ReplyFuture
+from cudnn_actor.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from cudnn_actor.actors.mailbox import Mailbox
@@ -73,6 +75,10 @@ class HookedActor(pykka.ThreadingActor):
         """Live: the actor's thread runs this and ends."""
 
     @staticmethod
+    def _create_future() -> pykka.Future[Any]:
+        return ReplyFuture()
+
+    @staticmethod
     def _create_actor_inbox() -> Any:
         return None  # pykka asks before the mailbox is known; __init__ sets it
 
@@ -88,10 +94,20 @@ class HookedActor(pykka.ThreadingActor):
             raise
 
 
+def _refuse_proxy() -> NoReturn:
+    raise InvalidRequest(
+        field="actor_ref",
+        value="proxy()",
+        problem="has no object of this process to stand for: its actor may be in another, and is replaced",
+        fix="send a message instead: actor_ref.ask(message), actor_ref.tell(message)",
+    )
+
+
 class MailboxRef(pykka.ActorRef[Any]):
     """A pykka reference to whoever reads a mailbox: it stays good when a supervisor replaces the actor.
 
-    `ask`, `tell`, `stop` and `is_alive` work as in pykka. There is no proxy: talk to it in messages.
+    `ask`, `tell`, `stop` and `is_alive` work as in pykka. `proxy` raises `InvalidRequest`: there is no one
+    object to look at behind it.
 
     Parameters
     ----------
@@ -104,7 +120,7 @@ class MailboxRef(pykka.ActorRef[Any]):
     """
 
     def __init__(self, mailbox: Mailbox, actor_class: type[HookedActor], stopped: threading.Event) -> None:
-        self._actor_weakref = lambda: None  # type: ignore[assignment]  # pykka's word for "no proxy"
+        self._actor_weakref = _refuse_proxy  # type: ignore[assignment]  # which only pykka's proxy calls
         self.actor_class = actor_class
         self.actor_urn = uuid.uuid4().urn
         self.actor_inbox = mailbox  # type: ignore[assignment]

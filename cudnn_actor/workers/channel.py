@@ -8,7 +8,10 @@ Why a socket and no ring in shared memory: with requests and answers in batches,
 part of a batch, a ring is a few per cent faster at most, and it would need its own wake-ups and its own
 protection against a peer that scribbles.
 
-Not thread-safe: whoever uses an end sees to it that nobody else does.
+Not thread-safe: whoever uses an end sees to it that nobody else does. He may be interrupted by an exception
+that a signal's handler raises (`actors.interrupts`), and then whoever comes next goes on: what the kernel has
+taken or given is written down in the call that it was taken or given in; bytes become frames, and a queued
+frame leaves, in one step.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import itertools
 import os
 import socket
 from collections import deque
@@ -25,6 +29,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.actors import forks
+from cudnn_actor.actors.interrupts import is_of_a_handler
 from cudnn_actor.workers.wire import LENGTH, LONGEST, BadFrame, encode
 
 __all__ = ["Channel", "channel_pair"]
@@ -40,6 +45,8 @@ _LOST = -1
 _LATER = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
 """The kernel cannot send for now; the other side is there."""
 _ANCILLARY = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+_run_through = deque[None](maxlen=0).extend
+_LOOK = ((_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC),)
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
@@ -65,6 +72,13 @@ class Channel:
         connection.setblocking(False)
         self._socket = connection
         self._decoder = decoder
+        self.frames: deque[Any] = deque()
+        """What has come and was not taken: whoever has dealt with the left one takes it out."""
+        self.taken = 0
+        """How many parts of that one have been dealt with; for whoever does so in parts."""
+        self._look = connection.recvmsg
+        self._raw: list[tuple[bytes, Sequence[tuple[int, int, bytes]], int, Any]] = []
+        """What the kernel gave and is no frames yet: one piece, or none."""
         self._in = bytearray()
         self._needed = LENGTH.size
         """Bytes that `_in` must have before there is more to be made of it."""
@@ -72,7 +86,10 @@ class Channel:
         self._out: deque[tuple[bytes, Sequence[int]]] = deque()
         self._copies: set[int] = set()
         """Descriptors that wait with their frames, and are this object's own."""
-        self._sent = 0
+        self._queued: Any = None
+        """The frame that was queued last."""
+        self._sent: list[int] = []
+        """Bytes of the frame at the head that the kernel has taken, each time."""
         self.ended = False
         """Whether the other side has gone, or this one has been closed: nothing more comes."""
         forks.watch(self)
@@ -89,19 +106,21 @@ class Channel:
         """The descriptor to poll."""
         return self._socket.fileno()
 
-    def duplicate(self) -> int:
-        """Another descriptor of the same socket, which the caller owns."""
-        return os.dup(self._socket.fileno())
-
     # Out.
 
     def send(self, frame: Any, descriptors: Sequence[int] = ()) -> None:
         """Queue a frame and send what the socket takes. The descriptors stay the caller's.
 
-        What the other side will never read is dropped. Raises `BadFrame` for a frame that is too long, and
-        `OSError` when there is no descriptor to be had for one that has to wait: nothing of it has been sent.
+        What the other side will never read is dropped. The frame that was queued last is not queued again:
+        whoever was interrupted in sending it sends it once more. Raises `BadFrame` for a frame that is too
+        long, and `OSError` when there is no descriptor to be had for one that has to wait: nothing of it has
+        been sent.
         """
-        self._out.append((encode(frame), descriptors))
+        if frame is not self._queued:
+            entry = ((encode(frame), descriptors),)
+            # One step.
+            self._out += entry
+            self._queued = frame
         self.flush()
         if not descriptors or not self._out or self._out[-1][1] is not descriptors:
             return
@@ -127,41 +146,50 @@ class Channel:
         """Send what is queued, as far as the socket takes it; whether everything has gone."""
         while self._out and not self.ended:
             data, descriptors = self._out[0]
+            gone = sum(self._sent) if self._sent else 0
             try:
-                self._sent += self._push(
-                    memoryview(data)[self._sent :], descriptors if not self._sent else ()
-                )
+                if gone < len(data):
+                    self._push(memoryview(data)[gone:] if gone else data, () if gone else descriptors)
+                    continue
             except BlockingIOError:
                 return False
             except OSError as error:
                 if error.errno in _LATER:
                     return False
+                if is_of_a_handler(error):
+                    raise
                 break  # it has gone: that it has is learnt by reading, or by its exit
             self._drop(descriptors)
-            if self._sent == len(data):
-                self._out.popleft()
-                self._sent = 0
+            # One step.
+            del self._out[0]
+            del self._sent[:]
         else:
             return True
         self._give_up_sending()
         return True
 
     def _drop(self, descriptors: Sequence[int]) -> None:
-        for descriptor in self._copies.intersection(descriptors) if self._copies else ():
-            self._copies.remove(descriptor)
-            os.close(descriptor)
+        if not self._copies:
+            return
+        ours = self._copies.intersection(descriptors)
+        closing = map(os.close, ours)
+        # One step: its last line is the only call.
+        self._copies -= ours
+        _run_through(closing)
 
     def _give_up_sending(self) -> None:
         self._out.clear()
-        self._sent = 0
+        self._sent.clear()
         self._drop(tuple(self._copies))
 
-    def _push(self, data: memoryview, descriptors: Sequence[int]) -> int:
+    def _push(self, data: bytes | memoryview, descriptors: Sequence[int]) -> None:
         if not descriptors:
-            return self._socket.send(data, socket.MSG_NOSIGNAL)
+            self._sent.extend(itertools.starmap(self._socket.send, ((data, socket.MSG_NOSIGNAL),)))
+            return
         rights = array.array("i", descriptors)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-        return self._socket.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+        arguments = ([data], ancillary, socket.MSG_NOSIGNAL)
+        self._sent.extend(itertools.starmap(self._socket.sendmsg, (arguments,)))
 
     @property
     def backed_up(self) -> bool:
@@ -172,28 +200,57 @@ class Channel:
 
     def receive(self) -> list[Any]:
         """The frames that are there, decoded, after one look at the socket. Raises `BadFrame`."""
-        try:
-            data, ancillary, flags, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data, ancillary, flags = b"", [], 0
-        if ancillary or flags & _CUT_OFF:
-            self._take_descriptors(ancillary, cut_off=bool(flags & _CUT_OFF))
-        if not data:
-            self.ended = True
-            return []
-        frames: list[Any] = []
-        if self._in:  # the head of a frame has come before; mostly whole ones come
-            self._in += data
-            if len(self._in) < self._needed:  # looked at once, not at each piece of a long one
-                return frames
-            data, self._in = bytes(self._in), bytearray()
-        self._in += self._cut(frames, data)
+        self.fetch()
+        frames = list(self.frames)
+        self.frames.clear()
         return frames
 
-    def _cut(self, frames: list[Any], data: bytes) -> memoryview:
-        """Decode the whole frames at the head of `data`; what is left of it."""
+    def fetch(self) -> bool:
+        """Add to `frames` what is there, after one look at the socket; whether it was anything. Never blocks.
+
+        Raises `BadFrame`.
+        """
+        raw = self._raw
+        if not raw:
+            try:
+                raw.extend(itertools.starmap(self._look, _LOOK))
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                if is_of_a_handler(error):
+                    raise
+                self.ended = True
+                return False
+        data, ancillary, flags, _ = raw[0]
+        descriptors = _descriptors_in(ancillary, flags) if ancillary or flags & _CUT_OFF else ()
+        self._take_in(data, descriptors)
+        if descriptors and len(self._descriptors) > _MOST_DESCRIPTORS:
+            raise BadFrame(f"{len(self._descriptors)} descriptors that no frame has asked for")
+        return bool(data)
+
+    def _take_in(self, data: bytes, descriptors: Sequence[int]) -> None:
+        """Make frames of what the kernel gave, in one step, which leaves nothing of it in `_raw`."""
+        if not data:
+            self.ended = True
+        elif self._in and len(self._in) + len(data) < self._needed:
+            # The middle of a long frame, which is looked at once, not at each piece.
+            self._in += data
+            self._descriptors += descriptors
+            del self._raw[0]
+            return
+        whole = bytes(self._in) + data if self._in else data
+        frames, rest, needed = self._cut(whole)
+        kept = bytearray(rest)
+        # One step.
+        self._in = kept
+        self._needed = needed
+        self._descriptors += descriptors
+        self.frames += frames
+        del self._raw[0]
+
+    def _cut(self, data: bytes) -> tuple[list[Any], memoryview, int]:
+        """The whole frames at the head of `data`, what is left of it, and the bytes that the next needs."""
+        frames: list[Any] = []
         rest = memoryview(data)
         while len(rest) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(rest)
@@ -201,30 +258,16 @@ class Channel:
                 raise BadFrame(f"a frame of {length:,} bytes, where {LONGEST:,} is the most")
             end = LENGTH.size + length
             if len(rest) < end:
-                self._needed = end
-                return rest
+                return frames, rest, end
             frames.append(self._decoded(rest[LENGTH.size : end]))
             rest = rest[end:]
-        self._needed = LENGTH.size
-        return rest
+        return frames, rest, LENGTH.size
 
     def _decoded(self, body: memoryview) -> Any:
         try:
             return self._decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise BadFrame(str(error)) from error
-
-    def _take_descriptors(self, ancillary: Sequence[tuple[int, int, bytes]], *, cut_off: bool) -> None:
-        """Keep what came for the frames that ask for it; `cut_off`: the kernel had no place for all of it."""
-        for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                numbers = array.array("i")
-                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
-                self._descriptors.extend(numbers)
-        if cut_off:  # a frame of ours comes with one: it is that frame's place in the row
-            self._descriptors.append(_LOST)
-        if len(self._descriptors) > _MOST_DESCRIPTORS:
-            raise BadFrame(f"{len(self._descriptors)} descriptors that no frame has asked for")
 
     def take_descriptor(self) -> int:
         """The next descriptor that came, which is the caller's.
@@ -243,6 +286,22 @@ class Channel:
         self.ended = True
         self._give_up_sending()
         self._socket.close()
+        for _, ancillary, flags, _ in self._raw:
+            self._descriptors += _descriptors_in(ancillary, flags)
+        self._raw.clear()
         while self._descriptors:
             with contextlib.suppress(OSError):
                 os.close(self._descriptors.popleft())
+
+
+def _descriptors_in(ancillary: Sequence[tuple[int, int, bytes]], flags: int) -> list[int]:
+    """What came for the frames that ask for it."""
+    found: list[int] = []
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            numbers = array.array("i")
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+            found += numbers
+    if flags & _CUT_OFF:  # there was no room for all: a frame of ours comes with one, and this is its place
+        found.append(_LOST)
+    return found

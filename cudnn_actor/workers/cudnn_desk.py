@@ -130,6 +130,13 @@ class CudnnDesk(MemoryDesk):
     # Requests that run a plan.
 
     def _compute(self, envelope: Envelope, message: Compute) -> None:
+        if self.state.quarantined and (error := self.quarantined(message, envelope.number)) is not None:
+            self.state.seen(message)  # what is wrong with the message itself comes first
+            raise error
+        self.hand(self.prepared(envelope, message))
+
+    def prepared(self, envelope: Envelope, message: Compute) -> Flight:
+        """A request as it is handed over, and not handed over yet. Raises what is wrong with it."""
         seen = self.state.seen(message)
         bound = seen.bound
         if bound is None or bound.ends != self.memory.ends:
@@ -137,11 +144,9 @@ class CudnnDesk(MemoryDesk):
             slots = [self.memory.resolve(getattr(message, name), name) for name in seen.lowered.buffers]
             check_no_overlap(seen.lowered, slots)
             bound = seen.bound = Bound(ends, slots, ())
-        if self.state.quarantined and (error := self.quarantined(message, envelope.number)) is not None:
-            raise error
         if seen.body is None:
             seen.body = encode_message(message)
-        self.hand(Flight(envelope, seen.body, bound.slots, seen=seen))
+        return Flight(envelope, seen.body, bound.slots, seen=seen)
 
     def _forward(self, envelope: Envelope, message: Ping | GetStatistics) -> None:
         self.hand(Flight(envelope, encode_message(message)))
@@ -196,6 +201,7 @@ class CudnnDesk(MemoryDesk):
         worker, self.worker = self.worker, None
         self.last_word = None  # whoever starts next is not to be taken for the one that said it
         self._requests.clear()
+        self._sending = None
         begun: list[Flight] = []
         others: list[Flight] = []
         for flight in self.ledger.ground():
@@ -226,7 +232,7 @@ class CudnnDesk(MemoryDesk):
                 lost.add(flight.number)
                 continue
             try:
-                self._land(Done(flight.number, flight.place, *found))
+                self.land(Done(flight.number, flight.place, *found))
             except Violation as lie:  # no worker of ours: it is judged with those that have begun
                 log.warning("worker.broke_the_protocol", why=str(lie))
         return lost

@@ -64,11 +64,11 @@ from cudnn_actor.workers.wire import (
     UnmapStage,
 )
 
-__all__ = ["WINDOW", "Desk", "WorkerEnd"]
+__all__ = ["BULKY_BYTES", "WINDOW", "Desk", "WorkerEnd"]
 
 WINDOW = 256
 """Requests that a worker may have at once."""
-_BULKY_BYTES = 64 << 10
+BULKY_BYTES = 64 << 10
 """A longer message goes in a frame of its own: so whole windows of the others fit in one, four times over."""
 
 log = Log("cudnn_actor")
@@ -136,6 +136,8 @@ class Desk:
         """What is to befall the message that is being taken up."""
         self._reply = reply
         self._requests: list[Request] = []
+        self._sending: Requests | None = None
+        """What is being sent; also of a sender who was interrupted in it."""
         self._drains: deque[Envelope] = deque()
 
     @property
@@ -193,6 +195,11 @@ class Desk:
         """
         return self.ledger.foreign > 0 or bool(self._drains)
 
+    @property
+    def has_drains_due(self) -> bool:
+        """Whether there is a `Drain` for which nothing is awaited any more."""
+        return bool(self._drains) and not self.is_awaited(self._drains[0].number)
+
     # Handing over.
 
     @property
@@ -217,7 +224,7 @@ class Desk:
     def _fly(self, flight: Flight) -> None:
         assert self.worker is not None
         place = self.ledger.hand_over(flight, self.worker.claims)
-        bulky = len(flight.body) > _BULKY_BYTES
+        bulky = len(flight.body) > BULKY_BYTES
         if bulky:
             self.flush()
         self._requests.append(Request(flight.number, place, flight.body, flight.fault))
@@ -300,8 +307,22 @@ class Desk:
     def flush(self) -> None:
         """Send what has been handed over since the last time."""
         if self._requests and self.worker is not None:
-            requests, self._requests = self._requests, []
-            self.worker.send(Requests(requests))
+            fresh: list[Request] = []
+            frame = Requests(self._requests)
+            # One step.
+            self._sending = frame
+            self._requests = fresh
+            self.worker.send(frame)
+            self._sending = None
+
+    def finish_sending(self) -> None:
+        """Go on where somebody was interrupted in `flush`. Before anything else is sent.
+
+        The frame that a worker was sent last is not queued again.
+        """
+        if self._sending is not None and self.worker is not None:
+            self.worker.send(self._sending)
+            self._sending = None
 
     # Answers.
 
@@ -311,10 +332,8 @@ class Desk:
             match frame:
                 case Answers():
                     for answer in frame.answers:
-                        self._land(answer)
-                    self.ledger.note_progress()
-                    if self._drains:
-                        self.settle_drains()
+                        self.land(answer)
+                    self.note_landed()
                 case ArenaMade() | ArenaRefused():
                     self.take_arena(frame)
                 case InternalDone():
@@ -326,7 +345,14 @@ class Desk:
                 case other:
                     raise Violation(f"it said {type(other).__name__} where nobody had asked")
 
-    def _land(self, answer: Answer) -> None:
+    def note_landed(self) -> None:
+        """Answers have been taken."""
+        self.ledger.note_progress()
+        if self._drains:
+            self.settle_drains()
+
+    def land(self, answer: Answer) -> None:
+        """Take one answer. Raises `Violation`."""
         # What it says is looked at first: if it is a lie, the flight is in the air, and judged with the rest.
         flight = self.ledger.find(answer.number, answer.place)
         seen = flight.seen
@@ -334,8 +360,8 @@ class Desk:
             self.ledger.land(flight)
             self.state.memory.release_all(flight.slots)
             if not seen.noted:
-                self._note_plan(seen)
-            self._succeed(flight.envelope, self._receipt(flight.envelope, answer))
+                self.note_plan(seen)
+            self._succeed(flight.envelope, self.receipt(flight.envelope, answer))
             return
         news = self._news(flight, answer)
         self.ledger.land(flight)
@@ -373,7 +399,8 @@ class Desk:
                 raise Violation(f"it dropped request {answer.number}, which nobody had withdrawn")
         return None
 
-    def _receipt(self, envelope: Envelope, done: Done) -> Receipt:
+    def receipt(self, envelope: Envelope, done: Done) -> Receipt:
+        """What the caller of a request that has finished gets."""
         return Receipt(
             request_id=envelope.number,
             generation=self.state.generation,
@@ -414,7 +441,7 @@ class Desk:
             block, flight.block = flight.block, None
             return self.staging.result(block, spec.dims, spec.dtype.numpy)
         self._discharge(flight, end_ref=False)
-        return self._receipt(flight.envelope, done)
+        return self.receipt(flight.envelope, done)
 
     def _given(self, answer: Given, envelope: Envelope) -> Any:
         wanted = _GIVEN.get(type(envelope.message))
@@ -448,13 +475,14 @@ class Desk:
         self.memory.release_all(flight.slots)
         self._discharge(flight, end_ref=end_ref)
 
-    def _note_plan(self, seen: Seen) -> None:
-        seen.noted = True
+    def note_plan(self, seen: Seen) -> None:
+        """Remember a message for workers that are to be warmed. May be interrupted, and made again."""
         digest = seen.lowered.graph.digest()
         new = self.recent.pop(digest, None) is None
         self.recent[digest] = seen.message
         if len(self.recent) > WINDOW:
             del self.recent[next(iter(self.recent))]
+        seen.noted = True
         if new:
             self.on_new_plan()
 

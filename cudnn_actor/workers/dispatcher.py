@@ -5,11 +5,17 @@ the sender himself, on his event loop, takes a **turn** at the desk, which encod
 and the loop's own reader takes one when answers have come. So a request costs no hop to a thread and back,
 and a loop's turn serves everything that has gathered since its last.
 
-What is shared: the desk, by every loop and thread that sends, and the keeper's thread. Who may touch it: the
-holder of `_free`, which nobody waits for but the keeper. Why no wish is lost: whoever wants a turn notes
-what he wants first and tries the lock second; the holder gives the lock back first and looks at the notes
-second. If the try fails, the holder has not given it back yet, so it looks after the note was made, and does
-it on the wisher's behalf. An answer for another loop's future, or a pykka one, goes through its bridge.
+What is shared: the desk, by every loop and thread that sends, and the keeper's thread. Who may touch it:
+whoever has noted that he has it (`_taken`), which nobody waits for but the keeper. Why no wish is lost:
+whoever wants a turn notes what he wants first and looks whether the desk is free second; the holder frees it
+first and looks at the notes second. If it was not free, the holder has not looked yet, and does it on the
+wisher's behalf. An answer for another loop's future, or a pykka one, goes through its bridge.
+
+A turn on the main thread may end anywhere in an exception of a signal's handler (`actors.interrupts`). It
+goes the short way only (`short_way`), which leaves the desk whole wherever it ends, and leaves the rest to
+other threads. Whoever is interrupted frees the desk and rings for the keeper in the same step, and the keeper
+does whatever there is to do: it lands what has been read, delivers what has landed, and sends what was handed
+over. So the exception costs its own caller his answer, and nobody else anything.
 
 Each event loop that sends reads the socket (`_Link`); one that is blocked, or does not run, holds up
 nobody but itself, since any other reads as well. Where no loop can be relied on for an answer (a pykka
@@ -22,24 +28,26 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from cudnn_actor.actors import Envelope, LoopBridge, Mailbox
+from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge, Mailbox
+from cudnn_actor.actors.interrupts import is_interruptible, is_of_a_handler
 from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.actors.pykka_seam import is_stop
+from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
 from cudnn_actor.workers.channel import Channel
 from cudnn_actor.workers.cudnn_desk import CudnnDesk
 from cudnn_actor.workers.ledger import Violation
-from cudnn_actor.workers.wire import BadFrame
+from cudnn_actor.workers.short_way import Reply, hand_over, land
+from cudnn_actor.workers.wire import Answers, BadFrame
 
 __all__ = ["Dispatcher"]
 
 LEAST_GATHERED, MOST_GATHERED = 4, 32
 SHARE = 3
 """A loop's messages are sent without more ado when they are this part of those in the air, within bounds."""
-_MOST_A_TURN = 64
-"""Messages taken out of the queue at once."""
 
 log = Log("cudnn_actor")
 
@@ -59,8 +67,8 @@ class Dispatcher(Mailbox):
 
     def __init__(self, capacity: int = 1024) -> None:
         super().__init__(capacity)
-        self.ring_keeper: Callable[[], None] = _nothing
-        """Wakes the keeper's thread, for a look around. Any thread; never blocks."""
+        self.strike_bell: Callable[[], Any] = bool
+        """Wakes the keeper's thread for a look around, in one call of C. `ValueError` when it has ended."""
         self.begun: Callable[[], int] = _none_begun
         """How many of the requests handed to the present worker it has begun."""
         self.channel: Channel | None = None
@@ -68,19 +76,24 @@ class Dispatcher(Mailbox):
         self.why_condemned = ""
         """What a worker has said that no honest one would say."""
         self.on_stop_asked: Callable[[], None] = _nothing
-        self._free = threading.Lock()
+        self._taken = False
+        self._waiting: list[Any] = []
+        """A lock of each thread that waits for the desk, released when it is free."""
         self._wants_turn = self._wants_reading = False
         self._heavy = False
         """A message that loops leave to the keeper is next."""
+        self._left = False
+        """Whether something that the main thread leaves to others was rung for."""
         self._stop: Envelope | None = None
         """pykka's stop, which ends the service in its turn; what came behind it is not taken up."""
         self._stop_told = False
-        self._last_foreign = 0
-        """Number of the last message for whose answer no event loop waits."""
         self._links: dict[LoopBridge, _Link] = {}
         self._keeper_reads = False
         """Whether the keeper looks at the socket, for those whose answers no event loop fetches."""
-        self._to_wake: set[LoopBridge] = set()
+        self._outbox: deque[Reply] = deque()
+        """Replies that have been given and not delivered: the left one is next."""
+        self._loops_to_wake: set[LoopBridge] = set()
+        """Loops that replies have been posted for, and that are woken before the desk is free."""
         self._here: LoopBridge | None = None
         """Of the loop whose thread has the desk; None for a thread without one."""
 
@@ -88,18 +101,25 @@ class Dispatcher(Mailbox):
 
     def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
         """Accept a message, and see to it that it goes on. See `Mailbox.admit`."""
-        bridge = envelope.bridge
-        if bridge is None:
+        bridge, link = envelope.bridge, None
+        if bridge is not None:
+            link = self._links.get(bridge)
+            if link is None:
+                link = self._new_link(bridge)  # before the admission: after an error nothing was sent
+        try:
             super().admit(envelope, waits=waits)
-            with self._lock:
-                self._last_foreign = max(self._last_foreign, envelope.number)
-            self.turn()
-            return
-        link = self._links.get(bridge)
-        if link is None:
-            link = self._new_link(bridge)  # before the admission: an error here means that nothing was sent
-        super().admit(envelope, waits=waits)
-        link.schedule()
+            if link is None:
+                self.turn()
+            else:
+                link.schedule()
+        except (ActorStopped, MailboxFull, ReentrantAsk):
+            raise
+        except BaseException:
+            try:  # noqa: SIM105 - one step from the exception on: what was admitted is sent by the keeper
+                self.strike_bell()
+            except ValueError:  # there is none: the next one begins with a turn
+                pass
+            raise
 
     def waiting_elsewhere(self) -> int:
         """Requests that the worker was handed, or will be again, and has not begun, as far as it says."""
@@ -132,67 +152,130 @@ class Dispatcher(Mailbox):
         if read:
             self._wants_reading = True
         self._wants_turn = True
-        while self._wants_turn and self._free.acquire(blocking=False):
-            try:
-                self._serve(bridge)
-            finally:
-                self._free.release()
-            self._wake()
-
-    def _serve(self, bridge: LoopBridge | None, *, keeper: bool = False) -> None:
-        self._wants_turn = False
-        if self.channel is None:
-            return
-        self._here = bridge
+        mine = False
         try:
-            if self._wants_reading:
-                self._wants_reading = False
-                self._read()
-            if keeper:
-                self._heavy = False
-            self._hand_over(keeper=keeper)
-        except (Violation, BadFrame) as error:
-            self.condemn(str(error))
-        except Exception as error:  # a bug of ours must not end an event loop's callback in silence
-            with speaking_for(self.desk.state.name):
-                log.exception("dispatcher.failed")
-            self.condemn(repr(error))
-        finally:
-            self._here = None
+            # Looking and taking are one step. Those that wait for the desk come first, and do this for us.
+            while self._wants_turn and not self._taken and not self._waiting:
+                self._taken = mine = True
+                self._here = bridge
+                self._serve()
+                # One step, as where it ends in an exception.
+                self._taken = mine = False
+                try:
+                    if self._waiting:
+                        self._waiting[0].release()
+                except RuntimeError:  # it has been told
+                    pass
+        except BaseException:
+            # One step: the desk is free, and another thread does whatever there is to do.
+            if mine:
+                self._taken = False
+            self._wants_turn = self._wants_reading = True
+            try:
+                if self._waiting:
+                    self._waiting[0].release()
+                else:
+                    self.strike_bell()
+            except (RuntimeError, ValueError):  # it has been told; there is no keeper, and the next begins so
+                pass
+            raise
 
-    def _read(self) -> None:
+    def _serve(self, *, keeper: bool = False) -> None:
+        """What a turn does. With the desk held. Raises what a signal's handler raises, and nothing else."""
+        short = is_interruptible()
+        self._wants_turn = False
+        if not short:
+            self._left = False
+        if keeper:
+            self._heavy = False
+        leaves = False
         channel = self.channel
-        assert channel is not None
-        frames = channel.receive()
-        if frames:
-            self.desk.receive(frames)
-        if channel.ended:
+        if channel is not None:
+            try:
+                leaves = self._exchange(channel, short=short, keeper=keeper)
+            except (Violation, BadFrame) as error:
+                self.condemn(str(error))
+            except Exception as error:  # a bug of ours must not end an event loop's callback in silence
+                if short:
+                    raise  # or a handler's: the keeper goes on, and finds a bug of ours again
+                with speaking_for(self.desk.state.name):
+                    log.exception("dispatcher.failed")
+                self.condemn(repr(error))
+        if self._outbox:
+            leaves |= self._deliver(short=short)
+        if self._loops_to_wake:
+            self._wake()
+        if leaves and not self._left:
+            self._left = True
             self.ring_keeper()
 
-    def _hand_over(self, *, keeper: bool) -> None:
+    def _exchange(self, channel: Channel, *, short: bool, keeper: bool) -> bool:
+        """Read answers and send requests; whether anything is left to other threads."""
+        leaves = False
+        self.desk.finish_sending()
+        if self._wants_reading:
+            self._wants_reading = False
+            channel.fetch()
+        if channel.frames or self.desk.has_drains_due:
+            leaves = self._land(channel, short=short)
+        if channel.ended:
+            self.ring_keeper()
+        if self._ordinary or self._control or self._stop is not None or self.desk.ledger.on_the_ground:
+            leaves |= self._hand_over(short=short, keeper=keeper)
+        self.desk.flush()
+        backed_up = not channel.flush()
+        if backed_up or (not self._keeper_reads and self._has_foreign):
+            self.ring_keeper()
+        return leaves
+
+    def _land(self, channel: Channel, *, short: bool) -> bool:
         desk = self.desk
+        while land(channel, desk, self._outbox):
+            if short:
+                return True
+            frame = channel.frames[0]
+            if type(frame) is Answers:
+                desk.land(frame.answers[channel.taken])
+                channel.taken += 1
+            else:
+                channel.frames.popleft()
+                desk.receive((frame,))
+        if desk.has_drains_due:
+            if short:
+                return True
+            desk.settle_drains()
+        return False
+
+    def read_to_the_end(self, channel: Channel) -> None:
+        """Take every answer that a worker has sent. With the desk held. Raises `Violation`, `BadFrame`."""
+        self._land(channel, short=False)
+        while channel.fetch():
+            self._land(channel, short=False)
+
+    def _hand_over(self, *, short: bool, keeper: bool) -> bool:
+        desk = self.desk
+        if short and (self._stop is not None or desk.ledger.on_the_ground):
+            return True
         desk.hand_again()
-        while self._stop is None and not self._heavy and (room := min(desk.room, _MOST_A_TURN)) and len(self):
-            batch = self.take(room, 0.0)
-            for place, envelope in enumerate(batch):
-                if is_stop(envelope.message):
-                    self._stop = envelope
-                    self.restore(batch[place + 1 :])
-                    break
-                if not keeper and desk.is_heavy(envelope.message):
-                    self.restore(batch[place:])
-                    self._heavy = True
-                    self.ring_keeper()
-                    break
-                desk.take_up(envelope)
+        while self._stop is None and not self._heavy and hand_over(self, desk) and desk.room and len(self):
+            if short:
+                return True
+            self._take_up_next(keeper=keeper)
             desk.hand_again()
         if self._stop is not None:
             self._stop_in_its_turn(self._stop)
-        desk.flush()
-        assert self.channel is not None
-        backed_up = not self.channel.flush()
-        if backed_up or (self._has_foreign and not self._keeper_reads):
-            self.ring_keeper()
+        return False
+
+    def _take_up_next(self, *, keeper: bool) -> None:
+        for envelope in self.take(1, 0.0):
+            if is_stop(envelope.message):
+                self._stop = envelope
+            elif not keeper and self.desk.is_heavy(envelope.message):
+                self.restore([envelope])
+                self._heavy = True
+                self.ring_keeper()
+            else:
+                self.desk.take_up(envelope)
 
     def _stop_in_its_turn(self, stop: Envelope) -> None:
         """Pass pykka's stop on, once all that was sent before it has been answered."""
@@ -206,13 +289,20 @@ class Dispatcher(Mailbox):
         """Whether an answer is awaited that no event loop fetches: in the air, a stop's, or in the queue."""
         if self.desk.has_foreign or self._stop is not None:
             return True
+        ordinary, control, last = self._ordinary, self._control, self._last_foreign
         try:
-            return self._ordinary[0].number <= self._last_foreign
-        except IndexError:
+            return any(queue[0].number <= last for queue in (ordinary, control) if queue)
+        except IndexError:  # taken out since
             return False
+
+    def ring_keeper(self) -> None:
+        """Wake the keeper's thread, for a look around. Any thread; never blocks."""
+        with contextlib.suppress(ValueError):
+            self.strike_bell()
 
     def condemn(self, why: str) -> None:
         """Have nothing more to do with the present worker, and tell the keeper. With the desk held."""
+        # One step.
         self.channel = None
         self.why_condemned = why
         self.ring_keeper()
@@ -220,33 +310,82 @@ class Dispatcher(Mailbox):
     # Replies. With the desk held.
 
     def reply(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
-        """Answer: at once where it is this thread's loop that waits, else by way of its bridge."""
-        bridge = envelope.bridge
-        if bridge is None:
-            envelope.settle(value, error)
-        elif bridge is self._here:
-            if error is not None or not bridge.deliver_at_once(envelope, value):
-                bridge.deliver_here(envelope, value, error)
-        else:
-            bridge.post(envelope, value, error)
-            self._to_wake.add(bridge)
+        """Answer: it is delivered before the desk is free."""
+        self._outbox.append((envelope, value, error))
+
+    def _deliver(self, *, short: bool) -> bool:
+        """Deliver what is in the outbox: at once where this thread's loop waits for it, else by its bridge.
+
+        A reply leaves the outbox when it has been delivered; whoever delivers one again finds that it was.
+        Whether one is left to other threads: a pykka future takes more than a step.
+        """
+        outbox, here = self._outbox, self._here
+        while outbox:
+            reply = outbox[0]
+            envelope, value, error = reply
+            bridge = envelope.bridge
+            if bridge is None:
+                if short and envelope.reply_to is not None:
+                    return True
+                envelope.settle(value, error)
+                del outbox[0]
+            elif bridge is here and not bridge.posted:
+                if error is None and (future := envelope.future) is not None and not future.done():
+                    future.set_result(value)
+                else:
+                    envelope.deliver(value, error)
+                # One step.
+                bridge.awaited -= 1
+                del outbox[0]
+            else:
+                entry, loop = (reply,), {bridge}
+                # One step.
+                bridge.posted += entry
+                self._loops_to_wake |= loop
+                del outbox[0]
+        return False
 
     def _wake(self) -> None:
-        while self._to_wake:
-            with contextlib.suppress(KeyError):  # another has woken the last one
-                self._to_wake.pop().wake()
+        for bridge in tuple(self._loops_to_wake):
+            bridge.wake()
+        self._loops_to_wake.clear()  # behind it: a wake-up in which somebody was interrupted is made again
 
     # The keeper's side.
 
     @contextlib.contextmanager
     def held(self) -> Any:
-        """The desk, for the keeper, who waits for it; then, what others have wished for meanwhile."""
-        with self._free:
+        """The desk, for the keeper, who waits for it; then, what there is to do. Never on the main thread
+        while requests are served."""
+        self._await_desk()
+        try:
+            self._here = None
+            self.desk.finish_sending()
             yield self.desk
-            self._wants_turn = True
-            self._serve(None, keeper=True)
-        self._wake()
-        self.turn()
+            self._serve(keeper=True)
+        except BaseException:
+            self._wants_turn = True  # replies may have been given before it
+            raise
+        finally:
+            self._taken = False
+            with contextlib.suppress(IndexError, RuntimeError):  # nobody waits; he has been told
+                self._waiting[0].release()
+            self.turn()
+
+    def _await_desk(self) -> None:
+        """Wait until the desk is free, and take it.
+
+        Whoever waits joins the list first and looks second; whoever frees the desk does so first, and looks
+        at the list second. So one of the two sees the other.
+        """
+        bell = threading.Lock()
+        bell.acquire(blocking=False)
+        self._waiting.append(bell)
+        try:
+            while self._taken:
+                bell.acquire()
+            self._taken = True  # one step with the look
+        finally:
+            self._waiting.remove(bell)
 
     def keepers_turn(self) -> None:
         """Read, and do all that there is to do, also what loops leave to the keeper.
@@ -301,10 +440,13 @@ class Dispatcher(Mailbox):
         A turn that a copy of a loop takes here finds no channel, and so does nothing.
         """
         super().forget_parent()
-        self._free = threading.Lock()  # which another thread may have held
+        self._taken = False  # another thread may have had it
+        self._waiting = []
         self.channel = self._stop = self._here = None
-        self.ring_keeper = self.on_stop_asked = _nothing
+        self.strike_bell, self.on_stop_asked = bool, _nothing
         self.begun = _none_begun
+        self._outbox.clear()  # answered in the parent
+        self._loops_to_wake.clear()
         for link in tuple(self._links.values()):
             link.forget_parent()
 
@@ -342,16 +484,23 @@ class _Link:
         ):
             self._gathered = 0
             dispatcher.turn(self._bridge)
-        elif not self._scheduled:
-            self._scheduled = True
+        elif not self._scheduled or self._gathered > MOST_GATHERED:  # more than that: asyncio has lost it
             self._bridge.loop.call_soon(self._run)
+            self._scheduled = True
 
     def _run(self) -> None:
-        self._scheduled = False
-        self._gathered = 0
-        if self._channel is not self._dispatcher.channel:
-            self._follow()
-        self._dispatcher.turn(self._bridge)
+        try:
+            self._scheduled = False
+            self._gathered = 0
+            if self._channel is not self._dispatcher.channel:
+                self._follow()
+            self._dispatcher.turn(self._bridge)
+        except BaseException:
+            try:  # noqa: SIM105 - one step from the exception on
+                self._dispatcher.strike_bell()
+            except ValueError:
+                pass
+            raise
 
     def reads(self, channel: Channel | None) -> bool:
         """Whether the loop looks at this socket, as far as is known. Any thread."""
@@ -373,12 +522,13 @@ class _Link:
         if channel is None:
             return
         try:
-            descriptor = channel.duplicate()
-        except OSError:  # it has gone already: the keeper knows
+            self._descriptors.extend(map(os.dup, (channel.fileno(),)))  # noted by the call that makes it
+        except OSError as error:  # it has gone already: the keeper knows
+            if is_of_a_handler(error):
+                raise
             return
-        self._descriptors.append(descriptor)
-        self._bridge.loop.add_reader(descriptor, self._readable)
-        self._channel = channel
+        self._bridge.loop.add_reader(self._descriptors[0], self._readable)
+        self._channel = channel  # last: a loop of which it is thought that it reads does
         dispatcher.turn(self._bridge, read=True)
 
     def _readable(self) -> None:

@@ -148,6 +148,7 @@ class WorkerKeeper(Actor):
 
     def on_start(self) -> None:
         """Take the standby, or start a worker and wait until it is ready. Raises `Crash`."""
+        self._dispatcher.strike_bell = self._bell.strike
         faults = self._state.faults
         fails = faults is not None and faults.on_start() is not None
         if fails:
@@ -192,6 +193,7 @@ class WorkerKeeper(Actor):
             self._bell.quiet()
             if self._is_given_up():
                 raise Crash("it was given up while it started")
+            self._dispatcher.turn()
             if worker.channel.fileno() in events:
                 self._hear_start(worker)
             elif worker.child.pidfd in events:
@@ -246,7 +248,6 @@ class WorkerKeeper(Actor):
         worker, dispatcher = self.worker, self._dispatcher
         assert worker is not None
         self._state.generation = self._generation
-        dispatcher.ring_keeper = self._bell.ring
         dispatcher.on_stop_asked = lambda: self.end("stopped")
         claims = worker.claims
         dispatcher.connect(worker.channel, lambda: claims.begun_count)
@@ -311,7 +312,7 @@ class WorkerKeeper(Actor):
         gone = worker.child.wait(0.0) or worker.channel.ended
         with self._dispatcher.held() as desk:
             if gone:  # its last word may still lie there
-                self._read_to_the_end(desk, worker)
+                self._read_to_the_end(worker)
             last = desk.last_word
         if last is not None:
             raise Crash(last.cause)
@@ -336,7 +337,7 @@ class WorkerKeeper(Actor):
             if self._ends_within(worker, within_s):
                 break
         with self._dispatcher.held() as desk:
-            self._read_to_the_end(desk, worker)
+            self._read_to_the_end(worker)
             self._dispatcher.disconnect()
             limbo = desk.crash("it was killed while it stopped", may_still_write=not worker.child.wait(0.0))
             desk.leave_limbo(limbo)
@@ -391,7 +392,7 @@ class WorkerKeeper(Actor):
             limbo.blocks.extend(() if self._read_into is None else (self._read_into,))
             return limbo
         if not self._dispatcher.why_condemned:
-            self._read_to_the_end(desk, worker)
+            self._read_to_the_end(worker)
         last: Dying | None = desk.last_word
         if last is not None:
             cause = last.cause
@@ -401,11 +402,10 @@ class WorkerKeeper(Actor):
         self._serving = False
         return desk.crash(cause, may_still_write=may_still_write)
 
-    def _read_to_the_end(self, desk: CudnnDesk, worker: Worker) -> None:
+    def _read_to_the_end(self, worker: Worker) -> None:
         """Take every answer that the worker has sent. With the desk held."""
         try:
-            while frames := worker.channel.receive():
-                desk.receive(frames)
+            self._dispatcher.read_to_the_end(worker.channel)
         except (Violation, BadFrame) as error:
             log.warning("worker.broke_the_protocol", pid=worker.pid, why=str(error))
         except Exception:  # a bug of ours: what it had is still to be judged

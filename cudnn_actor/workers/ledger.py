@@ -26,20 +26,14 @@ from cudnn_actor.workers.checksums import Sum
 from cudnn_actor.workers.staging import Block
 from cudnn_actor.workers.status import Finished
 
-__all__ = ["Claims", "Flight", "Ledger", "Violation"]
+__all__ = ["Claims", "Flight", "Ledger", "Violation", "flights_lock"]
 
 
-_flights = threading.RLock()
+flights_lock: Any = threading.RLock()
 """Taken for a flight's place and claims. Re-entered by a finalizer that withdraws in the middle of a step."""
 
 
-def _forget_parent() -> None:
-    """In a forked child: another thread may have held it."""
-    global _flights  # noqa: PLW0603
-    _flights = threading.RLock()
-
-
-forks.call_in_child(_forget_parent)
+forks.call_in_child(flights_lock._at_fork_reinit)  # another thread may have held it
 
 
 class Violation(Exception):
@@ -151,7 +145,7 @@ class Flight:
         the time that it is written to, or a promise lie on the page of a worker that has gone, and the next
         one not know of it. A suspect has begun already, and runs to its end.
         """
-        with _flights:
+        with flights_lock:
             self.unwanted = True
             claims = None if self.suspect else self.claims
             if claims is not None and claims.withdraw(self.place, self.number):
@@ -207,7 +201,7 @@ class Ledger:
         """Give a flight a place in the window, which there must be."""
         if not self.flights:
             self.progress_s = time.monotonic()
-        with _flights:
+        with flights_lock:
             flight.place = place = self._places.pop()
             flight.claims = claims
         self.flights[flight.number] = flight
@@ -226,7 +220,7 @@ class Ledger:
     def land(self, flight: Flight) -> None:
         """Take a flight out that has landed."""
         del self.flights[flight.number]
-        with _flights:
+        with flights_lock:
             flight.claims = None
         self._places.append(flight.place)
         self.foreign -= flight.envelope.bridge is None
@@ -239,7 +233,7 @@ class Ledger:
     def ground(self) -> list[Flight]:
         """Take every flight out of the air, in order: the worker has gone. What goes first stays."""
         grounded = list(self.flights.values())
-        with _flights:
+        with flights_lock:
             for flight in grounded:
                 flight.claims = None
         self.flights = {}

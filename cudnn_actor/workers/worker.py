@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import os
 import select
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,6 +23,7 @@ from cudnn_actor.workers.wire import FROM_WORKER, FromParent, Hello, Internal, R
 
 __all__ = ["Bell", "Recipe", "Worker", "wait_for"]
 
+_ONE = (1).to_bytes(8, sys.byteorder)
 MAIN = "cudnn_actor.workers.process.main:main"
 
 
@@ -162,7 +166,9 @@ class Bell:
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._open = True
+        self._file = io.FileIO(self.descriptor, "r+")
+        self.strike: Callable[[], Any] = functools.partial(self._file.write, _ONE)
+        """What `ring` does, in one call of C, for `actors.interrupts`. `ValueError` after the end."""
         forks.watch(self)
 
     def forget_parent(self) -> None:
@@ -171,9 +177,8 @@ class Bell:
 
     def ring(self) -> None:
         """Wake the waiter, now or when it waits next. Any thread; harmless after the end."""
-        with contextlib.suppress(OSError):
-            if self._open:
-                os.eventfd_write(self.descriptor, 1)
+        with contextlib.suppress(ValueError):
+            self.strike()
 
     def quiet(self) -> None:
         """Take back what was rung."""
@@ -182,6 +187,4 @@ class Bell:
 
     def close(self) -> None:
         """End it. Idempotent."""
-        if self._open:
-            self._open = False
-            os.close(self.descriptor)
+        self._file.close()

@@ -8,6 +8,7 @@ import pykka
 import pytest
 
 from cudnn_actor.actors import Actor, Crash, Mailbox, MailboxRef
+from cudnn_actor.protocol.errors import InvalidRequest
 
 from .actor_fixtures import PATIENCE_S, Caller, ref_of, running
 
@@ -135,8 +136,13 @@ def test_a_mailbox_reference_is_dead_once_it_is_told_so() -> None:
 
 
 def test_a_mailbox_reference_has_no_proxy_and_says_so() -> None:
+    ref = ref_of(Mailbox())
+    assert ref.is_alive()
+    with pytest.raises(InvalidRequest, match="send a message instead"):
+        ref.proxy()
+    ref.actor_stopped.set()
     with pytest.raises(pykka.ActorDeadError):
-        ref_of(Mailbox()).proxy()
+        ref.proxy()
 
 
 def test_two_mailbox_references_are_told_apart() -> None:

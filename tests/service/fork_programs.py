@@ -31,7 +31,6 @@ from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import Isolation, make_options
 from cudnn_actor.workers import ledger
-from cudnn_actor.workers.dispatcher import Dispatcher
 from cudnn_actor.workers.launching import Launcher
 
 from .fork_rigs import (
@@ -190,18 +189,15 @@ def locks_are_held(isolation: Isolation) -> None:
 
 
 def _locks(service: CudnnService) -> list[Any]:
-    held = [
+    return [
         service.state.mailbox._lock,
         service.events._lock,
         service._turning,
         pykka.ActorRegistry._actor_refs_lock,
-        ledger._flights,
+        ledger.flights_lock,
         Launcher._shared_lock,
         *[launcher._lock for launcher in Launcher._shared.values()],
     ]
-    if isinstance(service.state.mailbox, Dispatcher):
-        held.append(service.state.mailbox._free)
-    return held
 
 
 def _holds(lock: Any, taken: threading.Event, done: threading.Event) -> None:

@@ -1,0 +1,155 @@
+"""A program that raises at every place in turn where CPython could run a signal's handler in our code.
+
+Run as `python -m tests.service.injection_program ISOLATION ENTRY`; writes what has come of it as JSON. The
+main thread makes one call again and again; a trace function raises at the n-th place (the entry of a function
+of ours, or the instruction behind a call or a back-edge) of the n-th call, until calls have no n-th place.
+After each, another thread must get an answer, and so must the main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dis
+import faulthandler
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+
+import cudnn_actor
+from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, Ping
+
+PATIENCE_S = 20.0
+_OURS = tuple(f"{cudnn_actor.__path__[0]}/{part}/" for part in ("actors", "workers"))
+
+
+class Injected(Exception):
+    """What a handler would have raised."""
+
+
+class Injector:
+    """Raises at the n-th place of a call."""
+
+    def __init__(self) -> None:
+        self.places = 0
+        self.where = ""
+        self._at = 0
+        self._looks: dict[CodeType, frozenset[int]] = {}
+
+    def arm(self, at: int) -> None:
+        self.places, self._at, self.where = 0, at, ""
+        sys.settrace(self._enter)
+
+    def disarm(self) -> None:
+        sys.settrace(None)
+
+    def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(_OURS):
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        self._count(frame)  # an entry
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "opcode" and frame.f_lasti in self._behind(frame.f_code):
+            self._count(frame)
+        return self._step
+
+    def _behind(self, code: CodeType) -> frozenset[int]:
+        """Offsets of the instructions before which the interpreter has looked at signals."""
+        if code not in self._looks:
+            found, last = set(), None
+            for step in dis.get_instructions(code):
+                if last is not None and last.opname.startswith("CALL"):
+                    found.add(step.offset)
+                if "JUMP_BACKWARD" in step.opname and isinstance(step.argval, int):
+                    found.add(step.argval)
+                last = step
+            self._looks[code] = frozenset(found)
+        return self._looks[code]
+
+    def _count(self, frame: FrameType) -> None:
+        self.places += 1
+        if self.places == self._at:
+            self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+            sys.settrace(None)
+            raise Injected
+
+
+def main(isolation: Any, entry: str) -> dict[str, Any]:
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
+    service = cudnn_actor.start(device="cpu", isolation=isolation)
+    gpu, ref, loop = CudnnRef(service), service.actor_ref, asyncio.new_event_loop()
+    other = asyncio.new_event_loop()
+    thread = threading.Thread(target=other.run_forever, daemon=True)
+    thread.start()
+    one = np.ones((1, 1, 1, 1), "float32")
+    x, w, y = (loop.run_until_complete(gpu.upload(one * value)) for value in (1.0, 1.0, 0.0))
+    grow = ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2), beta=1.0)
+    injector, idle = Injector(), threading.Event()
+
+    async def answered(ask: Callable[[], Any]) -> Any:
+        # The wait has an end of its own: what asyncio itself loses is no fault of the service.
+        done, pending = await asyncio.wait([asyncio.ensure_future(ask())], timeout=0.5)
+        for task in pending:
+            task.cancel()
+        return [task.result() for task in done]
+
+    async def told() -> None:
+        gpu.tell(grow)
+
+    async def submitted() -> Any:
+        return await gpu.submit(grow)
+
+    entries: dict[str, Callable[[], Any]] = {
+        "ref.ask": lambda: ref.ask(grow, timeout=PATIENCE_S),
+        "ref.tell": lambda: ref.tell(grow),
+        "ask": lambda: loop.run_until_complete(answered(lambda: gpu.ask(grow))),
+        "tell": lambda: loop.run_until_complete(answered(told)),
+        "submit": lambda: loop.run_until_complete(answered(submitted)),
+    }
+    call, raised, swallowed, clean, at, calls = entries[entry], 0, 0, 0, 0, 0
+    while clean < 3:  # how many places a call has depends on who reads the answer
+        at, calls = at + 1, calls + 1
+        idle.wait(0.002)  # long enough, mostly, for whoever works to sleep again: he is to be woken
+        injector.arm(at)
+        try:
+            call()
+            clean += not injector.where
+            swallowed += bool(injector.where)  # by asyncio, which logs what a callback raises
+        except Injected:
+            raised += 1
+        finally:
+            injector.disarm()
+        asyncio.run_coroutine_threadsafe(gpu.ping(), other).result(PATIENCE_S)
+        ref.ask(Ping(), timeout=PATIENCE_S)
+        loop.run_until_complete(asyncio.wait_for(gpu.ping(), PATIENCE_S))
+    loop.run_until_complete(gpu.drain())
+    applied = float(loop.run_until_complete(gpu.download(y)).item())
+    statistics = loop.run_until_complete(gpu.statistics())
+    outcome = {
+        "places": at,
+        "calls": calls,
+        "raised": raised,
+        "swallowed": swallowed,
+        "applied": applied,
+        "queued": statistics.queued,
+        "failed": statistics.failed,
+        "live_buffers": statistics.live_buffers,
+        "restarts": statistics.restarts,
+    }
+    service.stop(PATIENCE_S)
+    other.call_soon_threadsafe(other.stop)
+    thread.join(PATIENCE_S)
+    return outcome
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(150.0, exit=True)
+    sys.stdout.write(json.dumps(main(sys.argv[1], sys.argv[2])) + "\n")

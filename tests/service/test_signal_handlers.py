@@ -1,0 +1,55 @@
+"""What a signal's handler raises in a thread that sends costs the interrupted call, and nobody else anything.
+
+Each entry is hit for some seconds; with `CUDNN_ACTOR_ALARMS=50000` so often, however long that takes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+LEAST = int(os.environ.get("CUDNN_ACTOR_ALARMS", "0"))
+SECONDS = 3600 if LEAST else 4
+ENTRIES = ("ref.ask", "ref.tell", "ask", "submit", "tell")
+
+
+def run(program: str, *arguments: object) -> dict[str, Any]:
+    command = [sys.executable, "-m", f"tests.service.{program}", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+@pytest.mark.timeout(SECONDS + 180)
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_alarms_cost_the_calls_that_they_interrupt_and_nothing_else(isolation: str, entry: str) -> None:
+    """Another thread's requests are answered all the while, and every request runs at most once."""
+    told = run("alarm_program", isolation, entry, LEAST or 1_000_000, SECONDS)
+    assert told["hits"] >= max(LEAST, 1)
+    assert not told["bystander_error"]
+    assert told["bystander"] > 0
+    # What was acknowledged was applied, and what was applied had been sent: nothing is applied twice.
+    assert told["acknowledged"] <= told["applied"] <= told["calls"]
+    _is_whole(told)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_wherever_a_handler_may_raise_all_others_get_their_answers(isolation: str, entry: str) -> None:
+    told = run("injection_program", isolation, entry)
+    assert told["raised"] > 10
+    assert told["calls"] - told["raised"] - told["swallowed"] <= told["applied"] <= told["calls"]
+    _is_whole(told)
+
+
+def _is_whole(told: dict[str, Any]) -> None:
+    assert (told["queued"], told["failed"], told["restarts"]) == (0, 0, 0)
+    assert told["live_buffers"] == 3
