@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -158,3 +159,26 @@ async def test_nothing_is_admitted_for_a_request_that_is_refused() -> None:
         await asyncio.gather(*futures)
         statistics = await gpu.statistics()
         assert (statistics.live_buffers, statistics.finished, statistics.failed) == (3, 3 + 2, 0)
+
+
+async def test_a_refused_submit_costs_the_same_however_many_wait() -> None:
+    """By the thread's own CPU time, so that a busy machine does not count."""
+    gate, refusals = Gate(), 300
+    async with spawn_gated(gate, mailbox=4) as gpu:
+        trio = await Trio.on(gpu)
+
+        def refused_s() -> float:
+            began = time.thread_time()
+            for _ in range(refusals):
+                with pytest.raises(MailboxFull):
+                    gpu.submit(trio.product())
+            return time.thread_time() - began
+
+        with gate.closed():
+            asks = [asyncio.ensure_future(gpu.ask(trio.product())) for _ in range(300)]
+            await asyncio.sleep(0)
+            few_s = refused_s()
+            asks += [asyncio.ensure_future(gpu.ask(trio.product())) for _ in range(10_000)]
+            await asyncio.sleep(0)
+            assert refused_s() < 10 * few_s
+        await asyncio.gather(*asks)
