@@ -30,6 +30,7 @@ from cudnn_actor import (
     CudnnRef,
     OutcomeUnknown,
     ServiceStopped,
+    logging,
     spawn,
 )
 
@@ -48,6 +49,7 @@ def make_app(**options: Any) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        logging.configure()  # the service's log lines, on stderr
         # Here, and not at import: servers that fork (gunicorn --preload) run this in each child.
         chosen = {"isolation": "process", "mailbox": 256, "on_give_up": "exit", **options}
         async with spawn(**chosen) as gpu:

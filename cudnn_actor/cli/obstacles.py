@@ -7,10 +7,11 @@ import os
 import resource
 import socket
 import stat
-import sys
 from collections.abc import Callable
 
 from cudnn_actor.engines.cuda.installation import Problem
+from cudnn_actor.interpreter import find_python
+from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["find_obstacles"]
 
@@ -41,13 +42,18 @@ def _null() -> Problem | None:
 
 
 def _interpreter() -> Problem | None:
-    path = sys.executable
-    if path and os.access(path, os.X_OK) and not getattr(sys, "frozen", False):
-        return None
+    try:
+        path = find_python()
+    except InvalidRequest as error:
+        why = error.problem
+    else:
+        if os.access(path, os.X_OK):
+            return None
+        why = f"{path!r} cannot be started"
     return Problem(
-        what="sys.executable is no Python that can be started",
-        detail=f"it is {path!r}, and worker processes are forked from a new Python",
-        fix="run this with a Python, not from a frozen application, or set sys.executable to one",
+        what="there is no Python for worker processes",
+        detail=why,
+        fix="give `spawn` the path of one (`executable=`), or run this with a Python, not frozen",
     )
 
 

@@ -19,6 +19,7 @@ from cudnn_actor.health import Progress
 from cudnn_actor.interpreter import find_python
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options
+from cudnn_actor.protocol.errors import StartFailed
 from cudnn_actor.state import ServiceState
 from cudnn_actor.supervision import Backoff
 from cudnn_actor.workers.checksums import Checksums
@@ -161,8 +162,11 @@ class ProcessIsolation:
         return self._dispatcher
 
     def memory(self, device: str) -> MemoryTable:
-        """A table whose places a worker can look up."""
-        self._generations = GenerationTable()
+        """A table whose places a worker can look up. Raises `StartFailed`."""
+        try:
+            self._generations = GenerationTable()
+        except OSError as error:
+            raise StartFailed(detail=f"a file in memory cannot be had (memfd_create): {error}") from error
         return MemoryTable(device, limit=self._options.memory_limit, mirror=self._generations)
 
     def begin(self, state: ServiceState) -> None:

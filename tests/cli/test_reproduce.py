@@ -36,7 +36,7 @@ def test_a_graph_that_the_engine_cannot_run_is_shown_with_all_that_the_error_say
     [
         (("sing",), "is no problem"),
         (("eNqtz0sKwjAUheGtyB07EEFw",), "is no operation graph"),
-        ((PROBLEM, "--device", "cuda:77"), "device=cuda:77"),
+        ((PROBLEM, "--device", "cuda:77"), "device='cuda:77'"),
         ((PROBLEM, "--device", "tpu"), "is no device"),
     ],
 )

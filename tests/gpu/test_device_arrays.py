@@ -35,6 +35,16 @@ def torch_or_skip() -> Any:
     return pytest.importorskip("torch")
 
 
+class Handle:
+    """A stream of another library, as CuPy takes it."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
 @contextlib.contextmanager
 def held(stream: int) -> Iterator[None]:
     """Have whatever comes behind this on a stream, given by its handle, wait for the end of the block.
@@ -44,7 +54,7 @@ def held(stream: int) -> Iterator[None]:
     import cupy
 
     gate = threading.Event()
-    cupy.cuda.ExternalStream(stream).launch_host_func(lambda _: gate.wait(HELD_S), None)
+    cupy.cuda.Stream.from_external(Handle(stream)).launch_host_func(lambda _: gate.wait(HELD_S), None)
     try:
         yield
     finally:

@@ -16,8 +16,9 @@ PATIENCE_S = 60.0
 START = """
     import asyncio, os, signal, sys, threading
     from cudnn_actor import *
-    from cudnn_actor import giving_up
+    from cudnn_actor import giving_up, logging
 
+    logging.configure()
     FATAL = dict(
         device="cpu", isolation=sys.argv[1], max_restarts=0, on_give_up="exit",
         faults=FaultPlan().at(1, Fault.STICKY, of=Fill),

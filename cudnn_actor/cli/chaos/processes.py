@@ -67,21 +67,42 @@ def _look_at(pid: int) -> Found | None:
     try:
         if mark not in (place / "environ").read_bytes().split(b"\0"):
             return None
-        words = (place / "cmdline").read_bytes().split(b"\0")
-        stat = (place / "stat").read_bytes().rpartition(b")")[2].split()  # proc(5): from the 3rd field on
+        words, stat = _words(pid), _stat(pid)
     except (OSError, ValueError):  # it has ended, or is another user's
         return None
     state, parent, ticks = stat[0].decode(), int(stat[1]), int(stat[11]) + int(stat[12])
     return None if state in ("Z", "X") else Found(pid, _role(words, parent), state, ticks)
 
 
+def _words(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+def _stat(pid: int) -> list[bytes]:
+    """From the third field of proc(5) on."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+
+
 def _role(words: list[bytes], parent: int) -> Role:
-    """Workers are forks of their forkserver, and have its words; the forkserver is this process's child."""
+    """What a process is for.
+
+    Workers are forks of their forkserver, and have its words, and so have the builders that workers fork. The
+    forkserver is this process's child.
+    """
     if _BUILDER in words:
         return Role.BUILDER
-    if _FORKSERVER in words:
-        return Role.FORKSERVER if parent == os.getpid() else Role.WORKER
-    return Role.OTHER
+    if _FORKSERVER not in words:
+        return Role.OTHER
+    if parent == os.getpid():
+        return Role.FORKSERVER
+    return Role.BUILDER if _is_worker(parent) else Role.WORKER
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return _FORKSERVER in _words(pid) and int(_stat(pid)[1]) != os.getpid()
+    except (OSError, ValueError):  # it has ended: what it has left is nobody's
+        return False
 
 
 def strike(found: Found, number: signal.Signals) -> bool:
