@@ -209,11 +209,12 @@ class CudnnDesk(MemoryDesk):
             began = (
                 worker is not None
                 and not flight.gone
-                and flight.number not in lost
                 and worker.claims.has_begun(flight.place, flight.number)
             )
             flight.envelope.hand_back(begun=began)
-            (begun if began else others).append(flight)
+            # What is asked again cannot be what the worker died of: it had finished, or is only a question.
+            harmless = flight.number in lost or flight.message.control
+            (begun if began and not harmless else others).append(flight)
         return begun, others
 
     def _land_finished(self, claims: Claims) -> set[int]:
@@ -221,7 +222,7 @@ class CudnnDesk(MemoryDesk):
 
         Not only for its callers' sake. What it read may have been written since, by a later request of the
         same worker, so it could not be run again; and it is not what the worker died of. The numbers of those
-        whose answer has gone with the worker (of a `Ping`, a `Warm`) come back: they are asked again.
+        whose answer has gone with the worker (of a `Warm`, say) come back: they are asked again.
         """
         lost = set()
         for flight in tuple(self.ledger.flights.values()):

@@ -825,6 +825,7 @@ def _tell(service: CudnnService, *others: int) -> None:
         standby = service._isolation._source.standby  # type: ignore[attr-defined]
     servers = {launcher.pid for launcher in Launcher._shared.values()}
     pids = [*servers, service.worker_pid, standby.pid, *others]
-    sys.stdout.write(f"pids {' '.join(map(str, pids))}\n")
+    # A log line of another thread may be half written: it begins a line of its own, so that it is found.
+    sys.stdout.write(f"\npids {' '.join(map(str, pids))}\n")
     sys.stdout.flush()
     sys.stdin.readline()

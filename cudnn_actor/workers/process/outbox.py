@@ -77,7 +77,8 @@ class Outbox:
             self._finish(place, number, "download", envelope.started_ns, 0.0)
         else:
             answer = Given(number, place, encode_reply(value))
-            self._finish_otherwise(place, number)
+            if not envelope.message.control:  # else it is asked again, whatever had become of it
+                self._finish_otherwise(place, number)
         self._answers.append(answer)
 
     def wake(self) -> None:
