@@ -35,30 +35,32 @@ def torch_or_skip() -> Any:
     return pytest.importorskip("torch")
 
 
-class Handle:
-    """A stream of another library, as CuPy takes it."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._handle
-
-
 @contextlib.contextmanager
 def held(stream: int) -> Iterator[None]:
     """Have whatever comes behind this on a stream, given by its handle, wait for the end of the block.
 
-    What runs in the block must have run before: the first use of a kernel waits for all streams.
+    It waits for a word in host memory, and not in a function of Python's: that would want the interpreter's
+    lock, which a call into CUDA may hold. What runs in the block must have run before: the first use of a
+    kernel waits for all streams.
     """
     import cupy
+    from cuda.bindings import driver
 
-    gate = threading.Event()
-    cupy.cuda.Stream.from_external(Handle(stream)).launch_host_func(lambda _: gate.wait(HELD_S), None)
+    memory = cupy.cuda.alloc_pinned_memory(4)
+    word = np.frombuffer(memory, np.uint32, 1)
+    word[0] = 0
+    equal = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
+    (status,) = driver.cuStreamWaitValue32(stream, memory.ptr, 1, equal)
+    assert status == driver.CUresult.CUDA_SUCCESS
+    in_the_end = threading.Timer(HELD_S, word.fill, (1,))
+    in_the_end.start()
     try:
         yield
     finally:
-        gate.set()
+        word[0] = 1
+        in_the_end.cancel()
+        in_the_end.join()
+        cupy.cuda.Device().synchronize()  # the word is read until then
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
