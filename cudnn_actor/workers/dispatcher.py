@@ -68,7 +68,8 @@ class Dispatcher(Mailbox):
     def __init__(self, capacity: int = 1024) -> None:
         super().__init__(capacity)
         self.strike_bell: Callable[[], Any] = bool
-        """Wakes the keeper's thread for a look around, in one call of C. `ValueError` when it has ended."""
+        """Wakes the keeper's thread for a look around, in one call of C. Where there is none, the next begins
+        with a turn."""
         self.begun: Callable[[], int] = _none_begun
         """How many of the requests handed to the present worker it has begun."""
         self.channel: Channel | None = None
@@ -115,10 +116,7 @@ class Dispatcher(Mailbox):
         except (ActorStopped, MailboxFull, ReentrantAsk):
             raise
         except BaseException:
-            try:  # noqa: SIM105 - one step from the exception on: what was admitted is sent by the keeper
-                self.strike_bell()
-            except ValueError:  # there is none: the next one begins with a turn
-                pass
+            self.strike_bell()  # one step from the exception on: what was admitted is sent by the keeper
             raise
 
     def waiting_elsewhere(self) -> int:
@@ -176,7 +174,7 @@ class Dispatcher(Mailbox):
                     self._waiting[0].release()
                 else:
                     self.strike_bell()
-            except (RuntimeError, ValueError):  # it has been told; there is no keeper, and the next begins so
+            except RuntimeError:  # it has been told
                 pass
             raise
 
@@ -297,8 +295,7 @@ class Dispatcher(Mailbox):
 
     def ring_keeper(self) -> None:
         """Wake the keeper's thread, for a look around. Any thread; never blocks."""
-        with contextlib.suppress(ValueError):
-            self.strike_bell()
+        self.strike_bell()
 
     def condemn(self, why: str) -> None:
         """Have nothing more to do with the present worker, and tell the keeper. With the desk held."""
@@ -451,7 +448,8 @@ class Dispatcher(Mailbox):
             link.forget_parent()
 
     def forget_loops(self) -> None:
-        """Let go of every event loop: the service has ended."""
+        """Let go of every event loop, and of the last keeper's bell: the service has ended."""
+        self.strike_bell = bool
         for bridge in tuple(self._links):
             if (link := self._links.pop(bridge, None)) is not None:
                 link.follow_soon()
@@ -496,10 +494,7 @@ class _Link:
                 self._follow()
             self._dispatcher.turn(self._bridge)
         except BaseException:
-            try:  # noqa: SIM105 - one step from the exception on
-                self._dispatcher.strike_bell()
-            except ValueError:
-                pass
+            self._dispatcher.strike_bell()  # one step from the exception on
             raise
 
     def reads(self, channel: Channel | None) -> bool:
@@ -546,10 +541,15 @@ class _Link:
         """Read no socket in a forked child. The selector is the parent's: nothing is taken out of it."""
         self._channel = None
 
+    def __del__(self) -> None:
+        self.close()  # its loop was closed between being told to let go and doing so
+
     def close(self) -> None:
         """Let go of the socket, of a loop that reads it no more. Any thread; idempotent."""
         self._channel = None
-        with contextlib.suppress(IndexError):
+        with contextlib.suppress(
+            IndexError, AttributeError
+        ):  # there is none; it was interrupted as it was made
             os.close(self._descriptors.pop())  # taking it out is one step: of two that close, one does
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import os
 import select
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +21,6 @@ from cudnn_actor.workers.wire import FROM_WORKER, FromParent, Hello, Internal, R
 
 __all__ = ["Bell", "Recipe", "Worker", "wait_for"]
 
-_ONE = (1).to_bytes(8, sys.byteorder)
 MAIN = "cudnn_actor.workers.process.main:main"
 
 
@@ -165,10 +162,10 @@ class Bell:
     """Wakes a thread that waits at descriptors. `ring` on any thread; all else is the waiter's."""
 
     def __init__(self) -> None:
-        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._file = io.FileIO(self.descriptor, "r+")
-        self.strike: Callable[[], Any] = functools.partial(self._file.write, _ONE)
-        """What `ring` does, in one call of C, for `actors.interrupts`. `ValueError` after the end."""
+        self._open: _Eventfd | None = _Eventfd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self.descriptor = self._open.number
+        self.strike: Callable[[], Any] = self._open.strike()
+        """What `ring` does, in one call of C, for `actors.interrupts`."""
         forks.watch(self)
 
     def forget_parent(self) -> None:
@@ -177,14 +174,40 @@ class Bell:
 
     def ring(self) -> None:
         """Wake the waiter, now or when it waits next. Any thread; harmless after the end."""
-        with contextlib.suppress(ValueError):
-            self.strike()
+        self.strike()
 
     def quiet(self) -> None:
-        """Take back what was rung."""
+        """Take back what was rung. Harmless after the end."""
+        eventfd = self._open
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.descriptor)
+            if eventfd is not None:
+                os.eventfd_read(eventfd.number)
 
     def close(self) -> None:
         """End it. Idempotent."""
-        self._file.close()
+        self._open, self.strike = None, bool
+
+
+class _Eventfd:
+    """An eventfd, closed when nobody can write to it any more.
+
+    Were it closed by the waiter, a thread that rings at that moment would write to whatever has its number
+    by then.
+
+    Parameters
+    ----------
+    number
+        The descriptor, owned from here on.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def strike(self) -> Callable[[], Any]:
+        """What writes to it, and keeps it open for as long as it is held, or runs."""
+        write = functools.partial(os.eventfd_write, self.number, 1)
+        vars(write)["keeps"] = self
+        return write
+
+    def __del__(self) -> None:
+        os.close(self.number)
