@@ -141,7 +141,13 @@ class LoopBridge:
         try:
             for _ in range(min(len(posted), _MOST_AT_ONCE)):
                 envelope, value, error = posted[0]
-                if envelope.withdrawn:  # to be discarded: at most once, whatever that raises
+                future = envelope.future
+                if error is None and future is not None and not future.done():
+                    future.set_result(value)
+                    # One step, `_take_out`'s.
+                    self.awaited -= 1
+                    del posted[0]
+                elif envelope.withdrawn:  # to be discarded: at most once, whatever that raises
                     self._take_out()
                     envelope.deliver(value, error)
                 else:

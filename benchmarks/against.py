@@ -5,8 +5,8 @@
 
 In each round both checkouts run in a fresh process of their own, on the CPU engine, and measure in turns. A
 round's figure is the ratio of the two rates; the table has the median of the rounds and their range. A ratio
-above 1 says that the second checkout is faster. Which process is started first changes from round to round, so
-give an even number of rounds, or many.
+above 1 says that the second checkout is faster. Which process is started first changes from round to round,
+so give an even number of rounds, or many.
 """
 
 from __future__ import annotations
