@@ -193,6 +193,14 @@ class StatusPage:
         self._acquire()
         return self._withdrawn[place] != number
 
+    def forget(self, place: int) -> None:
+        """Take back that the request in this place has begun. The worker's, before its answer is sent.
+
+        For what was sent for its fault alone: the message itself follows under the same number, and may get
+        the same place.
+        """
+        self._begun[place] = 0
+
     def withdraw(self, place: int, number: int) -> bool:
         """Whether the request in this place certainly never begins from here on. The parent's; any thread.
 

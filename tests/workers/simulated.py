@@ -99,10 +99,14 @@ class SimulatedWorker:
         Descriptor of the parent's table.
     window
         Requests that it may have at once.
+    notes
+        Whether it notes on its page what it has finished, as a worker does whose device works on one request
+        at a time.
     """
 
-    def __init__(self, generations: int, window: int) -> None:
+    def __init__(self, generations: int, window: int, *, notes: bool = False) -> None:
         self.window = window
+        self._notes = notes
         self.claims = StatusPage.create(window)
         self.arenas: dict[int, int] = {}
         """Bytes of each that is mapped, by number."""
@@ -111,6 +115,10 @@ class SimulatedWorker:
         self.running: deque[Errand] = deque()
         self.finished: list[tuple[Errand, Answer]] = []
         """What is done and has not been said."""
+        self.sent: list[Answer] = []
+        """What is in the socket: it is heard, even if the worker dies."""
+        self.noted: set[int] = set()
+        """Numbers of the requests of which it has noted that they are finished."""
         self.ever_begun: list[Errand] = []
         self.dead = False
         self._memory = Arenas()
@@ -199,6 +207,7 @@ class SimulatedWorker:
         for ref in named_buffers(errand.message).values():
             place = self._place(ref)
             assert place == errand.places[ref.slot, ref.generation], "a buffer moved under a request"
+        self.noted.discard(errand.number)  # of a fault that was done before its message came
         self.running.append(errand)
         self.ever_begun.append(errand)
         return errand
@@ -209,13 +218,41 @@ class SimulatedWorker:
         if errand.fault is not None and errand.fault.fault in (Fault.STICKY, Fault.KILL, Fault.HANG):
             return False
         self.running.popleft()
-        self.finished.append((errand, self._answer(errand)))
+        answer = self._answer(errand)
+        self.finished.append((errand, answer))
+        if type(errand.message) is Strike and type(answer) is Given:
+            self.claims.forget(errand.place)
+            self.noted.add(errand.number)
+        elif self._notes:
+            self._note(errand, answer)
         return True
+
+    def _note(self, errand: Errand, answer: Answer) -> None:
+        """Note what an `Outbox` does: an error has no room on the page, and is sent at once with all before
+        it; a question is asked again."""
+        match answer:
+            case Done(number, place, plan, started_ns, run_us):
+                self.claims.finish(place, number, plan, started_ns, run_us)
+            case Given(number, place) if not errand.message.control:
+                self.claims.finish_otherwise(place, number)
+            case Refused():
+                self.sent += [said for _, said in self.finished]
+                self.finished.clear()
+                return
+            case _:
+                return
+        self.noted.add(number)
 
     def say(self, most: int) -> Answers | None:
         """The next answers, at most so many, as the parent decodes them; None when there are none."""
         batch, self.finished = self.finished[:most], self.finished[most:]
-        return _heard(Answers([answer for _, answer in batch])) if batch else None
+        self.sent += [answer for _, answer in batch]
+        return self.take_sent()
+
+    def take_sent(self) -> Answers | None:
+        """What is in the socket, as the parent decodes it; None when nothing is."""
+        answers, self.sent = self.sent, []
+        return _heard(Answers(answers)) if answers else None
 
     def make_arena(self) -> tuple[Any, int]:
         """Make the arena that was wished for; the answer, with its descriptor underway, and its file."""
@@ -274,7 +311,7 @@ class SimulatedWorker:
             case Strike():
                 return Given(number, place, encode_reply(None))
         self._run(errand)
-        return Done(number, place, "simulated", 0, 1.0)
+        return Done(number, place, "simulated", 1, 1.0)
 
     def _run(self, errand: Errand) -> None:
         match errand.message:
@@ -336,12 +373,21 @@ class Office:
         Requests that a worker may have at once.
     faults
         What is to befall messages.
+    notes
+        As of `SimulatedWorker`.
     """
 
     def __init__(
-        self, *, host: bool, limit: int | None = None, window: int = 4, faults: FaultPlan | None = None
+        self,
+        *,
+        host: bool,
+        limit: int | None = None,
+        window: int = 4,
+        faults: FaultPlan | None = None,
+        notes: bool = False,
     ) -> None:
         self.window = window
+        self._notes = notes
         self.loop = asyncio.new_event_loop()
         """Whose futures callers wait for. It never runs."""
         self.generations = GenerationTable(256)
@@ -418,7 +464,7 @@ class Office:
 
     def hire(self) -> SimulatedWorker:
         """A worker that has been told of all the memory there is, and serves nobody."""
-        worker = SimulatedWorker(self.generations.fd, self.window)
+        worker = SimulatedWorker(self.generations.fd, self.window, notes=self._notes)
         self.workers.append(worker)
         self.desk.introduce(worker)
         return worker
@@ -430,7 +476,8 @@ class Office:
         return worker
 
     def crash(self, *, may_still_write: bool = False) -> Limbo:
-        """Have the worker die at once; what it had is judged."""
+        """Have the worker die at once; what it had sent is heard, and what it had is judged."""
+        self.hear(self.worker.take_sent())
         self.worker.die()
         return self.desk.crash("it died", may_still_write=may_still_write)
 

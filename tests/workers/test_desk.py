@@ -229,6 +229,23 @@ def test_values_that_a_fault_holds_up_keep_their_turn() -> None:
     office.close()
 
 
+def test_a_message_that_follows_its_fault_has_not_begun_with_it() -> None:
+    """It comes under the number of its fault, and may get its place on the status page."""
+    office = Office(host=False, faults=FaultPlan().at(2, Fault.SLOW, of=Allocate, seconds=0.0))
+    office.attach()
+    buffer(office)
+    (asked,) = begun(office, Allocate(spec=SPEC, data=np.full(SPEC.dims, 3.0, "float32")))
+    office.worker.finish()  # its fault
+    office.hear(office.worker.say(1))
+    office.turn()
+    assert office.worker.queue  # the message itself
+    office.crash(may_still_write=True)
+    office.attach()
+    office.settle()
+    assert read(office, office.answer(asked)) == 3.0
+    office.close()
+
+
 LIES: dict[str, Callable[[], Any]] = {
     "an answer to nothing": lambda: Answers([Done(99, 0, "plan", 0, 0.0)]),
     "an arena unasked for": lambda: ArenaMade(5),

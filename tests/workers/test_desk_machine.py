@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,18 +23,22 @@ from cudnn_actor.protocol import (
     DeadlineExceeded,
     Download,
     Drain,
+    ExecutionFailed,
     Fill,
     Free,
     OutcomeUnknown,
     Ping,
+    QuarantinedRequest,
     Receipt,
     TensorSpec,
     Upload,
     View,
     Warm,
 )
+from cudnn_actor.recovery import MOST_CRASHES
 from cudnn_actor.supervision import Fault, FaultPlan
 from cudnn_actor.workers.cudnn_desk import Limbo
+from cudnn_actor.workers.wire import Strike
 
 from .simulated import Errand, Office, Place, SimulatedWorker, computed
 
@@ -117,6 +120,10 @@ class Told:
 
     envelope: Envelope
     begun: list[SimulatedWorker] = field(default_factory=list)
+    crashes: int = 0
+    """How many workers died while they ran it, or before they had said or noted that it was finished."""
+    struck: bool = False
+    """Whether a fault befell it before it was taken up: it takes effect after what came meanwhile."""
     never: bool = False
     """Whether its caller has been promised that it never begins."""
 
@@ -156,15 +163,21 @@ class DeskMachine(RuleBasedStateMachine):
         host=st.booleans(),
         limit=st.sampled_from([None, None, 6 * MIB]),
         faults=SCRIPTS,
+        notes=st.booleans(),
         ending=st.sampled_from(["finish", "finish", "stop", "give up"]),
     )
     def start(
-        self, host: bool, limit: int | None, faults: list[tuple[int, Fault, str | None]], ending: str
+        self,
+        host: bool,
+        limit: int | None,
+        faults: list[tuple[int, Fault, str | None]],
+        notes: bool,
+        ending: str,
     ) -> None:
         plan = FaultPlan()
         for n, fault, of in faults:
             plan = plan.at(n, fault, of=of, seconds=0.0 if fault is Fault.SLOW else None)
-        self.office = Office(host=host, limit=limit, faults=plan)
+        self.office = Office(host=host, limit=limit, faults=plan, notes=notes)
         self.ending = ending
         self.told: dict[int, Told] = {}
         self.refs: list[BufferRef] = []
@@ -316,10 +329,13 @@ class DeskMachine(RuleBasedStateMachine):
         if errand is None:
             return
         told = self.told[errand.number]
+        told.struck |= isinstance(errand.message, Strike)
         assert errand.number not in self.office.answers, "one that had been answered was begun"
         assert not told.never, "one that was said never to begin has begun"
         if not is_pure(told.message):
             assert not told.begun, "one that is not pure was begun again"
+        if not told.message.control:  # no worker dies of a question: it is asked again
+            assert told.crashes < MOST_CRASHES, "one that may have ended two workers was begun again"
         assert told.begun.count(worker) == 0 or self.office.state.faults is not None
         told.begun.append(worker)
 
@@ -351,8 +367,10 @@ class DeskMachine(RuleBasedStateMachine):
         running = list(worker.running)
         limbo = office.crash(may_still_write=may_still_write)
         again = {flight.number for flight in office.desk.ledger._again}
-        begun = [*running, *(errand for errand, _ in worker.finished)]
-        lost = [errand for errand in begun if errand.number not in again]
+        unsaid = [errand for errand, _ in worker.finished if errand.number not in worker.noted]
+        lost = [errand for errand in (*running, *unsaid) if errand.number not in again]
+        for errand in (*running, *unsaid):
+            self.told[errand.number].crashes += 1
         places = {key: place for errand in lost for key, place in errand.places.items()}
         self.ghosts.append(Ghost(worker, limbo, may_still_write, running, places))
         self.withheld_for_good |= may_still_write
@@ -410,9 +428,11 @@ class DeskMachine(RuleBasedStateMachine):
         if told.never:
             assert error is not None, "one that was said never to begin has succeeded"
         if error is not None:
+            self.check_blame(told, error)
             return
         for ref in named_buffers(message).values():
-            assert self.freed_by.get(key_of(ref), number) >= number, "a buffer was used after its free"
+            freed = self.freed_by.get(key_of(ref), number)
+            assert freed >= number or self.told[freed].struck, "a buffer was used after its free"
         match message:
             case Allocate():
                 self.take_buffer(message, value)
@@ -427,6 +447,14 @@ class DeskMachine(RuleBasedStateMachine):
             case ConvFwd() | Fill() | Copy() | Upload():
                 assert isinstance(value, Receipt)
                 self.value_after(number)
+
+    def check_blame(self, told: Told, error: BaseException) -> None:
+        """Nobody pays for a crash that he cannot have caused. A plan's quarantine is all its requests'."""
+        crashes = 0 if told.message.control else told.crashes
+        if isinstance(error, OutcomeUnknown):
+            assert crashes, "one that had finished, or had not begun, ended as if a crash had torn it"
+        if isinstance(error, QuarantinedRequest) and not isinstance(told.message, ConvFwd):
+            assert crashes >= MOST_CRASHES, "one was quarantined that was not running at two crashes"
 
     def take_buffer(self, message: Allocate, ref: BufferRef) -> None:
         assert ref.generation > self.newest.get(ref.slot, 0), "a slot's generation went back"
@@ -444,11 +472,18 @@ class DeskMachine(RuleBasedStateMachine):
         """What a buffer held when everything older had run, in order; None for whatever it may be."""
         earlier = [write for write in self.writes.get(key, ()) if write < number]
         for write in reversed(earlier):
-            assert write in self.office.answers, "an answer came before that of what it depends on"
+            if write not in self.office.answers:
+                told = self.told[write]
+                gone = told.envelope.withdrawn and not told.begun
+                assert gone, "an answer came before that of what it depends on"
+                told.never = True
+                continue
             error = self.office.answers[write][1]
             assert not isinstance(error, OutcomeUnknown), "a buffer was read that may be half-written"
             if error is None:
                 return self.value_after(write)
+            if isinstance(error, ExecutionFailed):  # it says itself that its output holds no result
+                return None
         return self.initial.get(key)
 
     def value_after(self, number: int) -> float | None:
@@ -483,7 +518,6 @@ class DeskMachine(RuleBasedStateMachine):
         self.arrays_that_were_given_out_do_not_change()
         self.arenas_keep_their_descriptors()
         self.every_worker_has_all_memory_mapped()
-        self.requests_begin_seldom()
 
     def no_two_buffers_share_bytes(self) -> None:
         """Bytes of a live buffer, of one that an unfinished request uses, and of limbo, are nobody else's."""
@@ -565,13 +599,6 @@ class DeskMachine(RuleBasedStateMachine):
                 assert isinstance(worker, SimulatedWorker)
                 assert set(worker.arenas) >= {arena.number for arena in self.office.memory.arenas()}
                 assert worker.segments == {number for number, _, _ in desk.staging.segments()}
-
-    def requests_begin_seldom(self) -> None:
-        for told in self.told.values():
-            if told.message.control:  # a question, which no worker dies of: it is asked again
-                continue
-            workers = Counter(id(worker) for worker in told.begun)
-            assert len(workers) <= 2, "one that was running at two crashes was begun again"
 
     # The end.
 

@@ -13,7 +13,7 @@ a build, or tuning                     waits for a child that is starting. A bui
                                        would stop every thread of it, and a plan that kills its
                                        device context on trial would take this one's with it
 a plan that does not travel            is built here, too: it is known to be built without harm
-a build whose child was stopped        in another child, where `tries` allows it
+a build whose child was stopped        in another child, whatever `tries` says: no graph is to blame
 a graph in work when a child died      never here. In another child once more (at once, or, with
                                        `tries` 1, when it is asked for again), and if that dies
                                        too, nowhere
@@ -208,13 +208,14 @@ class RemoteBuilder:
     def _plan(
         self, request: Request, progress: Callable[[int, int, str], None], here: Callable[[], Plan]
     ) -> Plan:
-        for _ in range(1, self._tries):
+        tries = self._tries
+        while True:
             try:
                 return self._try(request, progress, here)
             except EngineFailure as error:
-                if error.status != DIED:
+                tries -= not isinstance(error.__cause__, ChildStopped)
+                if error.status != DIED or not tries:
                     raise
-        return self._try(request, progress, here)
 
     def _try(
         self, request: Request, progress: Callable[[int, int, str], None], here: Callable[[], Plan]

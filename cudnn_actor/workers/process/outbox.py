@@ -28,6 +28,7 @@ from cudnn_actor.workers.wire import (
     InternalDone,
     Logged,
     Refused,
+    Strike,
 )
 
 __all__ = ["InternalReplies", "Outbox"]
@@ -48,7 +49,7 @@ class Outbox:
 
     def __init__(self, channel: Channel, page: StatusPage) -> None:
         self._channel = channel
-        self._finish, self._finish_otherwise = page.finish, page.finish_otherwise
+        self._finish, self._finish_otherwise, self._forget = page.finish, page.finish_otherwise, page.forget
         self._answers: list[Answer] = []
         self.add = self._answers.append
         """Queues an answer as it is."""
@@ -77,7 +78,9 @@ class Outbox:
             self._finish(place, number, "download", envelope.started_ns, 0.0)
         else:
             answer = Given(number, place, encode_reply(value))
-            if not envelope.message.control:  # else it is asked again, whatever had become of it
+            if type(envelope.message) is Strike:
+                self._forget(place)
+            elif not envelope.message.control:  # else it is asked again, whatever had become of it
                 self._finish_otherwise(place, number)
         self._answers.append(answer)
 

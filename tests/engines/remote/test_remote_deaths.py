@@ -88,7 +88,7 @@ def test_a_build_that_hangs_ends_with_its_process_and_the_next_has_a_new_one(
 
 
 def test_a_build_whose_process_is_stopped_is_made_by_another(new_builder: NewBuilder, stage: Stage) -> None:
-    builder = new_builder(tries=2, answer_within_s=3600.0)
+    builder = new_builder(tries=1, answer_within_s=3600.0)
     first = ready(builder, stage)
     with ThreadPoolExecutor(1) as thread:
         made = thread.submit(build, builder)
