@@ -27,7 +27,7 @@ import time
 from cudnn_actor.actors import Actor, Crash, Envelope, Mailbox
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.health import Progress
-from cudnn_actor.process_state import is_stopped
+from cudnn_actor.process_state import LOOK_EVERY_S, StoppedTime, is_stopped
 from cudnn_actor.state import ServiceState
 from cudnn_actor.workers.cudnn_desk import CudnnDesk, Limbo
 from cudnn_actor.workers.dispatcher import Dispatcher
@@ -188,16 +188,25 @@ class WorkerKeeper(Actor):
     def _await_ready(self) -> None:
         worker = self.worker
         assert worker is not None
+        stopped = StoppedTime(worker.pid)
         while not worker.ready:
-            events = wait_for((worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor), None)
-            self._bell.quiet()
-            if self._is_given_up():
-                raise Crash("it was given up while it started")
+            events = self._hear_of(worker, stopped)
             self._dispatcher.turn()
             if worker.channel.fileno() in events:
                 self._hear_start(worker)
             elif worker.child.pidfd in events:
                 raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
+
+    def _hear_of(self, worker: Worker, stopped: StoppedTime) -> set[int]:
+        """Wait for a word of a worker that starts, or for its end; in vain, now and then. Raises `Crash`."""
+        descriptors = (worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor)
+        events = wait_for(descriptors, LOOK_EVERY_S)
+        self._bell.quiet()
+        if self._is_given_up():
+            raise Crash("it was given up while it started")
+        if stopped.look() >= self._hang_after_s:
+            raise Crash(f"worker {worker.pid} was stopped for {self._hang_after_s:g} s in its start")
+        return events
 
     def _hear_start(self, worker: Worker) -> None:
         try:
@@ -229,11 +238,9 @@ class WorkerKeeper(Actor):
 
     def _await_done(self, worker: Worker, number: int, desk: CudnnDesk) -> None:
         """Wait until the worker has done what it was asked for. Raises `Crash` where it could not, too."""
+        stopped = StoppedTime(worker.pid)
         while True:
-            events = wait_for((worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor), None)
-            self._bell.quiet()
-            if self._is_given_up():
-                raise Crash("it was given up while it started")
+            events = self._hear_of(worker, stopped)
             frames = worker.channel.receive()
             desk.receive(frames)
             done = [frame for frame in frames if isinstance(frame, InternalDone) and frame.number == number]

@@ -156,6 +156,26 @@ async def test_a_standby_that_is_still_starting_takes_over_when_it_is_ready(logs
         assert await trio.result() == 7.0
 
 
+@pytest.mark.parametrize("standbys", [0, 1])
+async def test_one_that_is_stopped_in_its_start_is_replaced_like_one_that_hangs(
+    standbys: int, logs: list[EventDict]
+) -> None:
+    async with workers(standby=standbys, hang_after_s=HANG_AFTER_S) as (gpu, points):
+        trio = await Trio.on(gpu)
+        first = (await line(logs, "standby.ready"))["pid"] if standbys else pid_of(gpu)
+        points.hold("open")
+        os.kill(first, signal.SIGKILL)
+        starting = await in_thread(lambda: points.arrival("open"))
+        if standbys:
+            kill(gpu)
+            await line(logs, "standby.promoted")
+        os.kill(starting.pid, signal.SIGSTOP)
+        points.let_go()
+        assert isinstance(await outcome(gpu.submit(trio.sum())), Receipt)
+        assert pid_of(gpu) != starting.pid
+        await gone(starting.pid)
+
+
 async def test_a_standby_killed_as_it_takes_over_costs_its_callers_only_time(logs: list[EventDict]) -> None:
     async with workers(standby=1) as (gpu, points):
         await line(logs, "standby.ready")
