@@ -152,8 +152,11 @@ class Dispatcher(Mailbox):
         self._wants_turn = True
         mine = False
         try:
-            # Looking and taking are one step. Those that wait for the desk come first, and do this for us.
-            while self._wants_turn and not self._taken and not self._waiting:
+            while True:
+                # Looking and taking are one step. So the look is no condition of the loop: behind that comes
+                # the back-edge, where another thread might take the desk too. Those that wait come first.
+                if not self._wants_turn or self._taken or self._waiting:
+                    return
                 self._taken = mine = True
                 self._here = bridge
                 self._serve()
