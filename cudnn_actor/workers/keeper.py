@@ -148,19 +148,24 @@ class WorkerKeeper(Actor):
 
     def on_start(self) -> None:
         """Take the standby, or start a worker and wait until it is ready. Raises `Crash`."""
-        self._dispatcher.strike_bell = self._bell.strike
+        with self.lease:  # one that was given up before it came here leaves the service to its successor
+            self._dispatcher.strike_bell = self._bell.strike
         faults = self._state.faults
         fails = faults is not None and faults.on_start() is not None
         if fails:
             log.info("fault.injected", fault="crash in start", plan="start")
-        with self._dispatcher.held() as desk:
+        # Under the lease: it may have been given up while it waited for the desk.
+        with self._dispatcher.held() as desk, self.lease:
             self.worker = None if fails else self._source.take_standby(desk, self._generation)
             desk.starting = self.worker
         if self.worker is None:
             self._launch(fails=fails)
+        else:
+            pid, ready = self.worker.pid, self.worker.ready
+            log.info("standby.promoted", pid=pid, generation=self._generation, ready=ready)
         self._await_ready()
         self._verify()
-        with self._dispatcher.held() as desk:
+        with self._dispatcher.held() as desk, self.lease:
             self._serve(desk)
 
     def _launch(self, *, fails: bool) -> None:
@@ -174,7 +179,7 @@ class WorkerKeeper(Actor):
         except Crash:
             worker.close()
             raise
-        with self._dispatcher.held() as desk:
+        with self._dispatcher.held() as desk, self.lease:
             desk.last_word = None
             desk.starting = worker  # first: what is made from here on, it is told of as it is made
             try:
@@ -220,6 +225,7 @@ class WorkerKeeper(Actor):
         with self._dispatcher.held() as desk:
             if desk.checksums is None or not desk.checksums:
                 return
+            self.lease.check()
             for slot, body, block in verification(desk):
                 if block is not None:
                     self._read_into = block  # the worker's, until it has said that it is done
