@@ -76,6 +76,8 @@ class Dispatcher(Mailbox):
         """The present worker's socket. Written with the desk held."""
         self.why_condemned = ""
         """What a worker has said that no honest one would say."""
+        self.short_of_memory = False
+        """Whether something was left undone since the keeper's last turn, for want of memory here."""
         self.on_stop_asked: Callable[[], None] = _nothing
         self._taken = False
         self._waiting: list[Any] = []
@@ -196,6 +198,11 @@ class Dispatcher(Mailbox):
                 leaves = self._exchange(channel, short=short, keeper=keeper)
             except (Violation, BadFrame) as error:
                 self.condemn(str(error))
+            except MemoryError:
+                # This process's own want, for which no worker is to blame. What has come, or was to be sent,
+                # is where it was: the keeper tries again, until there is memory.
+                self.short_of_memory = self._wants_reading = True
+                self.ring_keeper()
             except Exception as error:  # a bug of ours must not end an event loop's callback in silence
                 if short:
                     raise  # or a handler's: the keeper goes on, and finds a bug of ours again
@@ -394,6 +401,7 @@ class Dispatcher(Mailbox):
         that loop has left to it, and rung for once, would be left for good.
         """
         self._wants_reading = True
+        self.short_of_memory = False
         with self.held():
             pass
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import select
 import signal
 import time
+from typing import Any
 
 from cudnn_actor.actors import Actor, Crash, Envelope, Mailbox
 from cudnn_actor.actors.logs import Log
@@ -47,6 +48,8 @@ KILLED_S, KILLED_BY_SUPERVISOR_S = 5.0, 0.8
 BUILT_S = 60.0
 """How long a worker may give no sign of life that builds a plan: a library that is read from a cold disk for
 the first time takes ten seconds."""
+MEMORY_S = 0.02
+"""Between two tries where this process has no memory."""
 
 log = Log("cudnn_actor")
 
@@ -103,6 +106,8 @@ class WorkerKeeper(Actor):
         self.worker: Worker | None = None
         """The process; None before it is started, and after its end."""
         self._serving = False
+        self._was_short = False
+        """Whether the last look round has wanted for memory."""
         self._read_into: Block | None = None
         """Where the worker copies a buffer to, that is looked at before it serves."""
 
@@ -204,9 +209,22 @@ class WorkerKeeper(Actor):
             elif worker.child.pidfd in events:
                 raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
 
+    def _received(self, worker: Worker) -> list[Any]:
+        """What a worker that starts has said. Waits for memory, where there is none.
+
+        Raises `BadFrame`, `Crash`.
+        """
+        while True:
+            try:
+                return worker.channel.receive()
+            except MemoryError:  # the frames are still to come, but no descriptor may tell of them
+                time.sleep(MEMORY_S)
+            if self._is_given_up():
+                raise Crash("it was given up while it started")
+
     def _hear_start(self, worker: Worker) -> None:
         try:
-            frames = worker.take_ready(worker.channel.receive())
+            frames = worker.take_ready(self._received(worker))
             with self._dispatcher.held() as desk:
                 desk.receive(frames)
         except (Violation, BadFrame) as error:
@@ -240,7 +258,7 @@ class WorkerKeeper(Actor):
             self._bell.quiet()
             if self._is_given_up():
                 raise Crash("it was given up while it started")
-            frames = worker.channel.receive()
+            frames = self._received(worker)
             desk.receive(frames)
             done = [frame for frame in frames if isinstance(frame, InternalDone) and frame.number == number]
             if done:
@@ -265,16 +283,28 @@ class WorkerKeeper(Actor):
 
     def poll(self) -> float | None:
         """Wait for what there is to do, and do it. Raises `Crash` at the worker's end."""
+        try:
+            self._look_around()
+            short = self._dispatcher.short_of_memory
+        except MemoryError:  # of this process, and no reason to end a worker: the next look does what is left
+            short = True
+        if short and not self._was_short:
+            log.warning("memory.short", doing="trying again until there is some")
+        self._was_short = short
+        if short:
+            time.sleep(MEMORY_S)
+        return 0.0
+
+    def _look_around(self) -> None:
         worker, dispatcher = self.worker, self._dispatcher
         assert worker is not None
         pause_s = self._tend()
         self._wait(worker, pause_s)
         self._bell.quiet()
         if self.actor_stopped.is_set():
-            return 0.0
+            return
         dispatcher.keepers_turn()
         self._look_for_the_end(worker)
-        return 0.0
 
     def _tend(self) -> float | None:
         source, ring = self._source, self._ring_whoever_keeps
