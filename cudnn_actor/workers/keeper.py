@@ -212,8 +212,10 @@ class WorkerKeeper(Actor):
     def _received(self, worker: Worker) -> list[Any]:
         """What a worker that starts has said. Waits for memory, where there is none.
 
-        Raises `BadFrame`, `Crash`.
+        And sends what is left of what it is told: a socket takes some hundred frames, and has room for more
+        when it has read them. Raises `BadFrame`, `Crash`.
         """
+        worker.channel.flush()
         while True:
             try:
                 return worker.channel.receive()
@@ -253,8 +255,10 @@ class WorkerKeeper(Actor):
 
     def _await_done(self, worker: Worker, number: int, desk: CudnnDesk) -> None:
         """Wait until the worker has done what it was asked for. Raises `Crash` where it could not, too."""
+        channel = worker.channel
         while True:
-            events = wait_for((worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor), None)
+            sending = channel.fileno() if channel.backed_up else None
+            events = wait_for((channel.fileno(), worker.child.pidfd, self._bell.descriptor), None, sending)
             self._bell.quiet()
             if self._is_given_up():
                 raise Crash("it was given up while it started")
@@ -333,7 +337,8 @@ class WorkerKeeper(Actor):
         poll.register(worker.channel.fileno(), wanted)  # its end is told of whatever is wanted
         if (standby := self._source.standby) is not None:
             poll.register(standby.child.pidfd, select.POLLIN)
-            poll.register(standby.channel.fileno(), select.POLLIN)
+            telling = select.POLLOUT if standby.channel.backed_up else 0
+            poll.register(standby.channel.fileno(), select.POLLIN | telling)
         for dead in self._source.dying:
             poll.register(dead.worker.child.pidfd, select.POLLIN)
         forkserver = self._source.forkserver.fileno()

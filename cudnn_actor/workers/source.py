@@ -213,6 +213,7 @@ class Source:
         worker = self.standby
         if worker is None:
             return
+        worker.channel.flush()
         try:
             for frame in worker.channel.receive():
                 self._take(worker, frame, desk)
