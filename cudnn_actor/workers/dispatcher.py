@@ -111,7 +111,11 @@ class Dispatcher(Mailbox):
                 link = self._new_link(bridge)  # before the admission: after an error nothing was sent
         try:
             super().admit(envelope, waits=waits)
-            if link is None:
+            if self._afterwards:
+                # Sent by a finalizer, or a handler, amid a step of this very thread's, which is no place for
+                # a turn: it may be looking through the messages. Whoever is inside admits it on the way out.
+                self.strike_bell()
+            elif link is None:
                 self.turn()
             else:
                 link.schedule()
