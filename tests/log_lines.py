@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from structlog.typing import EventDict
 
 from cudnn_actor.actors.logs import ROOT, EventRecord
 
-__all__ = ["capture_logs", "handled_by"]
+__all__ = ["capture_logs", "handled_by", "line"]
+
+PATIENCE_S = 20.0
+"""How long a test waits for a line that must come."""
 
 
 class Taking(logging.Handler):
@@ -52,3 +56,11 @@ def capture_logs() -> Iterator[list[EventDict]]:
 
     with handled_by(take):
         yield lines
+
+
+async def line(logs: Sequence[EventDict], event: str, times: int = 1) -> EventDict:
+    """The `times`-th line about an event, once it is there."""
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found := [entry for entry in logs if entry["event"] == event]) < times:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)  # the log has no event to wait for
+    return found[times - 1]
