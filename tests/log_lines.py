@@ -30,18 +30,21 @@ class Taking(logging.Handler):
 
 @contextmanager
 def handled_by(take: Callable[[logging.LogRecord], None]) -> Iterator[None]:
-    """Have `take` called with every record of ours, of any level, and nobody above."""
-    logger, handler = logging.getLogger(ROOT), Taking(take)
-    before = logger.level, logger.propagate
-    logger.addHandler(handler)
+    """Have `take` called with every record of ours, of any level, and nobody above.
+
+    At the end the logger is as it was: handlers that were added meanwhile (by an example that runs in this
+    process and calls `cudnn_actor.logging.configure`) are taken off.
+    """
+    logger = logging.getLogger(ROOT)
+    before = logger.level, logger.propagate, tuple(logger.handlers)
+    logger.addHandler(Taking(take))
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+        level, logger.propagate, logger.handlers[:] = before
+        logger.setLevel(level)
 
 
 @contextmanager
