@@ -110,7 +110,10 @@ def _envelope(
 def _require_timeout(timeout: object) -> None:
     if not is_finite(timeout) or timeout < 0:
         raise InvalidRequest(
-            field="timeout", value=timeout, problem="is no number of seconds from 0", fix="None waits forever"
+            field="timeout",
+            value=timeout,
+            problem="must be a number of seconds ≥ 0, or None",
+            fix="None waits forever",
         )
 
 

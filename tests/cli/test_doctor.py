@@ -185,7 +185,7 @@ def test_an_empty_library_in_the_library_path_is_found(tmp_path: Path) -> None:
     (machine.lib / "libcudnn.so.9").write_bytes(b"")
     status, found = doctor(machine)
     assert status == 1
-    assert "libcudnn.so.9 is no library" in whats(found)
+    assert "libcudnn.so.9 is not a library" in whats(found)
 
 
 def test_packages_of_cuda_13_on_a_driver_of_cuda_12_are_found(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def how(request: pytest.FixtureRequest) -> str:
     "device", ["", "gpu", "CPU", "cuda:", "cuda:-1", "cuda:x", "cuda:0 ", "cpu:0", None, 0]
 )
 def test_what_is_no_device_is_refused(device: object) -> None:
-    with pytest.raises(InvalidRequest, match=r'is no device; .*use "auto", "cpu" or "cuda:0"'):
+    with pytest.raises(InvalidRequest, match=r'is not a device; .*use "auto", "cpu" or "cuda:0"'):
         choose_engine(device)  # type: ignore[arg-type]
 
 
@@ -98,7 +98,7 @@ def test_a_gpu_is_there_for_the_asking(device: str, chosen: str, tmp_path: Path,
 def test_a_gpu_past_the_last_is_refused_with_their_number(tmp_path: Path, how: str) -> None:
     answer, lines = asked(whole_machine(tmp_path, gpus=2), "cuda:2", how)
     assert answer == (
-        "device='cuda:2': is no GPU of this machine, which has 2, cuda:0 to cuda:1; use \"cuda:0\""
+        "device='cuda:2': is not a GPU of this machine, which has 2, cuda:0 to cuda:1; use \"cuda:0\""
     )
     assert lines == []
 

@@ -120,7 +120,7 @@ async def test_an_answer_that_does_not_fit_its_question_is_a_lie(point: str, lie
 
 ARENAS = [
     ("make an arena of nothing", "without the descriptor that belongs to it"),
-    ("make a short arena", "its arena 1 is no sealed memory"),
+    ("make a short arena", "its arena 1 is not sealed memory"),
     ("refuse an arena oddly", "unknown error class 'NoSuchError'"),
 ]
 

@@ -190,7 +190,7 @@ def _first_frames(channel: Channel) -> list[Any]:
         if channel.ended:
             raise SystemExit(0)
     if not isinstance(frames[0], Hello):
-        raise SystemExit(f"the first frame is no Hello but {type(frames[0]).__name__}")
+        raise SystemExit(f"the first frame is not a Hello but {type(frames[0]).__name__}")
     return frames
 
 
