@@ -57,7 +57,7 @@ async def ask(
         return await _reply(envelope)
     except BaseException:
         # Cancelled, closed, or interrupted by a signal's handler, perhaps after it was sent: nobody waits.
-        # The reply's own error comes this way too, and there is nothing left to take back.
+        # An error that is the reply comes this way too: then there is nothing to take back.
         _leave(envelope)
         raise
 

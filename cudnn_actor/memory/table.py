@@ -35,9 +35,9 @@ __all__ = ["MemoryTable"]
 _COUNTS = 1 << 32
 """Generations of one slot; the service's nonce stands above them."""
 
-
 _LOOKS = 3
-"""At a slot that is neither live nor past: its end, or the undoing of it, may come between two words read."""
+"""Looks at a slot before a reference counts as foreign: another thread may end the slot, or undo that,
+between the two words that a look reads."""
 _ends = itertools.count(1)
 
 

@@ -104,7 +104,7 @@ class WorkerKeeper(Actor):
         """The process; None before it is started, and after its end."""
         self._serving = False
         self._read_into: Block | None = None
-        """Where the worker copies a buffer to, that is looked at before it serves."""
+        """The block that the worker copies a buffer to, for a comparison before it serves; None for none."""
 
     # From outside.
 
@@ -228,7 +228,7 @@ class WorkerKeeper(Actor):
                 compare(desk, slot, block)
 
     def _await_done(self, worker: Worker, number: int, desk: CudnnDesk) -> None:
-        """Wait until the worker has done what it was asked for. Raises `Crash` where it could not, too."""
+        """Wait until the worker has done what it was asked for. Raises `Crash`, also where it could not."""
         while True:
             events = wait_for((worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor), None)
             self._bell.quiet()
