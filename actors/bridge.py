@@ -45,7 +45,7 @@ _MOST_AT_ONCE = 256
 """Replies delivered before the loop gets to run its other callbacks, to keep it responsive."""
 
 LOST_S = 0.1
-"""Seconds after which a wake-up that has not come counts as lost. Asking a busy loop once more is harmless."""
+"""Seconds after which a wake-up that has not come counts as lost. Asking a busy loop twice is harmless."""
 _NEVER = float("inf")
 
 _current = threading.local()
