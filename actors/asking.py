@@ -51,15 +51,23 @@ async def ask(
     """
     bridge = LoopBridge.of_running_loop()
     envelope = _envelope(bridge, message, timeout, discard)
+    future = envelope.future
+    assert future is not None
+    timer = None
     try:
         mailbox.admit(envelope)
         bridge.sent(elsewhere=mailbox.starts_elsewhere)
-        return await _reply(envelope)
+        if timeout is not None:
+            timer = bridge.loop.call_later(timeout, envelope.expire)
+        return await future
     except BaseException:
         # Cancelled, closed, or interrupted by a signal's handler, perhaps after it was sent: nobody waits.
         # An error that is the reply comes this way too: then there is nothing to take back.
         _leave(envelope)
         raise
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def submit(
@@ -115,19 +123,6 @@ def _require_timeout(timeout: object) -> None:
             problem="must be a number of seconds ≥ 0, or None",
             fix="None waits forever",
         )
-
-
-async def _reply(envelope: Envelope) -> Any:
-    future = envelope.future
-    assert future is not None
-    timer = None
-    if envelope.timeout_s is not None:
-        timer = future.get_loop().call_later(envelope.timeout_s, envelope.expire)
-    try:
-        return await future
-    finally:
-        if timer is not None:
-            timer.cancel()
 
 
 def _leave(envelope: Envelope) -> None:

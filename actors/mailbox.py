@@ -182,11 +182,11 @@ class Mailbox:
         if self._afterwards:
             self._admit_afterwards()
         rung = self._bell.acquire(timeout=-1 if timeout is None else timeout)
-        with self._lock:
-            if not rung and self._sleeping:
-                self._sleeping = False
-                return []
         if not rung:
+            with self._lock:
+                if self._sleeping:
+                    self._sleeping = False
+                    return []
             self._bell.acquire()
         with self._lock:
             return self._pop(most) if self._reader in (None, threading.get_ident()) else []
@@ -284,6 +284,10 @@ class Mailbox:
 
     def _pop(self, most: int) -> list[Envelope]:
         control, ordinary = self._control, self._ordinary
+        if not control and len(ordinary) <= most:  # mostly
+            batch = list(ordinary)
+            ordinary.clear()
+            return batch
         batch = [control.popleft() for _ in range(min(most, len(control)))]
         batch.extend([ordinary.popleft() for _ in range(min(most - len(batch), len(ordinary)))])
         return batch

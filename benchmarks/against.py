@@ -39,7 +39,7 @@ class Side:
     def __init__(self, tree: Path, loop: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(_SIDE), loop],
-            env={**os.environ, "PYTHONPATH": str(tree.resolve())},
+            env={**os.environ, "PYTHONPATH": str(tree.resolve()), "PYTHONHASHSEED": "0"},
             cwd=tree,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -16,18 +16,16 @@ import gc
 import importlib
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 from rich.console import Console
 
 from benchmarks.gpu.device_memory import gauge
-from benchmarks.gpu.setting import cupy
+from benchmarks.gpu.setting import gpu_versions
 from benchmarks.gpu.sheet import Sheet, as_text, number
 from cudnn_actor import Allocate, BufferRef, CudnnRef, Spawning, UnsupportedGraph, spawn
 from tests.gpu.cases import arrays, message
@@ -146,7 +144,7 @@ async def measure(isolation: str, shapes: int, seconds: float, *, device: str, s
         device=device,
         seed=seed,
         date=time.strftime("%Y-%m-%d"),
-        versions=_versions() if device.startswith("cuda") else {},
+        versions=gpu_versions() if device.startswith("cuda") else {},
     )
     options: Any = {"isolation": isolation}
     with _used_mib(device) as used_mib:
@@ -182,18 +180,6 @@ async def _run(gpu: CudnnRef, seed: int, number: int) -> None:
     for ref in refs.values():
         if ref is not None:
             await gpu.free(ref)
-
-
-def _versions() -> dict[str, str]:
-    runtime, cudnn = cupy().cuda.runtime, importlib.import_module("cudnn")
-    return {
-        "GPU": runtime.getDeviceProperties(0)["name"].decode(),
-        "CUDA driver": str(runtime.driverGetVersion()),
-        "driver": Path("/sys/module/nvidia/version").read_text().strip(),
-        "cuDNN": str(cudnn.backend_version()),
-        "frontend": cudnn.__version__,
-        "CuPy": cupy().__version__,
-    }
 
 
 def sheet(found: Growth) -> Sheet:
@@ -244,7 +230,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="also write the numbers to DIR, as JSON")
     parser.add_argument("--plot", nargs="+", type=Path, metavar="FILE", help="a figure, then the runs for it")
     given = parser.parse_args()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     if given.plot:
         runs = [msgspec.json.decode(file.read_bytes(), type=Growth) for file in given.plot[1:]]
         plot(runs, given.plot[0])

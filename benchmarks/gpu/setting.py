@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.problems import Problem, small
@@ -13,7 +14,7 @@ from cudnn_actor.cli.bench.processes import actor_thread
 from cudnn_actor.cli.bench.processes import thread_cpu_s as cpu_s
 from cudnn_actor.options import Isolation
 
-__all__ = ["Setting", "actor_thread", "cpu_s", "cudnn", "cupy", "torch"]
+__all__ = ["Setting", "actor_thread", "cpu_s", "cudnn", "cupy", "gpu_versions", "torch"]
 
 
 class Setting(NamedTuple):
@@ -88,3 +89,16 @@ def torch() -> Any:
     found.backends.cudnn.allow_tf32 = False
     found.backends.cuda.matmul.allow_tf32 = False
     return found
+
+
+def gpu_versions() -> dict[str, str]:
+    """Of the GPU, its driver and the libraries. Needs a GPU."""
+    runtime, frontend = cupy().cuda.runtime, cudnn()
+    return {
+        "GPU": runtime.getDeviceProperties(0)["name"].decode(),
+        "CUDA driver": str(runtime.driverGetVersion()),
+        "driver": Path("/sys/module/nvidia/version").read_text().strip(),
+        "cuDNN": str(frontend.backend_version()),
+        "frontend": frontend.__version__,
+        "CuPy": cupy().__version__,
+    }

@@ -18,6 +18,7 @@ from benchmarks.gpu.page import BEGIN, END, named_in, section
 from benchmarks.gpu.problems import RESNET50, Direction, Problem
 from benchmarks.gpu.report import PARTS, Report, sheets, write
 from benchmarks.gpu.sheet import as_text
+from benchmarks.gpu.stalls import Stalls
 
 from .synthetic_gpu_run import gpu_run
 
@@ -87,6 +88,16 @@ def test_a_dry_run_ends_workers_in_every_way(dry: tuple[str, Report]) -> None:
 def test_a_dry_run_prints_its_tables(dry: tuple[str, Report]) -> None:
     printed, report = dry
     assert [sheet.title for sheet in sheets(report) if sheet.title not in printed] == []
+
+
+def test_sums_behind_kills_are_what_was_acknowledged(tmp_path: Path) -> None:
+    words = ("--device", "cpu", "--seconds", "3", "--seed", "4", "--out", str(tmp_path))
+    done = python("benchmarks.gpu.stalls", *words)
+    assert done.returncode == 0, done.stderr
+    assert "longest waits" in done.stdout
+    found = msgspec.json.decode((tmp_path / "stalls-without-standby-4.json").read_bytes(), type=Stalls)
+    assert found.accumulated >= 1
+    assert found.wrong == 0
 
 
 def test_a_part_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
