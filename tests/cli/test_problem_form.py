@@ -68,7 +68,7 @@ def test_a_token_is_a_problem_as_well() -> None:
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 pad=1 pad=2", "stands there twice"),
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 pad=-1", "pad=-1: is not whole numbers"),
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 stride=1x1x1", "stride"),
-        ("conv_fwd x=1x2x3x3 w=4x2x1x1 dtype=float128", "no element type"),
+        ("conv_fwd x=1x2x3x3 w=4x2x1x1 dtype=float128", "is not an element type"),
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 layout=HWCN", "is not a layout"),
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 alpha=much", "alpha=much: is not a number"),
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 bias=1", "bias=1: is neither yes nor no"),
