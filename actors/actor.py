@@ -111,7 +111,7 @@ class Actor(HookedActor):
         self.current: Envelope | None = None
         """The envelope in work; None between messages."""
         self.service: str | None = None
-        """What its log lines say that they are of, on whichever thread; None for nothing."""
+        """The name of the service that its log lines belong to, on whichever thread; None for none."""
         self.abandoned = threading.Event()
         """Set by a supervisor that has given the actor up; code that waits must wait on this too."""
         self.lease = Lease()

@@ -62,7 +62,7 @@ async def ask(
         return await future
     except BaseException:
         # Cancelled, closed, or interrupted by a signal's handler, perhaps after it was sent: nobody waits.
-        # The reply's own error comes this way too, and there is nothing left to take back.
+        # An error that is the reply comes this way too: then there is nothing to take back.
         _leave(envelope)
         raise
     finally:
@@ -118,7 +118,10 @@ def _envelope(
 def _require_timeout(timeout: object) -> None:
     if not is_finite(timeout) or timeout < 0:
         raise InvalidRequest(
-            field="timeout", value=timeout, problem="is no number of seconds from 0", fix="None waits forever"
+            field="timeout",
+            value=timeout,
+            problem="must be a number of seconds ≥ 0, or None",
+            fix="None waits forever",
         )
 
 

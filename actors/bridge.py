@@ -45,7 +45,7 @@ _MOST_AT_ONCE = 256
 """Replies delivered before the loop gets to run its other callbacks, to keep it responsive."""
 
 LOST_S = 0.1
-"""A wake-up of a running loop takes less, or the loop has more to do than to be bothered once more."""
+"""Seconds after which a wake-up that has not come counts as lost. Asking a busy loop twice is harmless."""
 _NEVER = float("inf")
 
 _current = threading.local()
@@ -67,7 +67,7 @@ class LoopBridge:
         """Messages sent from this loop that have not come back, answered or not. Written on the loop."""
         self._waking = False
         self._asked_at = _NEVER
-        """When the wake-up was asked for that is pending."""
+        """When the pending wake-up was asked for, in `time.monotonic()` seconds."""
         self._last_reply = 0.0
         self._watch: StarvationWatch | None = None
         self.lets_go = True
@@ -144,7 +144,7 @@ class LoopBridge:
                 future = envelope.future
                 if error is None and future is not None and not future.done():
                     future.set_result(value)
-                    # One step, `_take_out`'s.
+                    # One step: `_take_out`, without the call.
                     self.awaited -= 1
                     del posted[0]
                 elif envelope.withdrawn:  # to be discarded: at most once, whatever that raises

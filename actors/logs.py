@@ -129,8 +129,8 @@ def _exc_info(given: Any) -> ExcInfo:
     return sys.exc_info() if given else None
 
 
-# Who speaks. A thread belongs to one service, or to none of them: so this is the thread's, and not a context
-# variable, for handlers run in the context of whoever has asked.
+# Which service a line belongs to is noted for each thread, since a thread belongs to one service or to none.
+# A context variable would not do: handlers run in the context of whoever has asked.
 
 
 class _Speaker(threading.local):

@@ -35,6 +35,7 @@ from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk, Words
 __all__ = ["Mailbox"]
 
 _PAUSE_LOOKS = 10
+"""A look for senders that have gone is followed by a pause of so many times its own length."""
 
 
 class Mailbox:
@@ -76,8 +77,9 @@ class Mailbox:
         self._last_foreign = 0
         """Number of the last message for whose answer no event loop waits."""
         self._some_left = True
-        """Whether senders have gone since the deque was last looked through for them, as far as is told."""
+        """Whether senders have said that they have gone since the deque was last looked through for them."""
         self._look_again_ns = 0
+        """When it may be looked through for those that do not say so, in `time.perf_counter_ns()`."""
         self._reader: int | None = None
         self.forked = False
         """Whether this process was forked from the mailbox's: nobody reads it here."""

@@ -29,6 +29,7 @@ class ReplyFuture(pykka.ThreadingFuture[Any]):
         self._waiting: list[Any] = []
         """A lock of each thread that waits, released when there is an outcome."""
         self._asking_hook: Any = threading.RLock()
+        """One thread at a time asks a hook: its answer is kept for the others."""
 
     def get(self, *, timeout: float | None = None) -> Any:
         """The reply; its error is raised. Blocks up to `timeout` seconds, then raises `pykka.Timeout`."""

@@ -253,7 +253,7 @@ class CudnnActor(MemoryActor):
             raise InvalidRequest(
                 field="message",
                 value=Words(type(message).__name__),
-                problem="is no message of this service",
+                problem="is not a message of this service",
                 fix="send one of cudnn_actor.protocol.messages",
             )
         if self._faults.scripted:

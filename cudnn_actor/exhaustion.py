@@ -1,4 +1,4 @@
-"""What the system refuses this process, memory and file descriptors, as errors that name the limit."""
+"""What the system refuses this process (memory, file descriptors), as errors that name the limit."""
 
 from __future__ import annotations
 

@@ -28,14 +28,15 @@ class HealthState(enum.StrEnum):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How an incarnation's work gets on.
+    """What progress an incarnation makes with its work.
 
     Parameters
     ----------
     working
         Whether it has work in hand.
     last_s
-        When that got on last, else when the last of it ended, in `time.monotonic()` seconds; 0 for never.
+        When the work in hand last made progress; without work, when the last of it ended. In
+        `time.monotonic()` seconds; 0 for never.
     """
 
     working: bool = False
@@ -57,8 +58,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     working
         Whether the actor has work in hand. A message that waits in the mailbox is not in hand.
     last_progress_s
-        Seconds since the work in hand last got on, or, where there is none, since the last of it ended or
-        the actor became ready; None before that. With work in hand it is what `hang_after_s` limits.
+        Seconds since the work in hand last made progress, or, where there is none, since the last of it ended
+        or the actor became ready; None before that. With work in hand it is what `hang_after_s` limits.
     queued
         Messages that wait, as in `Statistics`.
     restarts

@@ -34,10 +34,10 @@ def configure(*, json: bool = False, level: int | str = "INFO", stream: TextIO |
     Raises
     ------
     ValueError, TypeError
-        The level is none.
+        `level` is not a level.
     """
     logger = logging.getLogger(ROOT)
-    logger.setLevel(level)  # first: it raises where the level is none
+    logger.setLevel(level)  # first: it raises for what is not a level
     for handler in tuple(logger.handlers):
         if isinstance(handler, _StreamHandler):
             logger.removeHandler(handler)

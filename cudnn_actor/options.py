@@ -120,7 +120,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             )
         for name in ("autotune", "verify"):
             if type(getattr(self, name)) is not bool:
-                raise _invalid(name, getattr(self, name), "is no bool", "use True or False")
+                raise _invalid(name, getattr(self, name), "is not a bool", "use True or False")
         _check_plan_store(self.plan_store)
         _check_executable(self.executable)
         _check_faults(self.faults)
@@ -192,7 +192,7 @@ def _made(record: Callable[..., TakenT], args: tuple[Any, ...], given: Mapping[s
         if name not in signature.parameters:
             known = ", ".join(signature.parameters)
             hint = did_you_mean(name, signature.parameters)
-            raise _invalid(name, value, "is no option", f"{hint}the options are {known}")
+            raise _invalid(name, value, "is not an option", f"{hint}the options are {known}")
     try:
         signature.bind(*args, **given)
     except TypeError as error:
@@ -236,17 +236,19 @@ def _check_plan_store(path: object) -> None:
     except TypeError:
         text = None
     if not isinstance(text, str) or not text or "\0" in text:
-        raise _invalid("plan_store", path, "is no path", "give a directory's, as in 'plans'; None for none")
+        raise _invalid(
+            "plan_store", path, "is not a path", "give a directory's, as in 'plans'; None for none"
+        )
 
 
 def _check_executable(path: object) -> None:
     if path is None:
         return
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise _invalid("executable", path, "is no path", "give a Python's, as in '/usr/bin/python3'")
+        raise _invalid("executable", path, "is not a path", "give a Python's, as in '/usr/bin/python3'")
     if not os.path.isfile(path) or not os.access(path, os.X_OK):
         raise _invalid(
-            "executable", os.fspath(path), "is no program", "give the path of a Python that exists"
+            "executable", os.fspath(path), "is not a program", "give the path of a Python that exists"
         )
 
 
@@ -254,7 +256,7 @@ def _check_faults(faults: FaultPlan | None) -> None:
     if faults is None:
         return
     if not isinstance(faults, FaultPlan):
-        raise _invalid("faults", faults, "is no FaultPlan", "build one: FaultPlan().at(3, Fault.STICKY)")
+        raise _invalid("faults", faults, "is not a FaultPlan", "build one: FaultPlan().at(3, Fault.STICKY)")
 
 
 def _check_on_give_up(on_give_up: object) -> None:

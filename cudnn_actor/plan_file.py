@@ -100,7 +100,7 @@ def decode(key: PlanKey, content: bytes) -> StoredPlan:
         raise BadPlanFile(f"has only {len(content)} bytes")
     magic, version, length = _PREFIX.unpack_from(content)
     if magic != _MAGIC:
-        raise BadPlanFile("is no plan file")
+        raise BadPlanFile("is not a plan file")
     if version != VERSION:
         raise BadPlanFile(f"is of format {version}, not {VERSION}")
     header, data = content[_START : _START + length], content[_START + length :]

@@ -63,7 +63,7 @@ def check_message(state: ServiceState, message: Message) -> None:
         raise InvalidRequest(
             field="message",
             value=Words(kind.__name__),
-            problem="is no message of this service",
+            problem="is not a message of this service",
             fix="send one of cudnn_actor.protocol.messages",
         )
 

@@ -123,9 +123,9 @@ class CudnnService:
         self._supervisor: Supervisor | None = None
         self._escalated: Escalated | None = None
         self._cause: ExitReason | None = None
-        """Of the last restart, or of the end."""
+        """Why the last restart was made, or why the service has ended."""
         self._telling: int | None = None
-        """The thread that is in `on_give_up`."""
+        """The thread that runs the `on_give_up` callable; None while none does."""
         forks.watch(self)
 
     def forget_parent(self) -> None:
@@ -414,7 +414,7 @@ def start(options: _StartOptions) -> CudnnService:
 
 
 class _ChildOptions(Options, frozen=True, kw_only=True):
-    """What `child_spec` takes by name.
+    """The options of `child_spec` that are given by name.
 
     Parameters
     ----------
@@ -426,7 +426,7 @@ class _ChildOptions(Options, frozen=True, kw_only=True):
 
 
 class _NamedChildOptions(_ChildOptions, frozen=True):
-    """And by place.
+    """All options of `child_spec`: `id` may be given by place, too.
 
     Parameters
     ----------

@@ -125,7 +125,7 @@ class StoredPlans:
 
 
 class NotKept(Exception):
-    """Raised for a plan that the store does not have: it is to be built."""
+    """Raised when the store does not have a plan: it is to be built."""
 
 
 class KeptPlans(StoredPlans):

@@ -65,7 +65,7 @@ def require_whole(field: str, value: object, least: int) -> None:
         raise InvalidRequest(
             field=field,
             value=value,
-            problem=f"is no whole number from {least}",
+            problem=f"must be a whole number ≥ {least}",
             fix=f"use {least} or more, below 2**63",
         )
 
@@ -73,9 +73,12 @@ def require_whole(field: str, value: object, least: int) -> None:
 def require_seconds(field: str, value: object, *, positive: bool = False) -> None:
     """Raise `InvalidRequest` unless `value` is a finite time in seconds: from 0, or over 0 if `positive`."""
     if not is_finite(value) or value < 0 or (positive and value == 0):
-        least = "over 0" if positive else "from 0"
+        least = "> 0" if positive else "≥ 0"
         raise InvalidRequest(
-            field=field, value=value, problem=f"is no finite time {least}", fix="give seconds, as in 0.5"
+            field=field,
+            value=value,
+            problem=f"must be a finite number of seconds {least}",
+            fix="give seconds, as in 0.5",
         )
 
 
@@ -83,14 +86,19 @@ def require_fraction(field: str, value: object) -> None:
     """Raise `InvalidRequest` unless `value` is a number from 0 to 1."""
     if not is_finite(value) or not 0 <= value <= 1:
         raise InvalidRequest(
-            field=field, value=value, problem="is no number from 0 to 1", fix="0.01 is one in a hundred"
+            field=field, value=value, problem="must be a number from 0 to 1", fix="0.01 is one in a hundred"
         )
 
 
 def require_name(field: str, value: object) -> None:
     """Raise `InvalidRequest` unless `value` is a text that isn't empty."""
     if not isinstance(value, str) or not value:
-        raise InvalidRequest(field=field, value=value, problem="is no name", fix="give a text")
+        raise InvalidRequest(
+            field=field,
+            value=value,
+            problem="must be a string that is not empty",
+            fix="give a name, as in 'left'",
+        )
 
 
 def require_member(field: str, value: object, choices: type[enum.Enum]) -> None:
@@ -102,6 +110,6 @@ def require_member(field: str, value: object, choices: type[enum.Enum]) -> None:
         raise InvalidRequest(
             field=field,
             value=value,
-            problem=f"is no {choices.__name__}",
+            problem=f"is not a member of {choices.__name__}",
             fix=f"{hint}use one of: {', '.join(names)}",
         )

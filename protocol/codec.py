@@ -63,7 +63,7 @@ def encode_reply(reply: object) -> bytes:
     """A reply, or the `ErrorRecord` of an error, as bytes. Raises `TypeError` for anything else."""
     kind = _REPLY_KINDS.get(type(reply))
     if kind is None:
-        raise TypeError(f"{type(reply).__name__} is no reply of this protocol")
+        raise TypeError(f"{type(reply).__name__} is not a reply of this protocol")
     return _ENCODER.encode(_Reply(kind, msgspec.Raw(_encode(reply))))
 
 
@@ -101,7 +101,7 @@ def _pack(value: object) -> object:
         return _Array(dtype, value.shape, np.ascontiguousarray(value).tobytes())
     if isinstance(value, DeviceArray):
         raise TypeError("arrays on a device do not travel; fetch them to the host first")
-    raise TypeError(f"{type(value).__name__} is no protocol data")
+    raise TypeError(f"{type(value).__name__} is not protocol data")
 
 
 def _unpack_array(wanted: type, value: object) -> object:

@@ -58,7 +58,7 @@ class ConvSpec(
                 )
         if not is_whole(self.groups) or not 1 <= self.groups <= _LARGEST:
             raise InvalidRequest(
-                field="groups", value=self.groups, problem="is no whole number from 1", fix="use groups=1"
+                field="groups", value=self.groups, problem="must be a whole number ≥ 1", fix="use groups=1"
             )
 
     @classmethod
@@ -179,7 +179,7 @@ def _check_spatial(name: str, values: object, least: int) -> None:
         raise InvalidRequest(
             field=name,
             value=values,
-            problem="is no tuple of 1 to 3 whole numbers",
+            problem="must be a tuple of 1 to 3 whole numbers",
             fix="give one value per spatial dim, or use ConvSpec.symmetric(2)",
         )
     for value in values:

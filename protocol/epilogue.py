@@ -69,7 +69,7 @@ class Epilogue(
             raise InvalidRequest(
                 field="activation",
                 value=self.activation,
-                problem="is no activation",
+                problem="is not an activation",
                 fix=f"{did_you_mean(self.activation, Activation)}use one of {', '.join(Activation)}",
             )
         if self.parameter is None:
@@ -85,7 +85,7 @@ class Epilogue(
             raise InvalidRequest(
                 field="parameter",
                 value=self.parameter,
-                problem="is no finite number that this activation takes",
+                problem="must be a finite number that this activation takes",
                 fix="softplus needs a positive one",
             )
 

@@ -97,7 +97,7 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Words(str):
-    """What describes a value in an error's text, as in `dtype complex64`; a string that is one is quoted."""
+    """Text that describes a value, as in `dtype complex64`: shown without the quotes of a string value."""
 
     __slots__ = ()
 

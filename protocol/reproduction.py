@@ -44,7 +44,7 @@ def graph_of(text: str) -> OperationGraph:
         raise InvalidRequest(
             field="token",
             value=text if len(text) <= 40 else f"{text[:40]}...",
-            problem=f"is no operation graph: {error}",
+            problem=f"is not an operation graph: {error}",
             fix="copy all of what stands behind `cudnn-actor reproduce`",
         ) from error
     return graph

@@ -123,7 +123,7 @@ class TensorSpec(
             raise InvalidRequest(
                 field="dtype",
                 value=self.dtype,
-                problem="is no DType",
+                problem="is not a DType",
                 fix=f"use one of {', '.join(f'DType.{member.name}' for member in DType)}; "
                 "TensorSpec.packed and TensorSpec.strided take their names too",
             )
@@ -133,7 +133,7 @@ class TensorSpec(
             raise InvalidRequest(
                 field="alignment",
                 value=a,
-                problem="is no power of two from 16 to 256",
+                problem="must be a power of two from 16 to 256",
                 fix="buffers are 256-byte aligned; leave it at 16",
             )
         if self.nbytes > MAX_BYTES:
@@ -228,7 +228,7 @@ def _as_tuple(field: str, values: object) -> tuple[int, ...]:
         raise InvalidRequest(
             field=field,
             value=values,
-            problem="is no sequence of whole numbers",
+            problem="must be a sequence of whole numbers",
             fix=f"give a tuple such as {field}=(1, 3, 224, 224)",
         ) from None
 
@@ -236,7 +236,10 @@ def _as_tuple(field: str, values: object) -> tuple[int, ...]:
 def _check_dims(dims: object) -> None:
     if not isinstance(dims, tuple) or not 1 <= len(dims) <= MAX_RANK or not all(map(is_whole, dims)):
         raise InvalidRequest(
-            field="dims", value=dims, problem="is no tuple of 1 to 8 whole numbers", fix="give N, C, spatial"
+            field="dims",
+            value=dims,
+            problem="must be a tuple of 1 to 8 whole numbers",
+            fix="give N, C, spatial",
         )
     if min(dims) < 1:
         raise InvalidRequest(
@@ -288,7 +291,7 @@ def _dtype(dtype: object) -> DType:
         raise InvalidRequest(
             field="dtype",
             value=dtype,
-            problem="is no element type that tensors can have",
+            problem="is not an element type that tensors can have",
             fix=f"{_misspelt(dtype)}convert to one of {', '.join(DType)}",
         )
     return found
@@ -310,6 +313,6 @@ def _layout(layout: str) -> Layout:
         raise InvalidRequest(
             field="layout",
             value=layout,
-            problem="is no layout",
+            problem="is not a layout",
             fix=f"{did_you_mean(layout, _PACKED)}use one of {', '.join(_PACKED)}, or give strides",
         ) from None

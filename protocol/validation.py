@@ -59,7 +59,7 @@ def check_types(message: Compute) -> None:
             raise InvalidRequest(
                 field=name,
                 value=value.spec,
-                problem="is no TensorSpec",
+                problem="is not a TensorSpec",
                 fix="pass references unchanged",
             )
 
@@ -72,7 +72,7 @@ def check_scalars(message: Compute) -> None:
             continue  # nearly always
         if not is_finite(value):
             raise InvalidRequest(
-                field=name, value=value, problem="is no finite number", fix="pass a finite number"
+                field=name, value=value, problem="must be a finite number", fix="pass a finite number"
             )
 
 

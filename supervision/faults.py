@@ -93,7 +93,10 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.of is not None and self.of not in _COUNTED:
             known = ", ".join(_COUNTED)
             raise InvalidRequest(
-                field="of", value=self.of, problem="is no message that is counted", fix=f"use one of: {known}"
+                field="of",
+                value=self.of,
+                problem="is not a message that is counted",
+                fix=f"use one of: {known}",
             )
 
     def _check_when(self) -> None:

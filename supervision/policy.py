@@ -204,5 +204,8 @@ class SupervisorPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 return index
         known = ", ".join(policy.id for policy in self.children)
         raise InvalidRequest(
-            field="child", value=child, problem="is no child of this supervisor", fix=f"use one of: {known}"
+            field="child",
+            value=child,
+            problem="is not a child of this supervisor",
+            fix=f"use one of: {known}",
         )

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pykka
 import pytest
+from structlog.typing import EventDict
 
 from cudnn_actor.logging import TextFormatter
 from cudnn_actor.workers.launching import Launcher, close_launchers
 
-from .log_lines import handled_by
+from .log_lines import capture_logs, handled_by
 
 SETTLED_WITHIN_S = 5.0
 FAILED = pytest.StashKey[bool]()
@@ -52,6 +53,14 @@ def lines_are_shown_when_a_test_fails(request: pytest.FixtureRequest) -> Iterato
     formatter = TextFormatter()
     with handled_by(lambda record: lines.append(formatter.format(record))):
         yield
+
+
+@pytest.fixture
+def logs() -> Iterator[list[EventDict]]:
+    """What services log during the test: see `capture_logs`."""
+    with capture_logs() as entries:
+        yield entries
+    entries.clear()  # fields may hold errors, whose frames hold arrays
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from structlog.typing import EventDict
 
 from cudnn_actor.actors.logs import ROOT, EventRecord
 
-__all__ = ["capture_logs", "handled_by"]
+__all__ = ["capture_logs", "handled_by", "line"]
+
+PATIENCE_S = 20.0
+"""How long a test waits for a line that must come."""
 
 
 class Taking(logging.Handler):
@@ -26,18 +30,21 @@ class Taking(logging.Handler):
 
 @contextmanager
 def handled_by(take: Callable[[logging.LogRecord], None]) -> Iterator[None]:
-    """Have `take` called with every record of ours, of any level, and nobody above."""
-    logger, handler = logging.getLogger(ROOT), Taking(take)
-    before = logger.level, logger.propagate
-    logger.addHandler(handler)
+    """Have `take` called with every record of ours, of any level, and nobody above.
+
+    At the end the logger is as it was: handlers that were added meanwhile (by an example that runs in this
+    process and calls `cudnn_actor.logging.configure`) are taken off.
+    """
+    logger = logging.getLogger(ROOT)
+    before = logger.level, logger.propagate, tuple(logger.handlers)
+    logger.addHandler(Taking(take))
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+        level, logger.propagate, logger.handlers[:] = before
+        logger.setLevel(level)
 
 
 @contextmanager
@@ -52,3 +59,11 @@ def capture_logs() -> Iterator[list[EventDict]]:
 
     with handled_by(take):
         yield lines
+
+
+async def line(logs: Sequence[EventDict], event: str, times: int = 1) -> EventDict:
+    """The `times`-th line about an event, once it is there."""
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found := [entry for entry in logs if entry["event"] == event]) < times:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)  # the log has no event to wait for
+    return found[times - 1]

@@ -74,7 +74,7 @@ def _parts(text: str) -> list[str]:
     names = text.split(",")
     for name in names:
         if name not in PARTS:
-            raise argparse.ArgumentTypeError(f"{name!r} is no part: choose from {', '.join(PARTS)}")
+            raise argparse.ArgumentTypeError(f"{name!r} is not a part: choose from {', '.join(PARTS)}")
     return [name for name in PARTS if name in names]
 
 

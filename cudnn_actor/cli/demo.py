@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_writable(out: Path) -> None:
     """Fail before the work, not after it."""
     if out.suffix.lower() != ".png":
-        raise UserError(f"--out {out} is no PNG; give a name that ends in .png")
+        raise UserError(f"--out {out} is not a PNG; give a name that ends in .png")
     if out.is_dir():
         raise UserError(f"--out {out} is a directory; give a file name in it")
     if not out.parent.is_dir():
@@ -65,5 +65,5 @@ def _check_writable(out: Path) -> None:
 
 def _whole(word: str) -> int:
     if not word.isdecimal() or int(word) >= 1 << 63:
-        raise argparse.ArgumentTypeError(f"{word} is no whole number from 0 to 2**63 - 1")
+        raise argparse.ArgumentTypeError(f"{word} is not a whole number from 0 to 2**63 - 1")
     return int(word)

@@ -158,7 +158,7 @@ def _bounded(device: str, isolation: Literal["thread", "process"]) -> Trial:
     )
     trying.start()
     trying.join(_LIMIT_S)
-    if trying.is_alive():  # it waits for a forkserver, perhaps: whose end is one that it can tell of
+    if trying.is_alive():  # perhaps it waits for a forkserver: with the end of that it ends, too
         closing = threading.Thread(target=close_launchers, name="doctor-closing", daemon=True)
         closing.start()
         closing.join(_END_S)

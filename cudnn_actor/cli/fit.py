@@ -109,7 +109,7 @@ class FilterFit:
             image = await self._by_filter(y)
             length = float(np.linalg.norm(image)) / float(np.linalg.norm(vector))
             if length < _LEAST_CURVATURE:
-                raise UserError("the photograph has no detail to learn from; give one that is no blank")
+                raise UserError("the photograph has no detail to learn from; give one that is not a blank")
             vector = image / np.float32(np.linalg.norm(image))
         return 1.1 * length
 

@@ -31,7 +31,7 @@ def _null() -> Problem | None:
         with open(os.devnull, "r+b") as null:
             if stat.S_ISCHR(os.fstat(null.fileno()).st_mode):
                 return None
-            why = "it is no device"
+            why = "it is not a device"
     except OSError as error:
         why = _why(error)
     return Problem(

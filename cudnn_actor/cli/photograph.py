@@ -56,7 +56,7 @@ def _open(path: Path) -> Image.Image:
     except FileNotFoundError:
         raise UserError(f"there is no image {path}") from None
     except UnidentifiedImageError:
-        raise UserError(f"{path} is no image that Pillow can read; give a JPEG or a PNG") from None
+        raise UserError(f"{path} is not an image that Pillow can read; give a JPEG or a PNG") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     except (SyntaxError, ValueError, Image.DecompressionBombError) as error:

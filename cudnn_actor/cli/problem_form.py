@@ -87,7 +87,7 @@ def read_problem(text: str) -> Problem:
             return Problem(text, graph_of(text))
     except CudnnActorError as error:
         raise UserError(f"{text[:100]}: {error}") from error
-    raise UserError(f"{text[:100]!r} is no problem; write one like `{FORM}`, or give an error's token")
+    raise UserError(f"{text[:100]!r} is not a problem; write one like `{FORM}`, or give an error's token")
 
 
 class _Words:
@@ -100,7 +100,7 @@ class _Words:
             name, equals, value = word.partition("=")
             if name not in _DEFAULTS or not equals or not value or name in self.named:
                 names = " ".join(f"{name}=" for name in _DEFAULTS)
-                raise _wrong(word, "is no word of a problem, or stands there twice", names)
+                raise _wrong(word, "is not a word of a problem, or stands there twice", names)
             self._given[name] = value
             self.named.add(name)
 
@@ -120,7 +120,7 @@ class _Words:
         return values * count if len(values) == 1 else values
 
     def number(self, name: str) -> float:
-        return self._read(name, float, "is no number")
+        return self._read(name, float, "is not a number")
 
     def yes(self, name: str) -> bool:
         return self._read(name, {"yes": True, "no": False}.__getitem__, "is neither yes nor no")

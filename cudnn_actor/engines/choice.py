@@ -107,7 +107,7 @@ def check_device(device: str) -> None:
     """Raise `InvalidRequest` for what is no device's name. Whether there is such a device is not asked."""
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,6})?", str(device)) is None:
         hint = did_you_mean(device, ("auto", "cpu", "cuda:0"))
-        raise _refused(device, "is no device", f'{hint}use "auto", "cpu" or "cuda:0"')
+        raise _refused(device, "is not a device", f'{hint}use "auto", "cpu" or "cuda:0"')
 
 
 def _automatic(process: _Process) -> EngineChoice:
@@ -131,7 +131,9 @@ def _asked_for(device: str, ordinal: int, process: _Process) -> EngineChoice:
         why = f"cannot be used here: {problem.what} ({problem.detail})"
         raise _refused(device, why, f"{problem.fix}; cudnn-actor doctor says more")
     if ordinal >= len(driver.gpus):
-        raise _refused(device, f"is no GPU of this machine, which {_shows(len(driver.gpus))}", 'use "cuda:0"')
+        raise _refused(
+            device, f"is not a GPU of this machine, which {_shows(len(driver.gpus))}", 'use "cuda:0"'
+        )
     return _cuda(ordinal, driver, f"it was asked for: {_gpu(driver, ordinal)}", process)
 
 

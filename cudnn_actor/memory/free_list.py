@@ -31,14 +31,14 @@ class FreeList:
     Raises
     ------
     ValueError
-        `nbytes` is no positive multiple of 256.
+        `nbytes` is not a positive multiple of 256.
     """
 
     __slots__ = ("_by_size", "_end_of", "_start_of", "_taken", "free_bytes", "nbytes")
 
     def __init__(self, nbytes: int) -> None:
         if nbytes <= 0 or nbytes % GRANULARITY:
-            raise ValueError(f"nbytes={nbytes} is no positive multiple of {GRANULARITY}")
+            raise ValueError(f"nbytes={nbytes} is not a positive multiple of {GRANULARITY}")
         self.nbytes = nbytes
         self.free_bytes = 0
         self._taken: dict[int, int] = {}

@@ -35,9 +35,9 @@ __all__ = ["MemoryTable"]
 _COUNTS = 1 << 32
 """Generations of one slot; the service's nonce stands above them."""
 
-
 _LOOKS = 3
-"""At a slot that is neither live nor past: its end, or the undoing of it, may come between two words read."""
+"""Looks at a slot before a reference counts as foreign: another thread may end the slot, or undo that,
+between the two words that a look reads."""
 _ends = itertools.count(1)
 
 
@@ -153,7 +153,7 @@ class MemoryTable:
         """Take over an arena that an engine created, and its descriptor.
 
         When this raises, the descriptor is still the caller's: `ServiceStopped` after `close`, `ValueError`
-        for a number that was used before or a size that is no positive multiple of 256.
+        for a number that was used before or a size that is not a positive multiple of 256.
         """
         self._pool.add(number, nbytes, fd)
 
@@ -358,7 +358,7 @@ class MemoryTable:
             raise InvalidRequest(
                 field=field,
                 value=ref,
-                problem="is no buffer reference",
+                problem="is not a buffer reference",
                 fix="upload arrays first: await gpu.upload(array)",
             )
         if not 0 <= ref.slot < len(self._slots):
@@ -404,5 +404,8 @@ def _forged(ref: BufferRef, slot: Slot, field: str, device: str) -> InvalidReque
 def _check_range(field: str, value: object, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidRequest(
-            field=field, value=value, problem=f"is no whole number from {least} to {most}", fix="leave it out"
+            field=field,
+            value=value,
+            problem=f"must be a whole number from {least} to {most}",
+            fix="leave it out",
         )

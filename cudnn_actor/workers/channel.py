@@ -295,13 +295,13 @@ class Channel:
 
 
 def _descriptors_in(ancillary: Sequence[tuple[int, int, bytes]], flags: int) -> list[int]:
-    """What came for the frames that ask for it."""
+    """The descriptors that came with some bytes, in order; `_LOST` for what this process had no room for."""
     found: list[int] = []
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             numbers = array.array("i")
             numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
             found += numbers
-    if flags & _CUT_OFF:  # there was no room for all: a frame of ours comes with one, and this is its place
+    if flags & _CUT_OFF:  # there was no room for one: this stands in its place
         found.append(_LOST)
     return found

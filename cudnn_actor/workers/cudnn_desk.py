@@ -311,6 +311,6 @@ def _unknown(message: Any) -> CudnnActorError:
     return InvalidRequest(
         field="message",
         value=Words(type(message).__name__),
-        problem="is no message of this service",
+        problem="is not a message of this service",
         fix="send one of cudnn_actor.protocol.messages",
     )

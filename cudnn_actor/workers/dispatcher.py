@@ -562,9 +562,8 @@ class _Link:
     def close(self) -> None:
         """Let go of the socket, of a loop that reads it no more. Any thread; idempotent."""
         self._channel = None
-        with contextlib.suppress(
-            IndexError, AttributeError
-        ):  # there is none; it was interrupted as it was made
+        # None is left, or this object was interrupted while it was made.
+        with contextlib.suppress(IndexError, AttributeError):
             os.close(self._descriptors.pop())  # taking it out is one step: of two that close, one does
 
 

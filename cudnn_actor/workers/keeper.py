@@ -109,7 +109,7 @@ class WorkerKeeper(Actor):
         self._was_short = False
         """Whether the last look round has wanted for memory."""
         self._read_into: Block | None = None
-        """Where the worker copies a buffer to, that is looked at before it serves."""
+        """The block that the worker copies a buffer to, for a comparison before it serves; None for none."""
 
     # From outside.
 
@@ -267,7 +267,7 @@ class WorkerKeeper(Actor):
                 compare(desk, slot, block)
 
     def _await_done(self, worker: Worker, number: int, desk: CudnnDesk) -> None:
-        """Wait until the worker has done what it was asked for. Raises `Crash` where it could not, too."""
+        """Wait until the worker has done what it was asked for. Raises `Crash`, also where it could not."""
         stopped = StoppedTime(worker.pid)
         while True:
             events = self._hear_of(worker, stopped)

@@ -170,7 +170,7 @@ class Ledger:
         """Flights of the present worker so far."""
         self.foreign = 0
         """Those in the air, or to be handed over again, whose answer no event loop waits for: a pykka caller
-        does, or nobody. Theirs is read for them also while they wait behind others."""
+        does, or nobody. Those that wait behind others count: the answers of those others must be read."""
         self.progress_s = 0.0
         """When the first of those in the air was handed over, or one has landed since: `time.monotonic()`."""
         self._again: deque[Flight] = deque()

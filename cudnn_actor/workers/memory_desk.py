@@ -198,7 +198,7 @@ class MemoryDesk(Desk):
         """Map a worker's arena here and in the standby, or nowhere. Raises `OSError`, `Violation`."""
         if self.host is not None:
             if not is_whole(descriptor, nbytes):
-                raise Violation(f"its arena {number} is no sealed memory of {nbytes:,} bytes")
+                raise Violation(f"its arena {number} is not sealed memory of {nbytes:,} bytes")
             try:
                 self.host.map(number, descriptor, nbytes)
             except ValueError as error:

@@ -106,7 +106,10 @@ class Worker:
         return self.child.pid
 
     def send(self, frame: FromParent, descriptors: Sequence[int] = ()) -> None:
-        """Tell it something. Never blocks. Descriptors are duplicated where the socket has no room yet."""
+        """Tell it something. Never blocks. Descriptors are duplicated where the socket has no room yet.
+
+        Raises `OSError` where that cannot be done: then it is told nothing.
+        """
         self.channel.send(frame, descriptors)
 
     def ask(self, body: bytes) -> int:
@@ -116,7 +119,7 @@ class Worker:
         return self._internal
 
     def take_descriptor(self) -> int:
-        """The descriptor that came with the frame just received. Raises `BadFrame`."""
+        """The descriptor that came with the frame just received. Raises `BadFrame`, `OSError`."""
         return self.channel.take_descriptor()
 
     def take_ready(self, frames: list[Any]) -> list[Any]:

@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_written_is_noticed_before_anything_is_measured(
 def test_an_unknown_part_is_refused() -> None:
     done = run("--only", "small,large")
     assert done.returncode == 2
-    assert "'large' is no part" in done.stderr
+    assert "'large' is not a part" in done.stderr
 
 
 def test_the_tables_of_a_full_run_fit_in_100_columns() -> None:

@@ -125,7 +125,7 @@ def test_on_the_cpu_there_is_nothing_to_tune(tmp_path: Path) -> None:
     [
         (None, "cannot be read"),
         ("# none\n", "holds no problem"),
-        ("\nsing\n", "line 2: 'sing' is no problem"),
+        ("\nsing\n", "line 2: 'sing' is not a problem"),
     ],
 )
 def test_a_bad_file_is_one_line(content: str | None, words: str, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_bad_file_is_one_line(content: str | None, words: str, tmp_path: Path)
 def test_a_word_that_is_neither_a_problem_nor_a_file_is_told_so(tmp_path: Path) -> None:
     done = cudnn_actor("autotune", "--store", str(tmp_path / "store"), "problems.txt")
     assert done.returncode == 2
-    assert "'problems.txt' is no problem" in done.stderr
+    assert "'problems.txt' is not a problem" in done.stderr
     assert "nor is there a file of that name" in done.stderr
 
 

@@ -162,7 +162,7 @@ def tiny(path: Path) -> Path:
     ("make", "words"),
     [
         (lambda path: path, "there is no image"),
-        (text, "is no image that Pillow can read"),
+        (text, "is not an image that Pillow can read"),
         (cut_off, "cannot be read"),
         (tiny, "whose sides are both 48 pixels or more"),
         (blank, "no detail to learn from"),

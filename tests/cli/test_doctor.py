@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ..engines.broken_machines import Machine, bare_machine, whole_machine
+from ..engines.broken_machines import WITHOUT_DRIVER, Machine, bare_machine, whole_machine
 from .terminal import CLONE, cudnn_actor, python
 from .test_chaos import HANGING_FORKSERVER
 
@@ -92,7 +92,7 @@ def test_people_are_told_of_it_in_lines() -> None:
 def test_a_forkserver_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HANGING_FORKSERVER)
     places = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    limit = "import cudnn_actor.cli.diagnosis as diagnosis; diagnosis._LIMIT_S = 5.0"
+    limit = "import cudnn_actor.cli.diagnosis as diagnosis; diagnosis._LIMIT_S, diagnosis._END_S = 5.0, 1.0"
     code = f"import os; os.environ['PYTHONPATH'] = {places!r}\n{limit}\n"
     done = python(
         "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}{DENIED.format(denial='', call='')}"
@@ -124,9 +124,16 @@ def test_few_descriptors_are_a_warning() -> None:
     assert done.returncode == 0
 
 
-def doctor(machine: Machine, *words: str, **environment: str) -> tuple[int, dict[str, Any]]:
+DOCTOR = """
+import sys
+from cudnn_actor.cli import main
+sys.exit(main(["doctor", "--json"]))
+"""
+
+
+def doctor(machine: Machine, program: str = DOCTOR, **environment: str) -> tuple[int, dict[str, Any]]:
     """What the doctor finds on a machine, and its exit status."""
-    done = machine.run("-m", "cudnn_actor.cli", "doctor", "--json", *words, **environment)
+    done = machine.run("-c", program, **environment)
     return done.returncode, json.loads(done.stdout)
 
 
@@ -137,10 +144,7 @@ def whats(found: dict[str, Any]) -> list[str]:
 def test_without_driver_and_packages_nothing_is_wrong_and_what_is_missing_has_its_command(
     tmp_path: Path,
 ) -> None:
-    bare_machine(tmp_path / "unused")  # which skips where the packages are installed for real
-    status, found = doctor(Machine(tmp_path / "machine"))
-    if found["driver"]["library"]:
-        pytest.skip("this machine has a driver")
+    status, found = doctor(Machine(tmp_path), WITHOUT_DRIVER + DOCTOR)
     assert (status, found["problems"], found["gpu_wanted"]) == (0, [], False)
     (missing,) = (one for one in found["missing"] if "CuPy" in one["what"])
     assert missing["command"] == f'pip install -e "{CLONE}[cuda13]"'
@@ -181,7 +185,7 @@ def test_an_empty_library_in_the_library_path_is_found(tmp_path: Path) -> None:
     (machine.lib / "libcudnn.so.9").write_bytes(b"")
     status, found = doctor(machine)
     assert status == 1
-    assert "libcudnn.so.9 is no library" in whats(found)
+    assert "libcudnn.so.9 is not a library" in whats(found)
 
 
 def test_packages_of_cuda_13_on_a_driver_of_cuda_12_are_found(tmp_path: Path) -> None:

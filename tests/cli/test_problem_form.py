@@ -60,22 +60,22 @@ def test_a_token_is_a_problem_as_well() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is no problem"),
-        ("conv", "is no problem"),
+        ("", "is not a problem"),
+        ("conv", "is not a problem"),
         ("conv_fwd", "x=: is not whole numbers"),
         ("conv_fwd x=1x2x3 w=4", "w"),
-        ("conv_fwd x=1x2x3x3 w=4x2x1x1 pading=1", "pading=1: is no word"),
+        ("conv_fwd x=1x2x3x3 w=4x2x1x1 pading=1", "pading=1: is not a word"),
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 pad=1 pad=2", "stands there twice"),
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 pad=-1", "pad=-1: is not whole numbers"),
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 stride=1x1x1", "stride"),
-        ("conv_fwd x=1x2x3x3 w=4x2x1x1 dtype=float128", "no element type"),
-        ("conv_fwd x=1x2x3x3 w=4x2x1x1 layout=HWCN", "is no layout"),
-        ("conv_fwd x=1x2x3x3 w=4x2x1x1 alpha=much", "alpha=much: is no number"),
+        ("conv_fwd x=1x2x3x3 w=4x2x1x1 dtype=float128", "is not an element type"),
+        ("conv_fwd x=1x2x3x3 w=4x2x1x1 layout=HWCN", "is not a layout"),
+        ("conv_fwd x=1x2x3x3 w=4x2x1x1 alpha=much", "alpha=much: is not a number"),
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 bias=1", "bias=1: is neither yes nor no"),
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 activation=zelu", "activation=zelu: is none of identity, relu"),
         ("conv_bwd_data x=1x2x3x3 w=4x2x1x1 bias=yes", "bias: means nothing to conv_bwd_data"),
         ("conv_fwd x=1x2x3x3 w=4x2x9x9", "spans 9 of only 3"),
-        ("eNqtz0sKwjAUheGtyB07EEFw", "is no operation graph"),
+        ("eNqtz0sKwjAUheGtyB07EEFw", "is not an operation graph"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, words: str) -> None:
@@ -91,5 +91,5 @@ def test_a_file_has_one_a_line_and_remarks() -> None:
 
 
 def test_a_line_that_is_none_is_named_by_its_number() -> None:
-    with pytest.raises(UserError, match=r"^line 2: 'what' is no problem"):
+    with pytest.raises(UserError, match=r"^line 2: 'what' is not a problem"):
         list(read_problems(["# these", "what"]))

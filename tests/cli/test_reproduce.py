@@ -34,10 +34,10 @@ def test_a_graph_that_the_engine_cannot_run_is_shown_with_all_that_the_error_say
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("sing",), "is no problem"),
-        (("eNqtz0sKwjAUheGtyB07EEFw",), "is no operation graph"),
+        (("sing",), "is not a problem"),
+        (("eNqtz0sKwjAUheGtyB07EEFw",), "is not an operation graph"),
         ((PROBLEM, "--device", "cuda:77"), "device='cuda:77'"),
-        ((PROBLEM, "--device", "tpu"), "is no device"),
+        ((PROBLEM, "--device", "tpu"), "is not a device"),
     ],
 )
 def test_what_cannot_be_carried_out_is_one_line(words: tuple[str, ...], problem: str) -> None:

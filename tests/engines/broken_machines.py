@@ -40,6 +40,14 @@ const char *cudnnGetErrorString(int status) { return "CUDNN_STATUS_SUBLIBRARY_VE
 """
 
 
+WITHOUT_DRIVER = """
+from cudnn_actor.engines.cuda import gpus
+gpus.find_driver.__defaults__ = gpus.find_driver_apart.__defaults__ = ("libcuda-of-no-machine.so",)
+gpus._DEVICES = ()
+gpus._kernel_version = lambda: None
+"""
+"""The beginning of a program that is to find no NVIDIA driver, though this machine may have one."""
+
 CLONE = Path(__file__).resolve().parents[2]
 """Where this runs from: what is missing is installed from there."""
 _OURS = ["cudnn_actor", "pykka", "structlog", "msgspec", "numpy", "numpy.libs", "ml_dtypes"]

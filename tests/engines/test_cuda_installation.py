@@ -101,7 +101,7 @@ PREVENTING = {
     "no cuDNN": (but(libraries=()), ("cuDNN is not installed", "[cuda13]")),
     "an empty cuDNN": (
         but(libraries=(Library(name=MAIN, path="/else/libcudnn.so.9", whole=False),)),
-        ("libcudnn.so.9 is no library", "remove /else from LD_LIBRARY_PATH"),
+        ("libcudnn.so.9 is not a library", "remove /else from LD_LIBRARY_PATH"),
     ),
     "mixed versions on disk": (
         but(libraries=(library(MAIN, "/usr/lib", "9.19.0"), library(SONAMES[1], "/old", "9.8.0"))),
@@ -217,7 +217,7 @@ def test_a_version_in_a_file_s_name_is_found_behind_the_link(tmp_path: Path) -> 
 def test_an_empty_file_in_the_library_path_is_found_out(tmp_path: Path) -> None:
     (tmp_path / MAIN).touch()
     found = take_inventory(DRIVER, path=[], search=SearchPath(first=(str(tmp_path),)), environ={})
-    assert any(p.what == "libcudnn.so.9 is no library" for p in problems_of(found))
+    assert any(p.what == "libcudnn.so.9 is not a library" for p in problems_of(found))
 
 
 def test_packages_are_known_by_what_they_say_of_themselves(tmp_path: Path) -> None:

@@ -4,12 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from structlog.typing import EventDict
 
 from cudnn_actor.engines.base import Engine
 
 from ..engines.devices import factory, why_not
-from ..log_lines import capture_logs
 from .support_matrix import seed_from_environment
 
 HERE = Path(__file__).parent
@@ -42,10 +40,3 @@ def engine() -> Iterator[Engine]:
     engine.open()
     yield engine
     engine.close()
-
-
-@pytest.fixture
-def logs() -> Iterator[list[EventDict]]:
-    """What was logged, with the context variables of the thread that logged it."""
-    with capture_logs() as entries:
-        yield entries

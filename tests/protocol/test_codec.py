@@ -239,7 +239,7 @@ def test_what_means_something_in_this_process_only_does_not_travel() -> None:
 
 @pytest.mark.parametrize("reply", ["text", 1.5, True, [], object(), {"a": 1}, Ping()])
 def test_what_is_no_reply_is_a_type_error(reply: object) -> None:
-    with pytest.raises(TypeError, match="is no reply"):
+    with pytest.raises(TypeError, match="is not a reply"):
         encode_reply(reply)
 
 

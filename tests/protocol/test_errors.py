@@ -38,7 +38,7 @@ from cudnn_actor.protocol.errors import Words
 EVERY_ERROR: list[CudnnActorError] = [
     CudnnActorError("something of its own"),
     InvalidRequest(field="stride", value=(0, 1), problem="holds 0", fix="use 1"),
-    InvalidRequest(field="layout", value="NWHC", problem="is no layout", fix="use NHWC"),
+    InvalidRequest(field="layout", value="NWHC", problem="is not a layout", fix="use NHWC"),
     InvalidRequest(field="y", value=Words("dtype int4"), problem="is no type", fix="use int8"),
     ReentrantAsk(field="ask", value="ConvFwd", problem="never answers", fix="use submit"),
     MalformedMessage(detail="truncated"),

@@ -84,7 +84,7 @@ def test_a_token_is_one_word_to_a_shell_and_fits_a_line_of_a_terminal_s_paste(gr
     ],
 )
 def test_any_other_text_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="is no operation graph"):
+    with pytest.raises(InvalidRequest, match="is not an operation graph"):
         graph_of(text)
 
 

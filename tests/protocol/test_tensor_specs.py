@@ -225,7 +225,7 @@ def test_a_misspelt_dtype_is_told_which_was_meant(given: Any, meant: str | None)
 
 def test_a_name_where_only_a_member_will_do_is_told_so() -> None:
     name: Any = "float32"
-    with pytest.raises(InvalidRequest, match=r"dtype='float32': is no DType; use one of DType\.FLOAT64"):
+    with pytest.raises(InvalidRequest, match=r"dtype='float32': is not a DType; use one of DType\.FLOAT64"):
         TensorSpec(dims=(1,), strides=(1,), dtype=name)
 
 

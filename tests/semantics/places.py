@@ -33,6 +33,7 @@ from cudnn_actor.options import make_options
 from cudnn_actor.protocol.messages import Message
 
 from ..engines.devices import why_not
+from ..log_lines import line
 from ..service.rigs import PATIENCE_S, Trio, outcome, single
 
 __all__ = ["COLUMNS", "Place", "TooLate", "World", "furnished", "living_on", "world"]
@@ -131,10 +132,7 @@ class World:
 
     async def line(self, event: str) -> EventDict:
         """The first log line of a name, once it has been written."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not (found := [line for line in self._logs if line["event"] == event]):  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-        return found[0]
+        return await line(self._logs, event)
 
     def send(self, *messages: Message) -> list[asyncio.Future[Any]]:
         """Have messages admitted, all before the first can have brought about a crash. Raises `TooLate`.
@@ -197,7 +195,7 @@ class World:
         assert isinstance(answer, Receipt)
         if answer.generation == self._generation:
             return "its answer"
-        interrupted = [line["request"] for line in self._logs if line["event"] == "request.interrupted"]
+        interrupted = [entry["request"] for entry in self._logs if entry["event"] == "request.interrupted"]
         return "runs again" if answer.request_id in interrupted else "runs"
 
 

@@ -194,7 +194,7 @@ FIGURES = [
     f"is given {keeper.BUILT_S:g} s for it at the least",
     f"that have run lately ({desk.WINDOW} at most)",
     f"then after {PAUSES.initial_s} s, twice as long each time, at most {PAUSES.cap_s:g} s",
-    f"{PAUSES.reset_after_s:g} s of life begin anew",
+    f"after {PAUSES.reset_after_s:g} s of life the series begins anew",
     f"{ON_THREAD.initial_s * 1e3:g} ms, times {ON_THREAD.factor:g} for each failure in a row",
     f"in a row, at most {ON_THREAD.cap_s:g} s",
     f"on a thread a stable {ON_THREAD.reset_after_s:g} s begins anew",

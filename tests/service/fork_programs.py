@@ -44,7 +44,6 @@ from .fork_rigs import (
     end_at_once,
     end_well,
     is_done_at_once,
-    log_to_the_standard_library,
     look_around,
     plane,
 )
@@ -269,6 +268,5 @@ async def within_patience(request: Awaitable[Any]) -> Any:
 
 
 if __name__ == "__main__":
-    log_to_the_standard_library()
     faulthandler.register(signal.SIGALRM, chain=True)  # a child that hangs says where
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import multiprocessing
 import os
 import signal
@@ -16,7 +15,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pykka
-import structlog
 
 from cudnn_actor import (
     BufferRef,
@@ -277,9 +275,3 @@ WAYS = {"fork": by_fork, "fork_and_exit": by_fork_and_exit, "multiprocessing": b
 def end_well(children: Sequence[Callable[[], int]]) -> None:
     statuses = [wait() for wait in children]
     assert statuses == [0] * len(statuses), f"exit statuses of the children: {statuses}"
-
-
-def log_to_the_standard_library() -> None:
-    """Whose locks a fork makes anew; structlog's own printer keeps them as they were, locked or not."""
-    structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
-    logging.getLogger().addHandler(logging.NullHandler())

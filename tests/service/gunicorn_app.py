@@ -16,12 +16,11 @@ from typing import Any
 
 from cudnn_actor import Allocate, BufferRef, CudnnService, Download, Fill, ServiceStopped, start
 from cudnn_actor.protocol.tensor import TensorSpec
-from tests.service.fork_rigs import Load, log_to_the_standard_library, look_around
+from tests.service.fork_rigs import Load, look_around
 
 ISOLATION: Any = os.environ["TEST_ISOLATION"]
 _ROUNDS, _WRONG, _RESTARTS, _WORKER = range(4)
 
-log_to_the_standard_library()
 MASTER = os.getpid()
 BOARD = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
 SERVICE = start(device="cpu", isolation=ISOLATION)

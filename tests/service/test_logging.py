@@ -24,7 +24,7 @@ from structlog.typing import EventDict
 import cudnn_actor.logging
 from cudnn_actor import CudnnRef, Fault, FaultPlan, Fill, ServiceStopped
 
-from ..log_lines import handled_by
+from ..log_lines import handled_by, line
 from .rigs import Trio, single, spawn, start
 
 LOGGER = logging.getLogger("cudnn_actor")
@@ -273,29 +273,19 @@ async def test_a_service_without_a_name_is_called_cudnn(logs: list[EventDict]) -
 
 async def test_a_standby_s_lines_say_whose_it_is(logs: list[EventDict]) -> None:
     async with spawn(device="cpu", isolation="process", name="left", standby=1, faults=A_CRASH) as gpu:
-        await until(logs, "standby.ready")
+        await line(logs, "standby.ready")
         await gpu.fill(await gpu.upload(single(1.0)), 2.0)
     assert {line.get("service") for line in logs} == {"left"}
     assert "standby.promoted" in [line["event"] for line in logs]
-
-
-async def until(logs: list[EventDict], event: str) -> None:
-    async with asyncio.timeout(20.0):
-        while event not in [line["event"] for line in logs]:  # noqa: ASYNC110 - another thread's line
-            await asyncio.sleep(0.01)
 
 
 # Ours, for those who want it.
 
 
 @pytest.fixture
-def ours() -> Iterator[io.StringIO]:
-    """A stream for `configure`, and everything as it was afterwards."""
-    before = LOGGER.level, LOGGER.propagate, LOGGER.handlers[:]
-    yield io.StringIO()
-    LOGGER.setLevel(before[0])
-    LOGGER.propagate = before[1]
-    LOGGER.handlers[:] = before[2]
+def ours() -> io.StringIO:
+    """A stream for `configure`, whose handler is taken off at the end of each test (`handled_by`)."""
+    return io.StringIO()
 
 
 def test_configure_prints_one_json_object_a_line(ours: io.StringIO, isolation: str) -> None:

@@ -151,7 +151,7 @@ def test_another_spec_than_the_buffer_was_seen_with_is_refused(rig: Rig) -> None
 
 @pytest.mark.parametrize("given", [None, 7, "buffer", object()])
 def test_what_is_no_reference_is_refused(rig: Rig, given: object) -> None:
-    with pytest.raises(InvalidRequest, match="no buffer reference"):
+    with pytest.raises(InvalidRequest, match="is not a buffer reference"):
         rig.table.resolve(given, "x")  # type: ignore[arg-type]
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from structlog.typing import EventDict
 
 from cudnn_actor import (
     Allocate,
@@ -36,7 +35,6 @@ from cudnn_actor import (
 from cudnn_actor.protocol.messages import Message
 from tests.service.rigs import ONE_BY_ONE, Trio, in_thread, outcome, single
 
-from ..log_lines import capture_logs
 from .crash_rigs import (
     PATIENCE_S,
     Points,
@@ -46,23 +44,11 @@ from .crash_rigs import (
     kill,
     sent,
     service_of,
-    start_forkserver,
     workers,
 )
 
+pytestmark = pytest.mark.usefixtures("a_forkserver")
 SPEC = TensorSpec.packed((1, 1, 1, 1))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def a_forkserver() -> None:
-    start_forkserver()
-
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[list[EventDict]]:
-    with capture_logs() as entries:
-        yield entries
-    entries.clear()  # the errors in them have frames, and the frames arrays
 
 
 class World:

@@ -6,11 +6,9 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from structlog.typing import EventDict
 
 from cudnn_actor import (
     ConvFwd,
@@ -25,25 +23,13 @@ from cudnn_actor import (
     spawn,
 )
 from cudnn_actor.protocol.messages import Message
-from tests.log_lines import capture_logs
 from tests.service.rigs import ONE_BY_ONE, Trio, in_thread, outcome, single
 
-from .crash_rigs import PATIENCE_S, Points, freeze, kill, sent, start_forkserver, workers
+from .crash_rigs import PATIENCE_S, Points, freeze, kill, sent, workers
 
+pytestmark = pytest.mark.usefixtures("a_forkserver")
 ENOUGH = 30
 """So many small requests run within the time for which a worker gathers answers, or some of them do."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def a_forkserver() -> None:
-    start_forkserver()
-
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[list[EventDict]]:
-    with capture_logs() as entries:
-        yield entries
-    entries.clear()
 
 
 async def killed_at_the_last(gpu: CudnnRef, points: Points, *messages: Message) -> list[Any]:

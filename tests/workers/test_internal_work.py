@@ -4,37 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterator
 
 import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor import CudnnRef, MailboxFull, OutcomeUnknown, Receipt, StaleBufferError
 from cudnn_actor.protocol.errors import StaleReason
-from tests.log_lines import capture_logs
 from tests.service.rigs import Trio, in_thread, outcome
 
-from .crash_rigs import PATIENCE_S, Points, after, freeze, gone, kill, pid_of, start_forkserver, workers
+from ..log_lines import line
+from .crash_rigs import PATIENCE_S, Points, after, freeze, gone, kill, pid_of, workers
 
-
-@pytest.fixture(autouse=True, scope="module")
-def a_forkserver() -> None:
-    start_forkserver()
-
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[list[EventDict]]:
-    with capture_logs() as entries:
-        yield entries
-    entries.clear()
-
-
-async def line(logs: list[EventDict], event: str, times: int = 1) -> EventDict:
-    """The `times`-th line about an event, once it is there."""
-    async with asyncio.timeout(PATIENCE_S):
-        while len(found := [entry for entry in logs if entry["event"] == event]) < times:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)  # the log has no event to wait for
-    return found[times - 1]
+pytestmark = pytest.mark.usefixtures("a_forkserver")
 
 
 async def planned(gpu: CudnnRef, plans: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -26,22 +26,11 @@ from cudnn_actor import (
 from cudnn_actor.protocol.messages import Message
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 
-from ..log_lines import capture_logs
-from .crash_rigs import PATIENCE_S, Points, service_of, start_forkserver, workers
+from ..log_lines import line
+from .crash_rigs import PATIENCE_S, Points, service_of, workers
 
+pytestmark = pytest.mark.usefixtures("a_forkserver")
 LARGE = TensorSpec.packed((1, 1, 4096, 5120))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def a_forkserver() -> None:
-    start_forkserver()
-
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[list[EventDict]]:
-    with capture_logs() as entries:
-        yield entries
-    entries.clear()
 
 
 async def named(gpu: CudnnRef, why: str) -> None:
@@ -131,7 +120,7 @@ async def test_an_answer_that_does_not_fit_its_question_is_a_lie(point: str, lie
 
 ARENAS = [
     ("make an arena of nothing", "without the descriptor that belongs to it"),
-    ("make a short arena", "its arena 1 is no sealed memory"),
+    ("make a short arena", "its arena 1 is not sealed memory"),
     ("refuse an arena oddly", "unknown error class 'NoSuchError'"),
 ]
 
@@ -202,10 +191,7 @@ async def test_a_lie_of_a_standby_is_a_line_in_the_log(lie: str, why: str, logs:
         trio = await Trio.on(gpu)
         points.order("build", "go", lie)  # the worker that serves builds first
         await gpu.ask(trio.product())
-        async with asyncio.timeout(PATIENCE_S):
-            while not (lines := [line for line in logs if line["event"] == "standby.died"]):  # noqa: ASYNC110
-                await asyncio.sleep(0)
-        assert why in lines[0]["why"]
+        assert why in (await line(logs, "standby.died"))["why"]
         assert await gpu.ping() == 1
         assert (await gpu.statistics()).restarts == 0
         assert not [event for event in gpu._service.events.all if isinstance(event, Restarting)]
@@ -227,6 +213,6 @@ async def test_a_worker_s_line_of_any_level_is_a_line_and_no_lie(logs: list[Even
         points.order("fill", "log critically")
         await gpu.fill(buffer, 2.0)
         assert await gpu.ping() == 1
-        lines = [line for line in logs if line["event"] == "engine.smokes"]
-        assert [(line["log_level"], line["where"]) for line in lines] == [("critical", "at the back")]
+        lines = [entry for entry in logs if entry["event"] == "engine.smokes"]
+        assert [(entry["log_level"], entry["where"]) for entry in lines] == [("critical", "at the back")]
         assert (await gpu.statistics()).restarts == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -27,22 +27,10 @@ from cudnn_actor import (
 from cudnn_actor.workers import keeper
 from tests.service.rigs import Trio, in_thread, outcome, seen
 
-from ..log_lines import capture_logs
-from .crash_rigs import PATIENCE_S, Points, freeze, gone, kill, pid_of, sent, service_of, start_forkserver
+from .crash_rigs import PATIENCE_S, Points, freeze, gone, kill, pid_of, sent, service_of
 
+pytestmark = pytest.mark.usefixtures("a_forkserver")
 ASKED_S, TERMINATED_S = 0.4, 0.2
-
-
-@pytest.fixture(autouse=True, scope="module")
-def a_forkserver() -> None:
-    start_forkserver()
-
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[list[EventDict]]:
-    with capture_logs() as entries:
-        yield entries
-    entries.clear()
 
 
 @pytest.fixture

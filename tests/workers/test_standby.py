@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -21,31 +20,12 @@ from cudnn_actor.workers.dispatcher import Dispatcher
 from cudnn_actor.workers.keeper import WorkerKeeper
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 
-from ..log_lines import capture_logs
-from .crash_rigs import PATIENCE_S, gone, kill, pid_of, start_forkserver, workers
+from ..log_lines import line
+from .crash_rigs import PATIENCE_S, gone, kill, pid_of, workers
 
+pytestmark = pytest.mark.usefixtures("a_forkserver")
 BEAT_S = 0.0625
 HANG_AFTER_S = 8 * BEAT_S
-
-
-@pytest.fixture(autouse=True, scope="module")
-def a_forkserver() -> None:
-    start_forkserver()
-
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[list[EventDict]]:
-    with capture_logs() as entries:
-        yield entries
-    entries.clear()
-
-
-async def line(logs: list[EventDict], event: str, times: int = 1) -> dict[str, Any]:
-    """The `times`-th line about an event, once it is there."""
-    async with asyncio.timeout(PATIENCE_S):
-        while len(found := [entry for entry in logs if entry["event"] == event]) < times:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)  # the log has no event to wait for
-    return dict(found[times - 1])
 
 
 def restarts_told(gpu: CudnnRef) -> int:

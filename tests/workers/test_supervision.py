@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from structlog.typing import EventDict
 
 from cudnn_actor import (
     Allocate,
@@ -40,7 +39,6 @@ from cudnn_actor.workers import keeper
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 from tests.service.test_nested_supervisors import built
 
-from ..log_lines import capture_logs
 from .crash_rigs import (
     Points,
     choice,
@@ -50,24 +48,12 @@ from .crash_rigs import (
     pid_of,
     sent,
     service_of,
-    start_forkserver,
     workers,
 )
 
+pytestmark = pytest.mark.usefixtures("a_forkserver")
 ALONE = "that request alone"
 HANG_AFTER_S = 0.5
-
-
-@pytest.fixture(autouse=True, scope="module")
-def a_forkserver() -> None:
-    start_forkserver()
-
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[list[EventDict]]:
-    with capture_logs() as entries:
-        yield entries
-    entries.clear()
 
 
 async def restarts_of(gpu: CudnnRef) -> int:

@@ -141,7 +141,7 @@ def _check_files(args: argparse.Namespace) -> None:
     """Fail before the work, not after it."""
     if args.plot is not None:
         if args.plot.suffix.lower() != ".png":
-            raise UserError(f"--plot {args.plot} is no PNG; give a name that ends in .png")
+            raise UserError(f"--plot {args.plot} is not a PNG; give a name that ends in .png")
         _check_matplotlib()
     for option, path in (("--out", args.out), ("--plot", args.plot)):
         if path is None:
@@ -197,17 +197,17 @@ def _seconds(word: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{word} is no number of seconds over 0")
+        raise argparse.ArgumentTypeError(f"{word} is not a number of seconds > 0")
     return seconds
 
 
 def _count(word: str) -> int:
     if not word.isdecimal() or not 1 <= int(word) <= 1000:
-        raise argparse.ArgumentTypeError(f"{word} is no whole number from 1 to 1000")
+        raise argparse.ArgumentTypeError(f"{word} is not a whole number from 1 to 1000")
     return int(word)
 
 
 def _whole(word: str) -> int:
     if not word.isdecimal() or int(word) >= 1 << 63:
-        raise argparse.ArgumentTypeError(f"{word} is no whole number from 0 to 2**63 - 1")
+        raise argparse.ArgumentTypeError(f"{word} is not a whole number from 0 to 2**63 - 1")
     return int(word)

@@ -51,10 +51,10 @@ class Watchdog:
         left_s, told, last = self._limit_s, False, time.monotonic()
         while not self._over.wait(_LOOK_S):
             now = time.monotonic()
-            late_s, last = now - last - _LOOK_S, now
-            if late_s > _ASLEEP_S:
-                self._tally.excuse(late_s)
-            left_s -= min(now - last + _LOOK_S, _ASLEEP_S)
+            took_s, last = now - last, now
+            if took_s > _LOOK_S + _ASLEEP_S:
+                self._tally.excuse(took_s - _LOOK_S)
+            left_s -= min(took_s, _ASLEEP_S)
             if not told and self._tally.stalled():
                 told = True
                 tell_who_waits(self._tally)

@@ -47,7 +47,7 @@ _ERRATA = (
             len(graph.operations) > 1 and any(_is_uneven(graph, op) for op in graph.operations)
         ),
         what="reads a misaligned address where more than a convolution of half types is asked of it, and a "
-        "group's channels or filters are no multiple of eight",
+        "group's channels or filters are not multiples of eight",
         seen="cuDNN 9.19 on sm_90: bfloat16 in 5 groups of 4 channels; the gradient of a float16 filter of 4",
     ),
     _Erratum(
@@ -60,7 +60,7 @@ _ERRATA = (
         engine=None,
         applies=lambda graph: any(_is_off_vectors(graph, op) for op in graph.operations),
         what="reads a misaligned address where channels of half types lie side by side, and pixels or rows "
-        "are no whole vectors apart",
+        "are not whole vectors apart",
         seen="cuDNN 9.19 on sm_90: eng71, bfloat16 with 2 channels and strides (10, 1, 251, 10)",
     ),
 )

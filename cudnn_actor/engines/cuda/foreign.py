@@ -143,7 +143,7 @@ def _dtype(taken: Any) -> DType:
         raise InvalidRequest(
             field="array",
             value=Words(f"dtype {taken.dtype}"),
-            problem="is no element type that tensors can have",
+            problem="is not an element type that tensors can have",
             fix=f"cast it on the device first, to one of {', '.join(DType)}",
         )
     return found

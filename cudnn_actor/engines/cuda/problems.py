@@ -167,7 +167,7 @@ def _cudnn_problems(found: Inventory) -> Iterator[Problem]:
     for library in found.libraries:
         if not library.whole:
             yield Problem(
-                what=f"{library.name} is no library",
+                what=f"{library.name} is not a library",
                 detail=f"{library.path} is empty or damaged",
                 fix=_drop(library, found),
             )

@@ -212,7 +212,7 @@ class BuilderProcess:
             while written(frame := self._frames.next()):
                 pass
         except BadFrame as error:
-            raise ChildLost(f"it sent what is no frame: {error}") from error
+            raise ChildLost(f"it sent what is not a frame: {error}") from error
         return frame
 
     def _gather(self, wait_s: float | None) -> None:

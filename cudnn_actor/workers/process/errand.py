@@ -79,7 +79,7 @@ class InternalErrand(Errand):
     replies
         Where it is said that it is done.
     number
-        As it came. As an envelope's its number is the negative of that, which no request has.
+        As it came. The errand's own number is the negative of it, which no request has.
     """
 
     __slots__ = ()

@@ -1,9 +1,9 @@
 """What a worker process does, from its fork to its end.
 
-It has four descriptors: its end of the socket, the service's generation table (which it cannot write), the
-page that it shares with its parent, and its parent's pidfd (and one that is not its own business: the end of
-its lifeline). It runs the actor on its main thread, and ends when its parent asks it to, when its parent has
-gone, or when its device context has died.
+It has five descriptors: its end of the socket, the service's generation table (which it cannot write), the
+page that it shares with its parent, its parent's pidfd, and the end of its lifeline, which it never looks at.
+It runs the actor on its main thread, and ends when its parent asks it to, when its parent has gone, or when
+its device context has died.
 
 Signals: Ctrl-C is the parent's. So is a SIGTERM, until the parent has asked for the end: from then on
 it means that the parent has waited long enough.
@@ -190,7 +190,7 @@ def _first_frames(channel: Channel) -> list[Any]:
         if channel.ended:
             raise SystemExit(0)
     if not isinstance(frames[0], Hello):
-        raise SystemExit(f"the first frame is no Hello but {type(frames[0]).__name__}")
+        raise SystemExit(f"the first frame is not a Hello but {type(frames[0]).__name__}")
     return frames
 
 

@@ -116,7 +116,7 @@ class Outbox:
 
 
 class InternalReplies:
-    """Says that work of the service's own is done: where an internal errand's answer is posted.
+    """Where answers of internal errands are posted: each is sent at once, as an `InternalDone`.
 
     Parameters
     ----------
@@ -128,12 +128,12 @@ class InternalReplies:
         self._outbox = outbox
 
     def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:  # noqa: ARG002
-        """Say so at once, behind all answers so far."""
+        """Send that it is done, behind all answers so far."""
         self._outbox.wake()
         self._outbox.say(InternalDone(-envelope.number, None if error is None else _known(error).to_record()))
 
     def wake(self) -> None:
-        """Nothing: it has been said."""
+        """Nothing: `post` has sent it."""
 
 
 def _known(error: BaseException) -> CudnnActorError:

@@ -47,9 +47,9 @@ class Stages:
         del self._mapped[segment]
 
     def array(self, staged: Staged, spec: TensorSpec) -> np.ndarray:
-        """The values of a buffer, C-contiguous. Raises `BadFrame` for a place that is none.
+        """The values of a buffer, C-contiguous.
 
-        And what `refuse` was given, where the segment could not be mapped.
+        Raises `BadFrame` for a place that does not exist, and what `refuse` was given for a segment.
         """
         if self._refused and (refusal := self._refused.get(staged.segment)) is not None:
             raise refusal.again()

@@ -232,7 +232,7 @@ def _checked(ref: object, field: str) -> BufferRef:
     raise InvalidRequest(
         field=field,
         value=ref,
-        problem="is no buffer reference",
+        problem="is not a buffer reference",
         fix="upload arrays first: await gpu.upload(array)",
     )
 

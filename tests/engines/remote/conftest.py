@@ -6,11 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from structlog.typing import EventDict
 
 from cudnn_actor.engines.remote import RemoteBuilder
 
-from ...log_lines import capture_logs
 from .craft import MAKE, Craft, Stage
 
 NewBuilder = Callable[..., RemoteBuilder]
@@ -65,10 +63,3 @@ def thread(builder: RemoteBuilder) -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as thread:
         yield thread
         builder.interrupt()
-
-
-@pytest.fixture
-def logs() -> Iterator[list[EventDict]]:
-    """What was logged."""
-    with capture_logs() as entries:
-        yield entries
