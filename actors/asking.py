@@ -56,7 +56,8 @@ async def ask(
     timer = None
     try:
         mailbox.admit(envelope)
-        bridge.sent(elsewhere=mailbox.starts_elsewhere)
+        if bridge.watch is None or mailbox.starts_elsewhere:  # else `sent` has nothing to do: a call less
+            bridge.sent(elsewhere=mailbox.starts_elsewhere)
         if timeout is not None:
             timer = bridge.loop.call_later(timeout, envelope.expire)
         return await future
@@ -83,16 +84,20 @@ def submit(
     """
     bridge = LoopBridge.of_running_loop()
     envelope = _envelope(bridge, message, timeout, discard)
-    mailbox.admit(envelope, waits=False)
-    bridge.sent(elsewhere=mailbox.starts_elsewhere)
     future = envelope.future
     assert future is not None
-    if mailbox.starts_elsewhere:
-        future.add_done_callback(lambda future: envelope.withdraw() if future.cancelled() else None)
-    if timeout is not None:
-        timer = future.get_loop().call_later(timeout, envelope.expire)
-        future.add_done_callback(lambda _: timer.cancel())
-    return future
+    try:
+        mailbox.admit(envelope, waits=False)
+        bridge.sent(elsewhere=mailbox.starts_elsewhere)
+        if mailbox.starts_elsewhere:
+            future.add_done_callback(lambda future: envelope.withdraw() if future.cancelled() else None)
+        if timeout is not None:
+            timer = bridge.loop.call_later(timeout, envelope.expire)
+            future.add_done_callback(lambda _: timer.cancel())
+        return future
+    except BaseException:
+        _leave(envelope)  # refused, or interrupted by a signal's handler: nobody gets the future
+        raise
 
 
 def tell(mailbox: Mailbox, message: Any) -> None:

@@ -69,7 +69,8 @@ class LoopBridge:
         self._asked_at = _NEVER
         """When the pending wake-up was asked for, in `time.monotonic()` seconds."""
         self._last_reply = 0.0
-        self._watch: StarvationWatch | None = None
+        self.watch: StarvationWatch | None = None
+        """What looks now and then whether the loop starves others; None while no message is awaited."""
         self.lets_go = True
         """Whether the loop lets go of the GIL where it seems to starve others; off only to measure that."""
         self.let_go = 0
@@ -96,11 +97,6 @@ class LoopBridge:
             cls._drop_closed()
         return bridge
 
-    @property
-    def watching(self) -> bool:
-        """Whether the loop looks now and then for starvation: until no message is awaited."""
-        return self._watch is not None
-
     def sent(self, *, elsewhere: bool = False) -> None:
         """See to it that replies come, while one is awaited. Only on the loop, after an admission.
 
@@ -108,8 +104,8 @@ class LoopBridge:
         """
         if elsewhere and self.posted:
             self.wake()
-        if self._watch is None and not elsewhere:
-            self._watch = StarvationWatch(time.monotonic(), time.thread_time())
+        if self.watch is None and not elsewhere:
+            self.watch = StarvationWatch(time.monotonic(), time.thread_time())
             self.loop.call_later(FIRST_LOOK_S, self._look)
 
     def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
@@ -163,13 +159,13 @@ class LoopBridge:
         del self.posted[0]
 
     def _look(self) -> None:
-        assert self._watch is not None
+        assert self.watch is not None
         if self.awaited <= 0:
-            self._watch = None
+            self.watch = None
             return
         if self.posted:
             self.wake()
-        starving, pause = self._watch.look(time.monotonic(), time.thread_time(), self._last_reply)
+        starving, pause = self.watch.look(time.monotonic(), time.thread_time(), self._last_reply)
         if starving and self.lets_go:
             self.let_go += 1
             select.select((), (), (), LET_GO_S)

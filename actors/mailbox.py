@@ -35,6 +35,7 @@ from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk, Words
 __all__ = ["Mailbox"]
 
 _PAUSE_LOOKS = 10
+_get_ident = threading.get_ident
 """A look for senders that have gone is followed by a pause of so many times its own length."""
 
 
@@ -115,7 +116,7 @@ class Mailbox:
             # neither wait for that step nor see its half. Whoever is inside admits it on the way out.
             self._afterwards.append(envelope)
             return
-        if self._reader == threading.get_ident() and envelope.wants_reply:
+        if self._reader == _get_ident() and envelope.wants_reply:
             self._refuse_reentry(message)
         control = getattr(message, "control", False)
         bridge = envelope.bridge
@@ -172,7 +173,7 @@ class Mailbox:
         if self._afterwards:
             self._admit_afterwards()
         with self._lock:
-            if self._reader not in (None, threading.get_ident()):
+            if self._reader not in (None, _get_ident()):
                 return []
             batch = self._pop(most)
             nudged, self._nudged = self._nudged, False
@@ -189,7 +190,7 @@ class Mailbox:
                     return []
             self._bell.acquire()
         with self._lock:
-            return self._pop(most) if self._reader in (None, threading.get_ident()) else []
+            return self._pop(most) if self._reader in (None, _get_ident()) else []
 
     def nudge(self) -> None:
         """Wake the actor for a look around, without a message: its present take, or its next. Any thread."""

@@ -133,7 +133,7 @@ async def test_no_look_outlives_the_last_reply() -> None:
 async def no_look_is_left() -> None:
     bridge = LoopBridge.of_running_loop()
     async with asyncio.timeout(PATIENCE_S):
-        while bridge.watching:  # noqa: ASYNC110 - it is nobody's event
+        while bridge.watch is not None:  # noqa: ASYNC110 - it is nobody's event
             await asyncio.sleep(LOOK)
 
 
@@ -167,5 +167,5 @@ def test_a_loop_may_close_between_two_looks() -> None:
 async def answered(actor: Caller) -> None:
     assert await ask(actor.mailbox, "hello") == "hello"
     last = submit(actor.mailbox, "hello")  # the look that it asks for comes when the loop has closed
-    assert LoopBridge.of_running_loop().watching
+    assert LoopBridge.of_running_loop().watch is not None
     last.cancel()
