@@ -10,7 +10,8 @@ goes straight to C, are **one step**: it happens or it does not, for exceptions 
 Objects that the collector knows are made before it, since making one may run finalizers. `deque += entry`
 and `del deque[0]` are no calls. `with` on a C lock gives it back in any case; `acquire(); try:` does not, nor
 does a context manager in Python. What a call in C answers is lost when an exception follows it, so what must
-be known (how many bytes the kernel took) is written down by C: `noted.extend(starmap(send, arguments))`.
+be known (how many bytes the kernel took) is written down by C: `noted.extend(starmap(send, arguments))`. The
+condition of a `while` is no part of a step that the loop's body begins with: the back-edge lies between them.
 
 What takes several steps is made so that whoever comes next goes on where it was left: an item leaves a queue
 with the step that puts what has become of it where it belongs.

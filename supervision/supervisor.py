@@ -56,6 +56,9 @@ __all__ = ["RestartsExhausted", "Supervisor"]
 KILL_GRACE_S = 1.0
 """How long a killed child's thread may take to notice, in seconds, before its last act is done for it."""
 
+LAST_ACT_S = 10.0
+"""How long one that ends by itself may take for its last act: longer than the kernel has for a process."""
+
 log = Log("cudnn_actor.supervision")
 
 
@@ -263,12 +266,17 @@ class Supervisor(Actor):
     def _kill(self, actor: Actor) -> None:
         """Give a child up: wait a moment for its thread, then do its last act for it.
 
-        A successor may start when this returns: the old thread has ended, or finds itself disowned.
+        A successor may start when this returns: the old thread has ended, or finds itself disowned. One that
+        is in the midst of its last act cannot be disowned, and a successor that started beside it would be a
+        second writer of all that it judges there: so that is waited for.
         """
         actor.abandon("killed by its supervisor")
-        if not actor.join(KILL_GRACE_S):
+        if actor.join(KILL_GRACE_S):
+            return
+        if not actor.disowned:
             log.warning("supervisor.thread_lost", actor=str(actor))
-            actor.disown(ActorStopped(reason="gave no sign of life and was given up"))
+        if not actor.disown(ActorStopped(reason="gave no sign of life and was given up")):
+            actor.join(LAST_ACT_S)
 
     def _emit(self, event: LifecycleEvent) -> None:
         event = stamped(event, self.service, self._clock)

@@ -24,6 +24,7 @@ from cudnn_actor.actors import ActorStopped, Envelope
 from cudnn_actor.actors.diverting import LEVELS, Line, write_line
 from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.engines.cpu.arenas import Arenas
+from cudnn_actor.exhaustion import exhaustion
 from cudnn_actor.footprints import footprint, named_buffers
 from cudnn_actor.protocol.codec import decode_reply
 from cudnn_actor.protocol.errors import (
@@ -425,7 +426,14 @@ class Desk:
                 envelope.hand_back(begun=True)
                 self.take_up(envelope, struck=True)
             case Done():
-                self._succeed(envelope, self._finished(flight, answer))
+                try:
+                    value = self._finished(flight, answer)
+                except MemoryError as error:  # of this process: it has no room for what has come
+                    requested = flight.message.src.spec.nbytes if type(flight.message) is Download else 0
+                    in_use = self.memory.arena_bytes
+                    self.fail(envelope, exhaustion(error, requested=requested, in_use=in_use) or error)
+                else:
+                    self._succeed(envelope, value)
             case Given():
                 self._discharge(flight, end_ref=False)
                 self._succeed(envelope, news)

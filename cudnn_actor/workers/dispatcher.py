@@ -76,6 +76,8 @@ class Dispatcher(Mailbox):
         """The present worker's socket. Written with the desk held."""
         self.why_condemned = ""
         """What a worker has said that no honest one would say."""
+        self.short_of_memory = False
+        """Whether something was left undone since the keeper's last turn, for want of memory here."""
         self.on_stop_asked: Callable[[], None] = _nothing
         self._taken = False
         self._waiting: list[Any] = []
@@ -109,7 +111,11 @@ class Dispatcher(Mailbox):
                 link = self._new_link(bridge)  # before the admission: after an error nothing was sent
         try:
             super().admit(envelope, waits=waits)
-            if link is None:
+            if self._afterwards:
+                # Sent by a finalizer, or a handler, amid a step of this very thread's, which is no place for
+                # a turn: it may be looking through the messages. Whoever is inside admits it on the way out.
+                self.strike_bell()
+            elif link is None:
                 self.turn()
             else:
                 link.schedule()
@@ -152,8 +158,11 @@ class Dispatcher(Mailbox):
         self._wants_turn = True
         mine = False
         try:
-            # Looking and taking are one step. Those that wait for the desk come first, and do this for us.
-            while self._wants_turn and not self._taken and not self._waiting:
+            while True:
+                # Looking and taking are one step. So the look is no condition of the loop: behind that comes
+                # the back-edge, where another thread might take the desk too. Those that wait come first.
+                if not self._wants_turn or self._taken or self._waiting:
+                    return
                 self._taken = mine = True
                 self._here = bridge
                 self._serve()
@@ -193,6 +202,11 @@ class Dispatcher(Mailbox):
                 leaves = self._exchange(channel, short=short, keeper=keeper)
             except (Violation, BadFrame) as error:
                 self.condemn(str(error))
+            except MemoryError:
+                # This process's own want, for which no worker is to blame. What has come, or was to be sent,
+                # is where it was: the keeper tries again, until there is memory.
+                self.short_of_memory = self._wants_reading = True
+                self.ring_keeper()
             except Exception as error:  # a bug of ours must not end an event loop's callback in silence
                 if short:
                     raise  # or a handler's: the keeper goes on, and finds a bug of ours again
@@ -391,6 +405,7 @@ class Dispatcher(Mailbox):
         that loop has left to it, and rung for once, would be left for good.
         """
         self._wants_reading = True
+        self.short_of_memory = False
         with self.held():
             pass
 

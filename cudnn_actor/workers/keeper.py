@@ -23,11 +23,12 @@ from __future__ import annotations
 import select
 import signal
 import time
+from typing import Any
 
 from cudnn_actor.actors import Actor, Crash, Envelope, Mailbox
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.health import Progress
-from cudnn_actor.process_state import is_stopped
+from cudnn_actor.process_state import LOOK_EVERY_S, StoppedTime, is_stopped
 from cudnn_actor.state import ServiceState
 from cudnn_actor.workers.cudnn_desk import CudnnDesk, Limbo
 from cudnn_actor.workers.dispatcher import Dispatcher
@@ -47,6 +48,8 @@ KILLED_S, KILLED_BY_SUPERVISOR_S = 5.0, 0.8
 BUILT_S = 60.0
 """How long a worker may give no sign of life that builds a plan: a library that is read from a cold disk for
 the first time takes ten seconds."""
+MEMORY_S = 0.02
+"""Between two tries where this process has no memory."""
 
 log = Log("cudnn_actor")
 
@@ -103,6 +106,8 @@ class WorkerKeeper(Actor):
         self.worker: Worker | None = None
         """The process; None before it is started, and after its end."""
         self._serving = False
+        self._was_short = False
+        """Whether the last look round has wanted for memory."""
         self._read_into: Block | None = None
         """The block that the worker copies a buffer to, for a comparison before it serves; None for none."""
 
@@ -148,19 +153,24 @@ class WorkerKeeper(Actor):
 
     def on_start(self) -> None:
         """Take the standby, or start a worker and wait until it is ready. Raises `Crash`."""
-        self._dispatcher.strike_bell = self._bell.strike
+        with self.lease:  # one that was given up before it came here leaves the service to its successor
+            self._dispatcher.strike_bell = self._bell.strike
         faults = self._state.faults
         fails = faults is not None and faults.on_start() is not None
         if fails:
             log.info("fault.injected", fault="crash in start", plan="start")
-        with self._dispatcher.held() as desk:
+        # Under the lease: it may have been given up while it waited for the desk.
+        with self._dispatcher.held() as desk, self.lease:
             self.worker = None if fails else self._source.take_standby(desk, self._generation)
             desk.starting = self.worker
         if self.worker is None:
             self._launch(fails=fails)
+        else:
+            pid, ready = self.worker.pid, self.worker.ready
+            log.info("standby.promoted", pid=pid, generation=self._generation, ready=ready)
         self._await_ready()
         self._verify()
-        with self._dispatcher.held() as desk:
+        with self._dispatcher.held() as desk, self.lease:
             self._serve(desk)
 
     def _launch(self, *, fails: bool) -> None:
@@ -174,7 +184,7 @@ class WorkerKeeper(Actor):
         except Crash:
             worker.close()
             raise
-        with self._dispatcher.held() as desk:
+        with self._dispatcher.held() as desk, self.lease:
             desk.last_word = None
             desk.starting = worker  # first: what is made from here on, it is told of as it is made
             try:
@@ -188,20 +198,48 @@ class WorkerKeeper(Actor):
     def _await_ready(self) -> None:
         worker = self.worker
         assert worker is not None
+        stopped = StoppedTime(worker.pid)
         while not worker.ready:
-            events = wait_for((worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor), None)
-            self._bell.quiet()
-            if self._is_given_up():
-                raise Crash("it was given up while it started")
+            events = self._hear_of(worker, stopped)
             self._dispatcher.turn()
             if worker.channel.fileno() in events:
                 self._hear_start(worker)
             elif worker.child.pidfd in events:
                 raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
 
+    def _hear_of(self, worker: Worker, stopped: StoppedTime) -> set[int]:
+        """Wait for a word of a worker that starts, or for its end; in vain, now and then. Raises `Crash`.
+
+        Also until it takes more of what it is to be told, where that had to wait.
+        """
+        channel = worker.channel
+        descriptors = (channel.fileno(), worker.child.pidfd, self._bell.descriptor)
+        events = wait_for(descriptors, LOOK_EVERY_S, channel.fileno() if channel.backed_up else None)
+        self._bell.quiet()
+        if self._is_given_up():
+            raise Crash("it was given up while it started")
+        if stopped.look() >= self._hang_after_s:
+            raise Crash(f"worker {worker.pid} was stopped for {self._hang_after_s:g} s in its start")
+        return events
+
+    def _received(self, worker: Worker) -> list[Any]:
+        """What a worker that starts has said. Waits for memory, where there is none.
+
+        And sends what is left of what it is told: a socket takes some hundred frames, and has room for more
+        when it has read them. Raises `BadFrame`, `Crash`.
+        """
+        worker.channel.flush()
+        while True:
+            try:
+                return worker.channel.receive()
+            except MemoryError:  # the frames are still to come, but no descriptor may tell of them
+                time.sleep(MEMORY_S)
+            if self._is_given_up():
+                raise Crash("it was given up while it started")
+
     def _hear_start(self, worker: Worker) -> None:
         try:
-            frames = worker.take_ready(worker.channel.receive())
+            frames = worker.take_ready(self._received(worker))
             with self._dispatcher.held() as desk:
                 desk.receive(frames)
         except (Violation, BadFrame) as error:
@@ -220,6 +258,7 @@ class WorkerKeeper(Actor):
         with self._dispatcher.held() as desk:
             if desk.checksums is None or not desk.checksums:
                 return
+            self.lease.check()
             for slot, body, block in verification(desk):
                 if block is not None:
                     self._read_into = block  # the worker's, until it has said that it is done
@@ -229,12 +268,10 @@ class WorkerKeeper(Actor):
 
     def _await_done(self, worker: Worker, number: int, desk: CudnnDesk) -> None:
         """Wait until the worker has done what it was asked for. Raises `Crash`, also where it could not."""
+        stopped = StoppedTime(worker.pid)
         while True:
-            events = wait_for((worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor), None)
-            self._bell.quiet()
-            if self._is_given_up():
-                raise Crash("it was given up while it started")
-            frames = worker.channel.receive()
+            events = self._hear_of(worker, stopped)
+            frames = self._received(worker)
             desk.receive(frames)
             done = [frame for frame in frames if isinstance(frame, InternalDone) and frame.number == number]
             if done:
@@ -259,16 +296,28 @@ class WorkerKeeper(Actor):
 
     def poll(self) -> float | None:
         """Wait for what there is to do, and do it. Raises `Crash` at the worker's end."""
+        try:
+            self._look_around()
+            short = self._dispatcher.short_of_memory
+        except MemoryError:  # of this process, and no reason to end a worker: the next look does what is left
+            short = True
+        if short and not self._was_short:
+            log.warning("memory.short", doing="trying again until there is some")
+        self._was_short = short
+        if short:
+            time.sleep(MEMORY_S)
+        return 0.0
+
+    def _look_around(self) -> None:
         worker, dispatcher = self.worker, self._dispatcher
         assert worker is not None
         pause_s = self._tend()
         self._wait(worker, pause_s)
         self._bell.quiet()
         if self.actor_stopped.is_set():
-            return 0.0
+            return
         dispatcher.keepers_turn()
         self._look_for_the_end(worker)
-        return 0.0
 
     def _tend(self) -> float | None:
         source, ring = self._source, self._ring_whoever_keeps
@@ -297,7 +346,8 @@ class WorkerKeeper(Actor):
         poll.register(worker.channel.fileno(), wanted)  # its end is told of whatever is wanted
         if (standby := self._source.standby) is not None:
             poll.register(standby.child.pidfd, select.POLLIN)
-            poll.register(standby.channel.fileno(), select.POLLIN)
+            telling = select.POLLOUT if standby.channel.backed_up else 0
+            poll.register(standby.channel.fileno(), select.POLLIN | telling)
         for dead in self._source.dying:
             poll.register(dead.worker.child.pidfd, select.POLLIN)
         forkserver = self._source.forkserver.fileno()

@@ -294,34 +294,34 @@ class Launcher:
         LaunchFailed
             As its docstring says.
         """
-        lifeline: Lifeline | None = None
         try:
-            lifeline = Lifeline()
             while not self._lock.acquire(timeout=_LOOK_EVERY_S):
                 _refuse_if(unwanted)
             try:
-                return self._launched(main, fds, lifeline, unwanted)
+                try:
+                    return self._launched(main, fds, unwanted)
+                except _ServerLost:
+                    self._server = None
+                    return self._launched(main, fds, unwanted)
             finally:
                 self._lock.release()
-        except BaseException as error:
-            if lifeline is not None:
-                lifeline.cut()
-            if isinstance(error, (OSError, ValueError)):
-                raise LaunchFailed(f"{main} was not launched: {error}") from error
+        except (OSError, ValueError) as error:
+            raise LaunchFailed(f"{main} was not launched: {error}") from error
+
+    def _launched(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
+        """A worker, with a lifeline of its own.
+
+        A server may die between the fork and its word of it. So each order has another lifeline, which is cut
+        when it fails: what was forked for it ends, and does not share descriptors with the next one's worker.
+        """
+        lifeline = Lifeline()
+        try:
+            number, pid, pidfd = self._ordered(main, (*fds, lifeline.theirs), unwanted)
+        except BaseException:
+            lifeline.cut()
             raise
         finally:
-            if lifeline is not None:
-                lifeline.hand_over()
-
-    def _launched(
-        self, main: str, fds: Sequence[int], lifeline: Lifeline, unwanted: Callable[[], bool]
-    ) -> Child:
-        given = (*fds, lifeline.theirs)
-        try:
-            number, pid, pidfd = self._ordered(main, given, unwanted)
-        except _ServerLost:
-            self._server = None
-            number, pid, pidfd = self._ordered(main, given, unwanted)
+            lifeline.hand_over()
         assert self._server is not None
         child = Child(self, self._server, number=number, pid=pid, pidfd=pidfd, lifeline=lifeline)
         self._children[number] = child

@@ -117,7 +117,7 @@ def _prepared(desk: CudnnDesk, envelope: Envelope) -> Flight | None:
             flight = Flight(envelope, encode_message(message))
         else:
             return None
-    except (CudnnActorError, TypeError):  # of which the long way makes an answer
+    except (CudnnActorError, TypeError, MemoryError):  # of which the long way makes an answer
         return None
     return None if len(flight.body) > BULKY_BYTES or len(flight.slots) > _MOST_SLOTS else flight
 

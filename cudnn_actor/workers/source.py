@@ -142,7 +142,6 @@ class Source:
             self.let_die(worker, Limbo())  # it has never had a request, so it may write nothing
             return None
         worker.send(Promote(generation))
-        log.info("standby.promoted", pid=worker.pid, generation=generation, ready=worker.ready)
         return worker
 
     def _is_silent(self, worker: Worker) -> bool:
@@ -214,6 +213,7 @@ class Source:
         worker = self.standby
         if worker is None:
             return
+        worker.channel.flush()
         try:
             for frame in worker.channel.receive():
                 self._take(worker, frame, desk)

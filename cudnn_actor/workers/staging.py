@@ -93,13 +93,17 @@ class Staging:
         return np.ndarray(dims, dtype, buffer=self._mapped[block.segment], offset=block.offset)
 
     def result(self, block: Block, dims: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An array for the caller with what a block holds. The block is not the asker's any more."""
-        array = self.array(block, dims, dtype)
+        """An array for the caller with what a block holds. The block is not the asker's any more.
+
+        Nor where this raises `MemoryError`.
+        """
         if block.nbytes > _COPY_BYTES:
-            return keeping(array, _Holder(block, self._ended))
-        copied = array.copy()
-        self.give_back(block)
-        return copied
+            holder = _Holder(block, self._ended)
+            return keeping(self.array(block, dims, dtype), holder)
+        try:
+            return self.array(block, dims, dtype).copy()
+        finally:
+            self.give_back(block)
 
     def close(self) -> None:
         """Close every descriptor. What arrays outside show stays mapped until they have gone."""

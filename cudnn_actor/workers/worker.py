@@ -151,11 +151,14 @@ def _own_pidfd() -> Iterator[int]:
         os.close(pidfd)
 
 
-def wait_for(descriptors: Sequence[int], timeout_s: float | None) -> set[int]:
-    """Those of some descriptors that have something to read, or have ended. Blocks until one has."""
+def wait_for(descriptors: Sequence[int], timeout_s: float | None, sending: int | None = None) -> set[int]:
+    """Those of some descriptors that have something to read, or have ended. Blocks until one has.
+
+    One of them may be waited for until it has room to send, too: `sending`.
+    """
     poll = select.poll()
     for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
+        poll.register(descriptor, select.POLLIN | (select.POLLOUT if descriptor == sending else 0))
     return {
         descriptor for descriptor, _ in poll.poll(None if timeout_s is None else max(timeout_s, 0.0) * 1e3)
     }

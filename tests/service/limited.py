@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor import CudnnRef, OutOfDescriptors, OutOfMemory, Spawning, Upload
+from cudnn_actor import CudnnRef, OutOfDescriptors, OutOfMemory, Ping, Spawning, Upload
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.options import make_options
 from cudnn_actor.service import CudnnService
@@ -151,5 +151,42 @@ async def _fill_up(place: str) -> None:
         assert ((await gpu.statistics()).restarts, gpu.worker_pid) == (0, worker)
 
 
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """Let this process have no 64 KiB in one piece any more; smaller pieces there are."""
+    small: list[bytes | bytearray] = [bytes(size) for size in range(16, 512, 16) for _ in range(400)]
+    pieces: list[bytes | bytearray] = [bytearray(32 << 10) for _ in range(256)]
+    held: list[bytearray] = []
+    with _limited(resource.RLIMIT_AS, _address_space()):
+        for size in (1 << 20, 256 << 10, 64 << 10):
+            with contextlib.suppress(MemoryError):
+                while True:
+                    held.append(bytearray(size))
+        for some in (pieces, small):  # every other, so that no two make a larger one
+            for place in range(0, len(some), 2):
+                some[place] = b""
+        try:
+            yield
+        finally:
+            held.clear()
+
+
+async def _starve(place: str) -> None:
+    """Have no memory to read what the worker says while it says it, then have some again."""
+    async with Spawning(_service(place)) as gpu:
+        worker = gpu.worker_pid
+        for _ in range(100):
+            await gpu.ping()
+        with nothing_left():
+            asked = [gpu.submit(Ping()) for _ in range(8)]
+            await asyncio.wait(asked, timeout=0.5)
+        async with asyncio.timeout(60):
+            assert await asyncio.gather(*asked) == [1] * len(asked)
+        assert ((await gpu.statistics()).restarts, gpu.worker_pid) == (0, worker)
+
+
 if __name__ == "__main__":
-    asyncio.run(_fill_up(sys.argv[1]) if len(sys.argv) == 2 else _check(*sys.argv[1:]))
+    if sys.argv[1] == "starve":
+        asyncio.run(_starve(sys.argv[2]))
+    else:
+        asyncio.run(_fill_up(sys.argv[1]) if len(sys.argv) == 2 else _check(*sys.argv[1:]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,6 +63,38 @@ async def test_submit_and_tell_and_pykka_are_refused_where_ask_waits() -> None:
         await asyncio.gather(*futures)
         assert (await gpu.download(trio.w)).item() == 7
         assert isinstance(await gpu.submit(message), Receipt)
+
+
+class Telling(asyncio.Future[Any]):
+    """Sends when it is asked whether it is done, as a finalizer does that the collector runs then."""
+
+    tell: Callable[[], None] | None = None
+
+    def done(self) -> bool:
+        tell, self.tell = self.tell, None
+        if tell is not None:
+            tell()
+        return super().done()
+
+
+async def test_what_is_sent_amid_a_look_for_room_leaves_the_mailbox_as_it_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, loop = Gate(), asyncio.get_running_loop()
+    async with spawn_gated(gate, mailbox=1) as gpu:
+        trio = await Trio.on(gpu)
+        with gate.closed():
+            running = gpu.submit(trio.product())
+            await in_thread(gate.wait_for_arrival)
+            monkeypatch.setattr(loop, "create_future", lambda: Telling(loop=loop))
+            waiting: Any = gpu.submit(trio.product())
+            monkeypatch.undo()
+            waiting.tell = lambda: gpu.tell(Ping())
+            with pytest.raises(MailboxFull):
+                gpu.submit(trio.product())
+            assert waiting.tell is None
+        assert [type(await future) for future in (running, waiting)] == [Receipt, Receipt]
+        assert (await gpu.statistics()).restarts == 0
 
 
 async def test_asks_that_wait_for_room_are_served_in_the_order_of_their_arrival() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import pykka
 import pytest
 
@@ -504,6 +505,43 @@ def test_a_hung_child_that_notices_nothing_is_given_up_and_replaced() -> None:
         assert house.actors["a"][0].join(PATIENCE_S)
         assert house.ask("a") == "hello"
     assert len(house.actors["a"]) == 2
+
+
+class SlowToEnd(Child):
+    """Takes its time for its last act, unless a successor is made meanwhile."""
+
+    def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
+        self.diary.write("last act begins")
+        self.successor_made.wait(1.0)
+        self.diary.write("last act ends")
+        super().on_crash(error, current, waiting)
+
+    successor_made = threading.Event()
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_a_successor_waits_for_the_last_act_of_one_that_ends_by_itself_after_it_was_given_up() -> None:
+    house = House("a")
+    SlowToEnd.successor_made.clear()
+
+    def make(_: int) -> Actor:
+        kind = Child if house.actors["a"] else SlowToEnd
+        if kind is Child:
+            house.diary.write("successor is made")
+            SlowToEnd.successor_made.set()
+        house.actors["a"].append(kind("a", house.diary, house.mailboxes["a"]))
+        return house.actors["a"][-1]
+
+    specs = [msgspec.structs.replace(spec, make=make) for spec in house.specs(hang_after_s=60.0)]
+    supervisor = house.supervisor(specs)
+    with up(supervisor):
+        house.diary.until(Started, "a")
+        AwareHang(house, "a").into(house, "a")
+        pretend_that_it_has_hung_for_an_hour(house, "a", supervisor)
+        house.diary.until(Restarted, "a")
+        assert house.ask("a") == "hello"
+    lines = [line for line in house.diary.lines if "act" in line or "made" in line]
+    assert lines == ["last act begins", "last act ends", "successor is made"]
 
 
 @pytest.mark.usefixtures("short_grace")

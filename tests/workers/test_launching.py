@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 from cudnn_actor.workers.launching import Child, Launcher, LaunchFailed, close_launchers
 
-from . import launching_rigs
+from . import dies_after_forking, launching_rigs
 from .launching_rigs import HERE, PATIENCE_S, PRELOAD, Situation, launch_and_hear, pipe
 
 ROOT = Path(__file__).parents[2]
@@ -264,6 +265,42 @@ def test_workers_outlive_their_server_and_the_next_launch_starts_another(
     for child in children:
         child.signal(signal.SIGKILL)
     assert [ended(child) for child in children] == 2 * ["has ended"]
+
+
+def test_a_worker_that_its_server_died_before_telling_of_ends_and_leaves_the_descriptors_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = tmp_path / "once"
+    once.touch()
+    monkeypatch.setenv(dies_after_forking.VARIABLE, str(once))
+    launcher = Launcher.shared((HERE, dies_after_forking.__name__))
+    launcher.warm()
+    first = launcher.pid
+    assert first is not None
+    child = launch_and_hear(launcher)
+    assert not once.exists()
+    assert launcher.pid != first
+    assert_nobody_is_left_in(first)
+    assert not child.wait(0.0)
+    child.close()
+
+
+def assert_nobody_is_left_in(session: int) -> None:
+    """That the processes of a session end, which is a server's own, and its workers'."""
+    deadline = time.monotonic() + PATIENCE_S / 4
+    while left := [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and session_of(pid) == session]:
+        assert time.monotonic() < deadline, left
+        with contextlib.suppress(ProcessLookupError), pidfds(left[0]) as (pidfd,):
+            ends_within(pidfd, 0.1)
+
+
+def session_of(pid: str) -> int | None:
+    """That of a process that has not ended, be it reaped or not."""
+    try:
+        state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+    except OSError:
+        return None
+    return None if state in "ZX" else int(session)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

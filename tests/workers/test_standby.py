@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
+import threading
 import time
+from types import FrameType
+from typing import Any
 
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import CudnnRef, ExitKind, Receipt, Restarted, Restarting
+from cudnn_actor import CudnnRef, ExitKind, Receipt, Restarted, Restarting, service
+from cudnn_actor.supervision import ChildPolicy
+from cudnn_actor.workers.dispatcher import Dispatcher
+from cudnn_actor.workers.keeper import WorkerKeeper
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line
-from .crash_rigs import gone, kill, pid_of, workers
+from .crash_rigs import PATIENCE_S, gone, kill, pid_of, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 BEAT_S = 0.0625
@@ -135,6 +142,26 @@ async def test_a_standby_that_is_still_starting_takes_over_when_it_is_ready(logs
         assert await trio.result() == 7.0
 
 
+@pytest.mark.parametrize("standbys", [0, 1])
+async def test_one_that_is_stopped_in_its_start_is_replaced_like_one_that_hangs(
+    standbys: int, logs: list[EventDict]
+) -> None:
+    async with workers(standby=standbys, hang_after_s=HANG_AFTER_S) as (gpu, points):
+        trio = await Trio.on(gpu)
+        first = (await line(logs, "standby.ready"))["pid"] if standbys else pid_of(gpu)
+        points.hold("open")
+        os.kill(first, signal.SIGKILL)
+        starting = await in_thread(lambda: points.arrival("open"))
+        if standbys:
+            kill(gpu)
+            await line(logs, "standby.promoted")
+        os.kill(starting.pid, signal.SIGSTOP)
+        points.let_go()
+        assert isinstance(await outcome(gpu.submit(trio.sum())), Receipt)
+        assert pid_of(gpu) != starting.pid
+        await gone(starting.pid)
+
+
 async def test_a_standby_killed_as_it_takes_over_costs_its_callers_only_time(logs: list[EventDict]) -> None:
     async with workers(standby=1) as (gpu, points):
         await line(logs, "standby.ready")
@@ -183,6 +210,52 @@ async def test_a_standby_that_has_just_stopped_is_found_out_by_the_watchdog(logs
         kinds = [event.cause.kind for event in gpu._service.events.all if isinstance(event, Restarting)]
         assert kinds in ([ExitKind.CRASH, ExitKind.HUNG], [ExitKind.CRASH])  # the second: on a slow machine
         await gone(standby)
+
+
+class Late:
+    """Catches the next keeper that is started, before it gets to the service, and lets it go late."""
+
+    def __init__(self) -> None:
+        self.caught: threading.Thread | None = None
+        self.let_go = threading.Event()
+
+    def trace(self, frame: FrameType, _event: str, _: Any) -> None:
+        thread = threading.current_thread()
+        waits = frame.f_code is Dispatcher._await_desk.__code__
+        if waits and self.caught is None and thread.name.startswith(WorkerKeeper.__name__):
+            self.caught = thread
+            self.let_go.wait(3 * PATIENCE_S)
+
+
+async def test_a_keeper_that_is_given_up_before_it_gets_to_its_service_takes_nothing_there(
+    logs: list[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread got no time, say. Meanwhile another serves, and has a standby and a request in work."""
+    monkeypatch.setattr(service, "ChildPolicy", functools.partial(ChildPolicy, ready_within_s=4.0))
+    late = Late()
+    async with workers(standby=1) as (gpu, points):
+        trio = await Trio.on(gpu)
+        await line(logs, "standby.ready")
+        threading.settrace(late.trace)
+        kill(gpu)
+        await line(logs, "supervisor.thread_lost")
+        threading.settrace(None)
+        assert await gpu.ping() == 3
+        standby = (await line(logs, "standby.ready", 2))["pid"]
+        serving = pid_of(gpu)
+        points.hold("execute")
+        answer = gpu.submit(trio.product())
+        await in_thread(lambda: points.arrival("execute"))
+        late.let_go.set()
+        assert late.caught is not None
+        await in_thread(lambda: late.caught.join(PATIENCE_S))  # type: ignore[union-attr]
+        points.let_go()
+        async with asyncio.timeout(PATIENCE_S):
+            assert isinstance(await answer, Receipt)
+        assert (pid_of(gpu), (await gpu.statistics()).restarts) == (serving, 2)
+        kill(gpu)
+        assert await gpu.ping() == 4
+        assert pid_of(gpu) == standby
 
 
 async def test_closing_ends_the_standby_too(logs: list[EventDict]) -> None:

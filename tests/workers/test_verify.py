@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import signal
@@ -16,8 +17,9 @@ from cudnn_actor.engines import choose_engine
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.errors import StaleReason
 from cudnn_actor.service import CudnnService
+from cudnn_actor.workers import channel
 
-from .crash_rigs import kill, workers
+from .crash_rigs import PATIENCE_S, kill, workers
 
 ONE = ConvSpec.symmetric(2)
 
@@ -102,6 +104,22 @@ async def test_a_buffer_that_a_worker_cannot_read_is_asked_of_the_next() -> None
         kill(gpu)
         assert (await gpu.download(ref)).sum() == 4.0
         assert (await gpu.statistics()).restarts == 2
+
+
+async def test_a_worker_that_is_told_more_than_its_socket_takes_is_asked_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of each of many arenas it is told: what there is no room for goes on as it reads."""
+    async with verified(host_arenas=False) as gpu:
+        values = np.ones((1, 1, 2, 2), np.float32)
+        ref = await gpu.upload(values)
+        for _ in range(50):
+            await gpu.empty((1, 1, 4096, 4096), dtype="float32")
+        monkeypatch.setattr(channel, "_BUFFER", 1)  # the least that the kernel has
+        async with asyncio.timeout(PATIENCE_S):
+            await crash(gpu)
+            np.testing.assert_array_equal(await gpu.download(ref), values)
+        assert (await gpu.statistics()).restarts == 1
 
 
 async def test_without_verify_nobody_looks() -> None:

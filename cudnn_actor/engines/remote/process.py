@@ -35,7 +35,7 @@ from cudnn_actor.engines.remote.lines import written
 from cudnn_actor.engines.remote.spare import Spare
 from cudnn_actor.engines.remote.spare import take as take_spare
 from cudnn_actor.interpreter import environment, find_python
-from cudnn_actor.process_state import is_stopped
+from cudnn_actor.process_state import LOOK_EVERY_S, is_stopped
 from cudnn_actor.protocol.errors import MalformedMessage
 
 __all__ = ["BuilderProcess", "ChildLost", "ChildSilent", "ChildStopped"]
@@ -43,8 +43,6 @@ __all__ = ["BuilderProcess", "ChildLost", "ChildSilent", "ChildStopped"]
 _CHUNK = 1 << 16
 _LAST_WORDS = 8 << 10
 _UNTIL_KILLED_S = 5.0
-_LOOK_EVERY_S = 0.25
-"""So often who waits for a child looks whether it is stopped."""
 
 
 class ChildLost(Exception):
@@ -198,8 +196,8 @@ class BuilderProcess:
     def _receive(self, until: float | None) -> Answer | None:
         """The next frame; None when there is none `until` then. Blocks. Raises `ChildLost`."""
         while (frame := self._next()) is None:
-            left = _LOOK_EVERY_S if until is None else max(0.0, until - time.monotonic())
-            self._gather(min(left, _LOOK_EVERY_S))
+            left = LOOK_EVERY_S if until is None else max(0.0, until - time.monotonic())
+            self._gather(min(left, LOOK_EVERY_S))
             if (frame := self._next()) is not None:
                 break
             if is_stopped(self.pid):
