@@ -94,10 +94,10 @@ def submit(
         if timeout is not None:
             timer = bridge.loop.call_later(timeout, envelope.expire)
             future.add_done_callback(lambda _: timer.cancel())
-        return future
     except BaseException:
         _leave(envelope)  # refused, or interrupted by a signal's handler: nobody gets the future
         raise
+    return future
 
 
 def tell(mailbox: Mailbox, message: Any) -> None:

@@ -1,12 +1,10 @@
-"""What the tests of the chaos harness share: deeds to be judged, and whether there are worker processes."""
+"""What the tests of the chaos harness share: deeds to be judged."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from cudnn_actor.cli.chaos.oracle import Contents, Deed, Model
-from cudnn_actor.options import Options
 from cudnn_actor.protocol import (
     BufferRef,
     ConvFwd,
@@ -14,13 +12,11 @@ from cudnn_actor.protocol import (
     Copy,
     Download,
     Fill,
-    InvalidRequest,
     Receipt,
     TensorSpec,
 )
 
 __all__ = [
-    "NOT_YET",
     "RECEIPT",
     "Asked",
     "accumulation",
@@ -28,26 +24,11 @@ __all__ = [
     "copy",
     "download",
     "fill",
-    "in_processes",
     "values",
 ]
 
-NOT_YET = "threads,pykka,alarms,uploads,kill-forkserver,hang-forkserver,hang-standby"
-"""What the service does not survive yet: `--load` or `--faults` of one of them shows how."""
-
 RECEIPT = Receipt(request_id=1, generation=1, plan="cpu", queue_us=1.0, run_us=1.0)
 DIMS = (1, 1, 2, 2)
-
-
-def _processes_can_be_had() -> bool:
-    try:
-        Options(isolation="process")
-    except InvalidRequest:
-        return False
-    return True
-
-
-in_processes = pytest.mark.skipif(not _processes_can_be_had(), reason="needs isolation='process'")
 
 
 class Asked:

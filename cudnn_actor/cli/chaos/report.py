@@ -125,7 +125,6 @@ def _counts(tally: Tally, outcome: Outcome, stalls: int) -> dict[str, int]:
         "faults": len(tally.strikes),
         "unrecovered": tally.unrecovered,
         "restarts": tally.events["Restarting"],
-        "promotions": tally.events["Promoted"],
         "buffers_left": 0 if statistics is None else statistics.live_buffers,
     }
 
@@ -155,7 +154,6 @@ _WORDS = {
     "torn": "buffers torn by crashes",
     "retried": "requests run again after a crash",
     "restarts": "restarts",
-    "promotions": "promotions of a standby",
     "buffers_left": "buffers left over",
     "lost": "lost",
     "wrong": "wrong",
@@ -210,8 +208,6 @@ def _count_table(report: Report) -> Table:
     table.add_column("count", justify="right", no_wrap=True)
     for name, words in _WORDS.items():
         count = report.counts[name]
-        if name == "promotions" and not count:
-            continue  # not every service tells of them
         bad = count and name in ("lost", "wrong", "stalls")
         table.add_row(words, f"[bold red]{count:,}[/]" if bad else f"{count:,}")
     return table
