@@ -110,7 +110,7 @@ def _on_host(values: Any) -> np.ndarray:
         fix = "pass an array of real numbers, of float32, say"
         raise InvalidRequest(
             field="array",
-            value=Words(f"dtype {array.dtype}") if hasattr(values, "dtype") else values,
+            value=values if values is None or isinstance(values, str) else Words(f"dtype {array.dtype}"),
             problem="holds no real numbers of a fixed size",
             fix="pass its .real and .imag" if array.dtype.kind == "c" else fix,
         )

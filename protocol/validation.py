@@ -78,7 +78,7 @@ def check_scalars(message: Compute) -> None:
             continue  # nearly always
         if not is_finite(value):
             raise InvalidRequest(
-                field=name, value=value, problem="must be a finite number", fix=f"as in {name}=1.0"
+                field=name, value=value, problem="must be a finite number", fix=f"pass one, as in {name}=1.0"
             )
 
 
