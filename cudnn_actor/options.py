@@ -35,7 +35,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         What the service is called in its log lines and events, where a process has several; up to 100
         characters, which need not be unique. None: "cudnn", or `child_spec`'s `id`.
     device
-        "auto", "cpu" or "cuda:N".
+        "cpu"; "cuda:N", counted from 0 among the GPUs that this process is shown; "auto": the first GPU where
+        one can be used, else the CPU.
     isolation
         "process": the actor runs in a worker process, whose death harms nobody; "thread": on a thread of
         this one. None: a process for a GPU, and wherever `standby`, `verify` or a fault asks for one; else
@@ -63,8 +64,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         too, if there is one). Until it is found the library's own first choice serves, as it does for
         requests that were never warmed. Without effect on the CPU engine.
     standby
-        1 keeps a second worker ready, which takes over when the first one dies; on a GPU it takes as much
-        device memory as that. 0 starts a new one then.
+        1 keeps a second worker ready, which takes over when the first one dies; on a GPU its context takes
+        device memory, some hundred MiB. 0 starts a new one then.
     executable
         Path of the Python that runs the processes of the service; None for the one that runs this process.
         For a frozen application and for embedded Python, where that is not to be found: a Python of the same
