@@ -24,12 +24,10 @@ from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
     ExecutionFailed,
-    InvalidRequest,
     OutOfMemory,
     QuarantinedRequest,
     ServiceStopped,
     UnsupportedGraph,
-    Words,
 )
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import (
@@ -50,7 +48,7 @@ from cudnn_actor.protocol.messages import (
     Warm,
 )
 from cudnn_actor.recovery import MOST_CRASHES
-from cudnn_actor.request_checks import check_no_overlap, check_warm
+from cudnn_actor.request_checks import check_no_overlap, check_warm, not_a_message
 from cudnn_actor.state import Bound, ServiceState
 from cudnn_actor.waiting_room import WaitingRoom
 
@@ -250,12 +248,7 @@ class CudnnActor(MemoryActor):
         """Answer one message. Raises what the caller is to get."""
         handler = self._handlers.get(type(message))
         if handler is None:
-            raise InvalidRequest(
-                field="message",
-                value=Words(type(message).__name__),
-                problem="is not a message of this service",
-                fix="send one of cudnn_actor.protocol.messages",
-            )
+            raise not_a_message(message)
         if self._faults.scripted:
             self._faults.meet(message)
         return handler(message)

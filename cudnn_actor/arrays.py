@@ -107,11 +107,12 @@ def _on_host(values: Any) -> np.ndarray:
     except _REFUSALS as error:
         raise _refused(values, error) from error
     if DType.of(array.dtype) is None and array.dtype.kind not in "iufb":
+        fix = "pass an array of real numbers, of float32, say"
         raise InvalidRequest(
             field="array",
-            value=Words(f"dtype {array.dtype}"),
+            value=values if values is None or isinstance(values, str) else Words(f"dtype {array.dtype}"),
             problem="holds no real numbers of a fixed size",
-            fix="pass real numbers: an array of float32, say; .real and .imag of a complex one",
+            fix="pass its .real and .imag" if array.dtype.kind == "c" else fix,
         )
     return array
 
@@ -133,5 +134,8 @@ def _refused(values: Any, error: Exception) -> InvalidRequest:
     elif str(getattr(values, "dtype", "")).endswith("bfloat16"):
         fix = "pass its bits, which NumPy takes: x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)"
     return InvalidRequest(
-        field="array", value=Words(type(values).__name__), problem=f"makes no array: {error}", fix=fix
+        field="array",
+        value=Words(type(values).__name__),
+        problem=f"makes no array: {str(error).rstrip('.')}",
+        fix=fix,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -406,7 +406,8 @@ class CudnnRef:
     async def warm(self, messages: Sequence[Compute]) -> int:
         """Build the plans of `messages` without running them; returns how many were not there yet."""
         given: Any = messages
-        return await self.ask(Warm(messages=(given,) if type(given) in COMPUTE else tuple(given)))
+        one = type(given) in COMPUTE or not isinstance(given, Iterable)  # which check_warm refuses
+        return await self.ask(Warm(messages=(given,) if one else tuple(given)))
 
     async def drain(self) -> None:
         """Wait until everything sent before has been answered."""

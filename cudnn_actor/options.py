@@ -35,7 +35,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         What the service is called in its log lines and events, where a process has several; up to 100
         characters, which need not be unique. None: "cudnn", or `child_spec`'s `id`.
     device
-        "auto", "cpu" or "cuda:N".
+        "cpu"; "cuda:N", counted from 0 among the GPUs that this process is shown; "auto": the first GPU where
+        one can be used, else the CPU.
     isolation
         "process": the actor runs in a worker process, whose death harms nobody; "thread": on a thread of
         this one. None: a process for a GPU, and wherever `standby`, `verify` or a fault asks for one; else
@@ -47,11 +48,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts, period_s
         The actor is replaced at most so many times within so many seconds; then the service stops.
     hang_after_s
-        Seconds that one message may take before the actor counts as hung and is replaced.
+        Seconds in which an actor that has work may make no progress with it, such as the end of a message,
+        before it counts as hung and is replaced.
     workspace_limit
         Bytes of workspace that plans may use; None for the engine's own bound.
     memory_limit
-        Bytes that buffers may take from the system, in arenas of 64 MiB; None for no limit.
+        Bytes that buffers may take from the system, in steps of 2 MiB, so that less holds none; None for no
+        limit.
     plan_store
         A directory where built plans are kept between processes, which may share it; None for none. What
         lies there is run as native code, so point it only at a directory that nobody but you can write.
@@ -61,8 +64,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         too, if there is one). Until it is found the library's own first choice serves, as it does for
         requests that were never warmed. Without effect on the CPU engine.
     standby
-        1 keeps a second worker ready, which takes over when the first one dies; on a GPU it takes as much
-        device memory as that. 0 starts a new one then.
+        1 keeps a second worker ready, which takes over when the first one dies; on a GPU its context takes
+        device memory, some hundred MiB. 0 starts a new one then.
     executable
         Path of the Python that runs the processes of the service; None for the one that runs this process.
         For a frozen application and for embedded Python, where that is not to be found: a Python of the same
@@ -104,9 +107,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         if self.isolation is not None and self.isolation not in _ISOLATIONS:
             hint = did_you_mean(self.isolation, _ISOLATIONS)
             raise _invalid("isolation", self.isolation, "is unknown", f'{hint}use "process" or "thread"')
-        require_whole("standby", self.standby, 0)
-        if self.standby > 1:
-            raise _invalid("standby", self.standby, "is more than one", "use 0 or 1")
+        if type(self.standby) is not int or self.standby not in (0, 1):
+            raise _invalid("standby", self.standby, "is neither 0 nor 1", "use 1 for a standby, 0 for none")
         require_whole("mailbox", self.mailbox, 1)
         require_whole("max_restarts", self.max_restarts, 0)
         for name in ("workspace_limit", "memory_limit"):

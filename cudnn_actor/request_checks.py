@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+
 import numpy as np
 
 from cudnn_actor.actors import Envelope
@@ -19,9 +21,21 @@ __all__ = [
     "check_no_overlap",
     "check_values",
     "check_warm",
+    "not_a_message",
     "require_asker",
     "require_type",
 ]
+
+
+def not_a_message(given: object) -> InvalidRequest:
+    """The error for what was sent, and is no message of a service."""
+    is_class = isinstance(given, type)
+    return InvalidRequest(
+        field="message",
+        value=Words(given.__name__ if isinstance(given, type) else type(given).__name__),
+        problem="is a class, and no message" if is_class else "is not a message of this service",
+        fix="send an object of a message's class, as in Ping(): see cudnn_actor.protocol.messages",
+    )
 
 
 def require_asker(envelope: Envelope, what: str) -> None:
@@ -38,11 +52,12 @@ def require_asker(envelope: Envelope, what: str) -> None:
 def require_type(field: str, value: object, kind: type) -> None:
     """Raise `InvalidRequest` unless a message's field is of its type; a bool is no number."""
     if not isinstance(value, kind) or isinstance(value, bool):
+        wanted = "real number" if kind is numbers.Real else kind.__name__
         raise InvalidRequest(
             field=field,
             value=value,
-            problem=f"is {type(value).__name__} where a {kind.__name__} belongs",
-            fix=f"pass a {kind.__name__}",
+            problem=f"is of type {type(value).__name__} where a {wanted} belongs",
+            fix=f"pass a {wanted}",
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.conv import ConvSpec
-from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError, Words
+from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError
 from cudnn_actor.protocol.messages import (
     COMPUTE,
     Allocate,
@@ -22,7 +22,7 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
-from cudnn_actor.request_checks import check_device_array, check_warm
+from cudnn_actor.request_checks import check_device_array, check_warm, not_a_message
 from cudnn_actor.state import ServiceState
 
 __all__ = ["check_message", "require_operands"]
@@ -60,12 +60,7 @@ def check_message(state: ServiceState, message: Message) -> None:
     elif isinstance(message, Warm):
         check_warm(message)
     elif kind not in _OTHERS:
-        raise InvalidRequest(
-            field="message",
-            value=Words(kind.__name__),
-            problem="is not a message of this service",
-            fix="send one of cudnn_actor.protocol.messages",
-        )
+        raise not_a_message(message)
 
 
 def _resolve(state: ServiceState, message: Message, fields: Sequence[str]) -> None:
@@ -85,6 +80,8 @@ def require_operands(**fields: object) -> None:
             raise InvalidRequest(
                 field=name,
                 value=value,
-                problem=f"is {type(value).__name__} where a {wanted.__name__} belongs",
-                fix="upload arrays first: await gpu.upload(array)" if wanted is BufferRef else "pass one",
+                problem=f"is of type {type(value).__name__} where {wanted.__name__} belongs",
+                fix="upload arrays first: await gpu.upload(array)"
+                if wanted is BufferRef
+                else "pass one, as in ConvSpec.symmetric(2)",
             )

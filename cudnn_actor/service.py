@@ -391,6 +391,16 @@ class _StartOptions(Options, frozen=True, kw_only=True):
 
     parent: pykka.ActorRef[Any] | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.parent is not None and not isinstance(self.parent, pykka.ActorRef):
+            raise InvalidRequest(
+                field="parent",
+                value=self.parent,
+                problem="is not a pykka.ActorRef",
+                fix="pass an actor's reference: what its start() returned, or self.actor_ref in its methods",
+            )
+
 
 @takes_options(_StartOptions)
 def start(options: _StartOptions) -> CudnnService:

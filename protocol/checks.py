@@ -7,7 +7,7 @@ import enum
 import math
 import numbers
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeGuard
 
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -52,11 +52,17 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
 
     Upper and lower case are one.
     """
+    near = _nearest(given, {word: str(word) for word in known})
+    return f'did you mean "{near}"? ' if near else ""
+
+
+def _nearest(given: object, known: Mapping[str, str]) -> str:
+    """What stands behind the word that is nearest to a string; empty where none is near."""
     if not isinstance(given, str):
         return ""
-    folded = {word.casefold(): str(word) for word in known}
+    folded = {word.casefold(): meant for word, meant in known.items()}
     near = difflib.get_close_matches(given.casefold(), folded, n=1, cutoff=0.6)
-    return f'did you mean "{folded[near[0]]}"? ' if near else ""
+    return folded[near[0]] if near else ""
 
 
 def require_whole(field: str, value: object, least: int) -> None:
@@ -106,7 +112,10 @@ def require_member(field: str, value: object, choices: type[enum.Enum]) -> None:
     if not isinstance(value, choices):
         names = [f"{choices.__name__}.{member.name}" for member in choices]
         known = {str(member.value): name for member, name in zip(choices, names, strict=True)}
-        hint = did_you_mean(value, known)
+        near = _nearest(
+            value, known | {member.name: name for member, name in zip(choices, names, strict=True)}
+        )
+        hint = f"did you mean {near}? " if near else ""
         raise InvalidRequest(
             field=field,
             value=value,

@@ -213,5 +213,5 @@ def _rank_error(name: str, dims: Sequence[int], spatial: int) -> InvalidRequest:
         field=name,
         value=tuple(dims),
         problem=f"has rank {len(dims)} where a convolution of {spatial} spatial dims needs {spatial + 2}",
-        fix="dims are N, C, spatial",
+        fix="dims are N, C, spatial; give the ConvSpec as many spatial dims, as in ConvSpec.symmetric(2)",
     )

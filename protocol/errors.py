@@ -170,7 +170,7 @@ _STALE_FIX = {
     StaleReason.FREED: "it was freed; allocate a new one",
     StaleReason.TORN: "a crash interrupted a write to it; upload or compute it again",
     StaleReason.CONTEXT_LOST: "its device context died with its memory; upload it again",
-    StaleReason.FOREIGN: "this service never gave it out; use it with the service that did",
+    StaleReason.FOREIGN: "another service gave it out, or this one before it started anew; upload it here",
 }
 
 

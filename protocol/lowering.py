@@ -115,11 +115,11 @@ def lower(message: Compute) -> Lowered:
     elif isinstance(message, ConvBwdData):
         specs = {"dy": message.dy.spec, "w": message.w.spec, "dx": message.dx.spec}
         y, w, x = specs.values()
-        check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(dx, w)")
+        check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(dx, w)", gradient="dx")
     else:
         specs = {"x": message.x.spec, "dy": message.dy.spec, "dw": message.dw.spec}
         x, y, w = specs.values()
-        check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(x, dw)")
+        check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(x, dw)", gradient="dw")
     check_dtypes(specs)
     return _Builder(message, specs).build()
 

@@ -22,6 +22,12 @@ _FIELD_TYPES: dict[str, type] = {
     "epilogue": Epilogue,
     "numerics": Numerics,
 }
+_FIXES: dict[type, str] = {
+    BufferRef: "upload arrays first: await gpu.upload(array)",
+    ConvSpec: "pass one, as in ConvSpec.symmetric(2)",
+    Epilogue: 'pass one, as in Epilogue(activation="relu")',
+    Numerics: "pass one, as in Numerics(tf32=True)",
+}
 _RESULT_DTYPES = {
     DType.FLOAT64: (DType.FLOAT64,),
     DType.FLOAT32: (DType.FLOAT32,),
@@ -52,8 +58,8 @@ def check_types(message: Compute) -> None:
             raise InvalidRequest(
                 field=name,
                 value=value,
-                problem=f"is {given} where {type(message).__name__} takes a {wanted}",
-                fix="upload arrays first: await gpu.upload(array)" if expected is BufferRef else "pass one",
+                problem=f"is of type {given} where {type(message).__name__} takes {wanted}",
+                fix=_FIXES[expected],
             )
         if isinstance(value, BufferRef) and not isinstance(value.spec, TensorSpec):
             raise InvalidRequest(
@@ -72,16 +78,20 @@ def check_scalars(message: Compute) -> None:
             continue  # nearly always
         if not is_finite(value):
             raise InvalidRequest(
-                field=name, value=value, problem="must be a finite number", fix="pass a finite number"
+                field=name, value=value, problem="must be a finite number", fix=f"pass one, as in {name}=1.0"
             )
 
 
-def check_result(name: str, got: tuple[int, ...], wanted: tuple[int, ...], what: str) -> None:
-    """Raise `InvalidRequest` unless a result has the dims that its operands give."""
+def check_result(
+    name: str, got: tuple[int, ...], wanted: tuple[int, ...], what: str, *, gradient: str = ""
+) -> None:
+    """Raise `InvalidRequest` unless a result has the dims that its operands give.
+
+    `gradient` names the operand whose dims the caller has chosen, which may be what is wrong.
+    """
     if got != wanted:
-        raise InvalidRequest(
-            field=name, value=got, problem=f"is not the shape of {what}", fix=f"give it dims {wanted}"
-        )
+        fix = f"give it dims {wanted}" + (f", or {gradient} other dims" if gradient else "")
+        raise InvalidRequest(field=name, value=got, problem=f"is not the shape of {what}", fix=fix)
 
 
 def check_dtypes(specs: dict[str, TensorSpec]) -> None:

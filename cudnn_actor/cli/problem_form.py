@@ -55,6 +55,7 @@ _DEFAULTS = {
     "tf32": "no",
     "deterministic": "no",
 }
+_EXAMPLES = {"x": "32x64x56x56", "w": "64x64x3x3"}
 _FORWARD_ONLY = ("bias", "activation")
 
 
@@ -110,8 +111,14 @@ class _Words:
     def dims(self, name: str) -> tuple[int, ...]:
         """Whole numbers with x between them."""
         value = self._given[name]
+        if not value:
+            raise _wrong(f"{name}=", "is missing", f"{name}={_EXAMPLES[name]}")
         if re.fullmatch(r"\d{1,9}(x\d{1,9})*", value) is None:
-            raise _wrong(f"{name}={value}", "is not whole numbers with x between them", f"{name}=32x64x56x56")
+            raise _wrong(
+                f"{name}={value}",
+                "is not whole numbers with x between them",
+                f"{name}={_EXAMPLES.get(name, '1')}",
+            )
         return tuple(map(int, value.split("x")))
 
     def spread(self, name: str, count: int) -> tuple[int, ...]:

@@ -107,6 +107,8 @@ def check_device(device: str) -> None:
     """Raise `InvalidRequest` for what is no device's name. Whether there is such a device is not asked."""
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,6})?", str(device)) is None:
         hint = did_you_mean(device, ("auto", "cpu", "cuda:0"))
+        if str(device).casefold().startswith("gpu"):  # which is spelt more like the CPU
+            hint = 'did you mean "cuda:0"? '
         raise _refused(device, "is not a device", f'{hint}use "auto", "cpu" or "cuda:0"')
 
 

@@ -10,7 +10,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.exhaustion import exhaustion
 from cudnn_actor.interruption import Interruption
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, OutcomeUnknown, Words
+from cudnn_actor.protocol.errors import InvalidRequest, OutcomeUnknown, Words
 from cudnn_actor.protocol.messages import (
     Allocate,
     Compute,
@@ -30,7 +30,7 @@ from cudnn_actor.protocol.messages import (
 )
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.recovery import MOST_CRASHES
-from cudnn_actor.request_checks import check_no_overlap, check_warm
+from cudnn_actor.request_checks import check_no_overlap, check_warm, not_a_message
 from cudnn_actor.state import Bound, ServiceState
 from cudnn_actor.supervision import Fault
 from cudnn_actor.workers.desk import WINDOW
@@ -99,7 +99,7 @@ class CudnnDesk(MemoryDesk):
         try:
             handler = self._handlers.get(type(message))
             if handler is None:
-                self.fail(envelope, _unknown(message))
+                self.fail(envelope, not_a_message(message))
                 return
             if self.state.faults is None or struck or not self._strikes(envelope, message):
                 handler(envelope, message)
@@ -305,12 +305,3 @@ class CudnnDesk(MemoryDesk):
         self.staging.close()
         if self.host is not None:
             self.host.clear()
-
-
-def _unknown(message: Any) -> CudnnActorError:
-    return InvalidRequest(
-        field="message",
-        value=Words(type(message).__name__),
-        problem="is not a message of this service",
-        fix="send one of cudnn_actor.protocol.messages",
-    )

@@ -62,7 +62,8 @@ def test_a_token_is_a_problem_as_well() -> None:
     [
         ("", "is not a problem"),
         ("conv", "is not a problem"),
-        ("conv_fwd", "x=: is not whole numbers"),
+        ("conv_fwd", "x=: is missing; as in x=32x64x56x56"),
+        ("conv_fwd x=1x2x3x3", "w=: is missing; as in w=64x64x3x3"),
         ("conv_fwd x=1x2x3 w=4", "w"),
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 pading=1", "pading=1: is not a word"),
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 pad=1 pad=2", "stands there twice"),

@@ -108,7 +108,7 @@ BAD_MEMORY: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
         "(1, 1, 1, 1)",
     ),
     "no message": (lambda o: "ConvFwd", "message", "str"),
-    "a class": (lambda o: Free, "message", "StructMeta"),
+    "a class": (lambda o: Free, "message", "Free"),
 }
 WAYS: dict[str, Callable[[CudnnRef, Any], Awaitable[Any]]] = {
     "ask": lambda gpu, message: gpu.ask(message),
@@ -222,7 +222,7 @@ async def test_a_reference_of_another_service_is_foreign() -> None:
     async with spawn(device="cpu") as gpu, spawn(device="cpu") as other:
         mine, theirs = await gpu.upload(single(1)), await other.upload(single(2))
         for message in (Download(src=theirs), Free(buffer=theirs), Copy(src=theirs, dst=mine)):
-            with pytest.raises(StaleBufferError, match="never gave it out") as caught:
+            with pytest.raises(StaleBufferError, match="another service gave it out") as caught:
                 await gpu.ask(message)
             assert caught.value.reason is StaleReason.FOREIGN
         assert (await gpu.download(mine)).item() == 1
@@ -304,3 +304,18 @@ async def test_a_bad_scalar_is_refused_also_where_its_shapes_are_known_already(a
         with pytest.raises(InvalidRequest, match="alpha"):
             await gpu.ask(msgspec.structs.replace(good, alpha=alpha))
         assert isinstance(await gpu.ask(good), Receipt)
+
+
+@pytest.mark.parametrize("messages", [None, 3])
+async def test_what_is_no_sequence_cannot_be_warmed(messages: Any) -> None:
+    async with spawn(device="cpu") as gpu:
+        with pytest.raises(InvalidRequest, match=r"messages=\w+: has no plan") as caught:
+            await gpu.warm(messages)
+        assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize(("given", "shown"), [("photo.png", "array='photo.png'"), (None, "array=None")])
+async def test_an_upload_of_no_array_is_told_what_was_given(given: Any, shown: str) -> None:
+    async with spawn(device="cpu") as gpu:
+        with pytest.raises(InvalidRequest, match=f"^{shown}: holds no real numbers"):
+            await gpu.upload(given)

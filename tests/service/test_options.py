@@ -100,6 +100,8 @@ MISSPELT: list[tuple[str, Any, str]] = [
     ("isolation", "tread", "thread"),
     ("isolation", "Process", "process"),
     ("device", "cuda0", "cuda:0"),
+    ("device", "gpu", "cuda:0"),
+    ("device", "GPU:1", "cuda:0"),
 ]
 
 
@@ -233,3 +235,8 @@ def test_the_plan_store_is_where_the_option_says() -> None:
 async def test_the_limits_of_waiting_are_accepted() -> None:
     async with spawn(device="cpu", hang_after_s=threading.TIMEOUT_MAX, period_s=1e300, max_restarts=0) as gpu:
         assert await gpu.ping() == 1
+
+
+def test_a_parent_that_is_no_actor_is_refused_before_anything_starts() -> None:
+    with pytest.raises(InvalidRequest, match=r"^parent=3: is not a pykka.ActorRef"):
+        start(device="cpu", parent=3)  # type: ignore[arg-type]

@@ -186,3 +186,12 @@ def test_a_bad_value_is_named_with_its_field_and_a_fix(
         make()
     assert (caught.value.field, caught.value.value) == (field, value)
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("KILL", "Fault.KILL"), ("kil", "Fault.KILL"), ("out_of_memory", "Fault.OUT_OF_MEMORY")],
+)
+def test_a_word_for_a_fault_is_told_the_member_that_was_meant(word: str, meant: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"did you mean {meant}\\?"):
+        FaultPlan().at(1, word)  # type: ignore[arg-type]

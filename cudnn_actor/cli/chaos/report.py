@@ -154,7 +154,7 @@ _WORDS = {
     "torn": "buffers torn by crashes",
     "retried": "requests run again after a crash",
     "restarts": "restarts",
-    "buffers_left": "buffers left over",
+    "buffers_left": "buffers left by interrupted calls",
     "lost": "lost",
     "wrong": "wrong",
     "stalls": f"stalled for over {STALL_S:g} s",
