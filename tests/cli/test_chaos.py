@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from structlog.typing import EventDict
 
 from cudnn_actor import spawn
 from cudnn_actor.cli.chaos.faults import fault_plan
@@ -35,6 +36,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.supervision import Fault, FaultPlan
 
+from ..log_lines import line
 from .chaos_rigs import (
     RECEIPT,
     Asked,
@@ -267,9 +269,9 @@ def test_a_seed_decides_what_is_injected() -> None:
 # Whole runs.
 
 
-async def test_a_lost_request_is_named() -> None:
+async def test_a_lost_request_is_named(logs: list[EventDict]) -> None:
     settings = Settings(
-        seconds=0.2,
+        seconds=600.0,
         isolation="thread",
         faults=(),
         load=(LoadKind.TASKS,),
@@ -278,8 +280,11 @@ async def test_a_lost_request_is_named() -> None:
         deadline_s=0.2,
     )
     never_ends = FaultPlan().at(300, Fault.HANG)  # behind the warming and the shared inputs
-    tally = Tally()
-    outcome = await trial(settings, tally, threading.Event(), faults=never_ends)
+    tally, ending = Tally(), threading.Event()
+    running = asyncio.create_task(trial(settings, tally, ending, faults=never_ends))
+    await line(logs, "fault.injected")
+    ending.set()
+    outcome = await running
     assert 1 <= len(outcome.lost) <= tally.requests - tally.answered
     assert all(lost.task in (1, 2) and "float32[" in lost.request for lost in outcome.lost)
 

@@ -11,6 +11,7 @@ import gc
 import os
 import resource
 import signal
+import struct
 import sys
 import warnings
 from collections.abc import Iterator
@@ -51,6 +52,13 @@ def says_hello(fds: list[int]) -> None:
 def stays(fds: list[int]) -> NoReturn:
     """Write a byte and never end."""
     os.write(fds[0], b"x")
+    while True:
+        signal.pause()
+
+
+def stays_and_tells(fds: list[int]) -> NoReturn:
+    """Write its process id, in four bytes, and never end."""
+    os.write(fds[0], struct.pack("=i", os.getpid()))
     while True:
         signal.pause()
 
@@ -126,6 +134,16 @@ def launch_and_hear(launcher: Launcher, main: str = "stays") -> Child:
         child = launcher.launch(f"{HERE}:{main}", [writing])
         os.close(writing)
         assert os.read(reading, 1) == b"x"
+    return child
+
+
+def launch_and_hear_it(launcher: Launcher) -> Child:
+    """A worker whose main has begun; others may have the same descriptor, and be heard first."""
+    with pipe() as (reading, writing):
+        child = launcher.launch(f"{HERE}:{stays_and_tells.__name__}", [writing])
+        os.close(writing)
+        while struct.unpack("=i", os.read(reading, 4)) != (child.pid,):
+            pass
     return child
 
 

@@ -21,7 +21,7 @@ import pytest
 from cudnn_actor.workers.launching import Child, Launcher, LaunchFailed, close_launchers
 
 from . import dies_after_forking, launching_rigs
-from .launching_rigs import HERE, PATIENCE_S, PRELOAD, Situation, launch_and_hear, pipe
+from .launching_rigs import HERE, PATIENCE_S, PRELOAD, Situation, launch_and_hear, launch_and_hear_it, pipe
 
 ROOT = Path(__file__).parents[2]
 
@@ -277,7 +277,7 @@ def test_a_worker_that_its_server_died_before_telling_of_ends_and_leaves_the_des
     launcher.warm()
     first = launcher.pid
     assert first is not None
-    child = launch_and_hear(launcher)
+    child = launch_and_hear_it(launcher)
     assert not once.exists()
     assert launcher.pid != first
     assert_nobody_is_left_in(first)
