@@ -331,7 +331,7 @@ def test_nothing_is_lost_or_wrong_in_a_process(standby: str, tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     record = json.loads(out.read_text())
     assert record["counts"]["finished"] > 0
-    assert record["recovery"]["kill"]["struck"] > 0
+    assert any(kind["struck"] for kind in record["recovery"].values())  # which come first is chance
     assert record["counts"]["stalls"] == 0
     assert record["stuck"] == []
 
