@@ -35,8 +35,8 @@ from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk, Words
 __all__ = ["Mailbox"]
 
 _PAUSE_LOOKS = 10
-_get_ident = threading.get_ident
 """A look for senders that have gone is followed by a pause of so many times its own length."""
+_get_ident = threading.get_ident
 
 
 class Mailbox:

@@ -660,6 +660,11 @@ def parent_is_killed_with_a_copy_about() -> None:
         and os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
     ]
     assert copies
+    _die_behind_a_fork(service)
+
+
+def _die_behind_a_fork(service: CudnnService) -> None:
+    """Die of SIGKILL while a fork lives on, with whatever is open now."""
     lingering = os.fork()
     while lingering == 0:
         signal.pause()
@@ -744,11 +749,7 @@ def parent_loses_its_forkserver_with_copies_about() -> None:
     _lose_forkserver()
     copies = [os.dup(fd) for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and _is_open(fd)]
     assert copies
-    lingering = os.fork()
-    while lingering == 0:
-        signal.pause()
-    _tell(service, lingering)
-    os.kill(os.getpid(), signal.SIGKILL)
+    _die_behind_a_fork(service)
 
 
 def _lose_forkserver() -> None:
