@@ -70,11 +70,14 @@ class MemoryActor(ExecutingActor):
         if not executor.synchronous and self._fetches(slot, place, into):
             return DEFERRED
         self.flush()  # this takes as long as all that was enqueued before it
+        executor.fence()
         try:
-            return executor.call("download", executor.engine.read, place, into)
+            array = executor.call("download", executor.engine.read, place, into)
         except OutOfMemory as error:  # of the array: only here is it known how large that was to be
             in_use = self._memory.arena_bytes
             raise OutOfMemory(requested=slot.spec.nbytes, in_use=in_use, limit=None) from error
+        self._settle_finished(executor)  # all of it: what has written the buffer is answered before
+        return array
 
     def _fetches(self, slot: Slot, place: Any, into: np.ndarray | None) -> bool:
         """Enqueue a copy to the host, which is answered when it has run; whether the engine could."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
+import socket
 from typing import Any
 
 import pytest
@@ -23,6 +25,11 @@ from cudnn_actor import (
     spawn,
 )
 from cudnn_actor.protocol.messages import Message
+from cudnn_actor.workers.channel import Channel
+from cudnn_actor.workers.process.errand import Errand
+from cudnn_actor.workers.process.outbox import Outbox
+from cudnn_actor.workers.status import StatusPage
+from cudnn_actor.workers.wire import FROM_PARENT, FROM_WORKER, Done, Request
 from tests.service.rigs import ONE_BY_ONE, Trio, in_thread, outcome, single
 
 from .crash_rigs import PATIENCE_S, Points, freeze, kill, sent, workers
@@ -166,3 +173,36 @@ async def test_pure_requests_run_again_and_others_at_most_once_whenever_the_work
         odd = [end for end in load.pure if not isinstance(end, Receipt)]
         assert not odd, f"seed {seed}: {len(odd)} of {len(load.pure)}: {odd[:3]}"
         assert {type(end) for end in load.sums} <= {Receipt, OutcomeUnknown, StaleBufferError}, f"seed {seed}"
+
+
+def test_a_download_is_noted_behind_what_finished_before_it() -> None:
+    """So a crash before both are sent finds the download done only if what had written its buffer is."""
+    ours, theirs = socket.socketpair()
+    here, there = Channel(theirs, FROM_PARENT), Channel(ours, FROM_WORKER)
+    page = StatusPage.create(8)
+    with contextlib.closing(page), contextlib.closing(here), contextlib.closing(there):
+        outbox = Outbox(here, page)
+        outbox.add(Done(1, 0, "plan", 5, 2.0))
+        outbox.post(Errand(None, outbox, Request(2, 1, b"", None), page), single(7.0), None)
+        assert page.finished(1, 2) == ("download", 0, 0.0)
+        assert page.finished(0, 1) == ("plan", 5, 2.0)
+        outbox.add(Done(3, 2, "plan", 6, 2.0))
+        outbox.post(Errand(None, outbox, Request(4, 3, b"", None), page), single(7.0), None)
+        assert page.finished(2, 3) == ("plan", 6, 2.0)
+        outbox.wake()
+        (frame,) = there.receive()
+        assert [answer.number for answer in frame.answers] == [1, 2, 3, 4]
+
+
+async def test_what_a_blocking_read_has_waited_for_is_answered_before_it() -> None:
+    async with workers("UnstagedEngine", host_arenas=False) as (gpu, points):
+        trio = await Trio.on(gpu)
+        await gpu.warm([trio.sum()])
+        points.hold("finished")
+        pid = freeze(gpu)  # so that it takes both at once, with no fence between them
+        added, down = gpu.submit(trio.sum()), gpu.submit(Download(src=trio.y))
+        await sent(gpu)
+        os.kill(pid, signal.SIGCONT)
+        assert (await down).item() == 7.0
+        assert added.done(), "a crash could find it begun, and what has read its sum done"
+        assert isinstance(added.result(), Receipt)

@@ -51,15 +51,18 @@ class Outbox:
         self._channel = channel
         self._finish, self._finish_otherwise, self._forget = page.finish, page.finish_otherwise, page.forget
         self._answers: list[Answer] = []
+        self._noted = 0
+        """How many of them the page is known to have."""
         self.add = self._answers.append
-        """Queues an answer as it is."""
+        """Queues a receipt. It is noted on the page only if a download follows before `wake`."""
         self._lines: deque[Logged] = deque()
 
     def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
         """Queue an answer; `wake` sends it.
 
         Until then the page says that the request has finished, so that a crash in between finds it done and
-        not begun. It has no room for an error: that is sent at once.
+        not begun. It has no room for an error: that is sent at once. A download is noted behind all that
+        finished before it: else a crash could find it done, and not what had written its buffer.
         """
         assert isinstance(envelope, Errand)
         number, place = envelope.number, envelope.place
@@ -74,6 +77,7 @@ class Outbox:
             self.wake()
             return
         elif isinstance(value, np.ndarray):  # it is where it was wanted
+            self._note_added()
             answer = Done(number, place, "download", envelope.started_ns, 0.0)
             self._finish(place, number, "download", envelope.started_ns, 0.0)
         else:
@@ -84,11 +88,18 @@ class Outbox:
                 self._finish_otherwise(place, number)
         self._answers.append(answer)
 
+    def _note_added(self) -> None:
+        """Note what has been added since the last time. What `post` has noted is only noted again."""
+        for answer in self._answers[self._noted :]:
+            if type(answer) is Done:
+                self._finish(answer.place, answer.number, answer.plan, answer.started_ns, answer.run_us)
+        self._noted = len(self._answers)
+
     def wake(self) -> None:
         """Send what has been posted. Waits for room in the socket when the parent does not read."""
         self.send_lines()
         if self._answers:
-            answers, self._answers = self._answers, []
+            answers, self._answers, self._noted = self._answers, [], 0
             self.add = self._answers.append
             self.say(Answers(answers))
 
