@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +23,7 @@ pytestmark = pytest.mark.gpu
 
 X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int8", "int32", "uint8"]
-HELD_S = 30.0
+HELD_S = 10.0
 """A stream that is held goes on by itself then: a test that waits for it fails in the end."""
 
 
@@ -39,28 +43,40 @@ def torch_or_skip() -> Any:
 def held(stream: int) -> Iterator[None]:
     """Have whatever comes behind this on a stream, given by its handle, wait for the end of the block.
 
-    It waits for a word in host memory, and not in a function of Python's: that would want the interpreter's
-    lock, which a call into CUDA may hold. What runs in the block must have run before: the first use of a
-    kernel waits for all streams.
+    It waits for a word in a page that another process has, too, which sets it after `HELD_S`: no thread of
+    this one could, while a call into CUDA holds the interpreter's lock. What runs in the block must have run
+    before: the first use of a kernel waits for all streams.
     """
     import cupy
     from cuda.bindings import driver
 
-    memory = cupy.cuda.alloc_pinned_memory(4)
-    word = np.frombuffer(memory, np.uint32, 1)
-    word[0] = 0
-    equal = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
-    (status,) = driver.cuStreamWaitValue32(stream, memory.ptr, 1, equal)
-    assert status == driver.CUresult.CUDA_SUCCESS
-    in_the_end = threading.Timer(HELD_S, word.fill, (1,))
-    in_the_end.start()
-    try:
-        yield
-    finally:
-        word[0] = 1
-        in_the_end.cancel()
-        in_the_end.join()
-        cupy.cuda.Device().synchronize()  # the word is read until then
+    fd = os.memfd_create("word")
+    os.ftruncate(fd, mmap.PAGESIZE)
+    with mmap.mmap(fd, mmap.PAGESIZE) as page:
+        address = np.frombuffer(page, np.uint8).ctypes.data
+        cupy.cuda.runtime.hostRegister(address, mmap.PAGESIZE, 0)
+        late = subprocess.Popen(
+            [sys.executable, "-c", _SET_IT_LATE, str(fd), str(HELD_S)], stdin=subprocess.PIPE, pass_fds=(fd,)
+        )
+        os.close(fd)
+        equal = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
+        (status,) = driver.cuStreamWaitValue32(stream, address, 1, equal)
+        assert status == driver.CUresult.CUDA_SUCCESS
+        try:
+            yield
+        finally:
+            page[0] = 1
+            late.communicate()
+            cupy.cuda.Device().synchronize()  # the word is read until then
+            cupy.cuda.runtime.hostUnregister(address)
+
+
+_SET_IT_LATE = """
+import os, select, sys
+if not select.select([0], [], [], float(sys.argv[2]))[0]:
+    os.pwrite(int(sys.argv[1]), b"\\1", 0)
+"""
+"""Of a process that ends when its input does."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
