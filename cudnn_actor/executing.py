@@ -134,6 +134,7 @@ class ExecutingActor(Actor):
             self._settle_done(executor)
             while (late := executor.first_late()) is not None:
                 self._settle_late(executor, late)
+                self._settle_done(executor)
         self.flush()
 
     def _settle_done(self, executor: Executor) -> None:

@@ -81,7 +81,8 @@ class Executor:
         self._lease = lease
         self._unfenced: list[Work] = []
         self._fenced: deque[tuple[Fence, list[Work]]] = deque()
-        self._late: deque[Work] = deque()
+        self._passed: deque[Work] = deque()
+        """Finished work that is not to be answered yet: the first is late, and all others wait for it."""
         self._done: deque[Work] = deque()
         self._freed: dict[int, BufferRef] = {}
         """Buffers by their slots that were freed while unfinished work held their bytes."""
@@ -213,14 +214,14 @@ class Executor:
     @property
     def busy(self) -> bool:
         """Whether any work has not finished, or has and is not answered."""
-        return bool(self._fenced or self._unfenced or self._late)
+        return bool(self._fenced or self._unfenced or self._passed)
 
     def working_since(self) -> float | None:
         """Since when the device has not got on, in `time.monotonic()` seconds; None when it has no work.
 
         What is not fenced yet is the actor's to get on with: `progress_s` says nothing of it.
         """
-        return self.progress_s if self._fenced or self._late else None
+        return self.progress_s if self._fenced or self._passed else None
 
     def fence(self) -> None:
         """Put one fence behind all that was enqueued since the last."""
@@ -233,7 +234,9 @@ class Executor:
                 self._unfenced = []
 
     # Finished work. Each piece is in one place: it is answered by whoever takes it out, the actor or,
-    # when the actor has been given up, its last act.
+    # when the actor has been given up, its last act. Answers are given in the order in which the work was
+    # enqueued. So what has been answered at a crash came before all that runs again: nothing runs again on
+    # an input that a later request, which has been answered, has written since.
 
     def passed(self) -> bool:
         """Whether the oldest fence has passed: then its work is done, or late. Never blocks.
@@ -245,14 +248,18 @@ class Executor:
         self.progress_s = time.monotonic()
         with self._lease:
             _, batch = self._fenced.popleft()
-            for work in batch:
-                if work.late is None:
-                    self._release(work.slots)
-                    self._done.append(work)
-                else:
-                    self._late.append(work)
-            self._forget_freed()
+            self._passed += batch
+            self._advance()
         return True
+
+    def _advance(self) -> None:
+        """Let everything be answered that comes before the next late work. Under the lease."""
+        passed = self._passed
+        while passed and passed[0].late is None:
+            work = passed.popleft()
+            self._release(work.slots)
+            self._done.append(work)
+        self._forget_freed()
 
     def take_done(self) -> Work | None:
         """Work that has finished, in order, which the caller must answer; None when there is none left.
@@ -266,13 +273,13 @@ class Executor:
 
     def first_late(self) -> Work | None:
         """Finished work whose answer is to be called for. It holds its buffers until `take_late`."""
-        return self._late[0] if self._late else None
+        return self._passed[0] if self._passed else None
 
     def take_late(self) -> None:
         """Take out the first late work, which the caller must answer. Raises `Crash`: then another did."""
         with self._lease:
-            self._release(self._late.popleft().slots)
-            self._forget_freed()
+            self._release(self._passed.popleft().slots)
+            self._advance()
 
     # The end.
 
@@ -289,8 +296,8 @@ class Executor:
 
         For whoever does the incarnation's last act, when the lease has been revoked.
         """
-        lost = [*self._late, *(work for _, batch in self._fenced for work in batch), *self._unfenced]
-        self._unfenced, self._fenced, self._late = [], deque(), deque()
+        lost = [*self._passed, *(work for _, batch in self._fenced for work in batch), *self._unfenced]
+        self._unfenced, self._fenced, self._passed = [], deque(), deque()
         for work in lost:
             self._release(work.slots)
         return lost

@@ -185,7 +185,13 @@ class LateEngine(BarrierEngine):
 
     def fetch(self, src: np.ndarray, into: np.ndarray | None = None) -> Callable[[], np.ndarray]:
         self.door.go_through("fetch")
-        return super().fetch(src, into)
+        fetched = super().fetch(src, into)
+
+        def late() -> np.ndarray:
+            self.door.go_through("fetched")
+            return fetched()
+
+        return late
 
     def finished(self, fence: Any) -> bool:
         assert fence not in self._void, "asked again about a fence that had passed"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import signal
-import socket
 from typing import Any
 
 import pytest
@@ -25,11 +23,6 @@ from cudnn_actor import (
     spawn,
 )
 from cudnn_actor.protocol.messages import Message
-from cudnn_actor.workers.channel import Channel
-from cudnn_actor.workers.process.errand import Errand
-from cudnn_actor.workers.process.outbox import Outbox
-from cudnn_actor.workers.status import StatusPage
-from cudnn_actor.workers.wire import FROM_PARENT, FROM_WORKER, Done, Request
 from tests.service.rigs import ONE_BY_ONE, Trio, in_thread, outcome, single
 
 from .crash_rigs import PATIENCE_S, Points, freeze, kill, sent, workers
@@ -175,23 +168,29 @@ async def test_pure_requests_run_again_and_others_at_most_once_whenever_the_work
         assert {type(end) for end in load.sums} <= {Receipt, OutcomeUnknown, StaleBufferError}, f"seed {seed}"
 
 
-def test_a_download_is_noted_behind_what_finished_before_it() -> None:
-    """So a crash before both are sent finds the download done only if what had written its buffer is."""
-    ours, theirs = socket.socketpair()
-    here, there = Channel(theirs, FROM_PARENT), Channel(ours, FROM_WORKER)
-    page = StatusPage.create(8)
-    with contextlib.closing(page), contextlib.closing(here), contextlib.closing(there):
-        outbox = Outbox(here, page)
-        outbox.add(Done(1, 0, "plan", 5, 2.0))
-        outbox.post(Errand(None, outbox, Request(2, 1, b"", None), page), single(7.0), None)
-        assert page.finished(1, 2) == ("download", 0, 0.0)
-        assert page.finished(0, 1) == ("plan", 5, 2.0)
-        outbox.add(Done(3, 2, "plan", 6, 2.0))
-        outbox.post(Errand(None, outbox, Request(4, 3, b"", None), page), single(7.0), None)
-        assert page.finished(2, 3) == ("plan", 6, 2.0)
-        outbox.wake()
-        (frame,) = there.receive()
-        assert [answer.number for answer in frame.answers] == [1, 2, 3, 4]
+async def test_what_is_read_back_after_a_crash_is_not_what_a_later_request_has_written() -> None:
+    """On a device several have begun: the worker dies with the answer to one download sent, in the next."""
+    async with workers("LateEngine", host_arenas=False) as (gpu, points):
+        trio = await Trio.on(gpu)
+        await gpu.warm([trio.product()])
+        points.hold("fetched", passing=1)
+        pid = freeze(gpu)  # so that it takes all at once, and one fence is behind them all
+        messages: list[Message] = [
+            trio.product(),
+            Download(src=trio.w),
+            Download(src=trio.y),
+            Fill(dst=trio.y, value=5.0),
+        ]
+        futures = [gpu.submit(message) for message in messages]
+        await sent(gpu)
+        os.kill(pid, signal.SIGCONT)
+        (await in_thread(lambda: points.arrival("fetched"))).kill()
+        points.let_go()
+        made, weight, product, filled = [await outcome(future) for future in futures]
+        assert [type(end) for end in (made, filled)] == [Receipt, Receipt]
+        assert weight.item() == 2.0
+        assert isinstance(product, OutcomeUnknown), "the Fill may have run"
+        assert await trio.result() == 5.0
 
 
 async def test_what_a_blocking_read_has_waited_for_is_answered_before_it() -> None:

@@ -76,6 +76,11 @@ class WorkerActor(CudnnActor):
         """Take and map memory; its descriptor, which is the caller's. Raises `CudnnActorError`, `Crash`."""
         return self._engine.create_arena(number, nbytes)
 
+    def on_start(self) -> None:
+        """Start as `CudnnActor` does."""
+        super().on_start()
+        self._outbox.notes = self._engine.synchronous
+
     def flush(self) -> None:
         """Send what there is, log lines too: what comes next may take long, or be the end."""
         super().flush()

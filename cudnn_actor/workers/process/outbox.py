@@ -50,19 +50,20 @@ class Outbox:
     def __init__(self, channel: Channel, page: StatusPage) -> None:
         self._channel = channel
         self._finish, self._finish_otherwise, self._forget = page.finish, page.finish_otherwise, page.forget
+        self.notes = True
+        """Whether it is noted on the page what has finished: with an engine that works on one at a time. Of
+        several that have begun, each that is answered comes before all that is not, and so it has to be at a
+        crash: what has been sent is such a beginning by itself, notes of some of them would not be."""
         self._answers: list[Answer] = []
-        self._noted = 0
-        """How many of them the page is known to have."""
         self.add = self._answers.append
-        """Queues a receipt. It is noted on the page only if a download follows before `wake`."""
+        """Queues an answer as it is."""
         self._lines: deque[Logged] = deque()
 
     def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
         """Queue an answer; `wake` sends it.
 
-        Until then the page says that the request has finished, so that a crash in between finds it done and
-        not begun. It has no room for an error: that is sent at once. A download is noted behind all that
-        finished before it: else a crash could find it done, and not what had written its buffer.
+        Until then the page says that the request has finished (see `notes`), so that a crash in between finds
+        it done and not begun. It has no room for an error: that is sent at once.
         """
         assert isinstance(envelope, Errand)
         number, place = envelope.number, envelope.place
@@ -77,9 +78,9 @@ class Outbox:
             self.wake()
             return
         elif isinstance(value, np.ndarray):  # it is where it was wanted
-            self._note_added()
             answer = Done(number, place, "download", envelope.started_ns, 0.0)
-            self._finish(place, number, "download", envelope.started_ns, 0.0)
+            if self.notes:
+                self._finish(place, number, "download", envelope.started_ns, 0.0)
         else:
             answer = Given(number, place, encode_reply(value))
             if type(envelope.message) is Strike:
@@ -88,18 +89,11 @@ class Outbox:
                 self._finish_otherwise(place, number)
         self._answers.append(answer)
 
-    def _note_added(self) -> None:
-        """Note what has been added since the last time. What `post` has noted is only noted again."""
-        for answer in self._answers[self._noted :]:
-            if type(answer) is Done:
-                self._finish(answer.place, answer.number, answer.plan, answer.started_ns, answer.run_us)
-        self._noted = len(self._answers)
-
     def wake(self) -> None:
         """Send what has been posted. Waits for room in the socket when the parent does not read."""
         self.send_lines()
         if self._answers:
-            answers, self._answers, self._noted = self._answers, [], 0
+            answers, self._answers = self._answers, []
             self.add = self._answers.append
             self.say(Answers(answers))
 
