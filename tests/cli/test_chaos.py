@@ -123,6 +123,19 @@ def test_a_pure_request_whose_input_was_overwritten_need_not_be_run_again() -> N
     assert Oracle().judge([copy(x, y), fill(x, 1)], [UNKNOWN, RECEIPT]) == []
 
 
+def test_a_pure_request_is_not_run_again_on_a_buffer_that_another_has_torn() -> None:
+    """On a device several have begun, and a later one may have torn what this one writes as well."""
+    y, refused = (
+        buffer(1),
+        OutcomeUnknown(request_id=1, cause="killed", why="its second run was refused: torn"),
+    )
+    burst = [fill(y, 1), accumulation(y, values(1, 1, 1, 1))]
+    assert Oracle().judge(burst, [refused, UNKNOWN]) == []
+    assert Oracle().judge([fill(buffer(1), 1)], [refused]), "nobody has torn it"
+    y = buffer(1)
+    assert len(Oracle().judge([fill(y, 1), fill(y, 2)], [refused, refused])) == 2, "nor here"
+
+
 def test_a_stale_buffer_that_nothing_has_torn_is_wrong() -> None:
     assert Oracle().judge([download(buffer(1))], [stale(1)])
 

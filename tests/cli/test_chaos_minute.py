@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from .terminal import cudnn_actor
+from .terminal import python
+
+ON = {"the CPU engine": "cudnn_actor.cli", "one that works as a GPU does": "tests.workers.device_engine"}
 
 
-@pytest.mark.parametrize("standby", [0, 1])
-def test_a_quarter_of_a_minute_of_faults_loses_nothing(standby: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("engine", "standby"), zip(ON, [0, 1], strict=True))
+def test_a_quarter_of_a_minute_of_faults_loses_nothing(engine: str, standby: int, tmp_path: Path) -> None:
     out = tmp_path / "chaos.json"
-    words = ["--seconds", "15", "--engine", "cpu", "--kill-every", "0.25", "--seed", str(standby)]
-    done = cudnn_actor("chaos", *words, "--standby", str(standby), "--out", str(out))
+    words = ["--seconds", "15", "--kill-every", "0.25", "--seed", str(standby), "--standby", str(standby)]
+    command = ["chaos"] if engine == "the CPU engine" else []
+    done = python("-m", ON[engine], *command, *words, "--out", str(out))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     record = json.loads(out.read_text())
     counts = record["counts"]

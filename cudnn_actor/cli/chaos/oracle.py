@@ -9,7 +9,8 @@ a request that ended in            did to what it writes               is right 
 =================================  ==================================  =====================================
 a receipt, or an array             what it says, once                  nothing that it names is torn
 `OutcomeUnknown`                   tore it                             it accumulates, or a later request of
-                                                                       its burst writes what it reads
+                                                                       its burst writes what it reads, or
+                                                                       another may have torn what it names
 `QuarantinedRequest`               anything, and perhaps tore it       always; the task gives its plan up
 `StaleBufferError`                 nothing                             it says torn, and the buffer may be
 `ExecutionFailed`                  anything                            this fault is being injected
@@ -30,7 +31,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -165,11 +166,12 @@ class Oracle:
 
         Each outcome is an answer or an exception.
         """
-        shaken = {
-            id(deed.writes)
-            for deed, outcome in zip(burst, outcomes, strict=True)
-            if deed.writes is not None and _may_have_torn(outcome)
-        }
+        shaken: dict[
+            int, bool
+        ] = {}  # by a model's id: whether one did it that was not itself refused for that
+        for deed, outcome in zip(burst, outcomes, strict=True):
+            if deed.writes is not None and _may_have_torn(outcome):
+                shaken[id(deed.writes)] = shaken.get(id(deed.writes), False) or not _was_refused(outcome)
         wrongs = []
         for place, (deed, outcome) in enumerate(zip(burst, outcomes, strict=True)):
             found = self._take(deed, outcome, shaken, burst[place + 1 :])
@@ -182,12 +184,14 @@ class Oracle:
                     model.story.append((deed, outcome))
         return wrongs
 
-    def _take(self, deed: Deed, outcome: object, shaken: set[int], later: Sequence[Deed]) -> _Finding:
+    def _take(
+        self, deed: Deed, outcome: object, shaken: Mapping[int, bool], later: Sequence[Deed]
+    ) -> _Finding:
         match outcome:
             case OutcomeUnknown():
+                torn = any(model.torn is not Torn.NO or shaken.get(id(model)) for model in deed.uses)
+                refused = _was_refused(outcome) and (torn or OutOfMemory in self._injected)
                 _tear(deed.writes, Torn.YES)
-                torn = any(model.torn is not Torn.NO for model in deed.reads)
-                refused = "refused" in outcome.why and (torn or OutOfMemory in self._injected)
                 if not (deed.accumulates or self._excusable or refused or _overwritten(deed, later)):
                     return "to be run again, being pure", text(outcome)
                 return None
@@ -231,6 +235,11 @@ def _may_have_torn(outcome: object) -> bool:
     return False
 
 
+def _was_refused(outcome: object) -> bool:
+    """Whether it is of a request whose second run was refused: another has torn what it names."""
+    return isinstance(outcome, OutcomeUnknown) and "refused" in outcome.why
+
+
 def _overwritten(deed: Deed, later: Sequence[Deed]) -> bool:
     written = [other.writes for other in later if other.writes is not None]
     return any(model is other for model in deed.reads for other in written)
@@ -253,7 +262,7 @@ def _perhaps(deed: Deed) -> None:
         _tear(deed.writes, Torn.MAYBE)
 
 
-def _stale(deed: Deed, error: StaleBufferError, shaken: set[int]) -> _Finding:
+def _stale(deed: Deed, error: StaleBufferError, shaken: Container[int]) -> _Finding:
     for model in deed.uses:
         if model.ref.slot == error.slot and error.reason is StaleReason.TORN:
             expected = model.torn is not Torn.NO or id(model) in shaken
