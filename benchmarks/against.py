@@ -4,9 +4,14 @@
     python -m benchmarks.against ../old . --out benchmarks/results
 
 In each round both checkouts run in a fresh process of their own, on the CPU engine, and measure in turns. A
-round's figure is the ratio of the two rates; the table has the median of the rounds and their range. A ratio
+round's figure is the ratio of the two rates; the table has the median of the rounds, the standard error of
+their mean, and their range. A ratio
 above 1 says that the second checkout is faster. Which process is started first changes from round to round,
 so give an even number of rounds, or many.
+
+With one request in flight two threads wake each other, and how long that takes depends on which cores they
+are on, far more than on the code. `--threads one` keeps them on one core, `two` the loop's thread on one and
+all others on another.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import platform
 import statistics
@@ -36,9 +42,9 @@ _SIDE = Path(__file__).with_name("against_side.py")
 class Side:
     """One checkout's process. `measure` blocks for the slice."""
 
-    def __init__(self, tree: Path, loop: str) -> None:
+    def __init__(self, tree: Path, loop: str, threads: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(_SIDE), loop],
+            [sys.executable, str(_SIDE), loop, threads],
             env={**os.environ, "PYTHONPATH": str(tree.resolve()), "PYTHONHASHSEED": "0"},
             cwd=tree,
             stdin=subprocess.PIPE,
@@ -71,17 +77,24 @@ class Found(NamedTuple):
     new_per_s: list[float]
 
     @property
+    def error(self) -> float:
+        """The standard error of the ratios' mean."""
+        return statistics.stdev(self.ratios) / len(self.ratios) ** 0.5 if len(self.ratios) > 1 else math.nan
+
+    @property
     def ratios(self) -> list[float]:
         """New over old, round by round."""
         return [new / old for old, new in zip(self.old_per_s, self.new_per_s, strict=True)]
 
 
-def compare(old: Path, new: Path, rounds: int, slices: int, seconds: float) -> list[Found]:
+def compare(
+    old: Path, new: Path, *, rounds: int, slices: int, seconds: float, threads: str = "free"
+) -> list[Found]:
     """Measure every case in every round, and print each round's number."""
     found = {case: Found(case, [], []) for case in CASES}
     for number in range(rounds):
         for loop in ("asyncio", "uvloop"):
-            sides = _started(old, new, loop, new_first=bool(number % 2))
+            sides = _started(old, new, loop, threads, new_first=bool(number % 2))
             try:
                 for case in CASES:
                     if case[0] == loop:
@@ -93,12 +106,12 @@ def compare(old: Path, new: Path, rounds: int, slices: int, seconds: float) -> l
     return list(found.values())
 
 
-def _started(old: Path, new: Path, loop: str, *, new_first: bool) -> tuple[Side, Side]:
+def _started(old: Path, new: Path, loop: str, threads: str, *, new_first: bool) -> tuple[Side, Side]:
     """Both processes. Which is started first matters: the second has been seen to be 5 to 10 % slower."""
     if new_first:
-        second, first = Side(new, loop), Side(old, loop)
+        second, first = Side(new, loop, threads), Side(old, loop, threads)
         return first, second
-    return Side(old, loop), Side(new, loop)
+    return Side(old, loop, threads), Side(new, loop, threads)
 
 
 def _one_round(found: Found, sides: tuple[Side, Side], number: int, slices: int, seconds: float) -> None:
@@ -117,7 +130,17 @@ def _one_round(found: Found, sides: tuple[Side, Side], number: int, slices: int,
 def table(found: list[Found], old: str, new: str) -> Table:
     """The ratios for a terminal."""
     sheet = Table(title=f"{new} against {old}")
-    for name in ("loop", "isolation", "request", "in flight", "old, /s", "new, /s", "new / old", "range"):
+    for name in (
+        "loop",
+        "isolation",
+        "request",
+        "in flight",
+        "old, /s",
+        "new, /s",
+        "new / old",
+        "error",
+        "range",
+    ):
         sheet.add_column(name, justify="left" if name in ("loop", "isolation", "request") else "right")
     for row in found:
         loop, isolation, request, in_flight = row.case
@@ -129,6 +152,7 @@ def table(found: list[Found], old: str, new: str) -> Table:
             f"{statistics.median(row.old_per_s):,.0f}",
             f"{statistics.median(row.new_per_s):,.0f}",
             f"{statistics.median(row.ratios):.3f}",
+            f"{row.error:.3f}",
             f"{min(row.ratios):.2f}-{max(row.ratios):.2f}",
         )
     return sheet
@@ -148,10 +172,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--slices", type=int, default=3, help="slices of each side in a round")
     parser.add_argument("--seconds", type=float, default=0.3, help="of each slice")
+    parser.add_argument("--threads", choices=("free", "one", "two"), default="free", help="cores")
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     given = parser.parse_args()
     old, new = _commit(given.old), _commit(given.new)
-    found = compare(given.old, given.new, given.rounds, given.slices, given.seconds)
+    found = compare(
+        given.old,
+        given.new,
+        rounds=given.rounds,
+        slices=given.slices,
+        seconds=given.seconds,
+        threads=given.threads,
+    )
     Console(width=110).print(table(found, old, new))
     if given.out is not None:
         record: dict[str, Any] = {
@@ -160,6 +192,7 @@ def main() -> None:
             "date": time.strftime("%Y-%m-%dT%H:%M:%S"),
             "python": platform.python_version(),
             "cores": os.cpu_count(),
+            "threads": given.threads,
             "found": [row._asdict() for row in found],
         }
         path = given.out / time.strftime("against-%Y%m%dT%H%M%S.json")

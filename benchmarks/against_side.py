@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+import threading
 import time
 from typing import Any, TextIO
 
@@ -33,7 +35,17 @@ async def rate(gpu: CudnnRef, message: Any, in_flight: int, seconds: float) -> f
     return count / (time.perf_counter() - began)
 
 
-async def main(answers: TextIO) -> None:
+def pin(threads: str, worker: int | None) -> None:
+    """Keep the loop's thread on one core, and all others, the worker's too, there or on another ("two")."""
+    cores = sorted(os.sched_getaffinity(0))
+    other = {cores[-1] if threads == "two" else cores[0]}
+    here = threading.get_native_id()
+    for process in filter(None, (os.getpid(), worker)):
+        for name in os.listdir(f"/proc/{process}/task"):
+            os.sched_setaffinity(int(name), {cores[0]} if int(name) == here else other)
+
+
+async def main(answers: TextIO, threads: str) -> None:
     async with (
         spawn(device="cpu", isolation="thread") as thread,
         spawn(device="cpu", isolation="process") as process,
@@ -42,6 +54,8 @@ async def main(answers: TextIO) -> None:
             "thread": (thread, await requests_of(thread)),
             "process": (process, await requests_of(process)),
         }
+        if threads != "free":
+            pin(threads, process.worker_pid)
         while line := await asyncio.to_thread(sys.stdin.readline):
             isolation, request, in_flight, seconds = line.split()
             gpu, requests = services[isolation]
@@ -54,6 +68,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "uvloop":
         import uvloop
 
-        uvloop.run(main(answers))
+        uvloop.run(main(answers, sys.argv[2]))
     else:
-        asyncio.run(main(answers))
+        asyncio.run(main(answers, sys.argv[2]))
