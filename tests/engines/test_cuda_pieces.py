@@ -191,6 +191,15 @@ def test_a_journal_remembers_what_killed_the_process_that_tried_it(tmp_path: Pat
     assert not second.killed("harmless")
 
 
+def test_a_journal_takes_plans_that_differ_in_their_knobs_for_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    with pytest.raises(RuntimeError), Journal(path).trying("cuda/conv_fwd/ab12/eng7_k2=1_k3=0+elementwise"):
+        raise RuntimeError
+    assert Journal(path).killed("cuda/conv_fwd/ab12/eng7_k2=4+elementwise")
+    for other in ("cuda/conv_fwd/ab12/eng71_k2=1+elementwise", "cuda/conv_fwd/cd34/eng7_k2=1+elementwise"):
+        assert not Journal(path).killed(other)
+
+
 def test_a_trial_that_is_left_by_an_error_that_kills_the_context_stays_open(tmp_path: Path) -> None:
     path = str(tmp_path / "journal")
     with pytest.raises(RuntimeError), Journal(path).trying("deadly"):

@@ -155,7 +155,7 @@ class CudaEngine:
         """
         make = f"{CudaBuilder.__module__}:{CudaBuilder.__name__}"
         told, local = (self._ordinal, self._journal), CudaBuilder(self._ordinal)
-        return RemoteBuilder(make, told, local, tries=2, executable=self._executable)
+        return RemoteBuilder(make, told, local, tries=3, executable=self._executable)
 
     @reported
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 __all__ = ["Journal"]
 
+_KNOBS = re.compile(r"_k\d+=-?\d+")
+
 
 class Journal:
     """A file with a line for each plan whose trial has begun, and another one for each that has ended.
+
+    Plans that differ in their knobs alone count as one: cuDNN often offers an engine for a graph with several
+    settings of its knobs, one after the other, and what killed the process is mostly wrong with all of them.
 
     One process writes it at a time: a child that builds plans, then its successor. A line is one write, so
     a death leaves whole lines, and the plan that was its cause as the one without an end.
@@ -26,10 +32,10 @@ class Journal:
         self._killed: set[str] | None = None
 
     def killed(self, plan: str) -> bool:
-        """Whether the trial of the plan of that tag was never ended, by a process before this one."""
+        """Whether a trial of the plan of that tag was never ended, by a process before this one."""
         if self._killed is None:
-            self._killed = self._left_open()
-        return plan in self._killed
+            self._killed = {_KNOBS.sub("", tag) for tag in self._left_open()}
+        return _KNOBS.sub("", plan) in self._killed
 
     @contextlib.contextmanager
     def trying(self, plan: str) -> Iterator[None]:

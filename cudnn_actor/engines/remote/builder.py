@@ -14,10 +14,10 @@ a build, or tuning                     waits for a child that is starting. A bui
                                        device context on trial would take this one's with it
 a plan that does not travel            is built here, too: it is known to be built without harm
 a build whose child was stopped        in another child, whatever `tries` says: no graph is to blame
-a graph in work when a child died      never here. In another child once more (at once, or, with
-                                       `tries` 1, when it is asked for again), and if that dies
-                                       too, nowhere
-no child (3 deaths within 60 s, other  here, from then on, with a line in the log
+a graph in work when a child died      never here. In another child, at once, until `tries` have
+                                       died of it; or, with `tries` 1, when it is asked for again.
+                                       Then nowhere
+no child (4 deaths within 60 s, other  here, from then on, with a line in the log
 library versions)
 =====================================  ==========================================================
 
@@ -53,7 +53,7 @@ INTERRUPTED = "BUILDER_INTERRUPTED"
 
 _RENEW_AFTER = 500
 """Builds after which a child is replaced: cuDNN 9.19 keeps 0.3 MiB for each graph, on average."""
-_INTENSITY = RestartIntensity(max_restarts=2, period_s=60.0)
+_INTENSITY = RestartIntensity(max_restarts=3, period_s=60.0)
 _EXIT_WITHIN_S = 5.0
 """From the end of a dying process's socket to its exit: the device's driver takes some 0.1 s between them."""
 _SHOWN = 1000
@@ -221,8 +221,9 @@ class RemoteBuilder:
         self, request: Request, progress: Callable[[int, int, str], None], here: Callable[[], Plan]
     ) -> Plan:
         digest = request.graph.digest()
-        if self._killed[digest] > 1:
-            raise EngineFailure(DIED, "two builder processes died of this graph; it is not built again")
+        if self._killed[digest] >= max(2, self._tries):
+            died = f"{self._killed[digest]} builder processes died of this graph; it is not built again"
+            raise EngineFailure(DIED, died)
         child = self._ready_child(time.monotonic() + self._start_within_s)
         if child is not None:
             child = self._renewed(child)

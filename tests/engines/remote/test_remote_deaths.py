@@ -64,6 +64,18 @@ def test_a_build_that_may_cost_two_processes_is_made_by_the_second(
         assert made.result(PATIENCE_S) == second.at("open")
 
 
+def test_a_build_that_may_cost_three_processes_is_made_by_the_third(
+    new_builder: NewBuilder, stage: Stage
+) -> None:
+    builder = new_builder(tries=3)
+    ready(builder, stage, "crash")
+    with ThreadPoolExecutor(1) as thread:
+        made = thread.submit(build, builder)
+        stage.enter("go", "crash")
+        third = stage.enter("go", "go")
+        assert made.result(PATIENCE_S) == third.at("open")
+
+
 def test_a_build_that_costs_every_process_that_it_may_fails(new_builder: NewBuilder, stage: Stage) -> None:
     builder = new_builder(tries=2)
     ready(builder, stage, "crash")
@@ -192,18 +204,18 @@ def test_a_graph_of_which_two_processes_died_is_not_built_again_and_others_are(
     assert build(builder, size=5) == third.at("open")
 
 
-def test_after_three_deaths_plans_are_built_here_but_for_those_that_killed(
+def test_after_four_deaths_plans_are_built_here_but_for_those_that_killed(
     builder: RemoteBuilder, stage: Stage, logs: list[EventDict]
 ) -> None:
     ready(builder, stage, "crash")
     dying(builder, size=1)
-    for size in (2, 3):
+    for size in (2, 3, 4):
         stage.enter("go", "crash")
         dying(builder, size)
-    assert build(builder) == HERE
+    assert build(builder, size=5) == HERE
     assert "not built in this one" in dying(builder, size=2).detail
     (given_up,) = said(logs, "builder.given_up")
-    assert (given_up["log_level"], given_up["deaths"]) == ("warning", 3)
+    assert (given_up["log_level"], given_up["deaths"]) == ("warning", 4)
 
 
 @pytest.mark.parametrize("make", ["tests.engines.remote.nowhere:Craft", "os:getpid", "no colon"])
@@ -215,7 +227,7 @@ def test_a_builder_that_cannot_be_made_there_is_used_here(
     assert not builder.wait_ready(PATIENCE_S)
     assert build(builder) == HERE
     deaths = said(logs, "builder.died")
-    assert len(deaths) == 3
+    assert len(deaths) == 4
     assert all("Traceback" in death["stderr"] for death in deaths)
     assert len(said(logs, "builder.given_up")) == 1
 
@@ -226,7 +238,7 @@ def test_without_an_interpreter_to_start_plans_are_built_here(
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     builder = new_builder()
     assert build(builder) == HERE
-    assert len(said(logs, "builder.not_started")) == 3
+    assert len(said(logs, "builder.not_started")) == 4
     assert build(builder, size=5) == HERE
 
 
