@@ -13,7 +13,7 @@ from .terminal import python
 ON = {"the CPU engine": "cudnn_actor.cli", "one that works as a GPU does": "tests.workers.device_engine"}
 
 
-@pytest.mark.parametrize(("engine", "standby"), zip(ON, [0, 1], strict=True))
+@pytest.mark.parametrize(("engine", "standby"), [*zip(ON, [0, 1], strict=True)])
 def test_a_quarter_of_a_minute_of_faults_loses_nothing(engine: str, standby: int, tmp_path: Path) -> None:
     out = tmp_path / "chaos.json"
     words = ["--seconds", "15", "--kill-every", "0.25", "--seed", str(standby), "--standby", str(standby)]
