@@ -34,7 +34,7 @@ _TINY = {DType.FLOAT64: 0.0, DType.FLOAT32: 2.0**-150, DType.FLOAT16: 2.0**-25, 
 _TF32 = 2 * 2.0**-10
 """Both operands are cut off to 11 bits: tensor cores ignore the others, and cuDNN need not round before."""
 _WALK, _POINTWISE, _FUNCTION = 4.0, 4.0, 40.0
-"""The functions of cuDNN's fused kernels were seen to be off by up to 29 units (tanh, of numbers around 0)."""
+"""The functions of cuDNN's fused kernels were seen to be off by up to 29 units (tanh around 0)."""
 EXACT_SCALARS = (1.0, -1.0, 2.0, 0.5)
 """Values of alpha and beta that keep whole numbers exact in float32."""
 _EXACT_ACTIVATIONS = (Activation.IDENTITY, Activation.RELU)
