@@ -53,7 +53,7 @@ from cudnn_actor.workers.launch_wire import (
     receive,
     send,
 )
-from cudnn_actor.workers.lifeline import tie
+from cudnn_actor.workers.lifeline import bind, tie
 
 __all__ = ["main"]
 
@@ -162,6 +162,8 @@ class _Server:
         if (pid := _fork()) == 0:
             self._socket.detach()  # the number is about to be free for others, whom no finalizer may close
             _work(launch.main, descriptors)
+        with contextlib.suppress(OSError):  # it has ended; else it does this itself as well
+            bind(descriptors[-1], pid)
         try:
             return pid, os.pidfd_open(pid)
         except OSError:

@@ -21,7 +21,7 @@ import select
 import signal
 import threading
 
-__all__ = ["Lifeline", "tie"]
+__all__ = ["Lifeline", "bind", "tie"]
 
 _NOWHERE = -1
 
@@ -54,15 +54,23 @@ class Lifeline:
         self.cut()
 
 
+def bind(fd: int, pid: int) -> None:
+    """Have the kernel kill a process when the other end of a lifeline goes. Raises `OSError`.
+
+    Whom it signals is noted with the open file, which this process shares with the worker that it has forked.
+    So its parent can do this for a worker that does not get to it: one that is stopped at once, say.
+    """
+    fcntl.fcntl(fd, fcntl.F_SETOWN, pid)
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+
+
 def tie(fd: int) -> None:
     """Tie this process's life to the other end of a lifeline. Ends this process if that has gone already.
 
-    The descriptor must stay open, and be the only one of its open file: whom the kernel signals is noted
-    there, not with the process.
+    The descriptor must stay open, and its open file be nobody else's lifeline: see `bind`.
     """
-    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    bind(fd, os.getpid())
     # Only what happens from here on is signalled, so an end that came before is looked for now.
     poll = select.poll()
     poll.register(fd, select.POLLIN)

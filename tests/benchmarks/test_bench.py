@@ -26,14 +26,16 @@ from cudnn_actor.cli.bench.record import ISOLATIONS, LOADS, SIDE_SUBJECTS, SUBJE
 from cudnn_actor.cli.bench.tables import tables
 from cudnn_actor.cli.placement import PLACEMENTS
 
+from ..once import once
 from .synthetic_cpu_run import cpu_run
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    folder: Path = tmp_path_factory.mktemp("bench")
-    assert main(["bench", "--quick", "--out", str(folder)]) == 0
-    (path,) = folder.glob("*.json")
+    def make(folder: Path) -> None:
+        assert main(["bench", "--quick", "--out", str(folder)]) == 0
+
+    (path,) = once(tmp_path_factory, "bench", make).glob("*.json")
     return path.read_bytes()
 
 

@@ -20,6 +20,7 @@ from benchmarks.gpu.report import PARTS, Report, sheets, write
 from benchmarks.gpu.sheet import as_text
 from benchmarks.gpu.stalls import Stalls
 
+from ..once import once
 from .synthetic_gpu_run import gpu_run
 
 ROOT = Path(__file__).parents[2]
@@ -42,11 +43,14 @@ def run(*words: str, device: str = "cpu") -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Report]:
-    folder = tmp_path_factory.mktemp("gpu")
-    done = run("--profile", "--out", str(folder))
-    assert done.returncode == 0, done.stdout + done.stderr
+    def make(folder: Path) -> None:
+        done = run("--profile", "--out", str(folder))
+        assert done.returncode == 0, done.stdout + done.stderr
+        (folder / "printed").write_text(done.stdout)
+
+    folder = once(tmp_path_factory, "gpu-bench", make)
     (path,) = folder.glob("gpu-*.json")
-    return done.stdout, msgspec.json.decode(path.read_bytes(), type=Report)
+    return (folder / "printed").read_text(), msgspec.json.decode(path.read_bytes(), type=Report)
 
 
 def test_a_dry_run_measures_every_part(dry: tuple[str, Report]) -> None:

@@ -580,10 +580,19 @@ def nothing(_descriptors: list[int]) -> None:
 
 @asynccontextmanager
 async def workers(
-    engine: str = "BarrierEngine", *arguments: bool, host_arenas: bool = True, **options: Any
+    engine: str = "BarrierEngine",
+    *arguments: bool,
+    host_arenas: bool = True,
+    held: str = "",
+    **options: Any,
 ) -> AsyncIterator[tuple[CudnnRef, Points]]:
-    """A service whose workers pass points. At the end everybody may pass, and the service is closed."""
+    """A service whose workers pass points. At the end everybody may pass, and the service is closed.
+
+    Of its first worker's followers nobody passes the point `held`.
+    """
     points = Points()
+    if held:
+        points.hold(held, passing=1)
     try:
         service = service_of(points, engine, *arguments, host_arenas=host_arenas, **options)
         gpu = await Spawning(service)

@@ -26,8 +26,10 @@ async def planned(gpu: CudnnRef, plans: int) -> None:
 
 
 async def promoted_while_it_warms(gpu: CudnnRef, points: Points, logs: list[EventDict]) -> Trio:
-    """Have the standby serve that has built the plan of a sum, and is building another: held at "build"."""
-    points.hold("open")
+    """Have the standby serve that has built the plan of a sum, and is building another: held at "build".
+
+    The standby is held at "open".
+    """
     starting = await in_thread(lambda: points.arrival("open"))
     trio = await Trio.on(gpu)
     pair = [await gpu.empty((1, 2, 1, 1)) for _ in range(2)]
@@ -46,7 +48,7 @@ async def promoted_while_it_warms(gpu: CudnnRef, points: Points, logs: list[Even
 async def test_a_plan_that_a_standby_was_building_hides_no_request_that_has_begun(
     logs: list[EventDict],
 ) -> None:
-    async with workers("LateBuildingEngine", standby=1, max_restarts=9) as (gpu, points):
+    async with workers("LateBuildingEngine", held="open", standby=1, max_restarts=9) as (gpu, points):
         trio = await promoted_while_it_warms(gpu, points, logs)
         points.hold("finished")
         runs = points.visits(after("execute"))

@@ -391,6 +391,17 @@ def test_a_failing_import_is_told_at_the_launch_and_tried_again_at_the_next(modu
     assert ended(launch_and_hear(launcher, "says_hello")) == "exited with status 0"
 
 
+def test_a_worker_that_is_stopped_as_soon_as_it_is_forked_ends_with_its_lifeline(module: Path) -> None:
+    module.write_text(
+        "import os, signal\n"
+        "os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGSTOP))\n"
+    )
+    child = Launcher.shared((*PRELOAD, module.stem)).launch(f"{HERE}:stays", [])
+    child._lifeline.cut()
+    assert child.wait(PATIENCE_S)
+    assert ended(child) == "was killed by SIGKILL"
+
+
 def test_a_server_that_dies_of_its_imports_is_told(module: Path) -> None:
     module.write_text("import os\nos._exit(7)\n")
     with pytest.raises(LaunchFailed, match="the forkserver exited with status 7"):

@@ -224,8 +224,9 @@ async def test_a_stop_while_a_successor_starts_answers_what_was_to_run_again() -
     async with ending() as (service, gpu, points, trio):
         points.hold("execute")
         begun = gpu.submit(trio.product())
-        (await in_thread(lambda: points.arrival("execute"))).kill()
+        dying = await in_thread(lambda: points.arrival("execute"))
         points.hold("open")
+        dying.kill()
         waiting = [gpu.submit(trio.product()) for _ in range(300)]
         successor = (await in_thread(lambda: points.arrival("open"))).pid
         await asyncio.wait_for(asyncio.wrap_future(service.end("enough")), PATIENCE_S)
