@@ -334,7 +334,7 @@ def test_nothing_is_lost_or_wrong_in_a_thread(tmp_path: Path) -> None:
     assert record["counts"]["restarts"] > 0
     with Image.open(plot) as picture:
         assert picture.size == (1680, 1080)
-        assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 200
+        assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 200
 
 
 @pytest.mark.parametrize("standby", ["0", "1"])
