@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,12 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor import CudnnService, Spawning
-from cudnn_actor.cli import main
-from cudnn_actor.cli.chaos import trial
-from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.options import make_options
 
 __all__ = ["DeviceEngine"]
 
@@ -92,15 +86,3 @@ class DeviceEngine(CpuEngine):
             time.sleep(random.random() * _LONGEST_S)
             call()
             self._done += 1
-
-
-def _spawn(**options: Any) -> Spawning:
-    """A service whose workers have it."""
-    worker: Any = ("tests.workers.device_engine:DeviceEngine", ())
-    choice = EngineChoice("cpu", CpuEngine, True, worker=worker, host_arenas=False)
-    return Spawning(CudnnService(make_options(options), engine=choice))
-
-
-if __name__ == "__main__":  # `cudnn-actor chaos`, on this engine
-    trial.spawn = _spawn  # type: ignore[attr-defined]
-    sys.exit(main(["chaos", *sys.argv[1:]]))
