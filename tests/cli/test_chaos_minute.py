@@ -24,9 +24,8 @@ def test_a_quarter_of_a_minute_of_faults_loses_nothing(engine: str, standby: int
     record = json.loads(out.read_text())
     counts = record["counts"]
     assert counts["lost"] == counts["wrong"] == 0, done.stdout
-    if (
-        counts["stalls"] == 0
-    ):  # which is for the recorded runs to show: how slow a busy machine is, is no fault
+    # How long requests wait is for the recorded runs to show: on a busy machine a start may take long.
+    if counts["stalls"] == 0:
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert counts["requests"] == counts["answered"] > 0
     assert counts["faults"] > 25
