@@ -5,9 +5,8 @@
 
 In each round both checkouts run in a fresh process of their own, on the CPU engine, and measure in turns. A
 round's figure is the ratio of the two rates; the table has the median of the rounds, the standard error of
-their mean, and their range. A ratio
-above 1 says that the second checkout is faster. Which process is started first changes from round to round,
-so give an even number of rounds, or many.
+their mean, and their range. A ratio above 1 says that the second checkout is faster. Which process is started
+first changes from round to round, so give an even number of rounds, or many.
 
 With one request in flight two threads wake each other, and how long that takes depends on which cores they
 are on, far more than on the code. `--threads one` keeps them on one core, `two` the loop's thread on one and

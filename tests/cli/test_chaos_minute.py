@@ -1,5 +1,5 @@
 """A quarter of a minute of chaos: a process is killed, stopped or poisoned four times a second, and nobody is
-told a lie, or waits for ever."""
+told a lie, or waits for long."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ def test_a_quarter_of_a_minute_of_faults_loses_nothing(engine: str, standby: int
     out = tmp_path / "chaos.json"
     words = ["--seconds", "15", "--kill-every", "0.25", "--seed", str(standby), "--standby", str(standby)]
     done = python("-m", *CHAOS[engine], *words, "--out", str(out))
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
     record = json.loads(out.read_text())
     counts = record["counts"]
-    assert counts["lost"] == counts["wrong"] == 0, done.stdout
-    # How long requests wait is for the recorded runs to show: on a busy machine a start may take long.
-    if counts["stalls"] == 0:
-        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert counts["lost"] == counts["wrong"] == counts["stalls"] == 0
     assert counts["requests"] == counts["answered"] > 0
     assert counts["faults"] > 25
     for kind in ("kill", "hang", "poison", *(("kill-standby",) if standby else ())):

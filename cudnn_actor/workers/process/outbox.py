@@ -51,9 +51,8 @@ class Outbox:
         self._channel = channel
         self._finish, self._finish_otherwise, self._forget = page.finish, page.finish_otherwise, page.forget
         self.notes = True
-        """Whether it is noted on the page what has finished: with an engine that works on one at a time. Of
-        several that have begun, each that is answered comes before all that is not, and so it has to be at a
-        crash: what has been sent is such a beginning by itself, notes of some of them would not be."""
+        """Whether downloads that have finished are noted on the page. Not of an engine that has several
+        requests at work: a crash would find the download done, and not what had written its buffer."""
         self._answers: list[Answer] = []
         self.add = self._answers.append
         """Queues an answer as it is."""

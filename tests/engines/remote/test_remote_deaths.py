@@ -53,27 +53,18 @@ def test_a_process_that_is_killed_fails_its_build_and_the_next_has_a_new_one(
     assert (death["pid"], death["graph"]) == (first, GRAPH.digest()[:8])
 
 
-def test_a_build_that_may_cost_two_processes_is_made_by_the_second(
-    new_builder: NewBuilder, stage: Stage
+@pytest.mark.parametrize("tries", [2, 3])
+def test_a_build_that_may_cost_several_processes_is_made_by_the_last(
+    new_builder: NewBuilder, stage: Stage, tries: int
 ) -> None:
-    builder = new_builder(tries=2)
+    builder = new_builder(tries=tries)
     ready(builder, stage, "crash")
     with ThreadPoolExecutor(1) as thread:
         made = thread.submit(build, builder)
-        second = stage.enter("go", "go")
-        assert made.result(PATIENCE_S) == second.at("open")
-
-
-def test_a_build_that_may_cost_three_processes_is_made_by_the_third(
-    new_builder: NewBuilder, stage: Stage
-) -> None:
-    builder = new_builder(tries=3)
-    ready(builder, stage, "crash")
-    with ThreadPoolExecutor(1) as thread:
-        made = thread.submit(build, builder)
-        stage.enter("go", "crash")
-        third = stage.enter("go", "go")
-        assert made.result(PATIENCE_S) == third.at("open")
+        for _ in range(tries - 2):
+            stage.enter("go", "crash")
+        last = stage.enter("go", "go")
+        assert made.result(PATIENCE_S) == last.at("open")
 
 
 def test_a_build_that_costs_every_process_that_it_may_fails(new_builder: NewBuilder, stage: Stage) -> None:
