@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from cudnn_actor import Copy, CudnnActorError, Fault, FaultPlan, Fill
@@ -121,9 +123,10 @@ async def it_was_withdrawn(place: Place, crash: Fault, logs: Logs) -> str:
             Copy(src=here.trio.x, dst=here.bystander), here.trio.sum(), Fill(dst=here.trio.x, value=2)
         )
         await sent(here.gpu)
+        withdrawn.cancel()
+        await asyncio.sleep(0)  # a future tells of its end in the loop's next turn
         if slow.done():
             raise TooLate
-        withdrawn.cancel()
         await outcome(struck)
         if place.mortal:
             return "never runs" if withdrawn.cancelled() else "runs"
