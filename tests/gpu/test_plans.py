@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.builder import CudaBuilder
 from cudnn_actor.engines.cuda.graphs import candidates
+from cudnn_actor.engines.cuda.libraries import libraries
 from cudnn_actor.engines.cuda.plan import CudaPlan
 from cudnn_actor.engines.cuda.program import fast_launch
 from cudnn_actor.engines.cuda.recipe import Buffer
@@ -148,6 +150,40 @@ def test_bytes_that_are_no_plan_are_refused(bench: Workbench, builder: CudaBuild
     graph = lower(request_on(bench)).graph
     with pytest.raises(EngineFailure):
         builder.restore(graph, b"no plan")
+
+
+@contextmanager
+def all_memory_taken() -> Iterator[None]:
+    """Not a MiB is left on the device, until the end of the block."""
+    runtime = libraries().runtime
+    taken, chunk = list[int](), 1 << 32
+    try:
+        while chunk >= 1 << 20:
+            try:
+                taken.append(runtime.malloc(chunk))
+            except runtime.CUDARuntimeError:
+                chunk //= 2
+        yield
+    finally:
+        for pointer in taken:
+            runtime.free(pointer)
+
+
+def test_a_plan_that_cannot_be_restored_on_a_full_device_stops_no_other(
+    engine: CudaEngine, bench: Workbench, builder: CudaBuilder
+) -> None:
+    message = request_on(bench)
+    expected = wanted(message, bench)
+    graph = lower(message).graph
+    data = builder.export(builder.build(graph, workspace_limit=None))
+    assert data is not None
+    builder.restore(graph, data)  # its kernels are loaded from here on
+    with all_memory_taken(), pytest.raises(EngineFailure, match="cuda_malloc"):
+        builder.restore(graph, data)
+    for plan in (builder.build(graph, workspace_limit=None), builder.restore(graph, data)):
+        engine.prepare(plan)
+        bench.execute(plan, message)
+        assert_close(bench.read(message.y), expected)
 
 
 def test_tuning_finds_a_plan_that_is_right_and_says_what_it_found(

@@ -24,7 +24,7 @@ async def lost_thread(place: Place, logs: Logs) -> AsyncIterator[tuple[World, as
         pytest.skip("a call of CUDA's that never ends cannot be ended at the end of the test either")
     gate = Gate()
     engine = MortalEngine if place.mortal else GatedEngine
-    service = service_on(lambda: engine(gate), hang_after_s=0.2)
+    service = service_on(lambda: engine(gate), hang_after_s=0.5)
     try:
         async with living_on(service, logs) as here:
             gate.catch_one()

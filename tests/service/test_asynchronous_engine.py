@@ -208,7 +208,7 @@ async def test_an_allocation_that_was_unfinished_at_a_crash_is_made_once() -> No
 
 
 async def test_a_device_that_does_not_get_on_is_a_hang() -> None:
-    async with paused(hang_after_s=0.05) as (gpu, device, trio):
+    async with paused(hang_after_s=0.5) as (gpu, device, trio):
         asked = gpu.submit(trio.product())
         restarting = await seen(gpu, Restarting)
         assert isinstance(restarting, Restarting)

@@ -66,7 +66,7 @@ async def test_the_body_of_such_a_service_fails() -> None:
 
 async def test_what_hangs_there_ends_in_context_lost_too() -> None:
     gate = Gate()
-    service = service_on(lambda: MortalEngine(gate), hang_after_s=0.05)
+    service = service_on(lambda: MortalEngine(gate), hang_after_s=0.5)
     service.launch()
     gpu = CudnnRef(service)
     trio = await Trio.on(gpu)

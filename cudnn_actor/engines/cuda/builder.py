@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -118,7 +119,15 @@ class CudaBuilder:
         return CudaPlan(recipe, tuple(graphs))
 
     def _deserialised(self, plan: bytes) -> Any:
-        handle = self._opened.handle
-        lowered = libraries().cudnn.pygraph(handle=handle)
-        lowered.deserialize(handle, plan)
+        bench = self._opened
+        lowered = libraries().cudnn.pygraph(handle=bench.handle)
+        try:
+            lowered.deserialize(bench.handle, plan)
+        except Exception:
+            # The frontend captures a run, which loads the kernels. Where a call in between fails, as its
+            # cudaMalloc does on a full device, it leaves the stream capturing (1.32, `Graph::warmup`).
+            with contextlib.suppress(Exception):
+                if bench.stream.is_capturing():
+                    bench.stream.end_capture()
+            raise
         return lowered
