@@ -63,7 +63,7 @@ class Planner:
     Parameters
     ----------
     executor
-        Its engine, open.
+        Its engine, which may be opened meanwhile.
     cache
         Empty.
     state
