@@ -32,6 +32,12 @@ def pytest_report_header() -> str:
     return f"blocked event loops: {'fail the test' if HAS_BLOCKBUSTER else 'not looked for (no blockbuster)'}"
 
 
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector all modules and tests: it runs behind thousands of the tests."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
