@@ -96,14 +96,10 @@ class CudnnActor(MemoryActor):
     # Life.
 
     def on_start(self) -> None:
-        """Open the engine, map the memory that earlier incarnations left, and start the build thread.
-
-        That thread may start a process for its builds, which gets ready while the engine opens.
-        """
+        """Open the engine, map the memory that earlier incarnations left, and start the build thread."""
         self._faults.start()
-        executor = self._make_executor()
-        self._planner = Planner(executor, self._plans, self._state, self.mailbox.nudge)
-        executor.open()
+        self._open_engine()
+        self._planner = Planner(self._engine, self._plans, self._state, self.mailbox.nudge)
         if self._planner.builds_elsewhere:
             self._room = WaitingRoom(self._state, self._planner)
         self._state.generation = self._generation

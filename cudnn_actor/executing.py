@@ -55,9 +55,9 @@ class ExecutingActor(Actor):
         assert self._executor is not None, "messages come only between on_start and on_stop"
         return self._executor
 
-    def _make_executor(self) -> Executor:
+    def _open_engine(self) -> None:
         self._executor = Executor(self._make_engine(), self._memory, self.lease)
-        return self._executor
+        self._executor.open()
 
     def _close_engine(self) -> None:
         executor, self._executor = self._executor, None

@@ -63,7 +63,7 @@ class Planner:
     Parameters
     ----------
     executor
-        Its engine, which may be opened meanwhile.
+        Its engine, open.
     cache
         Empty.
     state
