@@ -1,0 +1,77 @@
+"""What is installed: every package, also from an archive in which the links in `cudnn_actor/` were lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOP = ("cudnn_actor", "actors", "protocol", "supervision")
+
+
+def declared() -> dict[str, str]:
+    """The packages of `pyproject.toml` and their folders."""
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders, found = setuptools["package-dir"], {}
+    for package in setuptools["packages"]:
+        top = next(name for name in sorted(folders, reverse=True) if f"{package}.".startswith(f"{name}."))
+        found[package] = folders[top] + package.removeprefix(top).replace(".", "/")
+    return found
+
+
+def test_every_folder_of_code_is_a_declared_package() -> None:
+    folders = {
+        str(Path(folder).relative_to(ROOT))
+        for top in TOP
+        for folder, _, files in os.walk(ROOT / top)
+        if any(name.endswith(".py") for name in files)
+    }
+    assert sorted(declared().values()) == sorted(folders)
+
+
+def without_links(archive: Path) -> Path:
+    """A copy of what is built from, as some ZIP tools unpack it: each link is a file with a path in it."""
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, archive)
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in TOP:
+        shutil.copytree(ROOT / name, archive / name, symlinks=True, ignore=ignored)
+    links = [path for path in (archive / "cudnn_actor").iterdir() if path.is_symlink()]
+    assert len(links) == len(TOP) - 1
+    for link in links:
+        target = str(link.readlink())
+        link.unlink()
+        link.write_text(target)
+    return archive
+
+
+def test_an_archive_without_links_installs_and_imports(tmp_path: Path) -> None:
+    pytest.importorskip("build", reason="the wheel is built with it: it is in the group `check`")
+    archive, wheels, installed = tmp_path / "archive", tmp_path / "wheels", tmp_path / "installed"
+    archive.mkdir()
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(wheels)]
+    built = subprocess.run(
+        [*command, str(without_links(archive))], capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = wheels.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(installed)
+    assert {file.relative_to(installed) for file in installed.rglob("*.py")} == {
+        Path(package.replace(".", "/"), file.name)
+        for package, folder in declared().items()
+        for file in (ROOT / folder).glob("*.py")
+    }
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import cudnn_actor; import cudnn_actor.cli; "
+        "assert cudnn_actor.__file__.startswith(sys.argv[1]); print(cudnn_actor.__version__)"
+    )
+    imports = [sys.executable, "-I", "-c", program, str(installed)]
+    done = subprocess.run(imports, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
