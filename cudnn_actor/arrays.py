@@ -43,7 +43,7 @@ def as_values(values: Any, device: str, adopt: Callable[[object], DeviceArray] |
     Raises
     ------
     InvalidRequest
-        What holds no real numbers of a fixed size, what its library does not hand out, and arrays on a
+        What does not hold real numbers of a fixed size, what its library does not hand out, and arrays on a
         device that is not the service's.
     """
     place = _place(values)
@@ -56,7 +56,7 @@ def as_values(values: Any, device: str, adopt: Callable[[object], DeviceArray] |
         raise InvalidRequest(
             field="array",
             value=Words(type(values).__name__),
-            problem=f"lies on {place}, but this service runs {runs}",
+            problem=f"is on {place}, but this service runs {runs}",
             fix=f'{host}, or spawn with isolation="thread"' if elsewhere else host,
         )
     return adopt(values)
@@ -93,7 +93,7 @@ def _has(values: object, protocol: str) -> bool:
 
 
 def _on_host(values: Any) -> np.ndarray:
-    """Host values as an array. Raises `InvalidRequest` for what holds no real numbers of a fixed size."""
+    """Host values as an array. Raises `InvalidRequest` where they are no real numbers of a fixed size."""
     if inspect.isawaitable(values):
         raise InvalidRequest(
             field="array",
@@ -111,7 +111,7 @@ def _on_host(values: Any) -> np.ndarray:
         raise InvalidRequest(
             field="array",
             value=values if values is None or isinstance(values, str) else Words(f"dtype {array.dtype}"),
-            problem="holds no real numbers of a fixed size",
+            problem="does not hold real numbers of a fixed size",
             fix="pass its .real and .imag" if array.dtype.kind == "c" else fix,
         )
     return array
@@ -136,6 +136,6 @@ def _refused(values: Any, error: Exception) -> InvalidRequest:
     return InvalidRequest(
         field="array",
         value=Words(type(values).__name__),
-        problem=f"makes no array: {str(error).rstrip('.')}",
+        problem=f"cannot be made an array: {str(error).rstrip('.')}",
         fix=fix,
     )

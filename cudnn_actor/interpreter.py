@@ -32,10 +32,11 @@ def find_python(executable: str | os.PathLike[str] | None = None) -> str:
     if executable is not None:
         return os.fspath(executable)
     if getattr(sys, "frozen", False):
-        raise _refused("is a frozen application, and no Python that could run a worker process")
+        raise _refused("is a frozen application, not a Python interpreter that can run worker processes")
     for path in _candidates():
         return path
-    raise _refused(f"is no Python, and there is none in {sys.exec_prefix} or {sys.base_exec_prefix}")
+    prefixes = f"{sys.exec_prefix} or {sys.base_exec_prefix}"
+    raise _refused(f"is not a Python interpreter, and none was found in {prefixes}")
 
 
 def environment() -> dict[str, str]:

@@ -33,7 +33,7 @@ def not_a_message(given: object) -> InvalidRequest:
     return InvalidRequest(
         field="message",
         value=Words(given.__name__ if isinstance(given, type) else type(given).__name__),
-        problem="is a class, and no message" if is_class else "is not a message of this service",
+        problem="is a class, not a message" if is_class else "is not a message of this service",
         fix="send an object of a message's class, as in Ping(): see cudnn_actor.protocol.messages",
     )
 
@@ -44,7 +44,7 @@ def require_asker(envelope: Envelope, what: str) -> None:
         raise InvalidRequest(
             field="message",
             value=Words(type(envelope.message).__name__),
-            problem=f"is told, so nobody gets the {what}",
+            problem=f"is sent by tell, so nobody would receive the {what}",
             fix="ask it",
         )
 
@@ -106,7 +106,7 @@ def check_device_array(values: object, spec: object, device: str) -> None:
     if not isinstance(values, DeviceArray) or not isinstance(spec, TensorSpec):
         return
     if values.device != device:
-        problem, fix = f"lies on {values.device}, but this service runs on {device}", f"move it to {device}"
+        problem, fix = f"is on {values.device}, but this service runs on {device}", f"move it to {device}"
     elif values.dims != spec.dims:
         problem = f"has other dims than the buffer, {spec.dims}"
         fix = "reshape it, or upload it to a new buffer"

@@ -73,7 +73,10 @@ class ConvSpec(
         """The usual case: as much padding after as before. One number stands for every spatial dim."""
         if not is_whole(spatial_dims) or not 1 <= spatial_dims <= 3:
             raise InvalidRequest(
-                field="spatial_dims", value=spatial_dims, problem="is not 1, 2 or 3", fix="2 is for images"
+                field="spatial_dims",
+                value=spatial_dims,
+                problem="is not 1, 2 or 3",
+                fix="give 1, 2 or 3; images have 2",
             )
         padding = _spread("pad", pad, spatial_dims)
         return cls(

@@ -136,4 +136,4 @@ class OperationGraph(
 
 
 def _malformed(field: str, value: object, problem: str) -> InvalidRequest:
-    return InvalidRequest(field=field, value=value, problem=problem, fix="mend the graph")
+    return InvalidRequest(field=field, value=value, problem=problem, fix="correct the graph")

@@ -45,7 +45,7 @@ def graph_of(text: str) -> OperationGraph:
             field="token",
             value=text if len(text) <= 40 else f"{text[:40]}...",
             problem=f"is not an operation graph: {error}",
-            fix="copy all of what stands behind `cudnn-actor reproduce`",
+            fix="copy everything after `cudnn-actor reproduce`",
         ) from error
     return graph
 

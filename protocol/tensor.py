@@ -175,7 +175,7 @@ class TensorSpec(
             raise InvalidRequest(
                 field="strides",
                 value=array.strides,
-                problem=f"are misaligned: no multiples of the {array.itemsize}-byte element",
+                problem=f"are misaligned: not multiples of the {array.itemsize}-byte element",
                 fix="copy it first: np.ascontiguousarray(array)",
             )
         steps = tuple(step // array.itemsize for step in array.strides)
@@ -261,7 +261,10 @@ def _check_strides(dims: tuple[int, ...], strides: object) -> None:
         )
     if min(strides) < 1:
         raise InvalidRequest(
-            field="strides", value=strides, problem="holds a stride below 1", fix="copy the tensor forwards"
+            field="strides",
+            value=strides,
+            problem="holds a stride below 1",
+            fix="copy the tensor: every stride must be at least 1",
         )
     if max(strides) > MAX_STRIDE:
         raise InvalidRequest(

@@ -104,7 +104,7 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise InvalidRequest(
                 field="at",
                 value=self.at,
-                problem="needs to be given, or probability, and not both",
+                problem="must be given, or probability, and not both",
                 fix="use at=1",
             )
         if self.at is not None:
@@ -130,7 +130,7 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise InvalidRequest(
                 field="seconds",
                 value=self.seconds,
-                problem=f"means nothing to {self.fault}",
+                problem=f"does not apply to {self.fault}",
                 fix="leave it out",
             )
 

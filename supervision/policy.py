@@ -194,7 +194,10 @@ class SupervisorPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         for name in ids:
             if ids.count(name) > 1:
                 raise InvalidRequest(
-                    field="children", value=name, problem="names two children", fix="give each its own id"
+                    field="children",
+                    value=name,
+                    problem="is the id of two children",
+                    fix="give each its own id",
                 )
 
     def index_of(self, child: str) -> int:

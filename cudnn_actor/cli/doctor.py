@@ -51,7 +51,7 @@ def _show(found: Diagnosis, console: Console) -> None:
 
 def _show_problem(problem: Problem, console: Console) -> None:
     mark = _BAD if problem.prevents else _WARNING
-    console.print(f"\n{mark} ", Text(f"{problem.what}: {problem.detail}. To mend it:"), sep="")
+    console.print(f"\n{mark} ", Text(f"{problem.what}: {problem.detail}. To fix it:"), sep="")
     console.print(Text(f"    {problem.fix}"))
 
 

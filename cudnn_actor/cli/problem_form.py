@@ -133,7 +133,7 @@ class _Words:
         return self._read(name, {"yes": True, "no": False}.__getitem__, "is neither yes nor no")
 
     def activation(self) -> Activation:
-        return self._read("activation", Activation, f"is none of {', '.join(Activation)}")
+        return self._read("activation", Activation, f"must be one of {', '.join(Activation)}")
 
     def _read(self, name: str, read: Callable[[str], T], problem: str) -> T:
         value = self._given[name]
@@ -147,7 +147,7 @@ def _message(kind: str, words: _Words) -> Compute:
     x, w, conv = words.dims("x"), words.dims("w"), _conv(words)
     spare = words.named.intersection(_FORWARD_ONLY)
     if spare and kind != "conv_fwd":
-        raise _wrong(" ".join(sorted(spare)), f"means nothing to {kind}", "leave it out")
+        raise _wrong(" ".join(sorted(spare)), f"does not apply to {kind}", "leave it out")
     dtype = words.text("dtype")
     result = words.text("out") or dtype
     operands = {"x": x, "w": w, "y": conv.output_dims(x, w)}

@@ -468,7 +468,9 @@ class Desk:
         try:
             return answer.error.to_error()
         except MalformedMessage as error:
-            raise Violation(f"its answer to request {answer.number} is no error of ours: {error}") from error
+            raise Violation(
+                f"its answer to request {answer.number} is not an error of this package: {error}"
+            ) from error
 
     def _discharge(self, flight: Flight, *, end_ref: bool) -> None:
         """Give back what a flight had beside its holds; `end_ref`: and the buffer that nobody receives."""

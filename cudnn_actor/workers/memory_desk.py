@@ -227,7 +227,9 @@ class MemoryDesk(Desk):
         try:
             error = frame.error.to_error()
         except MalformedMessage as odd:
-            raise Violation(f"its answer about arena {frame.number} is no error of ours: {odd}") from odd
+            raise Violation(
+                f"its answer about arena {frame.number} is not an error of this package: {odd}"
+            ) from odd
         if isinstance(error, OutOfMemory):
             in_use, limit = self.memory.arena_bytes, self.memory.limit
             error = OutOfMemory(requested=nbytes, in_use=in_use, limit=limit)

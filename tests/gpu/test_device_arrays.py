@@ -249,7 +249,7 @@ async def test_what_cannot_be_taken_is_refused_with_a_fix() -> None:
         assert (await refusal(gpu, tensor.to_sparse())).fix
         assert (await refusal(gpu, tensor[:0])).field == "dims"
     async with spawn(device="cpu") as cpu:
-        assert "lies on cuda:0, but this service runs on cpu" in str(await refusal(cpu, tensor))
+        assert "is on cuda:0, but this service runs on cpu" in str(await refusal(cpu, tensor))
 
 
 async def test_a_tensor_of_another_gpu_is_refused() -> None:
@@ -258,7 +258,7 @@ async def test_a_tensor_of_another_gpu_is_refused() -> None:
         pytest.skip("there is one GPU only")
     async with spawn(device="cuda:0", isolation="thread") as gpu:
         problem = str(await refusal(gpu, torch.zeros(3, device="cuda:1")))
-        assert "lies on cuda:1, but this service runs on cuda:0" in problem
+        assert "is on cuda:1, but this service runs on cuda:0" in problem
     async with spawn(device="cuda:1", isolation="thread") as gpu:
         ref = await gpu.upload(torch.ones(3, device="cuda:1"))
         np.testing.assert_array_equal(await gpu.download(ref), np.ones(3))

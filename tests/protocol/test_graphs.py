@@ -61,7 +61,7 @@ MALFORMED = {
 def test_a_malformed_graph_is_refused(
     tensors: list[GraphTensor], operations: list[Pointwise], field: str, problem: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match="mend the graph") as caught:
+    with pytest.raises(InvalidRequest, match="correct the graph") as caught:
         graph(tensors, operations)
     assert caught.value.field == field
     assert problem in caught.value.problem

@@ -125,8 +125,8 @@ REFUSED = {
     "a gradient": (Training(X), "requires a gradient", "detach"),
     "bfloat16": (Halves(), "unsupported type", "torch.int16"),
     "several devices": (Spread(X), "two devices", "on the host"),
-    "a GPU": (Foreign(X, CUDA, 1), "lies on cuda:1, but this service runs on cpu", "x.cpu()"),
-    "a GPU, old style": (OldStyle(), "lies on cuda, but this service runs on cpu", "cupy.asnumpy"),
+    "a GPU": (Foreign(X, CUDA, 1), "is on cuda:1, but this service runs on cpu", "x.cpu()"),
+    "a GPU, old style": (OldStyle(), "is on cuda, but this service runs on cpu", "cupy.asnumpy"),
     "another device": (Foreign(X, METAL), "device of another kind", "to the host first"),
     "complex": (Foreign(X.astype(np.complex64)), "no real numbers", ".real and .imag"),
 }
@@ -225,7 +225,7 @@ async def test_an_array_on_the_device_lives_until_it_has_been_copied() -> None:
 UNFIT = {
     "dtype": (Foreign(X.astype(np.float64), CUDA), "does not hold float32", "cast it on the device"),
     "dims": (Foreign(X[:1], CUDA), "other dims than the buffer", "reshape"),
-    "device": (Foreign(X, CUDA, 1), "lies on cuda:1, but this service runs on cuda:0", "move it"),
+    "device": (Foreign(X, CUDA, 1), "is on cuda:1, but this service runs on cuda:0", "move it"),
 }
 
 

@@ -200,7 +200,7 @@ async def test_a_view_that_is_told_is_refused(logs: list[dict[str, Any]]) -> Non
         gpu.tell(View(buffer=ref))
         await gpu.drain()
     failed = [entry for entry in logs if entry["event"] == "actor.tell_failed"]
-    assert "nobody gets the array" in failed[0]["error"]
+    assert "nobody would receive the array" in failed[0]["error"]
 
 
 async def test_what_is_no_live_buffer_has_no_view() -> None:

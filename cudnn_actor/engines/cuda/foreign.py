@@ -124,7 +124,7 @@ def _require_device(array: Any, ordinal: int) -> None:
         raise InvalidRequest(
             field="array",
             value=Words(type(array).__name__),
-            problem=f"lies on cuda:{found}, but this service runs on cuda:{ordinal}",
+            problem=f"is on cuda:{found}, but this service runs on cuda:{ordinal}",
             fix=f"move it there first (x.to('cuda:{ordinal}') in PyTorch), or to the host",
         )
 

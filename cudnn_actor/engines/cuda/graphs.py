@@ -120,7 +120,7 @@ def check_bytes(graph: OperationGraph) -> None:
     for operation in graph.operations:
         tensors = [graph.tensor(uid) for uid in (*operation.inputs, operation.output)]
         if not isinstance(operation, Pointwise) and not takes_bytes(tensors):
-            raise Refused("of bytes it takes int8 in NHWC alone, with channels in fours")
+            raise Refused("of the 8-bit types it takes int8 only, in NHWC, with a multiple of 4 channels")
 
 
 def takes_bytes(tensors: Sequence[GraphTensor]) -> bool:
@@ -179,7 +179,7 @@ class _Lowering:
         mode, parameter = operation.mode, operation.parameter
         options = {_PARAMETERS[mode]: parameter} if mode in _PARAMETERS else {}
         if mode in _WITHOUT_PARAMETER and parameter != 1.0:
-            raise Refused(f"{mode} with a parameter of {parameter} is none of cuDNN's pointwise modes")
+            raise Refused(f"{mode} with a parameter of {parameter} is not one of cuDNN's pointwise modes")
         add = getattr(self._frontend, _POINTWISE[mode])
         return add(*inputs, compute_data_type=data_type(operation.compute), **options)
 
