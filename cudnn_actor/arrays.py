@@ -93,7 +93,7 @@ def _has(values: object, protocol: str) -> bool:
 
 
 def _on_host(values: Any) -> np.ndarray:
-    """Host values as an array. Raises `InvalidRequest` where they are no real numbers of a fixed size."""
+    """Host values as an array. Raises `InvalidRequest` for what is not of real numbers of a fixed size."""
     if inspect.isawaitable(values):
         raise InvalidRequest(
             field="array",

@@ -128,7 +128,7 @@ REFUSED = {
     "a GPU": (Foreign(X, CUDA, 1), "is on cuda:1, but this service runs on cpu", "x.cpu()"),
     "a GPU, old style": (OldStyle(), "is on cuda, but this service runs on cpu", "cupy.asnumpy"),
     "another device": (Foreign(X, METAL), "device of another kind", "to the host first"),
-    "complex": (Foreign(X.astype(np.complex64)), "no real numbers", ".real and .imag"),
+    "complex": (Foreign(X.astype(np.complex64)), "not hold real numbers", ".real and .imag"),
 }
 
 

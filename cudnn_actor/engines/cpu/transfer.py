@@ -92,7 +92,7 @@ def _check_kind(dst: np.dtype[np.generic], array: np.ndarray) -> None:
     known = DType.of(array.dtype)
     floating = array.dtype.kind == "f" or (known is not None and known.is_floating)
     if not floating and array.dtype.kind not in "iub":
-        raise _bad_data(array.dtype, "holds no real numbers", "convert it: array.astype('float32')")
+        raise _bad_data(array.dtype, "does not hold real numbers", "convert it: array.astype('float32')")
     if dst.kind in "iu":
         if floating:
             fix = f"round and cast it first: np.rint(array).astype('{dst.name}')"
