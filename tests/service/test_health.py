@@ -51,10 +51,18 @@ async def becomes(gpu: CudnnRef, state: HealthState) -> None:
     await in_thread(wait)
 
 
+async def done(gpu: CudnnRef) -> None:
+    """Wait until the actor is done with what it has answered: it answers first."""
+    async with asyncio.timeout(PATIENCE_S):
+        while gpu.health().working:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
 async def test_a_service_that_serves_says_so() -> None:
     async with spawn(device="cpu", max_restarts=2) as gpu:
         assert standing(gpu) == (True, True, "ready")
         await Trio.on(gpu)
+        await done(gpu)
         health = gpu.health()
         assert (health.generation, health.restarts, health.restarts_left) == (1, 0, 2)
         assert (health.cause, health.working, health.queued) == (None, False, 0)
@@ -161,9 +169,7 @@ async def test_while_the_actor_gets_on_no_more_it_answers_at_once_and_tells_of_i
         for future in sent:
             await outcome(future)
         await gpu.drain()
-        async with asyncio.timeout(PATIENCE_S):
-            while gpu.health().working:  # noqa: ASYNC110 - the actor answers, and then is done with it
-                await asyncio.sleep(0)
+        await done(gpu)
 
 
 async def test_what_waits_is_counted() -> None:
