@@ -28,6 +28,8 @@ from .worker_rigs import GatedEngine
 
 PATIENCE_S = 20.0
 """How long a test waits for what must happen: far longer than it takes, far shorter than its limit."""
+SOON_S = 0.5
+"""A `hang_after_s` of far more than a new worker needs for its first sign of life, on a busy machine too."""
 ONE_BY_ONE = ConvSpec.symmetric(2)
 
 

@@ -24,13 +24,10 @@ from cudnn_actor import (
 )
 from cudnn_actor.engines.base import StickyError
 
-from .rigs import Gate, Trio, in_thread, outcome, seen, service_on, single, spawn_on
+from .rigs import SOON_S, Gate, Trio, in_thread, outcome, seen, service_on, single, spawn_on
 from .test_builds import cold, held, taken_up, workshop_service
 from .worker_rigs import GatedEngine
 from .workshops import BuildingEngine, MortalBuildingEngine, Workshop
-
-SOON_S = 0.5
-"""Far more than a new worker needs for its first sign of life, on a busy machine too."""
 
 
 async def test_a_crash_runs_what_waited_in_the_successor_in_order_and_judges_none_of_it() -> None:

@@ -32,6 +32,7 @@ from cudnn_actor.protocol.messages import Message
 
 from .rigs import (
     PATIENCE_S,
+    SOON_S,
     THREAD_ONLY,
     Gate,
     Trio,
@@ -47,8 +48,6 @@ from .worker_rigs import GatedEngine
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
-SOON_S = 0.5
-"""Far more than a new worker needs for its first sign of life, on a busy machine too."""
 SPEC = TensorSpec.packed((1, 1, 1, 1))
 
 
