@@ -63,6 +63,21 @@ if "cudnn_actor.workers.forkserver" in sys.orig_argv:
     threading.Event().wait()
 """
 
+SIGNAL_FOR_ANOTHER_THREAD = """
+import signal, sys, threading, time
+from cudnn_actor.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def waits():
+    frame = sys._current_frames()[threading.main_thread().ident]
+    return frame.f_code is threading.Condition.wait.__code__
+def interrupt():
+    while signal.getsignal(signal.SIGINT) is signal.default_int_handler or not waits():
+        time.sleep(0.01)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+sys.exit(main(sys.argv[1:]))
+"""
+
 UNKNOWN = OutcomeUnknown(request_id=1, cause="killed", why="it accumulates")
 
 
@@ -381,15 +396,26 @@ def test_where_no_worker_can_start_it_says_so_and_ends() -> None:
 
 
 def test_an_interrupt_ends_a_start_that_never_comes_about(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(HANGING_FORKSERVER)
     command = [sys.executable, "-u", "-c", INTERRUPTIBLE, "chaos", "--seconds", "1000"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    environment = without_forkserver(tmp_path)
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout is not None
         run.stdout.readline()
         run.send_signal(signal.SIGINT)
         _, errors = run.communicate(timeout=60)
     assert (run.returncode, errors) == (130, b"")
+
+
+def test_an_interrupt_that_does_not_end_the_main_thread_s_wait_is_answered(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SIGNAL_FOR_ANOTHER_THREAD, "chaos", "--seconds", "1000"]
+    done = subprocess.run(command, env=without_forkserver(tmp_path), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
+def without_forkserver(folder: Path) -> dict[str, str]:
+    """An environment in which the forkserver hangs."""
+    (folder / "sitecustomize.py").write_text(HANGING_FORKSERVER)
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
 
 
 # Words.

@@ -37,6 +37,7 @@ _AROUND_S = 240.0
 """Beside load and deadline: two starts, the plans, the last answers and the stop, each at its longest."""
 _LAST_S = 15.0
 """Until the processes must have ended that the service leaves to the interpreter's exit."""
+_LOOK_S = 0.1
 _INTERRUPTED = 130
 
 
@@ -88,7 +89,7 @@ class Harness:
                 self._announce()
                 threading.Thread(target=self._run_trial, name="chaos", daemon=True).start()
                 self._be_a_caller()
-                self._over.wait()
+                _wait_for(self._over)
             return self._conclude()
 
     def _announce(self) -> None:
@@ -138,7 +139,7 @@ class Harness:
     # The main thread.
 
     def _be_a_caller(self) -> None:
-        self._news.wait()
+        _wait_for(self._news)
         if (ground := self._ground) is not None:
             try:
                 self._alarms = run_under_alarms(ground, self._settings)
@@ -209,3 +210,13 @@ class Harness:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
         os._exit(status)
+
+
+def _wait_for(event: threading.Event) -> None:
+    """Wait, and have Ctrl-C answered meanwhile.
+
+    A signal ends a wait in progress, not one that begins just after the signal has come, nor when the kernel
+    gives it to another thread. Its handler would run when the wait is over.
+    """
+    while not event.wait(_LOOK_S):
+        pass
