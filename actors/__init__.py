@@ -7,7 +7,6 @@ from cudnn_actor.actors.asking import ask, submit, tell
 from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.errors import ActorStopped, Crash
-from cudnn_actor.actors.lease import Lease
 from cudnn_actor.actors.mailbox import Mailbox
 from cudnn_actor.actors.pykka_seam import MailboxRef
 
@@ -20,7 +19,6 @@ __all__ = [
     "Counters",
     "Crash",
     "Envelope",
-    "Lease",
     "LoopBridge",
     "Mailbox",
     "MailboxRef",

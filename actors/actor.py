@@ -31,7 +31,6 @@ import pykka
 from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.errors import ActorStopped, Crash
-from cudnn_actor.actors.lease import Lease
 from cudnn_actor.actors.logs import Log, service_here, speak_for, speaking_for
 from cudnn_actor.actors.mailbox import Mailbox
 from cudnn_actor.actors.pykka_seam import HookedActor, is_proxied, is_stop
@@ -114,11 +113,13 @@ class Actor(HookedActor):
         """The name of the service that its log lines belong to, on whichever thread; None for none."""
         self.abandoned = threading.Event()
         """Set by a supervisor that has given the actor up; code that waits must wait on this too."""
-        self.lease = Lease()
-        """Its right to write what outlives it."""
+        self.lost = False
+        """Whether a supervisor has given up waiting for its thread to end."""
+        self._last_act = threading.Lock()
+        """Taken once, by whoever does the last act: the actor's thread, or a supervisor that gives it up."""
         self._batch: deque[Envelope] = deque()
         self._in_hand: list[Envelope] = []
-        """The message whose answer is still the actor's to give; whoever takes it out gives it."""
+        """The message whose answer is to be given; whoever takes it out, which is one step, gives it."""
         self._to_wake: set[LoopBridge] = set()
         self._flushed_ns = 0
         self._observer: ActorObserver | None = None
@@ -135,13 +136,13 @@ class Actor(HookedActor):
         Returns
         -------
         callable or None
-            What puts it where it waits, called as a step under the lease: it has not started then, and
-            `resume` takes it up again, or `handed_back` gives it up. None to start it now.
+            What puts it where it waits: it has not started then, and `resume` takes it up again, or
+            `handed_back` gives it up. None to start it now.
         """
         return None
 
     def handed_back(self) -> list[Envelope]:
-        """What was set aside, in order, and is not resumed any more. For whoever has revoked the lease."""
+        """What was set aside, in order, and is not resumed any more. Called in the last act."""
         return []
 
     def poll(self) -> float | None:
@@ -163,6 +164,9 @@ class Actor(HookedActor):
 
         The default answers everything: with `ActorStopped` what was not started, with the error that
         ended the actor what was. A `SystemExit` would end the asker's event loop too, so it is only named.
+
+        Runs on the actor's thread; where that does not end, on the supervisor's (`lost` is True then). Such
+        an actor has no successor, and its thread may come back at any time: answer, and change nothing else.
         """
         if current is not None:
             mine = error if isinstance(error, Exception) else ActorStopped(reason=f"crashed: {error!r}")
@@ -196,35 +200,33 @@ class Actor(HookedActor):
     def abandon(self, reason: str) -> None:
         """End this actor although it does not get on. Any thread; never blocks.
 
-        A wait on `abandoned` ends, and with it the actor. One that hangs elsewhere needs `disown`.
+        A wait on `abandoned` ends, and with it the actor. One that hangs elsewhere needs `give_up`.
         """
         self.end(reason)
         self.abandoned.set()
 
-    def disown(self, error: BaseException) -> bool:
-        """Do an abandoned actor's last act in its place: `on_crash`. A supervisor's thread.
+    def give_up(self, error: BaseException) -> bool:
+        """Do the last act of an abandoned actor whose thread does not end. A supervisor's thread.
 
-        Taking a message up needs the lease, and so does dying, so each envelope is in one place: taken up
-        before (and handed to `on_crash` here) or never taken up. A thread that comes back to life later
-        finds the lease revoked and leaves everything alone.
+        All that the actor had taken is answered here. Its thread, should it come back, answers none of it and
+        takes no other message; but it finishes the call that it is in, and may write what the actor writes.
+        So there must be no successor while it lives.
 
         Returns
         -------
         bool
-            False when the actor ended by itself first.
+            False where the actor does its last act itself.
         """
-        if not self.lease.revoke():
+        if not self._last_act.acquire(blocking=False):
             return False
-        current, waiting = self._take_away(), self._take_waiting()
+        self.lost = True
         self.actor_stopped.set()
-        pykka.ActorRegistry.unregister(self.actor_ref)
-        self.mailbox.read_by(None)
         with speaking_for(self.service or service_here()):
-            self._crash_hook(error, current, waiting)
-        if self._owns_mailbox:
-            self.mailbox.close(self._stop_reason or "given up")
+            self._end_of_life()
+            self._crash_hook(error, self._take_in_hand(), self._take_waiting())
+        self._close_own_mailbox("given up")
         self.flush()
-        self.mailbox.nudge()  # the thread may only be waiting for messages: let it see that it is disowned
+        self.mailbox.nudge()  # the thread may only be waiting for messages
         return True
 
     def working_since(self) -> float | None:
@@ -240,13 +242,8 @@ class Actor(HookedActor):
         clock; 0 before the first. Any thread."""
         return self._flushed_ns / 1e9
 
-    @property
-    def disowned(self) -> bool:
-        """Whether this actor's last act has been done: its thread must touch nothing shared any more."""
-        return self.lease.revoked
-
-    def on_lost(self) -> None:
-        """Run, as its last act, on a thread that was given up and came back: drop what it alone has."""
+    def on_late_end(self) -> None:
+        """Run on a thread that was given up and has come back, as its last step: close what it alone uses."""
 
     def run(self) -> None:
         """Live and die, on the actor's thread."""
@@ -254,12 +251,12 @@ class Actor(HookedActor):
         self.mailbox.read_by(threading.get_ident())
         exit = self._live()
         if exit.error is None:
-            exit = self._stop_hook(exit)  # still the owner: a supervisor can give up a stop that hangs
-        if not self.lease.revoke():
-            self.on_lost()
-            return
-        current, waiting = self._take_away(), self._take_waiting()
-        self._finish(exit, current, waiting)
+            exit = self._stop_hook(exit)  # before the last act: a supervisor can give up a stop that hangs
+        if self._last_act.acquire(blocking=False):
+            self._finish(exit)
+        else:
+            self.mailbox.restore(self._take_waiting())  # what it had just taken when it was given up
+            self.on_late_end()
 
     def _live(self) -> ActorExit:
         try:
@@ -276,59 +273,47 @@ class Actor(HookedActor):
         return ActorExit(kind="normal")
 
     def _turn(self, wait: float | None) -> None:
-        self._accept(self.mailbox.take(self.batch_limit, wait))
-        while (envelope := self._next()) is not None:
-            self._take_up(envelope)
+        self._batch.extend(self.mailbox.take(self.batch_limit, wait))
+        while self._batch and not self.actor_stopped.is_set():
+            self._take_up(self._batch.popleft())
         self.on_batch_end()
         self.flush()
 
-    def _accept(self, taken: list[Envelope]) -> None:
+    def _take_in_hand(self) -> Envelope | None:
         try:
-            with self.lease:
-                self._batch.extend(taken)
-        except Crash:
-            self.mailbox.restore(taken)
-            raise
-
-    def _next(self) -> Envelope | None:
-        lease = self.lease
-        with lease.lock:
-            if lease.revoked:
-                lease.check()
-            if self.actor_stopped.is_set() or not self._batch:
-                return None
-            self.current = self._batch.popleft()
-            self._in_hand.append(self.current)
-            return self.current
+            return self._in_hand.pop()  # one step under the GIL: of two who try, one succeeds
+        except IndexError:
+            return None
 
     def _take_waiting(self) -> list[Envelope]:
-        """All that had been taken from the mailbox and not started. For whoever has revoked the lease."""
+        """Take out all that had been taken from the mailbox and not started. In the last act."""
         waiting = [*self.handed_back(), *self._batch]
         self._batch.clear()
         return waiting
 
-    def _take_away(self) -> Envelope | None:
-        try:
-            return self._in_hand.pop()  # one step under the GIL, so of two who try one succeeds
-        except IndexError:
-            return None
-
-    def _finish(self, exit: ActorExit, current: Envelope | None, waiting: list[Envelope]) -> None:
+    def _finish(self, exit: ActorExit) -> None:
         self.actor_stopped.set()
         self.busy_since = None
-        pykka.ActorRegistry.unregister(self.actor_ref)
-        self.mailbox.read_by(None)
+        self._end_of_life()
+        current, waiting = self._take_in_hand(), self._take_waiting()
         if exit.error is None:
             self.mailbox.restore(waiting)  # behind the stop: for a successor, or for close() to answer
         else:
             self._log_death(exit.kind, exit.error)
             self._crash_hook(exit.error, current, waiting)
-        if self._owns_mailbox:
-            self.mailbox.close(self._stop_reason or exit.kind)
+        self._close_own_mailbox(exit.kind)
         self.flush()
         self.current = None
         if self._observer is not None:
             self._observer.actor_exited(exit)
+
+    def _end_of_life(self) -> None:
+        pykka.ActorRegistry.unregister(self.actor_ref)
+        self.mailbox.read_by(None)
+
+    def _close_own_mailbox(self, why: str) -> None:
+        if self._owns_mailbox:
+            self.mailbox.close(self._stop_reason or why)
 
     def _log_death(self, kind: str, error: BaseException) -> None:
         if isinstance(error, Crash) and error.logged:
@@ -362,23 +347,24 @@ class Actor(HookedActor):
     def resume(self, take: Callable[[], Envelope | None]) -> bool:
         """Take up a message that was set aside. On the actor's thread, between messages.
 
-        `take` is called as a step under the lease, so that whoever revokes it finds the message either
-        still set aside or in hand. It answers None when there is none.
+        Parameters
+        ----------
+        take
+            Takes the message out of where it waits; returns None when there is none.
 
         Returns
         -------
         bool
             Whether there was one, and the actor is not ending.
         """
-        with self.lease:
-            if self.actor_stopped.is_set() or (envelope := take()) is None:
-                return False
-            self.current = envelope
-            self._in_hand.append(envelope)
+        if self.actor_stopped.is_set() or (envelope := take()) is None:
+            return False
         self._take_up(envelope, resumed=True)
         return True
 
     def _take_up(self, envelope: Envelope, *, resumed: bool = False) -> None:
+        self.current = envelope
+        self._in_hand.append(envelope)
         again = envelope.started_ns > 0  # what it was writing at a crash is to be made whole, whoever waits
         if envelope.withdrawn and not again:
             self._claim(envelope, DEFERRED)
@@ -389,9 +375,8 @@ class Actor(HookedActor):
             self._claim(envelope, DEFERRED)
             self._expire(envelope)
         elif not resumed and (put_aside := self.sets_aside(envelope)) is not None:
-            with self.lease:
-                self._take_away()
-                put_aside()
+            self._claim(envelope, DEFERRED)
+            put_aside()
         elif not envelope.begin():
             self._claim(envelope, DEFERRED)
             self._expire(envelope)
@@ -415,8 +400,8 @@ class Actor(HookedActor):
         self.busy_since = None
 
     def _claim(self, envelope: Envelope, value: Any) -> None:
-        """Make the answer this thread's to give, unless the actor was disowned while the handler ran."""
-        if self._take_away() is None:
+        """Make the answer this thread's to give. Raises `Crash` where the actor has been given up."""
+        if self._take_in_hand() is None:
             if value is not DEFERRED and envelope.discard is not None:
                 envelope.discard(value)
             raise Crash("came back after it had been given up")
@@ -472,6 +457,6 @@ class Actor(HookedActor):
         try:
             while self._to_wake:
                 self._to_wake.pop().wake()
-        except KeyError:  # a supervisor that disowns this actor flushes too, and was first
+        except KeyError:  # a supervisor that gives this actor up flushes too, and was first
             pass
         self._flushed_ns = time.perf_counter_ns()

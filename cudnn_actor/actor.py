@@ -8,7 +8,6 @@ writes: a `Free` that was sent first is done first, so no request can pass it.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from cudnn_actor.actors import DEFERRED, Envelope
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.executor import Work, reproducible
+from cudnn_actor.footprints import footprint
 from cudnn_actor.health import Progress
 from cudnn_actor.interruption import Interruption
 from cudnn_actor.memory_messages import MemoryActor
@@ -24,6 +24,7 @@ from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
     ExecutionFailed,
+    OutcomeUnknown,
     OutOfMemory,
     QuarantinedRequest,
     ServiceStopped,
@@ -115,12 +116,16 @@ class CudnnActor(MemoryActor):
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
         """Judge every request that was running, and leave the others, in order, to the successor.
 
-        Where the memory died with the context there is none: whoever waits gets `ContextLost`.
+        Where the memory died with the context there is none: whoever waits gets `ContextLost`. Nor is there
+        one while the thread does not end: the service stops.
         """
+        if self.lost:
+            self._answer_for_lost_thread(_cause(error), current, waiting)
+            return
         executor, mailbox = self._executor, self._state.mailbox
         outlives = executor is None or executor.engine.outlives_context
         interruption = Interruption(
-            self._state, _cause(error), outlives_context=outlives, thread_lost=self.thread_lost
+            self._state, _cause(error), outlives_context=outlives, may_still_write=False
         )
         if isinstance(error, BuildCrash):
             self._blame_build(error.digest, _cause(error))
@@ -145,10 +150,28 @@ class CudnnActor(MemoryActor):
             for envelope in mailbox.take(len(mailbox), 0.0):
                 self.settle(envelope, None, interruption.context_lost())
         self.flush()
-        if self.thread_lost and self._planner is not None:
-            self._planner.close(wait=False)  # the engine is the lost thread's to close, if it comes back
-        elif not self.thread_lost:
-            self._close(wait=False)
+        self._close(wait=False)
+
+    def _answer_for_lost_thread(self, cause: str, current: Envelope | None, waiting: list[Envelope]) -> None:
+        """Answer what may still be writing, and leave the others to the service's end.
+
+        On the supervisor's thread. The memory table and the engine are the lost thread's: they stay as they
+        are.
+        """
+        running = [] if self._executor is None else [work.envelope for work in self._executor.unfinished()]
+        if current is not None and all(current is not envelope for envelope in running):
+            running.append(current)
+        ended: list[Envelope] = []
+        for envelope in running:
+            if footprint(envelope.message, self._state.lowered).writes:
+                why = "its thread has not ended and may still write"
+                error = OutcomeUnknown(request_id=envelope.number, cause=cause, why=why)
+                self.settle(envelope, None, error)
+            else:
+                ended.append(envelope)
+        self._state.mailbox.restore([*ended, *waiting])
+        if self._planner is not None:
+            self._planner.close(wait=False)
 
     def _judge(self, running: list[Envelope], interruption: Interruption) -> list[Envelope]:
         """Answer those that cannot run again; returns the others, in order."""
@@ -169,18 +192,13 @@ class CudnnActor(MemoryActor):
         if filling is not None:
             interruption.tear(filling)
 
-    @property
-    def thread_lost(self) -> bool:
-        """Whether this actor was given up while its thread was still running."""
-        return self.disowned and threading.current_thread() is not self.thread
-
     def _close(self, *, wait: bool) -> None:
         if self._planner is not None:
             self._planner.close(wait=wait)
         self._close_engine()
 
-    def on_lost(self) -> None:
-        """Close the engine of a thread that was given up and came back: it is all that it may touch."""
+    def on_late_end(self) -> None:
+        """Close the engine."""
         self._close(wait=False)
 
     def working_since(self) -> float | None:

@@ -56,7 +56,7 @@ class ExecutingActor(Actor):
         return self._executor
 
     def _open_engine(self) -> None:
-        self._executor = Executor(self._make_engine(), self._memory, self.lease)
+        self._executor = Executor(self._make_engine(), self._memory)
         self._executor.open()
 
     def _close_engine(self) -> None:

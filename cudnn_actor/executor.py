@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from cudnn_actor.actors import Crash, Envelope, Lease
+from cudnn_actor.actors import Crash, Envelope
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Binding, ContextDead, Engine, EngineFailure, Fence, Plan, StickyError
 from cudnn_actor.engines.support import kind_of
 from cudnn_actor.memory import Memory, Slot
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, OutOfMemory
+from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, OutOfMemory, ServiceStopped
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.reproduction import token
 from cudnn_actor.protocol.tensor import TensorSpec
@@ -66,19 +66,15 @@ class Executor:
     engine
         Not yet opened.
     memory
-        The service's table.
-    lease
-        The right to write the table: every step that does so is taken under it, so a thread that was
-        given up while it was in the engine changes nothing when it comes back.
+        The service's table. This thread is its one writer.
     """
 
-    def __init__(self, engine: Engine, memory: Memory, lease: Lease) -> None:
+    def __init__(self, engine: Engine, memory: Memory) -> None:
         self.engine = engine
         self.synchronous = engine.synchronous
         self.progress_s = 0.0
         """When the device last got on, in `time.monotonic()` seconds; while work is fenced."""
         self._memory = memory
-        self._lease = lease
         self._unfenced: list[Work] = []
         self._fenced: deque[tuple[Fence, list[Work]]] = deque()
         self._passed: deque[Work] = deque()
@@ -116,15 +112,11 @@ class Executor:
         Raises `CudnnActorError` or `Crash`, and nothing else.
         """
         try:
-            result = call(*args, **options)
+            return call(*args, **options)
         except CudnnActorError:
-            self._lease.check()
             raise
         except Exception as error:
-            self._lease.check()
             raise self.diagnose(error, tag) from error
-        self._lease.check()
-        return result
 
     def diagnose(self, error: BaseException, tag: str) -> CudnnActorError | Crash:
         """What a failure of the engine means: a crash in a dead context, else a request's own error."""
@@ -147,9 +139,7 @@ class Executor:
     def binding(self, slot: Slot) -> Binding:
         """The engine's handle on a buffer, remembered for the incarnation's life."""
         if slot.binding is None:
-            made = self.bind(slot, slot.spec)
-            with self._lease:
-                slot.binding = made
+            slot.binding = self.bind(slot, slot.spec)
         return slot.binding
 
     def bind(self, slot: Slot, spec: TensorSpec) -> Binding:
@@ -158,20 +148,16 @@ class Executor:
 
     def allocate(self, spec: TensorSpec) -> BufferRef:
         """A new buffer, in a new arena if need be. Raises `OutOfMemory`; nothing has changed then."""
-        with self._lease:
-            if self._memory.room_for(spec):
-                return self._memory.allocate(spec)
+        if not self._memory.room_for(spec):
             number, nbytes = self._memory.next_arena(spec)
-            in_the_way = self._memory.arenas_to_drop(nbytes)
-        self._drop(in_the_way)
-        fd = self.create_arena(number, nbytes)
-        try:
-            with self._lease:
+            self._drop(self._memory.arenas_to_drop(nbytes))
+            fd = self.create_arena(number, nbytes)
+            try:
                 self._memory.add_arena(number, nbytes, fd)
-                return self._memory.allocate(spec)
-        except Crash:
-            os.close(fd)  # given up meanwhile: the table has not taken it over
-            raise
+            except ServiceStopped:  # it was given up meanwhile
+                os.close(fd)
+                raise
+        return self._memory.allocate(spec)
 
     def create_arena(self, number: int, nbytes: int) -> int:
         """Have the engine take memory; its descriptor is the caller's. Raises `OutOfMemory`, `Crash`."""
@@ -185,31 +171,24 @@ class Executor:
 
     def free(self, ref: BufferRef) -> None:
         """End a buffer, and give back what arenas that leaves empty, but for one."""
-        with self._lease:
-            slot = self._memory.resolve(ref)
-            self._memory.free(ref)
-            if slot.users:
-                self._freed[slot.index] = ref
-            idle = self._memory.idle_arenas()
-        self._drop(idle[_IDLE_ARENAS:])
+        slot = self._memory.resolve(ref)
+        self._memory.free(ref)
+        if slot.users:
+            self._freed[slot.index] = ref
+        self._drop(self._memory.idle_arenas()[_IDLE_ARENAS:])
 
     def _drop(self, arenas: Iterable[int]) -> None:
         """Give idle arenas back. They stay idle meanwhile: only this thread places buffers in them."""
         for number in arenas:
-            self.call("arena", self.engine.unmap_arena, number)  # not under the lease: it may take long
-            with self._lease:
-                self._memory.drop_arena(number)
+            self.call("arena", self.engine.unmap_arena, number)
+            self._memory.drop_arena(number)
 
     # Unfinished work.
 
     def defer(self, work: Work) -> None:
         """Note work that is enqueued, and hold its buffers until it has finished."""
-        lease = self._lease
-        with lease.lock:
-            if lease.revoked:
-                lease.check()
-            self._memory.hold_all(work.slots)
-            self._unfenced.append(work)
+        self._memory.hold_all(work.slots)
+        self._unfenced.append(work)
 
     @property
     def busy(self) -> bool:
@@ -227,16 +206,15 @@ class Executor:
         """Put one fence behind all that was enqueued since the last."""
         if self._unfenced:
             fence = self.engine.fence()
-            with self._lease:  # whoever gives the actor up finds each piece of work in one place
-                if not self._fenced:
-                    self.progress_s = time.monotonic()
-                self._fenced.append((fence, self._unfenced))
-                self._unfenced = []
+            if not self._fenced:
+                self.progress_s = time.monotonic()
+            self._fenced.append((fence, self._unfenced))
+            self._unfenced = []
 
-    # Finished work. Each piece is in one place: it is answered by whoever takes it out, the actor or,
-    # when the actor has been given up, its last act. Answers are given in the order in which the work was
-    # enqueued. So what has been answered at a crash came before all that runs again: nothing runs again on
-    # an input that a later request, which has been answered, has written since.
+    # Finished work. Each piece is in one place, and answered by whoever takes it out, the actor or its last
+    # act. Answers are given in the order in which the work was enqueued. So what has been answered at a crash
+    # came before all that runs again: nothing runs again on an input that a later request, which has been
+    # answered, has written since.
 
     def passed(self) -> bool:
         """Whether the oldest fence has passed: then its work is done, or late. Never blocks.
@@ -246,14 +224,13 @@ class Executor:
         if not self._fenced or not self.engine.finished(self._fenced[0][0]):
             return False
         self.progress_s = time.monotonic()
-        with self._lease:
-            _, batch = self._fenced.popleft()
-            self._passed += batch
-            self._advance()
+        _, batch = self._fenced.popleft()
+        self._passed += batch
+        self._advance()
         return True
 
     def _advance(self) -> None:
-        """Let everything be answered that comes before the next late work. Under the lease."""
+        """Let everything be answered that comes before the next late work."""
         passed = self._passed
         while passed and passed[0].late is None:
             work = passed.popleft()
@@ -262,41 +239,35 @@ class Executor:
         self._forget_freed()
 
     def take_done(self) -> Work | None:
-        """Work that has finished, in order, which the caller must answer; None when there is none left.
-
-        Taking it out is one step under the GIL, so of two who try one gets it.
-        """
-        try:
-            return self._done.popleft()
-        except IndexError:
-            return None
+        """Work that has finished, in order, which the caller must answer; None when there is none left."""
+        return self._done.popleft() if self._done else None
 
     def first_late(self) -> Work | None:
         """Finished work whose answer is to be called for. It holds its buffers until `take_late`."""
         return self._passed[0] if self._passed else None
 
     def take_late(self) -> None:
-        """Take out the first late work, which the caller must answer. Raises `Crash`: then another did."""
-        with self._lease:
-            self._release(self._passed.popleft().slots)
-            self._advance()
+        """Take out the first late work, which the caller must answer."""
+        self._release(self._passed.popleft().slots)
+        self._advance()
 
     # The end.
 
     def revive_freed(self) -> list[BufferRef]:
         """Undo the frees of buffers that unfinished work holds: it may have to run again. Before `forget`.
 
-        For whoever does the incarnation's last act, who sees to it that they are freed anew behind it.
+        The caller sees to it that they are freed anew behind it.
         """
         freed, self._freed = self._freed, {}
         return [ref for ref in freed.values() if self._memory.revive(ref)]
 
-    def forget(self) -> list[Work]:
-        """Give up on what has not finished, or has no answer: hold no buffers for it. Returns it, in order.
+    def unfinished(self) -> list[Work]:
+        """What has not finished, or has no answer, in order."""
+        return [*self._passed, *(work for _, batch in self._fenced for work in batch), *self._unfenced]
 
-        For whoever does the incarnation's last act, when the lease has been revoked.
-        """
-        lost = [*self._passed, *(work for _, batch in self._fenced for work in batch), *self._unfenced]
+    def forget(self) -> list[Work]:
+        """Give up on what is unfinished: hold no buffers for it. Returns it, in order."""
+        lost = self.unfinished()
         self._unfenced, self._fenced, self._passed = [], deque(), deque()
         for work in lost:
             self._release(work.slots)

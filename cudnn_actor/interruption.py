@@ -36,15 +36,17 @@ class Interruption:
         For people: what happened.
     outlives_context
         Whether memory outlives the context that died.
-    thread_lost
-        Whether the crashed thread may still be writing.
+    may_still_write
+        Whether what crashed may still be writing: a process or a thread that could not be ended.
     """
 
-    def __init__(self, state: ServiceState, cause: str, *, outlives_context: bool, thread_lost: bool) -> None:
+    def __init__(
+        self, state: ServiceState, cause: str, *, outlives_context: bool, may_still_write: bool
+    ) -> None:
         self._state = state
         self._cause = cause
         self._outlives_context = outlives_context
-        self._thread_lost = thread_lost
+        self._may_still_write = may_still_write
 
     def judge_all(self, running: Sequence[Envelope]) -> Iterator[tuple[Envelope, CudnnActorError | None]]:
         """Each of the requests that were running, in order, and its answer; None when it is to run again."""
@@ -59,7 +61,7 @@ class Interruption:
             pure=pure and not spoiled,
             crashes=envelope.crashes,
             outlives_context=self._outlives_context,
-            may_still_write=self._thread_lost and output is not None,
+            may_still_write=self._may_still_write and output is not None,
         )
         log.warning("request.interrupted", request=envelope.number, verdict=verdict.value, cause=self._cause)
         if verdict is Verdict.RUN_AGAIN:
@@ -70,13 +72,11 @@ class Interruption:
         return self._error(verdict, envelope.number, digest, spoiled=spoiled)
 
     def tear(self, ref: BufferRef) -> None:
-        """End a buffer whose bytes may be half-written; withhold them while a lost thread may write."""
+        """End a buffer whose bytes may be half-written."""
         try:
             slot = self._state.memory.resolve(ref)
         except CudnnActorError:
             return  # freed in the meantime: nobody can read it
-        if self._thread_lost:
-            self._state.memory.hold(slot)  # for good
         self._state.memory.tear(
             slot, StaleReason.TORN if self._outlives_context else StaleReason.CONTEXT_LOST
         )
@@ -91,8 +91,8 @@ class Interruption:
             return QuarantinedRequest(request_id=number, digest=digest, cause=self._cause)
         if verdict is Verdict.CONTEXT_LOST:
             return self.context_lost()
-        why = "its thread may still write" if self._thread_lost else "it accumulates"
-        if spoiled and not self._thread_lost:
+        why = "it may still be written" if self._may_still_write else "it accumulates"
+        if spoiled and not self._may_still_write:
             why = "a later request may have overwritten its input"
         return OutcomeUnknown(request_id=number, cause=self._cause, why=why)
 

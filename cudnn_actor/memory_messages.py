@@ -96,8 +96,7 @@ class MemoryActor(ExecutingActor):
         slot = self._memory.resolve(message.buffer, "buffer")
         self._faults.strike("view")
         place = executor.binding(slot)
-        with self.lease:
-            keeper = self._memory.lend(slot)
+        keeper = self._memory.lend(slot)
         array = executor.call("view", executor.engine.view, place, keeper)
         if not executor.busy:
             return array

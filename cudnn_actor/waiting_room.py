@@ -43,7 +43,7 @@ class _Waiting:
 
 
 class WaitingRoom:
-    """The messages that one incarnation has set aside. The actor's thread, or whoever does its last act.
+    """The messages that one incarnation has set aside. The actor's thread.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ class WaitingRoom:
             return None
         return functools.partial(self._for_plans, _Waiting(envelope), NOTHING, missing, untuned)
 
-    # Steps under the lease.
+    # Setting aside.
 
     def _behind(self, waiting: _Waiting, footprint: Footprint) -> None:
         self._parking.park(waiting, footprint)
@@ -190,7 +190,7 @@ class WaitingRoom:
         return bool(self._parking) and self._parking.may_run()
 
     def take(self) -> Envelope | None:
-        """The next message that can start; None where there is none. A step under the lease."""
+        """The next message that can start; None where there is none."""
         waiting = self._parking.take()
         if waiting is None:
             return None

@@ -27,6 +27,7 @@ from cudnn_actor.supervision.policy import (
 from cudnn_actor.supervision.signals import (
     CancelTimer,
     ChildExited,
+    ChildLost,
     ChildReady,
     Effect,
     Emit,
@@ -52,6 +53,7 @@ __all__ = [
     "Backoff",
     "CancelTimer",
     "ChildExited",
+    "ChildLost",
     "ChildPolicy",
     "ChildReady",
     "ChildSpec",

@@ -28,6 +28,9 @@ stopping                down, or done         kill; down, or done
 done
 =========  ===========  ====================  ========================  =====================
 
+ChildLost, while the supervisor is up: escalate, whatever the phase. It says that a kill has failed, and comes
+in place of the signal that led to it, so the child lives as far as the core knows.
+
 - **failed**: if its restart type does not cover the reason, the child is done. Else, if the window is full,
   or if it was ready and is not replaceable, escalate: stop all, then fail with this cause. Else it is down,
   or in backoff for the delay, and those of its group that live are doomed. The restart counts once, however
@@ -35,8 +38,8 @@ done
   anew, as in OTP.
 - **down, or done**: done if the supervisor stops or the child is temporary, else down. Neither counts as a
   failure, whatever the reason: a crash on the way down is an exit.
-- **kill** is final. The incarnation is over for the core at once, so a child that cannot die (a thread in a
-  foreign call) delays nobody, and the exit that may come later is of the past.
+- **kill** is final. The incarnation is over for the core at once, and an exit that comes later is of the
+  past. A child that cannot be killed (a thread in a foreign call) gets no successor: two would write at once.
 
 After each signal, as far as it goes:
 
@@ -57,6 +60,7 @@ from cudnn_actor.supervision.events import Restarted, Restarting, Started
 from cudnn_actor.supervision.exits import ExitReason, Restart
 from cudnn_actor.supervision.signals import (
     ChildExited,
+    ChildLost,
     ChildReady,
     ChildSignal,
     Effect,
@@ -97,13 +101,20 @@ class _Step(StoppingDraft):
                 self.change(mode=Mode.UP)
             case Mode.NEW | Mode.UP, StopRequested(reason=reason):
                 self.stop(reason)
-            case Mode.UP | Mode.STOPPING, (ChildReady() | ChildExited() | TimerFired() | RestartRequested()):
+            case Mode.UP | Mode.STOPPING, (
+                ChildReady() | ChildExited() | ChildLost() | TimerFired() | RestartRequested()
+            ):
                 index = self.state.addressee(signal)
                 if index is not None:
                     self._take_for(index, signal)
 
     def _take_for(self, index: int, signal: ChildSignal) -> None:
         """The second table of the header."""
+        if isinstance(signal, ChildLost):
+            if self.state.mode is Mode.UP:
+                self.disarm(index)
+                self._escalate(index, signal.reason)
+            return
         if isinstance(signal, TimerFired):
             self.set(index, timer=None)
         match self.child(index).phase, signal:

@@ -17,6 +17,7 @@ from cudnn_actor.supervision.exits import ExitReason
 __all__ = [
     "CancelTimer",
     "ChildExited",
+    "ChildLost",
     "ChildReady",
     "ChildSignal",
     "Effect",
@@ -85,6 +86,14 @@ class ChildExited(_Record, frozen=True, kw_only=True):
     reason: ExitReason
 
 
+class ChildLost(_Record, frozen=True, kw_only=True):
+    """The child could not be killed, and may go on at any time: it cannot be replaced."""
+
+    child: str
+    incarnation: int
+    reason: ExitReason
+
+
 class TimerFired(_Record, frozen=True, kw_only=True):
     """The time of a `SetTimer` has come."""
 
@@ -103,7 +112,7 @@ class RestartRequested(_Record, frozen=True, kw_only=True):
     incarnation: int | None = None
 
 
-ChildSignal = ChildReady | ChildExited | TimerFired | RestartRequested
+ChildSignal = ChildReady | ChildExited | ChildLost | TimerFired | RestartRequested
 """Signals about one child."""
 
 Signal = StartRequested | StopRequested | ChildSignal
@@ -126,7 +135,11 @@ class StopChild(_Record, frozen=True, kw_only=True):
 
 
 class KillChild(_Record, frozen=True, kw_only=True):
-    """End the child without asking. Final: the core is done with this incarnation and ignores its exit."""
+    """End the child without asking. Final: the core is done with this incarnation and ignores its exit.
+
+    Kills are carried out before the other effects of their decision. Where one fails in a supervisor that is
+    up, none of those is: the decision is taken anew, on `ChildLost`.
+    """
 
     child: str
     incarnation: int

@@ -10,6 +10,7 @@ from cudnn_actor.supervision.exits import ExitReason
 from cudnn_actor.supervision.policy import Strategy, SupervisorPolicy
 from cudnn_actor.supervision.signals import (
     ChildExited,
+    ChildLost,
     ChildReady,
     ChildSignal,
     Escalate,
@@ -96,7 +97,7 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
         match signal:
             case TimerFired(key=key):
                 current = key == child.timer
-            case ChildReady() | ChildExited():
+            case ChildReady() | ChildExited() | ChildLost():
                 current = signal.incarnation == child.incarnation
             case RestartRequested():
                 current = signal.incarnation in (None, child.incarnation)

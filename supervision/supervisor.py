@@ -32,6 +32,7 @@ from cudnn_actor.supervision.policy import (
 from cudnn_actor.supervision.signals import (
     CancelTimer,
     ChildExited,
+    ChildLost,
     Effect,
     Emit,
     Escalate,
@@ -48,16 +49,18 @@ from cudnn_actor.supervision.signals import (
     TimerFired,
     TimerKey,
 )
-from cudnn_actor.supervision.state import SupervisorState
+from cudnn_actor.supervision.state import Mode, SupervisorState
 from cudnn_actor.supervision.watch import Watch, look_every_s
 
 __all__ = ["RestartsExhausted", "Supervisor"]
 
-KILL_GRACE_S = 1.0
-"""How long a killed child's thread may take to notice, in seconds, before its last act is done for it."""
+KILL_GRACE_S = 5.0
+"""How long a killed child's thread may take to notice, in seconds, before it is given up."""
 
 LAST_ACT_S = 10.0
 """How long one that ends by itself may take for its last act: longer than the kernel has for a process."""
+
+_THREAD_LOST = ExitReason.hung("its thread does not end")
 
 log = Log("cudnn_actor.supervision")
 
@@ -181,7 +184,7 @@ class Supervisor(Actor):
         for actor in children:
             actor.abandon("its supervisor has ended")
         for actor in children:
-            self._kill(actor)
+            self._ends(actor)
         self._answer_stops()
         super().on_crash(error, current, waiting)
 
@@ -220,10 +223,25 @@ class Supervisor(Actor):
         return self._state.children[self._state.policy.index_of(child)].incarnation
 
     def _step(self, signal: Signal) -> None:
+        """Take a signal. Its kills come before everything else: what follows depends on their success."""
         self._now = time.monotonic()
-        self._state, effects = decide(self._state, signal, self._now)
+        state, effects = decide(self._state, signal, self._now)
+        if (lost := self._kill(effects)) is not None and self._state.mode is Mode.UP:
+            state, effects = decide(self._state, lost, self._now)
+            self._kill(effects)
+        self._state = state
         for effect in effects:
             self._carry_out(effect)
+
+    def _kill(self, effects: Sequence[Effect]) -> ChildLost | None:
+        """Kill the children that a decision gives up. Says so where the thread of one does not end."""
+        lost = None
+        for effect in effects:
+            if isinstance(effect, KillChild):
+                actor = self._actors.pop(effect.child, None)
+                if actor is not None and not self._ends(actor):
+                    lost = ChildLost(child=effect.child, incarnation=effect.incarnation, reason=_THREAD_LOST)
+        return lost
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -233,8 +251,7 @@ class Supervisor(Actor):
                 if (actor := self._actors.get(effect.child)) is not None:
                     actor.end("asked to stop by its supervisor")
             case KillChild():
-                if (actor := self._actors.pop(effect.child, None)) is not None:
-                    self._kill(actor)
+                pass  # done: see `_step`
             case SetTimer():
                 self._live_timers.add(effect.key)
                 late = time.monotonic() - self._now  # a kill before it may have taken its time
@@ -263,20 +280,19 @@ class Supervisor(Actor):
             reason = ExitReason.start_failed(repr(error))
             self.signal(ChildExited(child=effect.child, incarnation=effect.incarnation, reason=reason))
 
-    def _kill(self, actor: Actor) -> None:
-        """Give a child up: wait a moment for its thread, then do its last act for it.
+    def _ends(self, actor: Actor) -> bool:
+        """Have a child end that does not get on; whether its thread has ended. Blocks.
 
-        A successor may start when this returns: the old thread has ended, or finds itself disowned. One that
-        is in the midst of its last act cannot be disowned, and a successor that started beside it would be a
-        second writer of all that it judges there: so that is waited for.
+        One that has begun its last act is given longer for it. Where the thread does not end, what the child
+        had is answered here.
         """
         actor.abandon("killed by its supervisor")
         if actor.join(KILL_GRACE_S):
-            return
-        if not actor.disowned:
-            log.warning("supervisor.thread_lost", actor=str(actor))
-        if not actor.disown(ActorStopped(reason="gave no sign of life and was given up")):
-            actor.join(LAST_ACT_S)
+            return True
+        if not actor.give_up(ActorStopped(reason="gave no sign of life and was given up")):
+            return actor.join(LAST_ACT_S)
+        log.error("supervisor.thread_lost", actor=str(actor))
+        return False
 
     def _emit(self, event: LifecycleEvent) -> None:
         event = stamped(event, self.service, self._clock)

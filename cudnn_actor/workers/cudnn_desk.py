@@ -248,7 +248,7 @@ class CudnnDesk(MemoryDesk):
         self, begun: Sequence[Flight], cause: str, limbo: Limbo, *, may_still_write: bool
     ) -> list[Flight]:
         flights = {flight.number: flight for flight in begun}
-        interruption = Interruption(self.state, cause, outlives_context=True, thread_lost=may_still_write)
+        interruption = Interruption(self.state, cause, outlives_context=True, may_still_write=may_still_write)
         again = []
         for envelope, verdict in interruption.judge_all([flight.envelope for flight in begun]):
             flight, error = flights[envelope.number], verdict

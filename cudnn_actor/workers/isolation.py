@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from cudnn_actor.actor import CudnnActor
 from cudnn_actor.actors import Actor, Mailbox, forks
@@ -33,6 +33,8 @@ from cudnn_actor.workers.wire import Hello
 from cudnn_actor.workers.worker import Recipe
 
 __all__ = ["Isolation", "ProcessIsolation", "ThreadIsolation", "isolation_for"]
+
+A = TypeVar("A", bound=Actor)
 
 _MAIN = "cudnn_actor.workers.process.main"
 _LONGEST_BEAT_S = 0.25
@@ -61,7 +63,10 @@ class Isolation(Protocol):
         """Get ready for a life, whose table `state` has. Never blocks."""
 
     def actor(self, incarnation: int) -> Actor:
-        """What the supervisor is to start as this incarnation."""
+        """What the supervisor is to start as this incarnation.
+
+        Raises `StartFailed` while a thread that was given up lives: it may still write what this one would.
+        """
 
     def progress(self) -> Progress:
         """How the present incarnation's work gets on. Any thread; never blocks."""
@@ -103,6 +108,7 @@ class ThreadIsolation:
 
     def actor(self, incarnation: int) -> CudnnActor:
         """The actor itself."""
+        _check_lost_thread(self._actor)
         self._actor = CudnnActor(self._state, self._engine.make, incarnation)
         return self._actor
 
@@ -113,7 +119,7 @@ class ThreadIsolation:
 
     def end(self) -> None:
         """Forget the actor: all else that a life has is its and its table's."""
-        self._actor = None
+        self._actor = _if_lost(self._actor)
 
 
 class ProcessIsolation:
@@ -210,6 +216,7 @@ class ProcessIsolation:
 
     def actor(self, incarnation: int) -> WorkerKeeper:
         """The keeper of a new worker."""
+        _check_lost_thread(self._keeper)
         self._keeper = WorkerKeeper(
             self._state,
             self._dispatcher,
@@ -226,7 +233,7 @@ class ProcessIsolation:
 
     def end(self) -> None:
         """Kill the standby, have the rest answered, forget the loops, give up transfer memory and table."""
-        self._keeper = None
+        self._keeper = _if_lost(self._keeper)
         dispatcher = self._dispatcher
         with dispatcher.held() as desk:
             self._source.close(desk)
@@ -237,6 +244,17 @@ class ProcessIsolation:
         remove, self._remove_plans = self._remove_plans, None
         if remove is not None:
             remove()
+
+
+def _if_lost(actor: A | None) -> A | None:
+    """An actor that was given up: it is to be remembered."""
+    return actor if actor is not None and actor.lost else None
+
+
+def _check_lost_thread(before: Actor | None) -> None:
+    """Raise `StartFailed` where the actor before was given up and its thread has not ended."""
+    if before is not None and before.lost and not before.join(0.0):
+        raise StartFailed(detail="a thread of the service that was given up has not ended")
 
 
 def isolation_for(options: Options, engine: EngineChoice) -> Isolation:

@@ -20,9 +20,11 @@ Answers that were sent before the end count: they are read, to the last, before 
 
 from __future__ import annotations
 
+import contextlib
 import select
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from cudnn_actor.actors import Actor, Crash, Envelope, Mailbox
@@ -153,14 +155,12 @@ class WorkerKeeper(Actor):
 
     def on_start(self) -> None:
         """Take the standby, or start a worker and wait until it is ready. Raises `Crash`."""
-        with self.lease:  # one that was given up before it came here leaves the service to its successor
-            self._dispatcher.strike_bell = self._bell.strike
+        self._dispatcher.strike_bell = self._bell.strike
         faults = self._state.faults
         fails = faults is not None and faults.on_start() is not None
         if fails:
             log.info("fault.injected", fault="crash in start", plan="start")
-        # Under the lease: it may have been given up while it waited for the desk.
-        with self._dispatcher.held() as desk, self.lease:
+        with self._held() as desk:
             self.worker = None if fails else self._source.take_standby(desk, self._generation)
             desk.starting = self.worker
         if self.worker is None:
@@ -170,21 +170,28 @@ class WorkerKeeper(Actor):
             log.info("standby.promoted", pid=pid, generation=self._generation, ready=ready)
         self._await_ready()
         self._verify()
-        with self._dispatcher.held() as desk, self.lease:
+        with self._held() as desk:
             self._serve(desk)
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[CudnnDesk]:
+        """The desk, for a start that goes on. Raises `Crash` where it was given up while it waited for it.
+
+        Its last act, on whichever thread, takes the desk too. So a keeper that was given up either finds that
+        out here, or has done its step before the last act, which undoes it.
+        """
+        with self._dispatcher.held() as desk:
+            if self.abandoned.is_set():
+                raise Crash("it was given up while it started")
+            yield desk
 
     def _launch(self, *, fails: bool) -> None:
         try:
             worker = self._source.launch(self._generation, self._is_given_up, fails=fails)
         except OSError as error:
             raise Crash(str(error)) from error
-        try:
-            with self.lease:  # whoever gives this thread up finds the worker, or it is closed here
-                self.worker = worker
-        except Crash:
-            worker.close()
-            raise
-        with self._dispatcher.held() as desk, self.lease:
+        self.worker = worker
+        with self._held() as desk:
             desk.last_word = None
             desk.starting = worker  # first: what is made from here on, it is told of as it is made
             try:
@@ -258,7 +265,6 @@ class WorkerKeeper(Actor):
         with self._dispatcher.held() as desk:
             if desk.checksums is None or not desk.checksums:
                 return
-            self.lease.check()
             for slot, body, block in verification(desk):
                 if block is not None:
                     self._read_into = block  # the worker's, until it has said that it is done
@@ -389,8 +395,10 @@ class WorkerKeeper(Actor):
         with self._dispatcher.held() as desk:
             self._read_to_the_end(worker)
             self._dispatcher.disconnect()
-            limbo = desk.crash("it was killed while it stopped", may_still_write=not worker.child.wait(0.0))
-            desk.leave_limbo(limbo)
+            gone = worker.child.wait(0.0)
+            limbo = desk.crash("it was killed while it stopped", may_still_write=not gone)
+            if gone:
+                desk.leave_limbo(limbo)
             desk.retire()
             desk.stopping = False
         self._close(worker)
@@ -467,5 +475,8 @@ class WorkerKeeper(Actor):
         worker.close()
         self._bell.close()
 
-    def on_lost(self) -> None:
-        """Nothing: whoever gave this thread up has done its last act."""
+    def on_late_end(self) -> None:
+        """Kill a worker that it has started since it was given up."""
+        if self.worker is not None:
+            self.worker.child.signal(signal.SIGKILL)
+            self._close(self.worker)

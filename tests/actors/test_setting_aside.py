@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor.actors import Actor, Crash, Envelope, Mailbox, ask, submit
+from cudnn_actor.actors import Actor, ActorStopped, Crash, Envelope, Mailbox, ask, submit
 from cudnn_actor.protocol.errors import DeadlineExceeded, MailboxFull, ServiceStopped
 
 from .actor_fixtures import PATIENCE_S, Gate, running
@@ -135,26 +135,21 @@ async def test_a_crash_hands_it_to_the_successor_in_order_before_what_was_taken_
     assert not crashing.done()
 
 
-async def test_a_supervisor_that_gives_a_hanging_thread_up_finds_it() -> None:
-    mailbox = Mailbox()
-    with running(Heir(mailbox)) as actor:
-        future = submit(mailbox, "a")
-        await looked_at(actor)
-        gate = Gate()
-        submit(mailbox, gate)
-        await gate.entry()
-        actor.abandon("hangs")
-        assert await asyncio.to_thread(actor.disown, Crash("given up"))
-        successor = Shelf(mailbox)
-        successor.launch()
-        successor.resume_all()
-        assert await future == "a, later"
-        actor.resume_all()
-        gate.open()
-        assert await asyncio.to_thread(actor.join, PATIENCE_S)
-        assert actor.started == []
-        successor.end("the test is over")
-        assert await asyncio.to_thread(successor.join, PATIENCE_S)
+async def test_a_supervisor_that_gives_a_hanging_thread_up_answers_it() -> None:
+    actor = Shelf(Mailbox())
+    actor.launch()
+    future = submit(actor.mailbox, "a")
+    await looked_at(actor)
+    gate = Gate()
+    submit(actor.mailbox, gate)
+    await gate.entry()
+    actor.abandon("hangs")
+    assert await asyncio.to_thread(actor.give_up, Crash("given up"))
+    with pytest.raises(ActorStopped, match="given up"):
+        await future
+    gate.open()
+    assert await asyncio.to_thread(actor.join, PATIENCE_S)
+    assert actor.started == []
 
 
 async def test_what_is_set_aside_takes_room() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from ..service.rigs import Gate, MortalEngine, in_thread, outcome, service_on
+from cudnn_actor.supervision import supervisor
+
+from ..service.rigs import SOON_S, Gate, MortalEngine, in_thread, outcome, service_on
 from ..service.worker_rigs import GatedEngine
 from .places import Place, World, living_on
 from .scenarios import Logs
@@ -22,9 +24,11 @@ async def lost_thread(place: Place, logs: Logs) -> AsyncIterator[tuple[World, as
     """A world whose first actor was given up in the middle of a product, with the product's end."""
     if place.device != "cpu":
         pytest.skip("a call of CUDA's that never ends cannot be ended at the end of the test either")
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(supervisor, "KILL_GRACE_S", SOON_S)
     gate = Gate()
     engine = MortalEngine if place.mortal else GatedEngine
-    service = service_on(lambda: engine(gate), hang_after_s=0.5)
+    service = service_on(lambda: engine(gate), hang_after_s=SOON_S)
     try:
         async with living_on(service, logs) as here:
             gate.catch_one()
@@ -37,3 +41,4 @@ async def lost_thread(place: Place, logs: Logs) -> AsyncIterator[tuple[World, as
                 gate.open()
     finally:
         gate.open()
+        monkeypatch.undo()

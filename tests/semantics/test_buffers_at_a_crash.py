@@ -11,7 +11,6 @@ from cudnn_actor import BufferRef, CudnnActorError, Fault, FaultPlan, Fill, Rece
 
 from ..service.rigs import outcome
 from .late import product_whose_input_is_written
-from .lost import lost_thread
 from .places import Place, world
 from .scenarios import IN_PROCESS, ON_THREAD, Case, Logs, Scenarios
 
@@ -64,16 +63,6 @@ async def a_second_crash_of_its_writer(place: Place, crash: Fault, logs: Logs) -
     async with world(place, logs, faults=FaultPlan().at(1, crash, of="ConvFwd", times=2)) as here:
         assert isinstance(await outcome(here.gpu.submit(here.trio.product())), CudnnActorError)
         return await here.state(here.trio.y, 6.0)
-
-
-@BUFFERS.of("a thread that nobody can end may write it", columns=ON_THREAD)
-async def a_lost_thread_may_write_it(place: Place, _: Fault, logs: Logs) -> str:
-    async with lost_thread(place, logs) as (here, _product):
-        state = await here.state(here.trio.y, 6.0)
-        if not place.mortal:
-            others = [await here.gpu.empty((1, 1, 1, 1)) for _ in range(8)]
-            assert here.trio.y.slot not in {ref.slot for ref in others}, "its bytes were given away"
-        return state
 
 
 @BUFFERS.of("somebody has a view of it", columns=ON_THREAD)

@@ -16,6 +16,7 @@ from cudnn_actor import (
     Fault,
     FaultPlan,
     Fill,
+    OutcomeUnknown,
     QuarantinedRequest,
     Receipt,
     Restarting,
@@ -218,24 +219,25 @@ class LostAndBuilding(GatedEngine):
         return BuildingEngine(self._workshop).builder()
 
 
-async def test_what_waits_outlives_a_thread_that_nobody_can_end() -> None:
+async def test_what_waits_for_a_plan_is_answered_too_when_a_thread_does_not_end() -> None:
     gate, workshop = Gate(), Workshop()
-    async with spawn_on(lambda: LostAndBuilding(gate, workshop), hang_after_s=SOON_S) as gpu:
-        trio, other = await Trio.on(gpu), await Trio.on(gpu)
-        await gpu.warm([trio.product()])
-        with held(workshop):
-            waits, behind = gpu.submit(cold(trio)), gpu.submit(Download(src=trio.y))
-            await in_thread(workshop.building.wait_for_arrival)
-            gate.catch_one()
-            lost = gpu.submit(other.product())
-            await in_thread(gate.wait_for_arrival)
-            workshop.building.open()  # it waits for nothing but the thread that hangs
-            assert isinstance(await outcome(lost), Exception)
-            assert (await waits).generation == 2
-            assert (await behind).item() == 6
-            gate.open()
-        await gpu.drain()
-        assert await trio.result() == 6
+    service = service_on(lambda: LostAndBuilding(gate, workshop), hang_after_s=SOON_S)
+    service.launch()
+    gpu = CudnnRef(service)
+    trio, other = await Trio.on(gpu), await Trio.on(gpu)
+    await gpu.warm([trio.product()])
+    with held(workshop):
+        waits, behind = gpu.submit(cold(trio)), gpu.submit(Download(src=trio.y))
+        await in_thread(workshop.building.wait_for_arrival)
+        gate.catch_one()
+        lost = gpu.submit(other.product())
+        await in_thread(gate.wait_for_arrival)
+        workshop.building.open()  # it waits for nothing but the thread that hangs
+        assert isinstance(await outcome(lost), OutcomeUnknown)
+        assert isinstance(await outcome(waits), ServiceStopped)
+        assert isinstance(await outcome(behind), ServiceStopped)
+        gate.open()
+    await gpu.aclose()
 
 
 async def test_a_plan_of_the_last_life_is_built_again_in_the_next() -> None:

@@ -13,6 +13,7 @@ from cudnn_actor import (
     Fault,
     FaultPlan,
     Fill,
+    OutcomeUnknown,
     Receipt,
     Restarting,
     ServiceStopped,
@@ -64,7 +65,7 @@ async def test_the_body_of_such_a_service_fails() -> None:
         await body()
 
 
-async def test_what_hangs_there_ends_in_context_lost_too() -> None:
+async def test_a_thread_that_hangs_there_ends_its_service_as_everywhere() -> None:
     gate = Gate()
     service = service_on(lambda: MortalEngine(gate), hang_after_s=0.5)
     service.launch()
@@ -75,8 +76,8 @@ async def test_what_hangs_there_ends_in_context_lost_too() -> None:
         lost = gpu.submit(trio.product())
         await in_thread(gate.wait_for_arrival)
         waiting = gpu.submit(trio.product())
-        assert isinstance(await outcome(lost), ContextLost)
-        assert isinstance(await outcome(waiting), ContextLost)
+        assert isinstance(await outcome(lost), OutcomeUnknown)
+        assert isinstance(await outcome(waiting), ServiceStopped)
     finally:
         gate.open()
     await asyncio.wrap_future(service.stopped)

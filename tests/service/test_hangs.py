@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 from structlog.typing import EventDict
 
@@ -21,14 +20,15 @@ from cudnn_actor import (
     FaultPlan,
     Fill,
     OutcomeUnknown,
-    Receipt,
     Restarting,
     ServiceStopped,
     StaleBufferError,
-    Statistics,
+    StartFailed,
     TensorSpec,
+    Upload,
 )
 from cudnn_actor.protocol.messages import Message
+from cudnn_actor.supervision import supervisor
 
 from .rigs import (
     PATIENCE_S,
@@ -39,6 +39,7 @@ from .rigs import (
     in_thread,
     outcome,
     seen,
+    service_on,
     single,
     spawn,
     spawn_gated,
@@ -98,19 +99,6 @@ async def test_an_idle_service_is_no_hang() -> None:
         assert await gpu.ping() == 1
 
 
-class Lost:
-    """A request whose thread nobody can end, from the moment its service has given the thread up."""
-
-    def __init__(
-        self, gpu: CudnnRef, trio: Trio, answer: object, thread: threading.Thread, gate: Gate
-    ) -> None:
-        self.gpu, self.trio, self.answer, self.thread, self.gate = gpu, trio, answer, thread, gate
-
-    async def wakes_up(self) -> None:
-        self.gate.open()
-        await in_thread(self.thread.join)
-
-
 @contextmanager
 def opened_at_last(gate: Gate) -> Iterator[None]:
     try:
@@ -125,47 +113,40 @@ def actor_thread(gpu: CudnnRef) -> threading.Thread:
     return thread
 
 
-async def lose(gpu: CudnnRef, gate: Gate, message: str) -> Lost:
-    trio = await Trio.on(gpu)
-    thread = actor_thread(gpu)
-    gate.catch_one()
+def asked_for(trio: Trio, message: str) -> Message:
     messages: dict[str, Message] = {
         "product": trio.product(),
         "sum": trio.sum(),
+        "Upload": Upload(dst=trio.y, data=single(5)),
         "Allocate": Allocate(spec=SPEC, data=single(5)),
         "Download": Download(src=trio.y),
         "large Allocate": Allocate(spec=TensorSpec.packed((1, 1, 1, 20 << 20))),
     }
-    asked = gpu.submit(messages[message])
-    await in_thread(gate.wait_for_arrival)
-    behind = [gpu.submit(Fill(dst=trio.x, value=8)) for _ in range(100)]
-    answer = await outcome(asked)
-    assert {type(await outcome(future)) for future in behind} == {Receipt}
-    assert gpu.generation == 2
-    return Lost(gpu, trio, answer, thread, gate)
+    return messages[message]
 
 
-def without_questions(statistics: Statistics, asked: int) -> tuple[int, ...]:
-    """All that a lost thread could have changed; `asked` control messages have been answered since."""
-    return (
-        statistics.finished - asked,
-        statistics.failed,
-        statistics.withdrawn,
-        statistics.expired,
-        statistics.replayed,
-        statistics.live_buffers,
-        statistics.arena_bytes,
-        statistics.plans.size,
-        statistics.dropped_replies,
-    )
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that hangs is given up soon."""
+    monkeypatch.setattr(supervisor, "KILL_GRACE_S", SOON_S)
 
 
 @THREAD_ONLY
+@pytest.mark.usefixtures("short_grace")
 @pytest.mark.parametrize(
-    ("at", "message"), [("execute", "product"), ("execute", "sum"), ("build", "product")]
+    ("at", "message", "end"),
+    [
+        ("execute", "product", OutcomeUnknown),
+        ("execute", "sum", OutcomeUnknown),
+        ("build", "product", OutcomeUnknown),
+        ("write", "Upload", OutcomeUnknown),
+        ("write", "Allocate", ServiceStopped),
+        ("create_arena", "large Allocate", ServiceStopped),
+        ("read", "Download", ServiceStopped),
+    ],
 )
-async def test_a_thread_that_nobody_can_end_is_given_up_and_its_output_with_it(
-    at: str, message: str, logs: list[EventDict]
+async def test_a_thread_that_nobody_can_end_ends_its_service(
+    at: str, message: str, end: type, logs: list[EventDict]
 ) -> None:
     gate, engines = Gate(), list[GatedEngine]()
 
@@ -173,72 +154,50 @@ async def test_a_thread_that_nobody_can_end_is_given_up_and_its_output_with_it(
         engines.append(GatedEngine(gate, at))
         return engines[-1]
 
-    async with spawn_on(engine, hang_after_s=SOON_S) as gpu:
-        with opened_at_last(gate):
-            lost = await lose(gpu, gate, message)
-            assert isinstance(lost.answer, OutcomeUnknown)
-            assert "gave no sign of life" in lost.answer.cause
-            with pytest.raises(StaleBufferError, match="torn"):
-                await lost.trio.result()
-            # The first place that fits is where y was, unless its bytes are withheld.
-            others = [await gpu.upload(single(50 + n)) for n in range(20)]
-            before = await gpu.statistics()
-            await lost.wakes_up()
-            after = await gpu.statistics()
-            assert without_questions(after, 1) == without_questions(before, 0)
-            assert [(await gpu.download(ref)).item() for ref in others] == [50 + n for n in range(20)]
-            assert [engine.closed for engine in engines[-2:]] == [True, False]
-            assert (await gpu.download(lost.trio.x)).item() == 8
-            assert isinstance(await gpu.ask(lost.trio.product(y=others[0])), Receipt)
-            assert (await gpu.download(others[0])).item() == 16
+    service = service_on(engine, hang_after_s=SOON_S)
+    service.launch()
+    gpu = CudnnRef(service)
+    with opened_at_last(gate):
+        trio = await Trio.on(gpu)
+        thread = actor_thread(gpu)
+        gate.catch_one()
+        asked = gpu.submit(asked_for(trio, message))
+        await in_thread(gate.wait_for_arrival)
+        behind = [gpu.submit(Fill(dst=trio.x, value=8)) for _ in range(100)]
+        assert isinstance(await outcome(asked), end)
+        assert all([isinstance(await outcome(future), ServiceStopped) for future in behind])
+        escalated = await asyncio.wrap_future(service.stopped)
+        assert escalated is not None
+        assert str(escalated.cause) == "hung: its thread does not end"
+        finished = service.state.counters.finished
+    await in_thread(thread.join)  # it comes back, and ends
+    assert service.state.counters.finished == finished
+    assert engines[-1].closed
     assert "supervisor.thread_lost" in [entry["event"] for entry in logs]
 
 
 @THREAD_ONLY
-@pytest.mark.parametrize(("at", "message"), [("write", "Allocate"), ("create_arena", "large Allocate")])
-async def test_an_allocation_whose_thread_is_lost_is_made_anew_and_only_once(at: str, message: str) -> None:
+@pytest.mark.usefixtures("short_grace")
+async def test_a_service_is_started_again_only_when_the_thread_that_hung_has_ended() -> None:
     gate = Gate()
-    async with spawn_on(lambda: GatedEngine(gate, at), hang_after_s=SOON_S) as gpu:
-        with opened_at_last(gate):
-            lost = await lose(gpu, gate, message)
-            assert (await gpu.statistics()).live_buffers == 4
-            others = [await gpu.upload(single(50 + n)) for n in range(20)]
-            before = await gpu.statistics()
-            await lost.wakes_up()
-            after = await gpu.statistics()
-            assert without_questions(after, 1) == without_questions(before, 0)
-            assert [(await gpu.download(ref)).item() for ref in others] == [50 + n for n in range(20)]
-            if at == "write":
-                assert (await gpu.download(lost.answer)).item() == 5  # type: ignore[arg-type]
-
-
-@THREAD_ONLY
-async def test_a_download_whose_thread_is_lost_is_read_again() -> None:
-    gate = Gate()
-    async with spawn_on(lambda: GatedEngine(gate, "read"), hang_after_s=SOON_S) as gpu:
-        with opened_at_last(gate):
-            lost = await lose(gpu, gate, "Download")
-            assert isinstance(lost.answer, np.ndarray)
-            assert lost.answer.item() == 1
-            before = await gpu.statistics()
-            await lost.wakes_up()
-            assert without_questions(await gpu.statistics(), 1) == without_questions(before, 0)
-
-
-@THREAD_ONLY
-async def test_a_lost_thread_whose_call_fails_when_it_wakes_answers_nothing() -> None:
-    gate = Gate()
-    async with spawn_on(lambda: GatedEngine(gate, "write"), hang_after_s=SOON_S) as gpu:
-        with opened_at_last(gate):
-            trio = await Trio.on(gpu)
-            thread = actor_thread(gpu)
-            gate.catch_one()
-            # The dims are wrong, which the engine would say once it gets on.
-            asked = asyncio.ensure_future(gpu.write(trio.y, single(1).reshape(1)))
-            assert isinstance(await outcome(asked), OutcomeUnknown)
-            before = await gpu.statistics()
-            await Lost(gpu, trio, None, thread, gate).wakes_up()
-            assert without_questions(await gpu.statistics(), 1) == without_questions(before, 0)
+    service = service_on(lambda: GatedEngine(gate), hang_after_s=SOON_S, max_restarts=0)
+    service.launch()
+    gpu = CudnnRef(service)
+    with opened_at_last(gate):
+        trio = await Trio.on(gpu)
+        thread = actor_thread(gpu)
+        gate.catch_one()
+        await outcome(gpu.submit(trio.product()))
+        await asyncio.wrap_future(service.stopped)
+        service.launch()
+        with pytest.raises(StartFailed, match="has not ended"):
+            await asyncio.wrap_future(service.started)
+    await in_thread(thread.join)
+    service.launch()
+    assert await gpu.ping() == 1
+    trio = await Trio.on(gpu)
+    await gpu.ask(trio.product())
+    await gpu.aclose()
 
 
 @THREAD_ONLY

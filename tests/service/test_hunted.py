@@ -9,7 +9,7 @@ import weakref
 from typing import Any
 
 from cudnn_actor import Restarting
-from cudnn_actor.actors import Envelope, Lease
+from cudnn_actor.actors import Envelope
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.plan import CudaPlan
 from cudnn_actor.engines.cuda.program import Program
@@ -24,7 +24,7 @@ from .workshops import BuildingEngine, Workshop
 
 
 def test_work_that_is_not_fenced_yet_is_no_device_that_hangs() -> None:
-    executor = Executor(AsynchronousEngine(Device()), MemoryTable("cpu"), Lease())
+    executor = Executor(AsynchronousEngine(Device()), MemoryTable("cpu"))
     executor.defer(Work(Envelope("request"), "tag", ()))
     assert executor.working_since() is None
     before = time.monotonic()

@@ -173,7 +173,7 @@ def test_a_lost_supervisor_that_comes_back_in_the_middle_of_its_news_leaves_the_
     with service._turning:  # so its thread cannot finish what it does with its next event
         service.end("the first life's end")
         assert not lost.join(0.2)  # it has the event, and waits
-        assert lost.disown(ActorStopped(reason="given up by a supervisor of the user's"))
+        assert lost.give_up(ActorStopped(reason="given up by a supervisor of the user's"))
         service.launch()
     assert lost.join(PATIENCE_S)
     service.started.result(PATIENCE_S)

@@ -9,6 +9,7 @@ from cudnn_actor.supervision import (
     Backoff,
     CancelTimer,
     ChildExited,
+    ChildLost,
     ChildPolicy,
     ChildReady,
     Effect,
@@ -41,6 +42,7 @@ from cudnn_actor.supervision import (
     TimerKind,
     decide,
 )
+from cudnn_actor.supervision.state import Mode
 
 CRASH = ExitReason.crash("boom")
 # What may be told of a child, by what was told last; a new start of one that had ended begins with "".
@@ -107,16 +109,36 @@ class World:
         self.effects: list[Effect] = []
         self.events: list[LifecycleEvent] = []
         self.stop_sent = False
+        self.unkillable: set[str] = set()
+        """Children whose next kill fails."""
+        self.lost: set[str] = set()
+        """Those whose kill has failed while the supervisor was up."""
 
     # what the test does
 
     def send(self, signal: Signal) -> tuple[Effect, ...]:
         before = self.state
         self.state, effects = decide(before, signal, self.now)
+        killed = [effect.child for effect in effects if isinstance(effect, KillChild)]
+        if before.mode is Mode.UP and (lost := self.unkillable.intersection(killed)):
+            effects = self._tell_of_a_loss(before, signal, killed, min(lost))
         self._note_failure(effects)
         for effect in effects:
             self._carry_out(effect)
             self.effects.append(effect)
+        return effects
+
+    def _tell_of_a_loss(
+        self, before: SupervisorState, signal: Signal, killed: list[str], lost: str
+    ) -> tuple[Effect, ...]:
+        """Do as the shell does: kill first, then have it decided anew."""
+        for child in killed:
+            self._bury(child)
+        self.lost.add(lost)
+        if isinstance(signal, TimerFired):
+            self.timers[signal.key] = self.now  # as the state before it has it
+        told = ChildLost(child=lost, incarnation=self.latest[lost], reason=ExitReason.hung())
+        self.state, effects = decide(before, told, self.now)
         return effects
 
     def up(self) -> World:
@@ -196,13 +218,14 @@ class World:
             case StartChild(child=child, incarnation=incarnation):
                 self._start(child, incarnation)
             case StopChild(child=child, incarnation=incarnation, deadline=deadline):
-                assert self.live.get(child) == incarnation
+                assert self.live.get(child) == incarnation or self.lost
                 assert deadline > self.now
                 self.asked[child] = incarnation
                 assert not self._later(child) & set(self.live), "stopped before those after it had ended"
             case KillChild(child=child, incarnation=incarnation):
-                assert self.live.get(child) == incarnation
-                self._bury(child)
+                assert self.live.get(child) == incarnation or self.lost
+                if child in self.live:
+                    self._bury(child)
             case SetTimer(key=key, at=at):
                 assert key not in self.timers
                 assert at > self.now
@@ -222,6 +245,7 @@ class World:
 
     def _start(self, child: str, incarnation: int) -> None:
         assert not self.stop_sent, "started after the stop"
+        assert not self.lost, "started although a child could not be killed"
         assert not self.asked.items() & self.live.items(), "started while another is being stopped"
         assert child not in self.live, "two living incarnations"
         assert incarnation == self.latest[child] + 1

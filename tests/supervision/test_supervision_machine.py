@@ -98,6 +98,12 @@ class SupervisedLives(RuleBasedStateMachine):
         incarnation = self.world.live[child] if named else None
         self.world.send(RestartRequested(child=child, reason=ExitReason.hung(), incarnation=incarnation))
 
+    @precondition(lambda self: self.world.live)
+    @rule(pick=picks)
+    def be_beyond_killing(self, pick: int) -> None:
+        living = sorted(self.world.live)
+        self.world.unkillable.add(living[pick % len(living)])
+
     @precondition(lambda self: self.world.gone)
     @rule(pick=picks, reason=reasons)
     def the_past_speaks(self, pick: int, reason: ExitReason) -> None:
@@ -131,6 +137,13 @@ class SupervisedLives(RuleBasedStateMachine):
         failures = self.world.failures
         for place in range(len(failures) - allowed):
             assert failures[place + allowed] - failures[place] >= period_s
+
+    @invariant()
+    def a_child_that_cannot_be_killed_ends_its_supervisor(self) -> None:
+        if self.world.lost:
+            escalation = self.world.state.escalation
+            assert escalation is not None
+            assert escalation.child in self.world.lost
 
     @invariant()
     def what_cannot_be_replaced_is_not(self) -> None:

@@ -490,21 +490,39 @@ def test_a_hung_child_that_notices_is_replaced() -> None:
 
 
 @pytest.mark.usefixtures("short_grace")
-def test_a_hung_child_that_notices_nothing_is_given_up_and_replaced() -> None:
-    house, hang = House("a"), Hang()
-    supervisor = house.supervisor(house.specs(hang_after_s=60.0))
-    with up(supervisor):
-        house.diary.until(Started, "a")
-        reply = hang.into(house, "a")
-        pretend_that_it_has_hung_for_an_hour(house, "a", supervisor)
-        house.diary.until(Restarted, "a")
-        with pytest.raises(pykka.ActorDeadError, match="given up"):
-            reply.get(timeout=PATIENCE_S)
-        assert house.ask("a") == "hello"
-        hang.released.set()
-        assert house.actors["a"][0].join(PATIENCE_S)
-        assert house.ask("a") == "hello"
-    assert len(house.actors["a"]) == 2
+@pytest.mark.parametrize("strategy", Strategy)
+def test_a_hung_child_that_notices_nothing_has_no_successor(strategy: Strategy) -> None:
+    house, hang = House("ab"), Hang()
+    supervisor = house.supervisor(house.specs(hang_after_s=60.0), strategy=strategy)
+    supervisor.launch()
+    house.diary.until(Started, "b")
+    reply = hang.into(house, "a")
+    pretend_that_it_has_hung_for_an_hour(house, "a", supervisor)
+    escalated = house.diary.until(Escalated, "a")
+    assert (escalated.cause.kind, escalated.cause.cause) == (ExitKind.HUNG, "its thread does not end")
+    with pytest.raises(pykka.ActorDeadError, match="given up"):
+        reply.get(timeout=PATIENCE_S)
+    assert supervisor.join(PATIENCE_S)
+    assert [len(house.actors[name]) for name in "ab"] == [1, 1]
+    assert not [event for event in house.diary.past if isinstance(event, Restarting)]
+    hang.released.set()
+    assert house.actors["a"][0].join(PATIENCE_S)
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_one_that_hangs_in_its_start_has_no_successor_either() -> None:
+    house, released = House("a"), threading.Event()
+
+    class Stuck(Child):
+        def on_start(self) -> None:
+            assert released.wait(PATIENCE_S)
+
+    spec = ChildSpec(policy=ChildPolicy(id="a", ready_within_s=0.05), make=lambda _: Stuck("a", house.diary))
+    supervisor = house.supervisor([spec])
+    supervisor.launch()
+    assert house.diary.until(Escalated, "a").cause.cause == "its thread does not end"
+    assert supervisor.join(PATIENCE_S)
+    released.set()
 
 
 class SlowToEnd(Child):
@@ -542,19 +560,6 @@ def test_a_successor_waits_for_the_last_act_of_one_that_ends_by_itself_after_it_
         assert house.ask("a") == "hello"
     lines = [line for line in house.diary.lines if "act" in line or "made" in line]
     assert lines == ["last act begins", "last act ends", "successor is made"]
-
-
-@pytest.mark.usefixtures("short_grace")
-def test_the_delay_after_a_hang_is_its_own_and_not_the_next_look_for_one() -> None:
-    """A child given up sends no exit, so nothing but its timer wakes the supervisor."""
-    house, hang = House("a"), Hang()
-    supervisor = house.supervisor(house.specs(hang_after_s=60.0), backoff=Backoff(initial_s=0.02))
-    with up(supervisor):
-        house.diary.until(Started, "a")
-        hang.into(house, "a")
-        pretend_that_it_has_hung_for_an_hour(house, "a", supervisor)
-        house.diary.until(Restarted, "a")
-        hang.released.set()
 
 
 def test_of_two_that_hang_in_one_group_the_successor_is_not_taken_for_its_predecessor() -> None:

@@ -8,6 +8,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.supervision import (
     Backoff,
     ChildExited,
+    ChildLost,
     ChildReady,
     Escalate,
     ExitKind,
@@ -82,6 +83,13 @@ def test_a_restart_asked_for_during_backoff_does_not_count() -> None:
     world = World(policy_of("a", backoff=ONE_SECOND)).up()
     world.exit("a")
     assert world.send(RestartRequested(child="a", reason=ExitReason.hung())) == ()
+
+
+def test_the_loss_of_an_old_incarnation_does_not_end_its_successor() -> None:
+    world = World(policy_of("a")).up()
+    world.exit("a")
+    world.ready_all()
+    assert world.send(ChildLost(child="a", incarnation=1, reason=ExitReason.hung())) == ()
 
 
 @pytest.mark.parametrize("kind", TimerKind)

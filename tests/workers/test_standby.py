@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import CudnnRef, ExitKind, Receipt, Restarted, Restarting, service
-from cudnn_actor.supervision import ChildPolicy
+from cudnn_actor import CudnnRef, ExitKind, Receipt, Restarted, Restarting, ServiceStopped, service
+from cudnn_actor.supervision import ChildPolicy, supervisor
 from cudnn_actor.workers.dispatcher import Dispatcher
 from cudnn_actor.workers.keeper import WorkerKeeper
-from tests.service.rigs import Trio, in_thread, outcome, seen, single
+from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line
 from .crash_rigs import PATIENCE_S, gone, kill, pid_of, workers
@@ -227,35 +227,27 @@ class Late:
             self.let_go.wait(3 * PATIENCE_S)
 
 
-async def test_a_keeper_that_is_given_up_before_it_gets_to_its_service_takes_nothing_there(
+async def test_a_keeper_that_is_given_up_before_it_gets_to_its_service_ends_it_and_leaves_nothing(
     logs: list[EventDict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread got no time, say. Meanwhile another serves, and has a standby and a request in work."""
+    """Its thread got no time, say, and goes on when the service has ended."""
     monkeypatch.setattr(service, "ChildPolicy", functools.partial(ChildPolicy, ready_within_s=4.0))
+    monkeypatch.setattr(supervisor, "KILL_GRACE_S", SOON_S)
     late = Late()
-    async with workers(standby=1) as (gpu, points):
+    async with workers(standby=1) as (gpu, _):
         trio = await Trio.on(gpu)
-        await line(logs, "standby.ready")
+        standby = (await line(logs, "standby.ready"))["pid"]
         threading.settrace(late.trace)
         kill(gpu)
-        await line(logs, "supervisor.thread_lost")
+        answer = await outcome(gpu.submit(trio.product()))
         threading.settrace(None)
-        assert await gpu.ping() == 3
-        standby = (await line(logs, "standby.ready", 2))["pid"]
-        serving = pid_of(gpu)
-        points.hold("execute")
-        answer = gpu.submit(trio.product())
-        await in_thread(lambda: points.arrival("execute"))
+        assert isinstance(answer, ServiceStopped)
+        assert "its thread does not end" in str(answer)
+        await gone(standby)
         late.let_go.set()
         assert late.caught is not None
         await in_thread(lambda: late.caught.join(PATIENCE_S))  # type: ignore[union-attr]
-        points.let_go()
-        async with asyncio.timeout(PATIENCE_S):
-            assert isinstance(await answer, Receipt)
-        assert (pid_of(gpu), (await gpu.statistics()).restarts) == (serving, 2)
-        kill(gpu)
-        assert await gpu.ping() == 4
-        assert pid_of(gpu) == standby
+        assert not late.caught.is_alive()
 
 
 async def test_closing_ends_the_standby_too(logs: list[EventDict]) -> None:

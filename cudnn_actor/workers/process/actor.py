@@ -92,8 +92,10 @@ class WorkerActor(CudnnActor):
 
     def _take_up(self, envelope: Envelope, *, resumed: bool = False) -> None:
         """Start a request, as `Actor` does, without a look at what is the parent's: callers and deadlines."""
+        self.current = envelope
+        self._in_hand.append(envelope)
         if not resumed and (put_aside := self.sets_aside(envelope)) is not None:
-            self._take_away()
+            self._claim(envelope, DEFERRED)
             put_aside()
         elif envelope.begin():
             self._run(envelope)

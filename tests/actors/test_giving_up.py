@@ -1,4 +1,4 @@
-"""A thread that cannot be ended is given up: what it held is answered once, and it may come back."""
+"""A thread that does not end is given up: what it held is answered once, and it may come back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pykka
 import pytest
 
-from cudnn_actor.actors import Actor, ActorStopped, Envelope, LoopBridge, Mailbox, ask, submit
+from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge, Mailbox, ask, submit
 
 from .actor_fixtures import PATIENCE_S, Caller, Gate, Witness, ended, held, in_threads, running
 
@@ -32,16 +32,16 @@ async def test_an_abandoned_actor_that_waits_on_the_event_ends_by_itself() -> No
     actor.abandon("no progress")
     assert await waiting is True
     assert witness.outcome().kind == "normal"
-    assert not actor.disown(GIVEN_UP)
+    assert not actor.give_up(GIVEN_UP)
 
 
-async def test_disowning_answers_what_runs_and_what_waits_although_the_thread_hangs() -> None:
+async def test_what_runs_and_what_waits_is_answered_although_the_thread_hangs() -> None:
     actor = Caller()
     actor.launch()
     with held(actor):
         queued = [submit(actor.mailbox, number) for number in range(100)]
         actor.abandon("no progress")
-        assert actor.disown(GIVEN_UP)
+        assert actor.give_up(GIVEN_UP)
         outcomes = await asyncio.wait_for(asyncio.gather(*queued, return_exceptions=True), PATIENCE_S)
     assert all(isinstance(outcome, ActorStopped) for outcome in outcomes)
     with pytest.raises(ActorStopped):
@@ -56,7 +56,7 @@ async def test_the_running_message_gets_the_error_and_its_late_result_is_discard
     future = submit(actor.mailbox, gate, discard=discarded.append)
     gate.await_entry()
     actor.abandon("no progress")
-    actor.disown(GIVEN_UP)
+    actor.give_up(GIVEN_UP)
     with pytest.raises(ActorStopped, match="given up"):
         await future
     gate.open()
@@ -66,12 +66,15 @@ async def test_the_running_message_gets_the_error_and_its_late_result_is_discard
 
 
 @pytest.mark.parametrize("late", ["a result", ValueError("an error")], ids=repr)
-def test_a_thread_that_comes_back_touches_nothing(late: Any) -> None:
+def test_a_thread_that_comes_back_answers_nothing_and_closes_what_it_has(late: Any) -> None:
     class Fenced(Caller):
-        fences = 0
+        fences = closed = 0
 
         def on_batch_end(self) -> None:
             self.fences += 1
+
+        def on_late_end(self) -> None:
+            self.closed += 1
 
     mailbox, gate = Mailbox(), Gate(late)
     lost = Fenced(mailbox=mailbox)
@@ -80,51 +83,20 @@ def test_a_thread_that_comes_back_touches_nothing(late: Any) -> None:
     asked = lost.actor_ref.ask(gate, block=False)
     gate.await_entry()
     lost.abandon("no progress")
-    assert lost.disown(GIVEN_UP)
+    assert lost.give_up(GIVEN_UP)
+    assert lost.lost
     counted = (lost.counters.finished, lost.counters.failed)
-    with running(Caller(mailbox=mailbox)) as successor:
-        gate.open()
-        assert lost.join(PATIENCE_S)
-        assert successor.actor_ref.ask("hello", timeout=PATIENCE_S) == "hello"
+    gate.open()
+    assert lost.join(PATIENCE_S)
     assert (lost.counters.finished, lost.counters.failed) == counted
-    assert lost.fences == 0
+    assert (lost.fences, lost.closed) == (0, 1)
     assert not witness.exited.is_set()
     with pytest.raises(pykka.ActorDeadError):
         asked.get(timeout=0)
 
 
-class Bequeathing(Caller):
-    """Leaves everything to its successor, also what was running."""
-
-    def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
-        self.mailbox.restore(waiting)
-        if current is not None:
-            self.mailbox.restore([current])
-
-
-def test_a_successor_runs_what_was_handed_on_in_order_and_the_lost_thread_answers_none_of_it() -> None:
-    mailbox, gate = Mailbox(), Gate("whoever runs it")
-    order: list[int] = []
-    lost = Bequeathing(mailbox=mailbox)
-    lost.launch()
-    asked = lost.actor_ref.ask(gate, block=False)
-    gate.await_entry()
-    for number in range(10):
-        lost.actor_ref.tell(lambda number=number: order.append(number))
-    lost.abandon("no progress")
-    lost.disown(GIVEN_UP)
-    gate.entered.clear()
-    with running(Caller(mailbox=mailbox)) as successor:
-        gate.await_entry()  # the successor runs it again
-        gate.open()
-        assert lost.join(PATIENCE_S)
-        assert asked.get(timeout=PATIENCE_S) == "whoever runs it"
-        assert successor.actor_ref.ask("behind them", timeout=PATIENCE_S) == "behind them"
-    assert order == list(range(10))
-
-
 @pytest.mark.usefixtures("hasty_switching")
-async def test_an_end_that_races_its_disowning_is_one_or_the_other() -> None:
+async def test_an_end_that_races_a_giving_up_is_one_or_the_other() -> None:
     for _ in range(100):
         mailbox, gate = Mailbox(), Gate("done")
         actor = Caller(mailbox=mailbox)
@@ -134,7 +106,7 @@ async def test_an_end_that_races_its_disowning_is_one_or_the_other() -> None:
         queued = submit(mailbox, "queued")
         gate.await_entry()
         actor.end("racing")
-        disowned, _ = in_threads(partial(actor.disown, GIVEN_UP), gate.open)
+        given_up, _ = in_threads(partial(actor.give_up, GIVEN_UP), gate.open)
         assert ended(actor)
         mailbox.close("over")
         first, second = await asyncio.wait_for(
@@ -142,37 +114,35 @@ async def test_an_end_that_races_its_disowning_is_one_or_the_other() -> None:
         )
         assert first == "done" or isinstance(first, ActorStopped)
         assert isinstance(second, ActorStopped)
-        assert witness.exited.is_set() is not disowned
+        assert witness.exited.is_set() is not given_up
         assert LoopBridge.of_running_loop().awaited == 0
 
 
-def test_a_disowned_actor_that_only_waits_for_messages_ends() -> None:
+def test_one_that_is_given_up_and_only_waits_for_messages_ends() -> None:
     actor = Caller()
     actor.launch()
     assert actor.actor_ref.ask("it is up", timeout=PATIENCE_S)
-    assert actor.disown(GIVEN_UP)
+    assert actor.give_up(GIVEN_UP)
     assert actor.join(PATIENCE_S)
 
 
-def test_what_a_disowned_thread_had_taken_goes_back_to_the_mailbox() -> None:
-    class SlowToAccept(Actor):
-        """Stands between taking a batch and accepting it."""
+def test_what_it_was_taking_when_it_was_given_up_goes_back_to_the_mailbox() -> None:
+    class SlowToTake(Mailbox):
+        """Stands between taking a batch and handing it over."""
 
-        def __init__(self, mailbox: Mailbox) -> None:
-            super().__init__(mailbox=mailbox)
-            self.gate = Gate()
+        def take(self, most: int, timeout: float | None = None) -> list[Envelope]:
+            taken = super().take(most, timeout)
+            if taken:
+                gate()
+            return taken
 
-        def _accept(self, taken: list[Envelope]) -> None:
-            self.gate()
-            super()._accept(taken)
-
-    mailbox = Mailbox()
-    lost = SlowToAccept(mailbox)
+    mailbox, gate = SlowToTake(), Gate()
+    lost = Caller(mailbox=mailbox)
     asked = lost.actor_ref.ask("patient", block=False)
     lost.launch()
-    lost.gate.await_entry()
-    lost.disown(GIVEN_UP)
-    lost.gate.open()
+    gate.await_entry()
+    lost.give_up(GIVEN_UP)
+    gate.open()
     assert lost.join(PATIENCE_S)
     with running(Caller(mailbox=mailbox)):
         assert asked.get(timeout=PATIENCE_S) == "patient"
