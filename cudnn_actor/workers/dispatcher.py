@@ -1,19 +1,19 @@
 """The mailbox of a service whose actor is in another process: whoever sends a message also delivers it.
 
 In a service of one process the actor's thread takes messages out of the mailbox. Here nobody sits behind it:
-the sender himself, on his event loop, takes a **turn** at the desk, which encodes what waits and sends it,
+the sender himself, on his event loop, takes a **turn** at the host, which encodes what waits and sends it,
 and the loop's own reader takes one when answers have come. So a request costs no hop to a thread and back,
 and a loop's turn serves everything that has gathered since its last.
 
-What is shared: the desk, by every loop and thread that sends, and the keeper's thread. Who may touch it:
+What is shared: the host, by every loop and thread that sends, and the keeper's thread. Who may touch it:
 whoever has noted that he has it (`_taken`), which nobody waits for but the keeper. Why no wish is lost:
-whoever wants a turn notes what he wants first and looks whether the desk is free second; the holder frees it
+whoever wants a turn notes what he wants first and looks whether the host is free second; the holder frees it
 first and looks at the notes second. If it was not free, the holder has not looked yet, and does it on the
 wisher's behalf. An answer for another loop's future, or a pykka one, goes through its bridge.
 
 A turn on the main thread may end anywhere in an exception of a signal's handler (`actors.interrupts`). It
-goes the short way only (`short_way`), which leaves the desk whole wherever it ends, and leaves the rest to
-other threads. Whoever is interrupted frees the desk and rings for the keeper in the same step, and the keeper
+goes the short way only (`short_way`), which leaves the host whole wherever it ends, and leaves the rest to
+other threads. Whoever is interrupted frees the host and rings for the keeper in the same step, and the keeper
 does whatever there is to do: it lands what has been read, delivers what has landed, and sends what was handed
 over. So the exception costs its own caller his answer, and nobody else anything.
 
@@ -38,10 +38,10 @@ from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.actors.pykka_seam import is_stop
 from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
 from cudnn_actor.workers.channel import Channel
-from cudnn_actor.workers.cudnn_desk import CudnnDesk
-from cudnn_actor.workers.ledger import Violation
+from cudnn_actor.workers.in_flight import Violation
 from cudnn_actor.workers.short_way import Reply, hand_over, land
 from cudnn_actor.workers.wire import Answers, BadFrame
+from cudnn_actor.workers.worker_host import WorkerHost
 
 __all__ = ["Dispatcher"]
 
@@ -53,7 +53,7 @@ log = Log("cudnn_actor")
 
 
 class Dispatcher(Mailbox):
-    """See the module's docstring. `desk` is set once, right after construction.
+    """See the module's docstring. `host` is set once, right after construction.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Dispatcher(Mailbox):
 
     starts_elsewhere: ClassVar[bool] = True
 
-    desk: CudnnDesk
+    host: WorkerHost
 
     def __init__(self, capacity: int = 1024) -> None:
         super().__init__(capacity)
@@ -73,7 +73,7 @@ class Dispatcher(Mailbox):
         self.begun: Callable[[], int] = _none_begun
         """How many of the requests handed to the present worker it has begun."""
         self.channel: Channel | None = None
-        """The present worker's socket. Written with the desk held."""
+        """The present worker's socket. Written with the host held."""
         self.why_condemned = ""
         """What a worker has said that no honest one would say."""
         self.short_of_memory = False
@@ -81,7 +81,7 @@ class Dispatcher(Mailbox):
         self.on_stop_asked: Callable[[], None] = _nothing
         self._taken = False
         self._waiting: list[Any] = []
-        """A lock of each thread that waits for the desk, released when it is free."""
+        """A lock of each thread that waits for the host, released when it is free."""
         self._wants_turn = self._wants_reading = False
         self._heavy = False
         """A message that loops leave to the keeper is next."""
@@ -96,9 +96,9 @@ class Dispatcher(Mailbox):
         self._outbox: deque[Reply] = deque()
         """Replies that have been given and not delivered: the left one is next."""
         self._loops_to_wake: set[LoopBridge] = set()
-        """Loops that replies have been posted for, and that are woken before the desk is free."""
+        """Loops that replies have been posted for, and that are woken before the host is free."""
         self._here: LoopBridge | None = None
-        """Of the loop whose thread has the desk; None for a thread without one."""
+        """Of the loop whose thread has the host; None for a thread without one."""
 
     # Senders.
 
@@ -127,8 +127,8 @@ class Dispatcher(Mailbox):
 
     def waiting_elsewhere(self) -> int:
         """Requests that the worker was handed, or will be again, and has not begun, as far as it says."""
-        ledger = self.desk.ledger
-        return max(0, ledger.handed - self.begun()) + ledger.on_the_ground
+        table = self.host.in_flight
+        return max(0, table.handed - self.begun()) + table.waiting_again
 
     def _new_link(self, bridge: LoopBridge) -> _Link:
         for old in tuple(self._links):
@@ -144,7 +144,7 @@ class Dispatcher(Mailbox):
     # Turns.
 
     def turn(self, bridge: LoopBridge | None = None, *, read: bool = False) -> None:
-        """Do what there is to do at the desk, unless another is at it, who then does. Any thread.
+        """Do what there is to do at the host, unless another is at it, who then does. Any thread.
 
         Parameters
         ----------
@@ -160,7 +160,7 @@ class Dispatcher(Mailbox):
         try:
             while True:
                 # Looking and taking are one step. So the look is no condition of the loop: behind that comes
-                # the back-edge, where another thread might take the desk too. Those that wait come first.
+                # the back-edge, where another thread might take the host too. Those that wait come first.
                 if not self._wants_turn or self._taken or self._waiting:
                     return
                 self._taken = mine = True
@@ -174,7 +174,7 @@ class Dispatcher(Mailbox):
                 except RuntimeError:  # it has been told
                     pass
         except BaseException:
-            # One step: the desk is free, and another thread does whatever there is to do.
+            # One step: the host is free, and another thread does whatever there is to do.
             if mine:
                 self._taken = False
             self._wants_turn = self._wants_reading = True
@@ -188,7 +188,7 @@ class Dispatcher(Mailbox):
             raise
 
     def _serve(self, *, keeper: bool = False) -> None:
-        """What a turn does. With the desk held. Raises what a signal's handler raises, and nothing else."""
+        """What a turn does. With the host held. Raises what a signal's handler raises, and nothing else."""
         short = is_interruptible()
         self._wants_turn = False
         if not short:
@@ -210,7 +210,7 @@ class Dispatcher(Mailbox):
             except Exception as error:  # a bug of ours must not end an event loop's callback in silence
                 if short:
                     raise  # or a handler's: the keeper goes on, and finds a bug of ours again
-                with speaking_for(self.desk.state.name):
+                with speaking_for(self.host.state.name):
                     log.exception("dispatcher.failed")
                 self.condemn(repr(error))
         if self._outbox:
@@ -224,56 +224,56 @@ class Dispatcher(Mailbox):
     def _exchange(self, channel: Channel, *, short: bool, keeper: bool) -> bool:
         """Read answers and send requests; whether anything is left to other threads."""
         leaves = False
-        self.desk.finish_sending()
+        self.host.finish_sending()
         if self._wants_reading:
             self._wants_reading = False
             channel.fetch()
-        if channel.frames or self.desk.has_drains_due:
+        if channel.frames or self.host.broker.has_drains_due:
             leaves = self._land(channel, short=short)
         if channel.ended:
             self.ring_keeper()
-        if self._ordinary or self._control or self._stop is not None or self.desk.ledger.on_the_ground:
+        if self._ordinary or self._control or self._stop is not None or self.host.in_flight.waiting_again:
             leaves |= self._hand_over(short=short, keeper=keeper)
-        self.desk.flush()
+        self.host.flush()
         backed_up = not channel.flush()
         if backed_up or (not self._keeper_reads and self._has_foreign):
             self.ring_keeper()
         return leaves
 
     def _land(self, channel: Channel, *, short: bool) -> bool:
-        desk = self.desk
-        while land(channel, desk, self._outbox):
+        host = self.host
+        while land(channel, host, self._outbox):
             if short:
                 return True
             frame = channel.frames[0]
             if type(frame) is Answers:
-                desk.land(frame.answers[channel.taken])
+                host.complete(frame.answers[channel.taken])
                 channel.taken += 1
             else:
                 channel.frames.popleft()
-                desk.receive((frame,))
-        if desk.has_drains_due:
+                host.receive((frame,))
+        if host.broker.has_drains_due:
             if short:
                 return True
-            desk.settle_drains()
+            host.broker.settle_drains()
         return False
 
     def read_to_the_end(self, channel: Channel) -> None:
-        """Take every answer that a worker has sent. With the desk held. Raises `Violation`, `BadFrame`."""
+        """Take every answer that a worker has sent. With the host held. Raises `Violation`, `BadFrame`."""
         self._land(channel, short=False)
         while channel.fetch():
             self._land(channel, short=False)
 
     def _hand_over(self, *, short: bool, keeper: bool) -> bool:
-        desk = self.desk
-        if short and (self._stop is not None or desk.ledger.on_the_ground):
+        host = self.host
+        if short and (self._stop is not None or host.in_flight.waiting_again):
             return True
-        desk.hand_again()
-        while self._stop is None and not self._heavy and hand_over(self, desk) and desk.room and len(self):
+        host.hand_again()
+        while self._stop is None and not self._heavy and hand_over(self, host) and host.room and len(self):
             if short:
                 return True
             self._take_up_next(keeper=keeper)
-            desk.hand_again()
+            host.hand_again()
         if self._stop is not None:
             self._stop_in_its_turn(self._stop)
         return False
@@ -282,16 +282,16 @@ class Dispatcher(Mailbox):
         for envelope in self.take(1, 0.0):
             if is_stop(envelope.message):
                 self._stop = envelope
-            elif not keeper and self.desk.is_heavy(envelope.message):
+            elif not keeper and self.host.is_heavy(envelope.message):
                 self.restore([envelope])
                 self._heavy = True
                 self.ring_keeper()
             else:
-                self.desk.take_up(envelope)
+                self.host.take_up(envelope)
 
     def _stop_in_its_turn(self, stop: Envelope) -> None:
         """Pass pykka's stop on, once all that was sent before it has been answered."""
-        if not self._stop_told and not self.desk.is_awaited(stop.number):
+        if not self._stop_told and not self.host.broker.is_awaited(stop.number):
             self._stop_told = True
             self.on_stop_asked()
             self.reply(stop, None, None)
@@ -299,7 +299,7 @@ class Dispatcher(Mailbox):
     @property
     def _has_foreign(self) -> bool:
         """Whether an answer is awaited that no event loop fetches: in the air, a stop's, or in the queue."""
-        if self.desk.has_foreign or self._stop is not None:
+        if self.host.has_foreign or self._stop is not None:
             return True
         ordinary, control, last = self._ordinary, self._control, self._last_foreign
         try:
@@ -312,16 +312,16 @@ class Dispatcher(Mailbox):
         self.strike_bell()
 
     def condemn(self, why: str) -> None:
-        """Have nothing more to do with the present worker, and tell the keeper. With the desk held."""
+        """Have nothing more to do with the present worker, and tell the keeper. With the host held."""
         # One step.
         self.channel = None
         self.why_condemned = why
         self.ring_keeper()
 
-    # Replies. With the desk held.
+    # Replies. With the host held.
 
     def reply(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
-        """Answer: it is delivered before the desk is free."""
+        """Answer: it is delivered before the host is free."""
         self._outbox.append((envelope, value, error))
 
     def _deliver(self, *, short: bool) -> bool:
@@ -365,13 +365,13 @@ class Dispatcher(Mailbox):
 
     @contextlib.contextmanager
     def held(self) -> Any:
-        """The desk, for the keeper, who waits for it; then, what there is to do. Never on the main thread
+        """The host, for the keeper, who waits for it; then, what there is to do. Never on the main thread
         while requests are served."""
-        self._await_desk()
+        self._await_host()
         try:
             self._here = None
-            self.desk.finish_sending()
-            yield self.desk
+            self.host.finish_sending()
+            yield self.host
             self._serve(keeper=True)
         except BaseException:
             self._wants_turn = True  # replies may have been given before it
@@ -382,10 +382,10 @@ class Dispatcher(Mailbox):
                 self._waiting[0].release()
             self.turn()
 
-    def _await_desk(self) -> None:
-        """Wait until the desk is free, and take it.
+    def _await_host(self) -> None:
+        """Wait until the host is free, and take it.
 
-        Whoever waits joins the list first and looks second; whoever frees the desk does so first, and looks
+        Whoever waits joins the list first and looks second; whoever frees the host does so first, and looks
         at the list second. So one of the two sees the other.
         """
         bell = threading.Lock()
@@ -401,7 +401,7 @@ class Dispatcher(Mailbox):
     def keepers_turn(self) -> None:
         """Read, and do all that there is to do, also what loops leave to the keeper.
 
-        It waits for the desk. Were it only to try, each of its tries could find a loop in its turn, and what
+        It waits for the host. Were it only to try, each of its tries could find a loop in its turn, and what
         that loop has left to it, and rung for once, would be left for good.
         """
         self._wants_reading = True
@@ -428,7 +428,7 @@ class Dispatcher(Mailbox):
         return channel is not None and channel.backed_up
 
     def connect(self, channel: Channel, begun: Callable[[], int]) -> None:
-        """Serve with this worker from now on: every loop that sends reads its socket. With the desk held."""
+        """Serve with this worker from now on: every loop that sends reads its socket. With the host held."""
         self.channel = channel
         self.begun = begun
         self.why_condemned = ""
@@ -437,7 +437,7 @@ class Dispatcher(Mailbox):
             link.follow_soon()
 
     def disconnect(self) -> None:
-        """Serve with nobody. With the desk held."""
+        """Serve with nobody. With the host held."""
         stop, told, self._stop, self._stop_told = self._stop, self._stop_told, None, False
         if stop is not None and not told:
             self.restore([stop])
@@ -491,9 +491,9 @@ class _Link:
         """
         dispatcher = self._dispatcher
         self._gathered += 1
-        flights = len(dispatcher.desk.ledger.flights)
+        in_flight = len(dispatcher.host.in_flight.requests)
         if self._channel is dispatcher.channel and (
-            not flights or self._gathered >= min(MOST_GATHERED, max(LEAST_GATHERED, flights // SHARE))
+            not in_flight or self._gathered >= min(MOST_GATHERED, max(LEAST_GATHERED, in_flight // SHARE))
         ):
             self._gathered = 0
             dispatcher.turn(self._bridge)

@@ -23,14 +23,13 @@ from cudnn_actor.protocol.errors import StartFailed
 from cudnn_actor.state import ServiceState
 from cudnn_actor.supervision import Backoff
 from cudnn_actor.workers.checksums import Checksums
-from cudnn_actor.workers.cudnn_desk import CudnnDesk
-from cudnn_actor.workers.desk import WINDOW
 from cudnn_actor.workers.dispatcher import Dispatcher
 from cudnn_actor.workers.generations import GenerationTable
 from cudnn_actor.workers.keeper import WorkerKeeper
 from cudnn_actor.workers.source import Source
 from cudnn_actor.workers.wire import Hello
 from cudnn_actor.workers.worker import Recipe
+from cudnn_actor.workers.worker_host import WINDOW, WorkerHost
 
 __all__ = ["Isolation", "ProcessIsolation", "ThreadIsolation", "isolation_for"]
 
@@ -176,13 +175,13 @@ class ProcessIsolation:
         return MemoryTable(device, limit=self._options.memory_limit, mirror=self._generations)
 
     def begin(self, state: ServiceState) -> None:
-        """A desk, and where its workers come from."""
+        """The host of its workers, and where its workers come from."""
         self._state = state
         dispatcher = self._dispatcher
         host_arenas = self._engine.host_arenas
-        dispatcher.desk = CudnnDesk(state, dispatcher.reply, host_arenas=host_arenas)
+        dispatcher.host = WorkerHost(state, dispatcher.reply, host_arenas=host_arenas)
         if self._options.verify:
-            dispatcher.desk.checksums = Checksums()
+            dispatcher.host.checksums = Checksums()
         self._source = Source(self._recipe, self._generations, standby=self._options.standby > 0)
 
     def _recipe(self) -> Recipe:
@@ -227,7 +226,7 @@ class ProcessIsolation:
         return self._keeper
 
     def progress(self) -> Progress:
-        """What the ledger and the worker say."""
+        """What the in-flight table and the worker say."""
         keeper = self._keeper
         return Progress() if keeper is None else keeper.progress()
 
@@ -235,10 +234,10 @@ class ProcessIsolation:
         """Kill the standby, have the rest answered, forget the loops, give up transfer memory and table."""
         self._keeper = _if_lost(self._keeper)
         dispatcher = self._dispatcher
-        with dispatcher.held() as desk:
-            self._source.close(desk)
-            desk.retire()  # what was to run again, and never will: the mailbox, which is closed, answers it
-            desk.close()
+        with dispatcher.held() as host:
+            self._source.close(host)
+            host.retire()  # what was to run again, and never will: the mailbox, which is closed, answers it
+            host.close()
             self._generations.close()
         dispatcher.forget_loops()
         remove, self._remove_plans = self._remove_plans, None

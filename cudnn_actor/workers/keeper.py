@@ -32,14 +32,14 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.health import Progress
 from cudnn_actor.process_state import LOOK_EVERY_S, StoppedTime, is_stopped
 from cudnn_actor.state import ServiceState
-from cudnn_actor.workers.cudnn_desk import CudnnDesk, Limbo
 from cudnn_actor.workers.dispatcher import Dispatcher
-from cudnn_actor.workers.ledger import Violation
+from cudnn_actor.workers.in_flight import Violation
 from cudnn_actor.workers.source import Source
 from cudnn_actor.workers.staging import Block
 from cudnn_actor.workers.verification import compare, verification
 from cudnn_actor.workers.wire import BadFrame, Dying, InternalDone, Stop
 from cudnn_actor.workers.worker import Bell, Worker, wait_for
+from cudnn_actor.workers.worker_host import PendingReclaim, WorkerHost
 
 __all__ = ["WorkerKeeper"]
 
@@ -134,19 +134,19 @@ class WorkerKeeper(Actor):
         While it has said that it builds a plan, which may be such a time, it is given `BUILT_S` at the least;
         unless the kernel says that it is stopped: then it builds nothing.
         """
-        worker, ledger = self.worker, self._dispatcher.desk.ledger
-        if worker is None or not self._serving or not ledger.flights:
+        worker, table = self.worker, self._dispatcher.host.in_flight
+        if worker is None or not self._serving or not table.requests:
             return None
         claims = worker.claims
         since_s = (claims.since_ns or claims.beat_ns) / 1e9
         if (building_ns := claims.building_ns) and not is_stopped(worker.pid):
             since_s = max(since_s, building_ns / 1e9 + max(0.0, BUILT_S - self._hang_after_s))
-        return max(since_s, ledger.progress_s)
+        return max(since_s, table.progress_s)
 
     def progress(self) -> Progress:
         """How the worker's requests get on. Any thread; never blocks: the worker's state is not looked up."""
-        worker, ledger = self.worker, self._dispatcher.desk.ledger
-        last_s, working = ledger.progress_s, bool(ledger.flights)
+        worker, table = self.worker, self._dispatcher.host.in_flight
+        last_s, working = table.progress_s, bool(table.requests)
         if worker is not None and working:
             last_s = max(last_s, worker.claims.since_ns / 1e9)
         return Progress(working=working, last_s=last_s)
@@ -160,9 +160,9 @@ class WorkerKeeper(Actor):
         fails = faults is not None and faults.on_start() is not None
         if fails:
             log.info("fault.injected", fault="crash in start", plan="start")
-        with self._held() as desk:
-            self.worker = None if fails else self._source.take_standby(desk, self._generation)
-            desk.starting = self.worker
+        with self._held() as host:
+            self.worker = None if fails else self._source.take_standby(host, self._generation)
+            host.starting = self.worker
         if self.worker is None:
             self._launch(fails=fails)
         else:
@@ -170,20 +170,20 @@ class WorkerKeeper(Actor):
             log.info("standby.promoted", pid=pid, generation=self._generation, ready=ready)
         self._await_ready()
         self._verify()
-        with self._held() as desk:
-            self._serve(desk)
+        with self._held() as host:
+            self._serve(host)
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[CudnnDesk]:
-        """The desk, for a start that goes on. Raises `Crash` where it was given up while it waited for it.
+    def _held(self) -> Iterator[WorkerHost]:
+        """The host, for a start that goes on. Raises `Crash` where it was given up while it waited for it.
 
-        Its last act, on whichever thread, takes the desk too. So a keeper that was given up either finds that
+        Its last act, on whichever thread, takes the host too. So a keeper that was given up either finds that
         out here, or has done its step before the last act, which undoes it.
         """
-        with self._dispatcher.held() as desk:
+        with self._dispatcher.held() as host:
             if self.abandoned.is_set():
                 raise Crash("it was given up while it started")
-            yield desk
+            yield host
 
     def _launch(self, *, fails: bool) -> None:
         try:
@@ -191,11 +191,11 @@ class WorkerKeeper(Actor):
         except OSError as error:
             raise Crash(str(error)) from error
         self.worker = worker
-        with self._held() as desk:
-            desk.last_word = None
-            desk.starting = worker  # first: what is made from here on, it is told of as it is made
+        with self._held() as host:
+            host.last_word = None
+            host.starting = worker  # first: what is made from here on, it is told of as it is made
             try:
-                desk.introduce(worker)
+                host.introduce(worker)
             except OSError as error:
                 raise Crash(f"worker {worker.pid} could not be given the memory: {error}") from error
 
@@ -247,13 +247,13 @@ class WorkerKeeper(Actor):
     def _hear_start(self, worker: Worker) -> None:
         try:
             frames = worker.take_ready(self._received(worker))
-            with self._dispatcher.held() as desk:
-                desk.receive(frames)
+            with self._dispatcher.held() as host:
+                host.receive(frames)
         except (Violation, BadFrame) as error:
             raise Crash(f"worker {worker.pid} broke the protocol in its start: {error}") from error
-        last = desk.last_word
+        last = host.last_word
         if last is not None:
-            desk.last_word = None
+            host.last_word = None
             raise Crash(last.cause)
         if worker.channel.ended and not worker.ready:
             raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
@@ -262,23 +262,23 @@ class WorkerKeeper(Actor):
         """See whether what was uploaded is still there, where a crash has come between. Raises `Crash`."""
         worker = self.worker
         assert worker is not None
-        with self._dispatcher.held() as desk:
-            if desk.checksums is None or not desk.checksums:
+        with self._dispatcher.held() as host:
+            if host.checksums is None or not host.checksums:
                 return
-            for slot, body, block in verification(desk):
+            for slot, body, block in verification(host):
                 if block is not None:
                     self._read_into = block  # the worker's, until it has said that it is done
-                    self._await_done(worker, worker.ask(body), desk)
+                    self._await_done(worker, worker.ask(body), host)
                     self._read_into = None
-                compare(desk, slot, block)
+                compare(host, slot, block)
 
-    def _await_done(self, worker: Worker, number: int, desk: CudnnDesk) -> None:
+    def _await_done(self, worker: Worker, number: int, host: WorkerHost) -> None:
         """Wait until the worker has done what it was asked for. Raises `Crash`, also where it could not."""
         stopped = StoppedTime(worker.pid)
         while True:
             events = self._hear_of(worker, stopped)
             frames = self._received(worker)
-            desk.receive(frames)
+            host.receive(frames)
             done = [frame for frame in frames if isinstance(frame, InternalDone) and frame.number == number]
             if done:
                 if (error := done[0].error) is not None:  # what lies in the block is not the buffer's
@@ -287,15 +287,15 @@ class WorkerKeeper(Actor):
             if worker.channel.ended or worker.child.pidfd in events:
                 raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
 
-    def _serve(self, desk: CudnnDesk) -> None:
+    def _serve(self, host: WorkerHost) -> None:
         worker, dispatcher = self.worker, self._dispatcher
         assert worker is not None
         self._state.generation = self._generation
         dispatcher.on_stop_asked = lambda: self.end("stopped")
         claims = worker.claims
         dispatcher.connect(worker.channel, lambda: claims.begun_count)
-        desk.on_new_plan = self._bell.ring
-        desk.attach(worker)
+        host.on_new_plan = self._bell.ring
+        host.attach(worker)
         self._serving = True
 
     # Serving.
@@ -327,11 +327,11 @@ class WorkerKeeper(Actor):
 
     def _tend(self) -> float | None:
         source, ring = self._source, self._ring_whoever_keeps
-        with self._dispatcher.held() as desk:
-            source.hear_standby(desk, ring)  # first: one that has died is to be followed by another
-            pause_s = source.tend(desk, time.monotonic(), ring)
-            source.warm(desk)
-            source.bury_the_dead(desk)
+        with self._dispatcher.held() as host:
+            source.hear_standby(host, ring)  # first: one that has died is to be followed by another
+            pause_s = source.tend(host, time.monotonic(), ring)
+            source.warm(host)
+            source.bury_the_dead(host)
         return pause_s
 
     def _ring_whoever_keeps(self) -> None:
@@ -366,10 +366,10 @@ class WorkerKeeper(Actor):
         if why := self._dispatcher.why_condemned:
             raise Crash(f"worker {worker.pid} broke the protocol: {why}")
         gone = worker.child.wait(0.0) or worker.channel.ended
-        with self._dispatcher.held() as desk:
+        with self._dispatcher.held() as host:
             if gone:  # its last word may still lie there
                 self._read_to_the_end(worker)
-            last = desk.last_word
+            last = host.last_word
         if last is not None:
             raise Crash(last.cause)
         if gone:
@@ -383,8 +383,8 @@ class WorkerKeeper(Actor):
             raise Crash("it was given up by its supervisor")
         worker = self.worker
         assert worker is not None
-        with self._dispatcher.held() as desk:
-            desk.stopping = True
+        with self._dispatcher.held() as host:
+            host.stopping = True
             worker.send(Stop())
         for number, within_s in ((None, ASKED_S), (signal.SIGTERM, TERMINATED_S), (signal.SIGKILL, KILLED_S)):
             if number is not None:
@@ -392,15 +392,15 @@ class WorkerKeeper(Actor):
                 worker.child.signal(number)
             if self._ends_within(worker, within_s):
                 break
-        with self._dispatcher.held() as desk:
+        with self._dispatcher.held() as host:
             self._read_to_the_end(worker)
             self._dispatcher.disconnect()
             gone = worker.child.wait(0.0)
-            limbo = desk.crash("it was killed while it stopped", may_still_write=not gone)
+            pending = host.crash("it was killed while it stopped", may_still_write=not gone)
             if gone:
-                desk.leave_limbo(limbo)
-            desk.retire()
-            desk.stopping = False
+                host.reclaim(pending)
+            host.retire()
+            host.stopping = False
         self._close(worker)
 
     def _ends_within(self, worker: Worker, within_s: float) -> bool:
@@ -426,42 +426,44 @@ class WorkerKeeper(Actor):
         if worker is None:
             self._bell.close()
             return
-        last = self._dispatcher.desk.last_word
+        last = self._dispatcher.host.last_word
         dead = last is not None and last.context_dead
         worker.child.signal(signal.SIGKILL)
         gone = dead or worker.child.wait(KILLED_BY_SUPERVISOR_S if self.abandoned.is_set() else KILLED_S)
         if not gone:
             log.error("worker.not_killed", pid=worker.pid)
-        with self._dispatcher.held() as desk:
-            limbo = self._judge(desk, worker, str(error) or repr(error), may_still_write=not gone)
+        with self._dispatcher.held() as host:
+            pending = self._judge(host, worker, str(error) or repr(error), may_still_write=not gone)
             if not worker.child.wait(0.0):
-                self._source.let_die(worker, limbo)
+                self._source.let_die(worker, pending)
                 self.worker = None
             else:
-                desk.leave_limbo(limbo)
+                host.reclaim(pending)
         if self.worker is not None:
             self._close(worker)
         self._bell.close()
 
-    def _judge(self, desk: CudnnDesk, worker: Worker, cause: str, *, may_still_write: bool) -> Limbo:
+    def _judge(
+        self, host: WorkerHost, worker: Worker, cause: str, *, may_still_write: bool
+    ) -> PendingReclaim:
         if not self._serving:
-            desk.starting = None
-            limbo = Limbo()
-            limbo.blocks.extend(() if self._read_into is None else (self._read_into,))
-            return limbo
+            host.starting = None
+            pending = PendingReclaim()
+            pending.blocks.extend(() if self._read_into is None else (self._read_into,))
+            return pending
         if not self._dispatcher.why_condemned:
             self._read_to_the_end(worker)
-        last: Dying | None = desk.last_word
+        last: Dying | None = host.last_word
         if last is not None:
             cause = last.cause
             if last.digest is not None:
-                desk.blame_build(last.digest, cause)
+                host.broker.blame_build(last.digest, cause)
         self._dispatcher.disconnect()
         self._serving = False
-        return desk.crash(cause, may_still_write=may_still_write)
+        return host.crash(cause, may_still_write=may_still_write)
 
     def _read_to_the_end(self, worker: Worker) -> None:
-        """Take every answer that the worker has sent. With the desk held."""
+        """Take every answer that the worker has sent. With the host held."""
         try:
             self._dispatcher.read_to_the_end(worker.channel)
         except (Violation, BadFrame) as error:

@@ -1,8 +1,8 @@
 """The short way of a request that runs a plan, and of its answer: each in one step.
 
-Nearly all requests go it. Whatever is not plain goes the long way, by the desk's own methods: what allocates
+Nearly all requests go it. Whatever is not plain goes the long way, by the host's own methods: what allocates
 or frees, what fails, what waits, what a crash or a fault plan has to do with. The two ways do the same, so
-this module knows the mailbox, the desk and the ledger from inside.
+this module knows the mailbox, the host and its in-flight table from inside.
 
 The main thread goes this way only, since a signal's handler may raise there (`actors.interrupts`). What comes
 before a step changes nothing that counts, and is made again by whoever comes next; after a step, a request
@@ -22,10 +22,9 @@ from cudnn_actor.protocol.codec import decode_reply
 from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.messages import COMPUTE, Ping
 from cudnn_actor.workers.channel import Channel
-from cudnn_actor.workers.cudnn_desk import CudnnDesk
-from cudnn_actor.workers.desk import BULKY_BYTES
-from cudnn_actor.workers.ledger import Flight, flights_lock
+from cudnn_actor.workers.in_flight import WorkerRequest, claims_lock
 from cudnn_actor.workers.wire import Answer, Answers, Done, Given, Request, encode_message
+from cudnn_actor.workers.worker_host import BULKY_BYTES, WorkerHost
 
 __all__ = ["Reply", "hand_over", "land"]
 
@@ -38,31 +37,31 @@ _MOST_SLOTS = 6
 _FILL = tuple((_NOBODY,) * (_MOST_SLOTS - n) for n in range(_MOST_SLOTS + 1))
 
 
-def hand_over(mailbox: Mailbox, desk: CudnnDesk) -> bool:
-    """Hand over what waits, in order, while the window has room. With the desk held.
+def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
+    """Hand over what waits, in order, while the window has room. With the host held.
 
     Returns
     -------
     bool
         Whether the next one has to go the long way, if there is one.
     """
-    worker, ledger = desk.worker, desk.ledger
-    if worker is None or _takes_long(desk):
+    worker, table = host.worker, host.in_flight
+    if worker is None or _takes_long(host):
         return True
-    claims, flights, places, requests = worker.claims, ledger.flights, ledger._places, desk._requests
+    claims, in_flight, places, unsent = worker.claims, table.requests, table._places, host._unsent
     while places:
         queue = mailbox._control or mailbox._ordinary
         if not queue:
             return False
         envelope = queue[0]
-        flight = _prepared(desk, envelope)
-        if flight is None:
+        request = _prepared(host, envelope)
+        if request is None:
             return True
-        a, b, c, d, e, f = (*flight.slots, *_FILL[len(flight.slots)])
-        number, place, claim, foreign = flight.number, places[-1], envelope.claim, envelope.bridge is None
-        request = [Request(number, place, flight.body)]
-        if not flights:
-            ledger.progress_s = time.monotonic()
+        a, b, c, d, e, f = (*request.slots, *_FILL[len(request.slots)])
+        number, place, claim, foreign = request.number, places[-1], envelope.claim, envelope.bridge is None
+        entry = [Request(number, place, request.body)]
+        if not in_flight:
+            table.progress_s = time.monotonic()
         with mailbox._lock:
             queue = mailbox._control or mailbox._ordinary
             if not queue or queue[0] is not envelope:
@@ -71,39 +70,39 @@ def hand_over(mailbox: Mailbox, desk: CudnnDesk) -> bool:
                 return True  # its time was up
             # One step.
             del claim[0]
-            flight.place = place
-            flight.claims = claims
-            envelope.elsewhere = flight
+            request.place = place
+            request.claims = claims
+            envelope.elsewhere = request
             a.users += 1
             b.users += 1
             c.users += 1
             d.users += 1
             e.users += 1
             f.users += 1
-            flights[number] = flight
-            ledger.handed += 1
-            ledger.foreign += foreign
+            in_flight[number] = request
+            table.handed += 1
+            table.foreign += foreign
             del places[-1]
-            requests += request
+            unsent += entry
             del queue[0]
     return False
 
 
-def _takes_long(desk: CudnnDesk) -> bool:
+def _takes_long(host: WorkerHost) -> bool:
     """Whether there is at the moment no short way for anybody."""
-    ledger, state = desk.ledger, desk.state
+    table, state = host.in_flight, host.state
     return bool(
-        ledger._again
-        or ledger._alone
-        or desk.stopping
-        or desk._roomless
+        table._again
+        or table._alone
+        or host.stopping
+        or host.broker.awaiting_arena
         or state.quarantined
         or state.faults is not None
-        or desk.checksums is not None
+        or host.checksums is not None
     )
 
 
-def _prepared(desk: CudnnDesk, envelope: Envelope) -> Flight | None:
+def _prepared(host: WorkerHost, envelope: Envelope) -> WorkerRequest | None:
     """A request ready to be handed over; None for one that takes long. Changes nothing but caches."""
     message, future = envelope.message, envelope.future
     if envelope.started_ns or (future is not None and future.done()):
@@ -112,26 +111,27 @@ def _prepared(desk: CudnnDesk, envelope: Envelope) -> Flight | None:
         return None
     try:
         if type(message) in COMPUTE:
-            flight = desk.prepared(envelope, message)
+            request = host.prepared(envelope, message)
         elif type(message) is Ping:
-            flight = Flight(envelope, encode_message(message))
+            request = WorkerRequest(envelope)
+            request.body = encode_message(message)
         else:
             return None
     except (CudnnActorError, TypeError, MemoryError):  # of which the long way makes an answer
         return None
-    return None if len(flight.body) > BULKY_BYTES or len(flight.slots) > _MOST_SLOTS else flight
+    return None if len(request.body) > BULKY_BYTES or len(request.slots) > _MOST_SLOTS else request
 
 
-def land(channel: Channel, desk: CudnnDesk, outbox: deque[Reply]) -> bool:
-    """Take the answers that have come, in order. With the desk held.
+def land(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
+    """Take the answers that have come, in order. With the host held.
 
     Returns
     -------
     bool
         Whether the next one, or the next frame, has to go the long way.
     """
-    ledger, frames, counters = desk.ledger, channel.frames, desk.state.counters
-    flights, places = ledger.flights, ledger._places
+    table, frames, counters = host.in_flight, channel.frames, host.state.counters
+    in_flight, places = table.requests, table._places
     while frames:
         if type(frames[0]) is not Answers:
             return True
@@ -139,24 +139,24 @@ def land(channel: Channel, desk: CudnnDesk, outbox: deque[Reply]) -> bool:
         while channel.taken < len(answers):
             answer = answers[channel.taken]
             number = answer.number
-            flight = flights.get(number)
-            if flight is None or flight.place != answer.place:
+            request = in_flight.get(number)
+            if request is None or request.place != answer.place:
                 return True
-            value = _value(desk, flight, answer)
-            if value is None or len(flight.slots) > _MOST_SLOTS:
+            value = _value(host, request, answer)
+            if value is None or len(request.slots) > _MOST_SLOTS:
                 return True
-            a, b, c, d, e, f = (*flight.slots, *_FILL[len(flight.slots)])
+            a, b, c, d, e, f = (*request.slots, *_FILL[len(request.slots)])
             if not (a.live and b.live and c.live and d.live and e.live and f.live):
                 return True  # its bytes may be free with this
-            place, foreign = [flight.place], flight.envelope.bridge is None
-            reply = ((flight.envelope, value, None),)
-            with flights_lock:
+            place, foreign = [request.place], request.envelope.bridge is None
+            reply = ((request.envelope, value, None),)
+            with claims_lock:
                 # One step.
-                del flights[number]
-                flight.claims = None
+                del in_flight[number]
+                request.claims = None
                 places += place
-                ledger.foreign -= foreign
-                ledger._alone = False
+                table.foreign -= foreign
+                table._alone = False
                 a.users -= 1
                 b.users -= 1
                 c.users -= 1
@@ -166,21 +166,21 @@ def land(channel: Channel, desk: CudnnDesk, outbox: deque[Reply]) -> bool:
                 counters.finished += 1
                 outbox += reply
                 channel.taken += 1
-        ledger.note_progress()
+        table.note_progress()
         # One step.
         channel.taken = 0
         del frames[0]
     return False
 
 
-def _value(desk: CudnnDesk, flight: Flight, answer: Answer) -> Any:
+def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> Any:
     """What an answer brings; None for one that takes long."""
-    seen = flight.seen
+    seen = request.seen
     if type(answer) is Done and seen is not None:
         if not seen.noted:
-            desk.note_plan(seen)
-        return desk.receipt(flight.envelope, answer)
-    if type(answer) is Given and type(flight.message) is Ping and not flight.strikes:
+            host.note_plan(seen)
+        return host.receipt(request.envelope, answer)
+    if type(answer) is Given and type(request.message) is Ping and not request.strikes:
         try:
             value = decode_reply(answer.body)
         except MalformedMessage:

@@ -11,7 +11,7 @@ ending. What outlives a worker, and so is not a keeper's own:
 
 What may block, the launch of a standby and the wait for a lost one's end, is done on a thread of its own,
 one such job at a time (`_job`). The thread writes nothing but the job's result; the keeper takes that in,
-with the desk held as for all else. So neither the desk nor the keeper waits for a forkserver that is stopped.
+with the host held as for all else. So neither the host nor the keeper waits for a forkserver that is stopped.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.process_state import is_stopped
 from cudnn_actor.protocol.messages import Compute, Warm
 from cudnn_actor.supervision import Backoff
-from cudnn_actor.workers.cudnn_desk import CudnnDesk, Limbo
 from cudnn_actor.workers.generations import GenerationTable
+from cudnn_actor.workers.in_flight import Violation
 from cudnn_actor.workers.launching import Launcher
-from cudnn_actor.workers.ledger import Violation
 from cudnn_actor.workers.wire import (
     BadFrame,
     Dying,
@@ -43,6 +42,7 @@ from cudnn_actor.workers.wire import (
     encode_message,
 )
 from cudnn_actor.workers.worker import Recipe, Worker
+from cudnn_actor.workers.worker_host import PendingReclaim, WorkerHost
 
 __all__ = ["Source"]
 
@@ -62,7 +62,7 @@ class Dead(NamedTuple):
     """A worker that is dying, and what it may still write."""
 
     worker: Worker
-    limbo: Limbo
+    pending: PendingReclaim
 
 
 class _Lost(NamedTuple):
@@ -120,26 +120,26 @@ class Source:
     def mind_forkserver(self) -> None:
         """Start another behind one that has died, so that the next worker does not wait for its imports.
 
-        Blocks for the start of a process; the desk need not be held.
+        Blocks for the start of a process; the host need not be held.
         """
         if (end := self.forkserver.revive()) is not None:
             log.warning("forkserver.died", why=end)
 
     # The standby.
 
-    def take_standby(self, desk: CudnnDesk, generation: int) -> Worker | None:
+    def take_standby(self, host: WorkerHost, generation: int) -> Worker | None:
         """The standby as the next incarnation, perhaps still starting; None when there is none that lives.
 
-        With the desk held.
+        With the host held.
         """
-        self._take_in(desk)
-        worker, self.standby, desk.standby = self.standby, None, None
+        self._take_in(host)
+        worker, self.standby, host.standby = self.standby, None, None
         self._warming.clear()
         self._next_at = time.monotonic() + _BEHIND_S
         if worker is None:
             return None
         if worker.child.wait(0.0) or is_stopped(worker.pid) or (worker.ready and self._is_silent(worker)):
-            self.let_die(worker, Limbo())  # it has never had a request, so it may write nothing
+            self.let_die(worker, PendingReclaim())  # it has never had a request, so it may write nothing
             return None
         worker.send(Promote(generation))
         return worker
@@ -148,12 +148,12 @@ class Source:
         """Whether it has given no sign of life for too long."""
         return time.monotonic() - worker.claims.beat_ns / 1e9 > _SILENT_BEATS * self._recipe.hello.beat_s
 
-    def tend(self, desk: CudnnDesk, now: float, ring: Callable[[], None]) -> float | None:
+    def tend(self, host: WorkerHost, now: float, ring: Callable[[], None]) -> float | None:
         """Have a standby started when one is due; seconds until one is, None for never.
 
-        Never blocks. With the desk held. `ring` wakes the keeper, for another look.
+        Never blocks. With the host held. `ring` wakes the keeper, for another look.
         """
-        self._take_in(desk)
+        self._take_in(host)
         if not self._keeps_standby or self.standby is not None or self._job is not None:
             return None
         if now < self._next_at:
@@ -189,7 +189,7 @@ class Source:
         except RuntimeError:  # no thread is to be had: a job that is not done would leave what it has open
             run()
 
-    def _take_in(self, desk: CudnnDesk) -> None:
+    def _take_in(self, host: WorkerHost) -> None:
         """Note what has become of a job that is done."""
         job = self._job
         if job is None or not job.done():
@@ -198,61 +198,61 @@ class Source:
         match job.result():
             case Worker() as worker:
                 try:
-                    desk.introduce(worker)
+                    host.introduce(worker)
                 except OSError as error:
-                    self.let_die(worker, Limbo())  # it has never had a request, so it may write nothing
+                    self.let_die(worker, PendingReclaim())  # it has never had a request: it writes nothing
                     why = f"it could not be given the memory: {error}"
                     self._bury(why, time.monotonic(), pid=worker.pid)
                 else:
-                    self.standby = desk.standby = worker
+                    self.standby = host.standby = worker
             case lost:
                 self._bury(lost.why, time.monotonic(), pid=lost.pid)
 
-    def hear_standby(self, desk: CudnnDesk, ring: Callable[[], None]) -> None:
-        """Take what the standby says, and see whether it lives. Never blocks. With the desk held."""
+    def hear_standby(self, host: WorkerHost, ring: Callable[[], None]) -> None:
+        """Take what the standby says, and see whether it lives. Never blocks. With the host held."""
         worker = self.standby
         if worker is None:
             return
         worker.channel.flush()
         try:
             for frame in worker.channel.receive():
-                self._take(worker, frame, desk)
+                self._take(worker, frame, host)
         except (Violation, BadFrame) as error:
-            self._lose(desk, ring, str(error))
+            self._lose(host, ring, str(error))
             return
         if worker.child.wait(0.0) or worker.channel.ended:
-            self._lose(desk, ring)
+            self._lose(host, ring)
 
-    def _take(self, worker: Worker, frame: Any, desk: CudnnDesk) -> None:
+    def _take(self, worker: Worker, frame: Any, host: WorkerHost) -> None:
         match frame:
             case Ready(generation=0) if not worker.ready:
                 worker.ready = True
                 log.info("standby.ready", pid=worker.pid, after_s=round(time.monotonic() - worker.started, 3))
-                self.warm(desk)
+                self.warm(host)
             case InternalDone():
-                self.warm(desk)
+                self.warm(host)
             case Logged():
-                desk.write_log(frame)
+                host.write_log(frame)
             case Dying():
                 log.warning("standby.dying", pid=worker.pid, cause=frame.cause)
             case _:
                 raise Violation(f"it said {type(frame).__name__} where nobody had asked")
 
-    def warm(self, desk: CudnnDesk) -> None:
+    def warm(self, host: WorkerHost) -> None:
         """Have the standby get the plans that have run lately and that it has not, some at a time."""
         worker = self.standby
         if worker is None or not worker.ready:
             return
-        missing = [digest for digest in reversed(desk.recent) if digest not in self._warming]
+        missing = [digest for digest in reversed(host.recent) if digest not in self._warming]
         if not missing:
             return
         batch = missing[:_WARMED_AT_ONCE]
         self._warming.update(batch)
-        messages: tuple[Compute, ...] = tuple(desk.recent[digest] for digest in batch)
+        messages: tuple[Compute, ...] = tuple(host.recent[digest] for digest in batch)
         worker.ask(encode_message(Warm(messages=messages)))
 
-    def _lose(self, desk: CudnnDesk, ring: Callable[[], None], why: str = "") -> None:
-        worker, self.standby, desk.standby = self.standby, None, None
+    def _lose(self, host: WorkerHost, ring: Callable[[], None], why: str = "") -> None:
+        worker, self.standby, host.standby = self.standby, None, None
         assert worker is not None
         self._warming.clear()
         stable = time.monotonic() - worker.started >= _PAUSES.reset_after_s
@@ -274,24 +274,24 @@ class Source:
 
     # Those that end.
 
-    def let_die(self, worker: Worker, limbo: Limbo) -> None:
+    def let_die(self, worker: Worker, pending: PendingReclaim) -> None:
         """Have a worker end whose context is dead, without waiting for it."""
         worker.child.signal(signal.SIGKILL)
         worker.channel.close()
-        self.dying.append(Dead(worker, limbo))
+        self.dying.append(Dead(worker, pending))
 
-    def bury_the_dead(self, desk: CudnnDesk) -> None:
-        """Give back what those had that have gone by now. With the desk held."""
+    def bury_the_dead(self, host: WorkerHost) -> None:
+        """Give back what those had that have gone by now. With the host held."""
         for dead in tuple(self.dying):
             if dead.worker.child.wait(0.0):
                 self.dying.remove(dead)
-                desk.leave_limbo(dead.limbo)
+                host.reclaim(dead.pending)
                 dead.worker.close()
 
-    def close(self, desk: CudnnDesk) -> None:
+    def close(self, host: WorkerHost) -> None:
         """End the standby, and wait for everybody. The service has ended. Blocks."""
         self._closed.set()
-        worker, self.standby, desk.standby = self.standby, None, None
+        worker, self.standby, host.standby = self.standby, None, None
         if worker is not None:
             self._end(worker)
         job, self._job = self._job, None

@@ -14,8 +14,8 @@ import msgspec
 
 from cudnn_actor.actors import forks
 from cudnn_actor.workers.channel import Channel, channel_pair
+from cudnn_actor.workers.in_flight import Violation
 from cudnn_actor.workers.launching import Child, Launcher
-from cudnn_actor.workers.ledger import Violation
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import FROM_WORKER, FromParent, Hello, Internal, Ready
 
@@ -123,7 +123,7 @@ class Worker:
         return self.channel.take_descriptor()
 
     def take_ready(self, frames: list[Any]) -> list[Any]:
-        """Note a `Ready` at the head of frames; the others, where a second one is for the desk to refuse.
+        """Note a `Ready` at the head of frames; the others, where a second one is for the host to refuse.
 
         Raises `Violation` for one of another incarnation.
         """

@@ -20,7 +20,7 @@ from cudnn_actor.protocol import errors
 from cudnn_actor.protocol.errors import StaleReason
 from cudnn_actor.protocol.messages import Message
 from cudnn_actor.supervision import Fault, LifecycleEvent
-from cudnn_actor.workers import channel, desk, isolation, keeper, memory_desk, source, staging, wire
+from cudnn_actor.workers import channel, isolation, keeper, source, staging, wire, worker_host
 
 from .page import PAGE, ROOT, figures, table, words
 
@@ -182,17 +182,17 @@ PAUSES = source._PAUSES
 IN_PROCESS, ON_THREAD = isolation.ProcessIsolation.backoff, isolation.ThreadIsolation.backoff
 ARENA_BYTES = inspect.signature(MemoryTable).parameters["arena_bytes"].default
 FIGURES = [
-    f"which has at most {desk.WINDOW} at a time",
+    f"which has at most {worker_host.WINDOW} at a time",
     f"the (at most {CudnnActor.batch_limit}) messages of the present one",
     f"in arenas of {ARENA_BYTES >> 20} MiB",
     f"Shared memory comes in pieces of {staging.SEGMENT_BYTES >> 20} MiB",
     f"A result of over {staging._COPY_BYTES >> 10} KiB",
-    f"Arrays of over {memory_desk.HEAVY_BYTES >> 10} KiB are copied on a thread",
+    f"Arrays of over {worker_host.HEAVY_BYTES >> 10} KiB are copied on a thread",
     f"A frame is {wire.LONGEST >> 20} MiB at most",
     f"{channel._MOST_DESCRIPTORS} descriptors may wait for theirs",
     f"a sign of life every {isolation._LONGEST_BEAT_S} s, or eight in `hang_after_s`",
     f"is given {keeper.BUILT_S:g} s for it at the least",
-    f"that have run lately ({desk.WINDOW} at most)",
+    f"that have run lately ({worker_host.WINDOW} at most)",
     f"then after {PAUSES.initial_s} s, twice as long each time, at most {PAUSES.cap_s:g} s",
     f"after {PAUSES.reset_after_s:g} s of life the series begins anew",
     f"{ON_THREAD.initial_s * 1e3:g} ms, times {ON_THREAD.factor:g} for each failure in a row",

@@ -30,7 +30,7 @@ from cudnn_actor import (
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import Isolation, make_options
-from cudnn_actor.workers import ledger
+from cudnn_actor.workers import in_flight
 from cudnn_actor.workers.launching import Launcher
 
 from .fork_rigs import (
@@ -193,7 +193,7 @@ def _locks(service: CudnnService) -> list[Any]:
         service.events._lock,
         service._turning,
         pykka.ActorRegistry._actor_refs_lock,
-        ledger.flights_lock,
+        in_flight.claims_lock,
         Launcher._shared_lock,
         *[launcher._lock for launcher in Launcher._shared.values()],
     ]

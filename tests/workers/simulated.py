@@ -6,7 +6,7 @@ order in which they were begun, as on a stream; at the end, the one in work has 
 
 What a convolution computes here is no convolution, but a function that shows which values it was given.
 
-An `Office` is a desk with all that it has around it in a service, but for threads, loops and processes.
+An `Office` is a host with all that it has around it in a service, but for threads, loops and processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from cudnn_actor.protocol.codec import encode_reply
 from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
 from cudnn_actor.state import ServiceState
 from cudnn_actor.supervision import Fault, FaultInjector, FaultPlan, FaultRule
-from cudnn_actor.workers.cudnn_desk import CudnnDesk, Limbo
 from cudnn_actor.workers.generations import GenerationTable, GenerationView
 from cudnn_actor.workers.process.stages import Stages
 from cudnn_actor.workers.status import StatusPage
@@ -62,6 +61,7 @@ from cudnn_actor.workers.wire import (
     WriteStaged,
     encode,
 )
+from cudnn_actor.workers.worker_host import PendingReclaim, WorkerHost
 
 __all__ = ["GARBAGE", "Errand", "Office", "Place", "SimulatedWorker", "computed"]
 
@@ -142,7 +142,7 @@ class SimulatedWorker:
         """All that it has and has not said anything of."""
         return [*self.queue, *self.running, *(errand for errand, _ in self.finished)]
 
-    # What the desk calls.
+    # What the host calls.
 
     def send(self, frame: FromParent, descriptors: Sequence[int] = ()) -> None:
         """Take a frame, by way of its bytes."""
@@ -150,7 +150,7 @@ class SimulatedWorker:
         self._take(FROM_PARENT.decode(encode(frame)[LENGTH.size :]), descriptors)
 
     def take_descriptor(self) -> int:
-        """The descriptor that comes with the frame that the desk has just been given."""
+        """The descriptor that comes with the frame that the host has just been given."""
         if not self._descriptors:
             raise BadFrame("a frame came without the descriptor that belongs to it")
         return self._descriptors.popleft()
@@ -178,7 +178,7 @@ class SimulatedWorker:
                     message = MESSAGES.decode(request.body)
                     self._put(Errand(request.number, request.place, message, request.fault))
             case _:
-                raise AssertionError(f"{frame} is nothing that a desk says")
+                raise AssertionError(f"{frame} is nothing that a host says")
 
     def _put(self, errand: Errand) -> None:
         others = self.unanswered
@@ -361,7 +361,7 @@ class _Letter(Envelope):
 
 
 class Office:
-    """A desk, its mailbox and memory, and what it has answered. Its maker must call `close`.
+    """A host, its mailbox and memory, and what it has answered. Its maker must call `close`.
 
     Parameters
     ----------
@@ -395,7 +395,7 @@ class Office:
         self.memory = memory
         self.mailbox = Mailbox(1 << 20)
         self.state = ServiceState(mailbox=self.mailbox, memory=memory, faults=FaultInjector.of(faults))
-        self.desk = CudnnDesk(self.state, self._reply, host_arenas=host, window=window)
+        self.host = WorkerHost(self.state, self._reply, host_arenas=host, window=window)
         self.taken: dict[int, Envelope] = {}
         """Every message that was ever taken up, by number."""
         self.answers: dict[int, tuple[Any, BaseException | None]] = {}
@@ -441,24 +441,24 @@ class Office:
     # The dispatcher's part.
 
     def turn(self) -> None:
-        """Hand over, and take up, as much as the desk has room for."""
-        desk = self.desk
-        if desk.worker is None:
+        """Hand over, and take up, as much as the host has room for."""
+        host = self.host
+        if host.worker is None:
             return
-        desk.hand_again()
-        while (room := desk.room) and len(self.mailbox):
+        host.hand_again()
+        while (room := host.room) and len(self.mailbox):
             for envelope in self.mailbox.take(room, 0.0):
                 self.taken[envelope.number] = envelope
-                desk.take_up(envelope)
-            desk.hand_again()
-        desk.flush()
+                host.take_up(envelope)
+            host.hand_again()
+        host.flush()
 
     # The keeper's.
 
     @property
     def worker(self) -> SimulatedWorker:
         """The one that serves."""
-        worker = self.desk.worker
+        worker = self.host.worker
         assert isinstance(worker, SimulatedWorker)
         return worker
 
@@ -466,25 +466,25 @@ class Office:
         """A worker that has been told of all the memory there is, and serves nobody."""
         worker = SimulatedWorker(self.generations.fd, self.window, notes=self._notes)
         self.workers.append(worker)
-        self.desk.introduce(worker)
+        self.host.introduce(worker)
         return worker
 
     def attach(self, worker: SimulatedWorker | None = None) -> SimulatedWorker:
         """Serve with a worker; a new one unless given."""
         worker = worker or self.hire()
-        self.desk.attach(worker)
+        self.host.attach(worker)
         return worker
 
-    def crash(self, *, may_still_write: bool = False) -> Limbo:
+    def crash(self, *, may_still_write: bool = False) -> PendingReclaim:
         """Have the worker die at once; what it had sent is heard, and what it had is judged."""
         self.hear(self.worker.take_sent())
         self.worker.die()
-        return self.desk.crash("it died", may_still_write=may_still_write)
+        return self.host.crash("it died", may_still_write=may_still_write)
 
     def hear(self, frame: Any) -> None:
-        """Have the desk take what the worker says."""
+        """Have the host take what the worker says."""
         if frame is not None:
-            self.desk.receive([frame])
+            self.host.receive([frame])
 
     def make_arena(self) -> None:
         """Have the worker make the arena that it was asked for."""
@@ -524,8 +524,8 @@ class Office:
         """End as a service does: nobody follows the last worker."""
         self.mailbox.close("the test is over")
         self.memory.close()
-        self.desk.retire()
-        self.desk.close()
+        self.host.retire()
+        self.host.close()
         self.generations.close()
         for worker in self.workers:
             worker.close()

@@ -93,7 +93,7 @@ async def test_a_request_that_there_is_no_memory_to_send_is_refused_alone(
     async with unharmed() as gpu:
         trio = await Trio.on(gpu)
         encoded, left = wanting(encode_message, 100)  # as often as it is tried, by either way
-        monkeypatch.setattr("cudnn_actor.workers.cudnn_desk.encode_message", encoded)
+        monkeypatch.setattr("cudnn_actor.workers.worker_host.encode_message", encoded)
         with pytest.raises(OutOfMemory):
             await gpu.ask(trio.product())
         assert left

@@ -1,4 +1,4 @@
-"""What the desk does at a crash, row by row, and what the random machine has found."""
+"""What the host does at a crash, row by row, and what the random machine has found."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cudnn_actor.protocol import (
     Upload,
 )
 from cudnn_actor.supervision import Fault, FaultPlan
-from cudnn_actor.workers.ledger import Violation
+from cudnn_actor.workers.in_flight import Violation
 from cudnn_actor.workers.wire import Answers, ArenaMade, Done
 
 from .simulated import GARBAGE, Office
@@ -63,8 +63,8 @@ def begun(office: Office, *messages: Any) -> list[Envelope]:
 
 def replaced(office: Office) -> None:
     """The worker dies, and another does what is left."""
-    limbo = office.crash()
-    office.desk.leave_limbo(limbo)
+    pending = office.crash()
+    office.host.reclaim(pending)
     office.attach()
     office.settle()
 
@@ -108,7 +108,7 @@ def test_a_buffer_that_an_impure_request_writes_is_torn(office: Office) -> None:
 def test_a_request_that_was_running_at_two_crashes_is_quarantined(office: Office) -> None:
     ref = buffer(office)
     (fill,) = begun(office, Fill(dst=ref, value=7.0))
-    office.desk.leave_limbo(office.crash())
+    office.host.reclaim(office.crash())
     office.attach()
     office.turn()
     office.worker.begin()
@@ -136,12 +136,12 @@ def test_what_a_process_may_still_write_is_withheld_until_it_has_gone(office: Of
     ref = buffer(office)
     place = office.memory.resolve(ref).offset
     (fill,) = begun(office, Fill(dst=ref, value=7.0))
-    limbo = office.crash(may_still_write=True)
+    pending = office.crash(may_still_write=True)
     office.attach()
     office.settle()
     assert isinstance(error_of(office, fill), OutcomeUnknown)
     assert office.memory.resolve(buffer(office)).offset != place
-    office.desk.leave_limbo(limbo)
+    office.host.reclaim(pending)
     assert office.memory.resolve(buffer(office)).offset == place
 
 
@@ -192,7 +192,7 @@ def test_a_drain_waits_for_an_allocation_that_waits_for_an_arena(office: Office)
     allocate = office.send(Allocate(spec=TensorSpec.packed((1, 1, 1, 600_000), "float32")))
     drain = office.send(Drain())
     office.turn()
-    office.desk.leave_limbo(office.crash())
+    office.host.reclaim(office.crash())
     office.attach()
     office.turn()
     office.worker.begin()
@@ -213,9 +213,9 @@ def test_allocations_that_wait_for_an_arena_do_not_pass_the_window(office: Offic
 def test_the_last_crash_leaves_nobody_without_an_answer(office: Office) -> None:
     ref = buffer(office)
     waiting = begun(office, Fill(dst=ref, value=7.0), Download(src=ref))
-    office.desk.leave_limbo(office.crash())
+    office.host.reclaim(office.crash())
     office.mailbox.close("it gave up")
-    office.desk.retire()
+    office.host.retire()
     assert all(envelope.number in office.answers for envelope in waiting)
 
 
@@ -266,6 +266,6 @@ def test_a_half_written_buffer_is_half_written(office: Office) -> None:
     (errand,) = office.worker.running
     office.worker.die()
     assert office.worker._array(errand, ref).reshape(-1)[0] == GARBAGE
-    office.desk.leave_limbo(office.desk.crash("it died", may_still_write=False))
+    office.host.reclaim(office.host.crash("it died", may_still_write=False))
     office.attach()
     office.settle()

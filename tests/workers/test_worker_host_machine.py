@@ -1,4 +1,4 @@
-"""Random lives of a desk: messages, crashes at any moment, and what must hold whatever happens."""
+"""Random lives of a host: messages, crashes at any moment, and what must hold whatever happens."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.recovery import MOST_CRASHES
 from cudnn_actor.supervision import Fault, FaultPlan
-from cudnn_actor.workers.cudnn_desk import Limbo
 from cudnn_actor.workers.wire import Strike
+from cudnn_actor.workers.worker_host import PendingReclaim
 
 from .simulated import Errand, Office, Place, SimulatedWorker, computed
 
@@ -108,7 +108,7 @@ class Ghost:
     """A worker that has died, and what of it was not to be reused until it has gone for certain."""
 
     worker: SimulatedWorker
-    limbo: Limbo
+    pending: PendingReclaim
     writes: bool
     running: list[Errand]
     places: dict[Key, Place]
@@ -154,8 +154,8 @@ def is_pure(message: Any) -> bool:
     return not (isinstance(message, ConvFwd) and message.beta)
 
 
-class DeskMachine(RuleBasedStateMachine):
-    """One service's desk, on one thread, with workers that do as they are told."""
+class WorkerHostMachine(RuleBasedStateMachine):
+    """One service's host, on one thread, with workers that do as they are told."""
 
     # The beginning.
 
@@ -300,7 +300,7 @@ class DeskMachine(RuleBasedStateMachine):
 
     @property
     def serving(self) -> bool:
-        return self.office.desk.worker is not None
+        return self.office.host.worker is not None
 
     def turn(self) -> None:
         self.office.turn()
@@ -365,32 +365,32 @@ class DeskMachine(RuleBasedStateMachine):
     def crash(self, *, may_still_write: bool) -> None:
         office, worker = self.office, self.office.worker
         running = list(worker.running)
-        limbo = office.crash(may_still_write=may_still_write)
-        again = {flight.number for flight in office.desk.ledger._again}
+        pending = office.crash(may_still_write=may_still_write)
+        again = {request.number for request in office.host.in_flight._again}
         unsaid = [errand for errand, _ in worker.finished if errand.number not in worker.noted]
         lost = [errand for errand in (*running, *unsaid) if errand.number not in again]
         for errand in (*running, *unsaid):
             self.told[errand.number].crashes += 1
         places = {key: place for errand in lost for key, place in errand.places.items()}
-        self.ghosts.append(Ghost(worker, limbo, may_still_write, running, places))
+        self.ghosts.append(Ghost(worker, pending, may_still_write, running, places))
         self.withheld_for_good |= may_still_write
         self.look()
 
     @precondition(lambda self: not self.serving)
     @rule(standby=st.booleans())
     def the_next_worker_comes(self, standby: bool) -> None:
-        desk = self.office.desk
-        worker = desk.standby if standby else None
+        host = self.office.host
+        worker = host.standby if standby else None
         if worker is not None:
-            desk.standby = None
+            host.standby = None
             assert isinstance(worker, SimulatedWorker)
         self.office.attach(worker)
         self.turn()
 
-    @precondition(lambda self: self.office.desk.standby is None)
+    @precondition(lambda self: self.office.host.standby is None)
     @rule()
     def a_standby_is_hired(self) -> None:
-        self.office.desk.standby = self.office.hire()
+        self.office.host.standby = self.office.hire()
 
     @precondition(lambda self: any(ghost.writes for ghost in self.ghosts))
     @rule()
@@ -404,7 +404,7 @@ class DeskMachine(RuleBasedStateMachine):
     @rule()
     def a_dying_process_has_gone(self) -> None:
         ghost = self.ghosts.pop(0)
-        self.office.desk.leave_limbo(ghost.limbo)
+        self.office.host.reclaim(ghost.pending)
         self.bury(ghost.worker)
 
     def bury(self, worker: SimulatedWorker) -> None:
@@ -520,7 +520,7 @@ class DeskMachine(RuleBasedStateMachine):
         self.every_worker_has_all_memory_mapped()
 
     def no_two_buffers_share_bytes(self) -> None:
-        """Bytes of a live buffer, of one that an unfinished request uses, and of limbo, are nobody else's."""
+        """Bytes of a live buffer, of an unfinished request's, and of a dying worker's, are nobody else's."""
         places: dict[Key, Place] = {}
         for ref in self.refs:
             if self.office.memory.is_live(ref):
@@ -536,11 +536,11 @@ class DeskMachine(RuleBasedStateMachine):
 
     def places_in_use(self) -> list[dict[Key, Place]]:
         """Of requests in the air, of those on the ground that go again, and of ghosts."""
-        ledger = self.office.desk.ledger
+        table = self.office.host.in_flight
         for worker in self.office.workers:
             for errand in worker.unanswered:
                 self.places[errand.number] = errand.places
-        unfinished = [*ledger.flights, *(flight.number for flight in ledger._again)]
+        unfinished = [*table.requests, *(request.number for request in table._again)]
         return [
             *(self.places.get(number, {}) for number in unfinished),
             *(ghost.places for ghost in self.ghosts),
@@ -550,7 +550,7 @@ class DeskMachine(RuleBasedStateMachine):
         if self.serving:
             worker = self.office.worker
             for errand in worker.unanswered:
-                if errand.number in self.office.desk.ledger.flights:
+                if errand.number in self.office.host.in_flight.requests:
                     for (slot, generation), place in errand.places.items():
                         assert worker.record(slot) == (generation, place)
             for slot, generation in self.torn():
@@ -565,19 +565,19 @@ class DeskMachine(RuleBasedStateMachine):
         }
 
     def the_window_is_kept_and_its_places_are_unique(self) -> None:
-        flights = self.office.desk.ledger.flights.values()
-        assert len(flights) <= self.office.window
-        assert len({flight.place for flight in flights}) == len(flights)
+        requests = self.office.host.in_flight.requests.values()
+        assert len(requests) <= self.office.window
+        assert len({request.place for request in requests}) == len(requests)
 
     def suspects_fly_alone(self) -> None:
-        flights = self.office.desk.ledger.flights.values()
-        assert len(flights) <= 1 or not any(flight.suspect for flight in flights)
+        requests = self.office.host.in_flight.requests.values()
+        assert len(requests) <= 1 or not any(request.suspect for request in requests)
 
     def no_staging_block_has_two_users(self) -> None:
-        ledger = self.office.desk.ledger
-        flights = [*ledger.flights.values(), *ledger._again]
-        blocks = [flight.block for flight in flights if flight.block is not None]
-        blocks += [block for ghost in self.ghosts for block in ghost.limbo.blocks]
+        table = self.office.host.in_flight
+        requests = [*table.requests.values(), *table._again]
+        blocks = [request.block for request in requests if request.block is not None]
+        blocks += [block for ghost in self.ghosts for block in ghost.pending.blocks]
         spans = sorted((block.segment, block.offset, block.offset + block.nbytes) for block in blocks)
         for (segment, _, end), (other, start, _) in itertools.pairwise(spans):
             assert segment != other or end <= start, "two requests have one staging block"
@@ -593,12 +593,12 @@ class DeskMachine(RuleBasedStateMachine):
             assert os.fstat(arena.fd).st_ino == office.inodes[arena.fd]
 
     def every_worker_has_all_memory_mapped(self) -> None:
-        desk = self.office.desk
-        for worker in (desk.worker, desk.standby):
+        host = self.office.host
+        for worker in (host.worker, host.standby):
             if worker is not None:
                 assert isinstance(worker, SimulatedWorker)
                 assert set(worker.arenas) >= {arena.number for arena in self.office.memory.arenas()}
-                assert worker.segments == {number for number, _, _ in desk.staging.segments()}
+                assert worker.segments == {number for number, _, _ in host.staging.segments()}
 
     # The end.
 
@@ -654,19 +654,19 @@ class DeskMachine(RuleBasedStateMachine):
 
     def nothing_is_held(self) -> None:
         """When all is done, no bytes of arenas and staging memory are taken but by what faults withheld."""
-        desk, memory = self.office.desk, self.office.memory
+        host, memory = self.office.host, self.office.memory
         self.kept.clear()
-        desk.staging._take_back()
-        assert all(arena.idle for arena in desk.staging._pool.all()), "a staging block was never given back"
+        host.staging._take_back()
+        assert all(arena.idle for arena in host.staging._pool.all()), "a staging block was never given back"
         live = any(memory.is_live(ref) for ref in self.refs)
         if not live and not self.withheld_for_good:
             assert len(memory.idle_arenas()) == len(memory.arenas()), "a buffer's bytes were never given back"
 
     def stop(self) -> None:
         """End with everything as it is: after a worker was asked to stop, or after the last crash."""
-        desk = self.office.desk
+        host = self.office.host
         if self.serving and self.ending == "stop":
-            desk.stopping = True
+            host.stopping = True
             while self.office.worker.running and self.office.worker.finish():
                 pass
             self.office.hear(self.office.worker.say(self.office.window))
@@ -675,5 +675,5 @@ class DeskMachine(RuleBasedStateMachine):
             self.crash(may_still_write=False)
 
 
-DeskMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestDeskMachine = DeskMachine.TestCase
+WorkerHostMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWorkerHostMachine = WorkerHostMachine.TestCase

@@ -1,4 +1,4 @@
-"""Of several threads that send one has the desk, wherever the interpreter goes from one to the other."""
+"""Of several threads that send one has the host, wherever the interpreter goes from one to the other."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Sender:
 
 
 class Encounter:
-    """One sends; while it has the desk the other wishes for a turn, and at its n-th place comes for one."""
+    """One sends; while it has the host the other wishes for a turn, and at its n-th place comes for one."""
 
     def __init__(self, one: Sender, other: Sender, place: int) -> None:
         self._one, self._other, self._place = one, other, place
@@ -136,7 +136,7 @@ class Encounter:
             if self.passed == self._place:
                 self._visit = self._other.start_sending(ENOUGH, self._trace_other)
                 while not (self._came.is_there or self._visit.is_there):
-                    pass  # at the desk, or without having found it free
+                    pass  # at the host, or without having found it free
         return self._step
 
     def _trace_other(self, frame: FrameType, _event: str, _: Any) -> Any:

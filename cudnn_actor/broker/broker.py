@@ -1,0 +1,499 @@
+"""Every message of the protocol, and what becomes of it: here, and nowhere else.
+
+A broker answers what is bookkeeping alone (taking and freeing buffers, waiting for what was sent before). All
+else it checks and hands to its host as `Work`: the host runs it, on an engine of its own or in a worker, and
+tells what has come of it. So
+
+- a `Free` takes effect in its turn: what was sent before it holds the bytes, and runs on them, also when it
+  runs again after a crash; what is sent after it is refused;
+- at a crash everything that must not be lost lies here and with the host: what had begun, what had not, and
+  which bytes it uses.
+
+It knows no threads, loops, processes or engines, so its behaviour is a function of the calls made to it. One
+caller at a time; the host sees to that.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from typing import Any, Generic, Protocol, TypeVar
+
+from cudnn_actor.actors import ActorStopped, Envelope
+from cudnn_actor.actors.logs import Log, speaking_for
+from cudnn_actor.broker.work import Work
+from cudnn_actor.exhaustion import exhaustion
+from cudnn_actor.footprints import footprint, named_buffers
+from cudnn_actor.interruption import Interruption
+from cudnn_actor.memory import Memory
+from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.errors import (
+    CudnnActorError,
+    DeadlineExceeded,
+    ExecutionFailed,
+    InvalidRequest,
+    OutcomeUnknown,
+    QuarantinedRequest,
+    StaleBufferError,
+    StaleReason,
+    Words,
+)
+from cudnn_actor.protocol.messages import (
+    COMPUTE,
+    Allocate,
+    Compute,
+    Copy,
+    Download,
+    Drain,
+    Fill,
+    Free,
+    GetStatistics,
+    Ping,
+    Upload,
+    View,
+    Warm,
+)
+from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.recovery import MOST_CRASHES
+from cudnn_actor.request_checks import (
+    check_copy,
+    check_fits_float,
+    check_no_overlap,
+    check_values,
+    check_warm,
+    not_a_message,
+    require_asker,
+    require_type,
+)
+from cudnn_actor.state import Bound, Seen, ServiceState
+from cudnn_actor.supervision import Fault
+
+__all__ = ["Broker", "Host"]
+
+W = TypeVar("W", bound=Work)
+
+_IDLE_ARENAS = 1
+"""Empty arenas kept for the next allocation; the others go back to the system."""
+_BOOKKEEPING = frozenset({Allocate, Free, Drain, View})
+"""Messages that may never run, so that a fault of theirs is work of its own."""
+
+log = Log("cudnn_actor")
+
+
+class Host(Protocol):
+    """Where a broker's work is run."""
+
+    has_views: bool
+    """Whether a caller can be given a buffer's memory itself."""
+
+    def waits_for(self, number: int) -> bool:
+        """Whether any work is unfinished that was sent before this number."""
+
+    def create_arena(self, number: int, nbytes: int) -> None:
+        """Make an arena, now or later: `Broker.arena_made` or `Broker.arena_refused` follows."""
+
+    def drop_arena(self, number: int) -> None:
+        """Give an arena back in which nothing lies."""
+
+
+class Broker(Generic[W]):
+    """The bookkeeping of one life of a service.
+
+    Parameters
+    ----------
+    state
+        The service's. Its memory, counters and quarantine are written here alone.
+    reply
+        Called with an envelope, a value and an error: exactly once for each envelope that was started.
+    host
+        Runs the work.
+    work
+        Makes it.
+    """
+
+    def __init__(
+        self,
+        state: ServiceState,
+        reply: Callable[[Envelope, Any, BaseException | None], None],
+        host: Host,
+        work: type[W],
+    ) -> None:
+        self.state = state
+        self.arena: tuple[int, int] | None = None
+        """Number and bytes of the arena that the host is making; None for none."""
+        self.awaiting_arena: deque[Envelope] = deque()
+        """Allocations that wait for it, in order."""
+        self._reply = reply
+        self._host = host
+        self._work = work
+        self._drains: deque[Envelope] = deque()
+        self._handlers: dict[type, Callable[[Envelope, Any], W | None]] = {
+            **dict.fromkeys(COMPUTE, self.prepared),
+            Allocate: self._allocate,
+            Upload: self._upload,
+            Download: self._download,
+            View: self._view,
+            Copy: self._copy,
+            Fill: self._fill,
+            Free: self._free,
+            Ping: self._question,
+            GetStatistics: self._question,
+            Warm: self._warm,
+            Drain: self._drain,
+        }
+
+    @property
+    def memory(self) -> Memory:
+        """The service's table."""
+        return self.state.memory
+
+    # Starting.
+
+    def start(self, envelope: Envelope, *, struck: bool = False) -> W | None:
+        """Take a message up: answer it, or return the work that it is.
+
+        Parameters
+        ----------
+        envelope
+            The message.
+        struck
+            Whether it was taken up before, and its fault, if it had one, has been done.
+
+        Raises
+        ------
+        CudnnActorError, TypeError, OSError, MemoryError
+            What is wrong with the message; it has not begun, and is the caller's to `refuse`.
+        """
+        if envelope.future is not None and envelope.withdrawn:
+            self.withdraw(envelope)
+            return None
+        if envelope.deadline is not None and envelope.expired and not struck:
+            self.expire(envelope)
+            return None
+        message = envelope.message
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise not_a_message(message)
+        faults = self.state.faults
+        if faults is None or struck or message.control:
+            return handler(envelope, message)
+        rule = faults.on_message(type(message).__name__)
+        if rule is None:
+            return handler(envelope, message)
+        if type(message) in _BOOKKEEPING and rule.fault is not Fault.REJECT_BUILD:
+            work: W | None = self._work(envelope)
+            assert work is not None
+            work.strikes = True
+        else:
+            work = handler(envelope, message)
+        if work is not None:
+            work.fault = rule
+        return work
+
+    def prepared(self, envelope: Envelope, message: Compute) -> W:
+        """The work of a request that runs a plan. Raises what is wrong with it. Changes caches alone."""
+        seen = self.state.seen(message)
+        if self.state.quarantined and (error := self._quarantined(seen, envelope.number)) is not None:
+            raise error
+        bound = seen.bound
+        if bound is None or bound.ends != self.memory.ends:
+            ends = self.memory.ends
+            slots = [self.memory.resolve(getattr(message, name), name) for name in seen.lowered.buffers]
+            check_no_overlap(seen.lowered, slots)
+            bound = seen.bound = Bound(ends, slots, ())
+        return self._work(envelope, bound.slots, seen=seen)
+
+    def _quarantined(self, seen: Seen, number: int) -> QuarantinedRequest | None:
+        digest = seen.lowered.graph.digest()
+        cause = self.state.quarantined.get(digest)
+        if cause is None:
+            return None
+        return QuarantinedRequest(request_id=number, digest=digest, cause=cause)
+
+    def _question(self, envelope: Envelope, _message: Ping | GetStatistics) -> W:
+        return self._work(envelope)
+
+    def _warm(self, envelope: Envelope, message: Warm) -> W:
+        check_warm(message)
+        known = self.state.quarantined
+        wanted = tuple(
+            request for request in message.messages if self.state.lowered(request).graph.digest() not in known
+        )
+        return self._work(envelope, request=Warm(messages=wanted))
+
+    def _upload(self, envelope: Envelope, message: Upload) -> W:
+        slot = self.memory.resolve(message.dst, "dst")
+        check_values(message.data, slot.spec, self.memory.device)
+        return self._work(envelope, (slot,))
+
+    def _download(self, envelope: Envelope, message: Download) -> W:
+        return self._work(envelope, (self.memory.resolve(message.src, "src"),))
+
+    def _view(self, envelope: Envelope, message: View) -> W:
+        slot = self.memory.resolve(message.buffer, "buffer")
+        if not self._host.has_views:
+            raise InvalidRequest(
+                field="message",
+                value=Words("View"),
+                problem="asks for memory of another process",
+                fix='download the buffer, or spawn with isolation="thread"',
+            )
+        require_asker(envelope, "array")
+        return self._work(envelope, (slot,))
+
+    def _copy(self, envelope: Envelope, message: Copy) -> W:
+        src, dst = self.memory.resolve(message.src, "src"), self.memory.resolve(message.dst, "dst")
+        check_copy(message, src, dst)
+        return self._work(envelope, (src, dst))
+
+    def _fill(self, envelope: Envelope, message: Fill) -> W:
+        slot = self.memory.resolve(message.dst, "dst")
+        require_type("value", message.value, numbers.Real)
+        check_fits_float(message.value)
+        return self._work(envelope, (slot,))
+
+    # Buffers.
+
+    def _allocate(self, envelope: Envelope, message: Allocate) -> W | None:
+        require_type("spec", message.spec, TensorSpec)
+        require_asker(envelope, "buffer")
+        if message.data is not None:
+            check_values(message.data, message.spec, self.memory.device)
+        if self.awaiting_arena or not self.memory.room_for(message.spec):
+            self._await_arena(envelope, message.spec)
+        elif message.data is not None:
+            ref = self.memory.allocate(message.spec)
+            return self._work(envelope, (self.memory.resolve(ref),), ref=ref)
+        elif self.begins(envelope):
+            self.succeed(envelope, self.memory.allocate(message.spec))
+        return None
+
+    def _free(self, envelope: Envelope, message: Free) -> None:
+        self.memory.resolve(message.buffer)
+        if self.begins(envelope):
+            self.end_buffer(message.buffer)
+            self.succeed(envelope, None)
+
+    def end_buffer(self, ref: BufferRef) -> None:
+        """Free a buffer, and give back what arenas that leaves empty, but for one."""
+        self.memory.free(ref)
+        for number in self.memory.idle_arenas()[_IDLE_ARENAS:]:
+            self._drop_arena(number)
+
+    def _drop_arena(self, number: int) -> None:
+        self._host.drop_arena(number)
+        self.memory.drop_arena(number)
+
+    def _await_arena(self, envelope: Envelope, spec: TensorSpec) -> None:
+        """Let an allocation wait for an arena. Raises `OutOfMemory` when there may be none."""
+        if self.arena is not None:
+            self.awaiting_arena.append(envelope)
+            return
+        number, nbytes = self.memory.next_arena(spec)
+        for idle in self.memory.arenas_to_drop(nbytes):
+            self._drop_arena(idle)
+        self.awaiting_arena.append(envelope)
+        self.arena = number, nbytes
+        self._host.create_arena(number, nbytes)
+
+    def arena_made(self, descriptor: int) -> None:
+        """Own the arena that the host was asked for. Those that wait are to be started again, `struck`."""
+        assert self.arena is not None
+        self.memory.add_arena(*self.arena, descriptor)
+        self.arena = None
+
+    def arena_refused(self, error: Exception) -> None:
+        """Do without it: the first that waits is refused, and the others are to be started again."""
+        self.arena = None
+        if self.awaiting_arena:
+            self.fail(self.awaiting_arena.popleft(), error)
+
+    def take_awaiting(self) -> list[Envelope]:
+        """Take out those that wait for an arena, in order."""
+        self.arena = None
+        waiting = list(self.awaiting_arena)
+        self.awaiting_arena.clear()
+        return waiting
+
+    # Waiting for what was sent before.
+
+    def _drain(self, envelope: Envelope, _message: Drain) -> None:
+        if self.begins(envelope):
+            self._drains.append(envelope)
+            self.settle_drains()
+
+    @property
+    def has_drains(self) -> bool:
+        """Whether there is a `Drain` that is not answered."""
+        return bool(self._drains)
+
+    @property
+    def has_drains_due(self) -> bool:
+        """Whether there is one for which nothing is awaited any more."""
+        return bool(self._drains) and not self.is_awaited(self._drains[0].number)
+
+    def settle_drains(self) -> None:
+        """Answer those who wait for all that was sent before them, where it has been answered."""
+        while self._drains and not self.is_awaited(self._drains[0].number):
+            self.succeed(self._drains.popleft(), None)
+
+    def is_awaited(self, number: int) -> bool:
+        """Whether anything is unanswered that was sent before this number."""
+        return self._host.waits_for(number) or any(
+            envelope.number < number for envelope in self.awaiting_arena
+        )
+
+    def take_waiting(self) -> list[Envelope]:
+        """Take out all that waits here: for an arena, or for what was sent before."""
+        drains = list(self._drains)
+        self._drains.clear()
+        return [*self.take_awaiting(), *drains]
+
+    # Answers.
+
+    def begins(self, envelope: Envelope) -> bool:
+        """Begin a message that is answered at once, unless its caller has been told that it never will be."""
+        if envelope.begin():
+            return True
+        self.expire(envelope)
+        return False
+
+    def succeed(self, envelope: Envelope, value: Any) -> None:
+        """Answer with a value."""
+        self.state.counters.finished += 1
+        self._reply(envelope, value, None)
+
+    def fail(self, envelope: Envelope, error: BaseException) -> None:
+        """Answer with an error; of a message that was told, in the log."""
+        self.state.counters.failed += 1
+        if not envelope.wants_reply:
+            fields = {"actor": "CudnnActor", "message": repr(envelope.message), "error": repr(error)}
+            self.write_in(envelope.context, lambda: log.error("actor.tell_failed", **fields))
+        self._reply(envelope, None, error)
+
+    def refuse(self, envelope: Envelope, error: Exception) -> None:
+        """Answer a message that could not be started, or run. A refusal of the system names the limit."""
+        message = envelope.message
+        spec = getattr(getattr(message, "src", None), "spec", None) or getattr(message, "spec", None)
+        requested = spec.nbytes if isinstance(spec, TensorSpec) else 0
+        typed = exhaustion(error, requested=requested, in_use=self.memory.arena_bytes)
+        self.fail(envelope, typed or error)
+
+    def expire(self, envelope: Envelope) -> None:
+        """Answer that time is up, and whether it had started."""
+        self.state.counters.expired += 1
+        started = envelope.started_ns > 0
+        self._reply(envelope, None, DeadlineExceeded(timeout_s=envelope.timeout_s or 0.0, started=started))
+
+    def withdraw(self, envelope: Envelope) -> None:
+        """Drop a message that nobody waits for."""
+        counters = self.state.counters
+        counters.expired += envelope.timed_out
+        counters.withdrawn += not envelope.timed_out
+        self._reply(envelope, None, ActorStopped(reason="withdrawn"))  # for its loop's count
+
+    def end_unreceived(self, work: W) -> None:
+        """Free the buffer that a request was to fill, and that nobody receives now."""
+        if work.ref is not None and self.memory.is_live(work.ref):
+            self.end_buffer(work.ref)
+
+    def write_in(self, context: Context | None, write: Callable[[], None]) -> None:
+        """Write a line of the service's, in the context of who has asked. On any thread that sends."""
+        with speaking_for(self.state.name):
+            if context is None:
+                write()
+            else:
+                context.run(write)
+
+    # A crash.
+
+    def crashed(self, begun: Sequence[W], cause: str, *, may_still_write: bool) -> tuple[list[W], list[W]]:
+        """Judge the requests that had begun at a crash.
+
+        Parameters
+        ----------
+        begun
+            They, in order.
+        cause
+            For people: what happened.
+        may_still_write
+            Whether what ran them could not be ended.
+
+        Returns
+        -------
+        tuple
+            Those that are to run again, before all else; and those that are lost: they are answered, and
+            what they write is torn. Who holds their buffers lets go of them when nobody can write there.
+        """
+        works = {work.number: work for work in begun}
+        interruption = Interruption(self.state, cause, outlives_context=True, may_still_write=may_still_write)
+        again, lost = [], []
+        for envelope, error in interruption.judge_all([work.envelope for work in begun]):
+            work = works[envelope.number]
+            if error is None:
+                work.suspect = True
+                again.append(work)
+            else:
+                lost.append(work)
+                self.lose(work, error)
+        return again, lost
+
+    def lose(self, work: W, error: CudnnActorError) -> None:
+        """Answer a request that had begun and is not run again: what it writes is torn."""
+        self._tear_output(work)
+        self.end_unreceived(work)
+        self.fail(work.envelope, error)
+
+    def _tear_output(self, work: W) -> None:
+        """End what a request was writing that is not run again.
+
+        A buffer that was freed behind it is brought back for that: what was sent before the free, and is
+        still to read it, is to find it torn.
+        """
+        if work.strikes:
+            return
+        written = set(footprint(work.message, self.state.lowered).writes)
+        for ref in named_buffers(work.message).values():
+            if ref.slot in written:
+                self.memory.revive(ref)
+                if self.memory.is_live(ref):
+                    self.memory.tear(self.memory.resolve(ref))
+
+    def why_not_again(self, work: W) -> CudnnActorError | None:
+        """Why a request cannot be run again: what it reads is torn, or its plan is to blame."""
+        if work.strikes:  # its message has not been looked at yet
+            return None
+        for name, ref in named_buffers(work.message).items():
+            try:
+                self.memory.resolve(ref, name)
+            except StaleBufferError as error:
+                # Freed behind it: the bytes are held for this very request, so it still runs on them.
+                if error.reason is not StaleReason.FREED or not self.memory.is_withheld(ref):
+                    return error
+        if work.seen is not None and self.state.quarantined:
+            return self._quarantined(work.seen, work.number)
+        return None
+
+    def refused_again(self, work: W, error: CudnnActorError) -> CudnnActorError:
+        """What a request ends in whose second run has made nothing whole of what its first had begun.
+
+        `ExecutionFailed` says itself that its outputs hold no result, `QuarantinedRequest` that they are
+        torn; no other error does.
+        """
+        writes = not work.strikes and footprint(work.message, self.state.lowered).writes
+        if not writes or isinstance(error, ExecutionFailed):
+            return error
+        self._tear_output(work)
+        if isinstance(error, QuarantinedRequest):
+            return error
+        why = f"its second run was refused: {error}"
+        return OutcomeUnknown(request_id=work.number, cause="a worker that has died", why=why)
+
+    def blame_build(self, digest: str, cause: str) -> None:
+        """Note which graph's build ended an incarnation: the second time it is quarantined."""
+        ended = self.state.ended_by_build
+        ended[digest] = ended.get(digest, 0) + 1
+        if ended[digest] >= MOST_CRASHES:
+            self.state.quarantined[digest] = cause

@@ -1,0 +1,66 @@
+"""A request that is to be run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cudnn_actor.actors import Envelope
+from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.state import Seen
+from cudnn_actor.supervision import FaultRule
+
+__all__ = ["Work"]
+
+
+class Work:
+    """A request that the broker has found valid, and that its host is to run.
+
+    Attributes
+    ----------
+    envelope
+        With the address of the reply.
+    number
+        The request's.
+    request
+        What is to be run: the envelope's message, or what is left of it.
+    slots
+        The buffers that it uses. The host holds them from when the work may run until it has ended.
+    seen
+        What is known of its message; None for one that runs no plan.
+    ref
+        The buffer that it fills and nobody has received yet; None for all but an `Allocate`.
+    fault
+        What is to befall it; None for nothing.
+    strikes
+        Whether it is run for its fault alone, and its message taken up again behind it.
+    suspect
+        Whether it was running at a crash.
+    """
+
+    # Of most requests these stay as they are.
+    fault: FaultRule | None = None
+    strikes = False
+    suspect = False
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        slots: Sequence[Slot] = (),
+        *,
+        request: Any = None,
+        seen: Seen | None = None,
+        ref: BufferRef | None = None,
+    ) -> None:
+        self.envelope = envelope
+        self.number = envelope.number
+        self.request = envelope.message if request is None else request
+        self.slots = slots
+        self.seen = seen
+        self.ref = ref
+
+    @property
+    def message(self) -> Any:
+        """What was asked."""
+        return self.envelope.message

@@ -1,0 +1,829 @@
+"""Where the broker's work runs in process isolation: what this process keeps of its workers, and no I/O.
+
+Work is encoded and handed to the worker, with its buffers held until the answer is there. Arenas and staging
+memory are announced to every worker, the one that starts and the standby too. Host data is copied once on
+this side, into or out of memory that both sides map:
+
+=====================  ========================================================================
+arenas are             values go
+=====================  ========================================================================
+device memory          through staging memory (`staging`), which the engine reads and writes
+host memory            straight into the buffer, or out of it, when no unfinished request uses
+                       it; else through staging memory, in their turn
+=====================  ========================================================================
+
+One caller at a time (`dispatcher.Dispatcher` sees to that). It knows no threads, loops or processes, so its
+behaviour is a function of the calls made to it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from cudnn_actor.actors import Envelope
+from cudnn_actor.actors.diverting import LEVELS, Line, write_line
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.broker import Broker
+from cudnn_actor.engines.cpu import transfer
+from cudnn_actor.engines.cpu.arenas import Arenas, is_whole
+from cudnn_actor.exhaustion import exhaustion
+from cudnn_actor.footprints import footprint
+from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.codec import decode_reply
+from cudnn_actor.protocol.errors import (
+    CudnnActorError,
+    InvalidRequest,
+    MalformedMessage,
+    OutcomeUnknown,
+    OutOfMemory,
+    Words,
+)
+from cudnn_actor.protocol.messages import (
+    Allocate,
+    Compute,
+    Download,
+    GetStatistics,
+    Ping,
+    Upload,
+    Warm,
+)
+from cudnn_actor.protocol.receipts import Receipt, Statistics
+from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.state import Seen, ServiceState
+from cudnn_actor.workers.checksums import Checksums
+from cudnn_actor.workers.in_flight import Claims, InFlightTable, Violation, WorkerRequest
+from cudnn_actor.workers.staging import Block, Staging
+from cudnn_actor.workers.wire import (
+    LONGEST_MESSAGE,
+    Answer,
+    Answers,
+    ArenaMade,
+    ArenaRefused,
+    CreateArena,
+    Done,
+    Dropped,
+    Dying,
+    FromParent,
+    FromWorker,
+    Given,
+    InternalDone,
+    Logged,
+    MapArena,
+    MapStage,
+    ReadStaged,
+    Refused,
+    Request,
+    Requests,
+    Staged,
+    Strike,
+    UnmapArena,
+    UnmapStage,
+    WriteStaged,
+    encode_message,
+)
+
+__all__ = ["BULKY_BYTES", "HEAVY_BYTES", "WINDOW", "PendingReclaim", "WorkerEnd", "WorkerHost"]
+
+WINDOW = 256
+"""Requests that a worker may have at once."""
+BULKY_BYTES = 64 << 10
+"""A longer message goes in a frame of its own: so whole windows of the others fit in one, four times over."""
+HEAVY_BYTES = 256 << 10
+"""A copy of more is not made on an event loop's thread: it takes some 50 us."""
+
+_WITH_VALUES = frozenset({Upload, Allocate, Download})
+_GIVEN: dict[type, type] = {Ping: int, Warm: int, GetStatistics: Statistics}
+"""What a worker answers these with."""
+
+log = Log("cudnn_actor")
+
+
+class WorkerEnd(Protocol):
+    """A worker as its host sees it."""
+
+    @property
+    def claims(self) -> Claims:
+        """Who says which requests have begun."""
+
+    def send(self, frame: FromParent, descriptors: Sequence[int] = ()) -> None:
+        """Tell it something. Never blocks; what it will never read is dropped.
+
+        Raises `OSError` when there is no descriptor to be had for one that has to wait: it is told nothing.
+        """
+
+    def take_descriptor(self) -> int:
+        """The descriptor that came with the frame just received. Raises `BadFrame`, `OSError`."""
+
+
+class PendingReclaim:
+    """What a dying process may still write: held until it has gone for certain."""
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.blocks: list[Block] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.slots or self.blocks)
+
+
+class WorkerHost:
+    """One life of a service in process isolation: its broker, and what its workers have.
+
+    Parameters
+    ----------
+    state
+        The service's. Its memory and counters are written here and in the broker alone.
+    reply
+        Called with an envelope, a value and an error: exactly once for each envelope that was taken up.
+    host_arenas
+        Whether arenas are host memory, which this process maps too.
+    window
+        Requests that a worker may have at once.
+    """
+
+    has_views = False
+
+    def __init__(
+        self,
+        state: ServiceState,
+        reply: Callable[[Envelope, Any, BaseException | None], None],
+        *,
+        host_arenas: bool,
+        window: int = WINDOW,
+    ) -> None:
+        self.state = state
+        self.broker: Broker[WorkerRequest] = Broker(state, reply, self, WorkerRequest)
+        self.in_flight = InFlightTable(window)
+        self.staging = Staging(self._announce_segment, self._retire_segment)
+        self.arenas: Arenas | None = Arenas() if host_arenas else None
+        """The arenas, mapped here too; None where they are device memory."""
+        self.worker: WorkerEnd | None = None
+        self.starting: WorkerEnd | None = None
+        """The one that is to serve next, from when it has been told what there is until it serves."""
+        self.standby: WorkerEnd | None = None
+        self.stopping = False
+        """Whether nothing more is to be handed over: the worker has been asked to end."""
+        self.last_word: Dying | None = None
+        """What the present worker has said of its own end."""
+        self.checksums: Checksums | None = None
+        """Of what was uploaded; None where they are not wanted."""
+        self.recent: dict[str, Compute] = {}
+        """A request of each plan that has run lately, by its graph's digest; the latest last."""
+        self.on_new_plan: Callable[[], None] = _nothing
+        self._unsent: list[Request] = []
+        self._sending: Requests | None = None
+        """What is being sent; also of a sender who was interrupted in it."""
+
+    @property
+    def memory(self) -> Any:
+        """The service's table."""
+        return self.state.memory
+
+    # Workers.
+
+    def attach(self, worker: WorkerEnd) -> None:
+        """Serve with a worker that has every arena and segment mapped."""
+        self.worker = worker
+        self.starting = None
+        self.last_word = None
+        self.stopping = False
+
+    def introduce(self, worker: WorkerEnd) -> None:
+        """Give a worker that has just started every arena and segment there is."""
+        for arena in self.memory.arenas():
+            worker.send(MapArena(arena.number, arena.nbytes), (arena.fd,))
+        for number, nbytes, descriptor in self.staging.segments():
+            worker.send(MapStage(number, nbytes), (descriptor,))
+
+    def _tell_all(self, frame: FromParent) -> None:
+        for worker in (self.worker, self.starting, self.standby):
+            if worker is not None:
+                worker.send(frame)
+
+    def _have_mapped(self, frame: FromParent, descriptor: int, undo: FromParent) -> None:
+        """Have every worker map something, but for its maker; or none, where it raises `OSError`."""
+        told: list[WorkerEnd] = []
+        makes = self.worker if isinstance(frame, MapArena) else None
+        for worker in (self.worker, self.starting, self.standby):
+            if worker is None or worker is makes:
+                continue
+            try:
+                worker.send(frame, (descriptor,))
+            except OSError:
+                for other in told:
+                    other.send(undo)
+                raise
+            told.append(worker)
+
+    def _announce_segment(self, number: int, nbytes: int, descriptor: int) -> None:
+        self._have_mapped(MapStage(number, nbytes), descriptor, UnmapStage(number))
+
+    def _retire_segment(self, number: int) -> None:
+        self._tell_all(UnmapStage(number))
+
+    # What the dispatcher asks.
+
+    @property
+    def has_foreign(self) -> bool:
+        """Whether an answer may be waited for that no event loop fetches. Any thread.
+
+        A pykka caller's is, and may be what only comes of other answers: the end of a `Drain`, room for an
+        allocation.
+        """
+        return self.in_flight.foreign > 0 or self.broker.has_drains or bool(self.broker.awaiting_arena)
+
+    @property
+    def room(self) -> int:
+        """How many new messages may be taken up: those that wait for an arena will need a place each."""
+        if self.worker is None or self.stopping:
+            return 0
+        return max(0, self.in_flight.room - len(self.broker.awaiting_arena))
+
+    def is_heavy(self, message: Any) -> bool:
+        """Whether taking a message up copies so much that an event loop should leave it to a thread."""
+        if type(message) not in _WITH_VALUES:
+            return False
+        match message:
+            case Upload(data=data) | Allocate(data=data):
+                return getattr(data, "nbytes", 0) > HEAVY_BYTES
+            case Download(src=src):
+                spec = getattr(src, "spec", None)
+                return (
+                    self.arenas is not None and isinstance(spec, TensorSpec) and _nbytes(spec) > HEAVY_BYTES
+                )
+        return False
+
+    # Handing over.
+
+    def take_up(self, envelope: Envelope, *, struck: bool = False) -> None:
+        """Start a message: answer it, or hand it over. `struck`: its fault, if it had one, has been done."""
+        work = None
+        try:
+            work = self.broker.start(envelope, struck=struck)
+            if work is not None:
+                self._run(work)
+        except Exception as error:  # noqa: BLE001 - the answer to this one message
+            if work is not None:
+                self.broker.end_unreceived(work)
+            self.broker.refuse(envelope, error)
+
+    def _run(self, request: WorkerRequest) -> None:
+        kind = type(request.message)
+        if request.strikes:
+            request.body = encode_message(Strike(tag=kind.__name__.lower()))
+            self.hand(request)
+        elif kind is Download:
+            self._read(request)
+        elif kind in _WITH_VALUES:
+            self._write(request)
+        else:
+            self._encode(request)
+            self.hand(request)
+
+    def prepared(self, envelope: Envelope, message: Compute) -> WorkerRequest:
+        """A request that runs a plan, ready to be handed over. Raises what is wrong with it."""
+        request = self.broker.prepared(envelope, message)
+        self._encode(request)
+        return request
+
+    def _encode(self, request: WorkerRequest) -> None:
+        seen = request.seen
+        if seen is not None:
+            if seen.body is None:
+                seen.body = encode_message(request.request)
+            request.body = seen.body
+            return
+        request.body = body = encode_message(request.request)
+        if len(body) > LONGEST_MESSAGE:
+            raise InvalidRequest(
+                field="messages",
+                value=Words(f"{len(request.request.messages):,} requests"),
+                problem=f"are {len(body):,} bytes, where {LONGEST_MESSAGE:,} is the most that a worker takes",
+                fix="warm some at a time",
+            )
+
+    def hand(self, request: WorkerRequest) -> None:
+        """Have the worker run a request, and hold its buffers until it is complete."""
+        assert self.worker is not None
+        envelope = request.envelope
+        if not envelope.hand_over(request):
+            self.broker.expire(envelope)
+            self._discharge(request, end_ref=True)
+            return
+        if self.checksums is not None:
+            self.checksums.note_writes(footprint(request.message, self.state.lowered).writes)
+        self.memory.hold_all(request.slots)
+        self._send(request)
+
+    def _send(self, request: WorkerRequest) -> None:
+        assert self.worker is not None
+        place = self.in_flight.hand_over(request, self.worker.claims)
+        bulky = len(request.body) > BULKY_BYTES
+        if bulky:
+            self.flush()
+        self._unsent.append(Request(request.number, place, request.body, request.fault))
+        if bulky:
+            self.flush()
+
+    def hand_again(self) -> None:
+        """Hand over what goes first after a crash, as far as it may go now."""
+        while (
+            self.worker is not None
+            and not self.stopping
+            and (request := self.in_flight.next_again()) is not None
+        ):
+            self._hand_again(request)
+
+    def _hand_again(self, request: WorkerRequest) -> None:
+        """Hand over one that a worker had when it died.
+
+        One that had begun runs again whoever waits for it: what it was writing is half-written, and is made
+        whole, or torn.
+        """
+        envelope, broker = request.envelope, self.broker
+        if not request.suspect and (envelope.withdrawn or request.gone):
+            broker.withdraw(envelope)
+            self._release(request, end_ref=True)
+        elif not request.suspect and envelope.expired:
+            broker.expire(envelope)
+            self._release(request, end_ref=True)
+        elif (error := broker.why_not_again(request)) is not None:
+            if request.suspect:
+                error = broker.refused_again(request, error)
+            self._release(request, end_ref=True)
+            broker.fail(envelope, error)
+        elif not envelope.hand_over(request):
+            broker.expire(envelope)
+            self._release(request, end_ref=True)
+        else:
+            if self.state.faults is not None and request.suspect:  # it runs again, so it counts again
+                request.fault = self.state.faults.on_message(type(request.message).__name__)
+            self._send(request)
+
+    def flush(self) -> None:
+        """Send what has been handed over since the last time."""
+        if self._unsent and self.worker is not None:
+            fresh: list[Request] = []
+            frame = Requests(self._unsent)
+            # One step.
+            self._sending = frame
+            self._unsent = fresh
+            self.worker.send(frame)
+            self._sending = None
+
+    def finish_sending(self) -> None:
+        """Go on where somebody was interrupted in `flush`. Before anything else is sent.
+
+        The frame that a worker was sent last is not queued again.
+        """
+        if self._sending is not None and self.worker is not None:
+            self.worker.send(self._sending)
+            self._sending = None
+
+    # Values.
+
+    def _write(self, request: WorkerRequest) -> None:
+        """Write an array to a buffer: here, or in the worker by way of staging memory."""
+        (slot,) = request.slots
+        data, envelope, broker = request.message.data, request.envelope, self.broker
+        if not self._goes_here(request):
+            self._write_staged(request, slot, data)
+        elif request.ref is not None:
+            self._write_here(slot, data)  # nobody has the buffer yet
+            if broker.begins(envelope):
+                broker.succeed(envelope, request.ref)
+            else:
+                broker.end_unreceived(request)
+        elif broker.begins(envelope):
+            self._write_here(slot, data)
+            broker.succeed(envelope, self._done_here(envelope, "upload"))
+
+    def _goes_here(self, request: WorkerRequest) -> bool:
+        """Whether values go straight into a buffer, or out of it.
+
+        Not where a fault is to befall them: it does so in the worker, in their turn.
+        """
+        return self.arenas is not None and not request.slots[0].users and request.fault is None
+
+    def _write_here(self, slot: Slot, data: Any) -> None:
+        assert isinstance(data, np.ndarray)  # there is no other kind on the host
+        values = self._bytes_of(slot)
+        if self.checksums is not None:
+            self.checksums.note_writes([slot.index])
+        transfer.write(values, data)
+        if self.checksums is not None:
+            self.checksums.keep(slot, self.checksums.of(slot, values))
+
+    def _write_staged(self, request: WorkerRequest, slot: Slot, data: Any) -> None:
+        spec = slot.spec
+        transfer.check_values(spec.dims, spec.dtype.numpy, data)
+        block = self.staging.take(_nbytes(spec))
+        values = self.staging.array(block, spec.dims, spec.dtype.numpy)
+        try:
+            transfer.store(values, data)
+        except BaseException:
+            self.staging.give_back(block)
+            raise
+        ref = request.message.dst if request.ref is None else request.ref
+        request.body = encode_message(WriteStaged(dst=ref, values=Staged(block.segment, block.offset)))
+        request.block = block
+        self.hand(request)
+        if self.checksums is not None:
+            request.sum = self.checksums.of(slot, values)
+
+    def _read(self, request: WorkerRequest) -> None:
+        (slot,) = request.slots
+        envelope = request.envelope
+        if self._goes_here(request):
+            if self.broker.begins(envelope):
+                self.broker.succeed(envelope, transfer.read(self._bytes_of(slot)))
+            return
+        request.block = block = self.staging.take(_nbytes(slot.spec))
+        values = Staged(block.segment, block.offset)
+        request.body = encode_message(ReadStaged(src=request.message.src, values=values))
+        self.hand(request)
+
+    def _bytes_of(self, slot: Slot) -> np.ndarray:
+        assert self.arenas is not None
+        return self.arenas.bind(slot.arena.number, slot.offset, slot.spec)
+
+    def _done_here(self, envelope: Envelope, plan: str) -> Receipt:
+        now_ns = time.perf_counter_ns()
+        return Receipt(
+            request_id=envelope.number,
+            generation=self.state.generation,
+            plan=plan,
+            queue_us=(envelope.started_ns - envelope.admitted_ns) / 1e3,
+            run_us=(now_ns - envelope.started_ns) / 1e3,
+        )
+
+    # Arenas.
+
+    def waits_for(self, number: int) -> bool:
+        """See `broker.Host`."""
+        return self.in_flight.waits_for(number)
+
+    def create_arena(self, number: int, nbytes: int) -> None:
+        """See `broker.Host`. The worker is asked."""
+        assert self.worker is not None
+        self.worker.send(CreateArena(number, nbytes))
+
+    def drop_arena(self, number: int) -> None:
+        """See `broker.Host`."""
+        self._tell_all(UnmapArena(number))
+        if self.arenas is not None:
+            self.arenas.unmap(number)
+
+    def take_arena(self, frame: ArenaMade | ArenaRefused) -> None:
+        """Take what has come of a wish for an arena, and go on with those who waited."""
+        wanted = self.broker.arena
+        if wanted is None or frame.number != wanted[0]:
+            raise Violation(f"it speaks of arena {frame.number}, which it was not asked for")
+        if isinstance(frame, ArenaRefused):
+            self.broker.arena_refused(self._refusal(frame, wanted[1]))
+        else:
+            self._own_arena(*wanted)
+        waiting = self.broker.take_awaiting()
+        for envelope in waiting:
+            self.take_up(envelope, struck=True)
+        if waiting:
+            self.broker.settle_drains()
+
+    def _own_arena(self, number: int, nbytes: int) -> None:
+        """Take an arena over; where this process has no room for it, the first that waits is refused."""
+        assert self.worker is not None
+        try:
+            descriptor = self.worker.take_descriptor()
+        except OSError as error:
+            self._refuse_arena(number, nbytes, error)
+            return
+        try:
+            self._map_arena(number, nbytes, descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            self._refuse_arena(number, nbytes, error)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        else:
+            self.broker.arena_made(descriptor)
+
+    def _map_arena(self, number: int, nbytes: int, descriptor: int) -> None:
+        """Map a worker's arena here and in the standby, or nowhere. Raises `OSError`, `Violation`."""
+        if self.arenas is not None:
+            if not is_whole(descriptor, nbytes):
+                raise Violation(f"its arena {number} is not sealed memory of {nbytes:,} bytes")
+            try:
+                self.arenas.map(number, descriptor, nbytes)
+            except ValueError as error:
+                raise Violation(f"its arena {number} cannot be mapped: {error}") from error
+        try:
+            self._have_mapped(MapArena(number, nbytes), descriptor, UnmapArena(number))
+        except OSError:
+            if self.arenas is not None:
+                self.arenas.unmap(number)
+            raise
+
+    def _refuse_arena(self, number: int, nbytes: int, error: OSError) -> None:
+        """Do without an arena that the worker has made: it is this process that has no room for it.
+
+        Raises `Violation` where the worker is to blame after all.
+        """
+        refusal = exhaustion(error, requested=nbytes, in_use=self.memory.arena_bytes)
+        if refusal is None:
+            raise Violation(f"its arena {number} cannot be mapped: {error}") from error
+        assert self.worker is not None
+        self.worker.send(UnmapArena(number))
+        self.broker.arena_refused(refusal)
+
+    def _refusal(self, frame: ArenaRefused, nbytes: int) -> CudnnActorError:
+        try:
+            error = frame.error.to_error()
+        except MalformedMessage as odd:
+            raise Violation(
+                f"its answer about arena {frame.number} is not an error of this package: {odd}"
+            ) from odd
+        if isinstance(error, OutOfMemory):
+            in_use, limit = self.memory.arena_bytes, self.memory.limit
+            return OutOfMemory(requested=nbytes, in_use=in_use, limit=limit)
+        return error
+
+    # Answers.
+
+    def receive(self, frames: Sequence[FromWorker]) -> None:
+        """Take what the worker has said. Raises `Violation`, `BadFrame`: then it is not to be served with."""
+        for frame in frames:
+            match frame:
+                case Answers():
+                    for answer in frame.answers:
+                        self.complete(answer)
+                    self.note_completed()
+                case ArenaMade() | ArenaRefused():
+                    self.take_arena(frame)
+                case InternalDone():
+                    pass  # asked for when it was a standby
+                case Logged():
+                    self.write_log(frame)
+                case Dying():
+                    self.last_word = frame
+                case other:
+                    raise Violation(f"it said {type(other).__name__} where nobody had asked")
+
+    def note_completed(self) -> None:
+        """Answers have been taken."""
+        self.in_flight.note_progress()
+        if self.broker.has_drains:
+            self.broker.settle_drains()
+
+    def complete(self, answer: Answer) -> None:
+        """Take one answer. Raises `Violation`."""
+        # What it says is looked at first: if it is a lie, the request is in flight, and judged with the rest.
+        request = self.in_flight.find(answer.number, answer.place)
+        seen = request.seen
+        if type(answer) is Done and seen is not None:
+            self.in_flight.complete(request)
+            self.state.memory.release_all(request.slots)
+            if not seen.noted:
+                self.note_plan(seen)
+            self.broker.succeed(request.envelope, self.receipt(request.envelope, answer))
+            return
+        value = self._value(request, answer)
+        self.in_flight.complete(request)
+        if request.suspect and type(answer) is Refused:
+            value = self.broker.refused_again(request, value)
+        self.memory.release_all(request.slots)
+        self._complete_other(request, answer, value)
+
+    def _value(self, request: WorkerRequest, answer: Answer) -> Any:
+        """What an answer brings: a decoded value, or error. Raises `Violation` for one that does not fit."""
+        match answer:
+            case Refused():
+                return self._error(answer)
+            case Given() if not request.strikes:
+                return self._given(answer, request.envelope)
+            case Done() if request.strikes or type(request.message) in _GIVEN:
+                asked = "Strike" if request.strikes else type(request.message).__name__
+                raise Violation(f"it answered {asked} with a receipt")
+            case Dropped() if not request.unwanted:
+                raise Violation(f"it dropped request {answer.number}, which nobody had withdrawn")
+        return None
+
+    def receipt(self, envelope: Envelope, done: Done) -> Receipt:
+        """What the caller of a request that has finished gets."""
+        return Receipt(
+            request_id=envelope.number,
+            generation=self.state.generation,
+            plan=done.plan,
+            queue_us=(done.started_ns - envelope.admitted_ns) / 1e3,
+            run_us=done.run_us,
+        )
+
+    def _complete_other(self, request: WorkerRequest, answer: Answer, value: Any) -> None:
+        envelope, broker = request.envelope, self.broker
+        match answer:
+            case Dropped():
+                self._discharge(request, end_ref=True)
+                if envelope.withdrawn:
+                    broker.withdraw(envelope)
+                else:
+                    broker.expire(envelope)
+            case Refused():
+                self._discharge(request, end_ref=True)
+                broker.fail(envelope, value)
+            case _ if request.strikes:
+                envelope.hand_back(begun=True)
+                self.take_up(envelope, struck=True)
+            case Done():
+                try:
+                    value = self._finished(request, answer)
+                except MemoryError as error:  # of this process: it has no room for what has come
+                    broker.refuse(envelope, error)
+                else:
+                    broker.succeed(envelope, value)
+            case Given():
+                self._discharge(request, end_ref=False)
+                broker.succeed(envelope, value)
+
+    def _finished(self, request: WorkerRequest, done: Done) -> Any:
+        if self.checksums is not None and request.sum is not None:
+            self.checksums.keep(request.slots[0], request.sum)
+        if request.ref is not None:
+            self._discharge(request, end_ref=False)
+            return request.ref
+        if type(request.message) is Download and request.block is not None:
+            spec = request.message.src.spec
+            block, request.block = request.block, None
+            return self.staging.result(block, spec.dims, spec.dtype.numpy)
+        self._discharge(request, end_ref=False)
+        return self.receipt(request.envelope, done)
+
+    def _given(self, answer: Given, envelope: Envelope) -> Any:
+        wanted = _GIVEN.get(type(envelope.message))
+        try:
+            value = decode_reply(answer.body)
+        except MalformedMessage as error:
+            raise Violation(f"its answer to request {answer.number} does not decode: {error}") from error
+        if wanted is None or type(value) is not wanted:
+            asked = type(envelope.message).__name__
+            raise Violation(f"it answered {asked} with {type(value).__name__}")
+        # Of a service's counters only the plans are the worker's; all else is counted here.
+        return self.state.statistics(value.plans) if isinstance(value, Statistics) else value
+
+    @staticmethod
+    def _error(answer: Refused) -> CudnnActorError:
+        try:
+            return answer.error.to_error()
+        except MalformedMessage as error:
+            raise Violation(
+                f"its answer to request {answer.number} is not an error of this package: {error}"
+            ) from error
+
+    def _discharge(self, request: WorkerRequest, *, end_ref: bool) -> None:
+        """Give back what a request had beside its holds; `end_ref`: and the buffer that nobody receives."""
+        if request.block is not None:
+            self.staging.give_back(request.block)
+            request.block = None
+        if end_ref:
+            self.broker.end_unreceived(request)
+
+    def _release(self, request: WorkerRequest, *, end_ref: bool) -> None:
+        """The same, of a request that is not in flight and holds its buffers still."""
+        self.memory.release_all(request.slots)
+        self._discharge(request, end_ref=end_ref)
+
+    def note_plan(self, seen: Seen) -> None:
+        """Remember a message for workers that are to be warmed. May be interrupted, and made again."""
+        digest = seen.lowered.graph.digest()
+        new = self.recent.pop(digest, None) is None
+        self.recent[digest] = seen.message
+        if len(self.recent) > WINDOW:
+            del self.recent[next(iter(self.recent))]
+        seen.noted = True
+        if new:
+            self.on_new_plan()
+
+    def write_log(self, line: Logged) -> None:
+        """Write a worker's line, in the context of the request that was in work. Raises `Violation`."""
+        if "event" in line.fields or "self" in line.fields:
+            raise Violation("a line of its log cannot be written: a field has a name that is taken")
+        request = self.in_flight.requests.get(line.number)
+        context = None if request is None else request.envelope.context
+        said = Line(line.logger, LEVELS[line.level], line.event, line.fields)
+        self.broker.write_in(context, lambda: write_line(said))
+
+    # The end of a worker.
+
+    def crash(self, cause: str, *, may_still_write: bool) -> PendingReclaim:
+        """Judge every request that the worker had; those that may run again are handed over first.
+
+        What it may still have been writing to, and nobody needs any more, is in the answer: for `reclaim`,
+        once the process has gone for certain.
+
+        Parameters
+        ----------
+        cause
+            For people: what happened.
+        may_still_write
+            Whether the process could not be ended.
+        """
+        begun, others = self._take_back()
+        again, lost = self.broker.crashed(begun, cause, may_still_write=may_still_write)
+        if may_still_write:
+            for request in [each for each in again if each.block is not None]:
+                why = "its process may still use its place in staging memory"
+                again.remove(request)
+                lost.append(request)
+                self.broker.lose(request, OutcomeUnknown(request_id=request.number, cause=cause, why=why))
+        pending = PendingReclaim()
+        for request in lost:
+            pending.slots.extend(request.slots)
+            if request.block is not None:
+                pending.blocks.append(request.block)
+        self.in_flight.first([*again, *others])
+        # A drain, too: what waits for an arena and was sent before it is to be answered before it.
+        self._restore(self.broker.take_waiting())
+        return pending
+
+    def _take_back(self) -> tuple[list[WorkerRequest], list[WorkerRequest]]:
+        """Take everything out of the worker's hands: what it had begun, and the rest."""
+        unsaid = set() if self.worker is None else self._complete_finished(self.worker.claims)
+        worker, self.worker = self.worker, None
+        self.last_word = None  # whoever starts next is not to be taken for the one that said it
+        self._unsent.clear()
+        self._sending = None
+        begun: list[WorkerRequest] = []
+        others: list[WorkerRequest] = []
+        for request in self.in_flight.take_back():
+            # One whose caller has been promised that it never begins counts as begun, too, where it was left.
+            began = (
+                worker is not None
+                and not request.gone
+                and worker.claims.has_begun(request.place, request.number)
+            )
+            request.envelope.hand_back(begun=began)
+            # What is asked again cannot be what the worker died of: it had finished, or is only a question.
+            harmless = request.number in unsaid or request.message.control
+            (begun if began and not harmless else others).append(request)
+        return begun, others
+
+    def _complete_finished(self, claims: Claims) -> set[int]:
+        """Answer what the worker had finished and had not said: it has been done, and is not done again.
+
+        Not only for its callers' sake. What it read may have been written since, by a later request of the
+        same worker, so it could not be run again; and it is not what the worker died of. The numbers of those
+        whose answer has gone with the worker (of a `Warm`, say) come back: they are asked again.
+        """
+        unsaid = set()
+        for request in tuple(self.in_flight.requests.values()):
+            found = claims.finished(request.place, request.number)
+            if found is None or request.gone:
+                continue
+            if not found.started_ns:
+                unsaid.add(request.number)
+                continue
+            try:
+                self.complete(Done(request.number, request.place, *found))
+            except Violation as lie:  # no worker of ours: it is judged with those that have begun
+                log.warning("worker.broke_the_protocol", why=str(lie))
+        return unsaid
+
+    def reclaim(self, pending: PendingReclaim) -> None:
+        """Take back what a process that has gone for certain had."""
+        self.memory.release_all(pending.slots)
+        for block in pending.blocks:
+            self.staging.give_back(block)
+        pending.slots.clear()
+        pending.blocks.clear()
+
+    def retire(self) -> None:
+        """Give everything that is unfinished back to the mailbox, after `crash`: perhaps no worker follows.
+
+        What is to run again, and does not, says so when it is answered with `ServiceStopped`.
+        """
+        left = self.in_flight.give_up()
+        for request in left:
+            self._release(request, end_ref=True)
+        self._restore([*(request.envelope for request in left), *self.broker.take_waiting()])
+
+    def _restore(self, envelopes: Sequence[Envelope]) -> None:
+        self.state.mailbox.restore(sorted(envelopes, key=lambda envelope: envelope.number))
+
+    def close(self) -> None:
+        """Give up the memory for transfers. Idempotent."""
+        self.staging.close()
+        if self.arenas is not None:
+            self.arenas.clear()
+
+
+def _nbytes(spec: TensorSpec) -> int:
+    """Bytes of the values, without what lies between them."""
+    return spec.size * spec.dtype.itemsize
+
+
+def _nothing() -> None:
+    pass
