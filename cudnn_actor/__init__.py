@@ -12,9 +12,6 @@ from __future__ import annotations
 
 from cudnn_actor import _linux  # noqa: F401 - first: it refuses other systems in words
 from cudnn_actor import logging as logging
-from cudnn_actor.client import CudnnRef
-from cudnn_actor.health import Health, HealthState
-from cudnn_actor.options import Options
 from cudnn_actor.protocol import (
     Activation,
     Allocate,
@@ -61,8 +58,11 @@ from cudnn_actor.protocol import (
     View,
     Warm,
 )
-from cudnn_actor.service import CudnnService, child_spec, start
-from cudnn_actor.spawning import Spawning, spawn
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.service.health import Health, HealthState
+from cudnn_actor.service.options import Options
+from cudnn_actor.service.service import CudnnService, child_spec, start
+from cudnn_actor.service.spawning import Spawning, spawn
 from cudnn_actor.supervision import (
     Escalated,
     ExitKind,

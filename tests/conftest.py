@@ -17,7 +17,7 @@ import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor.logging import TextFormatter
-from cudnn_actor.workers.launching import Launcher, close_launchers
+from cudnn_actor.processes.launching import Launcher, close_launchers
 
 from .log_lines import capture_logs, handled_by
 
@@ -124,7 +124,7 @@ def no_loop_is_blocked() -> Iterator[None]:
 
             watched = watching.enter_context(blockbuster_ctx("cudnn_actor"))
             for function in watched.functions.values():
-                function.can_block_in("cudnn_actor/engines/cuda/gpus.py", "find_driver_apart")
+                function.can_block_in("cudnn_actor/engines/cuda/diagnosis/gpus.py", "find_driver_apart")
                 function.can_block_in("cudnn_actor/actors/reply_future.py", "_wait")
         yield
 

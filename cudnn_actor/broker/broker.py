@@ -23,11 +23,23 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cudnn_actor.actors import ActorStopped, Envelope
 from cudnn_actor.actors.logs import Log, speaking_for
+from cudnn_actor.broker.checks import (
+    check_copy,
+    check_fits_float,
+    check_no_overlap,
+    check_values,
+    check_warm,
+    not_a_message,
+    require_asker,
+    require_type,
+)
+from cudnn_actor.broker.footprints import footprint, named_buffers
+from cudnn_actor.broker.interruption import Interruption
+from cudnn_actor.broker.recovery import MOST_CRASHES
+from cudnn_actor.broker.state import Bound, Seen, ServiceState
 from cudnn_actor.broker.work import Work
-from cudnn_actor.exhaustion import exhaustion
-from cudnn_actor.footprints import footprint, named_buffers
-from cudnn_actor.interruption import Interruption
 from cudnn_actor.memory import Memory
+from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
@@ -56,18 +68,6 @@ from cudnn_actor.protocol.messages import (
     Warm,
 )
 from cudnn_actor.protocol.tensor import TensorSpec
-from cudnn_actor.recovery import MOST_CRASHES
-from cudnn_actor.request_checks import (
-    check_copy,
-    check_fits_float,
-    check_no_overlap,
-    check_values,
-    check_warm,
-    not_a_message,
-    require_asker,
-    require_type,
-)
-from cudnn_actor.state import Bound, Seen, ServiceState
 from cudnn_actor.supervision import Fault
 
 __all__ = ["Broker", "Host"]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from cudnn_actor.actors import Envelope
+from cudnn_actor.broker.state import Seen
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.state import Seen
 from cudnn_actor.supervision import FaultRule
 
 __all__ = ["Work"]

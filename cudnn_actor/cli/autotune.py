@@ -16,13 +16,13 @@ from rich.text import Text
 
 from cudnn_actor.cli.graph_bench import GraphBench, graph_bench, made_up_values, opened
 from cudnn_actor.cli.problem_form import FORM, Problem, read_problem, read_problems
-from cudnn_actor.cli.problems import UserError
+from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.engines import Builder, Engine, EngineFailure, Plan
-from cudnn_actor.engines.cuda.recipe import Tuning
-from cudnn_actor.plan_file import PlanKey
-from cudnn_actor.plan_store import PlanStore
+from cudnn_actor.engines.cuda.plans.recipe import Tuning
+from cudnn_actor.plans.file import PlanKey
+from cudnn_actor.plans.store import PlanStore
+from cudnn_actor.plans.stored import StoredPlans
 from cudnn_actor.protocol import CudnnActorError
-from cudnn_actor.stored_plans import StoredPlans
 
 __all__ = ["Tuned", "Tuner", "add_arguments", "run", "tune_all"]
 

@@ -7,7 +7,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from cudnn_actor.cli.problems import UserError
+from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.extras import install_command
 
 __all__ = ["add_arguments", "run"]

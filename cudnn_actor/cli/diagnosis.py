@@ -16,14 +16,14 @@ import numpy as np
 from cudnn_actor.cli.blas import Blas, find_blas
 from cudnn_actor.cli.obstacles import find_obstacles
 from cudnn_actor.engines import choose_engine
-from cudnn_actor.engines.cuda.gpus import Driver
-from cudnn_actor.engines.cuda.installation import Problem, examine
-from cudnn_actor.engines.cuda.inventory import Inventory
-from cudnn_actor.engines.cuda.problems import problems_of
+from cudnn_actor.engines.cuda.diagnosis.gpus import Driver
+from cudnn_actor.engines.cuda.diagnosis.installation import Problem, examine
+from cudnn_actor.engines.cuda.diagnosis.inventory import Inventory
+from cudnn_actor.engines.cuda.diagnosis.problems import problems_of
 from cudnn_actor.extras import install_command
+from cudnn_actor.processes.launching import close_launchers
 from cudnn_actor.protocol import ConvSpec
-from cudnn_actor.spawning import spawn
-from cudnn_actor.workers.launching import close_launchers
+from cudnn_actor.service.spawning import spawn
 
 __all__ = ["Diagnosis", "Library", "Missing", "Trial", "diagnose"]
 

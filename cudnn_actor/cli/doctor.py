@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cudnn_actor.cli.diagnosis import Diagnosis, diagnose
-from cudnn_actor.engines.cuda.installation import Problem
+from cudnn_actor.engines.cuda.diagnosis.installation import Problem
 
 __all__ = ["add_arguments", "run"]
 

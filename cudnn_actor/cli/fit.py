@@ -15,8 +15,8 @@ import numpy as np
 
 from cudnn_actor.cli.descent import Descent
 from cudnn_actor.cli.filters import LAPLACIAN
-from cudnn_actor.cli.problems import UserError
 from cudnn_actor.cli.recorder import Recorder
+from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.protocol import BufferRef, ConvBwdData, ConvBwdFilter, ConvFwd, ConvSpec
 
 __all__ = ["FilterFit", "PhotoFit", "convolved"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from cudnn_actor.cli.problems import UserError
+from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.engines.base import Binding, Engine, EngineFailure, Plan
 from cudnn_actor.protocol import DType, GraphTensor, InvalidRequest, OperationGraph

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from cudnn_actor.cli.findings import Kill
 from cudnn_actor.cli.recorder import Recorder
-from cudnn_actor.client import CudnnRef
 from cudnn_actor.protocol import Message, Receipt
+from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.supervision import Restarted, Restarting
 
 __all__ = ["MOST_KILLS", "kill_at_work"]

@@ -9,8 +9,8 @@ import socket
 import stat
 from collections.abc import Callable
 
-from cudnn_actor.engines.cuda.installation import Problem
-from cudnn_actor.interpreter import find_python
+from cudnn_actor.engines.cuda.diagnosis.installation import Problem
+from cudnn_actor.processes.interpreter import find_python
 from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["find_obstacles"]

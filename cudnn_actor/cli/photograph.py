@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib import cbook
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from cudnn_actor.cli.problems import UserError
+from cudnn_actor.cli.user_error import UserError
 
 __all__ = ["LONGEST_SIDE", "SHORTEST_SIDE", "luminance", "read_photograph"]
 

@@ -14,8 +14,8 @@ from matplotlib.gridspec import GridSpec, GridSpecFromSubplotSpec, SubplotSpec
 
 from cudnn_actor.cli.filters import Filter
 from cudnn_actor.cli.findings import Findings, Kill
-from cudnn_actor.cli.problems import UserError
 from cudnn_actor.cli.recorder import Sample
+from cudnn_actor.cli.user_error import UserError
 
 __all__ = ["draw"]
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from cudnn_actor.cli.problems import UserError
+from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.protocol import (
     Activation,
     BufferRef,

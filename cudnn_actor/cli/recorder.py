@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.client import CudnnRef
 from cudnn_actor.protocol import (
     Allocate,
     BufferRef,
@@ -19,6 +18,7 @@ from cudnn_actor.protocol import (
     TensorSpec,
     Upload,
 )
+from cudnn_actor.service.client import CudnnRef
 
 __all__ = ["Recorder", "Sample"]
 

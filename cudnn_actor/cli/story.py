@@ -26,9 +26,9 @@ from cudnn_actor.cli.photograph import luminance, read_photograph
 from cudnn_actor.cli.picture import draw
 from cudnn_actor.cli.recorder import Recorder
 from cudnn_actor.cli.tables import request_table, verdict
-from cudnn_actor.client import CudnnRef
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, Copy, Fill, Message
-from cudnn_actor.spawning import spawn
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.service.spawning import spawn
 
 __all__ = ["tell"]
 

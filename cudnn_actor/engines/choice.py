@@ -12,9 +12,9 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda import CudaEngine
-from cudnn_actor.engines.cuda.foreign import adopt
-from cudnn_actor.engines.cuda.gpus import Driver, find_driver, find_driver_apart
-from cudnn_actor.engines.cuda.installation import Problem, obstacle
+from cudnn_actor.engines.cuda.device.external_arrays import adopt
+from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, find_driver, find_driver_apart
+from cudnn_actor.engines.cuda.diagnosis.installation import Problem, obstacle
 from cudnn_actor.protocol.checks import did_you_mean
 from cudnn_actor.protocol.errors import InvalidRequest
 
@@ -60,7 +60,7 @@ class EngineChoice(NamedTuple):
     host_arenas: bool = False
 
 
-_CUDA_PRELOAD = ("cudnn_actor.engines.cuda.engine", "cudnn_actor.engines.cuda.preload")
+_CUDA_PRELOAD = ("cudnn_actor.engines.cuda.engine", "cudnn_actor.engines.cuda.library.preload")
 
 
 def choose_engine(

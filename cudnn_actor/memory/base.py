@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from cudnn_actor.memory.arena import Arena
-from cudnn_actor.memory.keeper import Keeper
+from cudnn_actor.memory.lending import Keeper
 from cudnn_actor.memory.slot import Slot
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import StaleReason

@@ -17,7 +17,7 @@ from typing import TypeGuard
 from cudnn_actor.actors import forks
 from cudnn_actor.memory.arena import Arena
 from cudnn_actor.memory.base import Mirror
-from cudnn_actor.memory.keeper import Keeper
+from cudnn_actor.memory.lending import Keeper
 from cudnn_actor.memory.pool import ArenaPool
 from cudnn_actor.memory.slot import Slot
 from cudnn_actor.protocol.buffers import BufferRef

@@ -29,9 +29,9 @@ from typing import Any
 
 from cudnn_actor.actors import Actor, Crash, Envelope, Mailbox
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.health import Progress
-from cudnn_actor.process_state import LOOK_EVERY_S, StoppedTime, is_stopped
-from cudnn_actor.state import ServiceState
+from cudnn_actor.broker.progress import Progress
+from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.processes.process_state import LOOK_EVERY_S, StoppedTime, is_stopped
 from cudnn_actor.workers.dispatcher import Dispatcher
 from cudnn_actor.workers.in_flight import Violation
 from cudnn_actor.workers.source import Source

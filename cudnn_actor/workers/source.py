@@ -26,12 +26,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.process_state import is_stopped
+from cudnn_actor.processes.launching import Launcher
+from cudnn_actor.processes.process_state import is_stopped
 from cudnn_actor.protocol.messages import Compute, Warm
 from cudnn_actor.supervision import Backoff
 from cudnn_actor.workers.generations import GenerationTable
 from cudnn_actor.workers.in_flight import Violation
-from cudnn_actor.workers.launching import Launcher
 from cudnn_actor.workers.wire import (
     BadFrame,
     Dying,

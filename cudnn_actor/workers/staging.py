@@ -22,8 +22,8 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.arenas import FIXED_SIZE
 from cudnn_actor.engines.cpu.kept import keeping
-from cudnn_actor.exhaustion import exhaustion
 from cudnn_actor.memory import ArenaPool
+from cudnn_actor.memory.exhaustion import exhaustion
 
 __all__ = ["Block", "Staging", "map_segment"]
 

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.actors import forks
+from cudnn_actor.processes.launching import Child, Launcher
 from cudnn_actor.workers.channel import Channel, channel_pair
 from cudnn_actor.workers.in_flight import Violation
-from cudnn_actor.workers.launching import Child, Launcher
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import FROM_WORKER, FromParent, Hello, Internal, Ready
 

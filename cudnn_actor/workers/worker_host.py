@@ -29,11 +29,12 @@ from cudnn_actor.actors import Envelope
 from cudnn_actor.actors.diverting import LEVELS, Line, write_line
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker import Broker
+from cudnn_actor.broker.footprints import footprint
+from cudnn_actor.broker.state import Seen, ServiceState
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas, is_whole
-from cudnn_actor.exhaustion import exhaustion
-from cudnn_actor.footprints import footprint
 from cudnn_actor.memory import Slot
+from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.codec import decode_reply
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
@@ -54,7 +55,6 @@ from cudnn_actor.protocol.messages import (
 )
 from cudnn_actor.protocol.receipts import Receipt, Statistics
 from cudnn_actor.protocol.tensor import TensorSpec
-from cudnn_actor.state import Seen, ServiceState
 from cudnn_actor.workers.checksums import Checksums
 from cudnn_actor.workers.in_flight import Claims, InFlightTable, Violation, WorkerRequest
 from cudnn_actor.workers.staging import Block, Staging

@@ -18,12 +18,12 @@ from PIL import Image
 from structlog.typing import EventDict
 
 from cudnn_actor import spawn
+from cudnn_actor.cli.chaos.convolutions import CLASS, PROBLEMS, READS, WRITES, Answers, Kind
 from cudnn_actor.cli.chaos.faults import fault_plan
 from cudnn_actor.cli.chaos.oracle import Alarmed, Oracle, Torn
-from cudnn_actor.cli.chaos.problems import CLASS, PROBLEMS, READS, WRITES, Answers, Kind
-from cudnn_actor.cli.chaos.program import program
 from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
+from cudnn_actor.cli.chaos.task_program import program
 from cudnn_actor.cli.chaos.trial import trial
 from cudnn_actor.protocol import (
     DeadlineExceeded,
@@ -59,7 +59,7 @@ sys.exit(main(sys.argv[1:]))
 
 HANGING_FORKSERVER = """
 import sys, threading
-if "cudnn_actor.workers.forkserver" in sys.orig_argv:
+if "cudnn_actor.processes.forkserver" in sys.orig_argv:
     threading.Event().wait()
 """
 

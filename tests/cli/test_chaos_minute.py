@@ -1,8 +1,8 @@
 """A quarter of a minute of chaos: a process is killed, stopped or poisoned four times a second, and nobody is
 told a lie, or waits for ever.
 
-How long they wait is for the recorded runs to say (docs/performance.md): on a machine that has other work four
-faults a second leave no time to recover."""
+How long they wait is for the recorded runs to say (docs/performance.md): on a machine that has other work,
+four faults a second leave no time to recover."""
 
 from __future__ import annotations
 

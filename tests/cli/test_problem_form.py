@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudnn_actor.cli.problem_form import FORM, read_problem, read_problems
-from cudnn_actor.cli.problems import UserError
+from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.protocol import (
     BufferRef,
     ConvBwdData,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cudnn_actor.engines.cuda.cudnn_files import SONAMES
+from cudnn_actor.engines.cuda.library.cudnn_files import SONAMES
 
 PACKAGES = {
     "cupy-cuda13x": "14.2.0",
@@ -41,7 +41,7 @@ const char *cudnnGetErrorString(int status) { return "CUDNN_STATUS_SUBLIBRARY_VE
 
 
 WITHOUT_DRIVER = """
-from cudnn_actor.engines.cuda import gpus
+from cudnn_actor.engines.cuda.diagnosis import gpus
 gpus.find_driver.__defaults__ = gpus.find_driver_apart.__defaults__ = ("libcuda-of-no-machine.so",)
 gpus._DEVICES = ()
 gpus._kernel_version = lambda: None

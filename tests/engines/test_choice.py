@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cudnn_actor.engines import choose_engine
-from cudnn_actor.engines.cuda.gpus import Gpu, find_driver_apart
+from cudnn_actor.engines.cuda.diagnosis.gpus import Gpu, find_driver_apart
 from cudnn_actor.protocol import InvalidRequest
 
 from ..log_lines import capture_logs

@@ -8,7 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cudnn_actor.engines.cuda.cudnn_files import (
+from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, Gpu, find_driver
+from cudnn_actor.engines.cuda.diagnosis.inventory import Inventory, Package, take_inventory
+from cudnn_actor.engines.cuda.diagnosis.problems import problems_of
+from cudnn_actor.engines.cuda.library.cudnn_files import (
     MAIN,
     SONAMES,
     Library,
@@ -18,9 +21,6 @@ from cudnn_actor.engines.cuda.cudnn_files import (
     load_apart,
     mapped_cudnn,
 )
-from cudnn_actor.engines.cuda.gpus import Driver, Gpu, find_driver
-from cudnn_actor.engines.cuda.inventory import Inventory, Package, take_inventory
-from cudnn_actor.engines.cuda.problems import problems_of
 
 from .broken_machines import CLONE, PACKAGES, Machine, bare_machine, whole_machine
 
@@ -290,7 +290,7 @@ def test_a_driver_says_what_it_serves(gpus: int, tmp_path: Path) -> None:
 
 ASK = """
 import json, sys
-from cudnn_actor.engines.cuda.installation import unavailable
+from cudnn_actor.engines.cuda.diagnosis.installation import unavailable
 answer = unavailable()
 loaded = sorted({"cupy", "cudnn", "cuda"} & set(sys.modules))
 print(json.dumps([answer, loaded, "libcudnn" in open("/proc/self/maps").read()]))

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudnn_actor.engines.cuda.errata import erratum
-from cudnn_actor.engines.cuda.graphs import takes_bytes
-from cudnn_actor.engines.cuda.journal import Journal
-from cudnn_actor.engines.cuda.kernels import Expression, Leaf, Scalar, elementwise, source
-from cudnn_actor.engines.cuda.place import memory_order
-from cudnn_actor.engines.cuda.recipe import Buffer, GraphStep, KernelStep, Number, Recipe, Scratch
-from cudnn_actor.engines.cuda.transfer import blocks
+from cudnn_actor.engines.cuda.device.place import memory_order
+from cudnn_actor.engines.cuda.device.transfer import blocks
+from cudnn_actor.engines.cuda.plans.errata import erratum
+from cudnn_actor.engines.cuda.plans.graphs import takes_bytes
+from cudnn_actor.engines.cuda.plans.journal import Journal
+from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Scalar, elementwise, source
+from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, KernelStep, Number, Recipe, Scratch
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, DType, Layout, TensorSpec
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower

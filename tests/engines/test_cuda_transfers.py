@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.base import EngineFailure, StickyError
-from cudnn_actor.engines.cuda import fences, pinning, staging, transfer
-from cudnn_actor.engines.cuda.fences import Fences
-from cudnn_actor.engines.cuda.transfer import Transfer
+from cudnn_actor.engines.cuda.device import fences, pinning, transfer
+from cudnn_actor.engines.cuda.device import pinned_ring as staging
+from cudnn_actor.engines.cuda.device.fences import Fences
+from cudnn_actor.engines.cuda.device.transfer import Transfer
 from cudnn_actor.protocol import TensorSpec
 
 from ..log_lines import capture_logs

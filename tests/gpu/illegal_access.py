@@ -29,8 +29,8 @@ from cudnn_actor import (
     StaleBufferError,
     Upload,
 )
-from cudnn_actor.options import make_options
-from cudnn_actor.service import CudnnService
+from cudnn_actor.service.options import make_options
+from cudnn_actor.service.service import CudnnService
 
 TASKS, BEFORE, WITHIN_S = 64, 500, 30.0
 SAME = ConvSpec.symmetric(2, pad=1)

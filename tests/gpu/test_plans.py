@@ -13,13 +13,13 @@ import pytest
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda import CudaEngine
-from cudnn_actor.engines.cuda.builder import CudaBuilder
-from cudnn_actor.engines.cuda.graphs import candidates
-from cudnn_actor.engines.cuda.libraries import libraries
-from cudnn_actor.engines.cuda.plan import CudaPlan
-from cudnn_actor.engines.cuda.program import fast_launch
-from cudnn_actor.engines.cuda.recipe import Buffer
-from cudnn_actor.engines.cuda.trial import Bench, Trial
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.plans.graphs import candidates
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.program import fast_launch
+from cudnn_actor.engines.cuda.plans.recipe import Buffer
+from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.protocol import (
     Activation,
     BufferRef,
@@ -217,10 +217,10 @@ class TestTrials:
     """A plan that does not do what its graph says is found out, whatever is wrong with it."""
 
     @pytest.fixture
-    def trial(self, engine: CudaEngine, bench: Workbench) -> Iterator[Trial]:
+    def trial(self, engine: CudaEngine, bench: Workbench) -> Iterator[SelfCheck]:
         self.message = request_on(bench, Layout.NCHW, alpha=0.5)
         self.plan = engine.build(lower(self.message).graph, workspace_limit=None)
-        trial = Trial(lower(self.message).graph, Bench(engine._handle, engine.stream))
+        trial = SelfCheck(lower(self.message).graph, BuildContext(engine._handle, engine.stream))
         yield trial
         trial.close()
 
@@ -237,19 +237,19 @@ class TestTrials:
         steps = (*first, msgspec.structs.replace(last, kernel=kernel))
         return CudaPlan(msgspec.structs.replace(self.plan.recipe, steps=steps), self.plan.graphs)
 
-    def test_a_good_plan_has_no_fault(self, trial: Trial) -> None:
+    def test_a_good_plan_has_no_fault(self, trial: SelfCheck) -> None:
         assert trial.fault(self.plan) is None
 
-    def test_results_that_are_left_out_are_found(self, trial: Trial) -> None:
+    def test_results_that_are_left_out_are_found(self, trial: SelfCheck) -> None:
         (count, *rest) = self.kernel.dims
         assert "NaN" in (trial.fault(self.with_last_step(dims=(count - 1, *rest))) or "")
 
-    def test_results_that_are_wrong_are_found(self, trial: Trial) -> None:
+    def test_results_that_are_wrong_are_found(self, trial: SelfCheck) -> None:
         unscaled = self.kernel.value.operands[0]
         assert "wrong" in (trial.fault(self.with_last_step(value=unscaled)) or "")
 
     def test_writing_beyond_the_output_is_found_and_not_held_against_the_next_plan(
-        self, trial: Trial
+        self, trial: SelfCheck
     ) -> None:
         (count, *rest) = self.kernel.dims
         fault = trial.fault(self.with_last_step(dims=(count + 64, *rest)))
@@ -259,7 +259,7 @@ class TestTrials:
     def test_a_filter_gradient_is_judged_too(self, engine: CudaEngine, bench: Workbench) -> None:
         x, dy, dw = (bench.place(numbers(*d)) for d in ((2, 4, 9, 9), (2, 8, 9, 9), (8, 4, 3, 3)))
         graph = lower(ConvBwdFilter(x=x, dy=dy, dw=dw, conv=CONV)).graph
-        trial = Trial(graph, Bench(engine._handle, engine.stream))
+        trial = SelfCheck(graph, BuildContext(engine._handle, engine.stream))
         plan = engine.build(graph, workspace_limit=None)
         assert trial.fault(plan) is None
         step: Any = plan.recipe.steps[0]

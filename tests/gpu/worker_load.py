@@ -30,9 +30,9 @@ from cudnn_actor import (
     StaleBufferError,
     Upload,
 )
-from cudnn_actor.options import make_options
 from cudnn_actor.protocol.errors import StaleReason
-from cudnn_actor.service import CudnnService
+from cudnn_actor.service.options import make_options
+from cudnn_actor.service.service import CudnnService
 
 from .worker_faults import ILLEGAL, PREPARING, SPINNING, Ammunition, choice_of
 

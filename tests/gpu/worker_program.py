@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import cudnn_actor.logging
-from cudnn_actor.workers.launching import close_launchers
+from cudnn_actor.processes.launching import close_launchers
 
 from .worker_faults import Ammunition
 from .worker_load import Load, deadly_service, strike

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cudnn_actor.plan_store import PlanStore
+from cudnn_actor.plans.store import PlanStore
 
 
 @pytest.fixture

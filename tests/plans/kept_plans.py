@@ -8,7 +8,7 @@ import msgspec
 
 from cudnn_actor.engines.base import EngineFailure, Plan
 from cudnn_actor.engines.cpu.compiler import compile_plan
-from cudnn_actor.plan_file import PlanKey, StoredPlan
+from cudnn_actor.plans.file import PlanKey, StoredPlan
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower

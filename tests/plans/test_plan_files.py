@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from cudnn_actor.plan_file import VERSION, BadPlanFile, PlanKey, StoredPlan, decode, encode
+from cudnn_actor.plans.file import VERSION, BadPlanFile, PlanKey, StoredPlan, decode, encode
 
 from .kept_plans import key, plan
 

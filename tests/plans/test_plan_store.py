@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor.plan_file import StoredPlan, encode
-from cudnn_actor.plan_store import PlanStore
+from cudnn_actor.plans.file import StoredPlan, encode
+from cudnn_actor.plans.store import PlanStore
 
 from .kept_plans import key, plan
 
@@ -287,7 +287,7 @@ def test_what_a_dead_process_left_unfinished_goes_in_time(store: PlanStore) -> N
 
 WRITER = """
 import sys
-from cudnn_actor.plan_store import PlanStore
+from cudnn_actor.plans.store import PlanStore
 from tests.plans.kept_plans import key, plan
 store = PlanStore(sys.argv[1], limit_bytes=20_000)
 allowed = {bytes([letter]) * 3000 for letter in b"ab"}

@@ -9,11 +9,11 @@ from structlog.typing import EventDict
 
 from cudnn_actor.engines.base import Builder, EngineFailure, Plan, StickyError
 from cudnn_actor.engines.cpu.compiler import compile_plan
-from cudnn_actor.plan_file import PlanKey
-from cudnn_actor.plan_store import PlanStore
+from cudnn_actor.plans.file import PlanKey
+from cudnn_actor.plans.store import PlanStore
+from cudnn_actor.plans.stored import StoredPlans
 from cudnn_actor.protocol import UnsupportedGraph
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.stored_plans import StoredPlans
 
 from .kept_plans import GraphBuilder, graph, plan
 

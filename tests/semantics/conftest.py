@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_actor.workers.launching import Launcher
+from cudnn_actor.processes.launching import Launcher
 
 from ..workers.crash_rigs import start_forkserver
 

@@ -12,15 +12,16 @@ from typing import NamedTuple, get_args
 import pytest
 
 import cudnn_actor
-from cudnn_actor import Health, HealthState, giving_up
-from cudnn_actor.actor import CudnnActor
+from cudnn_actor import Health, HealthState
 from cudnn_actor.memory import ARENA_STEP, MemoryTable
-from cudnn_actor.options import Options
 from cudnn_actor.protocol import errors
 from cudnn_actor.protocol.errors import StaleReason
 from cudnn_actor.protocol.messages import Message
+from cudnn_actor.service import giving_up, isolation
+from cudnn_actor.service.options import Options
 from cudnn_actor.supervision import Fault, LifecycleEvent
-from cudnn_actor.workers import channel, isolation, keeper, source, staging, wire, worker_host
+from cudnn_actor.worker.actor import CudnnActor
+from cudnn_actor.workers import channel, keeper, source, staging, wire, worker_host
 
 from .page import PAGE, ROOT, figures, table, words
 

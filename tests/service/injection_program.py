@@ -25,7 +25,7 @@ import cudnn_actor
 from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, Ping
 
 PATIENCE_S = 20.0
-_OURS = tuple(f"{cudnn_actor.__path__[0]}/{part}/" for part in ("actors", "workers"))
+_OURS = tuple(f"{cudnn_actor.__path__[0]}/{part}/" for part in ("actors", "broker", "processes", "workers"))
 
 
 class Injected(Exception):

@@ -16,8 +16,8 @@ import numpy as np
 
 from cudnn_actor import CudnnRef, OutOfDescriptors, OutOfMemory, Ping, Spawning, Upload
 from cudnn_actor.engines import choose_engine
-from cudnn_actor.options import make_options
-from cudnn_actor.service import CudnnService
+from cudnn_actor.service.options import make_options
+from cudnn_actor.service.service import CudnnService
 
 LARGE = (1, 1, 5120, 4096)
 """Of float32: 80 MiB, so that two do not lie in one arena, nor in one segment of staging memory. More than

@@ -20,8 +20,8 @@ from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, LifecycleEvent, 
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.base import Engine, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.options import make_options
-from cudnn_actor.service import CudnnService
+from cudnn_actor.service.options import make_options
+from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import ChildSpec
 
 from .worker_rigs import GatedEngine

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import pytest
 
 from cudnn_actor import BufferRef, ConvFwd, TensorSpec
-from cudnn_actor.building import BuildThread, Job, Result
 from cudnn_actor.engines.base import StickyError
-from cudnn_actor.planning import less_workspace
 from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.worker.building import BuildThread, Job, Result
+from cudnn_actor.worker.planning import less_workspace
 
 from .rigs import ONE_BY_ONE, PATIENCE_S
 from .workshops import Workshop, WorkshopBuilder

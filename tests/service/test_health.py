@@ -25,7 +25,7 @@ from cudnn_actor import (
     Started,
     child_spec,
 )
-from cudnn_actor.service import CudnnService
+from cudnn_actor.service.service import CudnnService
 
 from .rigs import PATIENCE_S, Gate, Trio, gated_service, here, in_thread, outcome, seen, spawn, spawn_gated
 

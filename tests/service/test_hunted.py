@@ -11,13 +11,13 @@ from typing import Any
 from cudnn_actor import Restarting
 from cudnn_actor.actors import Envelope
 from cudnn_actor.engines.base import EngineFailure
-from cudnn_actor.engines.cuda.plan import CudaPlan
-from cudnn_actor.engines.cuda.program import Program
-from cudnn_actor.engines.cuda.recipe import Buffer, GraphStep, Number, Recipe
-from cudnn_actor.executor import Executor, Work
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.program import Program
+from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, Number, Recipe
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.protocol.errors import OutOfMemory
-from cudnn_actor.spawning import Spawning
+from cudnn_actor.service.spawning import Spawning
+from cudnn_actor.worker.executor import Executor, Work
 
 from .rigs import AsynchronousEngine, Device, Trio, in_thread, seen, service_on, spawn_on
 from .workshops import BuildingEngine, Workshop

@@ -32,7 +32,7 @@ from cudnn_actor import (
     Started,
     Stopped,
 )
-from cudnn_actor.event_log import EventLog
+from cudnn_actor.service.event_log import EventLog
 from cudnn_actor.supervision import Backoff, ChildSpec, Restart, RestartIntensity, Strategy, Supervisor
 
 from .rigs import (

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudnn_actor.footprints import overwritten
-from cudnn_actor.parking import NOTHING, Footprint, Parked, Parking
+from cudnn_actor.broker.footprints import overwritten
+from cudnn_actor.broker.hazards import NOTHING, Footprint, Parked, Parking
 
 
 def reads(*slots: int) -> Footprint:

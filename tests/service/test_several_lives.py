@@ -22,8 +22,8 @@ from cudnn_actor import (
     Stopped,
 )
 from cudnn_actor.actors import ActorStopped
-from cudnn_actor.options import make_options
-from cudnn_actor.service import CudnnService
+from cudnn_actor.service.options import make_options
+from cudnn_actor.service.service import CudnnService
 
 from .rigs import (
     PATIENCE_S,

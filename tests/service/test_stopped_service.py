@@ -20,7 +20,7 @@ from cudnn_actor import (
     Statistics,
     TensorSpec,
 )
-from cudnn_actor.service import CudnnService
+from cudnn_actor.service.service import CudnnService
 
 from .rigs import PATIENCE_S, Gate, Trio, gated_service, in_thread, spawn, start
 

@@ -35,11 +35,11 @@ from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
-from cudnn_actor.options import make_options
+from cudnn_actor.processes.launching import Launcher
 from cudnn_actor.protocol.codec import encode_reply
 from cudnn_actor.protocol.errors import ErrorRecord, UnsupportedGraph
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.workers.launching import Launcher
+from cudnn_actor.service.options import make_options
 from cudnn_actor.workers.process.actor import WorkerActor
 from cudnn_actor.workers.wire import (
     Answers,

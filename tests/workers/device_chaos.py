@@ -13,7 +13,7 @@ from cudnn_actor.cli import main
 from cudnn_actor.cli.chaos import trial
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.options import make_options
+from cudnn_actor.service.options import make_options
 
 ENGINES = "tests.workers.device_engine"
 

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import msgspec
 
-from cudnn_actor.workers.launching import Child, Launcher, LaunchFailed
+from cudnn_actor.processes.launching import Child, Launcher, LaunchFailed
 
 HERE = "tests.workers.launching_rigs"
 PRELOAD = (HERE,)

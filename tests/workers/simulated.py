@@ -22,14 +22,14 @@ import numpy as np
 import pykka
 
 from cudnn_actor.actors import Envelope, Mailbox
+from cudnn_actor.broker.footprints import named_buffers
+from cudnn_actor.broker.state import ServiceState
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.arenas import Arenas
-from cudnn_actor.footprints import named_buffers
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.protocol import BufferRef, ConvFwd, Copy, CudnnActorError, Fill, Ping, Warm
 from cudnn_actor.protocol.codec import encode_reply
 from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
-from cudnn_actor.state import ServiceState
 from cudnn_actor.supervision import Fault, FaultInjector, FaultPlan, FaultRule
 from cudnn_actor.workers.generations import GenerationTable, GenerationView
 from cudnn_actor.workers.process.stages import Stages

@@ -37,7 +37,7 @@ def forkservers() -> set[int]:
     found = set()
     for thread in os.listdir("/proc/self/task"):
         for child in Path(f"/proc/self/task/{thread}/children").read_text().split():
-            if b"cudnn_actor.workers.forkserver" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"cudnn_actor.processes.forkserver" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.add(int(child))
     return found
 

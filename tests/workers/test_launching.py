@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cudnn_actor.workers.launching import Child, Launcher, LaunchFailed, close_launchers
+from cudnn_actor.processes.launching import Child, Launcher, LaunchFailed, close_launchers
 
 from . import dies_after_forking, launching_rigs
 from .launching_rigs import HERE, PATIENCE_S, PRELOAD, Situation, launch_and_hear, launch_and_hear_it, pipe

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import CudnnRef, ExitKind, Receipt, Restarted, Restarting, ServiceStopped, service
+from cudnn_actor import CudnnRef, ExitKind, Receipt, Restarted, Restarting, ServiceStopped
+from cudnn_actor.service import service
 from cudnn_actor.supervision import ChildPolicy, supervisor
 from cudnn_actor.workers.dispatcher import Dispatcher
 from cudnn_actor.workers.keeper import WorkerKeeper

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cudnn_actor.actors import Envelope
-from cudnn_actor.footprints import named_buffers
+from cudnn_actor.broker.footprints import named_buffers
+from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.protocol import (
     Allocate,
     BufferRef,
@@ -35,7 +36,6 @@ from cudnn_actor.protocol import (
     View,
     Warm,
 )
-from cudnn_actor.recovery import MOST_CRASHES
 from cudnn_actor.supervision import Fault, FaultPlan
 from cudnn_actor.workers.wire import Strike
 from cudnn_actor.workers.worker_host import PendingReclaim

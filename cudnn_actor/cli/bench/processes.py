@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cudnn_actor.client import CudnnRef
+from cudnn_actor.service.client import CudnnRef
 
 __all__ = ["actor_thread", "of_workers", "process_cpu_s", "thread_cpu_s", "worker_cpu_s"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.cli.measure import Timing
-from cudnn_actor.cli.problems import UserError
-from cudnn_actor.options import Isolation
+from cudnn_actor.cli.user_error import UserError
+from cudnn_actor.service.options import Isolation
 
 __all__ = [
     "APART",

@@ -22,7 +22,7 @@ from cudnn_actor.cli.chaos import processes
 from cudnn_actor.cli.chaos.harness import Harness
 from cudnn_actor.cli.chaos.report import Report, print_report, write
 from cudnn_actor.cli.chaos.settings import FaultKind, LoadKind, Settings, possible_faults
-from cudnn_actor.cli.problems import UserError
+from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.extras import install_command
 
 __all__ = ["add_arguments", "run"]

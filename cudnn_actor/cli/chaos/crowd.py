@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from cudnn_actor.cli.chaos.load import Ground, Task
-from cudnn_actor.cli.chaos.program import program
 from cudnn_actor.cli.chaos.senders import (
     AlarmedSender,
     GivenUp,
@@ -21,6 +20,7 @@ from cudnn_actor.cli.chaos.senders import (
     run_without_a_loop,
 )
 from cudnn_actor.cli.chaos.settings import LoadKind, Settings
+from cudnn_actor.cli.chaos.task_program import program
 from cudnn_actor.protocol import ServiceStopped
 
 __all__ = ["Crowd", "bursts", "run_under_alarms"]

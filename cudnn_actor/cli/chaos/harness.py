@@ -27,9 +27,9 @@ from cudnn_actor.cli.chaos.settings import LoadKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.cli.chaos.trial import Interrupted, Outcome, trial
 from cudnn_actor.cli.chaos.watchdog import Watchdog
-from cudnn_actor.cli.problems import UserError
+from cudnn_actor.cli.user_error import UserError
+from cudnn_actor.processes.launching import close_launchers
 from cudnn_actor.protocol import InvalidRequest
-from cudnn_actor.workers.launching import close_launchers
 
 __all__ = ["Harness"]
 

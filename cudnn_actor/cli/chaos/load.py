@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.cli.chaos.oracle import Contents, Deed, Model, Oracle, Torn, both
-from cudnn_actor.cli.chaos.problems import (
+from cudnn_actor.cli.chaos.convolutions import (
     CLASS,
     INPUTS,
     PROBLEMS,
@@ -26,10 +25,10 @@ from cudnn_actor.cli.chaos.problems import (
     Answers,
     Kind,
 )
-from cudnn_actor.cli.chaos.program import PLACES, Action, Step
+from cudnn_actor.cli.chaos.oracle import Contents, Deed, Model, Oracle, Torn, both
 from cudnn_actor.cli.chaos.senders import Sender
 from cudnn_actor.cli.chaos.tally import Tally, Waiting
-from cudnn_actor.client import CudnnRef
+from cudnn_actor.cli.chaos.task_program import PLACES, Action, Step
 from cudnn_actor.protocol import (
     Allocate,
     BufferRef,
@@ -45,6 +44,7 @@ from cudnn_actor.protocol import (
     TensorSpec,
     Upload,
 )
+from cudnn_actor.service.client import CudnnRef
 
 __all__ = ["Ground", "Task"]
 

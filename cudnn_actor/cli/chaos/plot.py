@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter
 
 from cudnn_actor.cli.chaos.report import Report
 from cudnn_actor.cli.chaos.settings import FaultKind
-from cudnn_actor.cli.problems import UserError
+from cudnn_actor.cli.user_error import UserError
 
 __all__ = ["draw"]
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 __all__ = ["Found", "Role", "end_all", "find", "marked", "strike"]
 
 _MARK = "CUDNN_ACTOR_CHAOS_RUN"
-_FORKSERVER, _BUILDER = b"cudnn_actor.workers.forkserver", b"cudnn_actor.engines.remote.child"
+_FORKSERVER, _BUILDER = b"cudnn_actor.processes.forkserver", b"cudnn_actor.engines.remote.child"
 
 
 class Role(enum.StrEnum):

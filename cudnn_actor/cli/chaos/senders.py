@@ -21,8 +21,8 @@ import pykka
 from cudnn_actor.cli.chaos.oracle import Alarmed, Deed
 from cudnn_actor.cli.chaos.settings import LoadKind
 from cudnn_actor.cli.chaos.tally import Waiting
-from cudnn_actor.client import CudnnRef
 from cudnn_actor.protocol import ServiceStopped
+from cudnn_actor.service.client import CudnnRef
 
 __all__ = [
     "AlarmedSender",

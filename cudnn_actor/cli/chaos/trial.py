@@ -13,16 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
+from cudnn_actor.cli.chaos.convolutions import HEAVY, PROBLEMS, Answers
 from cudnn_actor.cli.chaos.crowd import Crowd, bursts
 from cudnn_actor.cli.chaos.faults import Striker, fault_plan, injected_errors, watch
 from cudnn_actor.cli.chaos.load import Ground, Task
 from cudnn_actor.cli.chaos.oracle import Oracle
-from cudnn_actor.cli.chaos.problems import HEAVY, PROBLEMS, Answers
 from cudnn_actor.cli.chaos.senders import LoopSender
 from cudnn_actor.cli.chaos.settings import LoadKind, Settings
 from cudnn_actor.cli.chaos.tally import LostRequest, Tally
 from cudnn_actor.cli.chaos.warming import warm
-from cudnn_actor.client import CudnnRef
 from cudnn_actor.protocol import (
     CudnnActorError,
     Drain,
@@ -31,7 +30,8 @@ from cudnn_actor.protocol import (
     StartFailed,
     Statistics,
 )
-from cudnn_actor.spawning import spawn
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.service.spawning import spawn
 from cudnn_actor.supervision import FaultPlan
 
 __all__ = ["Interrupted", "Outcome", "trial"]

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from cudnn_actor import BufferRef, CudnnActorError, CudnnRef
-from cudnn_actor.cli.chaos.problems import CLASS, INPUTS, READS, WRITES, Kind, Problem
+from cudnn_actor.cli.chaos.convolutions import CLASS, INPUTS, READS, WRITES, Kind, Problem
 from cudnn_actor.protocol.messages import Compute
 
 __all__ = ["warm"]

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from cudnn_actor.exhaustion import exhaustion
+from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.errors import OutOfDescriptors
 from cudnn_actor.protocol.tensor import TensorSpec
 

@@ -12,18 +12,24 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.base import EngineFailure, Fence, Plan, StickyError
-from cudnn_actor.engines.cuda.arenas import Arenas
-from cudnn_actor.engines.cuda.builder import CudaBuilder
-from cudnn_actor.engines.cuda.compiler import compile_plan
-from cudnn_actor.engines.cuda.failures import NOT_READY, check_status, mind_own_captures, reported, translate
-from cudnn_actor.engines.cuda.fences import Fences
-from cudnn_actor.engines.cuda.libraries import libraries
-from cudnn_actor.engines.cuda.place import Place
-from cudnn_actor.engines.cuda.plan import CudaPlan
-from cudnn_actor.engines.cuda.program import Program
-from cudnn_actor.engines.cuda.transfer import Transfer
-from cudnn_actor.engines.cuda.trial import Bench
-from cudnn_actor.engines.cuda.workspace import Workspace
+from cudnn_actor.engines.cuda.device.arenas import Arenas
+from cudnn_actor.engines.cuda.device.fences import Fences
+from cudnn_actor.engines.cuda.device.place import Place
+from cudnn_actor.engines.cuda.device.transfer import Transfer
+from cudnn_actor.engines.cuda.device.workspace import Workspace
+from cudnn_actor.engines.cuda.library.failures import (
+    NOT_READY,
+    check_status,
+    mind_own_captures,
+    reported,
+    translate,
+)
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.compiler import compile_plan
+from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.program import Program
+from cudnn_actor.engines.cuda.plans.self_check import BuildContext
 from cudnn_actor.engines.remote import RemoteBuilder
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
@@ -160,7 +166,7 @@ class CudaEngine:
     @reported
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:
         """A plan, and room for its workspace. Raises `UnsupportedGraph`, `OutOfMemory`, `EngineFailure`."""
-        plan = compile_plan(graph, Bench(self._handle, self.stream), workspace_limit)
+        plan = compile_plan(graph, BuildContext(self._handle, self.stream), workspace_limit)
         self.prepare(plan)
         return plan
 

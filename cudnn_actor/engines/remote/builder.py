@@ -11,7 +11,7 @@ process takes.
 =====================================  ==========================================================
 a build, or tuning                     waits for a child that is starting. A build in this process
                                        would stop every thread of it, and a plan that kills its
-                                       device context on trial would take this one's with it
+                                       device context being checked would take this one's with it
 a plan that does not travel            is built here, too: it is known to be built without harm
 a build whose child was stopped        in another child, whatever `tries` says: no graph is to blame
 a graph in work when a child died      never here. In another child, at once, until `tries` have

@@ -34,8 +34,8 @@ from cudnn_actor.engines.remote.frames import (
 from cudnn_actor.engines.remote.lines import written
 from cudnn_actor.engines.remote.spare import Spare
 from cudnn_actor.engines.remote.spare import take as take_spare
-from cudnn_actor.interpreter import environment, find_python
-from cudnn_actor.process_state import LOOK_EVERY_S, is_stopped
+from cudnn_actor.processes.interpreter import environment, find_python
+from cudnn_actor.processes.process_state import LOOK_EVERY_S, is_stopped
 from cudnn_actor.protocol.errors import MalformedMessage
 
 __all__ = ["BuilderProcess", "ChildLost", "ChildSilent", "ChildStopped"]

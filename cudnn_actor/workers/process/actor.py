@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cudnn_actor.actor import CudnnActor
 from cudnn_actor.actors import DEFERRED, Envelope
+from cudnn_actor.broker.state import ServiceState
 from cudnn_actor.engines.base import ContextDead, Engine
-from cudnn_actor.executor import RECEIPT, Executor
-from cudnn_actor.planning import BuildCrash
-from cudnn_actor.state import ServiceState
 from cudnn_actor.supervision import Fault, FaultRule
+from cudnn_actor.worker.actor import CudnnActor
+from cudnn_actor.worker.executor import RECEIPT, Executor
+from cudnn_actor.worker.planning import BuildCrash
 from cudnn_actor.workers.process.errand import Errand
 from cudnn_actor.workers.process.outbox import Outbox
 from cudnn_actor.workers.process.stages import Stages

@@ -25,12 +25,12 @@ from typing import Any
 import pykka
 
 from cudnn_actor.actors import ActorExit
+from cudnn_actor.broker.state import ServiceState
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.engines.remote import spare
-from cudnn_actor.exhaustion import exhaustion
-from cudnn_actor.plan_store import PlanStore
+from cudnn_actor.memory.exhaustion import exhaustion
+from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol.errors import CudnnActorError
-from cudnn_actor.state import ServiceState
 from cudnn_actor.workers.channel import Channel
 from cudnn_actor.workers.generations import GenerationView
 from cudnn_actor.workers.process.actor import DeliveredFaults, WorkerActor

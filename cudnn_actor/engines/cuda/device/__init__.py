@@ -1,0 +1,1 @@
+"""The device: memory, transfers and fences."""

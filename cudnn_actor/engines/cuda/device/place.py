@@ -1,0 +1,61 @@
+"""A buffer's place on the device, and CuPy's view of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_actor.engines.cuda.device.arenas import Mapping
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["Place", "memory_order"]
+
+
+class Place:
+    """Where a buffer lies: what the engine calls a binding.
+
+    Parameters
+    ----------
+    mapping
+        The arena's.
+    offset
+        Bytes into the arena.
+    spec
+        How the buffer lies there.
+    """
+
+    __slots__ = ("_raw", "mapping", "pointer", "spec")
+
+    def __init__(self, mapping: Mapping, offset: int, spec: TensorSpec) -> None:
+        if offset + spec.nbytes > mapping.nbytes:
+            raise TypeError(f"{spec.nbytes} bytes at {offset} do not fit an arena of {mapping.nbytes}")
+        self.mapping = mapping
+        self.pointer = mapping.pointer + offset
+        self.spec = spec
+        self._raw: Any = None
+
+    @property
+    def raw(self) -> Any:
+        """A CuPy array of unsigned integers as wide as the elements: for copies that change no bit."""
+        if self._raw is None:
+            self._raw = self.array(f"u{self.spec.dtype.itemsize}")
+        return self._raw
+
+    def array(self, dtype: Any, keeper: object = None) -> Any:
+        """A CuPy array on the buffer, dims in N, C, spatial order; it keeps `keeper` alive."""
+        cupy = libraries().cupy
+        spec = self.spec
+        memory = cupy.cuda.UnownedMemory(self.pointer, spec.nbytes, keeper, cupy.cuda.runtime.getDevice())
+        strides = tuple(stride * spec.dtype.itemsize for stride in spec.strides)
+        return cupy.ndarray(spec.dims, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
+
+
+def memory_order(spec: TensorSpec) -> tuple[int, ...] | None:
+    """A tensor's axes from slowest to fastest, where its elements lie without gaps; else None."""
+    order = sorted(range(spec.rank), key=lambda a: (-spec.strides[a], spec.dims[a] == 1, a))
+    step = 1
+    for axis in reversed(order):
+        if spec.dims[axis] != 1 and spec.strides[axis] != step:
+            return None
+        step *= spec.dims[axis]
+    return tuple(order)

@@ -1,0 +1,340 @@
+"""Values between host and device, and between buffers: asynchronous, ordered on one stream, in pieces.
+
+Host memory that the device reads or writes on its own must be pinned, and
+little of it is: arrays of any size pass through a ring of pieces, but for
+those in mappings that the caller has pinned (`Transfer.pinned`), which the
+device reads and writes where they lie. Where a buffer's layout differs from
+the array's, the device does the permuting, in a scratch piece of its own,
+because it is a hundred times faster at it.
+
+What the device still reads or writes on its own is held (`_kept`) until the
+copy has passed a fence: its memory is not given back under the copy's feet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.transfer import check_target, check_values, element, store
+from cudnn_actor.engines.cuda.device.fences import Fences
+from cudnn_actor.engines.cuda.device.pinned_ring import Piece, StagingRing
+from cudnn_actor.engines.cuda.device.pinning import PinnedMemory, address_of
+from cudnn_actor.engines.cuda.device.place import Place, memory_order
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["PIECE_BYTES", "Transfer", "blocks"]
+
+PIECE_BYTES = 8 << 20
+"""The most that one copy moves; a ring holds four."""
+_RING_BYTES = 4 * PIECE_BYTES
+_SMALL_BYTES = 16 << 10
+"""Up to here the host permutes faster than a kernel is launched."""
+_TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3
+
+Block = tuple[slice, ...]
+
+
+class Transfer:
+    """Copies on one stream. One thread's own.
+
+    Parameters
+    ----------
+    stream
+        The CuPy stream that orders the copies; current on the calling thread.
+    fences
+        The stream's.
+    """
+
+    def __init__(self, stream: Any, fences: Fences) -> None:
+        self._stream = stream
+        self._fences = fences
+        self._ring = StagingRing(_RING_BYTES, fences)
+        """For uploads, and for downloads that are waited for: nothing is left in it for the host to read."""
+        self._fetched = StagingRing(_RING_BYTES, fences)
+        """For downloads that are called for later."""
+        self.pinned = PinnedMemory()
+        """Memory of the caller's that needs no ring."""
+        self._kept: deque[tuple[Any, object]] = deque()
+        """Arrays that the device reads or writes on its own, each with the fence behind its copy."""
+        self._pool = libraries().cupy.cuda.MemoryPool()
+
+    def close(self) -> None:
+        """Give back pinned and scratch memory: the stream has finished with it."""
+        self._kept.clear()
+        self.pinned.clear()
+        self._ring = StagingRing(0, self._fences)
+        self._fetched = StagingRing(0, self._fences)
+        self._pool.free_all_blocks()
+        libraries().cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+    def write(self, dst: Place, array: Any) -> None:
+        """Enqueue a copy of a host array, or of a `DeviceArray`, into a buffer.
+
+        Raises `InvalidRequest` for values that do not fit. A host array has been read when it returns, but
+        for one that the device reads on its own: `Engine.write` says which.
+        """
+        if not isinstance(array, np.ndarray):
+            self._write_from_device(dst, array)
+            return
+        check_values(dst.spec.dims, dst.spec.dtype.numpy, array)
+        order = memory_order(dst.spec)
+        try:
+            if self._can_read(dst, array):
+                self._write_pinned(dst, array)
+            elif order is not None and (
+                array.nbytes <= _SMALL_BYTES or array.transpose(order).flags.c_contiguous
+            ):
+                self._write_in_order(dst, array.transpose(order))
+            else:
+                self._write_permuted(dst, array)
+        except BaseException:  # no room for scratch memory, say: the ring is to go round all the same
+            self._ring.give_up()
+            raise
+
+    def _can_read(self, dst: Place, array: np.ndarray) -> bool:
+        """Whether the device can read an array on its own, which holds the buffer's values as they are."""
+        spec = dst.spec
+        if array.dtype != spec.dtype.numpy or not array.flags.c_contiguous or not self.pinned.holds(array):
+            return False
+        small = array.nbytes <= _SMALL_BYTES and memory_order(spec) is not None
+        return not small or _in_c_order(spec)
+
+    def _write_pinned(self, dst: Place, array: np.ndarray) -> None:
+        """Enqueue copies straight from pinned memory; when that fails, nothing more is read there."""
+        source = address_of(array)
+        with self._whole():
+            if _in_c_order(dst.spec):
+                self._copy(dst.pointer, source, array.nbytes, _TO_DEVICE)
+            else:
+                for block in blocks(array.shape, dst.spec.dtype.itemsize):
+                    scratch = self._scratch(array[block].shape, dst.raw.dtype)
+                    self._copy(scratch.data.ptr, source, scratch.nbytes, _TO_DEVICE)
+                    self._assign(dst.raw, block, scratch)
+                    source += scratch.nbytes
+            self._kept.append((self._fences.record(), array))
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Some copies from or to the caller's memory. When one fails, those before it are waited for.
+
+        Scratch memory may run out half-way; and who is told of that may use the memory again at once.
+        """
+        try:
+            yield
+        except BaseException:
+            self._stream.synchronize()
+            raise
+
+    def _write_in_order(self, dst: Place, array: np.ndarray) -> None:
+        address = dst.pointer
+        for block in blocks(array.shape, dst.spec.dtype.itemsize):
+            piece = self._stage(array[block], dst)
+            self._copy(address, piece.pointer, piece.bytes.nbytes, _TO_DEVICE)
+            self._hand_over(piece)
+            address += piece.bytes.nbytes
+
+    def _write_permuted(self, dst: Place, array: np.ndarray) -> None:
+        for block in blocks(array.shape, dst.spec.dtype.itemsize):
+            piece = self._stage(array[block], dst)
+            scratch = self._scratch(array[block].shape, dst.raw.dtype)
+            self._copy(scratch.data.ptr, piece.pointer, piece.bytes.nbytes, _TO_DEVICE)
+            self._hand_over(piece)
+            self._assign(dst.raw, block, scratch)
+
+    def _scratch(self, dims: tuple[int, ...], dtype: Any) -> Any:
+        """A CuPy array for the stream alone: given back at once, and used again behind what is enqueued."""
+        with self._stream:
+            memory = self._pool.malloc(math.prod(dims) * dtype.itemsize)
+            return libraries().cupy.ndarray(dims, dtype, memory)
+
+    def _assign(self, dst: Any, block: Block, values: Any) -> None:
+        with self._stream:
+            dst[block] = values
+
+    def _stage(self, values: np.ndarray, dst: Place) -> Piece:
+        dtype = dst.spec.dtype.numpy
+        piece = self._ring.take_soon(values.size * dtype.itemsize)
+        store(piece.bytes.view(dtype).reshape(values.shape), values)
+        return piece
+
+    def _hand_over(self, piece: Piece) -> None:
+        piece.in_use = False
+        self._ring.fence(piece)
+
+    def _write_from_device(self, dst: Place, array: Any) -> None:
+        self._stream.wait_event(array.ready)
+        source = array.array
+        same = source.dtype == dst.raw.dtype
+        with self._stream:
+            dst.raw[...] = source if same else source.view(dst.raw.dtype)
+        # Its owner may use the memory again as soon as it is dropped.
+        self._kept.append((self._fences.record(), array))
+
+    def release(self) -> None:
+        """Let go of arrays that the device has copied. Never blocks."""
+        while self._kept and self._fences.passed(self._kept[0][0]):
+            self._kept.popleft()
+
+    def unpin(self, memory: memoryview) -> None:
+        """Have the device leave a pinned mapping alone, and hold no array in it. Blocks until it has."""
+        self._stream.synchronize()
+        self.release()
+        self.pinned.remove(memory)
+
+    def read(self, src: Place, into: np.ndarray | None = None) -> np.ndarray:
+        """A buffer's values as a C-contiguous array, a new one or `into`. Blocks until they are there.
+
+        Raises `EngineFailure` as `check_target` does.
+        """
+        if into is None:
+            into = np.empty(src.spec.dims, src.spec.dtype.numpy)
+        elif self._can_write(src, into):
+            self._send_to(into, src)
+            self._stream.synchronize()
+            self.release()
+            return into
+        try:
+            self._read_into(into, src)
+        except BaseException:  # as in `write`
+            self._ring.give_up()
+            raise
+        return into
+
+    def _can_write(self, src: Place, into: np.ndarray) -> bool:
+        """Whether the device can write a target on its own. Raises `EngineFailure` for no target at all."""
+        spec = src.spec
+        check_target(spec.dims, spec.dtype.numpy, into)
+        small = into.nbytes <= _SMALL_BYTES and memory_order(spec) is not None
+        return self.pinned.holds(into) and (not small or _in_c_order(spec))
+
+    def _send_to(self, into: np.ndarray, src: Place) -> None:
+        """Enqueue a buffer on its way into pinned memory; when that fails, nothing more is written there."""
+        target = address_of(into)
+        with self._whole():
+            if _in_c_order(src.spec):
+                self._copy(target, src.pointer, into.nbytes, _TO_HOST)
+            else:
+                for block in blocks(src.spec.dims, src.spec.dtype.itemsize):
+                    target += self._send(src, block, target)
+            self._kept.append((self._fences.record(), into))
+
+    def _read_into(self, result: np.ndarray, src: Place) -> None:
+        under_way: deque[tuple[Piece, np.ndarray]] = deque()
+        for block in blocks(src.spec.dims, src.spec.dtype.itemsize):
+            target = result[block]
+            while (piece := self._ring.take(target.nbytes)) is None:
+                if under_way:
+                    self._finish(*under_way.popleft())
+                else:
+                    self._stream.synchronize()  # uploads are in the way
+            self._send(src, block, piece.pointer)
+            self._ring.fence(piece)
+            under_way.append((piece, target))
+        while under_way:
+            self._finish(*under_way.popleft())
+
+    def _finish(self, piece: Piece, target: np.ndarray) -> None:
+        piece.fence.synchronize()
+        target[...] = piece.bytes.view(target.dtype).reshape(target.shape)
+        piece.in_use = False
+
+    def _send(self, src: Place, block: Block, target: int) -> int:
+        """Enqueue a block of a buffer on its way to a host address, C-contiguous; how many bytes that are."""
+        part = src.raw[block]
+        if not part.flags.c_contiguous:
+            packed = self._scratch(part.shape, part.dtype)
+            self._assign(packed, (), part)
+            part = packed
+        self._copy(target, part.data.ptr, part.nbytes, _TO_HOST)
+        return int(part.nbytes)
+
+    def fetch(self, src: Place, into: np.ndarray | None = None) -> Callable[[], np.ndarray] | None:
+        """Enqueue a download; the answer gives the array once a later fence has passed. Never blocks.
+
+        None when it does not fit into what is free of the ring. Raises as `read`.
+        """
+        if into is not None and self._can_write(src, into):
+            self._send_to(into, src)
+            return lambda: into
+        spec = src.spec
+        nbytes = spec.size * spec.dtype.itemsize
+        piece = self._fetched.take(nbytes) if nbytes <= _RING_BYTES // 2 else None
+        if piece is None:
+            return None
+        order = memory_order(src.spec)
+        try:
+            if order is None or nbytes > _SMALL_BYTES:
+                order = tuple(range(spec.rank))
+                self._send(src, (), piece.pointer)
+            else:
+                self._copy(piece.pointer, src.pointer, nbytes, _TO_HOST)
+        except BaseException:  # nobody will call for it
+            piece.in_use = False
+            raise
+        finally:
+            self._fetched.fence(piece)
+        dims = tuple(spec.dims[axis] for axis in order)
+
+        def collect() -> np.ndarray:
+            staged = piece.bytes.view(spec.dtype.numpy).reshape(dims)
+            try:
+                values = staged.transpose(np.argsort(order))
+                if into is None:
+                    return np.array(values, order="C")
+                np.copyto(into, values)
+                return into
+            finally:  # also when the host has no room for it
+                piece.in_use = False
+
+        return collect
+
+    def copy(self, src: Place, dst: Place) -> None:
+        """Enqueue a copy between buffers of the same dims and dtype."""
+        if memory_order(src.spec) is not None and src.spec.strides == dst.spec.strides:
+            self._copy(dst.pointer, src.pointer, src.spec.nbytes, _ON_DEVICE)
+        else:
+            self._assign(dst.raw, (), src.raw)
+
+    def fill(self, dst: Place, value: float) -> None:
+        """Enqueue setting every element. Raises `InvalidRequest` for a value that the dtype cannot hold."""
+        bits = element(dst.spec.dtype.numpy, value).view(dst.raw.dtype)
+        self._assign(dst.raw, (), bits[0])
+
+    def _copy(self, dst: int, src: int, nbytes: int, kind: int) -> None:
+        libraries().runtime.memcpyAsync(dst, src, nbytes, kind, self._stream.ptr)
+
+
+def _in_c_order(spec: TensorSpec) -> bool:
+    """Whether a buffer's elements lie as those of a C-contiguous array do."""
+    order = memory_order(spec)
+    if order is None:
+        return False
+    axes = [axis for axis in order if spec.dims[axis] != 1]
+    return axes == sorted(axes)
+
+
+def blocks(dims: tuple[int, ...], itemsize: int, limit: int = PIECE_BYTES) -> Iterator[Block]:
+    """Slices of the leading axes that cut an array, in C order, into parts of at most `limit` bytes.
+
+    Parts follow each other without gaps in a C-contiguous array.
+    """
+    axis, inner = len(dims), itemsize
+    while axis and inner * dims[axis - 1] <= limit:
+        axis -= 1
+        inner *= dims[axis]
+    if not axis:
+        yield ()
+        return
+    step = limit // inner
+    for outer in itertools.product(*map(range, dims[: axis - 1])):
+        fixed = tuple(slice(i, i + 1) for i in outer)
+        for start in range(0, dims[axis - 1], step):
+            yield (*fixed, slice(start, min(start + step, dims[axis - 1])))

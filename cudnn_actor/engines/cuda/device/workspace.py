@@ -1,0 +1,59 @@
+"""The one piece of scratch memory that all plans of an engine share: they run one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+
+__all__ = ["Workspace"]
+
+_LEAST_BYTES = 1 << 20
+
+
+class Workspace:
+    """Device memory as large as the largest plan needs.
+
+    `resize` moves it: nothing may be running in it then, and no captured graph may be replayed after.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.pointer = 0
+        self._mark = libraries().runtime.malloc(256)
+        """What `touch` writes to."""
+        self.resize(_LEAST_BYTES)
+
+    def resize(self, nbytes: int) -> None:
+        """Make it at least that large. Raises `MemoryError`; it is as large as it was then, or empty."""
+        runtime = libraries().runtime
+        before = self.nbytes
+        self._free()
+        for wanted in (nbytes, before):
+            try:
+                self.pointer = runtime.malloc(wanted)
+            except (MemoryError, libraries().cupy.cuda.runtime.CUDARuntimeError):
+                continue
+            self.nbytes = wanted
+            break
+        if self.nbytes < nbytes:
+            raise MemoryError(f"no room for a workspace of {nbytes:,} bytes")
+
+    def poison(self, stream: Any) -> None:
+        """Enqueue filling it with NaN."""
+        libraries().runtime.memsetAsync(self.pointer, 0xFF, self.nbytes, stream.ptr)
+
+    def touch(self, stream: Any) -> None:
+        """Write to the device and wait for it: raises where the context cannot any more. Blocks."""
+        libraries().runtime.memsetAsync(self._mark, 0, 256, stream.ptr)
+        stream.synchronize()
+
+    def close(self) -> None:
+        """Give it back."""
+        self._free()
+        libraries().runtime.free(self._mark)
+
+    def _free(self) -> None:
+        if self.pointer:
+            libraries().runtime.free(self.pointer)
+        self.pointer = self.nbytes = 0

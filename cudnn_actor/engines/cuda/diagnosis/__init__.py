@@ -1,0 +1,1 @@
+"""What this machine has, and what is wrong where CUDA cannot be used."""

@@ -1,0 +1,88 @@
+"""Whether the CUDA engine can be used here, and what is wrong if it cannot.
+
+Neither the CUDA packages nor cuDNN are loaded into this process, and no context is made: so it can be asked
+before every start, and it answers on a machine that has none of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import msgspec
+
+from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, find_driver
+from cudnn_actor.engines.cuda.diagnosis.inventory import Inventory, take_inventory
+from cudnn_actor.engines.cuda.diagnosis.problems import Problem, problems_of
+from cudnn_actor.engines.cuda.library.cudnn_files import load_apart
+
+__all__ = ["Problem", "examine", "obstacle", "unavailable"]
+
+
+def unavailable() -> str | None:
+    """Why no GPU can be used here, as one sentence that ends with what to do; None where one can.
+
+    Takes microseconds on a machine without a driver. A yes is remembered for the process's life.
+    """
+    problem = obstacle()
+    return None if problem is None else str(problem)
+
+
+def obstacle(apart: Driver | None = None) -> Problem | None:
+    """The first problem that prevents the use of a GPU; None where there is none.
+
+    Parameters
+    ----------
+    apart
+        For an engine in another process, the driver as `find_driver_apart` found it. It is not asked in this
+        one then, and what this one has loaded does not matter.
+    """
+    try:
+        if apart is None:
+            _require_usable()
+        else:
+            _require_usable_with(apart)
+    except _Unusable as found:
+        return found.problem
+    return None
+
+
+class _Unusable(Exception):
+    """Raised when a GPU cannot be used; carries the problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+@functools.cache  # which remembers no exceptions: what is mended is seen
+def _require_usable() -> None:
+    _require_none(_looked_at(find_driver()))
+
+
+@functools.cache
+def _require_usable_with(driver: Driver) -> None:
+    _require_none(msgspec.structs.replace(_looked_at(driver), mapped=()))
+
+
+def _require_none(found: Inventory) -> None:
+    for problem in problems_of(found):
+        if problem.prevents:
+            raise _Unusable(problem)
+
+
+def _looked_at(driver: Driver) -> Inventory:
+    """Without a GPU, nothing but the driver: this is what every start on a machine without one pays."""
+    return take_inventory(driver) if driver.gpus else _alone(driver)
+
+
+def _alone(driver: Driver) -> Inventory:
+    return Inventory(driver=driver, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def examine() -> Inventory:
+    """The whole inventory, a trial load of cuDNN included. Blocks for a moment."""
+    found = take_inventory(find_driver())
+    if found.cudnn is None or not found.cudnn.whole:
+        return found
+    return msgspec.structs.replace(found, loading=load_apart(found.cudnn.path))

@@ -1,0 +1,143 @@
+"""What this machine and this Python have for the CUDA engine, as one record. Imports no CUDA package."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from cudnn_actor.engines.cuda.diagnosis.gpus import Driver
+from cudnn_actor.engines.cuda.library.cudnn_files import (
+    Library,
+    Loading,
+    SearchPath,
+    find_cudnn,
+    mapped_cudnn,
+)
+
+__all__ = ["BINDINGS", "CUDNN", "CUPY", "FRONTEND", "Inventory", "Package", "take_inventory"]
+
+CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
+CUDNN = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-jit-cu13", "nvidia-cudnn-jit-cu12")
+FRONTEND = ("nvidia-cudnn-frontend",)
+BINDINGS = ("cuda-bindings",)
+_NVRTC_FOLDERS = ("cu13", "cuda_nvrtc")
+
+
+class Package(msgspec.Struct, frozen=True, kw_only=True):
+    """An installed distribution: its name, version, and the folder that it lies in."""
+
+    name: str
+    version: str
+    folder: str
+
+    @property
+    def cuda(self) -> int | None:
+        """The major version of the CUDA that it is for; None where nothing tells."""
+        if self.name in BINDINGS:
+            return self.numbers[0]
+        named = re.search(r"cu(?:da)?(\d\d)x?$", self.name)
+        return int(named[1]) if named else None
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The version as numbers, to compare; (0,) where it begins with none."""
+        return tuple(int(number) for number in re.findall(r"\d+", self.version.split("+")[0])) or (0,)
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that decides whether the CUDA engine can work.
+
+    Parameters
+    ----------
+    driver
+        The NVIDIA driver and its GPUs.
+    visible
+        `CUDA_VISIBLE_DEVICES`; None where it is not set.
+    packages
+        Those of the names above that are installed.
+    libraries
+        cuDNN's libraries as a process would load them.
+    mapped
+        cuDNN's libraries that this process has loaded.
+    nvrtc
+        Where CUDA's run-time compiler is, which CuPy needs; empty for nowhere.
+    loading
+        What a trial load of cuDNN gave; None where none was tried.
+    """
+
+    driver: Driver
+    visible: str | None = None
+    packages: tuple[Package, ...] = ()
+    libraries: tuple[Library, ...] = ()
+    mapped: tuple[Library, ...] = ()
+    nvrtc: str = ""
+    loading: Loading | None = None
+
+    def installed(self, names: Iterable[str]) -> tuple[Package, ...]:
+        """Those packages of these names that are installed."""
+        return tuple(package for package in self.packages if package.name in names)
+
+    @property
+    def cudnn(self) -> Library | None:
+        """The cuDNN that a process would load; None for none."""
+        return self.libraries[0] if self.libraries else None
+
+
+def take_inventory(
+    driver: Driver,
+    *,
+    path: Sequence[str] | None = None,
+    search: SearchPath | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Inventory:
+    """Look at packages and libraries; takes milliseconds, and loads none of them.
+
+    Parameters
+    ----------
+    driver
+        As `find_driver` found it.
+    path, search
+        Where packages and where libraries are looked for; None for where this process looks.
+    environ
+        The environment.
+    """
+    search = SearchPath.of_this_process(environ) if search is None else search
+    packages = find_packages((*CUPY, *CUDNN, *FRONTEND, *BINDINGS), path)
+    return Inventory(
+        driver=driver,
+        visible=environ.get("CUDA_VISIBLE_DEVICES"),
+        packages=packages,
+        libraries=find_cudnn(search),
+        mapped=mapped_cudnn(),
+        nvrtc=_nvrtc(search),
+    )
+
+
+def find_packages(names: Iterable[str], path: Sequence[str] | None = None) -> tuple[Package, ...]:
+    """Those distributions that are installed, by what they say of themselves; imports none."""
+    import importlib.metadata  # noqa: PLC0415 - takes longer than all else; only a machine with a GPU pays
+
+    where = list(sys.path if path is None else path)
+    found = []
+    for name in names:
+        # The first on the path is the one that is imported.
+        one = next(iter(importlib.metadata.Distribution.discover(name=name, path=where)), None)
+        if one is not None:
+            found.append(Package(name=name, version=one.version, folder=str(one.locate_file(""))))
+    return tuple(found)
+
+
+def _nvrtc(search: SearchPath) -> str:
+    beside = {str(Path(folder).parents[1]) for folder in search.packages}  # site-packages/nvidia
+    folders = (
+        *search.first,
+        *(f"{root}/{name}/lib" for root in sorted(beside) for name in _NVRTC_FOLDERS),
+        *search.system,
+    )
+    found = (path for folder in folders for path in Path(folder).glob("libnvrtc.so.*"))
+    return str(next(found, ""))

@@ -1,0 +1,1 @@
+"""The libraries: which are there, how they are loaded, and what they raise."""

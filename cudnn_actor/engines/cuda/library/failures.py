@@ -1,0 +1,131 @@
+"""What the CUDA libraries raise, as the engine's own failures.
+
+A status says whether memory ran out and whether the context is known to be
+dead. Nothing is decided by an exception's text: a status that cuDNN only puts
+into its text is for people to read.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from cudnn_actor.engines.base import EngineFailure, StickyError
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.protocol.errors import CudnnActorError
+
+__all__ = ["NOT_READY", "STICKY", "check", "check_status", "mind_own_captures", "reported", "translate"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+STICKY = {
+    214: "ECC_UNCORRECTABLE",
+    220: "NVLINK_UNCORRECTABLE",
+    700: "ILLEGAL_ADDRESS",
+    702: "LAUNCH_TIMEOUT",
+    709: "CONTEXT_IS_DESTROYED",
+    710: "ASSERT",
+    714: "HARDWARE_STACK_ERROR",
+    715: "ILLEGAL_INSTRUCTION",
+    716: "MISALIGNED_ADDRESS",
+    717: "INVALID_ADDRESS_SPACE",
+    718: "INVALID_PC",
+    719: "LAUNCH_FAILED",
+    721: "CONTAINED",
+}
+"""Errors after which every call in the context gives the same error; driver and runtime number them alike.
+
+https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html
+"""
+NOT_READY = 600
+"""What a query says of work that has not finished."""
+_OUT_OF_MEMORY = 2
+_STATUS = re.compile(r"CUDNN_STATUS_\w+")
+
+
+def check(answer: tuple[Any, ...]) -> Any:
+    """The value of a `cuda.bindings` call, which answers (status, values...). Raises as `check_status`."""
+    check_status(int(answer[0]))
+    return answer[1] if len(answer) == 2 else answer[1:]
+
+
+def check_status(status: int) -> None:
+    """Raise for a CUDA status that is not success: `MemoryError`, `StickyError` or `EngineFailure`."""
+    if status:
+        raise_status(status)
+
+
+def raise_status(status: int) -> NoReturn:
+    """Raise what a CUDA status that is not success stands for."""
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError("CUDA_ERROR_OUT_OF_MEMORY: the device has no room")
+    name, text = _describe(status)
+    raise (StickyError if status in STICKY else EngineFailure)(name, text)
+
+
+def _describe(status: int) -> tuple[str, str]:
+    driver = libraries().driver
+    code = driver.CUresult(status)
+    texts = [driver.cuGetErrorName(code)[1], driver.cuGetErrorString(code)[1]]
+    name, text = ((t or b"").decode(errors="replace") for t in texts)
+    return name or f"CUDA_ERROR_{status}", text or "an error that the driver has no text for"
+
+
+def mind_own_captures() -> None:
+    """Let this thread's calls be, and disturb, only captures of its own.
+
+    While another thread of the process captures a stream in global mode, as `torch.cuda.graph` does, queries
+    and allocations on all other threads would fail, and spoil it.
+    """
+    driver = libraries().driver
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    check(driver.cuThreadExchangeStreamCaptureMode(mode))
+
+
+def translate(error: Exception) -> Exception:
+    """An exception of CuPy, cuDNN or the driver as `MemoryError`, `StickyError` or `EngineFailure`.
+
+    What is of this package already, or no library's, comes back as it is.
+    """
+    if isinstance(error, (CudnnActorError, EngineFailure, MemoryError)):
+        return error
+    status = getattr(error, "status", None)
+    if isinstance(status, int) and not isinstance(status, bool):
+        try:
+            raise_status(status)
+        except (EngineFailure, MemoryError) as known:
+            return known
+    if isinstance(error, (RuntimeError, ValueError)):
+        return EngineFailure(_cudnn_status(error), _with_last_words(error))
+    return error
+
+
+def _cudnn_status(error: Exception) -> str:
+    found = _STATUS.search(str(error))
+    return found.group() if found else type(error).__name__
+
+
+def _with_last_words(error: Exception) -> str:
+    """The exception's text, and what cuDNN itself said last on this thread."""
+    last = str(libraries().cudnn.get_last_error_string() or "").strip()
+    text = str(error).strip()
+    return f"{text} (cuDNN: {last})" if last and last not in text else text
+
+
+def reported(method: Callable[P, R]) -> Callable[P, R]:
+    """A method whose library exceptions come out as `translate` says."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            known = translate(error)
+            if known is error:
+                raise
+            raise known from error
+
+    return call

@@ -1,0 +1,130 @@
+"""From an operation graph to a plan: in one piece where cuDNN takes it, else in several.
+
+cuDNN's candidates are offered in its own order, then the ways to run the graph
+in steps; the first offer that passes its self-check is the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.engines.cuda.plans.graphs import Refused, build_candidate, candidates, check_bytes
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.plans.splitting import MOST_FORMS, compile_split
+from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
+from cudnn_actor.engines.support import check_graph, unsupported
+from cudnn_actor.protocol.errors import OutOfMemory
+from cudnn_actor.protocol.graph import OperationGraph
+
+__all__ = ["WORKSPACE_BYTES", "compile_plan", "compile_whole"]
+
+log = Log("cudnn_actor")
+
+WORKSPACE_BYTES = 4 << 30
+"""The most that a plan may use where nobody set a limit."""
+_CHOICES = 3
+"""How many candidates are tried of each form that a convolution's tensors take."""
+
+
+def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: int | None) -> CudaPlan:
+    """A plan for a graph, tried. Blocks: for milliseconds, or for seconds where kernels are compiled.
+
+    Raises `UnsupportedGraph`, `OutOfMemory` when only plans past the limit can run it, `EngineFailure`.
+    """
+    check_graph(graph, "cuda")
+    limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
+    try:
+        return _first_good(graph, context, limit)
+    except Refused as refusal:
+        reason = refusal
+    try:
+        unlimited = next(offers(graph, context.handle, None))
+    except Refused:
+        unlimited = None
+    context.stream.synchronize()  # in a dead context everything is refused: then this raises
+    if unlimited is None or unlimited.workspace <= limit:
+        raise unsupported(graph, "cuda", str(reason)) from reason
+    raise OutOfMemory(requested=unlimited.workspace, in_use=0, limit=limit)
+
+
+def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> CudaPlan:
+    """The first offer that passes its self-check. Raises `Refused` when none does."""
+    check: SelfCheck | None = None
+    last = "cuDNN has no plan for it"
+    try:
+        for plan in offers(graph, context.handle, limit):
+            try:
+                check = check or SelfCheck(graph, context)
+            except MemoryError:
+                log.warning("plan.unproved", plan=plan.tag, reason="no room for its self-check on the device")
+                return CudaPlan(msgspec.structs.replace(plan.recipe, tried=False), plan.graphs)
+            fault = check.fault(plan)
+            if fault is None:
+                return plan
+            log.info("plan.discarded", plan=plan.tag, reason=fault)
+            last = f"{plan.tag}: {fault}"
+    finally:
+        if check is not None:
+            check.close()
+    raise Refused(last)
+
+
+def offers(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[CudaPlan]:
+    """Every plan for a graph, built when it is asked for: the best in one piece first, then those in steps.
+
+    Raises `Refused`, with cuDNN's reason, when there is none at all.
+    """
+    refusals: list[str] = []
+    found = False
+    for offer in (*_whole_offers(graph, handle, limit, refusals), *_split_offers(graph, handle, limit)):
+        try:
+            plan = offer()
+        except Refused as refusal:
+            refusals.append(str(refusal))
+        else:
+            found = True
+            yield plan
+    if not found:
+        raise Refused(refusals[0])
+
+
+Offer = Callable[[], CudaPlan]
+
+
+def _whole_offers(
+    graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str]
+) -> Iterator[Offer]:
+    """The graph as one of cuDNN's, one offer for each of the candidates, in cuDNN's order."""
+    try:
+        check_bytes(graph)
+        lowered = candidates(graph, handle, limit)
+    except Refused as refusal:
+        refusals.append(str(refusal))
+        return
+    yield partial(_whole, graph, lowered, limit, 0)
+    for index in range(1, lowered.get_execution_plan_count()):
+        yield partial(compile_whole, graph, handle, limit, index)
+
+
+def _split_offers(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[Offer]:
+    """The graph in steps: for each form that the convolutions' tensors can take, the first few candidates."""
+    for form in range(MOST_FORMS):
+        for choice in range(_CHOICES):
+            yield partial(compile_split, graph, handle, limit, form, choice)
+
+
+def compile_whole(graph: OperationGraph, handle: Any, limit: int | None, candidate: int) -> CudaPlan:
+    """The graph as one of cuDNN's, by the candidate of that number. Raises `Refused`."""
+    return _whole(graph, candidates(graph, handle, limit), limit, candidate)
+
+
+def _whole(graph: OperationGraph, lowered: Any, limit: int | None, candidate: int) -> CudaPlan:
+    build_candidate(graph, lowered, candidate)
+    step = graph_step(graph, lowered, given_sources(graph))
+    return finish(graph, [step], [lowered], 0, limit)

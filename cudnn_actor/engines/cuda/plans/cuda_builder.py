@@ -1,0 +1,133 @@
+"""Plans for the CUDA engine, made on a second thread with a cuDNN handle of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.engines.base import EngineFailure, Plan
+from cudnn_actor.engines.cuda.library.failures import mind_own_captures, reported
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.compiler import compile_plan
+from cudnn_actor.engines.cuda.plans.journal import Journal
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.recipe import GraphStep, Recipe
+from cudnn_actor.engines.cuda.plans.self_check import BuildContext
+from cudnn_actor.engines.cuda.plans.tuning import tune
+from cudnn_actor.protocol.graph import OperationGraph
+
+__all__ = ["CudaBuilder"]
+
+_FORMAT = 1
+"""Of exported plans. Raise it when a recipe, or what runs it, changes."""
+
+
+class CudaBuilder:
+    """`engines.base.Builder` for one device. Not thread-safe: one thread opens, uses and closes it.
+
+    Parameters
+    ----------
+    ordinal
+        The device's number.
+    journal
+        A file in which to note what is being checked, for a builder after one which that killed; None
+        for none.
+    """
+
+    def __init__(self, ordinal: int, journal: str | None = None) -> None:
+        self._ordinal = ordinal
+        self._journal = Journal(journal)
+        self._context: BuildContext | None = None
+        self.fingerprint = ""
+
+    def expect_builds(self) -> None:
+        """Nothing: `open` is all that it takes."""
+
+    @reported
+    def open(self) -> None:
+        """Make the device current on this thread and take a cuDNN handle. Raises `EngineFailure`."""
+        cupy, runtime, cudnn, _ = libraries()
+        device = cupy.cuda.Device(self._ordinal)
+        device.use()
+        mind_own_captures()
+        stream = cupy.cuda.Stream(non_blocking=True)
+        self._context = BuildContext(cudnn.create_handle(), stream, self._journal)
+        cudnn.set_stream(self._context.handle, stream.ptr)
+        name = runtime.getDeviceProperties(self._ordinal)["name"].decode()
+        self.fingerprint = (
+            f"format {_FORMAT}, cuDNN {cudnn.backend_version()}, frontend {cudnn.__version__}, "
+            f"sm_{device.compute_capability}, {name}"
+        )
+
+    def close(self) -> None:
+        """Give the handle back. Safe to call twice."""
+        context, self._context = self._context, None
+        if context is not None:
+            libraries().cudnn.destroy_handle(context.handle)
+
+    @property
+    def _opened(self) -> BuildContext:
+        assert self._context is not None, "a builder is opened first"
+        return self._context
+
+    def interrupt(self) -> None:
+        """Nothing: a call of cuDNN's cannot be ended from outside."""
+
+    @reported
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:
+        """See `compile_plan`. The workspace is the engine's to take."""
+        return compile_plan(graph, self._opened, workspace_limit)
+
+    @reported
+    def tune(
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: Callable[[int, int, str], None],
+    ) -> CudaPlan:
+        """The fastest of all plans, measured on the device. Blocks for seconds. Raises as `build`."""
+        return tune(graph, self._opened, workspace_limit, progress)
+
+    @reported
+    def export(self, plan: Plan) -> bytes | None:
+        """A plan as bytes; None for one of another engine, or that cuDNN does not serialise."""
+        if not isinstance(plan, CudaPlan):
+            return None
+        graphs, steps = iter(plan.graphs), []
+        for step in plan.recipe.steps:
+            if isinstance(step, GraphStep):
+                step = msgspec.structs.replace(step, plan=bytes(next(graphs).serialize(as_bytes=True)))  # noqa: PLW2901
+            steps.append(step)
+        return msgspec.msgpack.encode(msgspec.structs.replace(plan.recipe, steps=tuple(steps)))
+
+    @reported
+    def restore(self, graph: OperationGraph, data: bytes) -> CudaPlan:
+        """The plan that `export` made the bytes of. Raises `EngineFailure` when they are none."""
+        try:
+            recipe = msgspec.msgpack.decode(data, type=Recipe)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise EngineFailure("BAD_PLAN", str(error)) from error
+        if (recipe.buffers, recipe.scalars) != (len(graph.bound), len(graph.scalars)):
+            raise EngineFailure(
+                "BAD_PLAN", f"{recipe.tag} takes other buffers than graph {graph.digest()[:8]}"
+            )
+        graphs = [self._deserialised(step.plan) for step in recipe.steps if isinstance(step, GraphStep)]
+        return CudaPlan(recipe, tuple(graphs))
+
+    def _deserialised(self, plan: bytes) -> Any:
+        context = self._opened
+        lowered = libraries().cudnn.pygraph(handle=context.handle)
+        try:
+            lowered.deserialize(context.handle, plan)
+        except Exception:
+            # The frontend captures a run, which loads the kernels. Where a call in between fails, as its
+            # cudaMalloc does on a full device, it leaves the stream capturing (1.32, `Graph::warmup`).
+            with contextlib.suppress(Exception):
+                if context.stream.is_capturing():
+                    context.stream.end_capture()
+            raise
+        return lowered

@@ -1,0 +1,296 @@
+"""A convolution computed in the plainest way there is, in double, at some elements of its result.
+
+One block of threads adds up one element. It is slow, and it is the judge of
+what cuDNN's plans compute: nothing here knows about layouts, tiles or engines.
+The definitions are those of `ConvSpec`; one or two spatial dims count as three.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.kernels import (
+    C_TYPES,
+    PREAMBLE,
+    Expression,
+    Leaf,
+    Node,
+    Scalar,
+    formula,
+    load,
+)
+from cudnn_actor.engines.support import Convolution
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.operations import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+    ConvolutionForward,
+    GraphTensor,
+    Pointwise,
+    TensorRole,
+)
+
+__all__ = ["Reference"]
+
+_THREADS = 128
+_MOST_PRODUCTS = 1 << 29
+"""That are added up for one reference: some milliseconds' worth."""
+_LEAST_SAMPLES, _MOST_SAMPLES = 512, 1 << 17
+_RANK = 5
+
+
+class Reference:
+    """What a graph's result should be, at a sample of its elements.
+
+    Parameters
+    ----------
+    graph
+        Of one convolution and pointwise operations after it, with one result; `covers` tells.
+    """
+
+    def __init__(self, graph: OperationGraph) -> None:
+        self._graph = graph
+        (self._convolution,) = _convolutions(graph)
+        (self.result,) = _results(graph)
+        self._leaves: list[GraphTensor] = []
+        value = self._node(self.result)
+        self._names = [*self._convolution.inputs, *(leaf.uid for leaf in self._leaves)]
+        cupy = libraries().cupy
+        self._kernel = cupy.RawKernel(self._source(value), "reference", options=("--std=c++17",))
+        self._geometry = cupy.asarray(np.array(self._numbers(), np.int64))
+        total = math.prod(graph.tensor(self.result).dims)
+        length = max(self.length, 1)
+        self.samples = min(total, _MOST_SAMPLES, max(_LEAST_SAMPLES, _MOST_PRODUCTS // length))
+        self._scalars = len(graph.scalars)
+
+    @staticmethod
+    def covers(graph: OperationGraph) -> bool:
+        """Whether there is a reference for a graph."""
+        if len(_convolutions(graph)) != 1 or len(_results(graph)) != 1:
+            return False
+        (convolution,) = _convolutions(graph)
+        return all(graph.tensor(uid).role is TensorRole.BOUND for uid in convolution.inputs)
+
+    @property
+    def length(self) -> int:
+        """How many products one element adds up, padding included."""
+        filters = self._tensor(self._filter_uid()).dims
+        if isinstance(self._convolution, ConvolutionForward):
+            return math.prod(filters[1:])
+        if isinstance(self._convolution, ConvolutionBackwardData):
+            return math.prod(filters[2:]) * filters[0] // self._convolution.conv.groups
+        gradient = self._tensor(self._convolution.dy).dims
+        return gradient[0] * math.prod(gradient[2:])
+
+    def compare(
+        self, address: Callable[[int], int], scalars: Sequence[float]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(wanted, got) as float64 at the sampled elements; `address` finds each bound tensor. Blocks.
+
+        What is got is read where `address` says that the result lies.
+        """
+        cupy = libraries().cupy
+        both = cupy.empty((2, self.samples), cupy.float64)
+        pointers = [address(uid) for uid in self._names]
+        numbers = [cupy.float64(scalars[i]) for i in range(self._scalars)]
+        arguments = (both, self.samples, self._geometry, address(self.result), *pointers, *numbers)
+        self._kernel((self.samples,), (_THREADS,), arguments)
+        wanted, got = cupy.asnumpy(both)
+        return wanted, got
+
+    # The kernel.
+
+    def _node(self, uid: int) -> Node:
+        """The expression that stands for a tensor; the convolution's own result is leaf 0."""
+        writer = next((op for op in self._graph.operations if op.output == uid), None)
+        tensor = self._graph.tensor(uid)
+        if isinstance(writer, Pointwise):
+            return Expression(writer.mode, tuple(self._node(o) for o in writer.operands), writer.parameter)
+        if writer is not None:
+            return Leaf(0, tensor.dtype)
+        if tensor.role is TensorRole.SCALAR:
+            return Scalar(self._graph.scalars.index(uid))
+        if tensor not in self._leaves:
+            self._leaves.append(tensor)
+        return Leaf(1 + self._leaves.index(tensor), tensor.dtype)
+
+    def _tensor(self, uid: int) -> GraphTensor:
+        return self._graph.tensor(uid)
+
+    def _filter_uid(self) -> int:
+        operation = self._convolution
+        return operation.dw if isinstance(operation, ConvolutionBackwardFilter) else operation.w
+
+    def _numbers(self) -> list[int]:
+        """The geometry, in the order in which the kernel names it."""
+        operation = self._convolution
+        x, w, y = self._shapes()
+        conv = operation.conv
+        numbers = [*_dims(x), *_dims(w), *_dims(y), conv.groups, self.length]
+        for values, other in ((conv.pre_padding, 0), (conv.stride, 1), (conv.dilation, 1)):
+            numbers += [*[other] * (3 - len(values)), *values]
+        out = self._tensor(self.result)
+        operands = [self._tensor(uid) for uid in self._names]
+        for tensor in (out, *operands[:2]):
+            numbers += _strides(tensor)
+        for tensor in operands[2:]:
+            numbers += _broadcast(tensor, out)
+        return numbers
+
+    def _shapes(self) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
+        match self._convolution:
+            case ConvolutionForward(x=x, w=w, y=y):
+                uids = x, w, y
+            case ConvolutionBackwardData(dx=x, w=w, dy=y):
+                uids = x, w, y
+            case ConvolutionBackwardFilter(x=x, dw=w, dy=y):
+                uids = x, w, y
+        x_, w_, y_ = (self._tensor(uid) for uid in uids)
+        return x_, w_, y_
+
+    def _source(self, value: Node) -> str:
+        out = self._tensor(self.result)
+        operands = [self._tensor(uid) for uid in self._names]
+        pointers = [f"const {C_TYPES[t.dtype]}* in{i}" for i, t in enumerate(operands)]
+        arguments = ["double* both", "long long samples", "const long long* g"]
+        arguments += [f"const {C_TYPES[out.dtype]}* result", *pointers]
+        arguments += [f"double scalar{i}" for i in range(len(self._graph.scalars))]
+        names = [f"{t}{i}" for t in ("x", "w", "y") for i in range(_RANK)] + ["groups", "length"]
+        names += [f"{t}{i}" for t in ("pre", "stride", "dilation") for i in range(3)]
+        names += [f"s_{t}{i}" for t in ("out", *range(len(operands))) for i in range(_RANK)]
+        geometry = "\n    ".join(f"const long long {name} = g[{i}];" for i, name in enumerate(names))
+        loads = [
+            f"T v{i - 1} = (T){load(t.dtype, f'in{i}[{_place(str(i))}]')};"
+            for i, t in enumerate(operands)
+            if i >= 2
+        ]
+        shape, body = _BODIES[type(self._convolution)]
+        steps: list[str] = []
+        final = formula(value, steps)
+        return _TEMPLATE.format(
+            preamble=PREAMBLE,
+            arguments=", ".join(arguments),
+            geometry=geometry,
+            total=" * ".join(f"{shape}{i}" for i in range(_RANK)),
+            decode=_decode([f"{shape}{i}" for i in range(_RANK)]),
+            body=body.format(a=load(operands[0].dtype, "in0[a]"), b=load(operands[1].dtype, "in1[b]")),
+            loads="\n        ".join([*loads, *steps]),
+            final=final,
+            got=load(out.dtype, f"result[{_place('out')}]"),
+        )
+
+
+def _place(tensor: str) -> str:
+    return " + ".join(f"i{axis} * s_{tensor}{axis}" for axis in range(_RANK))
+
+
+def _decode(dims: Sequence[str]) -> str:
+    steps = [f"long long i{axis} = rest % {dims[axis]}; rest /= {dims[axis]};" for axis in range(4, 0, -1)]
+    return " ".join([*steps, "long long i0 = rest;"])
+
+
+_TEMPLATE = """typedef double T;
+{preamble}
+extern "C" __global__ void reference({arguments}) {{
+    {geometry}
+    const long long x_channels = x1 / groups, y_channels = y1 / groups;
+    const long long total = {total};
+    const unsigned long long sample = blockIdx.x;
+    // All of them where all are wanted; else the ends, and in between as a multiplicative hash scatters them.
+    long long rest = samples == total ? (long long)sample
+        : sample == 0 ? 0 : sample == 1 ? total - 1
+        : (long long)((sample * 11400714819323198485ull) % (unsigned long long)total);
+    {decode}
+    double sum = 0;
+    for (long long l = threadIdx.x; l < length; l += blockDim.x) {{
+        long long left = l;
+        {body}
+    }}
+    __shared__ double sums[128];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    for (int half = blockDim.x / 2; half; half /= 2) {{
+        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+        __syncthreads();
+    }}
+    if (threadIdx.x == 0) {{
+        T v0 = sums[0];
+        {loads}
+        both[sample] = {final};
+        both[samples + sample] = (double){got};
+    }}
+}}
+"""
+_TAPS = "long long t2 = left % w4; left /= w4; long long t1 = left % w3; left /= w3;"
+_BODIES: dict[type, tuple[str, str]] = {
+    ConvolutionForward: (
+        "y",
+        _TAPS
+        + """ long long t0 = left % w2; long long c = left / w2;
+        long long p0 = i2 * stride0 - pre0 + t0 * dilation0;
+        long long p1 = i3 * stride1 - pre1 + t1 * dilation1;
+        long long p2 = i4 * stride2 - pre2 + t2 * dilation2;
+        if (p0 < 0 || p0 >= x2 || p1 < 0 || p1 >= x3 || p2 < 0 || p2 >= x4) continue;
+        long long channel = i1 / y_channels * x_channels + c;
+        long long a = i0 * s_00 + channel * s_01 + p0 * s_02 + p1 * s_03 + p2 * s_04;
+        long long b = i1 * s_10 + c * s_11 + t0 * s_12 + t1 * s_13 + t2 * s_14;
+        sum += (double){a} * (double){b};""",
+    ),
+    ConvolutionBackwardData: (
+        "x",
+        _TAPS
+        + """ long long t0 = left % w2; long long k = left / w2 + i1 / x_channels * y_channels;
+        long long q0 = i2 + pre0 - t0 * dilation0;
+        long long q1 = i3 + pre1 - t1 * dilation1;
+        long long q2 = i4 + pre2 - t2 * dilation2;
+        if (q0 < 0 || q1 < 0 || q2 < 0 || q0 % stride0 || q1 % stride1 || q2 % stride2) continue;
+        q0 /= stride0; q1 /= stride1; q2 /= stride2;
+        if (q0 >= y2 || q1 >= y3 || q2 >= y4) continue;
+        long long a = i0 * s_00 + k * s_01 + q0 * s_02 + q1 * s_03 + q2 * s_04;
+        long long b = k * s_10 + i1 % x_channels * s_11 + t0 * s_12 + t1 * s_13 + t2 * s_14;
+        sum += (double){a} * (double){b};""",
+    ),
+    ConvolutionBackwardFilter: (
+        "w",
+        """long long o2 = left % y4; left /= y4; long long o1 = left % y3; left /= y3;
+        long long o0 = left % y2; long long n = left / y2;
+        long long p0 = o0 * stride0 - pre0 + i2 * dilation0;
+        long long p1 = o1 * stride1 - pre1 + i3 * dilation1;
+        long long p2 = o2 * stride2 - pre2 + i4 * dilation2;
+        if (p0 < 0 || p0 >= x2 || p1 < 0 || p1 >= x3 || p2 < 0 || p2 >= x4) continue;
+        long long channel = i0 / y_channels * x_channels + i1;
+        long long a = n * s_00 + channel * s_01 + p0 * s_02 + p1 * s_03 + p2 * s_04;
+        long long b = n * s_10 + i0 * s_11 + o0 * s_12 + o1 * s_13 + o2 * s_14;
+        sum += (double){a} * (double){b};""",
+    ),
+}
+
+
+def _convolutions(graph: OperationGraph) -> list[Convolution]:
+    return [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
+
+
+def _results(graph: OperationGraph) -> list[int]:
+    written = [operation.output for operation in graph.operations]
+    return [uid for uid in written if graph.tensor(uid).role is TensorRole.BOUND]
+
+
+def _dims(tensor: GraphTensor) -> list[int]:
+    dims = list(tensor.dims)
+    return [*dims[:2], *[1] * (_RANK - len(dims)), *dims[2:]]
+
+
+def _strides(tensor: GraphTensor) -> list[int]:
+    strides = list(tensor.strides)
+    return [*strides[:2], *[0] * (_RANK - len(strides)), *strides[2:]]
+
+
+def _broadcast(tensor: GraphTensor, to: GraphTensor) -> list[int]:
+    return [
+        0 if own == 1 and wanted != 1 else stride
+        for own, wanted, stride in zip(_dims(tensor), _dims(to), _strides(tensor), strict=True)
+    ]

@@ -1,0 +1,203 @@
+"""A plan on check, before anybody uses it: does it compute what its graph says, and write nothing else?
+
+cuDNN accepts some graphs that its engines then compute wrongly: int8 in NCHW,
+results wider than the operands in NCHW, float32 epilogues with scalars, filters
+that reach mostly into padding (cuDNN 9.19). No list of such cases is complete,
+so every plan runs once on numbers that are known: small integers, whose sums
+every type holds. Outputs and workspace are full of NaN before; in front of and
+behind them lie guard bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cudnn_actor.engines.base import EngineFailure, StickyError
+from cudnn_actor.engines.cpu.rounding import integer_range
+from cudnn_actor.engines.cuda.library.failures import translate
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.journal import Journal
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.program import Program
+from cudnn_actor.engines.cuda.plans.reference import Reference
+from cudnn_actor.engines.cuda.plans.self_check_memory import Findings, Guarded, TrialTensor
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.operations import GraphTensor, Pointwise
+
+__all__ = ["BuildContext", "SelfCheck"]
+
+
+class BuildContext(NamedTuple):
+    """Where plans are made and tried: a cuDNN handle, the CuPy stream that is set on it, and a journal."""
+
+    handle: Any
+    stream: Any
+    journal: Journal = Journal(None)
+
+
+class _Tolerance(NamedTuple):
+    own: float
+    """Of the value itself: its rounding."""
+    sums: float
+    """Of all values' root mean square: what transforms such as Winograd's do to exact sums."""
+
+
+_TOLERANCES = {
+    DType.FLOAT64: _Tolerance(1e-12, 1e-11),
+    DType.FLOAT32: _Tolerance(1e-5, 1e-4),
+    DType.FLOAT16: _Tolerance(2**-9, 4e-3),
+    DType.BFLOAT16: _Tolerance(2**-6, 4e-3),
+}
+_EXACT = _Tolerance(0.0, 0.0)
+_LARGEST_HALF = 65504.0
+
+
+class SelfCheck:
+    """Tensors of a graph's own, between guards, and the results that they should give.
+
+    Parameters
+    ----------
+    graph
+        What the plans are to compute.
+    context
+        What they run on. What runs there is waited for.
+
+    Raises
+    ------
+    MemoryError
+        The device has no room for a second set of the graph's tensors.
+    """
+
+    def __init__(self, graph: OperationGraph, context: BuildContext) -> None:
+        self._graph = graph
+        self.context = context
+        self._pool = libraries().cupy.cuda.MemoryPool()
+        self._written = {operation.output for operation in graph.operations}
+        self.scalars = [0.5 + 0.25 * number for number in range(len(graph.scalars))]
+        self._reference: Reference | None = None
+        try:
+            with self._working():
+                if Reference.covers(graph):
+                    self._reference = Reference(graph)
+                self._tensors = {uid: TrialTensor(self._pool, graph.tensor(uid)) for uid in graph.bound}
+        except libraries().cupy.cuda.memory.OutOfMemoryError as error:
+            self._pool.free_all_blocks()
+            raise MemoryError(str(error)) from error
+        self._accumulated = self._find_accumulated()
+        self.pointers = [self._tensors[self._accumulated.get(uid, uid)].pointer for uid in graph.bound]
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        """On the build context's stream, with memory that is given back at the end."""
+        with self.context.stream, libraries().cupy.cuda.using_allocator(self._pool.malloc):
+            yield
+
+    def close(self) -> None:
+        """Wait for what runs and give the memory back."""
+        self.context.stream.synchronize()
+        self._reference = None
+        self._tensors.clear()
+        self._pool.free_all_blocks()
+
+    def _find_accumulated(self) -> dict[int, int]:
+        """What a result is added to → that result: a service binds both to one buffer, so the check does."""
+        convolved = {
+            uid for op in self._graph.operations if not isinstance(op, Pointwise) for uid in op.inputs
+        }
+        found = {}
+        for uid in self._graph.bound:
+            if uid in self._written or uid in convolved:
+                continue
+            for result in self._written & set(self._graph.bound):
+                if _alike(self._graph.tensor(uid), self._graph.tensor(result)):
+                    found[uid] = result
+        return found
+
+    def fault(self, plan: CudaPlan) -> str | None:
+        """What is wrong with a plan; None for one that can be trusted. Blocks for milliseconds.
+
+        A graph that there is no reference for is only looked at for NaN and for guards.
+        """
+        journal = self.context.journal
+        if journal.killed(plan.tag):
+            return "it killed the process that tried it"
+        with journal.trying(plan.tag):
+            fault = self._fault(plan)
+        if fault is not None:
+            with self._working():
+                for tensor in self._tensors.values():
+                    tensor.fill()  # it may have written anywhere: the next plan is not to be blamed for that
+        return fault
+
+    def _fault(self, plan: CudaPlan) -> str | None:
+        with self._working():
+            for uid in self._written & set(self._graph.bound):
+                self._tensors[uid].poison()
+            for read, result in self._accumulated.items():
+                self._tensors[result].copy_from(self._tensors[read])
+            try:
+                workspace = self.room_for(plan)
+                workspace.poison()
+                program = Program(plan, self.context.handle, self.context.stream)
+                program.run((), self.pointers, self.scalars, workspace.pointer)
+                self.context.stream.synchronize()
+            except (EngineFailure, RuntimeError, ValueError) as error:
+                known = translate(error)
+                if isinstance(known, StickyError):
+                    raise known from error
+                return f"failed: {known}"
+            except MemoryError:
+                return f"its workspace of {plan.workspace:,} bytes does not fit on the device"
+            return self._judge(workspace)
+
+    def room_for(self, plan: CudaPlan) -> Guarded:
+        """A workspace for a plan, between guards. Raises `MemoryError`."""
+        with self._working():
+            return Guarded(self._pool, plan.workspace)
+
+    def _judge(self, workspace: Guarded) -> str | None:
+        findings = Findings(self._pool)
+        for memory in (*self._tensors.values(), workspace):
+            memory.check(findings)
+        for uid in self._written & set(self._graph.bound):
+            self._tensors[uid].look_for_nan(findings)
+        strayed, nan = findings.read()
+        if strayed:
+            return "it writes outside of its outputs and its workspace"
+        if nan:
+            return "it leaves NaN in its outputs"
+        if self._reference is None:
+            return None
+        wanted, got = self._reference.compare(lambda uid: self._tensors[uid].pointer, self.scalars)
+        return _difference(wanted, got, self._graph.tensor(self._reference.result).dtype)
+
+
+def _alike(tensor: GraphTensor, other: GraphTensor) -> bool:
+    return (tensor.dims, tensor.strides, tensor.dtype) == (other.dims, other.strides, other.dtype)
+
+
+def _difference(wanted: np.ndarray, got: np.ndarray, dtype: DType) -> str | None:
+    """How a result differs from what is wanted, by more than its type and its sums explain."""
+    if not dtype.is_floating:
+        wanted = np.clip(wanted, *integer_range(dtype.numpy))
+    if dtype is DType.FLOAT16:
+        finite = np.abs(wanted) < _LARGEST_HALF
+        wanted, got = wanted[finite], got[finite]
+    if not len(wanted):
+        return None
+    own, sums = _TOLERANCES.get(dtype, _EXACT)
+    scale = float(np.sqrt(np.mean(np.square(wanted))))
+    allowed = own * np.abs(wanted) + sums * scale
+    if not dtype.is_floating:  # a whole number next to it, and float32's rounding before that
+        allowed = 0.5 + 1e-3 + 1e-6 * np.abs(wanted)
+    wrong = ~(np.abs(got - wanted) <= allowed)
+    if not wrong.any():
+        return None
+    first = int(np.argmax(wrong))
+    share = float(np.mean(wrong))
+    return f"{share:.1%} of its results are wrong: {got[first]:g} where {wanted[first]:g} is right"

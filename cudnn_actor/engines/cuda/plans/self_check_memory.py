@@ -1,0 +1,172 @@
+"""Device memory for self-checks: known numbers between guard bytes, and whether they are still there.
+
+Three small kernels of our own, compiled together, do what CuPy's operators could do too. Those are compiled
+one by one when they are first used, half a second each where their cache on disk is empty: that was most of
+what a service's first answer on a new machine waited for.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, load, store
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.operations import GraphTensor
+
+__all__ = ["Findings", "Guarded", "TrialTensor"]
+
+_GUARD_BYTES = 4096 + 256
+"""Memory comes in multiples of 512 bytes, and a buffer may begin at any multiple of 256: so does this one."""
+_GUARD, _POISON = 0xA5, 0xFF  # which is NaN as every floating type
+_THREADS, _MOST_BLOCKS = 256, 1024
+_RANK = 5
+_DEVICE_TO_DEVICE = 3
+
+
+class Findings:
+    """What kernels have found wrong: read together, since reading waits for the device.
+
+    Parameters
+    ----------
+    pool
+        CuPy's, for the few bytes that it takes.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        cupy = libraries().cupy
+        self._flags = cupy.ndarray((2,), cupy.uint32, pool.malloc(8))
+        self.strayed, self.nan = (int(self._flags.data.ptr) + 4 * number for number in range(2))
+        """Where a kernel notes a guard byte that has changed, and a NaN."""
+        _set(self.strayed, 0, 8)
+
+    def read(self) -> tuple[bool, bool]:
+        """Whether a guard byte has changed, and whether there was a NaN. Blocks."""
+        strayed, nan = np.asarray(libraries().cupy.asnumpy(self._flags)).tolist()
+        return bool(strayed), bool(nan)
+
+
+class Guarded:
+    """Device bytes between two guards. Its methods enqueue on the current stream.
+
+    Raises CuPy's `OutOfMemoryError`.
+    """
+
+    def __init__(self, pool: Any, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._memory = pool.malloc(nbytes + 2 * _GUARD_BYTES)
+        self._start = int(self._memory.ptr)
+        self.pointer = self._start + _GUARD_BYTES
+        self.guard()
+
+    def guard(self) -> None:
+        """Set every byte, the guards' and those between them, to what a guard is."""
+        _set(self._start, _GUARD, self.nbytes + 2 * _GUARD_BYTES)
+
+    def poison(self) -> None:
+        """Fill what lies between the guards with NaN."""
+        _set(self.pointer, _POISON, self.nbytes)
+
+    def copy_from(self, other: Guarded) -> None:
+        """Take another's bytes, which are as many."""
+        stream = libraries().cupy.cuda.get_current_stream().ptr
+        libraries().runtime.memcpyAsync(self.pointer, other.pointer, self.nbytes, _DEVICE_TO_DEVICE, stream)
+
+    def check(self, findings: Findings) -> None:
+        """Note whether a guard byte has changed."""
+        arguments = (self._start, self.pointer + self.nbytes, findings.strayed)
+        _kernel("guards")((_GUARD_BYTES // _THREADS,), (_THREADS,), arguments)
+
+
+class TrialTensor(Guarded):
+    """A graph's tensor between two guards, filled with whole numbers from -3 to 4."""
+
+    def __init__(self, pool: Any, tensor: GraphTensor) -> None:
+        super().__init__(pool, tensor.spec.nbytes)
+        self._tensor = tensor
+        self.fill()
+
+    def fill(self) -> None:
+        """Make it and its guards what they were at first."""
+        self.guard()
+        dtype = self._tensor.dtype
+        count = self.nbytes // dtype.itemsize
+        _kernel(f"fill_{dtype}")(_grid(count), (_THREADS,), (self.pointer, count))
+
+    def look_for_nan(self, findings: Findings) -> None:
+        """Note whether any element is NaN. What lies between the elements does not count."""
+        tensor = self._tensor
+        if not tensor.dtype.is_floating:
+            return
+        missing = _RANK - len(tensor.dims)
+        dims, strides = (1,) * missing + tuple(tensor.dims), (0,) * missing + tuple(tensor.strides)
+        count = int(np.prod(dims, dtype=np.int64))
+        arguments = (self.pointer, count, *dims[1:], *strides, findings.nan)
+        _kernel(f"nan_{tensor.dtype}")(_grid(count), (_THREADS,), arguments)
+
+
+def _set(address: int, value: int, nbytes: int) -> None:
+    if nbytes:
+        stream = libraries().cupy.cuda.get_current_stream().ptr
+        libraries().runtime.memsetAsync(address, value, nbytes, stream)
+
+
+def _grid(count: int) -> tuple[int]:
+    return (max(1, min(-(-count // _THREADS), _MOST_BLOCKS)),)
+
+
+@functools.cache
+def _kernel(name: str) -> Any:
+    return _module().get_function(name)
+
+
+@functools.cache
+def _module() -> Any:
+    return libraries().cupy.RawModule(code=source(), options=("--std=c++17",))
+
+
+def source() -> str:
+    """The kernels in CUDA C++, for every element type."""
+    kernels = [_fill(dtype) for dtype in C_TYPES]
+    kernels += [_nan(dtype) for dtype in C_TYPES if dtype.is_floating]
+    return "\n".join([PREAMBLE, _GUARDS, *kernels])
+
+
+_GUARDS = f"""
+extern "C" __global__ void guards(
+    const unsigned char* before, const unsigned char* behind, unsigned int* strayed) {{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (before[i] != {_GUARD} || behind[i] != {_GUARD}) *strayed = 1;
+}}
+"""
+_LOOP = """
+    long long step = (long long)gridDim.x * blockDim.x;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step)"""
+
+
+def _fill(dtype: DType) -> str:
+    # The numbers scatter as a multiplicative hash does: neighbours differ, whatever the strides are.
+    return f"""
+extern "C" __global__ void fill_{dtype}({C_TYPES[dtype]}* out, long long count) {{{_LOOP} {{
+        double value = (int)((unsigned int)i * 2654435761u >> 29) - 3;
+        out[i] = {store(dtype, "value")};
+    }}
+}}"""
+
+
+def _nan(dtype: DType) -> str:
+    dims = "".join(f", long long d{axis}" for axis in range(1, _RANK))
+    strides = "".join(f", long long s{axis}" for axis in range(_RANK))
+    decode = " ".join(f"at += rest % d{axis} * s{axis}; rest /= d{axis};" for axis in range(_RANK - 1, 0, -1))
+    return f"""
+extern "C" __global__ void nan_{dtype}(
+    const {C_TYPES[dtype]}* in, long long count{dims}{strides}, unsigned int* nan) {{{_LOOP} {{
+        long long rest = i, at = 0;
+        {decode} at += rest * s0;
+        double value = {load(dtype, "in[at]")};
+        if (value != value) *nan = 1;
+    }}
+}}"""

@@ -1,0 +1,224 @@
+"""A graph in several steps, where cuDNN does not take it in one.
+
+It is cut at its convolutions. Each of them runs alone, if need be on packed or
+wider copies of what it reads; what is pointwise becomes one kernel for each
+result. Nothing leaves the device on the way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.engines.cuda.plans.graphs import Refused, build_candidate, candidates, takes_bytes
+from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Node, Scalar, elementwise
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.recipe import KernelStep, Scratch, Source, Step, aligned
+from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
+from cudnn_actor.engines.support import Convolution
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.operations import GraphTensor, Pointwise, TensorRole
+from cudnn_actor.protocol.tensor import Layout, TensorSpec
+
+__all__ = ["MOST_FORMS", "compile_split"]
+
+MOST_FORMS = 9
+"""How many forms a convolution's tensors can take, at the most."""
+
+
+def compile_split(
+    graph: OperationGraph, handle: Any, limit: int | None, form: int = 0, choice: int = 0
+) -> CudaPlan:
+    """The graph in steps: each convolution alone, and a kernel for each pointwise result.
+
+    `form` says which of the forms its tensors take (see `_forms`), `choice` which of the candidates that can
+    be built runs. Raises `Refused` when there is no such form or candidate.
+    """
+    return _Splitter(graph, handle, limit, form, choice).plan()
+
+
+class _Splitter:
+    """One graph on its way into steps."""
+
+    def __init__(self, graph: OperationGraph, handle: Any, limit: int | None, form: int, choice: int) -> None:
+        self._graph = graph
+        self._handle = handle
+        self._limit = limit
+        self._form = form
+        self._choice = choice
+        self._sources = given_sources(graph)
+        self._forms = {tensor.uid: tensor for tensor in graph.tensors}
+        """Each tensor as it lies where `_sources` says: a virtual one as the step that makes it left it."""
+        self._expressions: dict[int, Pointwise] = {}
+        """Pointwise results that no step has computed: whoever reads them computes them."""
+        self._steps: list[Step] = []
+        self._graphs: list[Any] = []
+        self._scratch = 0
+
+    def plan(self) -> CudaPlan:
+        for operation in self._graph.in_order():
+            if isinstance(operation, Pointwise):
+                self._expressions[operation.output] = operation
+                if self._graph.tensor(operation.output).role is TensorRole.BOUND:
+                    self._compute(operation.output)
+            else:
+                self._convolve(operation)
+        return finish(self._graph, self._steps, self._graphs, self._scratch, self._limit)
+
+    # Convolutions.
+
+    def _convolve(self, operation: Convolution) -> None:
+        """Run a convolution on tensors of the wanted form, on copies where they differ. Raises `Refused`."""
+        for uid in operation.inputs:
+            self._compute(uid)
+        tensors = [self._forms[uid] for uid in (*operation.inputs, operation.output)]
+        forms = next(itertools.islice(_forms(tensors), self._form, None), None)
+        if forms is None:
+            raise Refused("its tensors take no other form")
+        alone, lowered = self._built(operation, tensors, forms)
+        *inputs, (result, form) = zip(tensors, forms, strict=True)
+        sources = {tensor.uid: self._packed(tensor, wanted) for tensor, wanted in inputs}
+        place = self._sources.get(result.uid)
+        sources[result.uid] = place if place is not None and _serves(result, form) else self._take(form)
+        self._steps.append(graph_step(alone, lowered, sources))
+        self._graphs.append(lowered)
+        if place is None:
+            self._sources[result.uid], self._forms[result.uid] = sources[result.uid], form
+        elif place != sources[result.uid]:
+            self._copy(form, sources[result.uid], result, place)
+
+    def _built(
+        self, operation: Convolution, tensors: Sequence[GraphTensor], forms: Sequence[GraphTensor]
+    ) -> tuple[OperationGraph, Any]:
+        """A convolution of those forms as a graph of its own, and cuDNN's, built. Raises `Refused`."""
+        # Half types and bytes lose nothing as float32, nor as TF32, which has ten bits and full range.
+        numerics = self._graph.numerics
+        if tensors[0].dtype is not forms[0].dtype:
+            numerics = msgspec.structs.replace(numerics, tf32=True)
+            operation = msgspec.structs.replace(operation, compute=forms[0].dtype)
+        alone = OperationGraph(tensors=tuple(forms), operations=(operation,), numerics=numerics)
+        lowered = candidates(alone, self._handle, self._limit)
+        left = self._choice
+        for index in range(lowered.get_execution_plan_count()):
+            try:
+                build_candidate(alone, lowered, index)
+            except Refused:
+                continue
+            if not left:
+                return alone, lowered
+            left -= 1
+        raise Refused(f"cuDNN has no candidate {self._choice} for {type(operation).__name__}")
+
+    def _packed(self, tensor: GraphTensor, form: GraphTensor) -> Source:
+        """An input in the form that is wanted of it: itself, or a copy."""
+        if _serves(tensor, form):
+            return self._sources[tensor.uid]
+        copy = self._take(form)
+        self._copy(tensor, self._sources[tensor.uid], form, copy)
+        return copy
+
+    # Pointwise.
+
+    def _compute(self, uid: int) -> None:
+        """Make sure that a tensor's values will be where `_sources` says, if they are to be computed yet."""
+        operation = self._expressions.pop(uid, None)
+        if operation is None:
+            return
+        tensor = self._graph.tensor(uid)
+        leaves: list[GraphTensor] = []
+        value = self._expression(operation, leaves)
+        if uid not in self._sources:
+            self._sources[uid] = self._take(tensor)
+        double = operation.compute is DType.FLOAT64
+        self._add_kernel(value, leaves, tensor, self._sources[uid], double=double)
+
+    def _expression(self, operation: Pointwise, leaves: list[GraphTensor]) -> Expression:
+        operands = tuple(self._operand(uid, leaves) for uid in operation.operands)
+        return Expression(operation.mode, operands, operation.parameter)
+
+    def _operand(self, uid: int, leaves: list[GraphTensor]) -> Node:
+        tensor = self._graph.tensor(uid)
+        if tensor.role is TensorRole.SCALAR:
+            return Scalar(self._graph.scalars.index(uid))
+        if uid in self._expressions:
+            return self._expression(self._expressions[uid], leaves)
+        form = self._forms[uid]
+        if form not in leaves:
+            leaves.append(form)
+        return Leaf(leaves.index(form), form.dtype)
+
+    def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
+        double = DType.FLOAT64 in (tensor.dtype, to.dtype) or DType.INT32 in (tensor.dtype, to.dtype)
+        kernel = elementwise(Leaf(0, tensor.dtype), to.dtype, double, to.dims, [to.strides, tensor.strides])
+        self._steps.append(KernelStep(kernel, (target, source)))
+
+    def _add_kernel(
+        self, value: Node, leaves: list[GraphTensor], to: GraphTensor, target: Source, *, double: bool
+    ) -> None:
+        strides = [to.strides, *(_broadcast(leaf, to.dims) for leaf in leaves)]
+        kernel = elementwise(value, to.dtype, double, to.dims, strides)
+        self._steps.append(KernelStep(kernel, (target, *(self._sources[leaf.uid] for leaf in leaves))))
+
+    def _take(self, tensor: GraphTensor) -> Scratch:
+        """Room for a tensor between steps."""
+        place = Scratch(self._scratch)
+        self._scratch += aligned(tensor.spec.nbytes)
+        return place
+
+
+def _serves(tensor: GraphTensor, form: GraphTensor) -> bool:
+    """Whether a tensor can be used as it lies where that form is wanted."""
+    same = (tensor.dims, tensor.strides, tensor.dtype) == (form.dims, form.strides, form.dtype)
+    return same and tensor.alignment >= form.alignment
+
+
+def _broadcast(tensor: GraphTensor, dims: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(
+        0 if own == 1 and wanted != 1 else stride
+        for own, wanted, stride in zip(tensor.dims, dims, tensor.strides, strict=True)
+    )
+
+
+def _forms(tensors: Sequence[GraphTensor]) -> Iterator[list[GraphTensor]]:
+    """What to try a convolution's tensors as, the result last: as given, packed, it wider, all wider."""
+    bound = [_given(tensor) for tensor in tensors]
+    narrow = tensors[0].dtype not in (DType.FLOAT32, DType.FLOAT64)
+    wider = DType.FLOAT32 if tensors[0].dtype.is_floating else DType.INT32
+    if takes_bytes(bound):
+        yield bound
+    for layout in (Layout.NHWC, Layout.NCHW) if narrow else (Layout.NCHW, Layout.NHWC):
+        packed = [_repacked(tensor, layout) for tensor in bound]
+        if takes_bytes(packed):
+            yield packed
+            if packed[-1].dtype not in (wider, DType.FLOAT64):
+                yield [*packed[:-1], _repacked(packed[-1], layout, wider)]
+    if narrow:
+        for dtype in _wider(tensors):
+            for layout in (Layout.NCHW, Layout.NHWC):
+                yield [_repacked(tensor, layout, dtype) for tensor in bound]
+
+
+def _wider(tensors: Sequence[GraphTensor]) -> Sequence[DType]:
+    """Types in which a convolution of half types or of bytes loses no operand, and no sum of bytes."""
+    largest = {DType.INT8: 128, DType.UINT8: 255}.get(tensors[0].dtype)
+    if largest is None:
+        return (DType.FLOAT32,)
+    exact = math.prod(tensors[1].dims[1:]) * largest**2 < 1 << 24
+    return (DType.FLOAT32, DType.FLOAT64) if exact else (DType.FLOAT64,)
+
+
+def _given(tensor: GraphTensor) -> GraphTensor:
+    """A tensor as one that a graph of its own is given."""
+    return msgspec.structs.replace(tensor, role=TensorRole.BOUND)
+
+
+def _repacked(tensor: GraphTensor, layout: Layout, dtype: DType | None = None) -> GraphTensor:
+    spec = TensorSpec.packed(tensor.dims, dtype or tensor.dtype, layout)
+    return GraphTensor(
+        uid=tensor.uid, dims=spec.dims, strides=spec.strides, dtype=spec.dtype, name=tensor.name
+    )

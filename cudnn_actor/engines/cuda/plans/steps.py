@@ -1,0 +1,54 @@
+"""Steps of a plan, and the plan of some steps: what whole and split plans have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cudnn_actor.engines.cuda.plans.graphs import Refused, frontend_uids
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, Number, Recipe, Source, Step
+from cudnn_actor.engines.support import kind_of
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph import OperationGraph
+
+__all__ = ["finish", "given_sources", "graph_step"]
+
+
+def given_sources(graph: OperationGraph) -> dict[int, Source]:
+    """Where a run finds each tensor that it is given."""
+    bound: dict[int, Source] = {uid: Buffer(number) for number, uid in enumerate(graph.bound)}
+    given: dict[int, Source] = {
+        uid: Number(number, graph.tensor(uid).dtype is DType.FLOAT64)
+        for number, uid in enumerate(graph.scalars)
+    }
+    return bound | given
+
+
+def graph_step(graph: OperationGraph, lowered: Any, sources: dict[int, Source]) -> GraphStep:
+    """A built graph of the frontend's as a step; `sources` by the operation graph's uids."""
+    given = sorted((number, uid) for uid, number in frontend_uids(graph).items() if uid in sources)
+    index = getattr(lowered, "_plan_index", 0)
+    return GraphStep(
+        engine=lowered.get_plan_name_at_index(index),
+        workspace=int(lowered.get_workspace_size()),
+        uids=tuple(number for number, _ in given),
+        sources=tuple(sources[uid] for _, uid in given),
+    )
+
+
+def finish(
+    graph: OperationGraph, steps: Sequence[Step], graphs: Sequence[Any], scratch: int, limit: int | None
+) -> CudaPlan:
+    """The plan of those steps. Raises `Refused` when it needs more than the limit."""
+    names = [step.engine if isinstance(step, GraphStep) else "elementwise" for step in steps]
+    recipe = Recipe(
+        tag=f"cuda/{kind_of(graph)}/{graph.digest()[:8]}/{'+'.join(names)}",
+        steps=tuple(steps),
+        scratch=scratch,
+        buffers=len(graph.bound),
+        scalars=len(graph.scalars),
+    )
+    if limit is not None and recipe.workspace > limit:
+        raise Refused(f"it takes {recipe.workspace:,} bytes of workspace, over the limit of {limit:,}")
+    return CudaPlan(recipe, tuple(graphs))

@@ -1,0 +1,138 @@
+"""Autotuning: every plan that cuDNN offers for a graph, run on the device, and the fastest kept.
+
+Only plans that have passed their self-check are timed, however fast the others are;
+those are reported. The few that were fastest are timed again, in turns, so
+that a clock that rises or falls meanwhile favours none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, compile_plan, compile_whole
+from cudnn_actor.engines.cuda.plans.graphs import Refused, candidates, check_bytes
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.program import Program
+from cudnn_actor.engines.cuda.plans.recipe import Tuning
+from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.protocol.graph import OperationGraph
+
+__all__ = ["tune"]
+
+log = Log("cudnn_actor")
+
+_WARM_UPS, _ROUGH_RUNS, _FINE_RUNS, _FINALISTS, _ROUNDS = 5, 5, 20, 4, 3
+
+
+def tune(
+    graph: OperationGraph,
+    context: BuildContext,
+    workspace_limit: int | None,
+    progress: Callable[[int, int, str], None],
+) -> CudaPlan:
+    """The fastest plan for a graph; its `tuning` says what was found. Blocks for seconds.
+
+    Raises as `compile_plan`, and `MemoryError` where a second set of the graph's tensors does not fit.
+    """
+    heuristic = compile_plan(graph, context, workspace_limit)
+    limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
+    check = SelfCheck(graph, context)
+    try:
+        return _fastest(check, heuristic, _offers(graph, context.handle, limit), progress)
+    finally:
+        check.close()
+
+
+class _Offer(NamedTuple):
+    what: str
+    build: Callable[[], CudaPlan]
+
+
+def _offers(graph: OperationGraph, handle: Any, limit: int) -> Sequence[_Offer]:
+    """Everything that can be tried."""
+    try:
+        check_bytes(graph)
+        lowered = candidates(graph, handle, limit)
+        names = [lowered.get_plan_name_at_index(i) for i in range(lowered.get_execution_plan_count())]
+    except Refused:
+        names = []
+
+    def whole(index: int) -> Callable[[], CudaPlan]:
+        return lambda: compile_whole(graph, handle, limit, index)
+
+    offers = [_Offer(name, whole(index)) for index, name in enumerate(names)]
+    if len(graph.operations) > 1:
+        offers.append(_Offer("in several steps", lambda: compile_split(graph, handle, limit)))
+    return offers
+
+
+def _fastest(
+    check: SelfCheck,
+    heuristic: CudaPlan,
+    offers: Sequence[_Offer],
+    progress: Callable[[int, int, str], None],
+) -> CudaPlan:
+    """The fastest of the heuristic's plan and of those offers that pass their self-check."""
+    times = [(_time(check, heuristic, _ROUGH_RUNS), 0, heuristic)]
+    discarded: list[str] = []
+    for number, (offer, plan) in enumerate(_built(offers, progress), start=1):
+        fault = check.fault(plan)
+        if fault is None:
+            times.append((_time(check, plan, _ROUGH_RUNS), number, plan))
+        else:
+            log.info("plan.discarded", plan=plan.tag, reason=fault)
+            discarded.append(f"{offer.what}: {fault}")
+    heuristic_us, best_us, best = _final(check, heuristic, [plan for _, _, plan in sorted(times)])
+    found = Tuning(heuristic_us, best_us, len(times), tuple(discarded))
+    return CudaPlan(msgspec.structs.replace(best.recipe, tuning=found), best.graphs)
+
+
+def _built(
+    offers: Sequence[_Offer], progress: Callable[[int, int, str], None]
+) -> Iterator[tuple[_Offer, CudaPlan]]:
+    for number, offer in enumerate(offers):
+        progress(number, len(offers), offer.what)
+        try:
+            yield offer, offer.build()
+        except (Refused, EngineFailure, MemoryError) as error:
+            log.debug("plan.not_built", what=offer.what, reason=str(error))
+    progress(len(offers), len(offers), "done")
+
+
+def _final(
+    check: SelfCheck, heuristic: CudaPlan, ranked: Sequence[CudaPlan]
+) -> tuple[float, float, CudaPlan]:
+    """The heuristic's time, the best time and its plan: of the few that were fastest, timed in turns."""
+    finalists = list(dict.fromkeys([*ranked[:_FINALISTS], heuristic]))
+    rounds = [[_time(check, plan, _FINE_RUNS) for plan in finalists] for _ in range(_ROUNDS)]
+    medians = [sorted(times)[_ROUNDS // 2] for times in zip(*rounds, strict=True)]
+    best = min(range(len(finalists)), key=medians.__getitem__)
+    return medians[finalists.index(heuristic)], medians[best], finalists[best]
+
+
+def _time(check: SelfCheck, plan: CudaPlan, runs: int) -> float:
+    """Microseconds that the device takes for a run: of a replayed CUDA graph, where there can be one."""
+    cupy = libraries().cupy
+    stream = check.context.stream
+    workspace = check.room_for(plan)
+    program = Program(plan, check.context.handle, stream)
+    key = tuple(check.pointers)
+    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+    for number in range(_WARM_UPS + runs):
+        if number == _WARM_UPS:
+            begin.record(stream)
+        replay = program.replays.get(key)
+        if replay is None:
+            program.run(key, check.pointers, check.scalars, workspace.pointer)
+        else:
+            replay.launch(behind=0)
+    end.record(stream)
+    end.synchronize()
+    return float(cupy.cuda.get_elapsed_time(begin, end)) * 1e3 / runs

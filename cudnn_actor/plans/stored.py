@@ -1,0 +1,145 @@
+"""A builder with a plan store in front of it, and a plan store alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.engines.base import Builder, EngineFailure, Plan, StickyError
+from cudnn_actor.plans.file import PlanKey, StoredPlan
+from cudnn_actor.plans.store import PlanStore
+from cudnn_actor.protocol.graph import OperationGraph
+
+__all__ = ["KeptPlans", "NotKept", "StoredPlans"]
+
+log = Log("cudnn_actor")
+
+
+class StoredPlans:
+    """A `Builder` that looks into a plan store before it builds, and keeps there what it has built.
+
+    Parameters
+    ----------
+    store
+        Where plans are kept.
+    builder
+        Makes, exports and restores them. Opened, used and closed through this one.
+    """
+
+    def __init__(self, store: PlanStore, builder: Builder) -> None:
+        self._store = store
+        self._builder = builder
+
+    @property
+    def fingerprint(self) -> str:
+        """The builder's own."""
+        return self._builder.fingerprint
+
+    def expect_builds(self) -> None:
+        """As the builder does, unless plans are kept: then those that are wanted may be among them."""
+        if self._store.is_empty():
+            self._builder.expect_builds()
+
+    def open(self) -> None:
+        """Open the builder. Raises `EngineFailure`. Blocks."""
+        self._builder.open()
+
+    def close(self) -> None:
+        """Close the builder. Safe to call twice."""
+        self._builder.close()
+
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
+        """The plan that is kept, tuned or not; else a new one, which is kept.
+
+        Raises and blocks as `Builder.build`.
+        """
+        plan = self.kept(graph, workspace_limit)
+        if plan is None:
+            plan = self._builder.build(graph, workspace_limit=workspace_limit)
+            self._keep(self._key(graph, workspace_limit), plan, tuned=False)
+        return plan
+
+    def kept(self, graph: OperationGraph, workspace_limit: int | None) -> Plan | None:
+        """The plan that is kept, tuned or not; None where there is none. Raises `StickyError`."""
+        key = self._key(graph, workspace_limit)
+        return self._restored(graph, key, self._store.load(key))
+
+    def tune(
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: Callable[[int, int, str], None],
+    ) -> Plan:
+        """The tuned plan that is kept; else the winner of a new measurement, which is kept.
+
+        Raises and blocks as `Builder.tune`. A plan that is kept is not measured again: `progress` is not
+        called then.
+        """
+        key = self._key(graph, workspace_limit)
+        stored = self._store.load(key)
+        plan = self._restored(graph, key, stored) if stored is not None and stored.tuned else None
+        if plan is None:
+            plan = self._builder.tune(graph, workspace_limit=workspace_limit, progress=progress)
+            self._keep(key, plan, tuned=True)
+        return plan
+
+    def interrupt(self) -> None:
+        """As the builder does. Any thread."""
+        self._builder.interrupt()
+
+    def export(self, plan: Plan) -> bytes | None:
+        """As the builder does."""
+        return self._builder.export(plan)
+
+    def restore(self, graph: OperationGraph, data: bytes) -> Plan:
+        """As the builder does. Raises `EngineFailure`."""
+        return self._builder.restore(graph, data)
+
+    def _key(self, graph: OperationGraph, workspace_limit: int | None) -> PlanKey:
+        return PlanKey(graph=graph.digest(), fingerprint=self.fingerprint, workspace_limit=workspace_limit)
+
+    def _restored(self, graph: OperationGraph, key: PlanKey, stored: StoredPlan | None) -> Plan | None:
+        if stored is None:
+            return None
+        try:
+            return self._builder.restore(graph, stored.data)
+        except EngineFailure as error:
+            self._store.reject(key, f"the library refuses it: {error}")
+            if isinstance(
+                error, StickyError
+            ):  # perhaps of its own doing: the next start must not meet it again
+                raise
+            return None
+
+    def _keep(self, key: PlanKey, plan: Plan, *, tuned: bool) -> None:
+        if not plan.tried:
+            return  # the next process may have the room to try one
+        try:
+            data = self._builder.export(plan)
+        except EngineFailure as error:  # the plan is good all the same
+            log.warning("plan_store.not_exported", plan=plan.tag, error=str(error))
+            return
+        if data is not None:
+            self._store.save(key, StoredPlan(data=data, workspace=plan.workspace, tuned=tuned))
+
+
+class NotKept(Exception):
+    """Raised when the store does not have a plan: it is to be built."""
+
+
+class KeptPlans(StoredPlans):
+    """A store's plans and no others: what is not kept is not built.
+
+    For a thread of its own, so that a plan which is there waits for no build, however long one takes.
+    """
+
+    def expect_builds(self) -> None:
+        """Nothing: there are none."""
+
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
+        """The plan that is kept. Raises `NotKept`, `StickyError`. Blocks for the disk and for restoring."""
+        plan = self.kept(graph, workspace_limit)
+        if plan is None:
+            raise NotKept(graph.digest())
+        return plan

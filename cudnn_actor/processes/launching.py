@@ -1,0 +1,664 @@
+"""Launching workers: processes forked from a server of ours that has their modules imported already.
+
+Why a forkserver of ours: the standard library's listens on a socket in the file system, sends pickles, and
+has one list of modules for the whole of the user's process. Why a forkserver: a worker is there in
+milliseconds, and a fork of the user's process would inherit its threads' locks and its CUDA state.
+
+What is shared: a launcher's server and its children, by number. Both are written under the launcher's lock,
+which is held for a launch: some milliseconds, or as long as the imports take when the server has just been
+started. One launch at a time is in work, so what comes from the server is the answer to it or a notice, and
+whoever holds the lock takes in both; a notice that nobody has asked for waits in the socket.
+
+What is not under the lock, and why it may be so:
+
+- a child's exit is looked at by its pidfd, and its signals go through that: neither needs the server;
+- `close` wakes a launch that waits, before it waits for the lock itself. It only shuts the socket down, which
+  leaves the descriptor to those who hold the lock.
+
+A fork of the user's process has none of this: its copies of the descriptors are closed right after it, so
+that neither its end nor its exit handlers touch what belongs to the process that it was forked from.
+(A descriptor that another thread is about to make at that very moment is missed, and does no harm: the server
+and its workers watch this process, not only the socket and the lifeline.)
+
+Workers outlive their server, and nothing waits for one that is stopped: it is killed, and another started.
+No worker outlives this process, however that ends: `lifeline` has the argument.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from cudnn_actor.actors import forks
+from cudnn_actor.processes.interpreter import environment, find_python
+from cudnn_actor.processes.launch_wire import (
+    FROM_SERVER,
+    Discard,
+    Exited,
+    FromServer,
+    Launch,
+    Launched,
+    PreloadFailed,
+    Ready,
+    Refused,
+    ToServer,
+    receive,
+    send,
+)
+from cudnn_actor.processes.lifeline import Lifeline
+from cudnn_actor.processes.process_state import is_stopped
+
+__all__ = ["Child", "LaunchFailed", "Launcher", "close_launchers"]
+
+_UNTIL_ENDED_S = 5.0
+"""So long a server may take to end its workers, and then the kernel to end the server."""
+_LOOK_EVERY_S = 0.05
+"""So often somebody who waits for a server looks whether it is stopped."""
+_LOOKS = 200
+"""After so many in vain a server that has its imports behind it counts as one that hangs. Looks are counted,
+not seconds, since this process may have been stopped itself meanwhile."""
+_NOWHERE = -1
+
+
+def _never() -> bool:
+    return False
+
+
+class LaunchFailed(OSError):
+    """Raised when there is no worker to be had: no process, no descriptor, no server, or a failing preload.
+
+    Nothing of the worker is left running. A later launch may succeed: it starts another server when the last
+    one has gone. Its text is the reason.
+    """
+
+
+class _ServerLost(OSError):
+    """Raised when a launch has failed of its server, where another server may do better."""
+
+
+class Child:
+    """A worker as its parent sees it. All may be called on any thread, `close` only once nobody else does.
+
+    It is made by `Launcher.launch`, and must be closed. It lives no longer than this is open.
+    """
+
+    def __init__(
+        self, launcher: Launcher, server: _Server, *, number: int, pid: int, pidfd: int, lifeline: Lifeline
+    ) -> None:
+        self.pid = pid
+        """Its process id: for people, and for logs. It may be another's once this one has exited."""
+        self.pidfd = pidfd
+        """Readable when the worker has exited. This object's own; -1 once that is closed."""
+        self._launcher = launcher
+        self._server = server
+        self._number = number
+        self._lifeline = lifeline
+        self._end: str | None = None
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Child {self.pid}>"
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing happens when the worker has gone, or this is closed. Never raises.
+
+        Where the kernel refuses (this process has another user now, or a filter of system calls), SIGKILL
+        goes by the lifeline, which asks nobody, and other signals go nowhere.
+        """
+        with self._lock:
+            if self.pidfd == _NOWHERE:
+                return
+            try:
+                signal.pidfd_send_signal(self.pidfd, number)
+            except ProcessLookupError:
+                pass
+            except OSError:
+                if number == signal.SIGKILL:
+                    self._lifeline.cut()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether the worker has exited. Blocks until it has, or for `timeout_s` seconds.
+
+        Raises `ValueError` when this is closed.
+        """
+        return _becomes_readable(self.pidfd, timeout_s)
+
+    def how_it_ended(self, timeout_s: float) -> str:
+        """How, for people: "was killed by SIGKILL", "exited with status 3".
+
+        Blocks for up to `timeout_s` seconds: for the exit, and for the server to tell of it. When there is
+        no server that could, it "has ended"; a worker that is still there then "has not ended". Raises
+        `ValueError` when this is closed.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self.wait(timeout_s):
+            return "has not ended"
+        return self._launcher._told(self, self._server, deadline) or self._reaped() or "has ended"
+
+    def close(self) -> None:
+        """Let go of the worker, which is killed if it still runs. Does not wait for that. Idempotent."""
+        self._lifeline.cut()
+        self._launcher._children.pop(self._number, None)
+        self._reaped()
+        with self._lock:
+            pidfd, self.pidfd = self.pidfd, _NOWHERE
+            if pidfd != _NOWHERE:
+                os.close(pidfd)
+
+    def _reaped(self) -> str | None:
+        """How it ended, where that falls to this process; else None. Never blocks.
+
+        A worker that has outlived its server has another parent: process 1, which this one is in many a
+        container, or whoever has asked to adopt.
+        """
+        with self._lock, contextlib.suppress(OSError):
+            if self.pidfd != _NOWHERE and (end := os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)):
+                by_itself = end.si_code == os.CLD_EXITED
+                self._end = _ending_of(end.si_status if by_itself else -end.si_status)
+        return self._end
+
+    def _awaited(self, timeout_s: float) -> None:
+        """Wait for its exit, so long, whoever closes this meanwhile."""
+        with self._lock:
+            pidfd = _NOWHERE if self.pidfd == _NOWHERE else os.dup(self.pidfd)
+        if pidfd != _NOWHERE:
+            _becomes_readable(pidfd, timeout_s)
+            os.close(pidfd)
+
+    def _forget(self) -> None:
+        """In a fork of the process: another thread may have held the lock, which stays so."""
+        self._lock = threading.Lock()
+        self._lifeline.forget()
+        pidfd, self.pidfd = self.pidfd, _NOWHERE
+        if pidfd != _NOWHERE:
+            os.close(pidfd)
+
+
+_Children = dict[int, Child]
+
+
+class Launcher:
+    """One forkserver process for a set of preloaded modules, started at first use. Any thread.
+
+    The server is started by exec, with the environment and the module search path that this process has
+    then: its workers have them too, secrets in the environment included. It is in a session of its own, where
+    a terminal's signals do not come. What it and its workers print goes where this process prints.
+
+    It may be killed or stopped, and its workers go on. One that has died is followed by another at once where
+    somebody watches (`fileno`, `revive`), else at the next launch; one that is stopped, at the next launch.
+
+    Parameters
+    ----------
+    preload
+        Modules that the server imports, in order. They must not start threads that matter after a fork, nor
+        initialise CUDA: a process that was forked from one with a context can have none.
+    executable
+        Path of the Python that the server is run by; None for what `find_python` finds.
+    """
+
+    _shared: ClassVar[dict[tuple[tuple[str, ...], str | None], Launcher]] = {}
+    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, preload: tuple[str, ...], executable: str | None = None) -> None:
+        self.preload = preload
+        self._executable = executable
+        self._lock = threading.Lock()
+        self._server: _Server | None = None
+        self._watch: select.epoll | None = None
+        self._numbers = itertools.count(1)
+        self._children: _Children = {}
+        """By the number of their launch: those that have not been closed."""
+
+    @classmethod
+    def shared(cls, preload: tuple[str, ...], executable: str | None = None) -> Launcher:
+        """The process's launcher for these modules, in this order, and this Python. Never blocks."""
+        with cls._shared_lock:
+            return cls._shared.setdefault((preload, executable), cls(preload, executable))
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id; None when none has been started."""
+        server = self._server
+        return None if server is None else server.pid
+
+    def warm(self) -> None:
+        """Start the server, unless there is one, and do not wait for its imports. Blocks for the exec only.
+
+        What goes wrong is for `launch` to report. Nothing happens while another thread launches or closes.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            with contextlib.suppress(OSError):
+                if self._server is None:
+                    self._server = self._new_server()
+        finally:
+            self._lock.release()
+
+    def fileno(self) -> int:
+        """Readable when the server has died, so that there is something to `revive`; -1 before the first."""
+        return _NOWHERE if self._watch is None else self._watch.fileno()
+
+    def revive(self) -> str | None:
+        """Start a server behind one that has died, and do not wait for its imports. Blocks for the exec only.
+
+        Returns how that one ended; None where none has, and while another thread launches, which does the
+        same. One that died before it was ready has no successor, which might die of the same again and again:
+        the next launch reports it.
+        """
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            server = self._server
+            if server is None or not server.has_gone():
+                return None
+            end = server.end()  # also where it has no successor: nobody is woken by it again
+            if server.ready:
+                self._server = None
+                with contextlib.suppress(OSError):
+                    self._server = self._new_server()
+            return end
+        finally:
+            self._lock.release()
+
+    def launch(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool] = _never) -> Child:
+        """Fork a worker and run `main` in it. Blocks: for the fork, and before it for the imports.
+
+        Imports that never end are waited for until somebody calls `close`, or `unwanted` says so. A server
+        that is stopped, has died or says nothing for ten seconds is killed, and another one started, once.
+
+        Parameters
+        ----------
+        main
+            "package.module:function". It is called with the list of the worker's numbers for `fds`; when it
+            returns, the worker exits with status 0 at once, without exit handlers or waiting for threads.
+            An exception is printed to stderr, status 1. A path that leads nowhere is such an exception.
+        fds
+            Descriptors for the worker, which gets copies and has no others but 0, 1 and 2, and its end of the
+            lifeline. 252 at most.
+        unwanted
+            Asked some twenty times a second: whether the caller has no use for the worker any more.
+
+        Raises
+        ------
+        LaunchFailed
+            As its docstring says.
+        """
+        try:
+            while not self._lock.acquire(timeout=_LOOK_EVERY_S):
+                _refuse_if(unwanted)
+            try:
+                try:
+                    return self._launched(main, fds, unwanted)
+                except _ServerLost:
+                    self._server = None
+                    return self._launched(main, fds, unwanted)
+            finally:
+                self._lock.release()
+        except (OSError, ValueError) as error:
+            raise LaunchFailed(f"{main} was not launched: {error}") from error
+
+    def _launched(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
+        """A worker, with a lifeline of its own.
+
+        A server may die between the fork and its word of it. So each order has another lifeline, which is cut
+        when it fails: what was forked for it ends, and does not share descriptors with the next one's worker.
+        """
+        lifeline = Lifeline()
+        try:
+            number, pid, pidfd = self._ordered(main, (*fds, lifeline.theirs), unwanted)
+        except BaseException:
+            lifeline.cut()
+            raise
+        finally:
+            lifeline.hand_over()
+        assert self._server is not None
+        child = Child(self, self._server, number=number, pid=pid, pidfd=pidfd, lifeline=lifeline)
+        self._children[number] = child
+        return child
+
+    def _ordered(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> tuple[int, int, int]:
+        number = next(self._numbers)
+        try:
+            server = self._ready_for_orders()
+            return (number, *server.launch(number, main, fds, unwanted))
+        except OSError:
+            if self._server is not None and self._server.gone:
+                self._server = None  # its end has been told: the next launch starts another
+            raise
+
+    def close(self) -> None:
+        """End the server and all workers. Blocks until they have ended; a launch in work fails.
+
+        A later launch starts another. Idempotent.
+        """
+        if (server := self._server) is not None:
+            server.unwanted = True
+            server.hang_up()
+        with self._lock:
+            server, self._server = self._server, None
+            children = tuple(self._children.values())
+            for child in children:  # first: a server may have died, or be stopped, and nobody else kills them
+                child._lifeline.cut()
+            if server is not None:
+                server.end()
+        for child in children:
+            child._awaited(_UNTIL_ENDED_S)
+
+    def _ready_for_orders(self) -> _Server:
+        """The server; a new one if the last has gone after it had been ready. Under the lock.
+
+        Raises `OSError`, also with what a server that was started ahead has failed of.
+        """
+        if self._server is not None and self._server.has_gone():
+            end = self._server.end()
+            if not self._server.ready:
+                raise OSError(end)
+            self._server = None
+        if self._server is None:
+            self._server = self._new_server()
+        return self._server
+
+    def _new_server(self) -> _Server:
+        if self._watch is None:
+            self._watch = select.epoll()
+        return _Server(find_python(self._executable), self.preload, self._children, self._watch)
+
+    def _told(self, child: Child, server: _Server, deadline: float) -> str | None:
+        """What the server says of a worker's end, waiting until `deadline` for it; None if it does not."""
+        if server.gone:  # and the lock may be held for long: a launch waits for its successor's imports
+            return child._end
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return child._end
+        try:
+            while child._end is None and not server.gone:
+                left = deadline - time.monotonic()
+                heard = server.receive(max(0.0, min(left, _LOOK_EVERY_S)))
+                if heard is None and (left <= 0 or is_stopped(server.pid)):
+                    break
+            return child._end
+        finally:
+            self._lock.release()
+
+    def _forget(self) -> None:
+        """In a fork of the process: the server and the children are another's."""
+        self._lock = threading.Lock()
+        watch, self._watch = self._watch, None
+        if watch is not None:  # nothing is unregistered from it: it is the parent's as well
+            watch.close()
+        server, self._server = self._server, None
+        if server is not None:
+            server.forget()
+        for child in list(self._children.values()):
+            child._forget()
+        self._children.clear()
+
+    @classmethod
+    def _forget_shared(cls) -> None:
+        launchers, cls._shared, cls._shared_lock = cls._shared, {}, threading.Lock()
+        for launcher in launchers.values():
+            launcher._forget()
+
+
+class _Server:
+    """The server process and this side of its socket. All but `hang_up` and `pid`: under the launcher's lock.
+
+    Parameters
+    ----------
+    python
+        Path of the Python that runs it.
+    preload
+        Modules for it to import.
+    children
+        Those who want to know how they ended, by number of their launch.
+    watch
+        Where its end is to be seen, until it has been taken note of.
+
+    Raises
+    ------
+    OSError
+        There is no process to be had.
+    """
+
+    def __init__(self, python: str, preload: Sequence[str], children: _Children, watch: select.epoll) -> None:
+        self._python = python
+        self._children = children
+        self._watch = watch
+        self.unwanted = False
+        """Whether its launcher is being closed, so that no other is to take its place. Any thread."""
+        self.ready = False
+        """Whether its imports are done, as far as it has been listened to."""
+        self.gone = False
+        """Whether nothing more will come from it."""
+        self._last_word = ""
+        self._awaited = 0
+        """Number of the launch in work; 0 when there is none."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                self._process = _started(python, theirs, preload)
+            self._pidfd = _pidfd_of(self._process)
+        except OSError:
+            self._socket.close()
+            raise
+        self.pid = self._process.pid
+        self._socket.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._poll.register(self._pidfd, select.POLLIN)
+        watch.register(self._pidfd, select.EPOLLIN)
+
+    def launch(
+        self, number: int, main: str, fds: Sequence[int], unwanted: Callable[[], bool]
+    ) -> tuple[int, int]:
+        """Id and pidfd of a new worker. Blocks. Raises `OSError`, and `ValueError` for too long a path."""
+        self._awaited = number
+        try:
+            if not self._send(Launch(number, main, len(fds)), fds):
+                self.has_gone()  # which takes in what it had said before
+            while not self.gone:
+                match self._heard(unwanted):
+                    case Launched(launched, pid), [pidfd] if launched == number:
+                        return pid, pidfd
+                    case Launched(launched), [] if launched == number:
+                        self._send(Discard(number))
+                        raise OSError("there is no room for another descriptor")
+                    case Refused(refused, why), _ if refused == number:
+                        raise OSError(why)
+        finally:
+            self._awaited = 0
+        end = self.end()
+        killed = (self._process.returncode or 0) < 0
+        raise (_ServerLost if (self.ready or killed) and not self.unwanted else OSError)(end)
+
+    def _heard(self, unwanted: Callable[[], bool]) -> tuple[FromServer, list[int]] | None:
+        """The next record; None, and `gone`, for none. Blocks; one that is stopped or hangs is killed."""
+        in_vain = 0
+        while (received := self.receive(_LOOK_EVERY_S)) is None and not self.gone:
+            _refuse_if(unwanted)
+            in_vain += self.ready
+            if in_vain > _LOOKS or is_stopped(self.pid):
+                self._kill()  # and not hung up on: one that woke up would end its workers, which serve
+                self.gone = True
+        return received
+
+    def has_gone(self) -> bool:
+        """Whether it has ended, after taking in all that it had said. Never blocks."""
+        while not self.gone and self.receive(0.0) is not None:
+            pass
+        return self.gone
+
+    def receive(self, timeout_s: float | None) -> tuple[FromServer, list[int]] | None:
+        """The next record, noted if it is a notice; None when there is none in time, or never again (`gone`).
+
+        Blocks. The end of the process counts as much as that of the socket, which a process that a preloaded
+        module has started may keep open; what it said before is read first.
+        """
+        ended = False
+        while (received := self._read()) is None and not self.gone:
+            if ended:
+                self.gone = True
+                break
+            events = self._poll.poll(None if timeout_s is None else 1000 * timeout_s)
+            if not events:
+                break
+            ended = any(fd == self._pidfd for fd, _ in events)
+        if received is not None:
+            self._note(*received)
+        return received
+
+    def hang_up(self) -> None:
+        """Let the server see an end of the socket, and wake whoever waits at this one. Any thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> str:
+        """End it and its workers, and say how it ended, or why. Blocks. Idempotent."""
+        self.hang_up()
+        self.has_gone()  # which takes in what it had said before
+        if self._pidfd != _NOWHERE:
+            self._wait()
+            self._let_go()
+        if self._last_word:
+            return self._last_word
+        status = self._process.returncode
+        how = "cannot be killed" if status is None else _ending_of(status)
+        return f"the forkserver {how}" if self.ready else f"the forkserver {how}, run by {self._python}"
+
+    def forget(self) -> None:
+        """Let go of it in a fork of its parent: it is not a child of this process."""
+        self._process.returncode = 0
+        self.gone = True
+        self._close()
+
+    def _let_go(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a fork's: it has another, or none
+            self._watch.unregister(self._pidfd)
+        self._close()
+
+    def _close(self) -> None:
+        self._socket.close()
+        pidfd, self._pidfd = self._pidfd, _NOWHERE
+        if pidfd != _NOWHERE:
+            os.close(pidfd)
+
+    def _wait(self) -> None:
+        # One that is still importing does not listen, and has no workers that it should wait for.
+        grace_s = _UNTIL_ENDED_S if self.ready and not is_stopped(self.pid) else 0.0
+        if not _becomes_readable(self._pidfd, grace_s):
+            self._kill()
+        self._process.poll()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(PermissionError):  # this process has another user now
+            self._process.kill()
+        _becomes_readable(self._pidfd, _UNTIL_ENDED_S)
+
+    def _send(self, record: ToServer, fds: Sequence[int] = ()) -> bool:
+        """Whether it was there to be sent to. Raises `OSError` for descriptors that are none."""
+        try:
+            send(self._socket, record, fds)
+        except ConnectionError:
+            return False
+        return True
+
+    def _read(self) -> tuple[FromServer, list[int]] | None:
+        """A record that is there already; None, and `gone`, at the end of the socket."""
+        while True:
+            try:
+                received = receive(self._socket, FROM_SERVER)
+            except BlockingIOError:
+                return None
+            except ConnectionError:  # it left something unread; that is said once, before what it had sent
+                continue
+            self.gone = received is None
+            return received
+
+    def _note(self, record: FromServer, descriptors: Sequence[int]) -> None:
+        match record:
+            case Launched(number) if number != self._awaited:  # that launch has ended in an exception here
+                self._send(Discard(number))
+                for fd in descriptors:
+                    os.close(fd)
+            case Ready():
+                self.ready = True
+            case PreloadFailed(why):
+                self._last_word = why
+            case Exited(number, status, by):
+                child = self._children.get(number)
+                if child is not None and (status, by) != (None, None):
+                    child._end = _ending_of(status if by is None else -by)
+
+
+def close_launchers() -> None:
+    """End all servers of this process, and their workers. Blocks until they have ended.
+
+    For tests; the interpreter does it at its exit.
+    """
+    with Launcher._shared_lock:
+        launchers = list(Launcher._shared.values())
+    for launcher in launchers:
+        launcher.close()
+
+
+def _started(python: str, theirs: socket.socket, preload: Sequence[str]) -> subprocess.Popen[bytes]:
+    """The server, with its end of the socket pair and no other descriptor of ours but 1 and 2.
+
+    It finds its modules where this process does, in the same order (`-P`: and nowhere else).
+    """
+    fd = str(theirs.fileno())
+    module = ["-P", "-X", "faulthandler", "-m", "cudnn_actor.processes.forkserver"]
+    return subprocess.Popen(
+        [python, *module, fd, str(os.getpid()), *preload],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(theirs.fileno(),),
+        close_fds=True,
+        start_new_session=True,
+        env=environment(),
+    )
+
+
+def _pidfd_of(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise
+
+
+def _refuse_if(unwanted: Callable[[], bool]) -> None:
+    if unwanted():
+        raise OSError("nobody wants it any more")
+
+
+def _becomes_readable(fd: int, timeout_s: float | None) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
+
+
+def _ending_of(status: int | None) -> str:
+    """A status as `subprocess` has it, in words."""
+    if status is None:
+        return "has ended"
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {-status}"
+
+
+forks.call_in_child(Launcher._forget_shared)
+atexit.register(close_launchers)

@@ -1,0 +1,87 @@
+"""What is checked on the caller's side, before a message is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cudnn_actor.broker.checks import check_device_array, check_warm, not_a_message
+from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError
+from cudnn_actor.protocol.messages import (
+    COMPUTE,
+    Allocate,
+    Copy,
+    Download,
+    Drain,
+    Fill,
+    Free,
+    GetStatistics,
+    Message,
+    Ping,
+    Upload,
+    View,
+    Warm,
+)
+
+__all__ = ["check_message", "require_operands"]
+
+_REFERENCES: dict[type, tuple[str, ...]] = {
+    Upload: ("dst",),
+    Download: ("src",),
+    Copy: ("src", "dst"),
+    View: ("buffer",),
+    Fill: ("dst",),
+    Free: ("buffer",),
+}
+_OTHERS = frozenset({Ping, GetStatistics, Drain})
+
+
+def check_message(state: ServiceState, message: Message) -> None:
+    """Check shapes, and references that are stale already; the actor checks again.
+
+    Raises `InvalidRequest`, `StaleBufferError`, `ActorStopped`. Never blocks: the first message of a shape
+    takes under a millisecond, later ones some microseconds.
+    """
+    state.mailbox.check_open()
+    kind = type(message)
+    if kind in COMPUTE:
+        seen, ends = state.seen(message), state.memory.ends  # type: ignore[arg-type]
+        if seen.live_at != ends:
+            _resolve(state, message, seen.lowered.buffers)
+            seen.live_at = ends
+    elif kind in _REFERENCES:
+        _resolve(state, message, _REFERENCES[kind])
+        if isinstance(message, Upload):
+            check_device_array(message.data, message.dst.spec, state.memory.device)
+    elif isinstance(message, Allocate):
+        check_device_array(message.data, message.spec, state.memory.device)
+    elif isinstance(message, Warm):
+        check_warm(message)
+    elif kind not in _OTHERS:
+        raise not_a_message(message)
+
+
+def _resolve(state: ServiceState, message: Message, fields: Sequence[str]) -> None:
+    try:
+        for name in fields:
+            state.memory.resolve(getattr(message, name), name)
+    except StaleBufferError:
+        state.mailbox.check_open()  # a service that ends closes its mailbox, then frees its buffers
+        raise
+
+
+def require_operands(**fields: object) -> None:
+    """References and a `ConvSpec`, before dims are worked out from them; the messages check everything."""
+    for name, value in fields.items():
+        wanted: type = ConvSpec if name == "conv" else BufferRef
+        if not isinstance(value, wanted):
+            raise InvalidRequest(
+                field=name,
+                value=value,
+                problem=f"is of type {type(value).__name__} where {wanted.__name__} belongs",
+                fix="upload arrays first: await gpu.upload(array)"
+                if wanted is BufferRef
+                else "pass one, as in ConvSpec.symmetric(2)",
+            )

@@ -1,0 +1,122 @@
+"""`spawn`: a service for async code, from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Any, NoReturn
+
+from cudnn_actor.engines import check_device
+from cudnn_actor.protocol.errors import ServiceStopped
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.service.options import Options, takes_options
+from cudnn_actor.service.service import CudnnService
+
+__all__ = ["Spawning", "spawn"]
+
+
+@takes_options(Options)
+def spawn(options: Options) -> Spawning:
+    """Start a service: `async with spawn(...) as gpu:`, or `gpu = await spawn(...)` and later `gpu.aclose()`.
+
+    The `async with` body is cancelled when the service gives up for good, and `ServiceStopped` is raised
+    in its place; `on_give_up` asks for something else. Leaving it drains for up to 10 seconds, then stops.
+
+    Raises
+    ------
+    InvalidRequest
+        An option is out of its range, or `device` is none: raised at once. The device is not to be had here:
+        raised when awaited or entered, since a driver has to be asked, in a process of its own.
+    StartFailed
+        The actor could not be started. Raised when awaited or entered.
+    """
+    if options.device == "cpu" or options.isolation == "thread":
+        return Spawning(CudnnService(options))
+    check_device(options.device)
+    return Spawning(make=functools.partial(CudnnService, options))
+
+
+class Spawning:
+    """A service about to be started; what `spawn` returns.
+
+    Parameters
+    ----------
+    service
+        The service; None for one that `make` makes, on a thread, since that takes a moment.
+    """
+
+    def __init__(
+        self, service: CudnnService | None = None, *, make: Callable[[], CudnnService] | None = None
+    ) -> None:
+        self._made = service
+        self._make = make
+        self._body: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        self._cancelling = 0
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"a service that is only being spawned has no {name!r}: "
+            "use `async with spawn(...) as gpu`, or `gpu = await spawn(...)`"
+        )
+
+    def __await__(self) -> Generator[Any, None, CudnnRef]:
+        return self._start().__await__()
+
+    @property
+    def _service(self) -> CudnnService:
+        assert self._made is not None, "it is made when it starts"
+        return self._made
+
+    async def _start(self) -> CudnnRef:
+        if self._made is None:
+            assert self._make is not None
+            self._made = await asyncio.to_thread(self._make)
+        self._service.launch()
+        try:
+            await asyncio.wrap_future(self._service.started)
+        except asyncio.CancelledError:
+            self._service.end("cancelled while it started")
+            raise
+        return CudnnRef(self._service)
+
+    async def __aenter__(self) -> CudnnRef:
+        gpu = await self._start()
+        self._body = asyncio.current_task()
+        self._cancelling = self._body.cancelling() if self._body is not None else 0
+        loop = asyncio.get_running_loop()
+
+        def ended(_: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: there is no body any more
+                loop.call_soon_threadsafe(self._fail_body)
+
+        self._gpu = gpu
+        self._service.stopped.add_done_callback(ended)
+        return gpu
+
+    def _fail_body(self) -> None:
+        if self._failure() is not None and self._body is not None:
+            self._cancelled = self._body.cancel()
+
+    def _failure(self) -> ServiceStopped | None:
+        """What the body fails with, where that was asked for."""
+        return self._service.failure() if self._service.options.on_give_up == "raise" else None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        body, self._body = self._body, None
+        if self._service.forked:
+            return
+        failure = self._failure()
+        if failure is None:
+            await self._gpu.aclose()
+            failure = self._failure()
+        ours_alone = False
+        if self._cancelled and body is not None:
+            ours_alone = body.uncancel() <= self._cancelling
+        if failure is not None and (kind is None or (kind is asyncio.CancelledError and ours_alone)):
+            raise failure from error

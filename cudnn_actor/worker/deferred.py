@@ -1,0 +1,209 @@
+"""What the actor does with a message that it cannot start yet: it sets it aside, in its place in the order.
+
+Set aside is what wants a plan that is being built, and what must not overtake
+that: what conflicts with it, a `Drain` behind it. All else is started, past those
+that wait. While nothing waits, and the plan is there, the cost is one look.
+
+A message that is set aside has not started. It has its place still among
+those that wait, so cancelling withdraws it, its deadline says that it had not started, a
+stop answers it with `ServiceStopped`, and after a crash the successor runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from cudnn_actor.actors import Envelope
+from cudnn_actor.broker.checks import check_no_overlap, check_warm
+from cudnn_actor.broker.footprints import compute_footprint, memory_footprint, named_buffers
+from cudnn_actor.broker.hazards import NOTHING, Footprint, Parked, Parking
+from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.lowering import Lowered
+from cudnn_actor.protocol.messages import COMPUTE, Compute, Drain, Warm
+from cudnn_actor.worker.planning import Outcome, Planner
+
+__all__ = ["WaitingRoom"]
+
+PutAside = Callable[[], None]
+
+
+class _Waiting:
+    """A message that is set aside, and what its plans have come to."""
+
+    __slots__ = ("envelope", "lowered", "missing", "outcomes")
+
+    def __init__(self, envelope: Envelope, lowered: Lowered | None = None) -> None:
+        self.envelope = envelope
+        self.lowered = lowered
+        self.missing = 0
+        self.outcomes: dict[str, Outcome] = {}
+
+
+class WaitingRoom:
+    """The messages that one incarnation has set aside. The actor's thread.
+
+    Parameters
+    ----------
+    state
+        The service's.
+    planner
+        Knows the plans.
+    """
+
+    def __init__(self, state: ServiceState, planner: Planner) -> None:
+        self._state = state
+        self._planner = planner
+        self._cache = planner.cache
+        self._parking: Parking[_Waiting] = Parking()
+        self._found: tuple[Envelope, Outcome] | None = None
+        self._warmed: tuple[Envelope, dict[str, Outcome]] | None = None
+
+    def found_for(self, envelope: Envelope) -> Outcome | None:
+        """The plan of the request about to run, when it has been looked up; once."""
+        found, self._found = self._found, None
+        return found[1] if found is not None and found[0] is envelope else None
+
+    def warmed_for(self, envelope: Envelope) -> dict[str, Outcome]:
+        """What has come of the graphs, by their digests, that a `Warm` about to be answered has had built."""
+        warmed, self._warmed = self._warmed, None
+        return warmed[1] if warmed is not None and warmed[0] is envelope else {}
+
+    # Going in.
+
+    def sets_aside(self, envelope: Envelope) -> PutAside | None:
+        """What sets a message aside that must wait, None for one that can start. See `Actor.sets_aside`."""
+        message = envelope.message
+        kind = type(message)
+        if kind in COMPUTE:
+            return self._for_compute(envelope, message)
+        if kind is Warm:
+            return self._for_warm(envelope, message)
+        if not self._parking:
+            return None
+        if kind is Drain:
+            return functools.partial(self._behind_all, _Waiting(envelope))
+        return self._for_memory(envelope, message)
+
+    def _for_memory(self, envelope: Envelope, message: Any) -> PutAside | None:
+        try:
+            for ref in named_buffers(message).values():
+                self._state.memory.resolve(ref)
+            footprint = memory_footprint(message)
+        except Exception:  # noqa: BLE001 - it is started, and told what is wrong with it
+            return None
+        if self._parking.conflicts(footprint):
+            return functools.partial(self._behind, _Waiting(envelope), footprint)
+        return None
+
+    def _for_compute(self, envelope: Envelope, message: Compute) -> PutAside | None:
+        try:
+            lowered = self._state.lowered(message)
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        known = self._cache.find(lowered.graph.digest())
+        if known is None or self._parking:
+            return self._for_slow_compute(envelope, message, lowered, known)
+        self._found = envelope, known
+        return None
+
+    def _for_slow_compute(
+        self, envelope: Envelope, message: Compute, lowered: Lowered, known: Outcome | None
+    ) -> PutAside | None:
+        if lowered.graph.digest() in self._state.quarantined or not self._is_valid(message, lowered):
+            return None
+        footprint = compute_footprint(message, lowered)
+        waiting = _Waiting(envelope, lowered)
+        if known is None:
+            return functools.partial(self._for_plans, waiting, footprint, [lowered.graph], [])
+        if self._parking.conflicts(footprint):
+            waiting.outcomes[lowered.graph.digest()] = known
+            return functools.partial(self._behind, waiting, footprint)
+        self._found = envelope, known
+        return None
+
+    def _is_valid(self, message: Compute, lowered: Lowered) -> bool:
+        try:
+            slots = [self._state.memory.resolve(getattr(message, name), name) for name in lowered.buffers]
+            check_no_overlap(lowered, slots)
+        except Exception:  # noqa: BLE001 - as above
+            return False
+        return True
+
+    def _for_warm(self, envelope: Envelope, message: Warm) -> PutAside | None:
+        try:
+            check_warm(message)
+            graphs = [self._state.lowered(request).graph for request in message.messages]
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        wanted = {graph.digest(): graph for graph in graphs if graph.digest() not in self._state.quarantined}
+        missing = [graph for digest, graph in wanted.items() if digest not in self._cache]
+        untuned = [graph for digest, graph in wanted.items() if self._planner.wants_tuning(digest)]
+        if not missing and not untuned:
+            return None
+        return functools.partial(self._for_plans, _Waiting(envelope), NOTHING, missing, untuned)
+
+    # Setting aside.
+
+    def _behind(self, waiting: _Waiting, footprint: Footprint) -> None:
+        self._parking.park(waiting, footprint)
+        self._count()
+
+    def _behind_all(self, waiting: _Waiting) -> None:
+        self._parking.park_behind_all(waiting)
+        self._count()
+
+    def _for_plans(
+        self,
+        waiting: _Waiting,
+        footprint: Footprint,
+        missing: list[OperationGraph],
+        untuned: list[OperationGraph],
+    ) -> None:
+        waiting.missing = len(missing) + len(untuned)
+        entry = self._parking.park(waiting, footprint, ready=False)
+        for graph in missing:
+            self._planner.wait_for(graph, functools.partial(self._came, entry))
+        for graph in untuned:
+            self._planner.wait_for_tuned(graph, functools.partial(self._was_tuned, entry))
+        self._count()
+
+    def _count(self) -> None:
+        self._state.mailbox.set_aside = len(self._parking)
+
+    # Coming out.
+
+    def _came(self, entry: Parked[_Waiting], digest: str, outcome: Outcome) -> None:
+        entry.item.outcomes[digest] = outcome
+        self._was_tuned(entry, digest, outcome)
+
+    def _was_tuned(self, entry: Parked[_Waiting], _digest: str, _outcome: Outcome) -> None:
+        entry.item.missing -= 1
+        if not entry.item.missing:
+            self._parking.make_ready(entry)
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether any of those set aside can start now."""
+        return bool(self._parking) and self._parking.may_run()
+
+    def take(self) -> Envelope | None:
+        """The next message that can start; None where there is none."""
+        waiting = self._parking.take()
+        if waiting is None:
+            return None
+        self._count()
+        if waiting.lowered is not None:
+            outcome = waiting.outcomes[waiting.lowered.graph.digest()]
+            self._found = waiting.envelope, outcome
+        elif waiting.outcomes:
+            self._warmed = waiting.envelope, waiting.outcomes
+        return waiting.envelope
+
+    def clear(self) -> list[Envelope]:
+        """Give all of them up, in order."""
+        waiting: list[Any] = self._parking.clear()
+        self._count()
+        return [one.envelope for one in waiting]

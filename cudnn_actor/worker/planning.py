@@ -1,0 +1,297 @@
+"""From a graph to the plan that runs it: what is known, what is being built, who waits for it.
+
+Where the engine has a builder, a plan that is not known is built on the build
+thread, once, and those who want it wait elsewhere; where it has none, `here`
+builds it on the spot. Plans that are kept on disk have a thread of their own:
+a request whose plan is ready waits for no build, which matters most behind a
+crash, when all plans are unknown and a build may be the first in line.
+Everything in this module is the actor's thread's own, but for `_Announcer`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+
+from cudnn_actor.actors import Crash
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.engines.base import Builder, Plan
+from cudnn_actor.plans.cache import PlanCache
+from cudnn_actor.plans.stored import KeptPlans, NotKept, StoredPlans
+from cudnn_actor.protocol.errors import CudnnActorError, OutOfMemory, UnsupportedGraph
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.worker.building import BuildThread, Job, Result
+from cudnn_actor.worker.executor import Executor, reproducible
+
+__all__ = ["BuildCrash", "Outcome", "Planner", "Waiter", "less_workspace"]
+
+Outcome = Plan | CudnnActorError
+"""What a build has come to."""
+Waiter = Callable[[str, Outcome], None]
+"""Told a graph's digest and what has become of it. On the actor's thread; must not raise."""
+
+_CLOSE_WAIT_S = 1.0
+"""How long an actor that stops waits for the build in work, which then ends by itself."""
+
+log = Log("cudnn_actor")
+
+
+def less_workspace(needed: int, limit: int | None) -> int | None:
+    """The limit under which to look for a plan when the device had no room for one that needs `needed` bytes.
+
+    None where no plan was found that keeps the limit, or the one that needs none has failed: it is final.
+    """
+    return needed - 1 if needed > 0 and (limit is None or needed <= limit) else None
+
+
+class BuildCrash(Crash):
+    """Raised when the build thread has found the context dead, or has died itself.
+
+    Carries the `digest` of the graph whose build it was; None where none was in work.
+    """
+
+    def __init__(self, cause: str, digest: str | None) -> None:
+        super().__init__(cause)
+        self.digest = digest
+
+
+class Planner:
+    """The plans of one incarnation.
+
+    Parameters
+    ----------
+    executor
+        Its engine, open.
+    cache
+        Empty.
+    state
+        The service's: the limit on workspace, the plan store, and whether warming tunes.
+    nudge
+        Wakes the actor when a build has come to something. Any thread.
+    """
+
+    def __init__(
+        self, executor: Executor, cache: PlanCache, state: ServiceState, nudge: Callable[[], None]
+    ) -> None:
+        self.cache = cache
+        self._executor = executor
+        self._limit = state.workspace_limit
+        self._tunes = state.autotune
+        self._shelf, self._thread = _threads(executor.engine.builder, state, nudge)
+        self._waiting: defaultdict[str, list[Waiter]] = defaultdict(list)
+        self._for_tuned: defaultdict[str, list[Waiter]] = defaultdict(list)
+        self._tuned: set[str] = set()
+        for thread in self._all_threads:
+            thread.start()
+
+    @property
+    def _all_threads(self) -> list[BuildThread]:
+        """The one that restores kept plans, and the one that builds; where there are such."""
+        return [thread for thread in (self._shelf, self._thread) if thread is not None]
+
+    @property
+    def builds_elsewhere(self) -> bool:
+        """Whether there is a build thread, so that whoever wants a plan can be set aside."""
+        return self._thread is not None
+
+    @property
+    def digest_in_work(self) -> str | None:
+        """The graph that the build thread has in work, or the one that restores."""
+        return next(filter(None, (thread.digest_in_work for thread in reversed(self._all_threads))), None)
+
+    def working_since(self) -> float | None:
+        """Since when a thread has not got on, in `time.monotonic()` seconds; None when none is at work."""
+        since = (thread.working_since() for thread in self._all_threads)
+        return min((one for one in since if one is not None), default=None)
+
+    def close(self, *, wait: bool) -> None:
+        """End the threads; `wait` a moment for the build in work, which is abandoned otherwise."""
+        for thread in self._all_threads:
+            thread.close(_CLOSE_WAIT_S if wait else 0.0)
+
+    # On the spot.
+
+    def here(self, graph: OperationGraph) -> Plan:
+        """A plan that is known, or built now. Blocks.
+
+        Raises `UnsupportedGraph`, `OutOfMemory`, `ExecutionFailed`, `Crash`.
+        """
+        return self.cache.get(graph.digest(), lambda: self._build_here(graph))
+
+    def _build_here(self, graph: OperationGraph) -> Plan:
+        limit = self._limit
+        while True:
+            try:
+                return self._executor.build(graph, limit)
+            except OutOfMemory as error:
+                if (limit := less_workspace(error.requested, limit)) is None:
+                    raise
+
+    # Elsewhere.
+
+    def wait_for(self, graph: OperationGraph, waiter: Waiter) -> None:
+        """Have a plan built that is not known, unless it is being built; `waiter` hears what it comes to."""
+        digest = graph.digest()
+        self._waiting[digest].append(waiter)
+        if self.cache.begin(digest):
+            (self._shelf or self._builder_thread).ask(Job(digest, graph, self._limit))
+        elif self._shelf is not None:
+            self._shelf.hurry(digest)
+
+    def wants_tuning(self, digest: str) -> bool:
+        """Whether warming a graph is to end in a tuned plan, and has not."""
+        if not self._tunes or digest in self._tuned:
+            return False
+        return not isinstance(self.cache.peek(digest), UnsupportedGraph)
+
+    def wait_for_tuned(self, graph: OperationGraph, waiter: Waiter) -> None:
+        """Have a plan measured against its rivals; `waiter` hears which is used from then on.
+
+        One that is not known must be in work already: it is measured when it is built. The waiter is told
+        the plan there was when measuring fails, and the failure when there was none.
+        """
+        digest = graph.digest()
+        first = digest not in self._for_tuned
+        self._for_tuned[digest].append(waiter)
+        if first and self.cache.peek(digest) is not None:
+            self._ask(Job(digest, graph, self._limit, tune=True))
+        elif first:
+            self._waiting[digest].append(lambda _, outcome: self._tune_next(graph, outcome))
+
+    @property
+    def has_results(self) -> bool:
+        """Whether there is anything to collect."""
+        return any(thread.has_results for thread in self._all_threads)
+
+    def collect(self) -> None:
+        """Publish what the threads have come to, and tell who waits for it. Raises `Crash`."""
+        for thread in self._all_threads:
+            for result in thread.collect():
+                self._take(result)
+
+    @property
+    def _builder_thread(self) -> BuildThread:
+        assert self._thread is not None, "whoever waits does so for a build thread"
+        return self._thread
+
+    def _ask(self, job: Job) -> None:
+        self._builder_thread.ask(job)
+
+    def _tune_next(self, graph: OperationGraph, outcome: Outcome) -> None:
+        digest = graph.digest()
+        if isinstance(outcome, CudnnActorError):
+            _tell(self._for_tuned.pop(digest), digest, outcome)
+        else:
+            self._ask(Job(digest, graph, self._limit, tune=True))
+
+    def _take(self, result: Result) -> None:
+        job = result.job
+        if job is None:
+            raise BuildCrash(f"the build thread has died: {result.outcome!r}", self.digest_in_work)
+        if isinstance(result.outcome, NotKept):
+            self._ask(job)
+            return
+        self.cache.note_build(result.took_ns)
+        outcome = self._prepared(job, result.outcome)
+        if outcome is None:
+            return
+        if job.tune:
+            self._end_tuning(job, outcome)
+        else:
+            self._end_build(job, outcome)
+
+    def _prepared(self, job: Job, outcome: Plan | BaseException) -> Outcome | None:
+        """A plan that can run, or why there is none; None while one with less workspace is being built."""
+        if isinstance(outcome, BaseException):
+            return self._meaning(outcome, job.graph)
+        try:
+            self._executor.call("prepare", self._executor.engine.prepare, outcome)
+        except OutOfMemory as error:
+            limit = less_workspace(outcome.workspace, job.workspace_limit)
+            if limit is None or job.tune:
+                return error
+            self._ask(job._replace(workspace_limit=limit))
+            return None
+        except CudnnActorError as error:
+            return error
+        return outcome
+
+    def _meaning(self, error: BaseException, graph: OperationGraph) -> CudnnActorError:
+        meant = self._executor.diagnose(error, self._executor.building(graph))
+        if isinstance(meant, Crash):
+            raise BuildCrash(str(meant), graph.digest()) from error  # the thread is at another by now
+        return reproducible(meant, graph)
+
+    def _end_build(self, job: Job, outcome: Outcome) -> None:
+        if isinstance(outcome, UnsupportedGraph) or not isinstance(outcome, CudnnActorError):
+            self.cache.end(job.digest, outcome)
+        else:
+            self.cache.end(job.digest, None)  # it may pass
+        self._tuned.discard(job.digest)
+        _tell(self._waiting.pop(job.digest), job.digest, outcome)
+
+    def _end_tuning(self, job: Job, outcome: Outcome) -> None:
+        if isinstance(outcome, CudnnActorError):
+            log.warning("plan.not_tuned", graph=job.digest[:8], error=str(outcome))
+            outcome = self.cache.peek(job.digest) or outcome
+        else:
+            self.cache.replace(job.digest, outcome)
+            self._tuned.add(job.digest)
+        _tell(self._for_tuned.pop(job.digest), job.digest, outcome)
+
+
+class _Announcer:
+    """Says that something is being built, for as long as any of several threads is at it.
+
+    Parameters
+    ----------
+    announce
+        `ServiceState.announce_build`.
+    """
+
+    def __init__(self, announce: Callable[[bool], None]) -> None:
+        self._announce = announce
+        self._lock = threading.Lock()
+        self._at_work: set[str] = set()
+
+    def of(self, thread: str) -> Callable[[bool], None]:
+        """What a thread of that name calls."""
+
+        def announce(builds: bool) -> None:
+            with self._lock:
+                (self._at_work.add if builds else self._at_work.discard)(thread)
+                self._announce(bool(self._at_work))
+
+        return announce
+
+
+def _threads(
+    builder: Callable[[], Builder | None], state: ServiceState, nudge: Callable[[], None]
+) -> tuple[BuildThread | None, BuildThread | None]:
+    """The thread that restores kept plans, and the one that builds: each with a builder of its own."""
+    builds = builder()
+    if builds is None:
+        return None, None
+    announcer = _Announcer(state.announce_build)
+    store = state.plan_store
+    name = "cudnn-builder"
+    if store is None:
+        return None, BuildThread(builds, nudge, announcer.of(name), name=name)
+    restores = builder()
+    assert restores is not None, "an engine either has builders or has none"
+    # Newest first: a standby has been told to warm many plans when it is promoted, and requests need few.
+    shelf = BuildThread(
+        KeptPlans(store, restores),
+        nudge,
+        announcer.of("cudnn-plans"),
+        name="cudnn-plans",
+        newest_first=True,
+    )
+    return shelf, BuildThread(StoredPlans(store, builds), nudge, announcer.of(name), name=name)
+
+
+def _tell(waiters: list[Waiter], digest: str, outcome: Outcome) -> None:
+    for waiter in waiters:
+        waiter(digest, outcome)
