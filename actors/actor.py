@@ -130,19 +130,19 @@ class Actor(HookedActor):
     def on_batch_end(self) -> None:
         """Run after each batch, before its replies are flushed: the place for a fence."""
 
-    def sets_aside(self, envelope: Envelope) -> Callable[[], None] | None:  # noqa: ARG002
+    def defers(self, envelope: Envelope) -> Callable[[], None] | None:  # noqa: ARG002
         """Whether a message must wait for something else than its turn. Asked before it is started.
 
         Returns
         -------
         callable or None
             What puts it where it waits: it has not started then, and `resume` takes it up again, or
-            `handed_back` gives it up. None to start it now.
+            `take_deferred` gives it up. None to start it now.
         """
         return None
 
-    def handed_back(self) -> list[Envelope]:
-        """What was set aside, in order, and is not resumed any more. Called in the last act."""
+    def take_deferred(self) -> list[Envelope]:
+        """What was deferred, in order, and is not resumed any more. Called in the last act."""
         return []
 
     def poll(self) -> float | None:
@@ -287,7 +287,7 @@ class Actor(HookedActor):
 
     def _take_waiting(self) -> list[Envelope]:
         """Take out all that had been taken from the mailbox and not started. In the last act."""
-        waiting = [*self.handed_back(), *self._batch]
+        waiting = [*self.take_deferred(), *self._batch]
         self._batch.clear()
         return waiting
 
@@ -345,7 +345,7 @@ class Actor(HookedActor):
     # One message.
 
     def resume(self, take: Callable[[], Envelope | None]) -> bool:
-        """Take up a message that was set aside. On the actor's thread, between messages.
+        """Take up a message that was deferred. On the actor's thread, between messages.
 
         Parameters
         ----------
@@ -374,9 +374,9 @@ class Actor(HookedActor):
         elif envelope.expired and not again:
             self._claim(envelope, DEFERRED)
             self._expire(envelope)
-        elif not resumed and (put_aside := self.sets_aside(envelope)) is not None:
+        elif not resumed and (defer := self.defers(envelope)) is not None:
             self._claim(envelope, DEFERRED)
-            put_aside()
+            defer()
         elif not envelope.begin():
             self._claim(envelope, DEFERRED)
             self._expire(envelope)

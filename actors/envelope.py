@@ -127,10 +127,7 @@ class Envelope:
 
         One that has started before, and runs again after a crash, may always begin.
         """
-        if self.started_ns:
-            if self.context is not None:
-                self.context = self.context.copy()  # a lost thread may still be inside the other
-        elif not self._claim():
+        if not self.started_ns and not self._claim():
             return False
         self.started_ns = time.perf_counter_ns()
         return True

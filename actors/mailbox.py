@@ -61,7 +61,7 @@ class Mailbox:
         """The same, of senders whose time was up."""
         self.dropped = 0
         """Replies to messages of this mailbox whose event loop had closed."""
-        self.set_aside = 0
+        self.deferred = 0
         """Messages that the actor has taken out and not started, which count as waiting. The actor's."""
         self._lock: Any = threading.RLock()  # re-entered by nobody: it knows its owner, see `admit`
         self._afterwards: deque[Envelope] = deque()
@@ -91,12 +91,12 @@ class Mailbox:
 
     @property
     def waiting(self) -> int:
-        """Messages that have not been started: those in here, and those that the actor has set aside."""
+        """Messages that have not been started: those in here, and those that the actor has deferred."""
         return len(self) + self.waiting_elsewhere()
 
     def waiting_elsewhere(self) -> int:
         """Messages that have been taken out and not started."""
-        return self.set_aside
+        return self.deferred
 
     def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
         """Accept a message: from here on it will be answered, exactly once. Never blocks.
@@ -214,7 +214,7 @@ class Mailbox:
             reason = self._closed
             if reason is None:
                 self._ordinary.extendleft(reversed(list(envelopes)))
-                self._ring()  # a lost thread hands back what it took while its successor slept
+                self._ring()  # a thread that was given up hands back what it took
         if reason is None:
             return
         for envelope in envelopes:

@@ -8,7 +8,7 @@ Each entry counts the entries that it must wait for: for a buffer that it
 reads, the last one before it that writes it; for one that it writes, also those that
 read it since. Longer chains follow from these, because an entry leaves only
 when it waits for nobody. So every order of leaving is one in which no two
-that conflict have changed places. Both sides of a park cost the number of
+that conflict have changed places. Entering and leaving cost the number of
 neighbours, not the number of entries.
 """
 
@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["NOTHING", "Footprint", "Parked", "Parking"]
+__all__ = ["NOTHING", "Entry", "Footprint", "HazardQueue"]
 
 T = TypeVar("T")
 
@@ -35,8 +35,8 @@ class Footprint(NamedTuple):
 NOTHING = Footprint((), ())
 
 
-class Parked(Generic[T]):
-    """One that waits; `Parking.park` makes it."""
+class Entry(Generic[T]):
+    """One that waits; `HazardQueue.add` makes it."""
 
     __slots__ = ("followers", "footprint", "item", "number", "predecessors", "ready")
 
@@ -46,33 +46,33 @@ class Parked(Generic[T]):
         self.number = number
         self.ready = ready
         self.predecessors = 0
-        self.followers: list[Parked[T]] = []
+        self.followers: list[Entry[T]] = []
 
 
-class Parking(Generic[T]):
-    """Entries in order, and which of them may run. Pure; true while any is parked."""
+class HazardQueue(Generic[T]):
+    """Entries in order, and which of them may run. Pure; true while there are any."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[int, Parked[T]] = OrderedDict()
+        self._entries: OrderedDict[int, Entry[T]] = OrderedDict()
         self._numbers = itertools.count()
-        self._runnable: list[tuple[int, Parked[T]]] = []
-        self._barriers: deque[Parked[T]] = deque()
-        self._writer: dict[int, Parked[T]] = {}
-        self._readers: dict[int, dict[int, Parked[T]]] = {}
+        self._runnable: list[tuple[int, Entry[T]]] = []
+        self._barriers: deque[Entry[T]] = deque()
+        self._writer: dict[int, Entry[T]] = {}
+        self._readers: dict[int, dict[int, Entry[T]]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def conflicts(self, footprint: Footprint) -> bool:
-        """Whether a request must park behind any that is parked, though it waits for nothing else."""
+        """Whether a request must wait behind any that is here, though it waits for nothing else."""
         reads, writes = footprint
         return any(slot in self._writer for slot in reads) or any(
             slot in self._writer or slot in self._readers for slot in writes
         )
 
-    def park(self, item: T, footprint: Footprint = NOTHING, *, ready: bool = True) -> Parked[T]:
-        """Park behind what conflicts. One that is not `ready` waits for `make_ready`, too."""
-        entry = self._add(item, footprint, ready=ready)
+    def add(self, item: T, footprint: Footprint = NOTHING, *, ready: bool = True) -> Entry[T]:
+        """Add an entry behind what conflicts. One that is not `ready` waits for `make_ready`, too."""
+        entry = self._enter(item, footprint, ready=ready)
         before = {found.number: found for found in self._before(footprint)}
         for found in before.values():
             found.followers.append(entry)
@@ -81,11 +81,11 @@ class Parking(Generic[T]):
         self._offer(entry)
         return entry
 
-    def park_behind_all(self, item: T) -> None:
-        """Park behind all that is parked now, and before nobody."""
-        self._barriers.append(self._add(item, NOTHING, ready=True))
+    def add_barrier(self, item: T) -> None:
+        """Add an entry behind all that are here now, and before nobody."""
+        self._barriers.append(self._enter(item, NOTHING, ready=True))
 
-    def make_ready(self, entry: Parked[T]) -> None:
+    def make_ready(self, entry: Entry[T]) -> None:
         """What an entry waited for, besides its turn, has come. Once."""
         entry.ready = True
         self._offer(entry)
@@ -111,30 +111,30 @@ class Parking(Generic[T]):
             index.clear()
         return items
 
-    def _add(self, item: T, footprint: Footprint, *, ready: bool) -> Parked[T]:
-        entry = Parked(item, footprint, next(self._numbers), ready=ready)
+    def _enter(self, item: T, footprint: Footprint, *, ready: bool) -> Entry[T]:
+        entry = Entry(item, footprint, next(self._numbers), ready=ready)
         self._entries[entry.number] = entry
         return entry
 
-    def _before(self, footprint: Footprint) -> list[Parked[T]]:
+    def _before(self, footprint: Footprint) -> list[Entry[T]]:
         reads, writes = footprint
         before = [self._writer[slot] for slot in (*reads, *writes) if slot in self._writer]
         for slot in writes:
             before.extend(self._readers.get(slot, {}).values())
         return before
 
-    def _note(self, entry: Parked[T]) -> None:
+    def _note(self, entry: Entry[T]) -> None:
         for slot in entry.footprint.reads:
             self._readers.setdefault(slot, {})[entry.number] = entry
         for slot in entry.footprint.writes:
             self._writer[slot] = entry
             self._readers.pop(slot, None)  # whoever waits for the writer waits for them
 
-    def _offer(self, entry: Parked[T]) -> None:
+    def _offer(self, entry: Entry[T]) -> None:
         if entry.ready and not entry.predecessors:
             heapq.heappush(self._runnable, (entry.number, entry))
 
-    def _leave(self, entry: Parked[T]) -> None:
+    def _leave(self, entry: Entry[T]) -> None:
         del self._entries[entry.number]
         for slot in entry.footprint.reads:
             readers = self._readers.get(slot, {})

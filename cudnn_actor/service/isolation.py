@@ -25,7 +25,7 @@ from cudnn_actor.worker.actor import CudnnActor
 from cudnn_actor.workers.checksums import Checksums
 from cudnn_actor.workers.dispatcher import Dispatcher
 from cudnn_actor.workers.generations import GenerationTable
-from cudnn_actor.workers.keeper import WorkerKeeper
+from cudnn_actor.workers.monitor import WorkerMonitor
 from cudnn_actor.workers.source import Source
 from cudnn_actor.workers.wire import Hello
 from cudnn_actor.workers.worker import Recipe
@@ -122,7 +122,7 @@ class ThreadIsolation:
 
 
 class ProcessIsolation:
-    """The actor in a worker process, kept by a `WorkerKeeper`.
+    """The actor in a worker process, kept by a `WorkerMonitor`.
 
     Parameters
     ----------
@@ -146,20 +146,20 @@ class ProcessIsolation:
         self._options = options
         self._engine = engine
         self._dispatcher = Dispatcher(options.mailbox)
-        self._keeper: WorkerKeeper | None = None
+        self._monitor: WorkerMonitor | None = None
         self._remove_plans: weakref.finalize[..., Any] | None = None
         """Removes the plans' directory, when called or when nobody is left to call it; None for none."""
         forks.watch(self)
 
     def forget_parent(self) -> None:
         """Have no worker in a forked child: it is the parent's."""
-        self._keeper = None
+        self._monitor = None
 
     @property
     def worker_pid(self) -> int | None:
         """Of the present worker; None while there is none that serves."""
-        keeper = self._keeper
-        worker = None if keeper is None else keeper.worker
+        monitor = self._monitor
+        worker = None if monitor is None else monitor.worker
         return None if worker is None or not worker.ready else worker.pid
 
     def mailbox(self) -> Dispatcher:
@@ -213,26 +213,26 @@ class ProcessIsolation:
         self._remove_plans = forks.finalize(self, remove, directory)
         return directory
 
-    def actor(self, incarnation: int) -> WorkerKeeper:
-        """The keeper of a new worker."""
-        _check_lost_thread(self._keeper)
-        self._keeper = WorkerKeeper(
+    def actor(self, incarnation: int) -> WorkerMonitor:
+        """The monitor of a new worker."""
+        _check_lost_thread(self._monitor)
+        self._monitor = WorkerMonitor(
             self._state,
             self._dispatcher,
             self._source,
             generation=incarnation,
             hang_after_s=self._options.hang_after_s,
         )
-        return self._keeper
+        return self._monitor
 
     def progress(self) -> Progress:
         """What the in-flight table and the worker say."""
-        keeper = self._keeper
-        return Progress() if keeper is None else keeper.progress()
+        monitor = self._monitor
+        return Progress() if monitor is None else monitor.progress()
 
     def end(self) -> None:
         """Kill the standby, have the rest answered, forget the loops, give up transfer memory and table."""
-        self._keeper = _if_lost(self._keeper)
+        self._monitor = _if_lost(self._monitor)
         dispatcher = self._dispatcher
         with dispatcher.held() as host:
             self._source.close(host)

@@ -48,7 +48,7 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
-from cudnn_actor.worker.deferred import WaitingRoom
+from cudnn_actor.worker.deferred import DeferredWork
 from cudnn_actor.worker.executor import Work, reproducible
 from cudnn_actor.worker.memory_messages import MemoryActor
 from cudnn_actor.worker.planning import BuildCrash, Outcome, Planner
@@ -75,8 +75,8 @@ class CudnnActor(MemoryActor):
     def __init__(self, state: ServiceState, engine: Callable[[], Engine], generation: int = 1) -> None:
         super().__init__(state, engine, generation)
         self._planner: Planner | None = None
-        self._room: WaitingRoom | None = None
-        """Where messages wait that are set aside; None where plans are built on the spot."""
+        self._deferred: DeferredWork | None = None
+        """Where messages wait that are deferred; None where plans are built on the spot."""
         self._handlers: dict[type, Callable[[Any], Any]] = {
             ConvFwd: self._compute,
             ConvBwdData: self._compute,
@@ -102,11 +102,11 @@ class CudnnActor(MemoryActor):
         self._open_engine()
         self._planner = Planner(self._engine, self._plans, self._state, self.mailbox.nudge)
         if self._planner.builds_elsewhere:
-            self._room = WaitingRoom(self._state, self._planner)
+            self._deferred = DeferredWork(self._state, self._planner)
         self._state.generation = self._generation
 
     def on_stop(self) -> None:
-        """Finish what is enqueued and close the engine. What was set aside is handed back."""
+        """Finish what is enqueued and close the engine. What was deferred is handed back."""
         if self._build_hangs():
             self._blame_build(self._digest_in_work, "its build did not end")
         self._outlast_fences()
@@ -231,31 +231,31 @@ class CudnnActor(MemoryActor):
 
     # Messages that wait for something else than their turn.
 
-    def sets_aside(self, envelope: Envelope) -> Callable[[], None] | None:
+    def defers(self, envelope: Envelope) -> Callable[[], None] | None:
         """Whether a message must wait for a plan, or behind one that does."""
-        return None if self._room is None else self._room.sets_aside(envelope)
+        return None if self._deferred is None else self._deferred.defers(envelope)
 
-    def handed_back(self) -> list[Envelope]:
-        """What was set aside, in order: it has not started."""
-        return [] if self._room is None else self._room.clear()
+    def take_deferred(self) -> list[Envelope]:
+        """What was deferred, in order: it has not started."""
+        return [] if self._deferred is None else self._deferred.clear()
 
     def poll(self) -> float | None:
         """Look after builds, those who wait for them, and the device."""
-        room = self._room
-        if room is not None:
-            self._look_after(room)
+        deferred = self._deferred
+        if deferred is not None:
+            self._look_after(deferred)
         pause = super().poll()
-        return 0.0 if room is not None and room.may_resume else pause
+        return 0.0 if deferred is not None and deferred.may_resume else pause
 
-    def _look_after(self, room: WaitingRoom) -> None:
+    def _look_after(self, deferred: DeferredWork) -> None:
         assert self._planner is not None
         if self._planner.has_results:
             self.busy_since = time.monotonic()  # taking their workspace may wait for the device
             self._planner.collect()
             self.busy_since = None
-        if room.may_resume:
+        if deferred.may_resume:
             for _ in range(self.batch_limit):
-                if not self.resume(room.take):
+                if not self.resume(deferred.take):
                     break
             self.on_batch_end()
             self.flush()
@@ -301,7 +301,7 @@ class CudnnActor(MemoryActor):
     def _found(self) -> Outcome | None:
         """The request's plan, where it was looked up before it started."""
         assert self.current is not None
-        return None if self._room is None else self._room.found_for(self.current)
+        return None if self._deferred is None else self._deferred.found_for(self.current)
 
     def _plan(self, lowered: Lowered, known: Outcome | None = None) -> Plan:
         quarantined = self._state.quarantined
@@ -323,7 +323,7 @@ class CudnnActor(MemoryActor):
         graphs = [self._state.lowered(request) for request in message.messages]
         wanted = {lowered.graph.digest(): lowered for lowered in graphs}
         assert self.current is not None
-        outcomes = {} if self._room is None else self._room.warmed_for(self.current)
+        outcomes = {} if self._deferred is None else self._deferred.warmed_for(self.current)
         self._faults.strike("warm")
         built = 0
         for digest, lowered in wanted.items():

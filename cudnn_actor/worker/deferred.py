@@ -1,11 +1,10 @@
-"""What the actor does with a message that it cannot start yet: it sets it aside, in its place in the order.
+"""Messages that cannot start yet: they are deferred, and keep their place in the order.
 
-Set aside is what wants a plan that is being built, and what must not overtake
-that: what conflicts with it, a `Drain` behind it. All else is started, past those
-that wait. While nothing waits, and the plan is there, the cost is one look.
+Deferred are a message whose plan is being built, one that conflicts with a deferred one, and a `Drain` behind
+any. Everything else starts, and passes them. While nothing is deferred and the plan is there, the cost is one
+lookup.
 
-A message that is set aside has not started. It has its place still among
-those that wait, so cancelling withdraws it, its deadline says that it had not started, a
+A deferred message has not started. So cancelling withdraws it, its deadline says that it had not started, a
 stop answers it with `ServiceStopped`, and after a crash the successor runs it.
 """
 
@@ -18,20 +17,20 @@ from typing import Any
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.checks import check_no_overlap, check_warm
 from cudnn_actor.broker.footprints import compute_footprint, memory_footprint, named_buffers
-from cudnn_actor.broker.hazards import NOTHING, Footprint, Parked, Parking
+from cudnn_actor.broker.hazards import NOTHING, Entry, Footprint, HazardQueue
 from cudnn_actor.broker.state import ServiceState
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import COMPUTE, Compute, Drain, Warm
 from cudnn_actor.worker.planning import Outcome, Planner
 
-__all__ = ["WaitingRoom"]
+__all__ = ["DeferredWork"]
 
-PutAside = Callable[[], None]
+Defer = Callable[[], None]
 
 
 class _Waiting:
-    """A message that is set aside, and what its plans have come to."""
+    """A message that is deferred, and what its plans have come to."""
 
     __slots__ = ("envelope", "lowered", "missing", "outcomes")
 
@@ -42,8 +41,8 @@ class _Waiting:
         self.outcomes: dict[str, Outcome] = {}
 
 
-class WaitingRoom:
-    """The messages that one incarnation has set aside. The actor's thread.
+class DeferredWork:
+    """The messages that one incarnation has deferred. The actor's thread.
 
     Parameters
     ----------
@@ -57,7 +56,7 @@ class WaitingRoom:
         self._state = state
         self._planner = planner
         self._cache = planner.cache
-        self._parking: Parking[_Waiting] = Parking()
+        self._hazards: HazardQueue[_Waiting] = HazardQueue()
         self._found: tuple[Envelope, Outcome] | None = None
         self._warmed: tuple[Envelope, dict[str, Outcome]] | None = None
 
@@ -73,52 +72,52 @@ class WaitingRoom:
 
     # Going in.
 
-    def sets_aside(self, envelope: Envelope) -> PutAside | None:
-        """What sets a message aside that must wait, None for one that can start. See `Actor.sets_aside`."""
+    def defers(self, envelope: Envelope) -> Defer | None:
+        """What defers a message that must wait, None for one that can start. See `Actor.defers`."""
         message = envelope.message
         kind = type(message)
         if kind in COMPUTE:
             return self._for_compute(envelope, message)
         if kind is Warm:
             return self._for_warm(envelope, message)
-        if not self._parking:
+        if not self._hazards:
             return None
         if kind is Drain:
             return functools.partial(self._behind_all, _Waiting(envelope))
         return self._for_memory(envelope, message)
 
-    def _for_memory(self, envelope: Envelope, message: Any) -> PutAside | None:
+    def _for_memory(self, envelope: Envelope, message: Any) -> Defer | None:
         try:
             for ref in named_buffers(message).values():
                 self._state.memory.resolve(ref)
             footprint = memory_footprint(message)
         except Exception:  # noqa: BLE001 - it is started, and told what is wrong with it
             return None
-        if self._parking.conflicts(footprint):
+        if self._hazards.conflicts(footprint):
             return functools.partial(self._behind, _Waiting(envelope), footprint)
         return None
 
-    def _for_compute(self, envelope: Envelope, message: Compute) -> PutAside | None:
+    def _for_compute(self, envelope: Envelope, message: Compute) -> Defer | None:
         try:
             lowered = self._state.lowered(message)
         except Exception:  # noqa: BLE001 - as above
             return None
         known = self._cache.find(lowered.graph.digest())
-        if known is None or self._parking:
+        if known is None or self._hazards:
             return self._for_slow_compute(envelope, message, lowered, known)
         self._found = envelope, known
         return None
 
     def _for_slow_compute(
         self, envelope: Envelope, message: Compute, lowered: Lowered, known: Outcome | None
-    ) -> PutAside | None:
+    ) -> Defer | None:
         if lowered.graph.digest() in self._state.quarantined or not self._is_valid(message, lowered):
             return None
         footprint = compute_footprint(message, lowered)
         waiting = _Waiting(envelope, lowered)
         if known is None:
             return functools.partial(self._for_plans, waiting, footprint, [lowered.graph], [])
-        if self._parking.conflicts(footprint):
+        if self._hazards.conflicts(footprint):
             waiting.outcomes[lowered.graph.digest()] = known
             return functools.partial(self._behind, waiting, footprint)
         self._found = envelope, known
@@ -132,7 +131,7 @@ class WaitingRoom:
             return False
         return True
 
-    def _for_warm(self, envelope: Envelope, message: Warm) -> PutAside | None:
+    def _for_warm(self, envelope: Envelope, message: Warm) -> Defer | None:
         try:
             check_warm(message)
             graphs = [self._state.lowered(request).graph for request in message.messages]
@@ -145,14 +144,14 @@ class WaitingRoom:
             return None
         return functools.partial(self._for_plans, _Waiting(envelope), NOTHING, missing, untuned)
 
-    # Setting aside.
+    # Deferring.
 
     def _behind(self, waiting: _Waiting, footprint: Footprint) -> None:
-        self._parking.park(waiting, footprint)
+        self._hazards.add(waiting, footprint)
         self._count()
 
     def _behind_all(self, waiting: _Waiting) -> None:
-        self._parking.park_behind_all(waiting)
+        self._hazards.add_barrier(waiting)
         self._count()
 
     def _for_plans(
@@ -163,7 +162,7 @@ class WaitingRoom:
         untuned: list[OperationGraph],
     ) -> None:
         waiting.missing = len(missing) + len(untuned)
-        entry = self._parking.park(waiting, footprint, ready=False)
+        entry = self._hazards.add(waiting, footprint, ready=False)
         for graph in missing:
             self._planner.wait_for(graph, functools.partial(self._came, entry))
         for graph in untuned:
@@ -171,27 +170,27 @@ class WaitingRoom:
         self._count()
 
     def _count(self) -> None:
-        self._state.mailbox.set_aside = len(self._parking)
+        self._state.mailbox.deferred = len(self._hazards)
 
     # Coming out.
 
-    def _came(self, entry: Parked[_Waiting], digest: str, outcome: Outcome) -> None:
+    def _came(self, entry: Entry[_Waiting], digest: str, outcome: Outcome) -> None:
         entry.item.outcomes[digest] = outcome
         self._was_tuned(entry, digest, outcome)
 
-    def _was_tuned(self, entry: Parked[_Waiting], _digest: str, _outcome: Outcome) -> None:
+    def _was_tuned(self, entry: Entry[_Waiting], _digest: str, _outcome: Outcome) -> None:
         entry.item.missing -= 1
         if not entry.item.missing:
-            self._parking.make_ready(entry)
+            self._hazards.make_ready(entry)
 
     @property
     def may_resume(self) -> bool:
-        """Whether any of those set aside can start now."""
-        return bool(self._parking) and self._parking.may_run()
+        """Whether any of those that are deferred can start now."""
+        return bool(self._hazards) and self._hazards.may_run()
 
     def take(self) -> Envelope | None:
         """The next message that can start; None where there is none."""
-        waiting = self._parking.take()
+        waiting = self._hazards.take()
         if waiting is None:
             return None
         self._count()
@@ -204,6 +203,6 @@ class WaitingRoom:
 
     def clear(self) -> list[Envelope]:
         """Give all of them up, in order."""
-        waiting: list[Any] = self._parking.clear()
+        waiting: list[Any] = self._hazards.clear()
         self._count()
         return [one.envelope for one in waiting]

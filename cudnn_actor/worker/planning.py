@@ -93,7 +93,7 @@ class Planner:
 
     @property
     def builds_elsewhere(self) -> bool:
-        """Whether there is a build thread, so that whoever wants a plan can be set aside."""
+        """Whether there is a build thread, so that whoever wants a plan can be deferred."""
         return self._thread is not None
 
     @property

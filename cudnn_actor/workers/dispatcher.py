@@ -5,22 +5,22 @@ the sender himself, on his event loop, takes a **turn** at the host, which encod
 and the loop's own reader takes one when answers have come. So a request costs no hop to a thread and back,
 and a loop's turn serves everything that has gathered since its last.
 
-What is shared: the host, by every loop and thread that sends, and the keeper's thread. Who may touch it:
-whoever has noted that he has it (`_taken`), which nobody waits for but the keeper. Why no wish is lost:
+What is shared: the host, by every loop and thread that sends, and the monitor's thread. Who may touch it:
+whoever has noted that he has it (`_taken`), which nobody waits for but the monitor. Why no wish is lost:
 whoever wants a turn notes what he wants first and looks whether the host is free second; the holder frees it
 first and looks at the notes second. If it was not free, the holder has not looked yet, and does it on the
 wisher's behalf. An answer for another loop's future, or a pykka one, goes through its bridge.
 
 A turn on the main thread may end anywhere in an exception of a signal's handler (`actors.interrupts`). It
-goes the short way only (`short_way`), which leaves the host whole wherever it ends, and leaves the rest to
-other threads. Whoever is interrupted frees the host and rings for the keeper in the same step, and the keeper
-does whatever there is to do: it lands what has been read, delivers what has landed, and sends what was handed
-over. So the exception costs its own caller his answer, and nobody else anything.
+takes the fast path only (`fast_path`), which leaves the host whole wherever it ends, and leaves the rest to
+other threads. Whoever is interrupted frees the host and rings for the monitor in the same step, and the
+monitor does whatever there is to do: it completes what has been read, delivers what is complete, and sends
+what was handed over. So the exception costs its own caller his answer, and nobody else anything.
 
 Each event loop that sends reads the socket (`_Link`); one that is blocked, or does not run, holds up
 nobody but itself, since any other reads as well. Where no loop can be relied on for an answer (a pykka
-caller waits, every loop has closed), the keeper's thread reads: `keeper_reads` tells it. What would hold
-a loop up (copies of large arrays, a socket that is full) is left to the keeper's thread too.
+caller waits, every loop has closed), the monitor's thread reads: `monitor_reads` tells it. What would hold
+a loop up (copies of large arrays, a socket that is full) is left to the monitor's thread too.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.actors.pykka_seam import is_stop
 from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
 from cudnn_actor.workers.channel import Channel
+from cudnn_actor.workers.fast_path import Reply, complete, hand_over
 from cudnn_actor.workers.in_flight import Violation
-from cudnn_actor.workers.short_way import Reply, hand_over, land
 from cudnn_actor.workers.wire import Answers, BadFrame
 from cudnn_actor.workers.worker_host import WorkerHost
 
@@ -68,8 +68,8 @@ class Dispatcher(Mailbox):
     def __init__(self, capacity: int = 1024) -> None:
         super().__init__(capacity)
         self.strike_bell: Callable[[], Any] = bool
-        """Wakes the keeper's thread for a look around, in one call of C. Where there is none, the next begins
-        with a turn."""
+        """Wakes the monitor's thread for a look around, in one call of C. Where there is none, the next one
+        begins with a turn."""
         self.begun: Callable[[], int] = _none_begun
         """How many of the requests handed to the present worker it has begun."""
         self.channel: Channel | None = None
@@ -77,22 +77,22 @@ class Dispatcher(Mailbox):
         self.why_condemned = ""
         """What a worker has said that no honest one would say."""
         self.short_of_memory = False
-        """Whether something was left undone since the keeper's last turn, for want of memory here."""
+        """Whether something was left undone since the monitor's last turn, for want of memory here."""
         self.on_stop_asked: Callable[[], None] = _nothing
         self._taken = False
         self._waiting: list[Any] = []
         """A lock of each thread that waits for the host, released when it is free."""
         self._wants_turn = self._wants_reading = False
         self._heavy = False
-        """A message that loops leave to the keeper is next."""
+        """A message that loops leave to the monitor is next."""
         self._left = False
         """Whether something that the main thread leaves to others was rung for."""
         self._stop: Envelope | None = None
         """pykka's stop, which ends the service in its turn; what came behind it is not taken up."""
         self._stop_told = False
         self._links: dict[LoopBridge, _Link] = {}
-        self._keeper_reads = False
-        """Whether the keeper looks at the socket, for those whose answers no event loop fetches."""
+        self._monitor_reads = False
+        """Whether the monitor looks at the socket, for those whose answers no event loop fetches."""
         self._outbox: deque[Reply] = deque()
         """Replies that have been given and not delivered: the left one is next."""
         self._loops_to_wake: set[LoopBridge] = set()
@@ -122,7 +122,7 @@ class Dispatcher(Mailbox):
         except (ActorStopped, MailboxFull, ReentrantAsk):
             raise
         except BaseException:
-            self.strike_bell()  # one step from the exception on: what was admitted is sent by the keeper
+            self.strike_bell()  # one step from the exception on: what was admitted is sent by the monitor
             raise
 
     def waiting_elsewhere(self) -> int:
@@ -187,41 +187,41 @@ class Dispatcher(Mailbox):
                 pass
             raise
 
-    def _serve(self, *, keeper: bool = False) -> None:
+    def _serve(self, *, monitor: bool = False) -> None:
         """What a turn does. With the host held. Raises what a signal's handler raises, and nothing else."""
-        short = is_interruptible()
+        fast_only = is_interruptible()
         self._wants_turn = False
-        if not short:
+        if not fast_only:
             self._left = False
-        if keeper:
+        if monitor:
             self._heavy = False
         leaves = False
         channel = self.channel
         if channel is not None:
             try:
-                leaves = self._exchange(channel, short=short, keeper=keeper)
+                leaves = self._exchange(channel, fast_only=fast_only, monitor=monitor)
             except (Violation, BadFrame) as error:
                 self.condemn(str(error))
             except MemoryError:
                 # This process's own want, for which no worker is to blame. What has come, or was to be sent,
-                # is where it was: the keeper tries again, until there is memory.
+                # is where it was: the monitor tries again, until there is memory.
                 self.short_of_memory = self._wants_reading = True
-                self.ring_keeper()
+                self.ring_monitor()
             except Exception as error:  # a bug of ours must not end an event loop's callback in silence
-                if short:
-                    raise  # or a handler's: the keeper goes on, and finds a bug of ours again
+                if fast_only:
+                    raise  # or a handler's: the monitor goes on, and finds a bug of ours again
                 with speaking_for(self.host.state.name):
                     log.exception("dispatcher.failed")
                 self.condemn(repr(error))
         if self._outbox:
-            leaves |= self._deliver(short=short)
+            leaves |= self._deliver(fast_only=fast_only)
         if self._loops_to_wake:
             self._wake()
         if leaves and not self._left:
             self._left = True
-            self.ring_keeper()
+            self.ring_monitor()
 
-    def _exchange(self, channel: Channel, *, short: bool, keeper: bool) -> bool:
+    def _exchange(self, channel: Channel, *, fast_only: bool, monitor: bool) -> bool:
         """Read answers and send requests; whether anything is left to other threads."""
         leaves = False
         self.host.finish_sending()
@@ -229,21 +229,21 @@ class Dispatcher(Mailbox):
             self._wants_reading = False
             channel.fetch()
         if channel.frames or self.host.broker.has_drains_due:
-            leaves = self._land(channel, short=short)
+            leaves = self._complete(channel, fast_only=fast_only)
         if channel.ended:
-            self.ring_keeper()
+            self.ring_monitor()
         if self._ordinary or self._control or self._stop is not None or self.host.in_flight.waiting_again:
-            leaves |= self._hand_over(short=short, keeper=keeper)
+            leaves |= self._hand_over(fast_only=fast_only, monitor=monitor)
         self.host.flush()
         backed_up = not channel.flush()
-        if backed_up or (not self._keeper_reads and self._has_foreign):
-            self.ring_keeper()
+        if backed_up or (not self._monitor_reads and self._has_foreign):
+            self.ring_monitor()
         return leaves
 
-    def _land(self, channel: Channel, *, short: bool) -> bool:
+    def _complete(self, channel: Channel, *, fast_only: bool) -> bool:
         host = self.host
-        while land(channel, host, self._outbox):
-            if short:
+        while complete(channel, host, self._outbox):
+            if fast_only:
                 return True
             frame = channel.frames[0]
             if type(frame) is Answers:
@@ -253,39 +253,39 @@ class Dispatcher(Mailbox):
                 channel.frames.popleft()
                 host.receive((frame,))
         if host.broker.has_drains_due:
-            if short:
+            if fast_only:
                 return True
             host.broker.settle_drains()
         return False
 
     def read_to_the_end(self, channel: Channel) -> None:
         """Take every answer that a worker has sent. With the host held. Raises `Violation`, `BadFrame`."""
-        self._land(channel, short=False)
+        self._complete(channel, fast_only=False)
         while channel.fetch():
-            self._land(channel, short=False)
+            self._complete(channel, fast_only=False)
 
-    def _hand_over(self, *, short: bool, keeper: bool) -> bool:
+    def _hand_over(self, *, fast_only: bool, monitor: bool) -> bool:
         host = self.host
-        if short and (self._stop is not None or host.in_flight.waiting_again):
+        if fast_only and (self._stop is not None or host.in_flight.waiting_again):
             return True
         host.hand_again()
         while self._stop is None and not self._heavy and hand_over(self, host) and host.room and len(self):
-            if short:
+            if fast_only:
                 return True
-            self._take_up_next(keeper=keeper)
+            self._take_up_next(monitor=monitor)
             host.hand_again()
         if self._stop is not None:
             self._stop_in_its_turn(self._stop)
         return False
 
-    def _take_up_next(self, *, keeper: bool) -> None:
+    def _take_up_next(self, *, monitor: bool) -> None:
         for envelope in self.take(1, 0.0):
             if is_stop(envelope.message):
                 self._stop = envelope
-            elif not keeper and self.host.is_heavy(envelope.message):
+            elif not monitor and self.host.is_heavy(envelope.message):
                 self.restore([envelope])
                 self._heavy = True
-                self.ring_keeper()
+                self.ring_monitor()
             else:
                 self.host.take_up(envelope)
 
@@ -307,16 +307,16 @@ class Dispatcher(Mailbox):
         except IndexError:  # taken out since
             return False
 
-    def ring_keeper(self) -> None:
-        """Wake the keeper's thread, for a look around. Any thread; never blocks."""
+    def ring_monitor(self) -> None:
+        """Wake the monitor's thread, for a look around. Any thread; never blocks."""
         self.strike_bell()
 
     def condemn(self, why: str) -> None:
-        """Have nothing more to do with the present worker, and tell the keeper. With the host held."""
+        """Have nothing more to do with the present worker, and tell the monitor. With the host held."""
         # One step.
         self.channel = None
         self.why_condemned = why
-        self.ring_keeper()
+        self.ring_monitor()
 
     # Replies. With the host held.
 
@@ -324,7 +324,7 @@ class Dispatcher(Mailbox):
         """Answer: it is delivered before the host is free."""
         self._outbox.append((envelope, value, error))
 
-    def _deliver(self, *, short: bool) -> bool:
+    def _deliver(self, *, fast_only: bool) -> bool:
         """Deliver what is in the outbox: at once where this thread's loop waits for it, else by its bridge.
 
         A reply leaves the outbox when it has been delivered; whoever delivers one again finds that it was.
@@ -336,7 +336,7 @@ class Dispatcher(Mailbox):
             envelope, value, error = reply
             bridge = envelope.bridge
             if bridge is None:
-                if short and envelope.reply_to is not None:
+                if fast_only and envelope.reply_to is not None:
                     return True
                 envelope.settle(value, error)
                 del outbox[0]
@@ -361,18 +361,18 @@ class Dispatcher(Mailbox):
             bridge.wake()
         self._loops_to_wake.clear()  # behind it: a wake-up in which somebody was interrupted is made again
 
-    # The keeper's side.
+    # The monitor's side.
 
     @contextlib.contextmanager
     def held(self) -> Any:
-        """The host, for the keeper, who waits for it; then, what there is to do. Never on the main thread
+        """The host, for the monitor, who waits for it; then, what there is to do. Never on the main thread
         while requests are served."""
         self._await_host()
         try:
             self._here = None
             self.host.finish_sending()
             yield self.host
-            self._serve(keeper=True)
+            self._serve(monitor=True)
         except BaseException:
             self._wants_turn = True  # replies may have been given before it
             raise
@@ -398,8 +398,8 @@ class Dispatcher(Mailbox):
         finally:
             self._waiting.remove(bell)
 
-    def keepers_turn(self) -> None:
-        """Read, and do all that there is to do, also what loops leave to the keeper.
+    def monitors_turn(self) -> None:
+        """Read, and do all that there is to do, also what loops leave to the monitor.
 
         It waits for the host. Were it only to try, each of its tries could find a loop in its turn, and what
         that loop has left to it, and rung for once, would be left for good.
@@ -409,17 +409,17 @@ class Dispatcher(Mailbox):
         with self.held():
             pass
 
-    def keeper_reads(self) -> bool:
-        """Whether the keeper must read: somebody waits for an answer that no event loop would fetch.
+    def monitor_reads(self) -> bool:
+        """Whether the monitor must read: somebody waits for an answer that no event loop would fetch.
 
         The note is taken back before the look, and made after it. So a sender who finds it made has added
-        what he waits for before this look, or the keeper was about to look once more.
+        what he waits for before this look, or the monitor was about to look once more.
         """
-        self._keeper_reads = False
-        self._keeper_reads = self._has_foreign or not any(
+        self._monitor_reads = False
+        self._monitor_reads = self._has_foreign or not any(
             link.reads(self.channel) for link in tuple(self._links.values())
         )
-        return self._keeper_reads
+        return self._monitor_reads
 
     @property
     def needs_writer(self) -> bool:
@@ -463,7 +463,7 @@ class Dispatcher(Mailbox):
             link.forget_parent()
 
     def forget_loops(self) -> None:
-        """Let go of every event loop, and of the last keeper's bell: the service has ended."""
+        """Let go of every event loop, and of the last monitor's bell: the service has ended."""
         self.strike_bell = bool
         for bridge in tuple(self._links):
             if (link := self._links.pop(bridge, None)) is not None:
@@ -533,7 +533,7 @@ class _Link:
             return
         try:
             self._descriptors.extend(map(os.dup, (channel.fileno(),)))  # noted by the call that makes it
-        except OSError as error:  # it has gone already: the keeper knows
+        except OSError as error:  # it has gone already: the monitor knows
             if is_of_a_handler(error):
                 raise
             return

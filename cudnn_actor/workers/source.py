@@ -1,7 +1,7 @@
 """Where a service's workers come from, and where they go: the next one, the standby, those that are dying.
 
-All of it is one keeper's at a time, as the service is: a keeper hands over what is here to its successor by
-ending. What outlives a worker, and so is not a keeper's own:
+All of it is one monitor's at a time, as the service is: a monitor hands over what is here to its successor by
+ending. What outlives a worker, and so is not a monitor's own:
 
 - the **standby**: a worker that has its engine open, the arenas mapped and the recent plans built, and waits.
   Its death is a line in the log; another is started behind it, after a pause that grows;
@@ -9,10 +9,9 @@ ending. What outlives a worker, and so is not a keeper's own:
   what they may still have mapped for writing is given back when they have gone for certain;
 - the **forkserver**, which is many a service's: whoever sees its death starts another behind it.
 
-What may block, the launch of a standby and the wait for a lost one's end, is done on a thread of its own,
-one such job at a time (`_job`). The thread writes nothing but the job's result; the keeper takes that in,
-with the host held as for all else. So neither the host nor the keeper waits for a forkserver that is stopped.
-"""
+What may block, the launch of a standby and the wait for a lost one's end, is done on a thread of its own, one
+such job at a time (`_job`). The thread writes nothing but the job's result; the monitor takes that in, with
+the host held as for all else. So neither the host nor the monitor waits for a forkserver that is stopped."""
 
 from __future__ import annotations
 
@@ -73,12 +72,12 @@ class _Lost(NamedTuple):
 
 
 class Source:
-    """See the module's docstring. The keeper's thread, one after another.
+    """See the module's docstring. The monitor's thread, one after another.
 
     Parameters
     ----------
     recipe
-        Says how workers are made; asked once, by the first keeper.
+        Says how workers are made; asked once, by the first monitor.
     generations
         The service's table, which each maps.
     standby
@@ -151,7 +150,7 @@ class Source:
     def tend(self, host: WorkerHost, now: float, ring: Callable[[], None]) -> float | None:
         """Have a standby started when one is due; seconds until one is, None for never.
 
-        Never blocks. With the host held. `ring` wakes the keeper, for another look.
+        Never blocks. With the host held. `ring` wakes the monitor, for another look.
         """
         self._take_in(host)
         if not self._keeps_standby or self.standby is not None or self._job is not None:
@@ -180,9 +179,9 @@ class Source:
         def run() -> None:
             try:
                 result.set_result(job())
-            except BaseException as error:  # noqa: BLE001 - the keeper says so
+            except BaseException as error:  # noqa: BLE001 - the monitor says so
                 result.set_exception(error)
-            ring()  # last: the keeper finds the result
+            ring()  # last: the monitor finds the result
 
         try:
             threading.Thread(target=run, name="standby", daemon=True).start()

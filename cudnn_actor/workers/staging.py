@@ -5,7 +5,7 @@ gives blocks out and takes them back; a worker only reads or writes the one that
 is free again when its request has landed, or when the worker that had it is gone for certain.
 
 A large result is handed to the caller as it lies in its block, not copied: the block is free when the last
-array on it has gone. Like `memory.keeper`, that end only appends to a deque, on whatever thread it comes.
+array on it has gone. Like `memory.lending`, that end only appends to a deque, on whatever thread it comes.
 """
 
 from __future__ import annotations

@@ -293,10 +293,10 @@ def test_a_forked_worker_finds_all_packages_imported_and_a_device_that_nobody_wo
 
 
 def test_the_engine_gets_arenas_while_its_work_runs(engine: Engine, bench: Workbench) -> None:
-    keeper = CudaEngine()
-    keeper.open()
+    monitor = CudaEngine()
+    monitor.open()
     spec = TensorSpec.packed((1, 1, 512, 1024))
-    descriptors = [keeper.create_arena(number, 16 * MIB) for number in range(8)]
+    descriptors = [monitor.create_arena(number, 16 * MIB) for number in range(8)]
     places: list[Binding] = []
     for number, fd in enumerate(descriptors):
         busy(bench) if number < 2 else None
@@ -305,8 +305,8 @@ def test_the_engine_gets_arenas_while_its_work_runs(engine: Engine, bench: Workb
         engine.fill(places[-1], number)
     for number, place in enumerate(places):
         assert (engine.read(place) == number).all()
-        assert (keeper.read(keeper.bind(number, 0, spec)) == number).all()
+        assert (monitor.read(monitor.bind(number, 0, spec)) == number).all()
     for number, fd in enumerate(descriptors):
         engine.unmap_arena(500 + number)
         os.close(fd)
-    keeper.close()
+    monitor.close()

@@ -21,7 +21,7 @@ from cudnn_actor.service import giving_up, isolation
 from cudnn_actor.service.options import Options
 from cudnn_actor.supervision import Fault, LifecycleEvent
 from cudnn_actor.worker.actor import CudnnActor
-from cudnn_actor.workers import channel, keeper, source, staging, wire, worker_host
+from cudnn_actor.workers import channel, monitor, source, staging, wire, worker_host
 
 from .page import PAGE, ROOT, figures, table, words
 
@@ -175,7 +175,7 @@ def test_names_of_the_package_that_the_page_uses_are_there() -> None:
 
 def test_the_limits_of_a_stop_are_the_keeper_s() -> None:
     rows = table("Stopping", "a worker is").rows
-    assert [figures(row[-1])[0] for row in rows] == [keeper.ASKED_S, keeper.TERMINATED_S, keeper.KILLED_S]
+    assert [figures(row[-1])[0] for row in rows] == [monitor.ASKED_S, monitor.TERMINATED_S, monitor.KILLED_S]
     assert all(word in row[1] for word, row in zip(("message", "SIGTERM", "SIGKILL"), rows, strict=True))
 
 
@@ -192,7 +192,7 @@ FIGURES = [
     f"A frame is {wire.LONGEST >> 20} MiB at most",
     f"{channel._MOST_DESCRIPTORS} descriptors may wait for theirs",
     f"a sign of life every {isolation._LONGEST_BEAT_S} s, or eight in `hang_after_s`",
-    f"is given {keeper.BUILT_S:g} s for it at the least",
+    f"is given {monitor.BUILT_S:g} s for it at the least",
     f"that have run lately ({worker_host.WINDOW} at most)",
     f"then after {PAUSES.initial_s} s, twice as long each time, at most {PAUSES.cap_s:g} s",
     f"after {PAUSES.reset_after_s:g} s of life the series begins anew",

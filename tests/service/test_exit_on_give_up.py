@@ -16,7 +16,8 @@ PATIENCE_S = 60.0
 START = """
     import asyncio, os, signal, sys, threading
     from cudnn_actor import *
-    from cudnn_actor import giving_up, logging
+    from cudnn_actor import logging
+    from cudnn_actor.service import giving_up
 
     logging.configure()
     FATAL = dict(

@@ -43,7 +43,7 @@ NEVER = Backoff(initial_s=3600.0, cap_s=3600.0, jitter=0.0)
 
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost thread is given up after 0.05 s and not 1 s."""
+    """A thread that does not end is given up soon."""
     monkeypatch.setattr(shell, "KILL_GRACE_S", 0.05)
 
 

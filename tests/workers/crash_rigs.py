@@ -252,7 +252,7 @@ class PointedBuilder:
 
 
 class LateBuildingEngine(LateEngine):
-    """The same, with plans from a build thread: what waits for one is set aside, and others go past it."""
+    """The same, with plans from a build thread: what waits for one is deferred, and others go past it."""
 
     def __init__(self, directory: str) -> None:
         super().__init__(directory)

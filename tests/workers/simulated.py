@@ -453,7 +453,7 @@ class Office:
             host.hand_again()
         host.flush()
 
-    # The keeper's.
+    # The monitor's.
 
     @property
     def worker(self) -> SimulatedWorker:

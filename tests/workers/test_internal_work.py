@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("a_forkserver")
 
 
 async def planned(gpu: CudnnRef, plans: int) -> None:
-    """Until the worker that serves has so many plans: all that it set aside for them has begun by then."""
+    """Until the worker that serves has so many plans: all that it deferred for them has begun by then."""
     async with asyncio.timeout(PATIENCE_S):
         while (await gpu.statistics()).plans.size < plans:
             pass

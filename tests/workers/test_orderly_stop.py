@@ -24,7 +24,7 @@ from cudnn_actor import (
     StartFailed,
     TensorSpec,
 )
-from cudnn_actor.workers import keeper
+from cudnn_actor.workers import monitor
 from tests.service.rigs import Trio, in_thread, outcome, seen
 
 from .crash_rigs import PATIENCE_S, Points, freeze, gone, kill, pid_of, sent, service_of
@@ -36,8 +36,8 @@ ASKED_S, TERMINATED_S = 0.4, 0.2
 @pytest.fixture
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """So long a worker may take that is asked, and then one that is told."""
-    monkeypatch.setattr(keeper, "ASKED_S", ASKED_S)
-    monkeypatch.setattr(keeper, "TERMINATED_S", TERMINATED_S)
+    monkeypatch.setattr(monitor, "ASKED_S", ASKED_S)
+    monkeypatch.setattr(monitor, "TERMINATED_S", TERMINATED_S)
 
 
 @asynccontextmanager

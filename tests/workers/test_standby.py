@@ -18,7 +18,7 @@ from cudnn_actor import CudnnRef, ExitKind, Receipt, Restarted, Restarting, Serv
 from cudnn_actor.service import service
 from cudnn_actor.supervision import ChildPolicy, supervisor
 from cudnn_actor.workers.dispatcher import Dispatcher
-from cudnn_actor.workers.keeper import WorkerKeeper
+from cudnn_actor.workers.monitor import WorkerMonitor
 from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line
@@ -214,7 +214,7 @@ async def test_a_standby_that_has_just_stopped_is_found_out_by_the_watchdog(logs
 
 
 class Late:
-    """Catches the next keeper that is started, before it gets to the service, and lets it go late."""
+    """Catches the next monitor that is started, before it gets to the service, and lets it go late."""
 
     def __init__(self) -> None:
         self.caught: threading.Thread | None = None
@@ -223,7 +223,7 @@ class Late:
     def trace(self, frame: FrameType, _event: str, _: Any) -> None:
         thread = threading.current_thread()
         waits = frame.f_code is Dispatcher._await_host.__code__
-        if waits and self.caught is None and thread.name.startswith(WorkerKeeper.__name__):
+        if waits and self.caught is None and thread.name.startswith(WorkerMonitor.__name__):
             self.caught = thread
             self.let_go.wait(3 * PATIENCE_S)
 

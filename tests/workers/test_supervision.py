@@ -35,7 +35,7 @@ from cudnn_actor import (
     child_spec,
 )
 from cudnn_actor.supervision import ChildSpec, Strategy
-from cudnn_actor.workers import keeper
+from cudnn_actor.workers import monitor
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 from tests.service.test_nested_supervisors import built
 
@@ -363,8 +363,8 @@ async def test_a_service_that_keeps_giving_up_takes_its_supervisor_with_it(point
 async def test_a_hung_service_that_its_supervisor_stops_leaves_no_worker(
     points: Points, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "ASKED_S", 0.2)
-    monkeypatch.setattr(keeper, "TERMINATED_S", 0.2)
+    monkeypatch.setattr(monitor, "ASKED_S", 0.2)
+    monkeypatch.setattr(monitor, "TERMINATED_S", 0.2)
     spec, _, gpu = child("gpu", points)
     async with built(spec) as house:
         trio = await Trio.on(gpu)

@@ -94,9 +94,9 @@ class WorkerActor(CudnnActor):
         """Start a request, as `Actor` does, without a look at what is the parent's: callers and deadlines."""
         self.current = envelope
         self._in_hand.append(envelope)
-        if not resumed and (put_aside := self.sets_aside(envelope)) is not None:
+        if not resumed and (defer := self.defers(envelope)) is not None:
             self._claim(envelope, DEFERRED)
-            put_aside()
+            defer()
         elif envelope.begin():
             self._run(envelope)
         else:

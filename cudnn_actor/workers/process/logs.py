@@ -20,7 +20,7 @@ def forward_logs(outbox: Outbox, inbox: Inbox, in_work: Callable[[], int]) -> No
     """
 
     def forward(line: Line) -> None:
-        if line.event == "actor.died":  # which the keeper says, once
+        if line.event == "actor.died":  # which the monitor says, once
             return
         outbox.log(Logged(in_work(), line.logger, _level(line.level), line.event, line.fields))
         inbox.nudge()

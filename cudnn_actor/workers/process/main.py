@@ -34,7 +34,7 @@ from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.workers.channel import Channel
 from cudnn_actor.workers.generations import GenerationView
 from cudnn_actor.workers.process.actor import DeliveredFaults, WorkerActor
-from cudnn_actor.workers.process.heart import Heart, end_with
+from cudnn_actor.workers.process.heartbeat import Heart, end_with
 from cudnn_actor.workers.process.inbox import Inbox
 from cudnn_actor.workers.process.logs import forward_logs
 from cudnn_actor.workers.process.outbox import Outbox

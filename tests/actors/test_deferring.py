@@ -1,4 +1,4 @@
-"""Messages that are set aside before they start, and resumed or handed back: each is answered once."""
+"""Messages that are deferred before they start, and resumed or handed back: each is answered once."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Shelf(Actor):
         self.started: list[str] = []
         self.resumes = threading.Event()
 
-    def sets_aside(self, envelope: Envelope) -> Callable[[], None] | None:
+    def defers(self, envelope: Envelope) -> Callable[[], None] | None:
         return (lambda: self.put(envelope)) if isinstance(envelope.message, str) else None
 
     def put(self, envelope: Envelope) -> None:
         self.shelf.append(envelope)
-        self.mailbox.set_aside = len(self.shelf)
+        self.mailbox.deferred = len(self.shelf)
 
     def take(self) -> Envelope | None:
         return self.shelf.popleft() if self.shelf else None
 
-    def handed_back(self) -> list[Envelope]:
+    def take_deferred(self) -> list[Envelope]:
         back, self.shelf = list(self.shelf), deque()
         return back
 
@@ -57,7 +57,7 @@ class Shelf(Actor):
 
 
 async def looked_at(actor: Actor) -> None:
-    """Until the actor has taken up what was sent before, and looked after what it had set aside."""
+    """Until the actor has taken up what was sent before, and looked after what it had deferred."""
     for _ in range(2):
         await ask(actor.mailbox, lambda: None)
 
@@ -160,4 +160,4 @@ async def test_what_is_set_aside_takes_room() -> None:
         assert actor.mailbox.waiting == 2
         with pytest.raises(MailboxFull):
             submit(actor.mailbox, "b")
-        actor.mailbox.set_aside = 0
+        actor.mailbox.deferred = 0

@@ -1,4 +1,4 @@
-"""The keeper of a worker: the supervised child whose process does the work.
+"""The monitor of a worker: the supervised child whose process does the work.
 
 To its supervisor it is an actor like any other, which starts, is ready, crashes, hangs and stops. Its thread
 starts the process, and then waits: at the process's end, at its socket for those who have no event loop of
@@ -41,12 +41,12 @@ from cudnn_actor.workers.wire import BadFrame, Dying, InternalDone, Stop
 from cudnn_actor.workers.worker import Bell, Worker, wait_for
 from cudnn_actor.workers.worker_host import PendingReclaim, WorkerHost
 
-__all__ = ["WorkerKeeper"]
+__all__ = ["WorkerMonitor"]
 
 ASKED_S, TERMINATED_S = 3.0, 1.0
 """How long a worker may take to end that is asked to, and then one that is told by SIGTERM."""
 KILLED_S, KILLED_BY_SUPERVISOR_S = 5.0, 0.8
-"""How long the kernel may take to end one; less, where a supervisor waits for the keeper itself."""
+"""How long the kernel may take to end one; less, where a supervisor waits for the monitor itself."""
 BUILT_S = 60.0
 """How long a worker may give no sign of life that builds a plan: a library that is read from a cold disk for
 the first time takes ten seconds."""
@@ -57,24 +57,24 @@ log = Log("cudnn_actor")
 
 
 class _RingingMailbox(Mailbox):
-    """What is said to the keeper itself (pykka's `stop_all` does) wakes it where it waits: at its bell."""
+    """What is said to the monitor itself (pykka's `stop_all` does) wakes it where it waits: at its bell."""
 
     def __init__(self, bell: Bell) -> None:
         super().__init__(capacity=1)
-        self._keepers_bell = bell
+        self._monitors_bell = bell
 
     def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
         """Accept a message. See `Mailbox.admit`."""
         super().admit(envelope, waits=waits)
-        self._keepers_bell.ring()
+        self._monitors_bell.ring()
 
     def nudge(self) -> None:
-        """Wake the keeper. Any thread."""
+        """Wake the monitor. Any thread."""
         super().nudge()
-        self._keepers_bell.ring()
+        self._monitors_bell.ring()
 
 
-class WorkerKeeper(Actor):
+class WorkerMonitor(Actor):
     """One incarnation's worker, from its start to its end.
 
     Parameters
@@ -177,9 +177,8 @@ class WorkerKeeper(Actor):
     def _held(self) -> Iterator[WorkerHost]:
         """The host, for a start that goes on. Raises `Crash` where it was given up while it waited for it.
 
-        Its last act, on whichever thread, takes the host too. So a keeper that was given up either finds that
-        out here, or has done its step before the last act, which undoes it.
-        """
+        Its last act, on whichever thread, takes the host too. So a monitor that was given up either finds
+        that out here, or has done its step before the last act, which undoes it."""
         with self._dispatcher.held() as host:
             if self.abandoned.is_set():
                 raise Crash("it was given up while it started")
@@ -322,11 +321,11 @@ class WorkerKeeper(Actor):
         self._bell.quiet()
         if self.actor_stopped.is_set():
             return
-        dispatcher.keepers_turn()
+        dispatcher.monitors_turn()
         self._look_for_the_end(worker)
 
     def _tend(self) -> float | None:
-        source, ring = self._source, self._ring_whoever_keeps
+        source, ring = self._source, self._ring_whoever_monitors
         with self._dispatcher.held() as host:
             source.hear_standby(host, ring)  # first: one that has died is to be followed by another
             pause_s = source.tend(host, time.monotonic(), ring)
@@ -334,20 +333,20 @@ class WorkerKeeper(Actor):
             source.bury_the_dead(host)
         return pause_s
 
-    def _ring_whoever_keeps(self) -> None:
-        """Wake the keeper of then: what this one has had begun may be done when a successor serves.
+    def _ring_whoever_monitors(self) -> None:
+        """Wake the monitor of then: what this one has had begun may be done when a successor serves.
 
         That one is noted before it looks for the first time, and what is done was noted before this ring. So
         it is woken, or finds it done.
         """
-        self._dispatcher.ring_keeper()
+        self._dispatcher.ring_monitor()
 
     def _wait(self, worker: Worker, timeout_s: float | None) -> None:
         poll = select.poll()
         poll.register(self._bell.descriptor, select.POLLIN)
         poll.register(worker.child.pidfd, select.POLLIN)
         dispatcher = self._dispatcher
-        wanted = select.POLLIN if dispatcher.keeper_reads() else 0
+        wanted = select.POLLIN if dispatcher.monitor_reads() else 0
         wanted |= select.POLLOUT if dispatcher.needs_writer else 0
         poll.register(worker.channel.fileno(), wanted)  # its end is told of whatever is wanted
         if (standby := self._source.standby) is not None:
@@ -414,7 +413,7 @@ class WorkerKeeper(Actor):
             self._bell.quiet()
             if self.abandoned.is_set():
                 raise Crash("it was given up while it stopped")
-            self._dispatcher.keepers_turn()
+            self._dispatcher.monitors_turn()
             if worker.channel.ended:
                 worker.child.wait(max(0.0, deadline - time.monotonic()))
         return True

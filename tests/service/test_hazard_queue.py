@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudnn_actor.broker.footprints import overwritten
-from cudnn_actor.broker.hazards import NOTHING, Footprint, Parked, Parking
+from cudnn_actor.broker.hazards import NOTHING, Entry, Footprint, HazardQueue
 
 
 def reads(*slots: int) -> Footprint:
@@ -20,15 +20,15 @@ def writes(*slots: int) -> Footprint:
     return Footprint((), slots)
 
 
-def all_that_may_run(parking: Parking[str]) -> list[str]:
+def all_that_may_run(queue: HazardQueue[str]) -> list[str]:
     ran = []
-    while (item := parking.take()) is not None:
+    while (item := queue.take()) is not None:
         ran.append(item)
     return ran
 
 
 @pytest.mark.parametrize(
-    ("parked", "later", "conflict"),
+    ("first", "later", "conflict"),
     [
         (reads(1), reads(1), False),
         (reads(1), writes(1), True),
@@ -41,71 +41,71 @@ def all_that_may_run(parking: Parking[str]) -> list[str]:
     ],
 )
 def test_two_conflict_when_one_writes_what_the_other_uses(
-    parked: Footprint, later: Footprint, conflict: bool
+    first: Footprint, later: Footprint, conflict: bool
 ) -> None:
-    parking: Parking[str] = Parking()
-    parking.park("waits", parked, ready=False)
-    assert parking.conflicts(later) is conflict
+    queue: HazardQueue[str] = HazardQueue()
+    queue.add("waits", first, ready=False)
+    assert queue.conflicts(later) is conflict
 
 
 def test_nothing_conflicts_with_an_empty_parking() -> None:
-    parking: Parking[str] = Parking()
-    assert not parking
-    assert not parking.conflicts(writes(1))
+    queue: HazardQueue[str] = HazardQueue()
+    assert not queue
+    assert not queue.conflicts(writes(1))
 
 
 def test_what_parks_behind_one_that_waits_follows_it_in_order() -> None:
-    parking: Parking[str] = Parking()
-    first = parking.park("write", writes(1), ready=False)
+    queue: HazardQueue[str] = HazardQueue()
+    first = queue.add("write", writes(1), ready=False)
     for name in ("read", "read too"):
-        parking.park(name, reads(1))
-    parking.park("write again", writes(1))
-    assert all_that_may_run(parking) == []
-    parking.make_ready(first)
-    assert all_that_may_run(parking) == ["write", "read", "read too", "write again"]
-    assert not parking
+        queue.add(name, reads(1))
+    queue.add("write again", writes(1))
+    assert all_that_may_run(queue) == []
+    queue.make_ready(first)
+    assert all_that_may_run(queue) == ["write", "read", "read too", "write again"]
+    assert not queue
 
 
 def test_a_writer_waits_for_those_that_read_before_it() -> None:
-    parking: Parking[str] = Parking()
-    reader = parking.park("read", reads(1), ready=False)
-    parking.park("write", writes(1))
-    assert all_that_may_run(parking) == []
-    parking.make_ready(reader)
-    assert all_that_may_run(parking) == ["read", "write"]
+    queue: HazardQueue[str] = HazardQueue()
+    reader = queue.add("read", reads(1), ready=False)
+    queue.add("write", writes(1))
+    assert all_that_may_run(queue) == []
+    queue.make_ready(reader)
+    assert all_that_may_run(queue) == ["read", "write"]
 
 
 def test_a_chain_of_conflicts_holds_at_both_ends() -> None:
-    parking: Parking[str] = Parking()
-    first = parking.park("a to b", Footprint((1,), (2,)), ready=False)
-    parking.park("b to c", Footprint((2,), (3,)))
-    parking.park("c to d", Footprint((3,), (4,)))
-    parking.park("apart", writes(9))
-    assert all_that_may_run(parking) == ["apart"]
-    parking.make_ready(first)
-    assert all_that_may_run(parking) == ["a to b", "b to c", "c to d"]
+    queue: HazardQueue[str] = HazardQueue()
+    first = queue.add("a to b", Footprint((1,), (2,)), ready=False)
+    queue.add("b to c", Footprint((2,), (3,)))
+    queue.add("c to d", Footprint((3,), (4,)))
+    queue.add("apart", writes(9))
+    assert all_that_may_run(queue) == ["apart"]
+    queue.make_ready(first)
+    assert all_that_may_run(queue) == ["a to b", "b to c", "c to d"]
 
 
 def test_a_barrier_comes_when_all_before_it_have_gone_and_holds_up_nobody() -> None:
-    parking: Parking[str] = Parking()
-    first = parking.park("waits", writes(1), ready=False)
-    parking.park_behind_all("barrier")
-    parking.park("behind", writes(2))
-    assert all_that_may_run(parking) == ["behind"]
-    parking.make_ready(first)
-    assert all_that_may_run(parking) == ["waits", "barrier"]
+    queue: HazardQueue[str] = HazardQueue()
+    first = queue.add("waits", writes(1), ready=False)
+    queue.add_barrier("barrier")
+    queue.add("behind", writes(2))
+    assert all_that_may_run(queue) == ["behind"]
+    queue.make_ready(first)
+    assert all_that_may_run(queue) == ["waits", "barrier"]
 
 
 def test_giving_up_returns_all_in_the_order_in_which_they_came() -> None:
-    parking: Parking[str] = Parking()
-    parking.park("a", writes(1), ready=False)
-    parking.park("b", NOTHING, ready=False)
-    parking.park_behind_all("c")
-    parking.park("d", reads(1))
-    assert parking.clear() == ["a", "b", "c", "d"]
-    assert not parking
-    assert not parking.conflicts(writes(1))
-    assert parking.take() is None
+    queue: HazardQueue[str] = HazardQueue()
+    queue.add("a", writes(1), ready=False)
+    queue.add("b", NOTHING, ready=False)
+    queue.add_barrier("c")
+    queue.add("d", reads(1))
+    assert queue.clear() == ["a", "b", "c", "d"]
+    assert not queue
+    assert not queue.conflicts(writes(1))
+    assert queue.take() is None
 
 
 class Step(NamedTuple):
@@ -137,38 +137,38 @@ class Model:
     """Takes requests as the actor does: what need not park runs at once."""
 
     def __init__(self) -> None:
-        self.parking: Parking[int] = Parking()
+        self.queue: HazardQueue[int] = HazardQueue()
         self.came: list[Footprint | None] = []
         self.ran: list[int] = []
-        self.unready: list[Parked[int]] = []
+        self.unready: list[Entry[int]] = []
 
     def come(self, footprint: Footprint, *, ready: bool) -> None:
         number = len(self.came)
         self.came.append(footprint)
-        if ready and not self.parking.conflicts(footprint):
+        if ready and not self.queue.conflicts(footprint):
             self.ran.append(number)
             return
-        entry = self.parking.park(number, footprint, ready=ready)
+        entry = self.queue.add(number, footprint, ready=ready)
         if not ready:
             self.unready.append(entry)
 
     def barrier(self) -> None:
         number = len(self.came)
         self.came.append(None)
-        if self.parking:
-            self.parking.park_behind_all(number)
+        if self.queue:
+            self.queue.add_barrier(number)
         else:
             self.ran.append(number)
 
     def get_ready(self, choice: int) -> None:
         if self.unready:
-            self.parking.make_ready(self.unready.pop(choice % len(self.unready)))
+            self.queue.make_ready(self.unready.pop(choice % len(self.unready)))
 
     def check(self) -> None:
-        assert self.parking.may_run() is self.any_may_run()
+        assert self.queue.may_run() is self.any_may_run()
 
     def run_one(self) -> None:
-        number = self.parking.take()
+        number = self.queue.take()
         if number is not None:
             self.ran.append(number)
 
@@ -191,7 +191,7 @@ class Model:
     def finish(self) -> None:
         while self.unready:
             self.get_ready(0)
-        while self.parking.may_run():
+        while self.queue.may_run():
             self.run_one()
             self.check()
 
@@ -214,7 +214,7 @@ def test_every_order_of_running_keeps_conflicting_requests_in_order_and_none_wai
         model.check()
     model.finish()
     assert sorted(model.ran) == list(range(len(model.came))), "somebody waits for ever"
-    assert not model.parking
+    assert not model.queue
     place = {number: place for place, number in enumerate(model.ran)}
     for later, mine in enumerate(model.came):
         for earlier, theirs in enumerate(model.came[:later]):

@@ -1,14 +1,13 @@
-"""The short way of a request that runs a plan, and of its answer: each in one step.
+"""The fast path of a request that runs a plan, and of its answer: each in one step.
 
-Nearly all requests go it. Whatever is not plain goes the long way, by the host's own methods: what allocates
-or frees, what fails, what waits, what a crash or a fault plan has to do with. The two ways do the same, so
-this module knows the mailbox, the host and its in-flight table from inside.
+Nearly all requests take it. Whatever is not plain takes the slow path, by the host's own methods: what
+allocates or frees, what fails, what waits, what a crash or a fault plan has to do with. The two do the same,
+so this module knows the mailbox, the host and its in-flight table from inside.
 
-The main thread goes this way only, since a signal's handler may raise there (`actors.interrupts`). What comes
-before a step changes nothing that counts, and is made again by whoever comes next; after a step, a request
-has left the mailbox and is in the air, or has landed and its reply is in the outbox. The long way is left to
-another thread.
-"""
+The main thread takes this path only, since a signal's handler may raise there (`actors.interrupts`). What
+comes before a step changes nothing that counts, and is made again by whoever comes next; after a step, a
+request has left the mailbox and is in flight, or is complete and its reply is in the outbox. The slow path is
+left to another thread."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from cudnn_actor.workers.in_flight import WorkerRequest, claims_lock
 from cudnn_actor.workers.wire import Answer, Answers, Done, Given, Request, encode_message
 from cudnn_actor.workers.worker_host import BULKY_BYTES, WorkerHost
 
-__all__ = ["Reply", "hand_over", "land"]
+__all__ = ["Reply", "complete", "hand_over"]
 
 Reply = tuple[Envelope, Any, BaseException | None]
 
@@ -43,7 +42,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
     Returns
     -------
     bool
-        Whether the next one has to go the long way, if there is one.
+        Whether the next one has to take the slow path, if there is one.
     """
     worker, table = host.worker, host.in_flight
     if worker is None or _takes_long(host):
@@ -89,7 +88,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
 
 
 def _takes_long(host: WorkerHost) -> bool:
-    """Whether there is at the moment no short way for anybody."""
+    """Whether nobody can take the fast path at the moment."""
     table, state = host.in_flight, host.state
     return bool(
         table._again
@@ -117,18 +116,18 @@ def _prepared(host: WorkerHost, envelope: Envelope) -> WorkerRequest | None:
             request.body = encode_message(message)
         else:
             return None
-    except (CudnnActorError, TypeError, MemoryError):  # of which the long way makes an answer
+    except (CudnnActorError, TypeError, MemoryError):  # which the slow path answers
         return None
     return None if len(request.body) > BULKY_BYTES or len(request.slots) > _MOST_SLOTS else request
 
 
-def land(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
+def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
     """Take the answers that have come, in order. With the host held.
 
     Returns
     -------
     bool
-        Whether the next one, or the next frame, has to go the long way.
+        Whether the next one, or the next frame, has to take the slow path.
     """
     table, frames, counters = host.in_flight, channel.frames, host.state.counters
     in_flight, places = table.requests, table._places
