@@ -35,8 +35,7 @@ from cudnn_actor.broker.checks import (
 )
 from cudnn_actor.broker.footprints import footprint, named_buffers
 from cudnn_actor.broker.interruption import Interruption
-from cudnn_actor.broker.recovery import MOST_CRASHES
-from cudnn_actor.broker.state import Bound, Seen, ServiceState
+from cudnn_actor.broker.state import Bound, ServiceState
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import Memory
 from cudnn_actor.memory.exhaustion import exhaustion
@@ -195,7 +194,7 @@ class Broker(Generic[W]):
     def prepared(self, envelope: Envelope, message: Compute) -> W:
         """The work of a request that runs a plan. Raises what is wrong with it. Changes caches alone."""
         seen = self.state.seen(message)
-        if self.state.quarantined and (error := self._quarantined(seen, envelope.number)) is not None:
+        if (error := self.state.why_quarantined(seen.lowered, envelope.number)) is not None:
             raise error
         bound = seen.bound
         if bound is None or bound.ends != self.memory.ends:
@@ -204,13 +203,6 @@ class Broker(Generic[W]):
             check_no_overlap(seen.lowered, slots)
             bound = seen.bound = Bound(ends, slots, ())
         return self._work(envelope, bound.slots, seen=seen)
-
-    def _quarantined(self, seen: Seen, number: int) -> QuarantinedRequest | None:
-        digest = seen.lowered.graph.digest()
-        cause = self.state.quarantined.get(digest)
-        if cause is None:
-            return None
-        return QuarantinedRequest(request_id=number, digest=digest, cause=cause)
 
     def _question(self, envelope: Envelope, _message: Ping | GetStatistics) -> W:
         return self._work(envelope)
@@ -472,9 +464,7 @@ class Broker(Generic[W]):
                 # Freed behind it: the bytes are held for this very request, so it still runs on them.
                 if error.reason is not StaleReason.FREED or not self.memory.is_withheld(ref):
                     return error
-        if work.seen is not None and self.state.quarantined:
-            return self._quarantined(work.seen, work.number)
-        return None
+        return None if work.seen is None else self.state.why_quarantined(work.seen.lowered, work.number)
 
     def refused_again(self, work: W, error: CudnnActorError) -> CudnnActorError:
         """What a request ends in whose second run has made nothing whole of what its first had begun.
@@ -490,10 +480,3 @@ class Broker(Generic[W]):
             return error
         why = f"its second run was refused: {error}"
         return OutcomeUnknown(request_id=work.number, cause="a worker that has died", why=why)
-
-    def blame_build(self, digest: str, cause: str) -> None:
-        """Note which graph's build ended an incarnation: the second time it is quarantined."""
-        ended = self.state.ended_by_build
-        ended[digest] = ended.get(digest, 0) + 1
-        if ended[digest] >= MOST_CRASHES:
-            self.state.quarantined[digest] = cause

@@ -7,11 +7,11 @@ not started                 any                     none yet: runs later        
 pure (output not read)      0                       none yet: runs again, first     kept
 not pure                    0                       `OutcomeUnknown`                torn
 any                         1                       `QuarantinedRequest`            torn
-writes, thread given up     0                       `OutcomeUnknown`                torn, withheld
+writes, may still write     0                       `OutcomeUnknown`                torn, withheld
 ==========================  ======================  ==============================  ===============
 
-A thread that hangs cannot be killed. What its last request writes is torn, and
-the bytes stay withheld, because it may come back and write them.
+A worker that the kernel has not ended in time may still write. What its last
+requests write is torn, and the bytes go to no other buffer until it has ended.
 
 Where the context's memory dies with it (`outlives_context` is False), every
 request ends in `ContextLost` and every buffer is lost.

@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from cudnn_actor.actors import Counters, Envelope, Mailbox
 from cudnn_actor.actors.errors import ActorStopped
+from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.memory import Memory, Slot
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.errors import QuarantinedRequest
 from cudnn_actor.protocol.lowering import Lowered, Signature, lower, signature
 from cudnn_actor.protocol.messages import Compute, Free
 from cudnn_actor.protocol.receipts import PlanStatistics, Statistics
@@ -135,6 +137,22 @@ class ServiceState:
                 self._lowered.clear()
             self._lowered[key] = known
         return known
+
+    def why_quarantined(self, lowered: Lowered, number: int) -> QuarantinedRequest | None:
+        """The error of a request whose plan is quarantined; None where it is not."""
+        if not self.quarantined:
+            return None
+        digest = lowered.graph.digest()
+        cause = self.quarantined.get(digest)
+        if cause is None:
+            return None
+        return QuarantinedRequest(request_id=number, digest=digest, cause=cause)
+
+    def blame_build(self, digest: str, cause: str) -> None:
+        """Note which graph's build ended an incarnation: the second time it is quarantined."""
+        self.ended_by_build[digest] = self.ended_by_build.get(digest, 0) + 1
+        if self.ended_by_build[digest] >= MOST_CRASHES:
+            self.quarantined[digest] = cause
 
     def statistics(self, plans: PlanStatistics) -> Statistics:
         """The service's counters at this moment, and those of its plans, which the live incarnation keeps."""

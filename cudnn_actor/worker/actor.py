@@ -17,7 +17,6 @@ from cudnn_actor.broker.checks import check_no_overlap, check_warm, not_a_messag
 from cudnn_actor.broker.footprints import footprint
 from cudnn_actor.broker.interruption import Interruption
 from cudnn_actor.broker.progress import Progress
-from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.broker.state import Bound, ServiceState
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.protocol.buffers import BufferRef
@@ -224,10 +223,7 @@ class CudnnActor(MemoryActor):
     def _blame_build(self, digest: str | None, cause: str) -> None:
         """Note which graph's build ended this incarnation: the second time it is quarantined."""
         if digest is not None:
-            ended = self._state.ended_by_build
-            ended[digest] = ended.get(digest, 0) + 1
-            if ended[digest] >= MOST_CRASHES:
-                self._state.quarantined[digest] = cause
+            self._state.blame_build(digest, cause)
 
     # Messages that wait for something else than their turn.
 
@@ -304,11 +300,9 @@ class CudnnActor(MemoryActor):
         return None if self._deferred is None else self._deferred.found_for(self.current)
 
     def _plan(self, lowered: Lowered, known: Outcome | None = None) -> Plan:
-        quarantined = self._state.quarantined
-        if quarantined and (digest := lowered.graph.digest()) in quarantined:
-            assert self.current is not None
-            cause = quarantined[digest]
-            raise QuarantinedRequest(request_id=self.current.number, digest=digest, cause=cause)
+        assert self.current is not None
+        if (error := self._state.why_quarantined(lowered, self.current.number)) is not None:
+            raise error
         if self._faults.scripted:
             self._faults.reject(self._engine.engine.name, lowered)
         if known is None:

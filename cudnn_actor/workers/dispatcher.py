@@ -47,7 +47,7 @@ __all__ = ["Dispatcher"]
 
 LEAST_GATHERED, MOST_GATHERED = 4, 32
 SHARE = 3
-"""A loop's messages are sent without more ado when they are this part of those in the air, within bounds."""
+"""A loop's messages are sent without more ado when they are this part of those in flight, within bounds."""
 
 log = Log("cudnn_actor")
 
@@ -298,7 +298,7 @@ class Dispatcher(Mailbox):
 
     @property
     def _has_foreign(self) -> bool:
-        """Whether an answer is awaited that no event loop fetches: in the air, a stop's, or in the queue."""
+        """Whether an answer is awaited that no event loop fetches: in flight, a stop's, or in the queue."""
         if self.host.has_foreign or self._stop is not None:
             return True
         ordinary, control, last = self._ordinary, self._control, self._last_foreign

@@ -7,7 +7,8 @@ so this module knows the mailbox, the host and its in-flight table from inside.
 The main thread takes this path only, since a signal's handler may raise there (`actors.interrupts`). What
 comes before a step changes nothing that counts, and is made again by whoever comes next; after a step, a
 request has left the mailbox and is in flight, or is complete and its reply is in the outbox. The slow path is
-left to another thread."""
+left to another thread.
+"""
 
 from __future__ import annotations
 

@@ -456,7 +456,7 @@ class WorkerMonitor(Actor):
         if last is not None:
             cause = last.cause
             if last.digest is not None:
-                host.broker.blame_build(last.digest, cause)
+                host.state.blame_build(last.digest, cause)
         self._dispatcher.disconnect()
         self._serving = False
         return host.crash(cause, may_still_write=may_still_write)

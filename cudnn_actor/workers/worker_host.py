@@ -453,14 +453,8 @@ class WorkerHost:
         return self.arenas.bind(slot.arena.number, slot.offset, slot.spec)
 
     def _done_here(self, envelope: Envelope, plan: str) -> Receipt:
-        now_ns = time.perf_counter_ns()
-        return Receipt(
-            request_id=envelope.number,
-            generation=self.state.generation,
-            plan=plan,
-            queue_us=(envelope.started_ns - envelope.admitted_ns) / 1e3,
-            run_us=(now_ns - envelope.started_ns) / 1e3,
-        )
+        run_us = (time.perf_counter_ns() - envelope.started_ns) / 1e3
+        return self.receipt(envelope, Done(envelope.number, -1, plan, envelope.started_ns, run_us))
 
     # Arenas.
 

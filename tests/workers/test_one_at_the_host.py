@@ -163,7 +163,7 @@ def test_wherever_a_turn_is_left_for_another_thread_one_of_both_has_the_desk(ser
     one, other = Sender(service), Sender(service)
     met, place, clean = [], 0, 0
     while clean < 3:
-        for sender in (one, other):  # both read the socket, and nothing is in the air
+        for sender in (one, other):  # both read the socket, and nothing is in flight
             sender.start_sending(1).wait()
             assert sender.answers() == [1]
         place += 1

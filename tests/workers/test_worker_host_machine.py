@@ -535,7 +535,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         assert {arena for arena, _, _ in places.values()} <= mapped, "an arena went with bytes in use"
 
     def places_in_use(self) -> list[dict[Key, Place]]:
-        """Of requests in the air, of those on the ground that go again, and of ghosts."""
+        """Of requests in flight, of those that are to be handed over again, and of ghosts."""
         table = self.office.host.in_flight
         for worker in self.office.workers:
             for errand in worker.unanswered:

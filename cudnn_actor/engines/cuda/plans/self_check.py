@@ -24,7 +24,7 @@ from cudnn_actor.engines.cuda.plans.journal import Journal
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.reference import Reference
-from cudnn_actor.engines.cuda.plans.self_check_memory import Findings, Guarded, TrialTensor
+from cudnn_actor.engines.cuda.plans.self_check_memory import CheckedTensor, Findings, Guarded
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, Pointwise
@@ -84,7 +84,7 @@ class SelfCheck:
             with self._working():
                 if Reference.covers(graph):
                     self._reference = Reference(graph)
-                self._tensors = {uid: TrialTensor(self._pool, graph.tensor(uid)) for uid in graph.bound}
+                self._tensors = {uid: CheckedTensor(self._pool, graph.tensor(uid)) for uid in graph.bound}
         except libraries().cupy.cuda.memory.OutOfMemoryError as error:
             self._pool.free_all_blocks()
             raise MemoryError(str(error)) from error

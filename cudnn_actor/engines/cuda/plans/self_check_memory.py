@@ -17,7 +17,7 @@ from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, load, stor
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import GraphTensor
 
-__all__ = ["Findings", "Guarded", "TrialTensor"]
+__all__ = ["CheckedTensor", "Findings", "Guarded"]
 
 _GUARD_BYTES = 4096 + 256
 """Memory comes in multiples of 512 bytes, and a buffer may begin at any multiple of 256: so does this one."""
@@ -81,7 +81,7 @@ class Guarded:
         _kernel("guards")((_GUARD_BYTES // _THREADS,), (_THREADS,), arguments)
 
 
-class TrialTensor(Guarded):
+class CheckedTensor(Guarded):
     """A graph's tensor between two guards, filled with whole numbers from -3 to 4."""
 
     def __init__(self, pool: Any, tensor: GraphTensor) -> None:
