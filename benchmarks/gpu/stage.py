@@ -17,6 +17,7 @@ from benchmarks.gpu.setting import Setting, cupy
 from cudnn_actor import BufferRef, TensorSpec
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.engines.base import Builder, Engine, Plan
+from cudnn_actor.engines.remote import BuilderHost
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower
@@ -54,6 +55,7 @@ class Stage:
         self.engine = engine
         self._nbytes = nbytes
         self._fds = [engine.create_arena(arena, nbytes) for arena in (_GIVEN, _WRITTEN)]
+        self._builders = BuilderHost()
         self._builder: Builder | None = None
         self._build_thread = ThreadPoolExecutor(1, "benchmark-builder")
         self.stream = getattr(engine, "stream", None)
@@ -64,6 +66,7 @@ class Stage:
         if self._builder is not None:
             self._build_thread.submit(self._builder.close).result()
         self._build_thread.shutdown()
+        self._builders.close()
         for arena, fd in enumerate(self._fds):
             self.engine.unmap_arena(arena)
             os.close(fd)
@@ -129,7 +132,7 @@ class Stage:
 
     def _open_builder(self) -> Builder | None:
         if self._builder is None:
-            self._builder = self.engine.builder()
+            self._builder = self.engine.builder(self._builders)
             if self._builder is not None:
                 self._build_thread.submit(self._builder.open).result()
         return self._builder

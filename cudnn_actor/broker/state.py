@@ -8,6 +8,7 @@ from typing import NamedTuple
 from cudnn_actor.actors import Counters, Envelope, Mailbox
 from cudnn_actor.actors.errors import ActorStopped
 from cudnn_actor.broker.recovery import MOST_CRASHES
+from cudnn_actor.engines.base import BuilderAccess
 from cudnn_actor.memory import Memory, Slot
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol.buffers import BufferRef
@@ -96,6 +97,8 @@ class ServiceState:
         self.plan_store = plan_store
         self.autotune = autotune
         self.name = name
+        self.builders: BuilderAccess | None = None
+        """The way to the service's builder process; None where plans are built in this one."""
         self.announce_build: Callable[[bool], None] = _nothing
         """Told on the build thread when a build begins, and when none is in work."""
         self.counters = Counters()

@@ -19,6 +19,7 @@ from cudnn_actor.cli.problem_form import FORM, Problem, read_problem, read_probl
 from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.engines import Builder, Engine, EngineFailure, Plan
 from cudnn_actor.engines.cuda.plans.recipe import Tuning
+from cudnn_actor.engines.remote import BuilderHost
 from cudnn_actor.plans.file import PlanKey
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.plans.stored import StoredPlans
@@ -74,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     problems = _problems(args.problems)
     _check(args)
     console = Console(highlight=False)
-    with opened(args.device) as engine:
-        builder = engine.builder()
+    with opened(args.device) as engine, BuilderHost() as builders:
+        builder = engine.builder(builders)
         if builder is None:
             raise UserError(_NOTHING_TO_TUNE)
         store = PlanStore(args.store)

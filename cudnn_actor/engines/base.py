@@ -7,6 +7,7 @@ requests, slots or supervision.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,7 +17,17 @@ from cudnn_actor.actors import Crash
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["Binding", "Builder", "ContextDead", "Engine", "EngineFailure", "Fence", "Plan", "StickyError"]
+__all__ = [
+    "Binding",
+    "Builder",
+    "BuilderAccess",
+    "ContextDead",
+    "Engine",
+    "EngineFailure",
+    "Fence",
+    "Plan",
+    "StickyError",
+]
 
 Binding = Any
 """An engine's own handle on a buffer's place: an array view, a device pointer."""
@@ -60,6 +71,20 @@ class Plan(Protocol):
     @property
     def tried(self) -> bool:
         """Whether it is known to compute what its graph says; one that is not is used, and not kept."""
+
+
+class BuilderAccess(Protocol):
+    """The way to a service's builder process. Any thread."""
+
+    @property
+    def journal(self) -> str:
+        """Path of the file in which builder processes of this service note what they try."""
+
+    def connect(self) -> socket.socket:
+        """A connection to the process, which may not have been started yet. Never blocks.
+
+        Raises `OSError`.
+        """
 
 
 class Builder(Protocol):
@@ -150,8 +175,11 @@ class Engine(Protocol):
     def bind(self, arena: int, offset: int, spec: TensorSpec) -> Binding:
         """The engine's handle on a place `offset` bytes into an arena, valid until the arena is unmapped."""
 
-    def builder(self) -> Builder | None:
-        """A new builder, not open yet, for a second thread; None where `build` takes no time worth it."""
+    def builder(self, access: BuilderAccess | None) -> Builder | None:
+        """A new builder, not open yet, for a second thread; None where `build` takes no time worth it.
+
+        Where its builds would hold up every thread, it builds in the process that `access` leads to.
+        """
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
         """Make a graph ready to run, its workspace included. Blocks for as long as the library takes.

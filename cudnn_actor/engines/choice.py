@@ -163,7 +163,7 @@ def _cuda(ordinal: int, driver: Driver, reason: str, process: _Process) -> Engin
     log.info("device.chosen", device=device, reason=reason, driver=driver.version)
     return EngineChoice(
         device,
-        partial(CudaEngine, ordinal, executable=process.executable),
+        partial(CudaEngine, ordinal),
         outlives_context=False,
         reason=reason,
         adopt=None if process.apart else partial(adopt, ordinal=ordinal),

@@ -16,6 +16,7 @@ from cudnn_actor.actors import Actor, Mailbox, forks
 from cudnn_actor.broker.progress import Progress
 from cudnn_actor.broker.state import ServiceState
 from cudnn_actor.engines import EngineChoice
+from cudnn_actor.engines.remote import SERVING, BuilderHost
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.processes.interpreter import find_python
 from cudnn_actor.protocol.errors import StartFailed
@@ -92,6 +93,7 @@ class ThreadIsolation:
         self._options = options
         self._engine = engine
         self._actor: CudnnActor | None = None
+        self._builders: BuilderHost | None = None
 
     def mailbox(self) -> Mailbox:
         """A mailbox that the actor's thread reads."""
@@ -102,8 +104,11 @@ class ThreadIsolation:
         return MemoryTable(device, limit=self._options.memory_limit)
 
     def begin(self, state: ServiceState) -> None:
-        """Remember the state."""
+        """Remember the state, and have a builder process started when a plan is to be built."""
         self._state = state
+        state.builders = self._builders = BuilderHost(
+            (SERVING, *self._engine.preload), self._options.executable
+        )
 
     def actor(self, incarnation: int) -> CudnnActor:
         """The actor itself."""
@@ -117,8 +122,11 @@ class ThreadIsolation:
         return Progress() if actor is None else actor.progress()
 
     def end(self) -> None:
-        """Forget the actor: all else that a life has is its and its table's."""
+        """Forget the actor, and end the builder process: all else is the actor's and the table's."""
         self._actor = _if_lost(self._actor)
+        builders, self._builders = self._builders, None
+        if builders is not None:
+            builders.close()
 
 
 class ProcessIsolation:
@@ -182,6 +190,7 @@ class ProcessIsolation:
         dispatcher.host = WorkerHost(state, dispatcher.reply, host_arenas=host_arenas)
         if self._options.verify:
             dispatcher.host.checksums = Checksums()
+        self._builders = BuilderHost(self._preload, self._executable)
         self._source = Source(self._recipe, self._generations, standby=self._options.standby > 0)
 
     def _recipe(self) -> Recipe:
@@ -196,11 +205,22 @@ class ProcessIsolation:
             plan_store=self._plan_store(),
             autotune=options.autotune,
             beat_s=min(_LONGEST_BEAT_S, options.hang_after_s / _BEATS_PER_HANG),
+            journal=self._builders.journal,
             scripted=self._state.faults is not None,
             fails=False,
         )
-        preload = (_MAIN, *self._engine.preload)
-        return Recipe(preload=preload, executable=self._executable, hello=hello)
+        builders = None if self._engine.host_arenas else self._builders.start()
+        return Recipe(
+            preload=self._preload,
+            executable=self._executable,
+            hello=hello,
+            builders=-1 if builders is None else builders.fileno(),
+        )
+
+    @property
+    def _preload(self) -> tuple[str, ...]:
+        """One forkserver for workers and builder processes."""
+        return (_MAIN, SERVING, *self._engine.preload)
 
     def _plan_store(self) -> str | None:
         """Where workers keep plans: a successor and a standby find there what was built before them."""
@@ -239,6 +259,7 @@ class ProcessIsolation:
             host.retire()  # what was to run again, and never will: the mailbox, which is closed, answers it
             host.close()
             self._generations.close()
+        self._builders.close()
         dispatcher.forget_loops()
         remove, self._remove_plans = self._remove_plans, None
         if remove is not None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.state import ServiceState
-from cudnn_actor.engines.base import Builder, Plan
+from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.plans.cache import PlanCache
 from cudnn_actor.plans.stored import KeptPlans, NotKept, StoredPlans
 from cudnn_actor.protocol.errors import CudnnActorError, OutOfMemory, UnsupportedGraph
@@ -79,7 +79,7 @@ class Planner:
         self._executor = executor
         self._limit = state.workspace_limit
         self._tunes = state.autotune
-        self._shelf, self._thread = _threads(executor.engine.builder, state, nudge)
+        self._shelf, self._thread = _threads(executor.engine, state, nudge)
         self._waiting: defaultdict[str, list[Waiter]] = defaultdict(list)
         self._for_tuned: defaultdict[str, list[Waiter]] = defaultdict(list)
         self._tuned: set[str] = set()
@@ -268,10 +268,10 @@ class _Announcer:
 
 
 def _threads(
-    builder: Callable[[], Builder | None], state: ServiceState, nudge: Callable[[], None]
+    engine: Engine, state: ServiceState, nudge: Callable[[], None]
 ) -> tuple[BuildThread | None, BuildThread | None]:
     """The thread that restores kept plans, and the one that builds: each with a builder of its own."""
-    builds = builder()
+    builds = engine.builder(state.builders)
     if builds is None:
         return None, None
     announcer = _Announcer(state.announce_build)
@@ -279,7 +279,7 @@ def _threads(
     name = "cudnn-builder"
     if store is None:
         return None, BuildThread(builds, nudge, announcer.of(name), name=name)
-    restores = builder()
+    restores = engine.builder(state.builders)
     assert restores is not None, "an engine either has builders or has none"
     # Newest first: a standby has been told to warm many plans when it is promoted, and requests need few.
     shelf = BuildThread(

@@ -25,21 +25,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.launching import Launcher
 from cudnn_actor.processes.process_state import is_stopped
 from cudnn_actor.protocol.messages import Compute, Warm
 from cudnn_actor.supervision import Backoff
 from cudnn_actor.workers.generations import GenerationTable
 from cudnn_actor.workers.in_flight import Violation
-from cudnn_actor.workers.wire import (
-    BadFrame,
-    Dying,
-    InternalDone,
-    Logged,
-    Promote,
-    Ready,
-    encode_message,
-)
+from cudnn_actor.workers.wire import Dying, InternalDone, Logged, Promote, Ready, encode_message
 from cudnn_actor.workers.worker import Recipe, Worker
 from cudnn_actor.workers.worker_host import PendingReclaim, WorkerHost
 

@@ -1,8 +1,7 @@
 """What a worker process and its parent say to each other, as bytes. No I/O in here.
 
-A frame is four bytes of length, little-endian, and so many bytes of MessagePack; descriptors travel beside
-the frame that needs them. Decoding runs no code that the sender chose, whichever side it is: what does not
-decode, or is too long, raises `BadFrame`, and ends the worker, never its parent.
+`processes.frames` has the framing; descriptors travel beside the frame that needs them. What does not decode,
+or is too long, ends the worker, never its parent.
 
 =============  ==========================================================================================
 parent sends   `Hello` once; `MapArena`, `UnmapArena`, `CreateArena`, `MapStage`, `UnmapStage`; `Requests`;
@@ -17,11 +16,11 @@ it is sent, and the worker finds one that it has seen by a look-up.
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Final, Literal
 
 import msgspec
 
+from cudnn_actor.processes.frames import LONGEST
 from cudnn_actor.protocol import codec
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import ErrorRecord
@@ -40,7 +39,6 @@ from cudnn_actor.supervision import FaultRule
 __all__ = [
     "FROM_PARENT",
     "FROM_WORKER",
-    "LONGEST",
     "LONGEST_MESSAGE",
     "MESSAGES",
     "Answer",
@@ -48,7 +46,6 @@ __all__ = [
     "ArenaMade",
     "ArenaRefused",
     "Asked",
-    "BadFrame",
     "CreateArena",
     "Done",
     "Dropped",
@@ -74,21 +71,11 @@ __all__ = [
     "UnmapArena",
     "UnmapStage",
     "WriteStaged",
-    "encode",
     "encode_message",
 ]
 
-LONGEST: Final = 64 << 20
-"""Bytes of the longest frame that either side takes in; a batch of requests has some ten thousand."""
-
 LONGEST_MESSAGE: Final = LONGEST - (4 << 10)
 """Bytes of the longest message that a frame has room for, beside what it says of the request."""
-
-LENGTH: Final = struct.Struct("<I")
-
-
-class BadFrame(Exception):
-    """Raised for bytes that are no frame of this protocol; its text is the reason."""
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -164,6 +151,8 @@ class Hello(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
         As in `Options`.
     beat_s
         Seconds between two signs of life.
+    journal
+        As of `engines.base.BuilderAccess`.
     scripted
         Whether requests may carry faults.
     fails
@@ -179,6 +168,7 @@ class Hello(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     plan_store: str | None
     autotune: bool
     beat_s: float
+    journal: str
     scripted: bool
     fails: bool
 
@@ -362,16 +352,6 @@ FROM_WORKER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromWorker)
 """Decodes what the worker sends."""
 MESSAGES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Asked)
 """Decodes the message in a `Request`."""
-
-_ENCODER = msgspec.msgpack.Encoder()
-
-
-def encode(frame: FromParent | FromWorker) -> bytes:
-    """A frame as bytes, its length first. Raises `BadFrame` for one that the other side would not take."""
-    body = _ENCODER.encode(frame)
-    if len(body) > LONGEST:
-        raise BadFrame(f"a frame of {len(body):,} bytes, where {LONGEST:,} is the most")
-    return LENGTH.pack(len(body)) + body
 
 
 def encode_message(message: Asked) -> bytes:

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.actors import forks
+from cudnn_actor.processes.channel import Channel, channel_pair
 from cudnn_actor.processes.launching import Child, Launcher
-from cudnn_actor.workers.channel import Channel, channel_pair
 from cudnn_actor.workers.in_flight import Violation
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import FROM_WORKER, FromParent, Hello, Internal, Ready
@@ -35,11 +35,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         Path of the Python that their forkserver is run by; None for what `find_python` finds.
     hello
         What each is told first, but for its generation and whether its start fails.
+    builders
+        Descriptor of the queue to the service's builder process; -1 where workers build their plans.
     """
 
     preload: tuple[str, ...]
     executable: str | None = None
     hello: Hello
+    builders: int = -1
 
     @property
     def launcher(self) -> Launcher:
@@ -92,7 +95,8 @@ class Worker:
         self.channel = Channel(ours, FROM_WORKER)
         try:
             with theirs, _own_pidfd() as parent:
-                fds = (theirs.fileno(), generations, self.claims.fd, parent)
+                builders = () if recipe.builders < 0 else (recipe.builders,)
+                fds = (theirs.fileno(), generations, self.claims.fd, parent, *builders)
                 self.child: Child = recipe.launcher.launch(MAIN, fds, unwanted)
         except BaseException:
             self.channel.close()

@@ -207,6 +207,23 @@ def test_a_trial_that_is_left_by_an_error_that_kills_the_context_stays_open(tmp_
     assert Journal(path).killed("deadly")
 
 
+def test_a_death_is_held_against_a_plan_for_four_processes_and_two_for_good(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+
+    def die_of(plan: str) -> bool:
+        """Whether a process knew the plan as deadly that then died of it."""
+        journal = Journal(path)
+        knew = journal.killed(plan)
+        journal.trying(plan).__enter__()
+        return knew
+
+    assert not die_of("unlucky")
+    assert not die_of("deadly")
+    assert [Journal(path).killed("unlucky") for _ in range(4)] == [True, True, True, False]
+    assert not die_of("deadly")
+    assert all(Journal(path).killed("deadly") for _ in range(9))
+
+
 def test_no_journal_remembers_nothing() -> None:
     journal = Journal(None)
     with journal.trying("plan"):

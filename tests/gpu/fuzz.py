@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from cudnn_actor.engines.base import Builder, Engine, StickyError
+from cudnn_actor.engines.remote import BuilderHost
 from cudnn_actor.protocol import OperationGraph, UnsupportedGraph
 
 from ..engines.devices import ENGINES, factory, why_not
@@ -105,15 +106,16 @@ def fuzz(
 @contextmanager
 def _builder_of(engine: Engine) -> Iterator[Builder | None]:
     """A builder of an engine's, open; None where the engine builds on the spot."""
-    builder = engine.builder()
-    if builder is None:
-        yield None
-        return
-    try:
-        builder.open()
-        yield builder
-    finally:
-        builder.close()
+    with BuilderHost() as builders:
+        builder = engine.builder(builders)
+        if builder is None:
+            yield None
+            return
+        try:
+            builder.open()
+            yield builder
+        finally:
+            builder.close()
 
 
 def _try(

@@ -21,10 +21,10 @@ from structlog.typing import EventDict
 
 from cudnn_actor.engines.base import Binding, Engine
 from cudnn_actor.engines.cuda import CudaEngine
+from cudnn_actor.engines.remote import BuilderHost
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, DType, Layout, TensorSpec
 from cudnn_actor.protocol.lowering import lower
 
-from ..engines.remote.conftest import processes
 from ..engines.shared_memory import SharedMemory, shared_memory
 from ..engines.test_contract_shared import settle, spec_of, values_of
 from ..engines.workbench import Workbench, workbench
@@ -217,23 +217,23 @@ def test_a_builder_that_only_restores_costs_no_second_process(engine: CudaEngine
         for slot, dims in enumerate([(1, 8, 9, 9), (8, 8, 3, 3), (1, 8, 7, 7)])
     )
     graph = lower(ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2))).graph
-    before = processes()
-    builder = engine.builder()
-    builder.open()
-    try:
-        assert processes() == before
-        data = builder.export(builder.build(graph, workspace_limit=None))
-        assert len(processes() - before) == 1
-    finally:
-        builder.close()
+    with BuilderHost() as builders:
+        builder = engine.builder(builders)
+        builder.open()
+        try:
+            data = builder.export(builder.build(graph, workspace_limit=None))
+            assert builders.pid is not None
+        finally:
+            builder.close()
     assert data is not None
-    another = engine.builder()
-    another.open()
-    try:
-        engine.prepare(another.restore(graph, data))
-        assert processes() == before
-    finally:
-        another.close()
+    with BuilderHost() as builders:
+        another = engine.builder(builders)
+        another.open()
+        try:
+            engine.prepare(another.restore(graph, data))
+            assert builders.pid is None
+        finally:
+            another.close()
 
 
 FORKED = """

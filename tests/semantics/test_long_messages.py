@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from cudnn_actor import InvalidRequest, Warm
-from cudnn_actor.workers.channel import Channel, channel_pair
-from cudnn_actor.workers.wire import FROM_PARENT, FROM_WORKER, LONGEST, Request, Requests, encode_message
+from cudnn_actor.processes.channel import Channel, channel_pair
+from cudnn_actor.processes.frames import LONGEST
+from cudnn_actor.workers.wire import FROM_PARENT, FROM_WORKER, Request, Requests, encode_message
 
 from .places import COLUMNS, world
 from .scenarios import Logs

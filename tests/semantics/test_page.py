@@ -14,6 +14,7 @@ import pytest
 import cudnn_actor
 from cudnn_actor import Health, HealthState
 from cudnn_actor.memory import ARENA_STEP, MemoryTable
+from cudnn_actor.processes import channel, frames
 from cudnn_actor.protocol import errors
 from cudnn_actor.protocol.errors import StaleReason
 from cudnn_actor.protocol.messages import Message
@@ -21,7 +22,7 @@ from cudnn_actor.service import giving_up, isolation
 from cudnn_actor.service.options import Options
 from cudnn_actor.supervision import Fault, LifecycleEvent
 from cudnn_actor.worker.actor import CudnnActor
-from cudnn_actor.workers import channel, monitor, source, staging, wire, worker_host
+from cudnn_actor.workers import monitor, source, staging, worker_host
 
 from .page import PAGE, ROOT, figures, table, words
 
@@ -189,7 +190,7 @@ FIGURES = [
     f"Shared memory comes in pieces of {staging.SEGMENT_BYTES >> 20} MiB",
     f"A result of over {staging._COPY_BYTES >> 10} KiB",
     f"Arrays of over {worker_host.HEAVY_BYTES >> 10} KiB are copied on a thread",
-    f"A frame is {wire.LONGEST >> 20} MiB at most",
+    f"A frame is {frames.LONGEST >> 20} MiB at most",
     f"{channel._MOST_DESCRIPTORS} descriptors may wait for theirs",
     f"a sign of life every {isolation._LONGEST_BEAT_S} s, or eight in `hang_after_s`",
     f"is given {monitor.BUILT_S:g} s for it at the least",

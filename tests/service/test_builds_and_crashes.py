@@ -215,8 +215,8 @@ class LostAndBuilding(GatedEngine):
         super().__init__(gate)
         self._workshop = workshop
 
-    def builder(self) -> Any:
-        return BuildingEngine(self._workshop).builder()
+    def builder(self, access: object) -> Any:
+        return BuildingEngine(self._workshop).builder(access)
 
 
 async def test_what_waits_for_a_plan_is_answered_too_when_a_thread_does_not_end() -> None:

@@ -114,7 +114,7 @@ class BuildingEngine(CpuEngine):
         super().__init__()
         self._workshop = workshop
 
-    def builder(self) -> WorkshopBuilder:  # type: ignore[override]
+    def builder(self, access: object) -> WorkshopBuilder:  # type: ignore[override]
         return WorkshopBuilder(self._workshop)
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Any:
@@ -132,7 +132,7 @@ class AsynchronousBuildingEngine(AsynchronousEngine):
         super().__init__(device)
         self._workshop = workshop
 
-    def builder(self) -> WorkshopBuilder:  # type: ignore[override]
+    def builder(self, access: object) -> WorkshopBuilder:  # type: ignore[override]
         return WorkshopBuilder(self._workshop)
 
     def prepare(self, plan: Plan) -> None:
@@ -143,7 +143,7 @@ class AsynchronousBuildingEngine(AsynchronousEngine):
 class KeepingEngine(BuildingEngine):
     """One whose plans can be kept."""
 
-    def builder(self) -> KeepingBuilder:  # type: ignore[override]
+    def builder(self, access: object) -> KeepingBuilder:  # type: ignore[override]
         return KeepingBuilder(self._workshop)
 
 

@@ -35,6 +35,7 @@ from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.processes.frames import encode
 from cudnn_actor.processes.launching import Launcher
 from cudnn_actor.protocol.codec import encode_reply
 from cudnn_actor.protocol.errors import ErrorRecord, UnsupportedGraph
@@ -53,7 +54,6 @@ from cudnn_actor.workers.wire import (
     Promote,
     Ready,
     Refused,
-    encode,
 )
 from tests.service.rigs import in_thread
 
@@ -258,7 +258,7 @@ class LateBuildingEngine(LateEngine):
         super().__init__(directory)
         self._directory = directory
 
-    def builder(self) -> Any:
+    def builder(self, access: object) -> Any:
         return PointedBuilder(self._directory)
 
 

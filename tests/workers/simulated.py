@@ -27,6 +27,7 @@ from cudnn_actor.broker.state import ServiceState
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.memory import MemoryTable
+from cudnn_actor.processes.frames import LENGTH, BadFrame, encode
 from cudnn_actor.protocol import BufferRef, ConvFwd, Copy, CudnnActorError, Fill, Ping, Warm
 from cudnn_actor.protocol.codec import encode_reply
 from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
@@ -37,13 +38,11 @@ from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import (
     FROM_PARENT,
     FROM_WORKER,
-    LENGTH,
     MESSAGES,
     Answer,
     Answers,
     ArenaMade,
     ArenaRefused,
-    BadFrame,
     CreateArena,
     Done,
     Dropped,
@@ -59,7 +58,6 @@ from cudnn_actor.workers.wire import (
     UnmapArena,
     UnmapStage,
     WriteStaged,
-    encode,
 )
 from cudnn_actor.workers.worker_host import PendingReclaim, WorkerHost
 

@@ -14,10 +14,10 @@ import pytest
 
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, Fill, Spawning, StaleBufferError, Upload
 from cudnn_actor.engines import choose_engine
+from cudnn_actor.processes import channel
 from cudnn_actor.protocol.errors import StaleReason
 from cudnn_actor.service.options import make_options
 from cudnn_actor.service.service import CudnnService
-from cudnn_actor.workers import channel
 
 from .crash_rigs import PATIENCE_S, kill, workers
 

@@ -12,9 +12,9 @@ import pytest
 
 from cudnn_actor import CudnnRef, OutOfMemory, Ping, Spawning
 from cudnn_actor.engines import choose_engine
+from cudnn_actor.processes.channel import Channel
 from cudnn_actor.service.options import make_options
 from cudnn_actor.service.service import CudnnService
-from cudnn_actor.workers.channel import Channel
 from cudnn_actor.workers.staging import Staging
 from cudnn_actor.workers.wire import encode_message
 from tests.service.rigs import Trio, in_thread

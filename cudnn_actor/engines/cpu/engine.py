@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cudnn_actor.engines.base import EngineFailure, Plan
+from cudnn_actor.engines.base import BuilderAccess, EngineFailure, Plan
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.engines.cpu.compiler import compile_plan
@@ -62,7 +62,7 @@ class CpuEngine:
         """A view of the arena: dims in N, C, spatial order, strides as the spec says."""
         return self._arenas.bind(arena, offset, spec)
 
-    def builder(self) -> None:
+    def builder(self, access: BuilderAccess | None) -> None:
         """None: a plan takes well under a millisecond."""
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CpuPlan:

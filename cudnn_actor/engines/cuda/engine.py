@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
-import uuid
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.base import EngineFailure, Fence, Plan, StickyError
+from cudnn_actor.engines.base import Builder, BuilderAccess, EngineFailure, Fence, Plan, StickyError
 from cudnn_actor.engines.cuda.device.arenas import Arenas
 from cudnn_actor.engines.cuda.device.fences import Fences
 from cudnn_actor.engines.cuda.device.place import Place
@@ -55,26 +52,20 @@ class CudaEngine:
         The device's number, as CUDA counts those that it shows to this process.
     fast
         Whether to launch plans past the frontend's own `execute` where that is possible.
-    executable
-        Path of the Python that runs builder processes; None for what `find_python` finds.
     """
 
     name = "cuda"
     outlives_context = False
     synchronous = False
-    builds_apart = True
-    """Its plans are built in another process, which a worker forks ahead (`engines.remote.spare`)."""
 
-    def __init__(self, ordinal: int = 0, *, fast: bool = True, executable: str | None = None) -> None:
+    def __init__(self, ordinal: int = 0, *, fast: bool = True) -> None:
         self.device = f"cuda:{ordinal}"
         self._ordinal = ordinal
         self._fast = fast
-        self._executable = executable
         self._arenas = Arenas(ordinal)
         self._handle: Any = None
         self.stream: Any = None
         """The CuPy stream that all work runs on; None while it is not open."""
-        self._journal = str(Path(tempfile.gettempdir()) / f"cudnn-actor-{uuid.uuid4().hex}.journal")
         self._launched = self._passed = 0
         """Runs enqueued so far, and how many of them a fence has been seen behind."""
         self._replays = 0
@@ -114,7 +105,6 @@ class CudaEngine:
             self._transfer.close()
             self._workspace.close()
         self._arenas.clear()
-        Path(self._journal).unlink(missing_ok=True)
 
     @staticmethod
     def _shows_death(call: Callable[[], object]) -> bool:
@@ -154,14 +144,16 @@ class CudaEngine:
 
     # Plans.
 
-    def builder(self) -> RemoteBuilder:
-        """A builder for a second thread that builds in a process of its own.
+    def builder(self, access: BuilderAccess | None) -> Builder:
+        """A builder for a second thread, which builds in the process that `access` leads to.
 
         cuDNN's frontend holds the interpreter's lock while it builds, for 0.3 s where a kernel is compiled.
         """
+        local = CudaBuilder(self._ordinal)
+        if access is None:
+            return local
         make = f"{CudaBuilder.__module__}:{CudaBuilder.__name__}"
-        told, local = (self._ordinal, self._journal), CudaBuilder(self._ordinal)
-        return RemoteBuilder(make, told, local, tries=3, executable=self._executable)
+        return RemoteBuilder(make, (self._ordinal, access.journal), local, access, tries=3)
 
     @reported
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from cudnn_actor.engines.remote.builder import RemoteBuilder
+from cudnn_actor.engines.remote.host import SERVING, BuilderHost
 
-__all__ = ["RemoteBuilder"]
+__all__ = ["SERVING", "BuilderHost", "RemoteBuilder"]

@@ -1,140 +1,264 @@
-"""What a builder process does, however it was started: it opens a builder and answers its parent.
+"""What a builder process does: it opens a builder, and builds for all that connect, one request at a time.
 
-It lives as long as its parent wants it, and never longer than the parent itself:
+It is forked from a forkserver (`host`), with the receiving end of the queue that connections come from, the
+file that it prints to, and the pidfd of the process that it works for. Requests are done in the order in
+which they are read, one of each connection at a time.
 
-- between two jobs it waits at the socket, whose end ends it;
-- in the middle of one it may be deep in a library that holds the interpreter's lock, where neither a thread
-  nor a signal handler of Python's would be heard, and another process may hold a copy of the parent's end
-  (the parent has forked). So the kernel is asked to kill it when the parent dies. To the kernel, the parent
-  is the thread that started it: the builder's, which ends it before it ends itself;
-- between its first instruction and that wish, the parent may have died already: then it has another parent
-  by now, which is looked at after the wish.
+A request that is in work is finished whatever becomes of who wanted it, which may be a worker that has been
+killed. Where it has gone, the plan is kept until somebody else wants it, so that the next worker finds what
+its predecessor has waited for. A tuning that nobody waits for is given up at its next candidate.
 
-Signals that are meant for the whole process group or service (Ctrl-C, the TERM of an init system) are the
-parent's to answer: it may want to finish what it has, with plans from here.
+How it ends: the kernel kills it when the process that it works for closes its lifeline or dies
+(`processes.lifeline`), also in the middle of a library that holds the interpreter's lock. Between two
+requests it watches that process's pidfd too. Signals for the whole process group or service (Ctrl-C, the TERM
+of an init system) are that process's to answer.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import faulthandler
+import fcntl
 import importlib
 import os
+import select
 import signal
 import socket
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from cudnn_actor.actors.diverting import Line, divert_lines
 from cudnn_actor.engines.base import Builder, EngineFailure, StickyError
-from cudnn_actor.engines.remote.frames import (
+from cudnn_actor.engines.remote.messages import (
     REQUESTS,
+    Accepted,
     Answer,
+    Began,
     Build,
     Built,
     Failed,
-    Frames,
+    Leaving,
+    Logged,
+    Open,
     Progress,
     Ready,
     Refused,
     Request,
-    Start,
-    encode,
 )
-from cudnn_actor.engines.remote.lines import send_lines
+from cudnn_actor.engines.remote.queue import take_connection
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import CudnnActorError
 
-__all__ = ["Channel", "follow_parent", "serve"]
+__all__ = ["NAME", "main"]
 
-_PR_SET_PDEATHSIG = 1
-_CHUNK = 1 << 16
+NAME = "cudnn-builder"
+"""The process's name, as `ps -o comm` shows it."""
+
+_MOST_UNCLAIMED = 16
 
 
-class Channel:
-    """The child's end of the socket pair. Where the other end is gone, so is the reason to go on.
+def main(descriptors: Sequence[int]) -> None:
+    """Serve until the process that this one works for has gone, or the share of builds is done."""
+    queue, output, parent = descriptors
+    Path("/proc/self/comm").write_text(NAME)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _print_to(output)
+    faulthandler.enable()
+    with contextlib.suppress(EOFError):
+        _Server(socket.socket(fileno=queue), output, parent).serve()
+
+
+def _print_to(output: int) -> None:
+    """Have everything that this process prints go to a file, at its end; and read from nowhere."""
+    fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    for ours, standard in ((nowhere, 0), (output, 1), (output, 2)):
+        os.dup2(ours, standard)
+    os.close(nowhere)
+
+
+class _UnwantedError(Exception):
+    """Raised out of a tuning that nobody waits for any more."""
+
+
+class _Server:
+    """One thread's.
 
     Parameters
     ----------
-    connection
-        A stream socket, blocking.
+    queue
+        The receiving end of connections, which does not block.
+    output
+        The file that this process prints to.
+    parent
+        Pidfd of the process that it works for.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._frames: Frames[Any] = Frames(REQUESTS)
+    def __init__(self, queue: socket.socket, output: int, parent: int) -> None:
+        self._queue = queue
+        self._output = output
+        self._parent = parent
+        self._itself = os.pidfd_open(os.getpid())
+        self._peers: dict[int, Channel] = {}
+        self._requests: deque[tuple[Channel, Open | Request]] = deque()
+        self._unclaimed: OrderedDict[str, Built] = OrderedDict()
+        """Plans that were built for those who have gone, by what was asked for."""
+        self._opened: Open | None = None
+        self._builder: Builder | None = None
+        self._at_work_for: Channel | None = None
+        self._asked = 0
+        self._poll = select.poll()
+        self._poll.register(queue, select.POLLIN)
+        self._poll.register(parent, select.POLLIN)
 
-    def receive(self) -> Any:
-        """The next frame from the parent. Blocks. Raises `SystemExit` at the socket's end."""
-        while (frame := self._frames.next()) is None:
-            data = self._connection.recv(_CHUNK)
-            if not data:
-                raise SystemExit(0)
-            self._frames.feed(data)
-        return frame
+    def serve(self) -> None:
+        """See the module's docstring. Raises `EOFError` when nobody is left to serve."""
+        divert_lines(self._log)
+        while not self._has_done_its_share:
+            self._look(None)
+            while self._requests and not self._has_done_its_share:
+                self._do(*self._requests.popleft())
+                self._look(0)
+        for peer in self._peers.values():
+            self._say(peer, Leaving())
+        if self._builder is not None:
+            self._builder.close()
 
-    def send(self, answer: Answer) -> None:
-        """Tell the parent. Raises `SystemExit` when there is none."""
+    @property
+    def _has_done_its_share(self) -> bool:
+        return self._opened is not None and self._asked >= self._opened.renew_after
+
+    def _look(self, timeout_ms: float | None) -> None:
+        """Take in what has come: connections, requests, ends. Blocks for so long, None for ever."""
+        for fd, _ in self._poll.poll(timeout_ms):
+            if fd == self._parent:
+                raise EOFError
+            if fd == self._queue.fileno():
+                self._accept()
+            elif (peer := self._peers.get(fd)) is not None:
+                self._hear(fd, peer)
+
+    def _accept(self) -> None:
+        while (connection := take_connection(self._queue)) is not None:
+            peer = Channel(connection, REQUESTS)
+            self._peers[peer.fileno()] = peer
+            self._poll.register(peer.fileno(), select.POLLIN)
+            peer.send(Accepted(os.getpid()), (self._itself, self._output))
+
+    def _hear(self, fd: int, peer: Channel) -> None:
         try:
-            self._connection.sendall(encode(answer))
-        except OSError:
-            raise SystemExit(0) from None
+            self._requests += [(peer, request) for request in peer.receive()]
+        except BadFrame:
+            peer.ended = True
+        if peer.ended:
+            self._drop(fd)
+
+    def _drop(self, fd: int) -> None:
+        self._poll.unregister(fd)
+        self._peers.pop(fd).close()
+
+    def _do(self, peer: Channel, request: Open | Request) -> None:
+        if isinstance(request, Open):
+            self._open(peer, request)
+        elif self._builder is not None and not peer.ended:  # else whoever asked has gone
+            self._answer(peer, request, self._builder)
+
+    def _open(self, peer: Channel, request: Open) -> None:
+        """Open the builder for the first who is there. What goes wrong is printed, and ends the process."""
+        if self._builder is None:
+            self._at_work_for = peer
+            builder = _made(request)
+            builder.open()
+            self._builder, self._opened = builder, request
+        if request == self._opened:
+            self._say(peer, Ready(self._builder.fingerprint))
+        elif not peer.ended:
+            self._drop(peer.fileno())
+
+    def _answer(self, peer: Channel, request: Request, builder: Builder) -> None:
+        wanted = _key(request)
+        unclaimed = self._unclaimed.pop(wanted, None)
+        if unclaimed is not None:
+            self._say(peer, unclaimed)
+            return
+        os.ftruncate(self._output, 0)  # what is printed from here on is of this request
+        self._at_work_for = peer
+        self._asked += 1
+        self._say(peer, Began())
+        answer = self._done(peer, request, builder)
+        if not self._has_gone(peer):
+            self._say(peer, answer)
+        elif isinstance(answer, Built) and answer.data is not None:
+            self._unclaimed[wanted] = answer
+            if len(self._unclaimed) > _MOST_UNCLAIMED:
+                self._unclaimed.popitem(last=False)
+
+    def _done(self, peer: Channel, request: Request, builder: Builder) -> Answer:
+        try:
+            return Built(self._exported(peer, request, builder))
+        except CudnnActorError as error:
+            return Refused(error.to_record())
+        except EngineFailure as error:
+            kind: Any = "sticky" if isinstance(error, StickyError) else "failure"
+            return Failed(kind, error.status, error.detail)
+        except MemoryError as error:
+            return Failed("memory", "OUT_OF_MEMORY", str(error))
+        except Exception as error:  # noqa: BLE001 - whoever asked is told, as if it had built it itself
+            return Failed("failure", type(error).__name__, str(error))
+
+    def _exported(self, peer: Channel, request: Request, builder: Builder) -> bytes | None:
+        def progress(done: int, of: int, what: str) -> None:
+            self._asked += 1
+            self._say(peer, Progress(done, of, what))
+            self._look(0)
+            if self._has_gone(peer):
+                raise _UnwantedError
+
+        graph, limit = request.graph, request.workspace_limit
+        if isinstance(request, Build):
+            plan = builder.build(graph, workspace_limit=limit)
+        else:
+            plan = builder.tune(graph, workspace_limit=limit, progress=progress)
+        try:
+            return builder.export(plan)
+        except StickyError:
+            raise
+        except EngineFailure:  # a plan that cannot leave this process: whoever asked makes its own
+            return None
+
+    def _say(self, peer: Channel, answer: Answer) -> None:
+        """Tell a peer. Blocks while it has no room; what one that has gone would be told is dropped."""
+        if peer.fileno() < 0:
+            return
+        peer.send(answer)
+        room = select.poll()
+        room.register(peer.fileno(), select.POLLOUT)
+        while not peer.flush():
+            room.poll()
+
+    def _has_gone(self, peer: Channel) -> bool:
+        """Whether nobody is at the other end."""
+        if peer.ended:
+            return True
+        end = select.poll()
+        end.register(peer.fileno(), 0)  # an end is told of whatever is wanted
+        return bool(end.poll(0))
+
+    def _log(self, line: Line) -> None:
+        if self._at_work_for is not None:
+            self._say(self._at_work_for, Logged(line))
 
 
-def follow_parent() -> None:
-    """Leave signals for the whole service to the parent, and have the kernel kill this process behind it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def serve(channel: Channel) -> None:
-    """Open the builder that is asked for, say so, and do what is asked until the socket ends.
-
-    What goes wrong before the builder is open is for the traceback on stderr, which the parent reads.
-    """
-    start: Start = channel.receive()
-    if os.getppid() != start.parent:
-        return
-    send_lines(channel)
-    builder = _made(start)
-    builder.open()
-    try:
-        channel.send(Ready(builder.fingerprint))
-        while True:
-            channel.send(_answer(builder, channel.receive(), channel))
-    finally:
-        builder.close()
-
-
-def _made(start: Start) -> Builder:
-    module, _, name = start.make.partition(":")
-    builder: Builder = getattr(importlib.import_module(module), name)(*start.arguments)
+def _made(request: Open) -> Builder:
+    module, _, name = request.make.partition(":")
+    builder: Builder = getattr(importlib.import_module(module), name)(*request.arguments)
     return builder
 
 
-def _answer(builder: Builder, request: Request, channel: Channel) -> Answer:
-    try:
-        return Built(_exported(builder, request, channel))
-    except CudnnActorError as error:
-        return Refused(error.to_record())
-    except EngineFailure as error:
-        kind: Any = "sticky" if isinstance(error, StickyError) else "failure"
-        return Failed(kind, error.status, error.detail)
-    except MemoryError as error:
-        return Failed("memory", "OUT_OF_MEMORY", str(error))
-    except Exception as error:  # noqa: BLE001 - the parent is told, as if it had built it itself
-        return Failed("failure", type(error).__name__, str(error))
-
-
-def _exported(builder: Builder, request: Request, channel: Channel) -> bytes | None:
-    def progress(done: int, of: int, what: str) -> None:
-        channel.send(Progress(done, of, what))
-
-    graph, limit = request.graph, request.workspace_limit
-    if isinstance(request, Build):
-        plan = builder.build(graph, workspace_limit=limit)
-    else:
-        plan = builder.tune(graph, workspace_limit=limit, progress=progress)
-    try:
-        return builder.export(plan)
-    except StickyError:
-        raise
-    except EngineFailure:  # a plan that cannot leave this process: the parent makes its own
-        return None
+def _key(request: Request) -> str:
+    """What stands for a request, whoever asks."""
+    return f"{type(request).__name__} {request.graph.digest()} {request.workspace_limit}"

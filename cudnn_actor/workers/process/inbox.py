@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.actors import Envelope, Mailbox
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.messages import COMPUTE
-from cudnn_actor.workers.channel import Channel
 from cudnn_actor.workers.process.errand import Errand, InternalErrand
 from cudnn_actor.workers.process.outbox import InternalReplies, Outbox
 from cudnn_actor.workers.status import StatusPage
-from cudnn_actor.workers.wire import MESSAGES, BadFrame, Internal, Request, Requests
+from cudnn_actor.workers.wire import MESSAGES, Internal, Request, Requests
 
 __all__ = ["Inbox"]
 

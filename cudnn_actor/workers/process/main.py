@@ -1,7 +1,8 @@
 """What a worker process does, from its fork to its end.
 
-It has five descriptors: its end of the socket, the service's generation table (which it cannot write), the
-page that it shares with its parent, its parent's pidfd, and the end of its lifeline, which it never looks at.
+It has five descriptors or six: its end of the socket, the service's generation table (which it cannot write),
+the page that it shares with its parent, its parent's pidfd, the queue to the service's builder process where
+there is one, and the end of its lifeline, which it never looks at.
 It runs the actor on its main thread, and ends when its parent asks it to, when its parent has gone, or when
 its device context has died.
 
@@ -27,11 +28,11 @@ import pykka
 from cudnn_actor.actors import ActorExit
 from cudnn_actor.broker.state import ServiceState
 from cudnn_actor.engines.base import Engine
-from cudnn_actor.engines.remote import spare
+from cudnn_actor.engines.remote.queue import BuilderQueue
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.plans.store import PlanStore
+from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError
-from cudnn_actor.workers.channel import Channel
 from cudnn_actor.workers.generations import GenerationView
 from cudnn_actor.workers.process.actor import DeliveredFaults, WorkerActor
 from cudnn_actor.workers.process.heartbeat import Heart, end_with
@@ -61,21 +62,22 @@ __all__ = ["main"]
 
 def main(descriptors: Sequence[int]) -> None:
     """Serve one parent. Returns at an orderly end; what ends it otherwise, the parent has been told."""
-    connection, generations, status, parent = descriptors
+    connection, generations, status, parent, *builders = descriptors
     end_with(parent)
     channel = Channel(socket.socket(fileno=connection), FROM_PARENT)
-    _Process(channel, generations, status).run()
+    queue = socket.socket(fileno=builders[0]) if builders else None
+    _Process(channel, generations, status, queue).run()
 
 
 class _Process:
     """The parts of a worker, put together. The main thread's."""
 
-    def __init__(self, channel: Channel, generations: int, status: int) -> None:
+    def __init__(
+        self, channel: Channel, generations: int, status: int, builders: socket.socket | None
+    ) -> None:
         self._channel = channel
         early = _first_frames(channel)
         hello = early.pop(0)
-        if _builds_apart(hello):
-            spare.prefork()  # now: this process has one thread, and no device that a child could not use
         page = StatusPage.attach(status, hello.window)
         self._outbox = outbox = Outbox(channel, page)
         self._inbox = inbox = Inbox(channel, outbox, page)
@@ -87,6 +89,7 @@ class _Process:
             plan_store=None if hello.plan_store is None else PlanStore(hello.plan_store),
             autotune=hello.autotune,
         )
+        state.builders = None if builders is None else BuilderQueue(builders, hello.journal)
         state.announce_build = lambda builds: setattr(
             page, "building_ns", time.monotonic_ns() if builds else 0
         )
@@ -115,7 +118,6 @@ class _Process:
         pykka.ActorRegistry.register(actor.actor_ref)
         with contextlib.suppress(SystemExit):
             actor.run()
-        spare.discard()
         self._outbox.send_lines()
 
     @property
@@ -192,18 +194,6 @@ def _first_frames(channel: Channel) -> list[Any]:
     if not isinstance(frames[0], Hello):
         raise SystemExit(f"the first frame is not a Hello but {type(frames[0]).__name__}")
     return frames
-
-
-def _builds_apart(hello: Hello) -> bool:
-    """Whether the engine's plans are built in another process. False also for one that cannot be imported.
-
-    That is the actor's to find out, who tells the parent.
-    """
-    module, _, name = hello.make.partition(":")
-    try:
-        return bool(getattr(getattr(importlib.import_module(module), name), "builds_apart", False))
-    except (ImportError, AttributeError):
-        return False
 
 
 def _maker(hello: Hello) -> Callable[[], Engine]:

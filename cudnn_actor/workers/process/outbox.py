@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.actors import Envelope
+from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.codec import encode_reply
 from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed
-from cudnn_actor.workers.channel import Channel
 from cudnn_actor.workers.process.errand import Errand
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import (

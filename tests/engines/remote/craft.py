@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import gc
 import os
 import select
 import signal
@@ -23,6 +24,7 @@ import numpy as np
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import EngineFailure, Plan, StickyError
 from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.engines.remote.serving import _Server
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec, UnsupportedGraph
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower
@@ -68,11 +70,10 @@ class Exported(msgspec.Struct):
 class Craft:
     """A `Builder` of CPU plans. On no stage, it does what it is asked."""
 
-    def __init__(self, address: str = "", fingerprint: str = "a test's", stubborn: str = "") -> None:
+    def __init__(self, address: str = "", fingerprint: str = "a test's") -> None:
         self.fingerprint = ""
         self.is_open = False
         self._says = fingerprint
-        self._stubborn = bool(stubborn)
         self._lines: socket.SocketIO | None = None
         self._export = "go"
         self._made: dict[int, Exported] = {}
@@ -94,8 +95,6 @@ class Craft:
 
     def close(self) -> None:
         self.is_open = False
-        if self._stubborn:
-            signal.pause()
         self._tell("close")
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
@@ -175,7 +174,9 @@ class Craft:
                 os.write(2, b"the library is upset\n")
                 os._exit(3)
             case "utter":
-                os.write(int(sys.argv[1]), bytes.fromhex(operands[0]))
+                (server,) = [one for one in gc.get_objects() if isinstance(one, _Server)]
+                assert server._at_work_for is not None
+                os.write(server._at_work_for.fileno(), bytes.fromhex(operands[0]))
                 signal.pause()
             case "stick":
                 ctypes.PyDLL(None).pause()  # which does not let go of the interpreter's lock

@@ -1,8 +1,7 @@
 """A process with a builder process, for the test to kill: `python -m tests.engines.remote.family STAGE MODE`.
 
 MODE is what goes on when it is killed: "idle", "building", or "copied": a process that it has forked, whose
-id it prints, holds a copy of every descriptor, the end of the socket pair among them, while a plan is built.
-"closed" is the same, but that it closes the builder, patiently, and says so.
+id it prints, is there too while a plan is built.
 """
 
 from __future__ import annotations
@@ -11,24 +10,20 @@ import os
 import signal
 import sys
 
-from cudnn_actor.engines.remote import RemoteBuilder
+from cudnn_actor.engines.remote import BuilderHost, RemoteBuilder
 
 from .craft import MAKE, PATIENCE_S, Craft, graph
 
 
 def main(address: str, mode: str) -> None:
-    builder = RemoteBuilder(MAKE, (address,), Craft(), grace_s=1000.0)
+    builder = RemoteBuilder(MAKE, (address,), Craft(), BuilderHost())
     builder.open()
     assert builder.wait_ready(PATIENCE_S)
-    if mode in ("copied", "closed"):
+    if mode == "copied":
         copy = os.fork()
         if not copy:
             signal.pause()
         print(copy, flush=True)  # noqa: T201 - the test reads it
-    if mode == "closed":
-        builder.close()
-        print("closed", flush=True)  # noqa: T201
-        return
     if mode == "idle":
         signal.pause()
     builder.build(graph(), workspace_limit=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
@@ -29,7 +28,7 @@ GRAPH = graph()
 
 
 def starting(builder: RemoteBuilder, stage: Stage, *commands: str) -> Player:
-    """The first child, which is starting, told what to do at its steps."""
+    """The first process, which is starting, told what to do at its steps."""
     assert not builder.wait_ready(0.0)
     return stage.enter(*commands)
 
@@ -45,13 +44,6 @@ def ready(builder: RemoteBuilder, stage: Stage, *commands: str) -> Player:
 def build(builder: RemoteBuilder, size: int = 4) -> int:
     """Where a plan was built."""
     return maker_of(builder.build(graph(size), workspace_limit=None))
-
-
-def build_with(builder: RemoteBuilder, player: Player) -> int:
-    """Where a plan was built, by a process that may be this player's: it is told so much ahead."""
-    with contextlib.suppress(OSError):  # it has been replaced
-        player.told("go")
-    return build(builder)
 
 
 def test_a_plan_is_built_in_the_other_process_and_runs_in_this_one(
@@ -117,43 +109,19 @@ def test_builds_that_are_expected_find_the_other_process_started(
     assert build(builder) == pid
 
 
-def test_a_process_that_has_built_its_share_is_replaced_and_nobody_waits_for_the_next(
-    new_builder: NewBuilder, stage: Stage, logs: list[EventDict]
+def test_a_process_that_has_built_its_share_ends_and_the_next_build_is_anothers(
+    new_builder: NewBuilder, stage: Stage, thread: ThreadPoolExecutor, logs: list[EventDict]
 ) -> None:
     builder = new_builder(renew_after=2)
-    first = ready(builder, stage, "go", "go", "go")
+    first = ready(builder, stage, "go", "go")
     assert build(builder, 1) == build(builder, 2) == first.at("build")
-    assert build(builder, 3) == first.at("build")  # the next one is started, and not waited for
-    second = stage.enter("go", "go")
-    pid = second.at("open")
-    while (maker := build_with(builder, first)) != pid:  # until it has said that it is ready
-        assert maker == first.pid
     wait_for_exit(first.pid)
+    made = thread.submit(build, builder, 3)
+    second = stage.enter("go", "go")
+    assert made.result(PATIENCE_S) == second.at("open") != first.pid
     (said,) = [entry for entry in logs if entry["event"] == "builder.renewed"]
-    assert (said["log_level"], said["pid"], said["instead_of"]) == ("info", pid, first.pid)
-
-
-def test_a_next_process_that_cannot_start_is_done_without(
-    new_builder: NewBuilder, stage: Stage, monkeypatch: pytest.MonkeyPatch, logs: list[EventDict]
-) -> None:
-    builder = new_builder(renew_after=1)
-    player = ready(builder, stage, "go", "go", "go")
-    pid = build(builder, 1)
-    monkeypatch.setattr("sys.executable", "/nowhere/python")
-    assert build(builder, 2) == build(builder, 3) == pid == player.at("build")
-    assert [entry["log_level"] for entry in logs if entry["event"] == "builder.not_renewed"] == [
-        "warning"
-    ] * 2
-
-
-def test_a_next_process_that_is_starting_is_not_left_behind(new_builder: NewBuilder, stage: Stage) -> None:
-    builder = new_builder(renew_after=1)
-    ready(builder, stage, "go", "go")
-    build(builder, 1)
-    build(builder, 2)
-    pid = stage.enter().at("open")  # and stays there
-    builder.close()
-    assert str(pid) not in processes()
+    assert (said["log_level"], said["pid"], said["after"]) == ("info", first.pid, 2)
+    assert not [entry for entry in logs if entry["event"] == "builder.died"]
 
 
 def test_tuning_waits_for_the_other_process_and_tells_how_far_it_is(
@@ -266,7 +234,7 @@ def test_signals_for_the_whole_service_are_left_to_the_parent(
     os.kill(pid, sent)
     player.told("go")
     assert made.result(PATIENCE_S) == pid
-    assert os.getpgid(pid) == pid  # the terminal's Ctrl-C does not even reach it
+    assert os.getsid(pid) != os.getsid(0)  # the terminal's Ctrl-C does not even reach it
 
 
 def test_a_line_that_the_builder_process_logs_is_written_here_for_the_service_that_builds(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from cudnn_actor.engines.base import EngineFailure
-from cudnn_actor.engines.remote import RemoteBuilder
-from cudnn_actor.engines.remote.frames import Start, encode
+from cudnn_actor.engines.remote import BuilderHost, RemoteBuilder
 
-from .conftest import NewBuilder, processes
-from .craft import MAKE, PATIENCE_S, Craft, Stage, wait_for_exit
+from .conftest import NewBuilder
+from .craft import PATIENCE_S, Craft, Stage, wait_for_exit
 from .test_remote_builds import GRAPH, HERE, build, ready, starting
 
 ROOT = Path(__file__).parents[3]
@@ -32,15 +30,6 @@ def interrupted(builder: RemoteBuilder) -> bool:
     return caught.value.status == "BUILDER_INTERRUPTED"
 
 
-def test_closing_lets_the_process_close_its_builder_and_reaps_it(
-    builder: RemoteBuilder, stage: Stage
-) -> None:
-    player = ready(builder, stage)
-    builder.close()
-    pid = player.at("close")
-    assert str(pid) not in processes()
-
-
 def test_closing_twice_is_safe_and_so_is_interrupting_afterwards(
     builder: RemoteBuilder, stage: Stage
 ) -> None:
@@ -50,40 +39,98 @@ def test_closing_twice_is_safe_and_so_is_interrupting_afterwards(
     builder.interrupt()
 
 
-def test_closing_does_not_wait_for_a_process_that_is_starting(new_builder: NewBuilder, stage: Stage) -> None:
-    builder = new_builder(grace_s=1000)
-    pid = starting(builder, stage).at("open")  # and stays there
-    builder.close()
-    assert str(pid) not in processes()
-
-
-def test_a_process_that_does_not_end_is_killed(new_builder: NewBuilder, stage: Stage) -> None:
-    builder = new_builder("a test's", "stubborn", grace_s=0.01)
-    player = ready(builder, stage)
-    builder.close()
-    assert str(player.pid) not in processes()
-
-
-def test_a_builder_is_closed_here_even_if_it_could_not_be_opened() -> None:
+def test_a_builder_is_closed_here_even_if_it_could_not_be_opened(host: BuilderHost) -> None:
     class Unopened(Craft):
         def open(self) -> None:
             raise EngineFailure("NO_DEVICE", "the test's machine has none")
 
-    builder = RemoteBuilder("nowhere:at_all", (), Unopened())
+    builder = RemoteBuilder("nowhere:at_all", (), Unopened(), host)
     with pytest.raises(EngineFailure, match="NO_DEVICE"):
         builder.open()
     builder.close()
 
 
-def test_interrupting_ends_the_wait_for_a_build_and_the_process(
+def test_closing_a_builder_leaves_the_process_to_the_next_one(new_builder: NewBuilder, stage: Stage) -> None:
+    first = new_builder()
+    player = ready(first, stage, "go")
+    first.close()
+    assert build(new_builder()) == player.at("build")
+
+
+def test_closing_the_host_ends_the_process_whatever_it_does(
+    builder: RemoteBuilder, stage: Stage, thread: ThreadPoolExecutor, host: BuilderHost
+) -> None:
+    player = ready(builder, stage, "stick")
+    failed = thread.submit(outcome_of, builder)
+    pid = player.at("build")
+    host.close()
+    wait_for_exit(pid)
+    assert failed.result(PATIENCE_S) in ("BUILDER_DIED", HERE)
+
+
+def test_closing_the_host_does_not_wait_for_a_process_that_is_starting(
+    new_builder: NewBuilder, stage: Stage, host: BuilderHost
+) -> None:
+    pid = starting(new_builder(), stage).at("open")  # and stays there
+    host.close()
+    wait_for_exit(pid)
+    with pytest.raises(OSError, match="has ended"):
+        host.connect()
+
+
+def test_a_build_goes_on_when_its_owner_has_gone_and_the_next_one_gets_its_plan(
+    new_builder: NewBuilder, stage: Stage, thread: ThreadPoolExecutor
+) -> None:
+    first = new_builder()
+    player = ready(first, stage)
+    given_up = thread.submit(interrupted, first)
+    pid = player.at("build")
+    first.interrupt()
+    assert given_up.result(PATIENCE_S)
+    second = new_builder()
+    made = thread.submit(build, second)
+    player.told("go")
+    assert made.result(PATIENCE_S) == pid
+    player.told("go")
+    assert build(second, size=5) == player.at("build")  # it has not built the first one twice
+
+
+def test_a_tuning_whose_owner_has_gone_ends_at_its_next_candidate(
+    new_builder: NewBuilder, stage: Stage, thread: ThreadPoolExecutor
+) -> None:
+    first = new_builder()
+    player = ready(first, stage)
+    given_up = thread.submit(first.tune, GRAPH, workspace_limit=None, progress=lambda *_: None)
+    player.at("tune")
+    first.interrupt()
+    with pytest.raises(EngineFailure, match="BUILDER_INTERRUPTED"):
+        given_up.result(PATIENCE_S)
+    second = new_builder()
+    made = thread.submit(build, second)
+    player.told("go", "go")
+    assert made.result(PATIENCE_S) == player.at("build")
+
+
+def test_a_process_that_is_stopped_while_somebody_waits_is_replaced(
+    new_builder: NewBuilder, stage: Stage, thread: ThreadPoolExecutor
+) -> None:
+    first = new_builder()
+    player = ready(first, stage)
+    first.close()
+    os.kill(player.pid, signal.SIGSTOP)
+    made = thread.submit(build, new_builder())
+    second = stage.enter("go", "go")
+    assert made.result(PATIENCE_S) == second.at("open") != player.pid
+
+
+def test_interrupting_ends_the_wait_for_a_build(
     builder: RemoteBuilder, stage: Stage, thread: ThreadPoolExecutor
 ) -> None:
     player = ready(builder, stage)
     waiting = thread.submit(interrupted, builder)
-    pid = player.at("build")
+    player.at("build")
     builder.interrupt()
     assert waiting.result(PATIENCE_S)
-    assert str(pid) not in processes()
     assert interrupted(builder)
 
 
@@ -118,7 +165,15 @@ def test_tuning_that_nobody_wants_any_more_ends_the_process_and_the_next_plan_ha
     made = thread.submit(build, builder)
     second = stage.enter("go", "go")
     assert made.result(PATIENCE_S) == second.at("open") != HERE
-    assert str(first.pid) not in processes()
+    wait_for_exit(first.pid)
+
+
+def outcome_of(builder: RemoteBuilder) -> str | int:
+    """Where a plan was built, or the status of the failure."""
+    try:
+        return build(builder)
+    except EngineFailure as error:
+        return error.status
 
 
 @contextlib.contextmanager
@@ -146,18 +201,6 @@ def test_one_that_is_starting_does_not_outlive_its_parent(stage: Stage) -> None:
         wait_for_exit(pid)
 
 
-def test_one_whose_parent_died_before_it_could_look_opens_nothing() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.settimeout(PATIENCE_S)
-        ours.sendall(encode(Start(MAKE, (), os.getppid())))
-        command = [sys.executable, "-m", "cudnn_actor.engines.remote.child", str(theirs.fileno())]
-        with subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()]) as child:
-            theirs.close()
-            assert ours.recv(1) == b""
-            assert child.wait(PATIENCE_S) == 0
-
-
 def test_one_deep_in_a_library_that_holds_the_interpreter_does_not_outlive_its_parent(stage: Stage) -> None:
     with family(stage, "building") as parent:
         player = stage.enter("go", "stick")
@@ -176,20 +219,6 @@ def test_it_does_not_matter_who_else_holds_the_parents_end(stage: Stage) -> None
         pid = player.at("build")
         try:
             parent.kill()
-            wait_for_exit(pid)
-        finally:
-            os.kill(copy, signal.SIGKILL)
-
-
-def test_one_that_is_let_go_ends_whoever_else_holds_the_parents_end(stage: Stage) -> None:
-    with family(stage, "closed") as parent:
-        player = stage.enter("go", "go")
-        pid = player.at("open")
-        assert parent.stdout is not None
-        copy = int(parent.stdout.readline())
-        try:
-            assert player.at("close") == pid
-            assert parent.stdout.readline() == b"closed\n"
             wait_for_exit(pid)
         finally:
             os.kill(copy, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""One end of the socket between a worker and its parent: frames and descriptors, in and out.
+"""One end of a socket between two processes: frames and descriptors, in and out.
 
 A stream socket of an unnamed pair, so that nobody else can connect, and frames of any size keep their order
 with the descriptors that belong to them: the kernel delivers descriptors with the first byte that they were
@@ -30,7 +30,7 @@ import msgspec
 
 from cudnn_actor.actors import forks
 from cudnn_actor.actors.interrupts import is_of_a_handler
-from cudnn_actor.workers.wire import LENGTH, LONGEST, BadFrame, encode
+from cudnn_actor.processes.frames import LENGTH, LONGEST, BadFrame, encode
 
 __all__ = ["Channel", "channel_pair"]
 
@@ -50,7 +50,7 @@ _LOOK = ((_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC),)
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
-    """A connected pair for a parent and its worker. Raises `OSError`."""
+    """A connected pair. Raises `OSError`."""
     pair = socket.socketpair()
     for end in pair:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)

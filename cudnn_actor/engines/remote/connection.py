@@ -1,0 +1,247 @@
+"""A connection to a service's builder process: asked, listened to, given up.
+
+The only wait is `_receive`: a poll on the socket, which lets other threads run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+from cudnn_actor.actors.diverting import write_line
+from cudnn_actor.engines.base import BuilderAccess, EngineFailure
+from cudnn_actor.engines.remote.messages import (
+    ANSWERS,
+    Accepted,
+    Answer,
+    Began,
+    Built,
+    Failed,
+    Leaving,
+    Logged,
+    Open,
+    Progress,
+    Ready,
+    Refused,
+    Request,
+)
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.processes.process_state import LOOK_EVERY_S, is_stopped
+from cudnn_actor.protocol.errors import MalformedMessage
+
+__all__ = ["Connection", "ProcessLeft", "ProcessLost", "ProcessSilent", "ProcessStopped"]
+
+_LAST_WORDS = 8 << 10
+
+
+class ProcessLost(Exception):
+    """Raised when the process has ended, or is not to be asked again.
+
+    Carries `why`; empty when it has ended by itself. `began` says whether the request was in work, or what
+    came in answer to it was no answer.
+    """
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(why or "the builder process has ended")
+        self.why = why
+        self.began = False
+
+
+class ProcessLeft(ProcessLost):
+    """Raised when the process has done its share of builds, and has ended: another one takes over."""
+
+
+class ProcessSilent(ProcessLost):
+    """Raised when the process takes too long for its next word: it hangs, as far as anybody can tell."""
+
+
+class ProcessStopped(ProcessLost):
+    """Raised when the process is stopped, by SIGSTOP or a debugger, which no graph is to blame for."""
+
+
+class Connection:
+    """One connection. Its maker must call `close`. All but `interrupt` is for one thread.
+
+    Parameters
+    ----------
+    access
+        Makes it.
+    opening
+        Which builder the process is to open, if it has not.
+
+    Raises
+    ------
+    OSError
+        There is no connection to be had.
+    """
+
+    def __init__(self, access: BuilderAccess, opening: Open) -> None:
+        self._socket = access.connect()
+        self._channel = Channel(self._socket, ANSWERS)
+        self.made = time.monotonic()
+        self.accepted: float | None = None
+        """When the process took it, in `time.monotonic()` seconds."""
+        self.pid = 0
+        """The process's id; 0 until then."""
+        self.fingerprint: str | None = None
+        """What its builder says; None until it is ready."""
+        self._pidfd = self._output = -1
+        self._send(opening)
+
+    @property
+    def last_words(self) -> str:
+        """The last that the process printed, 8 KiB at most."""
+        if self._output < 0:
+            return ""
+        start = max(0, os.fstat(self._output).st_size - _LAST_WORDS)
+        return os.pread(self._output, _LAST_WORDS, start).decode(errors="replace").strip()
+
+    def becomes_ready(self, until: Callable[[], float]) -> bool:
+        """Whether the process takes requests; waits `until` then (`time.monotonic()`) for one that starts.
+
+        Raises `ProcessLost`, also for one that has ended since its last answer.
+        """
+        if self.fingerprint is not None:
+            until = _now  # nothing is to come from it: this only looks for its end
+        match self._receive(until):
+            case None:
+                return self.fingerprint is not None
+            case Ready(fingerprint) if self.fingerprint is None:
+                self.fingerprint = fingerprint
+                return True
+            case other:
+                raise ProcessLost(f"it said {type(other).__name__} and had not been asked")
+
+    def ask(
+        self, request: Request, progress: Callable[[int, int, str], None], within_s: float
+    ) -> Built | Exception:
+        """The answer to a request, an error as a value. Blocks.
+
+        Raises `ProcessSilent` when the process says nothing for `within_s` seconds (twice that while it may
+        have others' requests in work), else `ProcessLost`, and whatever `progress` raises: after any of them,
+        the connection must be closed.
+        """
+        self._send(request)
+        began = False
+        try:
+            while True:
+                until = time.monotonic() + (within_s if began else 2 * within_s)
+                answer = self._receive(lambda until=until: until)  # type: ignore[misc]
+                if isinstance(answer, Progress):
+                    progress(answer.done, answer.of, answer.what)
+                elif not isinstance(answer, Began):
+                    break
+                began = True
+            return _meant(answer, within_s)
+        except (ProcessSilent, ProcessStopped) as loss:
+            loss.began = began
+            raise
+        except ProcessLost as loss:
+            loss.began = began or bool(loss.why)
+            raise
+
+    def interrupt(self) -> None:
+        """End the wait for an answer in `ProcessLost`, now or when it begins. Any thread, before `close`.
+
+        Shutting the socket down wakes a poll and a send on it, and leaves the descriptor to its owner.
+        """
+        with contextlib.suppress(OSError):  # the process has gone
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def kill(self) -> None:
+        """Kill the process; nothing happens before it has accepted the connection. Never blocks."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(OSError):  # it has gone
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def has_ended(self, within_s: float) -> bool:
+        """Whether the process has; waits so long for it. Blocks. True for one that never took it."""
+        return self._pidfd < 0 or bool(select.select([self._pidfd], (), (), within_s)[0])
+
+    def close(self) -> None:
+        """Let the process go: what it has in work for this, it finishes for others. Idempotent."""
+        self.interrupt()  # it sees the end, whoever has a copy of the socket: a fork of this process
+        self._channel.close()
+        for descriptor in (self._pidfd, self._output):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._pidfd = self._output = -1
+
+    def _send(self, frame: Open | Request) -> None:
+        """Send; the end of a process that takes no more shows in what it answers."""
+        self._channel.send(frame)
+        room = select.poll()
+        room.register(self._channel.fileno(), select.POLLOUT)
+        while not self._channel.flush():
+            room.poll()
+
+    def _receive(self, until: Callable[[], float]) -> Answer | None:
+        """The next word; None when there is none `until` then. Blocks. Raises `ProcessLost`."""
+        poll = select.poll()
+        poll.register(self._channel.fileno(), select.POLLIN)
+        while (answer := self._next()) is None:
+            left = max(0.0, until() - time.monotonic())
+            poll.poll(1e3 * min(left, LOOK_EVERY_S))
+            if (answer := self._next()) is not None:
+                break
+            if self._channel.ended:
+                raise ProcessLost
+            if self.pid and is_stopped(self.pid):
+                raise ProcessStopped("it was stopped")
+            if left == 0:
+                return None
+        if isinstance(answer, Leaving):
+            raise ProcessLeft
+        return answer
+
+    def _next(self) -> Answer | None:
+        channel = self._channel
+        try:
+            while channel.frames or channel.fetch():
+                if not channel.frames:
+                    continue
+                answer: Answer = channel.frames.popleft()
+                if isinstance(answer, Logged):
+                    write_line(answer.line)
+                elif isinstance(answer, Accepted):
+                    self._take_accepted(answer)
+                else:
+                    return answer
+        except (BadFrame, OSError) as error:
+            raise ProcessLost(f"it sent what is not a frame: {error}") from error
+        return None
+
+    def _take_accepted(self, accepted: Accepted) -> None:
+        self.pid, self.accepted = accepted.pid, time.monotonic()
+        self._pidfd = self._channel.take_descriptor()
+        self._output = self._channel.take_descriptor()
+
+
+def _now() -> float:
+    return 0.0
+
+
+def _meant(answer: Answer | None, within_s: float) -> Built | Exception:
+    """A result, or an error as a value. Raises `ProcessLost` for what is neither, or nothing."""
+    match answer:
+        case None:
+            raise ProcessSilent(f"it said nothing for {within_s:g} s")
+        case Built():
+            return answer
+        case Refused(record):
+            with contextlib.suppress(MalformedMessage):
+                return record.to_error()
+            raise ProcessLost(f"it refused with an unknown {record.kind}")
+        case Failed("sticky", status, detail):
+            raise ProcessLost(f"its device context died of {status}: {detail}")
+        case Failed("memory", _, detail):
+            return MemoryError(detail)
+        case Failed(_, status, detail):
+            return EngineFailure(status, detail)
+    raise ProcessLost(f"it answered with {type(answer).__name__}")
