@@ -17,7 +17,7 @@ import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor.logging import TextFormatter
-from cudnn_actor.processes.launching import Launcher, close_launchers
+from cudnn_actor.processes.launching import Launcher, _Heir, close_launchers
 
 from .log_lines import capture_logs, handled_by
 
@@ -158,9 +158,11 @@ def _of_forkservers() -> set[str]:
     """The descriptors by which this process holds its forkservers."""
     found = set()
     for launcher in tuple(Launcher._shared.values()):
-        server = launcher._server
-        own = () if server is None else (server._socket.fileno(), server._pidfd)
-        for number in (launcher.fileno(), *own):
+        own = [launcher.fileno()]
+        for server in filter(None, (launcher._server, launcher._heir)):
+            own += [server._socket.fileno(), server._process.pidfd]
+            own += [server._process._lifeline._ours] if isinstance(server._process, _Heir) else []
+        for number in own:
             with contextlib.suppress(FileNotFoundError):
                 found.add(f"{number} -> {os.readlink(f'/proc/self/fd/{number}')}")
     return found
@@ -174,7 +176,7 @@ def _workers() -> set[str]:
     for pid in filter(None, [launcher.pid for launcher in Launcher._shared.values()]):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found.update(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    return found
+    return found - {str(launcher._heir.pid) for launcher in Launcher._shared.values() if launcher._heir}
 
 
 def _arenas() -> set[str]:

@@ -37,6 +37,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from cudnn_actor.processes.launch_wire import (
@@ -55,7 +56,10 @@ from cudnn_actor.processes.launch_wire import (
 )
 from cudnn_actor.processes.lifeline import bind, tie
 
-__all__ = ["main"]
+__all__ = ["NAME", "main", "succeed"]
+
+NAME = "cudnn-launcher"
+"""The process's name, as `ps -o comm` shows it."""
 
 _LONGEST_TEXT = 8 << 10
 _STANDARD = frozenset((0, 1, 2))
@@ -196,6 +200,7 @@ class _Server:
 
 def main() -> None:
     """Serve one parent until it has gone."""
+    _call_itself()
     fd, parent, preload = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     _set_signals()
     os.set_inheritable(fd, False)
@@ -205,6 +210,22 @@ def main() -> None:
             _serve(_Server(socket.socket(fileno=fd), pidfd), preload)
     _flush()
     os._exit(0)  # what the modules do at exit is for processes that have used them
+
+
+def succeed(descriptors: Sequence[int]) -> None:
+    """Serve the same parent, behind the server that has forked this process (see `launching`).
+
+    The descriptors are its end of a socket pair, and the parent's pidfd. It may wait for ever: it is tied to
+    the parent's life as any fork of the server is.
+    """
+    connection, parent = descriptors
+    _set_signals()
+    _call_itself()
+    _Server(socket.socket(fileno=connection), parent).serve()
+
+
+def _call_itself() -> None:
+    Path("/proc/self/comm").write_text(NAME)
 
 
 def _serve(server: _Server, preload: Sequence[str]) -> None:

@@ -20,7 +20,10 @@ that neither its end nor its exit handlers touch what belongs to the process tha
 (A descriptor that another thread is about to make at that very moment is missed, and does no harm: the server
 and its workers watch this process, not only the socket and the lifeline.)
 
-Workers outlive their server, and nothing waits for one that is stopped: it is killed, and another started.
+Workers outlive their server, and nothing waits for one that is stopped: it is killed, and its heir takes
+over, a fork of it that has all modules imported and waits. So nobody waits for imports again, unless both die
+at once: then another server is started by exec. A server forks its heir behind its first worker.
+
 No worker outlives this process, however that ends: `lifeline` has the argument.
 """
 
@@ -68,6 +71,7 @@ _LOOKS = 200
 """After so many in vain a server that has its imports behind it counts as one that hangs. Looks are counted,
 not seconds, since this process may have been stopped itself meanwhile."""
 _NOWHERE = -1
+_HEIR = "cudnn_actor.processes.forkserver:succeed"
 
 
 def _never() -> bool:
@@ -214,6 +218,8 @@ class Launcher:
         self._executable = executable
         self._lock = threading.Lock()
         self._server: _Server | None = None
+        self._heir: _Server | None = None
+        """What takes over from the server."""
         self._watch: select.epoll | None = None
         self._numbers = itertools.count(1)
         self._children: _Children = {}
@@ -250,7 +256,7 @@ class Launcher:
         return _NOWHERE if self._watch is None else self._watch.fileno()
 
     def revive(self) -> str | None:
-        """Start a server behind one that has died, and do not wait for its imports. Blocks for the exec only.
+        """Have a server behind one that has died, and do not wait for imports. Blocks for a fork.
 
         Returns how that one ended; None where none has, and while another thread launches, which does the
         same. One that died before it was ready has no successor, which might die of the same again and again:
@@ -266,7 +272,8 @@ class Launcher:
             if server.ready:
                 self._server = None
                 with contextlib.suppress(OSError):
-                    self._server = self._new_server()
+                    self._server = self._successor()
+                    self._provide_heir()
             return end
         finally:
             self._lock.release()
@@ -299,12 +306,14 @@ class Launcher:
                 _refuse_if(unwanted)
             try:
                 try:
-                    return self._launched(main, fds, unwanted)
+                    child = self._launched(main, fds, unwanted)
                 except _ServerLost:
                     self._server = None
-                    return self._launched(main, fds, unwanted)
+                    child = self._launched(main, fds, unwanted)
+                self._provide_heir()
             finally:
                 self._lock.release()
+            return child  # noqa: TRY300 - what raises above is told of here
         except (OSError, ValueError) as error:
             raise LaunchFailed(f"{main} was not launched: {error}") from error
 
@@ -347,11 +356,13 @@ class Launcher:
             server.hang_up()
         with self._lock:
             server, self._server = self._server, None
+            heir, self._heir = self._heir, None
             children = tuple(self._children.values())
             for child in children:  # first: a server may have died, or be stopped, and nobody else kills them
                 child._lifeline.cut()
-            if server is not None:
-                server.end()
+            for one in (server, heir):
+                if one is not None:
+                    one.end()
         for child in children:
             child._awaited(_UNTIL_ENDED_S)
 
@@ -366,13 +377,69 @@ class Launcher:
                 raise OSError(end)
             self._server = None
         if self._server is None:
-            self._server = self._new_server()
+            self._server = self._successor()
         return self._server
+
+    def _successor(self) -> _Server:
+        """The heir, where there is one that lives; else a new server. Raises `OSError`."""
+        heir, self._heir = self._heir, None
+        if heir is not None:
+            if not heir.has_gone() and not is_stopped(heir.pid):
+                heir.be_watched()
+                return heir
+            heir.end()
+        server = self._new_server()
+        server.be_watched()
+        return server
 
     def _new_server(self) -> _Server:
         if self._watch is None:
             self._watch = select.epoll()
-        return _Server(find_python(self._executable), self.preload, self._children, self._watch)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                process = _Started(find_python(self._executable), theirs, self.preload)
+        except BaseException:
+            ours.close()
+            raise
+        return _Server(process, ours, self._children, self._watch)
+
+    def _provide_heir(self) -> None:
+        """Have the server fork an heir, where there is none that lives. Blocks for a fork.
+
+        One that still imports has none yet. Where it fails there is none, and the next launch tries again.
+        """
+        if self._server is None or not self._server.ready:
+            return
+        if self._heir is not None:
+            if not self._heir.has_gone():
+                return
+            self._heir.end()
+            self._heir = None
+        with contextlib.suppress(OSError):
+            self._heir = self._forked_heir()
+
+    def _forked_heir(self) -> _Server:
+        server, watch = self._server, self._watch
+        assert server is not None, "it has just launched"
+        assert watch is not None, "a server is watched"
+        lifeline = Lifeline()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                itself = os.pidfd_open(os.getpid())
+                try:
+                    fds = (theirs.fileno(), itself, lifeline.theirs)
+                    pid, pidfd = server.launch(next(self._numbers), _HEIR, fds, _never)
+                finally:
+                    os.close(itself)
+        except BaseException:
+            lifeline.cut()
+            ours.close()
+            raise
+        finally:
+            lifeline.hand_over()
+        return _Server(_Heir(pid, pidfd, lifeline), ours, self._children, watch, ready=True)
 
     def _told(self, child: Child, server: _Server, deadline: float) -> str | None:
         """What the server says of a worker's end, waiting until `deadline` for it; None if it does not."""
@@ -397,8 +464,10 @@ class Launcher:
         if watch is not None:  # nothing is unregistered from it: it is the parent's as well
             watch.close()
         server, self._server = self._server, None
-        if server is not None:
-            server.forget()
+        heir, self._heir = self._heir, None
+        for one in (server, heir):
+            if one is not None:
+                one.forget()
         for child in list(self._children.values()):
             child._forget()
         self._children.clear()
@@ -410,53 +479,121 @@ class Launcher:
             launcher._forget()
 
 
+class _Started:
+    """A server's process that was started by exec. Raises `OSError`, `InvalidRequest`: there is none."""
+
+    def __init__(self, python: str, theirs: socket.socket, preload: Sequence[str]) -> None:
+        self._python = python
+        self._process = _started(python, theirs, preload)
+        self.pidfd = _pidfd_of(self._process)
+        self.pid = self._process.pid
+
+    def kill(self) -> None:
+        with contextlib.suppress(PermissionError):  # this process has another user now
+            self._process.kill()
+
+    def status(self) -> int | None:
+        """As `subprocess` has it; None while it runs, or where nobody can tell."""
+        return self._process.poll()
+
+    def origin(self) -> str:
+        return f", run by {self._python}"
+
+    def forget(self) -> None:
+        """In a fork of its parent: it is not a child of this process."""
+        self._process.returncode = 0
+        self.close()
+
+    def close(self) -> None:
+        """Close the pidfd. Idempotent."""
+        pidfd, self.pidfd = self.pidfd, _NOWHERE
+        if pidfd != _NOWHERE:
+            os.close(pidfd)
+
+
+class _Heir:
+    """A server's process that another server has forked."""
+
+    def __init__(self, pid: int, pidfd: int, lifeline: Lifeline) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+        self._lifeline = lifeline
+
+    def kill(self) -> None:
+        self._lifeline.cut()
+
+    def status(self) -> int | None:
+        """None, but where this process has had to adopt it: see `Child._reaped`."""
+        with contextlib.suppress(OSError):
+            if end := os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG):
+                return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        return None
+
+    def origin(self) -> str:
+        return ""
+
+    def forget(self) -> None:
+        """In a fork of its parent."""
+        self._lifeline.forget()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it; it is killed if it still runs. Idempotent."""
+        self._lifeline.cut()
+        pidfd, self.pidfd = self.pidfd, _NOWHERE
+        if pidfd != _NOWHERE:
+            os.close(pidfd)
+
+
 class _Server:
     """The server process and this side of its socket. All but `hang_up` and `pid`: under the launcher's lock.
 
     Parameters
     ----------
-    python
-        Path of the Python that runs it.
-    preload
-        Modules for it to import.
+    process
+        The process, owned from here on.
+    connection
+        This end of its socket, owned from here on.
     children
         Those who want to know how they ended, by number of their launch.
     watch
-        Where its end is to be seen, until it has been taken note of.
-
-    Raises
-    ------
-    OSError
-        There is no process to be had.
+        Where its end is to be seen, from `be_watched` until it has been taken note of.
+    ready
+        Whether its imports are done.
     """
 
-    def __init__(self, python: str, preload: Sequence[str], children: _Children, watch: select.epoll) -> None:
-        self._python = python
+    def __init__(
+        self,
+        process: _Started | _Heir,
+        connection: socket.socket,
+        children: _Children,
+        watch: select.epoll,
+        *,
+        ready: bool = False,
+    ) -> None:
+        self._process = process
         self._children = children
         self._watch = watch
         self.unwanted = False
         """Whether its launcher is being closed, so that no other is to take its place. Any thread."""
-        self.ready = False
+        self.ready = ready
         """Whether its imports are done, as far as it has been listened to."""
         self.gone = False
         """Whether nothing more will come from it."""
         self._last_word = ""
         self._awaited = 0
         """Number of the launch in work; 0 when there is none."""
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs:
-                self._process = _started(python, theirs, preload)
-            self._pidfd = _pidfd_of(self._process)
-        except OSError:
-            self._socket.close()
-            raise
-        self.pid = self._process.pid
-        self._socket.setblocking(False)
+        self._ended = False
+        self.pid = process.pid
+        connection.setblocking(False)
+        self._socket = connection
         self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
-        self._poll.register(self._pidfd, select.POLLIN)
-        watch.register(self._pidfd, select.EPOLLIN)
+        self._poll.register(connection, select.POLLIN)
+        self._poll.register(process.pidfd, select.POLLIN)
+
+    def be_watched(self) -> None:
+        """Have its end be seen by whoever watches for it: it is the one that launches from here on."""
+        self._watch.register(self._process.pidfd, select.EPOLLIN)
 
     def launch(
         self, number: int, main: str, fds: Sequence[int], unwanted: Callable[[], bool]
@@ -478,7 +615,7 @@ class _Server:
         finally:
             self._awaited = 0
         end = self.end()
-        killed = (self._process.returncode or 0) < 0
+        killed = (self._process.status() or 0) < 0
         raise (_ServerLost if (self.ready or killed) and not self.unwanted else OSError)(end)
 
     def _heard(self, unwanted: Callable[[], bool]) -> tuple[FromServer, list[int]] | None:
@@ -512,7 +649,7 @@ class _Server:
             events = self._poll.poll(None if timeout_s is None else 1000 * timeout_s)
             if not events:
                 break
-            ended = any(fd == self._pidfd for fd, _ in events)
+            ended = any(fd == self._process.pidfd for fd, _ in events)
         if received is not None:
             self._note(*received)
         return received
@@ -526,43 +663,37 @@ class _Server:
         """End it and its workers, and say how it ended, or why. Blocks. Idempotent."""
         self.hang_up()
         self.has_gone()  # which takes in what it had said before
-        if self._pidfd != _NOWHERE:
-            self._wait()
+        if not self._ended:
+            self._ended = True
+            self._how = self._awaited_end()
             self._let_go()
-        if self._last_word:
-            return self._last_word
-        status = self._process.returncode
-        how = "cannot be killed" if status is None else _ending_of(status)
-        return f"the forkserver {how}" if self.ready else f"the forkserver {how}, run by {self._python}"
+        return self._last_word or self._how
+
+    def _awaited_end(self) -> str:
+        # One that is still importing does not listen, and has no workers that it should wait for.
+        grace_s = _UNTIL_ENDED_S if self.ready and not is_stopped(self.pid) else 0.0
+        ended = _becomes_readable(self._process.pidfd, grace_s)
+        if not ended:
+            self._kill()
+            ended = _becomes_readable(self._process.pidfd, 0.0)
+        how = f"the forkserver {_ending_of(self._process.status()) if ended else 'cannot be killed'}"
+        return how if self.ready else how + self._process.origin()
 
     def forget(self) -> None:
         """Let go of it in a fork of its parent: it is not a child of this process."""
-        self._process.returncode = 0
-        self.gone = True
-        self._close()
+        self._ended = self.gone = True
+        self._socket.close()
+        self._process.forget()
 
     def _let_go(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a fork's: it has another, or none
-            self._watch.unregister(self._pidfd)
-        self._close()
-
-    def _close(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody watches it; or a fork's: that has another
+            self._watch.unregister(self._process.pidfd)
         self._socket.close()
-        pidfd, self._pidfd = self._pidfd, _NOWHERE
-        if pidfd != _NOWHERE:
-            os.close(pidfd)
-
-    def _wait(self) -> None:
-        # One that is still importing does not listen, and has no workers that it should wait for.
-        grace_s = _UNTIL_ENDED_S if self.ready and not is_stopped(self.pid) else 0.0
-        if not _becomes_readable(self._pidfd, grace_s):
-            self._kill()
-        self._process.poll()
+        self._process.close()
 
     def _kill(self) -> None:
-        with contextlib.suppress(PermissionError):  # this process has another user now
-            self._process.kill()
-        _becomes_readable(self._pidfd, _UNTIL_ENDED_S)
+        self._process.kill()
+        _becomes_readable(self._process.pidfd, _UNTIL_ENDED_S)
 
     def _send(self, record: ToServer, fds: Sequence[int] = ()) -> bool:
         """Whether it was there to be sent to. Raises `OSError` for descriptors that are none."""

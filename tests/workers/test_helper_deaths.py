@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cudnn_actor import CudnnRef, Ping, spawn
+from cudnn_actor.processes.forkserver import NAME
 from tests.service.rigs import Trio, in_thread
 
 from .crash_rigs import PATIENCE_S, gone, kill, pid_of
@@ -32,22 +33,17 @@ def children_of(pid: int) -> set[int]:
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
-def forkservers() -> set[int]:
-    """Those that this process has started, on whichever of its threads, and that live."""
-    found = set()
-    for thread in os.listdir("/proc/self/task"):
-        for child in Path(f"/proc/self/task/{thread}/children").read_text().split():
-            if b"cudnn_actor.processes.forkserver" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.add(int(child))
-    return found
+def heirs_of(server: int) -> set[int]:
+    """The forkservers that one has forked."""
+    return {pid for pid in children_of(server) if Path(f"/proc/{pid}/comm").read_text() == f"{NAME}\n"}
 
 
 async def helpers_of(gpu: CudnnRef, standbys: int) -> tuple[int, set[int]]:
-    """The forkserver and the standbys, once they are there."""
+    """The forkserver, and its heir and the standbys, once they are there."""
     worker = pid_of(gpu)
     server = parent_of(worker)
     async with asyncio.timeout(PATIENCE_S):
-        while len(others := children_of(server) - {worker}) < standbys:  # noqa: ASYNC110 - no event tells
+        while len(others := children_of(server) - {worker}) < 1 + standbys:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return server, others
 
@@ -122,24 +118,39 @@ async def test_requests_do_not_notice_what_becomes_of_the_helpers(
             assert (await gpu.statistics()).restarts == 1
 
 
-async def test_a_forkserver_that_was_killed_is_followed_by_another_before_anybody_needs_it() -> None:
+@pytest.mark.parametrize("number", SIGNALS)
+async def test_a_forkserver_s_heir_takes_over_and_has_an_heir_of_its_own(number: signal.Signals) -> None:
     async with spawn(device="cpu", isolation="process") as gpu:
-        server, _ = await helpers_of(gpu, 0)
-        before = forkservers()
+        server, others = await helpers_of(gpu, 0)
+        (heir,) = others
+        with cleared_away({server}):
+            os.kill(server, number)
+            await gone(kill(gpu))
+            assert await gpu.ping() == 2
+            assert parent_of(pid_of(gpu)) == heir
+            (another,) = heirs_of(heir)
+            os.kill(heir, number)
+            with cleared_away({heir}):
+                await gone(kill(gpu))
+                assert await gpu.ping() == 3
+                assert parent_of(pid_of(gpu)) == another
+
+
+async def test_a_forkserver_that_was_killed_is_followed_by_its_heir_before_anybody_needs_it() -> None:
+    async with spawn(device="cpu", isolation="process") as gpu:
+        server, others = await helpers_of(gpu, 0)
+        (heir,) = others
         os.kill(server, signal.SIGKILL)
         async with asyncio.timeout(PATIENCE_S):
-            while not forkservers() - before:  # noqa: ASYNC110 - no event tells
+            while not heirs_of(heir):  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(0.01)
-        (successor,) = forkservers() - before
         assert await gpu.ping() == 1
-        await gone(kill(gpu))
-        assert await gpu.ping() == 2
-        assert parent_of(pid_of(gpu)) == successor
 
 
 async def test_a_standby_s_start_by_a_stopped_forkserver_holds_nobody_up() -> None:
     async with spawn(device="cpu", isolation="process", standby=1) as gpu:
-        server, (standby,) = await helpers_of(gpu, 1)
+        server, others = await helpers_of(gpu, 1)
+        (standby,) = others - heirs_of(server)
         with cleared_away({server}):
             async with load(gpu) as answered:
                 os.kill(server, signal.SIGSTOP)

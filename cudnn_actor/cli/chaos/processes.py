@@ -15,10 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from cudnn_actor.engines.remote.serving import NAME as BUILDER
+from cudnn_actor.processes.forkserver import NAME as LAUNCHER
+from cudnn_actor.workers.process.main import NAME as WORKER
+
 __all__ = ["Found", "Role", "end_all", "find", "marked", "strike"]
 
 _MARK = "CUDNN_ACTOR_CHAOS_RUN"
-_FORKSERVER, _BUILDER = b"cudnn_actor.processes.forkserver", b"cudnn_actor.engines.remote.child"
 
 
 class Role(enum.StrEnum):
@@ -28,6 +31,10 @@ class Role(enum.StrEnum):
     FORKSERVER = "forkserver"
     BUILDER = "builder"
     OTHER = "other"
+
+
+_ROLES = {WORKER: Role.WORKER, LAUNCHER: Role.FORKSERVER, BUILDER: Role.BUILDER}
+"""By the processes' names."""
 
 
 class Found(NamedTuple):
@@ -67,42 +74,16 @@ def _look_at(pid: int) -> Found | None:
     try:
         if mark not in (place / "environ").read_bytes().split(b"\0"):
             return None
-        words, stat = _words(pid), _stat(pid)
+        name, stat = (place / "comm").read_text().strip(), _stat(pid)
     except (OSError, ValueError):  # it has ended, or is another user's
         return None
-    state, parent, ticks = stat[0].decode(), int(stat[1]), int(stat[11]) + int(stat[12])
-    return None if state in ("Z", "X") else Found(pid, _role(words, parent), state, ticks)
-
-
-def _words(pid: int) -> list[bytes]:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    state, ticks = stat[0].decode(), int(stat[11]) + int(stat[12])
+    return None if state in ("Z", "X") else Found(pid, _ROLES.get(name, Role.OTHER), state, ticks)
 
 
 def _stat(pid: int) -> list[bytes]:
     """From the third field of proc(5) on."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-
-
-def _role(words: list[bytes], parent: int) -> Role:
-    """What a process is for.
-
-    Workers are forks of their forkserver, and have its words, and so have the builders that workers fork. The
-    forkserver is this process's child.
-    """
-    if _BUILDER in words:
-        return Role.BUILDER
-    if _FORKSERVER not in words:
-        return Role.OTHER
-    if parent == os.getpid():
-        return Role.FORKSERVER
-    return Role.BUILDER if _is_worker(parent) else Role.WORKER
-
-
-def _is_worker(pid: int) -> bool:
-    try:
-        return _FORKSERVER in _words(pid) and int(_stat(pid)[1]) != os.getpid()
-    except (OSError, ValueError):  # it has ended: what it has left is nobody's
-        return False
 
 
 def strike(found: Found, number: signal.Signals) -> bool:

@@ -21,6 +21,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pykka
@@ -57,11 +58,15 @@ from cudnn_actor.workers.wire import (
     UnmapStage,
 )
 
-__all__ = ["main"]
+__all__ = ["NAME", "main"]
+
+NAME = "cudnn-worker"
+"""The process's name, as `ps -o comm` shows it."""
 
 
 def main(descriptors: Sequence[int]) -> None:
     """Serve one parent. Returns at an orderly end; what ends it otherwise, the parent has been told."""
+    Path("/proc/self/comm").write_text(NAME)
     connection, generations, status, parent, *builders = descriptors
     end_with(parent)
     channel = Channel(socket.socket(fileno=connection), FROM_PARENT)
