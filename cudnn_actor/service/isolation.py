@@ -146,8 +146,8 @@ class ProcessIsolation:
     name = "process"
     replaceable = True
     backoff = Backoff(at_once=1, cap_s=1.0, reset_after_s=0.0)
-    """An incarnation that was ready is replaced at once. Failing starts wait longer and longer, up to a second:
-    a start takes less than that, so longer waits would spare little."""
+    """An incarnation that was ready is replaced at once. Failing starts wait longer and longer, up to a
+    second: a start takes less than that, so longer waits would spare little."""
 
     def __init__(self, options: Options, engine: EngineChoice) -> None:
         self._executable = None if options.executable is None else os.fspath(options.executable)
