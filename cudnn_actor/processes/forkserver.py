@@ -200,7 +200,7 @@ class _Server:
 
 def main() -> None:
     """Serve one parent until it has gone."""
-    _call_itself()
+    _call_itself(NAME)
     fd, parent, preload = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     _set_signals()
     os.set_inheritable(fd, False)
@@ -220,12 +220,12 @@ def succeed(descriptors: Sequence[int]) -> None:
     """
     connection, parent = descriptors
     _set_signals()
-    _call_itself()
+    _call_itself(NAME)
     _Server(socket.socket(fileno=connection), parent).serve()
 
 
-def _call_itself() -> None:
-    Path("/proc/self/comm").write_text(NAME)
+def _call_itself(name: str) -> None:
+    Path("/proc/self/comm").write_text(name)
 
 
 def _serve(server: _Server, preload: Sequence[str]) -> None:
@@ -265,6 +265,7 @@ def _work(main: str, descriptors: list[int]) -> NoReturn:
     """Be a worker: run `main`, and end without anything that a Python process does at its end."""
     status = 1
     try:
+        _call_itself("cudnn-starting")
         lifeline = descriptors[-1]
         tie(lifeline)
         _keep_only({*_STANDARD, *descriptors})
