@@ -21,7 +21,9 @@ import contextlib
 import errno
 import itertools
 import os
+import select
 import socket
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +44,7 @@ _MOST_DESCRIPTORS = 64
 _CUT_OFF = int(socket.MSG_CTRUNC)
 _LOST = -1
 """In place of a descriptor that came, and that this process had no room for."""
+_SHORT_S = 0.005
 _LATER = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
 """The kernel cannot send for now; the other side is there."""
 _ANCILLARY = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
@@ -90,6 +93,8 @@ class Channel:
         """The frame that was queued last."""
         self._sent: list[int] = []
         """Bytes of the frame at the head that the kernel has taken, each time."""
+        self._is_short = False
+        """Whether the kernel had no memory to send with, the last time."""
         self.ended = False
         """Whether the other side has gone, or this one has been closed: nothing more comes."""
         forks.watch(self)
@@ -144,6 +149,7 @@ class Channel:
 
     def flush(self) -> bool:
         """Send what is queued, as far as the socket takes it; whether everything has gone."""
+        self._is_short = False
         while self._out and not self.ended:
             data, descriptors = self._out[0]
             gone = sum(self._sent) if self._sent else 0
@@ -155,6 +161,7 @@ class Channel:
                 return False
             except OSError as error:
                 if error.errno in _LATER:
+                    self._is_short = True
                     return False
                 if is_of_a_handler(error):
                     raise
@@ -167,6 +174,16 @@ class Channel:
             return True
         self._give_up_sending()
         return True
+
+    def send_all(self) -> None:
+        """Send what is queued. Blocks while the socket has no room; nothing is sent to one who has gone."""
+        room = select.poll()
+        if self._out:
+            room.register(self._socket, select.POLLOUT)
+        while not self.flush():
+            room.poll()
+            if self._is_short:
+                time.sleep(_SHORT_S)
 
     def _drop(self, descriptors: Sequence[int]) -> None:
         if not self._copies:

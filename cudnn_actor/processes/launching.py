@@ -310,7 +310,7 @@ class Launcher:
                 except _ServerLost:
                     self._server = None
                     child = self._launched(main, fds, unwanted)
-                self._provide_heir()
+                self._provide_heir(unwanted)
             finally:
                 self._lock.release()
             return child  # noqa: TRY300 - what raises above is told of here
@@ -404,7 +404,7 @@ class Launcher:
             raise
         return _Server(process, ours, self._children, self._watch)
 
-    def _provide_heir(self) -> None:
+    def _provide_heir(self, unwanted: Callable[[], bool] = _never) -> None:
         """Have the server fork an heir, where there is none that lives. Blocks for a fork.
 
         One that still imports has none yet. Where it fails there is none, and the next launch tries again.
@@ -417,20 +417,25 @@ class Launcher:
             self._heir.end()
             self._heir = None
         with contextlib.suppress(OSError):
-            self._heir = self._forked_heir()
+            self._heir = self._forked_heir(unwanted)
 
-    def _forked_heir(self) -> _Server:
+    def _forked_heir(self, unwanted: Callable[[], bool]) -> _Server:
         server, watch = self._server, self._watch
         assert server is not None, "it has just launched"
         assert watch is not None, "a server is watched"
-        lifeline = Lifeline()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            lifeline = Lifeline()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         try:
             with theirs:
                 itself = os.pidfd_open(os.getpid())
                 try:
                     fds = (theirs.fileno(), itself, lifeline.theirs)
-                    pid, pidfd = server.launch(next(self._numbers), _HEIR, fds, _never)
+                    pid, pidfd = server.launch(next(self._numbers), _HEIR, fds, unwanted)
                 finally:
                     os.close(itself)
         except BaseException:
@@ -520,6 +525,9 @@ class _Heir:
         self._lifeline = lifeline
 
     def kill(self) -> None:
+        if self.pidfd != _NOWHERE:
+            with contextlib.suppress(OSError):  # it has gone; or the kernel refuses, and the lifeline does it
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         self._lifeline.cut()
 
     def status(self) -> int | None:

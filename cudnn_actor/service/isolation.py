@@ -195,6 +195,7 @@ class ProcessIsolation:
         self._source = Source(self._recipe, self._generations, standby=self._options.standby > 0)
 
     def _recipe(self) -> Recipe:
+        builders = None if self._engine.host_arenas else self._builders.start()
         options, (make, arguments) = self._options, self._engine.worker
         hello = Hello(
             make=make,
@@ -210,7 +211,6 @@ class ProcessIsolation:
             scripted=self._state.faults is not None,
             fails=False,
         )
-        builders = None if self._engine.host_arenas else self._builders.start()
         return Recipe(
             preload=self._preload,
             executable=self._executable,

@@ -24,6 +24,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.launching import Launcher
@@ -151,19 +153,36 @@ class Source:
         if now < self._next_at:
             return self._next_at - now
         try:
-            generations = os.dup(self._generations.fd)  # the service may end meanwhile, and the table with it
+            recipe, generations = self._own_copies()
         except OSError as error:
             return self._bury(f"it could not be started: {error}", now)
-        self._begin(functools.partial(self._launch_standby, generations), ring)
+        self._begin(functools.partial(self._launch_standby, recipe, generations), ring)
         return None
 
-    def _launch_standby(self, generations: int) -> Worker | _Lost:
+    def _own_copies(self) -> tuple[Recipe, int]:
+        """The recipe and the table's descriptor, for a thread: the service may end, and close its own.
+
+        Raises `OSError`.
+        """
+        generations = os.dup(self._generations.fd)
+        recipe = self._recipe
+        if recipe.builders >= 0:
+            try:
+                recipe = msgspec.structs.replace(recipe, builders=os.dup(recipe.builders))
+            except OSError:
+                os.close(generations)
+                raise
+        return recipe, generations
+
+    def _launch_standby(self, recipe: Recipe, generations: int) -> Worker | _Lost:
         try:
-            return Worker(self._recipe, 0, generations, self._closed.is_set)
+            return Worker(recipe, 0, generations, self._closed.is_set)
         except OSError as error:
             return _Lost(f"it could not be started: {error}")
         finally:
             os.close(generations)
+            if recipe.builders >= 0:
+                os.close(recipe.builders)
 
     def _begin(self, job: Callable[[], Worker | _Lost], ring: Callable[[], None]) -> None:
         result: concurrent.futures.Future[Worker | _Lost] = concurrent.futures.Future()

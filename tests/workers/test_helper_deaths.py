@@ -43,9 +43,11 @@ async def helpers_of(gpu: CudnnRef, standbys: int) -> tuple[int, set[int]]:
     worker = pid_of(gpu)
     server = parent_of(worker)
     async with asyncio.timeout(PATIENCE_S):
-        while len(others := children_of(server) - {worker}) < 1 + standbys or not heirs_of(server):  # noqa: ASYNC110
+        while True:
+            others = children_of(server) - {worker}
+            if len(others) > standbys and len(heirs_of(server)) == 1:
+                return server, others
             await asyncio.sleep(0.01)
-    return server, others
 
 
 @asynccontextmanager

@@ -239,14 +239,14 @@ class RemoteBuilder:
         except ProcessLost as loss:
             self._refuse_interrupted()
             digest = request.graph.digest()
-            if isinstance(loss, ProcessStopped) or not loss.began:
+            if isinstance(loss, ProcessStopped) or not loss.began or connection.was_killed():
                 self._bury(loss)
                 raise _NoFault from loss
             self._killed[digest] += 1
             status = SILENT if isinstance(loss, ProcessSilent) else DIED
             raise EngineFailure(status, self._bury(loss, digest)) from loss
         except BaseException:  # of `progress`: the process goes on with what nobody wants any more
-            connection.kill()
+            connection.kill(blameless=True)
             self._disconnect()
             raise
         if isinstance(answer, Exception):
@@ -344,7 +344,7 @@ class RemoteBuilder:
         connection = self._taken()
         assert connection is not None, "what is lost was there"
         if loss.why:
-            connection.kill()
+            connection.kill(blameless=not digest)
         ended = connection.has_ended(_EXIT_WITHIN_S)
         words, pid = connection.last_words, connection.pid
         connection.close()

@@ -15,12 +15,14 @@ from collections.abc import Callable
 
 from cudnn_actor.actors.diverting import write_line
 from cudnn_actor.engines.base import BuilderAccess, EngineFailure
+from cudnn_actor.engines.remote.killing import is_marked_killed, mark_killed
 from cudnn_actor.engines.remote.messages import (
     ANSWERS,
     Accepted,
     Answer,
     Began,
     Built,
+    Busy,
     Failed,
     Leaving,
     Logged,
@@ -109,7 +111,9 @@ class Connection:
         """
         if self.fingerprint is not None:
             until = _now  # nothing is to come from it: this only looks for its end
-        match self._receive(until):
+        while isinstance(said := self._receive(until), Busy):
+            self.accepted = time.monotonic()  # it gets on with what others have asked for
+        match said:
             case None:
                 return self.fingerprint is not None
             case Ready(fingerprint) if self.fingerprint is None:
@@ -133,6 +137,8 @@ class Connection:
             while True:
                 until = time.monotonic() + (within_s if began else 2 * within_s)
                 answer = self._receive(lambda until=until: until)  # type: ignore[misc]
+                if isinstance(answer, Busy):
+                    continue
                 if isinstance(answer, Progress):
                     progress(answer.done, answer.of, answer.what)
                 elif not isinstance(answer, Began):
@@ -154,15 +160,28 @@ class Connection:
         with contextlib.suppress(OSError):  # the process has gone
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def kill(self) -> None:
-        """Kill the process; nothing happens before it has accepted the connection. Never blocks."""
+    def kill(self, *, blameless: bool) -> None:
+        """Kill the process; nothing happens before it has accepted the connection. Never blocks.
+
+        `blameless`: for no fault of what it may be building, which may be another's.
+        """
+        if blameless and self._output >= 0:
+            mark_killed(self._output)
         if self._pidfd >= 0:
             with contextlib.suppress(OSError):  # it has gone
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def has_ended(self, within_s: float) -> bool:
         """Whether the process has; waits so long for it. Blocks. True for one that never took it."""
-        return self._pidfd < 0 or bool(select.select([self._pidfd], (), (), within_s)[0])
+        if self._pidfd < 0:
+            return True
+        end = select.poll()
+        end.register(self._pidfd, select.POLLIN)
+        return bool(end.poll(1e3 * within_s))
+
+    def was_killed(self) -> bool:
+        """Whether somebody has killed the process for no fault of what it was building."""
+        return self._output >= 0 and is_marked_killed(self._output)
 
     def close(self) -> None:
         """Let the process go: what it has in work for this, it finishes for others. Idempotent."""
@@ -176,10 +195,7 @@ class Connection:
     def _send(self, frame: Open | Request) -> None:
         """Send; the end of a process that takes no more shows in what it answers."""
         self._channel.send(frame)
-        room = select.poll()
-        room.register(self._channel.fileno(), select.POLLOUT)
-        while not self._channel.flush():
-            room.poll()
+        self._channel.send_all()
 
     def _receive(self, until: Callable[[], float]) -> Answer | None:
         """The next word; None when there is none `until` then. Blocks. Raises `ProcessLost`."""

@@ -4,9 +4,10 @@ It belongs to the service, not to an incarnation of its actor: a build that is i
 on, and the next worker finds its plan. What it builds and for whom it does not learn here: connections go
 past (`queue`).
 
-What is shared: the queue's two ends, and `_closing`, which is set once. The process is the thread's own. The
-lock guards the thread's start against `close`. Whether somebody waits is seen at the receiving end, which a
-process that works empties at once; the thread looks at the process while it does not:
+What is shared: the queue's two ends, and `_closing`, which is set once, by `close` or by a thread that ends
+of an error. The process is the thread's own. The lock guards the thread's start against `close`. Whether
+somebody waits is seen at the receiving end, which a process that works empties at once; the thread looks at
+the process while it does not:
 
 ==============================================  =====================================================
 a process is stopped while somebody waits       it is killed
@@ -19,6 +20,7 @@ no process can be had
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import select
@@ -28,11 +30,13 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 from cudnn_actor.actors import forks
 from cudnn_actor.actors.logs import Log, carrying
+from cudnn_actor.engines.remote.killing import mark_killed
 from cudnn_actor.engines.remote.queue import BuilderQueue, take_connection
 from cudnn_actor.processes.launching import Child, Launcher, LaunchFailed
 from cudnn_actor.processes.process_state import is_stopped
@@ -77,6 +81,10 @@ class BuilderHost:
         self._bell = -1
         self._thread: threading.Thread | None = None
         self._child: Child | None = None
+        self._killed: Child | None = None
+        """The one that has been killed, until it has ended."""
+        self._output: int | None = None
+        """The file that the process prints to."""
         self._in_vain = 0
         """Processes in a row that ended before they had taken a connection."""
         self._untaken_since: float | None = None
@@ -101,9 +109,14 @@ class BuilderHost:
             return self._queue
 
     def _started(self) -> BuilderQueue:
-        bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         ours, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         waiting.setblocking(False)
+        try:
+            bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError:
+            ours.close()
+            waiting.close()
+            raise
         run = carrying(functools.partial(self._run, waiting, bell))
         thread = threading.Thread(target=run, name="builder", daemon=True)
         try:
@@ -145,6 +158,7 @@ class BuilderHost:
     def forget_parent(self) -> None:
         """In a forked child: the process is the parent's, and so is the thread."""
         self._lock = threading.Lock()
+        self._closing = threading.Event()  # the other's lock may have been held
         self._closing.set()
         self._thread, self._queue, self._child = None, None, None
         waiting, self._waiting = self._waiting, None
@@ -157,41 +171,37 @@ class BuilderHost:
     # The thread.
 
     def _run(self, waiting: socket.socket, bell: int) -> None:
-        poll = select.poll()
-        poll.register(bell, select.POLLIN)
-        poll.register(waiting, select.POLLIN)
         try:
             while not self._closing.is_set():
                 child = self._child
-                if child is not None:
-                    poll.register(child.pidfd, select.POLLIN)
-                ready = {fd for fd, _ in poll.poll()}
-                if child is not None:
-                    poll.unregister(child.pidfd)
-                    if child.pidfd in ready:
-                        self._bury(child, waiting)
-                        continue
-                if waiting.fileno() in ready:
-                    self._attend(child, waiting, bell)
+                if child is not None and child.wait(0.0):
+                    self._bury(child, waiting)
+                elif not _is_readable(waiting):
+                    self._untaken_since = None
+                    self._in_vain = 0 if child is not None else self._in_vain
+                    _wait_for((bell, waiting.fileno(), *_pidfd_of(child)), None)
+                elif child is None:
+                    self._launch(waiting)
+                else:
+                    self._look_at(child)
+                    _wait_for((bell, *_pidfd_of(child)), _LOOK_EVERY_MS)
+        except Exception:
+            log.exception("builder.host_failed")
+            self._closing.set()  # nobody connects any more, and nobody waits for ever
+            self._refuse(waiting)
         finally:
             self._end()
 
-    def _attend(self, child: Child | None, waiting: socket.socket, bell: int) -> None:
-        """Somebody waits: start a process, or look at the one there is, and give it a moment."""
-        if child is None:
-            self._launch(waiting)
-            return
+    def _look_at(self, child: Child) -> None:
+        """Kill a process, once, that does not take the connection which waits, where it is to blame."""
         now = time.monotonic()
         self._untaken_since = since = self._untaken_since or now
-        if is_stopped(child.pid) or now - since > _LONGEST_S:
+        if child is not self._killed and (is_stopped(child.pid) or now - since > _LONGEST_S):
+            self._killed = child
             log.warning("builder.killed", pid=child.pid, why="it is stopped or hangs, and a build waits")
+            assert self._output is not None, "a process has one"
+            mark_killed(self._output)
             child.signal(signal.SIGKILL)
-        pause = select.poll()
-        for fd in (bell, child.pidfd):
-            pause.register(fd, select.POLLIN)
-        pause.poll(_LOOK_EVERY_MS)
-        if not select.select([waiting], (), (), 0)[0]:
-            self._untaken_since, self._in_vain = None, 0
 
     def _launch(self, waiting: socket.socket) -> None:
         self._untaken_since = None
@@ -211,31 +221,55 @@ class BuilderHost:
             parent = os.pidfd_open(os.getpid())
             try:
                 launcher = Launcher.shared(self._preload, self._executable)
-                return launcher.launch(
-                    f"{SERVING}:main", (waiting.fileno(), output, parent), self._closing.is_set
-                )
+                descriptors = (waiting.fileno(), output, parent)
+                child = launcher.launch(f"{SERVING}:main", descriptors, self._closing.is_set)
             finally:
                 os.close(parent)
-        finally:
+        except BaseException:
             os.close(output)
+            raise
+        self._output = output
+        return child
 
     def _refuse(self, waiting: socket.socket) -> None:
         """Close every connection that waits: whoever made it sees its end."""
         self._in_vain = 0
-        while (connection := take_connection(waiting)) is not None:
-            connection.close()
+        with contextlib.suppress(EOFError):
+            while (connection := take_connection(waiting)) is not None:
+                connection.close()
 
     def _bury(self, child: Child, waiting: socket.socket) -> None:
         log.debug("builder.ended", pid=child.pid, how=child.how_it_ended(1.0))
-        child.close()
-        self._child = None
-        if self._untaken_since is not None or select.select([waiting], (), (), 0)[0]:
-            self._in_vain += 1
+        self._let_go(child)
+        self._in_vain += _is_readable(waiting)
         self._untaken_since = None
 
     def _end(self) -> None:
-        child, self._child = self._child, None
+        child = self._child
         if child is not None:
             child.signal(signal.SIGKILL)
             child.wait(_UNTIL_ENDED_S)
-            child.close()
+            self._let_go(child)
+
+    def _let_go(self, child: Child) -> None:
+        child.close()
+        self._child = self._killed = None
+        output, self._output = self._output, None
+        if output is not None:
+            os.close(output)
+
+
+def _pidfd_of(child: Child | None) -> tuple[int, ...]:
+    return () if child is None else (child.pidfd,)
+
+
+def _is_readable(connection: socket.socket) -> bool:
+    return _wait_for((connection.fileno(),), 0)
+
+
+def _wait_for(descriptors: Sequence[int], timeout_ms: float | None) -> bool:
+    """Whether one of some descriptors is readable; waits so long for it. Not `select`: they may be many."""
+    poll = select.poll()
+    for fd in descriptors:
+        poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_ms))

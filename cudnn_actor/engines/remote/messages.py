@@ -4,7 +4,8 @@
 the process is sent   `Open` once on each connection, then one `Build` or `Tune` after the other
 it sends              `Accepted` once, with two descriptors: its pidfd, and the file that it prints to;
                       `Ready` once; for each request `Began`, any number of `Progress`, and one of `Built`,
-                      `Refused` and `Failed`; `Logged` at any time; `Leaving` before it ends by itself
+                      `Refused` and `Failed`; `Busy` and `Logged` at any time; `Leaving` before it ends by
+                      itself
 ====================  =================================================================================
 """
 
@@ -26,6 +27,7 @@ __all__ = [
     "Began",
     "Build",
     "Built",
+    "Busy",
     "Failed",
     "Leaving",
     "Logged",
@@ -90,6 +92,10 @@ class Began(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
     """The request is in work: it has waited for others before."""
 
 
+class Busy(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
+    """The process gets on with what another has asked for: a tuning, which may take minutes."""
+
+
 class Progress(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
     """What tuning is about to try."""
 
@@ -129,7 +135,7 @@ class Leaving(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 Request = Build | Tune
-Answer = Accepted | Ready | Began | Progress | Built | Refused | Failed | Logged | Leaving
+Answer = Accepted | Ready | Busy | Began | Progress | Built | Refused | Failed | Logged | Leaving
 
 REQUESTS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Open | Request)
 """Decodes what a builder process is sent."""

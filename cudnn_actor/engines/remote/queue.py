@@ -80,9 +80,13 @@ def take_connection(queue: socket.socket) -> socket.socket | None:
             return None
         if not data:
             raise EOFError
+        descriptors = array.array("i")
         for level, kind, rights in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                descriptor = array.array("i", rights)[0]
-                with contextlib.suppress(OSError):
-                    return socket.socket(fileno=descriptor)
-                os.close(descriptor)
+                descriptors.frombytes(rights[: len(rights) - len(rights) % descriptors.itemsize])
+        for descriptor in descriptors[1:]:  # of no sender of ours
+            os.close(descriptor)
+        if descriptors:
+            with contextlib.suppress(OSError):
+                return socket.socket(fileno=descriptors[0])
+            os.close(descriptors[0])

@@ -38,6 +38,7 @@ from cudnn_actor.engines.remote.messages import (
     Began,
     Build,
     Built,
+    Busy,
     Failed,
     Leaving,
     Logged,
@@ -181,6 +182,8 @@ class _Server:
 
     def _answer(self, peer: Channel, request: Request, builder: Builder) -> None:
         wanted = _key(request)
+        if self._has_gone(peer):
+            return
         unclaimed = self._unclaimed.pop(wanted, None)
         if unclaimed is not None:
             self._say(peer, unclaimed)
@@ -215,6 +218,8 @@ class _Server:
             self._asked += 1
             self._say(peer, Progress(done, of, what))
             self._look(0)
+            for other in [one for one in self._peers.values() if one is not peer]:
+                self._say(other, Busy())
             if self._has_gone(peer):
                 raise _UnwantedError
 
@@ -235,10 +240,7 @@ class _Server:
         if peer.fileno() < 0:
             return
         peer.send(answer)
-        room = select.poll()
-        room.register(peer.fileno(), select.POLLOUT)
-        while not peer.flush():
-            room.poll()
+        peer.send_all()
 
     def _has_gone(self, peer: Channel) -> bool:
         """Whether nobody is at the other end."""

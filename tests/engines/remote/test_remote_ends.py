@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import select
 import signal
 import subprocess
 import sys
@@ -15,9 +17,11 @@ import pytest
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.remote import BuilderHost, RemoteBuilder
+from cudnn_actor.engines.remote.messages import ANSWERS, Accepted, Busy
+from cudnn_actor.processes.channel import Channel
 
 from .conftest import NewBuilder
-from .craft import PATIENCE_S, Craft, Stage, wait_for_exit
+from .craft import MAKE, PATIENCE_S, Craft, Stage, maker_of, wait_for_exit
 from .test_remote_builds import GRAPH, HERE, build, ready, starting
 
 ROOT = Path(__file__).parents[3]
@@ -109,6 +113,60 @@ def test_a_tuning_whose_owner_has_gone_ends_at_its_next_candidate(
     made = thread.submit(build, second)
     player.told("go", "go")
     assert made.result(PATIENCE_S) == player.at("build")
+
+
+def test_another_that_waits_is_told_that_a_tuning_gets_on(
+    new_builder: NewBuilder, stage: Stage, thread: ThreadPoolExecutor, host: BuilderHost
+) -> None:
+    tunes = new_builder()
+    player = ready(tunes, stage)
+    tuned = thread.submit(tunes.tune, GRAPH, workspace_limit=None, progress=lambda *_: None)
+    player.at("tune")
+    other = Channel(host.connect(), ANSWERS)
+    player.told("go", "go", "go")
+    assert maker_of(tuned.result(PATIENCE_S)) == player.pid
+    heard: list[type] = []
+    while Busy not in heard:
+        assert select.select([other], (), (), PATIENCE_S)[0]
+        heard += [type(frame) for frame in other.receive()]
+    assert heard[0] is Accepted
+    other.close()
+
+
+def test_a_stopped_process_that_another_has_killed_is_no_graphs_fault(
+    new_builder: NewBuilder,
+    stage: Stage,
+    thread: ThreadPoolExecutor,
+    host: BuilderHost,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cudnn_actor.engines.remote.connection.is_stopped", lambda _: False)
+    builder = new_builder(tries=1)
+    player = ready(builder, stage)
+    made = thread.submit(build, builder)
+    pid = player.at("build")
+    os.kill(pid, signal.SIGSTOP)
+    other = host.connect()  # which the process does not take, so its host looks at it
+    second = stage.enter("go", "go")
+    assert made.result(PATIENCE_S) == second.at("open") != pid
+    other.close()
+
+
+def test_a_process_with_many_descriptors_can_have_plans_built(stage: Stage) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    many = [os.dup(0) for _ in range(1100)]
+    try:
+        with BuilderHost() as host:
+            builder = RemoteBuilder(MAKE, (stage.address,), Craft(), host)
+            builder.open()
+            ready(builder, stage, "go")
+            assert build(builder) == host.pid
+            builder.close()
+    finally:
+        for fd in many:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_process_that_is_stopped_while_somebody_waits_is_replaced(
