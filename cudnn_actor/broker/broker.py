@@ -35,7 +35,7 @@ from cudnn_actor.broker.checks import (
 )
 from cudnn_actor.broker.footprints import footprint, named_buffers
 from cudnn_actor.broker.interruption import Interruption
-from cudnn_actor.broker.state import Bound, ServiceState
+from cudnn_actor.broker.state import Bound, Seen, ServiceState
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import Memory
 from cudnn_actor.memory.exhaustion import exhaustion
@@ -69,7 +69,7 @@ from cudnn_actor.protocol.messages import (
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.supervision import Fault
 
-__all__ = ["Broker", "Host"]
+__all__ = ["Broker", "Host", "bound_of"]
 
 W = TypeVar("W", bound=Work)
 
@@ -79,6 +79,17 @@ _BOOKKEEPING = frozenset({Allocate, Free, Drain, View})
 """Messages that may never run, so that a fault of theirs is work of its own."""
 
 log = Log("cudnn_actor")
+
+
+def bound_of(seen: Seen, message: Compute, memory: Memory) -> Bound:
+    """What a message runs on, noted for the next time. Raises `StaleBufferError`, `InvalidRequest`."""
+    bound = seen.bound
+    if bound is None or bound.epoch != memory.epoch:
+        epoch, lowered = memory.epoch, seen.lowered
+        slots = [memory.resolve(getattr(message, name), name) for name in lowered.buffers]
+        check_no_overlap(lowered, slots)
+        bound = seen.bound = Bound(epoch, slots, [float(getattr(message, name)) for name in lowered.scalars])
+    return bound
 
 
 class Host(Protocol):
@@ -150,14 +161,14 @@ class Broker(Generic[W]):
 
     # Starting.
 
-    def start(self, envelope: Envelope, *, struck: bool = False) -> W | None:
+    def start(self, envelope: Envelope, *, injected: bool = False) -> W | None:
         """Take a message up: answer it, or return the work that it is.
 
         Parameters
         ----------
         envelope
             The message.
-        struck
+        injected
             Whether it was taken up before, and its fault, if it had one, has been done.
 
         Raises
@@ -168,15 +179,19 @@ class Broker(Generic[W]):
         if envelope.future is not None and envelope.withdrawn:
             self.withdraw(envelope)
             return None
-        if envelope.deadline is not None and envelope.expired and not struck:
+        if envelope.deadline is not None and envelope.expired and not injected:
             self.expire(envelope)
             return None
+        return self.take_up(envelope, injected=injected)
+
+    def take_up(self, envelope: Envelope, *, injected: bool = False) -> W | None:
+        """As `start`, of a message whose caller is known to wait."""
         message = envelope.message
         handler = self._handlers.get(type(message))
         if handler is None:
             raise not_a_message(message)
         faults = self.state.faults
-        if faults is None or struck or message.control:
+        if faults is None or injected or message.control:
             return handler(envelope, message)
         rule = faults.on_message(type(message).__name__)
         if rule is None:
@@ -184,7 +199,7 @@ class Broker(Generic[W]):
         if type(message) in _BOOKKEEPING and rule.fault is not Fault.REJECT_BUILD:
             work: W | None = self._work(envelope)
             assert work is not None
-            work.strikes = True
+            work.injects = True
         else:
             work = handler(envelope, message)
         if work is not None:
@@ -196,12 +211,7 @@ class Broker(Generic[W]):
         seen = self.state.seen(message)
         if (error := self.state.why_quarantined(seen.lowered, envelope.number)) is not None:
             raise error
-        bound = seen.bound
-        if bound is None or bound.ends != self.memory.ends:
-            ends = self.memory.ends
-            slots = [self.memory.resolve(getattr(message, name), name) for name in seen.lowered.buffers]
-            check_no_overlap(seen.lowered, slots)
-            bound = seen.bound = Bound(ends, slots, ())
+        bound = bound_of(seen, message, self.memory)
         return self._work(envelope, bound.slots, seen=seen)
 
     def _question(self, envelope: Envelope, _message: Ping | GetStatistics) -> W:
@@ -291,7 +301,7 @@ class Broker(Generic[W]):
         self._host.create_arena(number, nbytes)
 
     def arena_made(self, descriptor: int) -> None:
-        """Own the arena that the host was asked for. Those that wait are to be started again, `struck`."""
+        """Own the arena that the host was asked for. Those that wait are to be started again, `injected`."""
         assert self.arena is not None
         self.memory.add_arena(*self.arena, descriptor)
         self.arena = None
@@ -401,7 +411,9 @@ class Broker(Generic[W]):
 
     # A crash.
 
-    def crashed(self, begun: Sequence[W], cause: str, *, may_still_write: bool) -> tuple[list[W], list[W]]:
+    def crashed(
+        self, begun: Sequence[W], cause: str, *, may_still_write: bool, memory_survives: bool = True
+    ) -> tuple[list[W], list[W]]:
         """Judge the requests that had begun at a crash.
 
         Parameters
@@ -412,6 +424,8 @@ class Broker(Generic[W]):
             For people: what happened.
         may_still_write
             Whether what ran them could not be ended.
+        memory_survives
+            Whether the buffers' memory outlives what has crashed. Where it does not, none runs again.
 
         Returns
         -------
@@ -420,7 +434,9 @@ class Broker(Generic[W]):
             what they write is torn. Who holds their buffers lets go of them when nobody can write there.
         """
         works = {work.number: work for work in begun}
-        interruption = Interruption(self.state, cause, outlives_context=True, may_still_write=may_still_write)
+        interruption = Interruption(
+            self.state, cause, outlives_context=memory_survives, may_still_write=may_still_write
+        )
         again, lost = [], []
         for envelope, error in interruption.judge_all([work.envelope for work in begun]):
             work = works[envelope.number]
@@ -444,7 +460,7 @@ class Broker(Generic[W]):
         A buffer that was freed behind it is brought back for that: what was sent before the free, and is
         still to read it, is to find it torn.
         """
-        if work.strikes:
+        if work.injects:
             return
         written = set(footprint(work.message, self.state.lowered).writes)
         for ref in named_buffers(work.message).values():
@@ -455,7 +471,7 @@ class Broker(Generic[W]):
 
     def why_not_again(self, work: W) -> CudnnActorError | None:
         """Why a request cannot be run again: what it reads is torn, or its plan is to blame."""
-        if work.strikes:  # its message has not been looked at yet
+        if work.injects:  # its message has not been looked at yet
             return None
         for name, ref in named_buffers(work.message).items():
             try:
@@ -472,7 +488,7 @@ class Broker(Generic[W]):
         `ExecutionFailed` says itself that its outputs hold no result, `QuarantinedRequest` that they are
         torn; no other error does.
         """
-        writes = not work.strikes and footprint(work.message, self.state.lowered).writes
+        writes = not work.injects and footprint(work.message, self.state.lowered).writes
         if not writes or isinstance(error, ExecutionFailed):
             return error
         self._tear_output(work)

@@ -28,7 +28,7 @@ class Seen:
     """A message that has been sent, with what need not be found out again when it is sent again as it is.
 
     Messages do not change, so only the end of a buffer can make it wrong: each piece carries the number of
-    ends (`MemoryTable.ends`) that had been counted before it was found, and holds while that is the number.
+    ends (`MemoryTable.epoch`) that had been counted before it was found, and holds while that is the number.
     An end in between leaves an old number, never a new one with old knowledge.
     """
 
@@ -50,7 +50,7 @@ class Seen:
 class Bound(NamedTuple):
     """What a message runs on: its slots and scalars. The engine's bindings are the slots' to keep or drop."""
 
-    ends: int
+    epoch: int
     slots: Sequence[Slot]
     scalars: Sequence[float]
 

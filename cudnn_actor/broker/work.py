@@ -33,7 +33,7 @@ class Work:
         The buffer that it fills and nobody has received yet; None for all but an `Allocate`.
     fault
         What is to befall it; None for nothing.
-    strikes
+    injects
         Whether it is run for its fault alone, and its message taken up again behind it.
     suspect
         Whether it was running at a crash.
@@ -41,7 +41,7 @@ class Work:
 
     # Of most requests these stay as they are.
     fault: FaultRule | None = None
-    strikes = False
+    injects = False
     suspect = False
 
     def __init__(
@@ -59,6 +59,11 @@ class Work:
         self.slots = slots
         self.seen = seen
         self.ref = ref
+
+    @property
+    def started_ns(self) -> int:
+        """When it began, on `time.perf_counter_ns`'s clock; 0 where it has not."""
+        return self.envelope.started_ns
 
     @property
     def message(self) -> Any:

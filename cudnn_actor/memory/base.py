@@ -45,7 +45,7 @@ class Memory(Protocol):
         """What references say: "cpu" or "cuda:N"."""
 
     @property
-    def ends(self) -> int:
+    def epoch(self) -> int:
         """Another number after every end of a buffer or of its bindings. Any thread may read it."""
 
     @property

@@ -38,7 +38,7 @@ _COUNTS = 1 << 32
 _LOOKS = 3
 """Looks at a slot before a reference counts as foreign: another thread may end the slot, or undo that,
 between the two words that a look reads."""
-_ends = itertools.count(1)
+_epochs = itertools.count(1)
 
 
 class MemoryTable:
@@ -80,7 +80,7 @@ class MemoryTable:
         self.device = device
         self.live_bytes = 0
         """Bytes of the live buffers, without rounding."""
-        self.ends = next(_ends)
+        self.epoch = next(_epochs)
         """Another number after every end of a buffer or of its bindings, and in every table: while it is the
         same, whatever could be resolved still can be, and to the same. Any thread may read it."""
         self._pool = ArenaPool(arena_bytes=arena_bytes, limit=limit)
@@ -300,7 +300,7 @@ class MemoryTable:
 
     def forget_bindings(self) -> None:
         """Drop every slot's binding: the incarnation whose handles they are is gone."""
-        self.ends = next(_ends)
+        self.epoch = next(_epochs)
         for slot in self._slots:
             slot.binding = None
 
@@ -315,7 +315,7 @@ class MemoryTable:
         slot.end(reason)  # first: a sender's thread that no longer finds it finds out why
         del self._live[slot.index]
         self.live_bytes -= slot.nbytes
-        self.ends = next(_ends)  # after the end itself: whoever reads the new number finds it ended
+        self.epoch = next(_epochs)  # after the end itself: whoever reads the new number finds it ended
         if self._mirror is not None and reason is not StaleReason.FREED:
             self._mirror.vacate(slot.index)
         if not slot.users:

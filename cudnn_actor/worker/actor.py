@@ -1,44 +1,35 @@
-"""The actor: one thread that owns the engine, its stream and the plan cache.
+"""The actor of thread isolation: one thread with the broker, the engine, its stream and the plan cache.
 
-Messages come in batches and run in order. Each is validated again here, at
-the moment it is enqueued, against the memory table that only this thread
-writes: a `Free` that was sent first is done first, so no request can pass it.
+Messages come in batches and are taken up in order. The broker answers what is bookkeeping alone, and checks
+all else at the moment that it is enqueued, against the memory table that only this thread writes: a `Free`
+that was sent first is done first, so no request can pass it. What is left to do, the runner does.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudnn_actor.actors import DEFERRED, Envelope
-from cudnn_actor.broker.checks import check_no_overlap, check_warm, not_a_message
-from cudnn_actor.broker.footprints import footprint
-from cudnn_actor.broker.interruption import Interruption
+from cudnn_actor.actors import DEFERRED, Actor, Crash, Envelope
+from cudnn_actor.broker import Broker, Work
+from cudnn_actor.broker.footprints import footprint, named_buffers
 from cudnn_actor.broker.progress import Progress
-from cudnn_actor.broker.state import Bound, ServiceState
-from cudnn_actor.engines.base import Engine, Plan
+from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.engines.base import Engine
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import (
+    ContextLost,
     CudnnActorError,
-    ExecutionFailed,
     OutcomeUnknown,
-    OutOfMemory,
-    QuarantinedRequest,
     ServiceStopped,
-    UnsupportedGraph,
 )
-from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import (
+    COMPUTE,
     Allocate,
-    Compute,
-    ConvBwdData,
-    ConvBwdFilter,
-    ConvFwd,
     Copy,
     Download,
-    Drain,
     Fill,
     Free,
     GetStatistics,
@@ -47,19 +38,18 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
-from cudnn_actor.worker.deferred import DeferredWork
-from cudnn_actor.worker.executor import Work, reproducible
-from cudnn_actor.worker.memory_messages import MemoryActor
-from cudnn_actor.worker.planning import BuildCrash, Outcome, Planner
+from cudnn_actor.protocol.receipts import Receipt
+from cudnn_actor.worker.injection import fail_start
+from cudnn_actor.worker.planning import BuildCrash
+from cudnn_actor.worker.runner import Runner
 
 __all__ = ["CudnnActor"]
 
-_LONG_RUN_NS = 200_000
-"""A plan that took this long last time is worth a flush of the replies before it."""
 
-
-class CudnnActor(MemoryActor):
+class CudnnActor(Actor):
     """Owns an engine and answers a service's messages. Started by its supervisor, once per incarnation.
+
+    It is the host of its broker and of its runner.
 
     Parameters
     ----------
@@ -71,46 +61,52 @@ class CudnnActor(MemoryActor):
         Which incarnation this is, counted from 1.
     """
 
+    has_views = True
+
     def __init__(self, state: ServiceState, engine: Callable[[], Engine], generation: int = 1) -> None:
-        super().__init__(state, engine, generation)
-        self._planner: Planner | None = None
-        self._deferred: DeferredWork | None = None
-        """Where messages wait that are deferred; None where plans are built on the spot."""
-        self._handlers: dict[type, Callable[[Any], Any]] = {
-            ConvFwd: self._compute,
-            ConvBwdData: self._compute,
-            ConvBwdFilter: self._compute,
-            Allocate: self._allocate,
-            Upload: self._upload,
-            Download: self._download,
-            View: self._view,
-            Copy: self._copy,
-            Fill: self._fill,
-            Free: self._free,
+        super().__init__(mailbox=state.mailbox)
+        self.counters = state.counters
+        self.service = state.name
+        self._state = state
+        self._generation = generation
+        self._broker: Broker[Work] = Broker(state, self._post, self, Work)
+        self._runner: Runner[Work] = Runner(
+            state, engine, self, abandoned=self.abandoned, nudge=state.mailbox.nudge
+        )
+        self._work: Work | None = None
+        """What is being run, or was last in this batch."""
+        self._crashed = False
+        self._ways: dict[type, Callable[[Work], Any]] = {
+            **dict.fromkeys(COMPUTE, self._compute),
+            Allocate: lambda work: self._runner.write(work, work.slots[0], work.request.data, work.ref),
+            Upload: lambda work: self._runner.write(work, work.slots[0], work.request.data),
+            Download: lambda work: self._runner.read(work, work.slots[0]),
+            View: lambda work: self._runner.view(work, work.slots[0]),
+            Copy: lambda work: self._runner.copy(work, *work.slots),
+            Fill: lambda work: self._runner.fill(work, work.slots[0], work.request.value),
+            Warm: lambda work: self._runner.warm(work.request, work.envelope, self._note_build),
             Ping: lambda _: self._generation,
-            GetStatistics: lambda _: state.statistics(self._plans.statistics()),
-            Warm: self._warm,
-            Drain: self._drain,
+            GetStatistics: lambda _: state.statistics(self._runner.plans.statistics()),
         }
 
     # Life.
 
     def on_start(self) -> None:
         """Open the engine, map the memory that earlier incarnations left, and start the build thread."""
-        self._faults.start()
-        self._open_engine()
-        self._planner = Planner(self._engine, self._plans, self._state, self.mailbox.nudge)
-        if self._planner.builds_elsewhere:
-            self._deferred = DeferredWork(self._state, self._planner)
+        faults = self._state.faults
+        if faults is not None and faults.on_start() is not None:
+            fail_start()
+        self._runner.open()
         self._state.generation = self._generation
 
     def on_stop(self) -> None:
         """Finish what is enqueued and close the engine. What was deferred is handed back."""
         if self._build_hangs():
-            self._blame_build(self._digest_in_work, "its build did not end")
-        self._outlast_fences()
+            self._blame_build(self._runner.digest_in_work, "its build did not end")
+        self._runner.outlast()
+        self._broker.settle_drains()
         self.flush()
-        self._close(wait=not self.abandoned.is_set())
+        self._runner.close(wait=not self.abandoned.is_set())
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
         """Judge every request that was running, and leave the others, in order, to the successor.
@@ -118,38 +114,55 @@ class CudnnActor(MemoryActor):
         Where the memory died with the context there is none: whoever waits gets `ContextLost`. Nor is there
         one while the thread does not end: the service stops.
         """
+        runner, mailbox = self._runner, self._state.mailbox
         if self.lost:
             self._answer_for_lost_thread(_cause(error), current, waiting)
             return
-        executor, mailbox = self._executor, self._state.mailbox
-        outlives = executor is None or executor.engine.outlives_context
-        interruption = Interruption(
-            self._state, _cause(error), outlives_context=outlives, may_still_write=False
-        )
+        self._crashed = True
+        cause = _cause(error)
         if isinstance(error, BuildCrash):
-            self._blame_build(error.digest, _cause(error))
+            self._blame_build(error.digest, cause)
         elif self._build_hangs():
-            self._blame_build(self._digest_in_work, _cause(error))
-        freed: list[BufferRef] = []
-        lost: list[Work] = []
-        if executor is not None:
-            self._settle_done(executor)
-            freed = executor.revive_freed() if outlives else []
-            lost = executor.forget()
-        running = [work.envelope for work in lost]
-        if current is not None and all(current is not envelope for envelope in running):
-            running.append(current)
-        again = self._judge(running, interruption)
-        self._tear_unclaimed(lost, interruption)
-        mailbox.restore(waiting)
-        mailbox.restore([Envelope(Free(buffer=ref)) for ref in freed if self._memory.is_live(ref)])
-        mailbox.restore(again)
-        if not outlives:
-            self._memory.lose_all()
-            for envelope in mailbox.take(len(mailbox), 0.0):
-                self.settle(envelope, None, interruption.context_lost())
+            self._blame_build(runner.digest_in_work, cause)
+        survives = not runner.is_open or runner.executor.engine.outlives_context
+        runner.settle_done()
+        running = self._running(current)
+        again, _ = self._broker.crashed(running, cause, may_still_write=False, memory_survives=survives)
+        freed = self._revived(again)
+        for work in again:
+            self._broker.end_unreceived(work)
+        if runner.is_open:
+            runner.executor.forget()
+        begun = [one for one in self._broker.take_waiting() if one is not current]
+        mailbox.restore(sorted([*begun, *waiting], key=lambda envelope: envelope.number))
+        mailbox.restore([Envelope(Free(buffer=ref)) for ref in freed])
+        mailbox.restore([work.envelope for work in again])
+        if not survives:
+            self._lose_all(cause)
         self.flush()
-        self._close(wait=False)
+        runner.close(wait=False)
+
+    def _running(self, current: Envelope | None) -> list[Work]:
+        """What has begun, in order: what the device has not finished, and what is in hand."""
+        runner = self._runner
+        running = [one.task for one in runner.executor.unfinished()] if runner.is_open else []
+        if current is not None and all(current is not work.envelope for work in running):
+            work = self._work
+            running.append(work if work is not None and work.envelope is current else Work(current))
+        return running
+
+    def _revived(self, again: Sequence[Work]) -> list[BufferRef]:
+        """Undo the frees of buffers that requests use which are to run again; they are freed behind those."""
+        memory = self._state.memory
+        used = {ref.slot: ref for work in again for ref in named_buffers(work.message).values()}
+        return [ref for ref in used.values() if memory.revive(ref) and memory.is_live(ref)]
+
+    def _lose_all(self, cause: str) -> None:
+        mailbox = self._state.mailbox
+        self._state.memory.lose_all()
+        lost = ContextLost(status="context lost", detail=cause)
+        for envelope in mailbox.take(len(mailbox), 0.0):
+            self.settle(envelope, None, lost)
 
     def _answer_for_lost_thread(self, cause: str, current: Envelope | None, waiting: list[Envelope]) -> None:
         """Answer what may still be writing, and leave the others to the service's end.
@@ -157,54 +170,27 @@ class CudnnActor(MemoryActor):
         On the supervisor's thread. The memory table and the engine are the lost thread's: they stay as they
         are.
         """
-        running = [] if self._executor is None else [work.envelope for work in self._executor.unfinished()]
-        if current is not None and all(current is not envelope for envelope in running):
-            running.append(current)
         ended: list[Envelope] = []
-        for envelope in running:
-            if footprint(envelope.message, self._state.lowered).writes:
+        for work in self._running(current):
+            if footprint(work.message, self._state.lowered).writes:
                 why = "its thread has not ended and may still write"
-                error = OutcomeUnknown(request_id=envelope.number, cause=cause, why=why)
-                self.settle(envelope, None, error)
+                error = OutcomeUnknown(request_id=work.number, cause=cause, why=why)
+                self.settle(work.envelope, None, error)
             else:
-                ended.append(envelope)
-        self._state.mailbox.restore([*ended, *waiting])
-        if self._planner is not None:
-            self._planner.close(wait=False)
-
-    def _judge(self, running: list[Envelope], interruption: Interruption) -> list[Envelope]:
-        """Answer those that cannot run again; returns the others, in order."""
-        again = []
-        for envelope, error in interruption.judge_all(running):
-            if error is None:
-                again.append(envelope)
-            else:
-                self.settle(envelope, None, error)
-        return again
-
-    def _tear_unclaimed(self, lost: Sequence[Work], interruption: Interruption) -> None:
-        """End the buffers that were being allocated: nobody has received their references."""
-        for work in lost:
-            if isinstance(work.reply, BufferRef):
-                interruption.tear(work.reply)
-        filling = self._filling
-        if filling is not None:
-            interruption.tear(filling)
-
-    def _close(self, *, wait: bool) -> None:
-        if self._planner is not None:
-            self._planner.close(wait=wait)
-        self._close_engine()
+                ended.append(work.envelope)
+        self._state.mailbox.restore([*ended, *self._broker.take_waiting(), *waiting])
+        self._runner.abandon_builds()
 
     def on_late_end(self) -> None:
         """Close the engine."""
-        self._close(wait=False)
+        self._runner.close(wait=False)
 
     def working_since(self) -> float | None:
         """Since when the message in work, the device or the build thread has not got on; the oldest."""
-        mine, planner = super().working_since(), self._planner
-        built = None if planner is None else planner.working_since()
-        return min((since for since in (mine, built) if since is not None), default=None)
+        mine, runs = self.busy_since, self._runner.working_since()
+        if mine is None or runs is None:
+            return runs if mine is None else mine
+        return min(mine, runs)
 
     def progress(self) -> Progress:
         """How its work gets on. Any thread; never blocks."""
@@ -213,130 +199,136 @@ class CudnnActor(MemoryActor):
 
     def _build_hangs(self) -> bool:
         """Whether it is for the build thread that this actor was given up."""
-        since = None if self._planner is None else self._planner.working_since()
+        since = self._runner.builds_since()
         return self.abandoned.is_set() and since is not None and since == self.working_since()
-
-    @property
-    def _digest_in_work(self) -> str | None:
-        return None if self._planner is None else self._planner.digest_in_work
 
     def _blame_build(self, digest: str | None, cause: str) -> None:
         """Note which graph's build ended this incarnation: the second time it is quarantined."""
         if digest is not None:
             self._state.blame_build(digest, cause)
 
-    # Messages that wait for something else than their turn.
+    # Turns.
 
     def defers(self, envelope: Envelope) -> Callable[[], None] | None:
         """Whether a message must wait for a plan, or behind one that does."""
-        return None if self._deferred is None else self._deferred.defers(envelope)
+        return self._runner.defers(envelope)
 
     def take_deferred(self) -> list[Envelope]:
         """What was deferred, in order: it has not started."""
-        return [] if self._deferred is None else self._deferred.clear()
+        return self._runner.take_deferred()
+
+    def on_batch_end(self) -> None:
+        """Put one fence behind all that the batch enqueued."""
+        self._work = None  # nothing of a batch outlives its turn
+        self._runner.fence()
 
     def poll(self) -> float | None:
         """Look after builds, those who wait for them, and the device."""
-        deferred = self._deferred
-        if deferred is not None:
-            self._look_after(deferred)
-        pause = super().poll()
-        return 0.0 if deferred is not None and deferred.may_resume else pause
-
-    def _look_after(self, deferred: DeferredWork) -> None:
-        assert self._planner is not None
-        if self._planner.has_results:
-            self.busy_since = time.monotonic()  # taking their workspace may wait for the device
-            self._planner.collect()
-            self.busy_since = None
-        if deferred.may_resume:
+        runner = self._runner
+        runner.collect_builds()
+        if runner.may_resume:
             for _ in range(self.batch_limit):
-                if not self.resume(deferred.take):
+                if not self.resume(runner.next_resumed):
                     break
             self.on_batch_end()
             self.flush()
+        pause = runner.settle()
+        if self._broker.has_drains:
+            self._broker.settle_drains()
+            self.flush()
+        return 0.0 if runner.may_resume else pause
 
     # Messages.
 
-    def on_receive(self, message: Any) -> Any:
-        """Answer one message. Raises what the caller is to get."""
-        handler = self._handlers.get(type(message))
-        if handler is None:
-            raise not_a_message(message)
-        if self._faults.scripted:
-            self._faults.meet(message)
-        return handler(message)
+    def on_receive(self, message: Any) -> Any:  # noqa: ARG002
+        """Answer the message in work. Raises what its caller is to get."""
+        envelope = self.current
+        assert envelope is not None, "a message is handled in its turn"
+        return self._take_up_work(envelope, injected=False)
 
-    def _compute(self, message: Compute) -> Any:
-        seen = self._state.seen(message)
-        bound = seen.bound
-        if bound is None or bound.ends != self._memory.ends:
-            bound = seen.bound = self._bind(message, seen.lowered)
-        plan = self._plan(seen.lowered, self._found())
-        executor = self._engine
-        if executor.synchronous and self._plans.last_run_ns(plan.tag) > _LONG_RUN_NS:
-            self.flush()
-        buffers = [slot.binding for slot in bound.slots]  # `_bind` saw to it, and none has ended since
-        for place, spec in seen.lowered.views:
-            buffers[place] = executor.bind(bound.slots[place], spec)
-        execute = executor.engine.execute
+    def _take_up_work(self, envelope: Envelope, *, injected: bool) -> Any:
+        broker = self._broker
+        work = self._work = broker.take_up(envelope, injected=injected)
+        if work is None:
+            return self._without_work(envelope)
         try:
-            return self._run_engine(plan.tag, bound.slots, execute, plan, buffers, bound.scalars)
-        except ExecutionFailed as error:
-            raise reproducible(error, seen.lowered.graph) from error
+            self._runner.arm(work)
+            if work.injects:
+                self._runner.inject(type(work.message).__name__.lower())
+                return self._take_up_work(envelope, injected=True)
+            return self._ways[type(work.request)](work)
+        except Crash:
+            raise  # the last act judges it
+        except Exception:
+            if self._work is work:
+                broker.end_unreceived(work)
+            raise
 
-    def _bind(self, message: Compute, lowered: Lowered) -> Bound:
-        """What a message runs on. Raises `StaleBufferError`, `InvalidRequest`."""
-        ends = self._memory.ends
-        slots = [self._memory.resolve(getattr(message, name), name) for name in lowered.buffers]
-        check_no_overlap(lowered, slots)
-        for slot in slots:
-            self._engine.binding(slot)
-        return Bound(ends, slots, [float(getattr(message, name)) for name in lowered.scalars])
-
-    def _found(self) -> Outcome | None:
-        """The request's plan, where it was looked up before it started."""
-        assert self.current is not None
-        return None if self._deferred is None else self._deferred.found_for(self.current)
-
-    def _plan(self, lowered: Lowered, known: Outcome | None = None) -> Plan:
-        assert self.current is not None
-        if (error := self._state.why_quarantined(lowered, self.current.number)) is not None:
-            raise error
-        if self._faults.scripted:
-            self._faults.reject(self._engine.engine.name, lowered)
-        if known is None:
-            assert self._planner is not None
-            return self._planner.here(lowered.graph)
-        if isinstance(known, CudnnActorError):
-            raise known.again()
-        return known
-
-    def _warm(self, message: Warm) -> int:
-        check_warm(message)
-        graphs = [self._state.lowered(request) for request in message.messages]
-        wanted = {lowered.graph.digest(): lowered for lowered in graphs}
-        assert self.current is not None
-        outcomes = {} if self._deferred is None else self._deferred.warmed_for(self.current)
-        self._faults.strike("warm")
-        built = 0
-        for digest, lowered in wanted.items():
-            known = outcomes.get(digest)
-            if known is not None or digest not in self._plans:
-                self.busy_since = time.monotonic()  # each build is progress
-                with contextlib.suppress(UnsupportedGraph, OutOfMemory, QuarantinedRequest):
-                    self._plan(lowered, known)
-                    built += 1
-        return built
-
-    def _drain(self, _: Drain) -> Any:
-        assert self.current is not None
-        self._faults.strike("drain")
-        if not self._engine.busy:
-            return None
-        # Late, so that it is answered behind all whose answers are late.
-        self._engine.defer(Work(self.current, "drain", (), late=lambda: None))
+    def _without_work(self, envelope: Envelope) -> Any:
+        """A message that the broker has answered, or that has waited for an arena, which is there by now."""
+        for waiting in self._broker.take_awaiting():
+            assert waiting is envelope, "an arena is made while its allocation is in work"
+            return self._take_up_work(envelope, injected=True)
         return DEFERRED
+
+    def _compute(self, work: Work) -> Any:
+        assert work.seen is not None
+        return self._runner.compute(work, work.seen, work.envelope)
+
+    def _note_build(self) -> None:
+        self.busy_since = time.monotonic()  # each build is progress
+
+    # As the host of the broker.
+
+    def waits_for(self, number: int) -> bool:
+        """Whether any work is unfinished that was sent before this number."""
+        if not self._runner.is_open:
+            return False
+        return any(one.task.number < number for one in self._runner.executor.unfinished())
+
+    def create_arena(self, number: int, nbytes: int) -> None:
+        """Have the engine make an arena, now. Raises `Crash`."""
+        broker = self._broker
+        try:
+            descriptor = self._runner.executor.create_arena(number, nbytes)
+        except CudnnActorError as error:
+            broker.arena_refused(error)
+            return
+        if self.lost:
+            os.close(descriptor)
+            raise Crash("came back after it had been given up")
+        try:
+            broker.arena_made(descriptor)
+        except ServiceStopped:  # it has been given up since
+            os.close(descriptor)
+            raise
+
+    def drop_arena(self, number: int) -> None:
+        """Have the engine forget an arena; one that has died forgets all when it is closed."""
+        if not self._crashed:
+            self._runner.executor.drop_arena(number)
+
+    # As the host of the runner.
+
+    def proof(self, task: Work, tag: str, now_ns: int) -> Receipt:
+        """A receipt."""
+        envelope = task.envelope
+        started_ns = envelope.started_ns
+        return Receipt(
+            request_id=envelope.number,
+            generation=self._generation,
+            plan=tag,
+            queue_us=(started_ns - envelope.admitted_ns) / 1e3,
+            run_us=(now_ns - started_ns) / 1e3,
+        )
+
+    def answer(self, task: Work, value: Any) -> None:
+        """Give an answer."""
+        self.settle_together(task.envelope, value)
+
+    def refuse(self, task: Work, error: Exception) -> None:
+        """Give an error."""
+        self._answer_error(task.envelope, error)
 
 
 def _cause(error: BaseException) -> str:

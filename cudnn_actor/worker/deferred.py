@@ -14,7 +14,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.checks import check_no_overlap, check_warm
 from cudnn_actor.broker.footprints import compute_footprint, memory_footprint, named_buffers
 from cudnn_actor.broker.hazards import NOTHING, Entry, Footprint, HazardQueue
@@ -32,10 +31,10 @@ Defer = Callable[[], None]
 class _Waiting:
     """A message that is deferred, and what its plans have come to."""
 
-    __slots__ = ("envelope", "lowered", "missing", "outcomes")
+    __slots__ = ("item", "lowered", "missing", "outcomes")
 
-    def __init__(self, envelope: Envelope, lowered: Lowered | None = None) -> None:
-        self.envelope = envelope
+    def __init__(self, item: Any, lowered: Lowered | None = None) -> None:
+        self.item = item
         self.lowered = lowered
         self.missing = 0
         self.outcomes: dict[str, Outcome] = {}
@@ -57,36 +56,36 @@ class DeferredWork:
         self._planner = planner
         self._cache = planner.cache
         self._hazards: HazardQueue[_Waiting] = HazardQueue()
-        self._found: tuple[Envelope, Outcome] | None = None
-        self._warmed: tuple[Envelope, dict[str, Outcome]] | None = None
+        self._found: tuple[Any, Outcome] | None = None
+        self._warmed: tuple[Any, dict[str, Outcome]] | None = None
 
-    def found_for(self, envelope: Envelope) -> Outcome | None:
+    def found_for(self, item: Any) -> Outcome | None:
         """The plan of the request about to run, when it has been looked up; once."""
         found, self._found = self._found, None
-        return found[1] if found is not None and found[0] is envelope else None
+        return found[1] if found is not None and found[0] is item else None
 
-    def warmed_for(self, envelope: Envelope) -> dict[str, Outcome]:
+    def warmed_for(self, item: Any) -> dict[str, Outcome]:
         """What has come of the graphs, by their digests, that a `Warm` about to be answered has had built."""
         warmed, self._warmed = self._warmed, None
-        return warmed[1] if warmed is not None and warmed[0] is envelope else {}
+        return warmed[1] if warmed is not None and warmed[0] is item else {}
 
     # Going in.
 
-    def defers(self, envelope: Envelope) -> Defer | None:
+    def defers(self, item: Any) -> Defer | None:
         """What defers a message that must wait, None for one that can start. See `Actor.defers`."""
-        message = envelope.message
+        message = item.message
         kind = type(message)
         if kind in COMPUTE:
-            return self._for_compute(envelope, message)
+            return self._for_compute(item, message)
         if kind is Warm:
-            return self._for_warm(envelope, message)
+            return self._for_warm(item, message)
         if not self._hazards:
             return None
         if kind is Drain:
-            return functools.partial(self._behind_all, _Waiting(envelope))
-        return self._for_memory(envelope, message)
+            return functools.partial(self._behind_all, _Waiting(item))
+        return self._for_memory(item, message)
 
-    def _for_memory(self, envelope: Envelope, message: Any) -> Defer | None:
+    def _for_memory(self, item: Any, message: Any) -> Defer | None:
         try:
             for ref in named_buffers(message).values():
                 self._state.memory.resolve(ref)
@@ -94,33 +93,33 @@ class DeferredWork:
         except Exception:  # noqa: BLE001 - it is started, and told what is wrong with it
             return None
         if self._hazards.conflicts(footprint):
-            return functools.partial(self._behind, _Waiting(envelope), footprint)
+            return functools.partial(self._behind, _Waiting(item), footprint)
         return None
 
-    def _for_compute(self, envelope: Envelope, message: Compute) -> Defer | None:
+    def _for_compute(self, item: Any, message: Compute) -> Defer | None:
         try:
             lowered = self._state.lowered(message)
         except Exception:  # noqa: BLE001 - as above
             return None
         known = self._cache.find(lowered.graph.digest())
         if known is None or self._hazards:
-            return self._for_slow_compute(envelope, message, lowered, known)
-        self._found = envelope, known
+            return self._for_slow_compute(item, message, lowered, known)
+        self._found = item, known
         return None
 
     def _for_slow_compute(
-        self, envelope: Envelope, message: Compute, lowered: Lowered, known: Outcome | None
+        self, item: Any, message: Compute, lowered: Lowered, known: Outcome | None
     ) -> Defer | None:
         if lowered.graph.digest() in self._state.quarantined or not self._is_valid(message, lowered):
             return None
         footprint = compute_footprint(message, lowered)
-        waiting = _Waiting(envelope, lowered)
+        waiting = _Waiting(item, lowered)
         if known is None:
             return functools.partial(self._for_plans, waiting, footprint, [lowered.graph], [])
         if self._hazards.conflicts(footprint):
             waiting.outcomes[lowered.graph.digest()] = known
             return functools.partial(self._behind, waiting, footprint)
-        self._found = envelope, known
+        self._found = item, known
         return None
 
     def _is_valid(self, message: Compute, lowered: Lowered) -> bool:
@@ -131,7 +130,7 @@ class DeferredWork:
             return False
         return True
 
-    def _for_warm(self, envelope: Envelope, message: Warm) -> Defer | None:
+    def _for_warm(self, item: Any, message: Warm) -> Defer | None:
         try:
             check_warm(message)
             graphs = [self._state.lowered(request).graph for request in message.messages]
@@ -142,7 +141,7 @@ class DeferredWork:
         untuned = [graph for digest, graph in wanted.items() if self._planner.wants_tuning(digest)]
         if not missing and not untuned:
             return None
-        return functools.partial(self._for_plans, _Waiting(envelope), NOTHING, missing, untuned)
+        return functools.partial(self._for_plans, _Waiting(item), NOTHING, missing, untuned)
 
     # Deferring.
 
@@ -188,7 +187,7 @@ class DeferredWork:
         """Whether any of those that are deferred can start now."""
         return bool(self._hazards) and self._hazards.may_run()
 
-    def take(self) -> Envelope | None:
+    def take(self) -> Any:
         """The next message that can start; None where there is none."""
         waiting = self._hazards.take()
         if waiting is None:
@@ -196,13 +195,13 @@ class DeferredWork:
         self._count()
         if waiting.lowered is not None:
             outcome = waiting.outcomes[waiting.lowered.graph.digest()]
-            self._found = waiting.envelope, outcome
+            self._found = waiting.item, outcome
         elif waiting.outcomes:
-            self._warmed = waiting.envelope, waiting.outcomes
-        return waiting.envelope
+            self._warmed = waiting.item, waiting.outcomes
+        return waiting.item
 
-    def clear(self) -> list[Envelope]:
+    def clear(self) -> list[Any]:
         """Give all of them up, in order."""
         waiting: list[Any] = self._hazards.clear()
         self._count()
-        return [one.envelope for one in waiting]
+        return [one.item for one in waiting]

@@ -8,43 +8,41 @@ that freeing one does not hand its bytes to somebody else.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from cudnn_actor.actors import Crash, Envelope
+from cudnn_actor.actors import DEFERRED, Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Binding, ContextDead, Engine, EngineFailure, Fence, Plan, StickyError
 from cudnn_actor.engines.support import kind_of
 from cudnn_actor.memory import Memory, Slot
-from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, OutOfMemory, ServiceStopped
+from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.reproduction import token
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["RECEIPT", "Executor", "Work", "reproducible"]
+__all__ = ["LATER", "RECEIPT", "Enqueued", "Executor", "reproducible"]
 
 log = Log("cudnn_actor")
 
-_IDLE_ARENAS = 1
-"""Empty arenas kept for the next allocation; the others go back to the system."""
-
-
 RECEIPT: Final = object()
 """The reply of most work: a receipt for its tag, made when it has finished."""
+LATER: Final = DEFERRED
+"""In place of an answer: it comes when the device has come by."""
+
+T = TypeVar("T")
 
 
-class Work(NamedTuple):
-    """A request that the engine has enqueued and whose fence is still to come.
+class Enqueued(NamedTuple, Generic[T]):
+    """A task that the engine has enqueued and whose fence is still to come.
 
     Its answer is `reply`; or what `late` gives, which is called once the fence has passed, also when nobody
     waits for it any more: what it raises is the request's own error.
     """
 
-    envelope: Envelope
+    task: T
     tag: str
     slots: Sequence[Slot]
     reply: Any = RECEIPT
@@ -58,7 +56,7 @@ def reproducible(error: CudnnActorError, graph: OperationGraph) -> CudnnActorErr
     return ExecutionFailed(status=error.status, detail=error.detail, plan=error.plan, reproduce=token(graph))
 
 
-class Executor:
+class Executor(Generic[T]):
     """One incarnation's engine and the memory that it maps. One thread's own.
 
     Parameters
@@ -75,13 +73,11 @@ class Executor:
         self.progress_s = 0.0
         """When the device last got on, in `time.monotonic()` seconds; while work is fenced."""
         self._memory = memory
-        self._unfenced: list[Work] = []
-        self._fenced: deque[tuple[Fence, list[Work]]] = deque()
-        self._passed: deque[Work] = deque()
+        self._unfenced: list[Enqueued[T]] = []
+        self._fenced: deque[tuple[Fence, list[Enqueued[T]]]] = deque()
+        self._passed: deque[Enqueued[T]] = deque()
         """Finished work that is not to be answered yet: the first is late, and all others wait for it."""
-        self._done: deque[Work] = deque()
-        self._freed: dict[int, BufferRef] = {}
-        """Buffers by their slots that were freed while unfinished work held their bytes."""
+        self._done: deque[Enqueued[T]] = deque()
 
     def open(self) -> None:
         """Open the engine and map the memory that earlier incarnations left."""
@@ -146,19 +142,6 @@ class Executor:
         """The engine's handle on a buffer, seen in other dims than its own."""
         return self.engine.bind(slot.arena.number, slot.offset, spec)
 
-    def allocate(self, spec: TensorSpec) -> BufferRef:
-        """A new buffer, in a new arena if need be. Raises `OutOfMemory`; nothing has changed then."""
-        if not self._memory.room_for(spec):
-            number, nbytes = self._memory.next_arena(spec)
-            self._drop(self._memory.arenas_to_drop(nbytes))
-            fd = self.create_arena(number, nbytes)
-            try:
-                self._memory.add_arena(number, nbytes, fd)
-            except ServiceStopped:  # it was given up meanwhile
-                os.close(fd)
-                raise
-        return self._memory.allocate(spec)
-
     def create_arena(self, number: int, nbytes: int) -> int:
         """Have the engine take memory; its descriptor is the caller's. Raises `OutOfMemory`, `Crash`."""
         try:
@@ -169,23 +152,13 @@ class Executor:
         except Exception as error:
             raise self.diagnose(error, "arena") from error
 
-    def free(self, ref: BufferRef) -> None:
-        """End a buffer, and give back what arenas that leaves empty, but for one."""
-        slot = self._memory.resolve(ref)
-        self._memory.free(ref)
-        if slot.users:
-            self._freed[slot.index] = ref
-        self._drop(self._memory.idle_arenas()[_IDLE_ARENAS:])
-
-    def _drop(self, arenas: Iterable[int]) -> None:
-        """Give idle arenas back. They stay idle meanwhile: only this thread places buffers in them."""
-        for number in arenas:
-            self.call("arena", self.engine.unmap_arena, number)
-            self._memory.drop_arena(number)
+    def drop_arena(self, number: int) -> None:
+        """Unmap an arena in which nothing lies."""
+        self.call("arena", self.engine.unmap_arena, number)
 
     # Unfinished work.
 
-    def defer(self, work: Work) -> None:
+    def defer(self, work: Enqueued[T]) -> None:
         """Note work that is enqueued, and hold its buffers until it has finished."""
         self._memory.hold_all(work.slots)
         self._unfenced.append(work)
@@ -236,13 +209,12 @@ class Executor:
             work = passed.popleft()
             self._release(work.slots)
             self._done.append(work)
-        self._forget_freed()
 
-    def take_done(self) -> Work | None:
+    def take_done(self) -> Enqueued[T] | None:
         """Work that has finished, in order, which the caller must answer; None when there is none left."""
         return self._done.popleft() if self._done else None
 
-    def first_late(self) -> Work | None:
+    def first_late(self) -> Enqueued[T] | None:
         """Finished work whose answer is to be called for. It holds its buffers until `take_late`."""
         return self._passed[0] if self._passed else None
 
@@ -253,30 +225,17 @@ class Executor:
 
     # The end.
 
-    def revive_freed(self) -> list[BufferRef]:
-        """Undo the frees of buffers that unfinished work holds: it may have to run again. Before `forget`.
-
-        The caller sees to it that they are freed anew behind it.
-        """
-        freed, self._freed = self._freed, {}
-        return [ref for ref in freed.values() if self._memory.revive(ref)]
-
-    def unfinished(self) -> list[Work]:
+    def unfinished(self) -> list[Enqueued[T]]:
         """What has not finished, or has no answer, in order."""
         return [*self._passed, *(work for _, batch in self._fenced for work in batch), *self._unfenced]
 
-    def forget(self) -> list[Work]:
+    def forget(self) -> list[Enqueued[T]]:
         """Give up on what is unfinished: hold no buffers for it. Returns it, in order."""
         lost = self.unfinished()
         self._unfenced, self._fenced, self._passed = [], deque(), deque()
         for work in lost:
             self._release(work.slots)
         return lost
-
-    def _forget_freed(self) -> None:
-        """Drop the note of a free whose bytes nobody holds any more: there is nothing left to undo."""
-        if self._freed:
-            self._freed = {slot: ref for slot, ref in self._freed.items() if self._memory.is_withheld(ref)}
 
     def _release(self, slots: Sequence[Slot]) -> None:
         self._memory.release_all(slots)

@@ -6,53 +6,50 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import ContextDead
 from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
 from cudnn_actor.protocol.lowering import Lowered
-from cudnn_actor.protocol.messages import Message
-from cudnn_actor.supervision import Fault, FaultRule, FaultSource
+from cudnn_actor.supervision import Fault, FaultRule
 
-__all__ = ["Injection"]
+__all__ = ["Injection", "fail_start"]
 
 log = Log("cudnn_actor")
 
 
+def fail_start() -> NoReturn:
+    """Fail a start as a fault plan says. Raises `Crash`."""
+    log.info("fault.injected", fault=Fault.CRASH_IN_START.value, plan="start")
+    raise Crash("injected crash in start")
+
+
 class Injection:
-    """The faults of one incarnation. On the actor's thread.
+    """The faults of one incarnation. One thread's.
 
     Parameters
     ----------
-    faults
-        The service's injector, which counts over all incarnations; None for no faults.
     flush
-        Delivers the replies so far, before a fault that takes long.
+        Delivers the answers so far, before a fault that takes long.
     abandoned
-        Set when a supervisor gives the actor up: ends an injected hang.
+        Set when its actor is given up: ends an injected hang.
     """
 
-    def __init__(
-        self, faults: FaultSource | None, flush: Callable[[], None], abandoned: threading.Event
-    ) -> None:
-        self._faults = faults
-        self.scripted = faults is not None
-        """Whether any fault is; where none is, nothing need be asked of this."""
+    def __init__(self, flush: Callable[[], None], abandoned: threading.Event) -> None:
         self._flush = flush
         self._abandoned = abandoned
         self._rule: FaultRule | None = None
 
-    def start(self) -> None:
-        """A start. Raises `Crash` where one was scripted."""
-        if self._faults is not None and self._faults.on_start() is not None:
-            log.info("fault.injected", fault=Fault.CRASH_IN_START.value, plan="start")
-            raise Crash("injected crash in start")
+    @property
+    def is_armed(self) -> bool:
+        """Whether anything is to befall the request in work; where nothing is, no more need be asked."""
+        return self._rule is not None
 
-    def meet(self, message: Message) -> None:
-        """Look up what is to befall a message; `strike` and `reject` carry it out."""
-        if self._faults is not None and not message.control:
-            self._rule = self._faults.on_message(type(message).__name__)
+    def arm(self, rule: FaultRule | None) -> None:
+        """Set what is to befall the request that is about to run; `inject` and `reject` carry it out."""
+        self._rule = rule
 
     def reject(self, engine: str, lowered: Lowered) -> None:
         """The place where a plan is built. Raises `UnsupportedGraph` where that was scripted."""
@@ -62,7 +59,7 @@ class Injection:
             digest = lowered.graph.digest()
             raise UnsupportedGraph(engine=engine, digest=digest, detail="injected: rejected at build")
 
-    def strike(self, tag: str) -> None:
+    def inject(self, tag: str) -> None:
         """The place where the engine runs. Raises, hangs or waits as was scripted for this message."""
         rule = self._rule
         if rule is None or rule.fault is Fault.REJECT_BUILD:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
@@ -73,7 +74,7 @@ class Planner:
     """
 
     def __init__(
-        self, executor: Executor, cache: PlanCache, state: ServiceState, nudge: Callable[[], None]
+        self, executor: Executor[Any], cache: PlanCache, state: ServiceState, nudge: Callable[[], None]
     ) -> None:
         self.cache = cache
         self._executor = executor

@@ -68,7 +68,7 @@ class Dispatcher(Mailbox):
 
     def __init__(self, capacity: int = 1024) -> None:
         super().__init__(capacity)
-        self.strike_bell: Callable[[], Any] = bool
+        self.wake_monitor: Callable[[], Any] = bool
         """Wakes the monitor's thread for a look around, in one call of C. Where there is none, the next one
         begins with a turn."""
         self.begun: Callable[[], int] = _none_begun
@@ -115,7 +115,7 @@ class Dispatcher(Mailbox):
             if self._afterwards:
                 # Sent by a finalizer, or a handler, amid a step of this very thread's, which is no place for
                 # a turn: it may be looking through the messages. Whoever is inside admits it on the way out.
-                self.strike_bell()
+                self.wake_monitor()
             elif link is None:
                 self.turn()
             else:
@@ -123,7 +123,7 @@ class Dispatcher(Mailbox):
         except (ActorStopped, MailboxFull, ReentrantAsk):
             raise
         except BaseException:
-            self.strike_bell()  # one step from the exception on: what was admitted is sent by the monitor
+            self.wake_monitor()  # one step from the exception on: what was admitted is sent by the monitor
             raise
 
     def waiting_elsewhere(self) -> int:
@@ -183,7 +183,7 @@ class Dispatcher(Mailbox):
                 if self._waiting:
                     self._waiting[0].release()
                 else:
-                    self.strike_bell()
+                    self.wake_monitor()
             except RuntimeError:  # it has been told
                 pass
             raise
@@ -310,7 +310,7 @@ class Dispatcher(Mailbox):
 
     def ring_monitor(self) -> None:
         """Wake the monitor's thread, for a look around. Any thread; never blocks."""
-        self.strike_bell()
+        self.wake_monitor()
 
     def condemn(self, why: str) -> None:
         """Have nothing more to do with the present worker, and tell the monitor. With the host held."""
@@ -456,7 +456,7 @@ class Dispatcher(Mailbox):
         self._taken = False  # another thread may have had it
         self._waiting = []
         self.channel = self._stop = self._here = None
-        self.strike_bell, self.on_stop_asked = bool, _nothing
+        self.wake_monitor, self.on_stop_asked = bool, _nothing
         self.begun = _none_begun
         self._outbox.clear()  # answered in the parent
         self._loops_to_wake.clear()
@@ -465,7 +465,7 @@ class Dispatcher(Mailbox):
 
     def forget_loops(self) -> None:
         """Let go of every event loop, and of the last monitor's bell: the service has ended."""
-        self.strike_bell = bool
+        self.wake_monitor = bool
         for bridge in tuple(self._links):
             if (link := self._links.pop(bridge, None)) is not None:
                 link.follow_soon()
@@ -510,7 +510,7 @@ class _Link:
                 self._follow()
             self._dispatcher.turn(self._bridge)
         except BaseException:
-            self._dispatcher.strike_bell()  # one step from the exception on
+            self._dispatcher.wake_monitor()  # one step from the exception on
             raise
 
     def reads(self, channel: Channel | None) -> bool:

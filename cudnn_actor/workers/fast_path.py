@@ -180,7 +180,7 @@ def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> Any:
         if not seen.noted:
             host.note_plan(seen)
         return host.receipt(request.envelope, answer)
-    if type(answer) is Given and type(request.message) is Ping and not request.strikes:
+    if type(answer) is Given and type(request.message) is Ping and not request.injects:
         try:
             value = decode_reply(answer.body)
         except MalformedMessage:

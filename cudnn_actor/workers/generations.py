@@ -5,7 +5,7 @@ it means. The answers are records in an anonymous file that both have mapped, on
 costs no message:
 
 ====================  =======================================================================================
-header, 64 bytes      `ends`: how often any record has been vacated
+header, 64 bytes      `epoch`: how often any record has been vacated
 record, 32 bytes      generation (0: nobody's), arena, offset in bytes, size in bytes
 ====================  =======================================================================================
 
@@ -149,7 +149,7 @@ class GenerationView:
         return self._capacity
 
     @property
-    def ends(self) -> int:
+    def epoch(self) -> int:
         """How many buffers have ended: while it is the same, whatever was found still is so."""
         return self._words[_ENDS]
 

@@ -156,7 +156,7 @@ class WorkerMonitor(Actor):
 
     def on_start(self) -> None:
         """Take the standby, or start a worker and wait until it is ready. Raises `Crash`."""
-        self._dispatcher.strike_bell = self._bell.strike
+        self._dispatcher.wake_monitor = self._bell.wake_call
         faults = self._state.faults
         fails = faults is not None and faults.on_start() is not None
         if fails:
@@ -331,7 +331,7 @@ class WorkerMonitor(Actor):
             source.hear_standby(host, ring)  # first: one that has died is to be followed by another
             pause_s = source.tend(host, time.monotonic(), ring)
             source.warm(host)
-            source.bury_the_dead(host)
+            source.reap(host)
         return pause_s
 
     def _ring_whoever_monitors(self) -> None:

@@ -155,7 +155,7 @@ class Source:
         try:
             recipe, generations = self._own_copies()
         except OSError as error:
-            return self._bury(f"it could not be started: {error}", now)
+            return self._note_death(f"it could not be started: {error}", now)
         self._begin(functools.partial(self._launch_standby, recipe, generations), ring)
         return None
 
@@ -213,11 +213,11 @@ class Source:
                 except OSError as error:
                     self.let_die(worker, PendingReclaim())  # it has never had a request: it writes nothing
                     why = f"it could not be given the memory: {error}"
-                    self._bury(why, time.monotonic(), pid=worker.pid)
+                    self._note_death(why, time.monotonic(), pid=worker.pid)
                 else:
                     self.standby = host.standby = worker
             case lost:
-                self._bury(lost.why, time.monotonic(), pid=lost.pid)
+                self._note_death(lost.why, time.monotonic(), pid=lost.pid)
 
     def hear_standby(self, host: WorkerHost, ring: Callable[[], None]) -> None:
         """Take what the standby says, and see whether it lives. Never blocks. With the host held."""
@@ -276,7 +276,7 @@ class Source:
 
         self._begin(end, ring)  # there is no other job: that of its own start is done, and no other is due
 
-    def _bury(self, why: str, now: float, pid: int | None = None) -> float:
+    def _note_death(self, why: str, now: float, pid: int | None = None) -> float:
         self._deaths += 1
         pause_s = _PAUSES.delay(self._deaths, 0.0)
         self._next_at = now + pause_s
@@ -291,7 +291,7 @@ class Source:
         worker.channel.close()
         self.dying.append(Dead(worker, pending))
 
-    def bury_the_dead(self, host: WorkerHost) -> None:
+    def reap(self, host: WorkerHost) -> None:
         """Give back what those had that have gone by now. With the host held."""
         for dead in tuple(self.dying):
             if dead.worker.child.wait(0.0):

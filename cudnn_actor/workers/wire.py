@@ -54,6 +54,7 @@ __all__ = [
     "FromWorker",
     "Given",
     "Hello",
+    "InjectFault",
     "Internal",
     "InternalDone",
     "Logged",
@@ -67,7 +68,6 @@ __all__ = [
     "Requests",
     "Staged",
     "Stop",
-    "Strike",
     "UnmapArena",
     "UnmapStage",
     "WriteStaged",
@@ -108,7 +108,7 @@ class ReadStaged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     values: Staged
 
 
-class Strike(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+class InjectFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """Let a scripted fault befall a message that the parent answers itself; `tag` is the log line's plan."""
 
     control = False
@@ -126,7 +126,7 @@ Asked = (
     | Warm
     | WriteStaged
     | ReadStaged
-    | Strike
+    | InjectFault
 )
 """Messages that a worker answers."""
 

@@ -174,7 +174,7 @@ class Bell:
     def __init__(self) -> None:
         self._open: _Eventfd | None = _Eventfd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self.descriptor = self._open.number
-        self.strike: Callable[[], Any] = self._open.strike()
+        self.wake_call: Callable[[], Any] = self._open.wake_call()
         """What `ring` does, in one call of C, for `actors.interrupts`."""
         forks.watch(self)
 
@@ -184,7 +184,7 @@ class Bell:
 
     def ring(self) -> None:
         """Wake the waiter, now or when it waits next. Any thread; harmless after the end."""
-        self.strike()
+        self.wake_call()
 
     def quiet(self) -> None:
         """Take back what was rung. Harmless after the end."""
@@ -195,7 +195,7 @@ class Bell:
 
     def close(self) -> None:
         """End it. Idempotent."""
-        self._open, self.strike = None, bool
+        self._open, self.wake_call = None, bool
 
 
 class _Eventfd:
@@ -213,7 +213,7 @@ class _Eventfd:
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def strike(self) -> Callable[[], Any]:
+    def wake_call(self) -> Callable[[], Any]:
         """What writes to it, and keeps it open for as long as it is held, or runs."""
         write = functools.partial(os.eventfd_write, self.number, 1)
         vars(write)["keeps"] = self

@@ -71,6 +71,7 @@ from cudnn_actor.workers.wire import (
     FromParent,
     FromWorker,
     Given,
+    InjectFault,
     InternalDone,
     Logged,
     MapArena,
@@ -80,7 +81,6 @@ from cudnn_actor.workers.wire import (
     Request,
     Requests,
     Staged,
-    Strike,
     UnmapArena,
     UnmapStage,
     WriteStaged,
@@ -260,11 +260,11 @@ class WorkerHost:
 
     # Handing over.
 
-    def take_up(self, envelope: Envelope, *, struck: bool = False) -> None:
-        """Start a message: answer it, or hand it over. `struck`: its fault, if it had one, has been done."""
+    def take_up(self, envelope: Envelope, *, injected: bool = False) -> None:
+        """Start a message: answer it, or hand it over. `injected`: its fault has been done."""
         work = None
         try:
-            work = self.broker.start(envelope, struck=struck)
+            work = self.broker.start(envelope, injected=injected)
             if work is not None:
                 self._run(work)
         except Exception as error:  # noqa: BLE001 - the answer to this one message
@@ -274,8 +274,8 @@ class WorkerHost:
 
     def _run(self, request: WorkerRequest) -> None:
         kind = type(request.message)
-        if request.strikes:
-            request.body = encode_message(Strike(tag=kind.__name__.lower()))
+        if request.injects:
+            request.body = encode_message(InjectFault(tag=kind.__name__.lower()))
             self.hand(request)
         elif kind is Download:
             self._read(request)
@@ -484,7 +484,7 @@ class WorkerHost:
             self._own_arena(*wanted)
         waiting = self.broker.take_awaiting()
         for envelope in waiting:
-            self.take_up(envelope, struck=True)
+            self.take_up(envelope, injected=True)
         if waiting:
             self.broker.settle_drains()
 
@@ -598,10 +598,10 @@ class WorkerHost:
         match answer:
             case Refused():
                 return self._error(answer)
-            case Given() if not request.strikes:
+            case Given() if not request.injects:
                 return self._given(answer, request.envelope)
-            case Done() if request.strikes or type(request.message) in _GIVEN:
-                asked = "Strike" if request.strikes else type(request.message).__name__
+            case Done() if request.injects or type(request.message) in _GIVEN:
+                asked = "InjectFault" if request.injects else type(request.message).__name__
                 raise Violation(f"it answered {asked} with a receipt")
             case Dropped() if not request.unwanted:
                 raise Violation(f"it dropped request {answer.number}, which nobody had withdrawn")
@@ -629,9 +629,9 @@ class WorkerHost:
             case Refused():
                 self._discharge(request, end_ref=True)
                 broker.fail(envelope, value)
-            case _ if request.strikes:
+            case _ if request.injects:
                 envelope.hand_back(begun=True)
-                self.take_up(envelope, struck=True)
+                self.take_up(envelope, injected=True)
             case Done():
                 try:
                     value = self._finished(request, answer)

@@ -67,17 +67,17 @@ def test_a_freed_buffer_that_nobody_holds_is_gone_at_once(mirrored: Mirrored) ->
     ref = mirrored.allocate(100)
     mirrored.table.free(ref)
     assert not mirrored.shows(ref)
-    assert mirrored.view.ends == 1
+    assert mirrored.view.epoch == 1
 
 
 def test_a_freed_buffer_that_is_held_is_shown_until_the_last_release(mirrored: Mirrored) -> None:
     ref, slot = mirrored.held()
     mirrored.table.free(ref)
     assert mirrored.shows(ref)
-    assert mirrored.view.ends == 0
+    assert mirrored.view.epoch == 0
     mirrored.table.release(slot)
     assert not mirrored.shows(ref)
-    assert mirrored.view.ends == 1
+    assert mirrored.view.epoch == 1
 
 
 @pytest.mark.parametrize("reason", [StaleReason.TORN, StaleReason.CONTEXT_LOST])
@@ -85,9 +85,9 @@ def test_a_torn_buffer_is_gone_at_once_and_once(mirrored: Mirrored, reason: Stal
     ref, slot = mirrored.held()
     mirrored.table.tear(slot, reason)
     assert not mirrored.shows(ref)
-    assert mirrored.view.ends == 1
+    assert mirrored.view.epoch == 1
     mirrored.table.release(slot)
-    assert mirrored.view.ends == 1
+    assert mirrored.view.epoch == 1
 
 
 def test_a_lost_context_takes_every_buffer_once(mirrored: Mirrored) -> None:
@@ -97,7 +97,7 @@ def test_a_lost_context_takes_every_buffer_once(mirrored: Mirrored) -> None:
     assert not mirrored.shows(held)
     assert not mirrored.shows(idle)
     mirrored.table.release(slot)
-    assert mirrored.view.ends == 2
+    assert mirrored.view.epoch == 2
 
 
 def test_a_revived_buffer_is_shown_as_ever(mirrored: Mirrored) -> None:
@@ -109,7 +109,7 @@ def test_a_revived_buffer_is_shown_as_ever(mirrored: Mirrored) -> None:
     assert mirrored.shows(ref)
     mirrored.table.free(ref)
     assert not mirrored.shows(ref)
-    assert mirrored.view.ends == 1
+    assert mirrored.view.epoch == 1
 
 
 def test_what_was_lent_is_shown_until_it_is_taken_back(mirrored: Mirrored) -> None:
@@ -140,9 +140,9 @@ def test_a_closed_table_shows_nothing_and_work_may_still_end() -> None:
     mirrored.table.tear(torn_slot)
     mirrored.table.close()
     assert not any(mirrored.shows(ref) for ref in (freed, torn, live, idle))
-    assert mirrored.view.ends == 4
+    assert mirrored.view.epoch == 4
     mirrored.table.close()
-    assert mirrored.view.ends == 4
+    assert mirrored.view.epoch == 4
     mirrored.close()
     for slot in (freed_slot, torn_slot, live_slot):
         mirrored.table.release(slot)
@@ -196,7 +196,7 @@ class MirroredMachine(MemoryMachine):
         if not hasattr(self, "table"):
             return
         super().teardown()
-        assert self.view.ends == len(self.known)
+        assert self.view.epoch == len(self.known)
         self.view.close()
         self.generations.close()
 
@@ -213,7 +213,7 @@ class MirroredMachine(MemoryMachine):
                 gone += 1
         for index in {buffer.ref.slot for buffer in self.known}:
             assert self.view.at(index) == shown.get(index, (0, 0, 0, 0))
-        assert self.view.ends == gone
+        assert self.view.epoch == gone
 
 
 TestMirroredMachine = MirroredMachine.TestCase

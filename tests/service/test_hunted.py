@@ -9,7 +9,6 @@ import weakref
 from typing import Any
 
 from cudnn_actor import Restarting
-from cudnn_actor.actors import Envelope
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
@@ -17,15 +16,15 @@ from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, Number, Rec
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.service.spawning import Spawning
-from cudnn_actor.worker.executor import Executor, Work
+from cudnn_actor.worker.executor import Enqueued, Executor
 
 from .rigs import AsynchronousEngine, Device, Trio, in_thread, seen, service_on, spawn_on
 from .workshops import BuildingEngine, Workshop
 
 
 def test_work_that_is_not_fenced_yet_is_no_device_that_hangs() -> None:
-    executor = Executor(AsynchronousEngine(Device()), MemoryTable("cpu"))
-    executor.defer(Work(Envelope("request"), "tag", ()))
+    executor: Executor[str] = Executor(AsynchronousEngine(Device()), MemoryTable("cpu"))
+    executor.defer(Enqueued("request", "tag", ()))
     assert executor.working_since() is None
     before = time.monotonic()
     executor.fence()

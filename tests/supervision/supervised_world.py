@@ -133,7 +133,7 @@ class World:
     ) -> tuple[Effect, ...]:
         """Do as the shell does: kill first, then have it decided anew."""
         for child in killed:
-            self._bury(child)
+            self._note_death(child)
         self.lost.add(lost)
         if isinstance(signal, TimerFired):
             self.timers[signal.key] = self.now  # as the state before it has it
@@ -158,7 +158,7 @@ class World:
         self.send(ChildReady(child=child, incarnation=incarnation))
 
     def exit(self, child: str, reason: ExitReason = CRASH) -> tuple[Effect, ...]:
-        incarnation = self._bury(child)
+        incarnation = self._note_death(child)
         return self.send(ChildExited(child=child, incarnation=incarnation, reason=reason))
 
     def hang(self, child: str) -> None:
@@ -225,7 +225,7 @@ class World:
             case KillChild(child=child, incarnation=incarnation):
                 assert self.live.get(child) == incarnation or self.lost
                 if child in self.live:
-                    self._bury(child)
+                    self._note_death(child)
             case SetTimer(key=key, at=at):
                 assert key not in self.timers
                 assert at > self.now
@@ -261,7 +261,7 @@ class World:
         if self.told[child] == "Stopped":
             self.told[child] = ""
 
-    def _bury(self, child: str) -> int:
+    def _note_death(self, child: str) -> int:
         incarnation = self.live.pop(child)
         self.ready_children.discard(child)
         self.gone.append((child, incarnation))

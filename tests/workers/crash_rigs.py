@@ -41,7 +41,7 @@ from cudnn_actor.protocol.codec import encode_reply
 from cudnn_actor.protocol.errors import ErrorRecord, UnsupportedGraph
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.service.options import make_options
-from cudnn_actor.workers.process.actor import WorkerActor
+from cudnn_actor.workers.process.loop import WorkerLoop
 from cudnn_actor.workers.wire import (
     Answers,
     ArenaMade,
@@ -338,8 +338,8 @@ def _channel() -> socket.socket:
 
 def _in_work() -> tuple[int, int]:
     """Number and place of the request at hand."""
-    actor: Any = next(one for one in gc.get_objects() if isinstance(one, WorkerActor))
-    return actor.current.number, actor.current.place
+    loop: Any = next(one for one in gc.get_objects() if isinstance(one, WorkerLoop))
+    return loop.current.number, loop.current.place
 
 
 def _drown_in_descriptors() -> NoReturn:

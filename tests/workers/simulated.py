@@ -49,19 +49,19 @@ from cudnn_actor.workers.wire import (
     FromParent,
     FromWorker,
     Given,
+    InjectFault,
     MapArena,
     MapStage,
     ReadStaged,
     Refused,
     Requests,
-    Strike,
     UnmapArena,
     UnmapStage,
     WriteStaged,
 )
 from cudnn_actor.workers.worker_host import PendingReclaim, WorkerHost
 
-__all__ = ["GARBAGE", "Errand", "Office", "Place", "SimulatedWorker", "computed"]
+__all__ = ["GARBAGE", "Office", "Place", "SimulatedWorker", "Task", "computed"]
 
 GARBAGE = -7777.0
 """What a half-written buffer has in it; no request writes it."""
@@ -77,7 +77,7 @@ def computed(x: Any, w: Any, y: Any, beta: float) -> Any:
 
 
 @dataclass(eq=False)
-class Errand:
+class Task:
     """A request as the worker has it."""
 
     number: int
@@ -109,15 +109,15 @@ class SimulatedWorker:
         self.arenas: dict[int, int] = {}
         """Bytes of each that is mapped, by number."""
         self.wishes: deque[CreateArena] = deque()
-        self.queue: deque[Errand] = deque()
-        self.running: deque[Errand] = deque()
-        self.finished: list[tuple[Errand, Answer]] = []
+        self.queue: deque[Task] = deque()
+        self.running: deque[Task] = deque()
+        self.finished: list[tuple[Task, Answer]] = []
         """What is done and has not been said."""
         self.sent: list[Answer] = []
         """What is in the socket: it is heard, even if the worker dies."""
         self.noted: set[int] = set()
         """Numbers of the requests of which it has noted that they are finished."""
-        self.ever_begun: list[Errand] = []
+        self.ever_begun: list[Task] = []
         self.dead = False
         self._memory = Arenas()
         self._stages = Stages(CpuEngine)
@@ -136,9 +136,9 @@ class SimulatedWorker:
         return set(self._segments)
 
     @property
-    def unanswered(self) -> list[Errand]:
+    def unanswered(self) -> list[Task]:
         """All that it has and has not said anything of."""
-        return [*self.queue, *self.running, *(errand for errand, _ in self.finished)]
+        return [*self.queue, *self.running, *(task for task, _ in self.finished)]
 
     # What the host calls.
 
@@ -159,7 +159,7 @@ class SimulatedWorker:
                 self._memory.map(frame.number, descriptors[0], frame.nbytes)
                 self.arenas[frame.number] = frame.nbytes
             case UnmapArena():
-                used = {place[0] for errand in self.unanswered for place in errand.places.values()}
+                used = {place[0] for task in self.unanswered for place in task.places.values()}
                 assert frame.number not in used, "an arena was unmapped under a request"
                 self._memory.unmap(frame.number)
                 del self.arenas[frame.number]
@@ -174,17 +174,17 @@ class SimulatedWorker:
             case Requests():
                 for request in frame.requests:
                     message = MESSAGES.decode(request.body)
-                    self._put(Errand(request.number, request.place, message, request.fault))
+                    self._put(Task(request.number, request.place, message, request.fault))
             case _:
                 raise AssertionError(f"{frame} is nothing that a host says")
 
-    def _put(self, errand: Errand) -> None:
+    def _put(self, task: Task) -> None:
         others = self.unanswered
         assert len(others) < self.window, "more than the window holds"
-        assert errand.place not in {other.place for other in others}, "two requests in one place"
-        for ref in named_buffers(errand.message).values():
-            errand.places[ref.slot, ref.generation] = self._place(ref)
-        self.queue.append(errand)
+        assert task.place not in {other.place for other in others}, "two requests in one place"
+        for ref in named_buffers(task.message).values():
+            task.places[ref.slot, ref.generation] = self._place(ref)
+        self.queue.append(task)
 
     def _place(self, ref: BufferRef) -> Place:
         generation, place = self.record(ref.slot)
@@ -193,45 +193,45 @@ class SimulatedWorker:
 
     # What the test has it do.
 
-    def begin(self) -> Errand | None:
+    def begin(self) -> Task | None:
         """Take up the next request, control messages first; None when there is none, or it was withdrawn."""
         if not self.queue:
             return None
-        errand = next((errand for errand in self.queue if errand.message.control), self.queue[0])
-        self.queue.remove(errand)
-        if not self.claims.begin(errand.place, errand.number):
-            self.finished.append((errand, Dropped(errand.number, errand.place)))
+        task = next((task for task in self.queue if task.message.control), self.queue[0])
+        self.queue.remove(task)
+        if not self.claims.begin(task.place, task.number):
+            self.finished.append((task, Dropped(task.number, task.place)))
             return None
-        for ref in named_buffers(errand.message).values():
+        for ref in named_buffers(task.message).values():
             place = self._place(ref)
-            assert place == errand.places[ref.slot, ref.generation], "a buffer moved under a request"
-        self.noted.discard(errand.number)  # of a fault that was done before its message came
-        self.running.append(errand)
-        self.ever_begun.append(errand)
-        return errand
+            assert place == task.places[ref.slot, ref.generation], "a buffer moved under a request"
+        self.noted.discard(task.number)  # of a fault that was done before its message came
+        self.running.append(task)
+        self.ever_begun.append(task)
+        return task
 
     def finish(self) -> bool:
         """Finish the oldest that it has begun; False where that would end the worker instead."""
-        errand = self.running[0]
-        if errand.fault is not None and errand.fault.fault in (Fault.STICKY, Fault.KILL, Fault.HANG):
+        task = self.running[0]
+        if task.fault is not None and task.fault.fault in (Fault.STICKY, Fault.KILL, Fault.HANG):
             return False
         self.running.popleft()
-        answer = self._answer(errand)
-        self.finished.append((errand, answer))
-        if type(errand.message) is Strike and type(answer) is Given:
-            self.claims.forget(errand.place)
-            self.noted.add(errand.number)
+        answer = self._answer(task)
+        self.finished.append((task, answer))
+        if type(task.message) is InjectFault and type(answer) is Given:
+            self.claims.forget(task.place)
+            self.noted.add(task.number)
         elif self._notes:
-            self._note(errand, answer)
+            self._note(task, answer)
         return True
 
-    def _note(self, errand: Errand, answer: Answer) -> None:
+    def _note(self, task: Task, answer: Answer) -> None:
         """Note what an `Outbox` does: an error has no room on the page, and is sent at once with all before
         it; a question is asked again."""
         match answer:
             case Done(number, place, plan, started_ns, run_us):
                 self.claims.finish(place, number, plan, started_ns, run_us)
-            case Given(number, place) if not errand.message.control:
+            case Given(number, place) if not task.message.control:
                 self.claims.finish_otherwise(place, number)
             case Refused():
                 self.sent += [said for _, said in self.finished]
@@ -272,13 +272,13 @@ class SimulatedWorker:
             self.scribble(self.running[0])
         self.dead = True
 
-    def scribble(self, errand: Errand) -> None:
+    def scribble(self, task: Task) -> None:
         """Write half of what a request writes, wherever that may be by now."""
-        match errand.message:
+        match task.message:
             case ReadStaged(src=src, values=values):
                 target = self._stages.array(values, src.spec)
             case ConvFwd(y=output) | Fill(dst=output) | Copy(dst=output) | WriteStaged(dst=output):
-                target = self._array(errand, output)
+                target = self._array(task, output)
             case _:
                 return
         target.reshape(-1)[: max(1, target.size // 2)] = GARBAGE
@@ -297,38 +297,38 @@ class SimulatedWorker:
 
     # Execution.
 
-    def _answer(self, errand: Errand) -> Answer:
-        number, place, message = errand.number, errand.place, errand.message
-        if (error := _struck(errand.fault, message)) is not None:
+    def _answer(self, task: Task) -> Answer:
+        number, place, message = task.number, task.place, task.message
+        if (error := _struck(task.fault, message)) is not None:
             return Refused(number, place, error.to_record())
         match message:
             case Ping():
                 return Given(number, place, encode_reply(1))
             case Warm():
                 return Given(number, place, encode_reply(len(message.messages)))
-            case Strike():
+            case InjectFault():
                 return Given(number, place, encode_reply(None))
-        self._run(errand)
+        self._run(task)
         return Done(number, place, "simulated", 1, 1.0)
 
-    def _run(self, errand: Errand) -> None:
-        match errand.message:
+    def _run(self, task: Task) -> None:
+        match task.message:
             case ConvFwd(x=x, w=w, y=y, beta=beta):
-                output = self._array(errand, y)
-                output[...] = computed(self._array(errand, x), self._array(errand, w), output, beta)
+                output = self._array(task, y)
+                output[...] = computed(self._array(task, x), self._array(task, w), output, beta)
             case Fill(dst=dst, value=value):
-                self._array(errand, dst)[...] = value
+                self._array(task, dst)[...] = value
             case Copy(src=src, dst=dst):
-                self._array(errand, dst)[...] = self._array(errand, src)
+                self._array(task, dst)[...] = self._array(task, src)
             case WriteStaged(dst=dst, values=values):
-                self._array(errand, dst)[...] = self._stages.array(values, dst.spec)
+                self._array(task, dst)[...] = self._stages.array(values, dst.spec)
             case ReadStaged(src=src, values=values):
-                self._stages.array(values, src.spec)[...] = self._array(errand, src)
+                self._stages.array(values, src.spec)[...] = self._array(task, src)
             case other:
                 raise AssertionError(f"{other} is nothing that a worker is asked for")
 
-    def _array(self, errand: Errand, ref: BufferRef) -> np.ndarray:
-        arena, offset, _ = errand.places[ref.slot, ref.generation]
+    def _array(self, task: Task, ref: BufferRef) -> np.ndarray:
+        arena, offset, _ = task.places[ref.slot, ref.generation]
         return self._memory.bind(arena, offset, ref.spec)
 
 

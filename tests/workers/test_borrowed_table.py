@@ -158,7 +158,7 @@ def test_what_is_no_reference_is_refused(rig: Rig, given: object) -> None:
 def test_ends_changes_with_every_end_on_either_side(rig: Rig) -> None:
     ref = rig.seat(ref_of())
     slot = rig.table.resolve(ref)
-    seen = [rig.table.ends]
+    seen = [rig.table.epoch]
     ends: list[Callable[[], None]] = [
         lambda: rig.parent.vacate(3),
         rig.table.forget_bindings,
@@ -167,10 +167,10 @@ def test_ends_changes_with_every_end_on_either_side(rig: Rig) -> None:
     ]
     for end in ends:
         end()
-        seen.append(rig.table.ends)
+        seen.append(rig.table.epoch)
     assert len(set(seen)) == 5
     rig.seat(ref_of(generation=GENERATION + 1))
-    assert rig.table.ends == seen[-1]
+    assert rig.table.epoch == seen[-1]
 
 
 def test_forgotten_bindings_are_gone_and_the_slots_stay(rig: Rig) -> None:

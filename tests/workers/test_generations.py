@@ -48,20 +48,20 @@ def test_neighbours_do_not_touch_each_other(table: GenerationTable, view: Genera
     for slot in range(16):
         table.seat(slot, MAXIMUM - slot, MAXIMUM, MAXIMUM, slot)
     assert [view.at(slot) for slot in range(16)] == [(MAXIMUM - n, MAXIMUM, MAXIMUM, n) for n in range(16)]
-    assert view.ends == 0
+    assert view.epoch == 0
 
 
 def test_a_vacated_seat_is_nobodys_and_every_end_is_counted(
     table: GenerationTable, view: GenerationView
 ) -> None:
     table.seat(0, 7, 1, 256, 100)
-    assert view.ends == 0
+    assert view.epoch == 0
     table.vacate(0)
-    assert (view.at(0), view.generation(0), view.ends) == (NOBODY, 0, 1)
+    assert (view.at(0), view.generation(0), view.epoch) == (NOBODY, 0, 1)
     table.seat(0, 8, 2, 512, 200)
-    assert (view.at(0), view.ends) == ((8, 2, 512, 200), 1)
+    assert (view.at(0), view.epoch) == ((8, 2, 512, 200), 1)
     table.vacate(0)
-    assert view.ends == 2
+    assert view.epoch == 2
 
 
 @pytest.mark.parametrize("slot", [-1, 16, 1 << 70])
@@ -77,7 +77,7 @@ def test_past_the_capacity_there_is_no_room_and_nothing_changes(
     with pytest.raises(OutOfMemory) as caught:
         table.seat(16, 7, 1, 256, 50)
     assert (caught.value.requested, caught.value.in_use) == (50, 100)
-    assert (view.at(15), view.ends) == ((7, 1, 256, 100), 0)
+    assert (view.at(15), view.epoch) == ((7, 1, 256, 100), 0)
 
 
 def test_a_table_of_a_million_slots_takes_no_memory_before_they_are_used() -> None:

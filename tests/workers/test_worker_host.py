@@ -263,9 +263,9 @@ def test_a_half_written_buffer_is_half_written(office: Office) -> None:
     """The simulation itself: without this, none of the above would show anything."""
     ref = buffer(office)
     begun(office, Fill(dst=ref, value=7.0))
-    (errand,) = office.worker.running
+    (task,) = office.worker.running
     office.worker.die()
-    assert office.worker._array(errand, ref).reshape(-1)[0] == GARBAGE
+    assert office.worker._array(task, ref).reshape(-1)[0] == GARBAGE
     office.host.reclaim(office.host.crash("it died", may_still_write=False))
     office.attach()
     office.settle()

@@ -37,10 +37,10 @@ from cudnn_actor.protocol import (
     Warm,
 )
 from cudnn_actor.supervision import Fault, FaultPlan
-from cudnn_actor.workers.wire import Strike
+from cudnn_actor.workers.wire import InjectFault
 from cudnn_actor.workers.worker_host import PendingReclaim
 
-from .simulated import Errand, Office, Place, SimulatedWorker, computed
+from .simulated import Office, Place, SimulatedWorker, Task, computed
 
 MIB = 1 << 20
 SMALL = TensorSpec.packed((1, 1, 1, 16), "float32")
@@ -110,7 +110,7 @@ class Ghost:
     worker: SimulatedWorker
     pending: PendingReclaim
     writes: bool
-    running: list[Errand]
+    running: list[Task]
     places: dict[Key, Place]
 
 
@@ -122,7 +122,7 @@ class Told:
     begun: list[SimulatedWorker] = field(default_factory=list)
     crashes: int = 0
     """How many workers died while they ran it, or before they had said or noted that it was finished."""
-    struck: bool = False
+    injected: bool = False
     """Whether a fault befell it before it was taken up: it takes effect after what came meanwhile."""
     never: bool = False
     """Whether its caller has been promised that it never begins."""
@@ -325,12 +325,12 @@ class WorkerHostMachine(RuleBasedStateMachine):
 
     def begin_one(self) -> None:
         worker = self.office.worker
-        errand = worker.begin()
-        if errand is None:
+        task = worker.begin()
+        if task is None:
             return
-        told = self.told[errand.number]
-        told.struck |= isinstance(errand.message, Strike)
-        assert errand.number not in self.office.answers, "one that had been answered was begun"
+        told = self.told[task.number]
+        told.injected |= isinstance(task.message, InjectFault)
+        assert task.number not in self.office.answers, "one that had been answered was begun"
         assert not told.never, "one that was said never to begin has begun"
         if not is_pure(told.message):
             assert not told.begun, "one that is not pure was begun again"
@@ -367,11 +367,11 @@ class WorkerHostMachine(RuleBasedStateMachine):
         running = list(worker.running)
         pending = office.crash(may_still_write=may_still_write)
         again = {request.number for request in office.host.in_flight._again}
-        unsaid = [errand for errand, _ in worker.finished if errand.number not in worker.noted]
-        lost = [errand for errand in (*running, *unsaid) if errand.number not in again]
-        for errand in (*running, *unsaid):
-            self.told[errand.number].crashes += 1
-        places = {key: place for errand in lost for key, place in errand.places.items()}
+        unsaid = [task for task, _ in worker.finished if task.number not in worker.noted]
+        lost = [task for task in (*running, *unsaid) if task.number not in again]
+        for task in (*running, *unsaid):
+            self.told[task.number].crashes += 1
+        places = {key: place for task in lost for key, place in task.places.items()}
         self.ghosts.append(Ghost(worker, pending, may_still_write, running, places))
         self.withheld_for_good |= may_still_write
         self.look()
@@ -397,17 +397,17 @@ class WorkerHostMachine(RuleBasedStateMachine):
     def a_dying_process_still_writes(self) -> None:
         for ghost in self.ghosts:
             if ghost.writes:
-                for errand in ghost.running:
-                    ghost.worker.scribble(errand)
+                for task in ghost.running:
+                    ghost.worker.scribble(task)
 
     @precondition(lambda self: self.ghosts)
     @rule()
     def a_dying_process_has_gone(self) -> None:
         ghost = self.ghosts.pop(0)
         self.office.host.reclaim(ghost.pending)
-        self.bury(ghost.worker)
+        self.note_death(ghost.worker)
 
-    def bury(self, worker: SimulatedWorker) -> None:
+    def note_death(self, worker: SimulatedWorker) -> None:
         self.office.workers.remove(worker)
         worker.close()
 
@@ -432,7 +432,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
             return
         for ref in named_buffers(message).values():
             freed = self.freed_by.get(key_of(ref), number)
-            assert freed >= number or self.told[freed].struck, "a buffer was used after its free"
+            assert freed >= number or self.told[freed].injected, "a buffer was used after its free"
         match message:
             case Allocate():
                 self.take_buffer(message, value)
@@ -538,8 +538,8 @@ class WorkerHostMachine(RuleBasedStateMachine):
         """Of requests in flight, of those that are to be handed over again, and of ghosts."""
         table = self.office.host.in_flight
         for worker in self.office.workers:
-            for errand in worker.unanswered:
-                self.places[errand.number] = errand.places
+            for task in worker.unanswered:
+                self.places[task.number] = task.places
         unfinished = [*table.requests, *(request.number for request in table._again)]
         return [
             *(self.places.get(number, {}) for number in unfinished),
@@ -549,9 +549,9 @@ class WorkerHostMachine(RuleBasedStateMachine):
     def records_are_there_for_all_in_the_air_and_for_none_that_is_torn(self) -> None:
         if self.serving:
             worker = self.office.worker
-            for errand in worker.unanswered:
-                if errand.number in self.office.host.in_flight.requests:
-                    for (slot, generation), place in errand.places.items():
+            for task in worker.unanswered:
+                if task.number in self.office.host.in_flight.requests:
+                    for (slot, generation), place in task.places.items():
                         assert worker.record(slot) == (generation, place)
             for slot, generation in self.torn():
                 assert worker.record(slot)[0] != generation, "a torn buffer has a record"
@@ -629,7 +629,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
             self.send(Download(src=ref))
         self.run_to_the_end()
         for ref in live:
-            if office.memory.is_live(ref):  # a fault may have struck meanwhile
+            if office.memory.is_live(ref):  # a fault may have injected meanwhile
                 self.send(Free(buffer=ref))
         self.run_to_the_end()
         self.nothing_is_held()

@@ -240,11 +240,11 @@ class RemoteBuilder:
             self._refuse_interrupted()
             digest = request.graph.digest()
             if isinstance(loss, ProcessStopped) or not loss.began or connection.was_killed():
-                self._bury(loss)
+                self._note_death(loss)
                 raise _NoFault from loss
             self._killed[digest] += 1
             status = SILENT if isinstance(loss, ProcessSilent) else DIED
-            raise EngineFailure(status, self._bury(loss, digest)) from loss
+            raise EngineFailure(status, self._note_death(loss, digest)) from loss
         except BaseException:  # of `progress`: the process goes on with what nobody wants any more
             connection.kill(blameless=True)
             self._disconnect()
@@ -284,7 +284,7 @@ class RemoteBuilder:
                     return connection if self._fits(connection) else None
             except ProcessLost as loss:
                 self._refuse_interrupted()
-                self._bury(loss)
+                self._note_death(loss)
             else:
                 return None
         return None
@@ -339,7 +339,7 @@ class RemoteBuilder:
         if (connection := self._taken()) is not None:
             connection.close()
 
-    def _bury(self, loss: ProcessLost, digest: str = "") -> str:
+    def _note_death(self, loss: ProcessLost, digest: str = "") -> str:
         """What a process died of, once it has; the next connection is made behind it."""
         connection = self._taken()
         assert connection is not None, "what is lost was there"

@@ -175,7 +175,7 @@ class BuilderHost:
             while not self._closing.is_set():
                 child = self._child
                 if child is not None and child.wait(0.0):
-                    self._bury(child, waiting)
+                    self._note_death(child, waiting)
                 elif not _is_readable(waiting):
                     self._untaken_since = None
                     self._in_vain = 0 if child is not None else self._in_vain
@@ -238,7 +238,7 @@ class BuilderHost:
             while (connection := take_connection(waiting)) is not None:
                 connection.close()
 
-    def _bury(self, child: Child, waiting: socket.socket) -> None:
+    def _note_death(self, child: Child, waiting: socket.socket) -> None:
         log.debug("builder.ended", pid=child.pid, how=child.how_it_ended(1.0))
         self._let_go(child)
         self._in_vain += _is_readable(waiting)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from cudnn_actor.workers.status import StatusPage
 
-__all__ = ["Heart", "end_with"]
+__all__ = ["Heartbeat", "end_with"]
 
 
-class Heart:
+class Heartbeat:
     """A thread that beats. A worker that is stopped, or holds the interpreter's lock for long, beats no more.
 
     Parameters
@@ -35,7 +35,7 @@ class Heart:
     def start(self) -> None:
         """Beat once, and from then on."""
         self._beat()
-        threading.Thread(target=self._run, name="heart", daemon=True).start()
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def _run(self) -> None:
         while not self._ended.wait(self._every_s):

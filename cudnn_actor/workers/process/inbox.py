@@ -1,8 +1,8 @@
-"""The mailbox of an actor in a worker: what its parent sends.
+"""What comes to a worker from its parent.
 
-The actor's own thread reads the socket, when it has nothing left to do, so a request costs no hop here
-either. It waits at the socket and at an eventfd, which other threads of the worker (the one that builds
-plans, the one that logs) ring. What is no request is done on the spot, by whoever was registered for it.
+Its main thread reads the socket, when it has nothing left to do, so a request costs no hop here either. It
+waits at the socket and at an eventfd, which other threads of the worker (the one that builds plans, the one
+that logs) ring. What is no request is done on the spot, by whoever was registered for it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 
 import msgspec
 
-from cudnn_actor.actors import Envelope, Mailbox
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.messages import COMPUTE
-from cudnn_actor.workers.process.errand import Errand, InternalErrand
-from cudnn_actor.workers.process.outbox import InternalReplies, Outbox
+from cudnn_actor.workers.process.outbox import Outbox
+from cudnn_actor.workers.process.task import InternalTask, WorkerTask
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import MESSAGES, Internal, Request, Requests
 
@@ -30,57 +29,48 @@ _MOST_KNOWN = 1024
 """Messages that are remembered by their bytes."""
 
 
-class Inbox(Mailbox):
-    """Requests from the parent. The actor's thread's own, but for `nudge`.
+class Inbox:
+    """Requests from the parent, in order. The main thread's own, but for `nudge`.
 
     Parameters
     ----------
     channel
         The worker's end.
     outbox
-        Where answers go.
+        Its log lines are sent before a wait.
     page
         Where it is noted what has begun.
     """
 
     def __init__(self, channel: Channel, outbox: Outbox, page: StatusPage) -> None:
-        super().__init__(capacity=1 << 30)
         self.on_frame: dict[type, Callable[[Any], None]] = {Internal: self._put_internal}
         """What is done with frames that are no requests."""
         self._channel = channel
         self._outbox = outbox
-        self._internal_replies = InternalReplies(outbox)
         self._page = page
-        self._errands: deque[Envelope] = deque()
-        self._urgent: deque[Envelope] = deque()
+        self._tasks: deque[WorkerTask | InternalTask] = deque()
+        self._urgent: deque[WorkerTask | InternalTask] = deque()
         self._known: dict[bytes, Any] = {}
         self._early: list[Any] = []
         self._bell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._waited_for = (channel.fileno(), self._bell_fd)
 
-    def __len__(self) -> int:
-        return len(self._errands) + len(self._urgent)
-
-    def take(self, most: int, timeout: float | None = None) -> list[Envelope]:
+    def take(self, most: int, timeout: float | None = None) -> list[WorkerTask | InternalTask]:
         """The next requests in order, control messages first; waits up to `timeout` seconds for one.
 
         Raises `SystemExit` when the parent has gone, `BadFrame` for bytes that are none of its.
         """
-        if not self and not self._early:
+        if not (self._tasks or self._urgent or self._early):
             self._wait(timeout)
         self._read()
-        urgent, errands = self._urgent, self._errands
+        urgent, tasks = self._urgent, self._tasks
         batch = [urgent.popleft() for _ in range(min(most, len(urgent)))]
-        batch.extend([errands.popleft() for _ in range(min(most - len(batch), len(errands)))])
+        batch.extend([tasks.popleft() for _ in range(min(most - len(batch), len(tasks)))])
         return batch
 
     def nudge(self) -> None:
-        """Wake the actor for a look around. Any thread."""
+        """Wake the main thread for a look around. Any thread."""
         os.eventfd_write(self._bell_fd, 1)
-
-    def restore(self, envelopes: Iterable[Envelope]) -> None:
-        """Put back, at the head and in order, what was taken and not started."""
-        self._errands.extendleft(reversed(list(envelopes)))
 
     def put_back(self, frames: Iterable[Any]) -> None:
         """Take frames that were read before this was made, at the next `take`."""
@@ -113,12 +103,11 @@ class Inbox(Mailbox):
         message = self._known.get(request.body)
         if message is None:
             message = self._decoded(request.body)
-        errand = Errand(message, self._outbox, request, self._page)
-        (self._urgent if message.control else self._errands).append(errand)
+        task = WorkerTask(message, request.number, request.place, request.fault, self._page)
+        (self._urgent if message.control else self._tasks).append(task)
 
     def _put_internal(self, frame: Internal) -> None:
-        message = self._decoded(frame.body)
-        self._errands.append(InternalErrand(message, self._internal_replies, frame.number))
+        self._tasks.append(InternalTask(self._decoded(frame.body), frame.number))
 
     def _decoded(self, body: bytes) -> Any:
         try:

@@ -16,12 +16,10 @@ __all__ = ["forward_logs"]
 def forward_logs(outbox: Outbox, inbox: Inbox, in_work: Callable[[], int]) -> None:
     """Send every line to the parent from now on; `in_work` says the number of the request at hand.
 
-    A line of another thread than the actor's wakes that, which sends it.
+    A line of another thread than the main one wakes that, which sends it.
     """
 
     def forward(line: Line) -> None:
-        if line.event == "actor.died":  # which the monitor says, once
-            return
         outbox.log(Logged(in_work(), line.logger, _level(line.level), line.event, line.fields))
         inbox.nudge()
 

@@ -3,7 +3,7 @@
 It has five descriptors or six: its end of the socket, the service's generation table (which it cannot write),
 the page that it shares with its parent, its parent's pidfd, the queue to the service's builder process where
 there is one, and the end of its lifeline, which it never looks at.
-It runs the actor on its main thread, and ends when its parent asks it to, when its parent has gone, or when
+It runs its loop on the main thread, and ends when its parent asks it to, when its parent has gone, or when
 its device context has died.
 
 Signals: Ctrl-C is the parent's. So is a SIGTERM, until the parent has asked for the end: from then on
@@ -12,21 +12,17 @@ it means that the parent has waited long enough.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import select
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pykka
-
-from cudnn_actor.actors import ActorExit
+from cudnn_actor.actors import Mailbox
 from cudnn_actor.broker.state import ServiceState
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.engines.remote.queue import BuilderQueue
@@ -35,10 +31,10 @@ from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.workers.generations import GenerationView
-from cudnn_actor.workers.process.actor import DeliveredFaults, WorkerActor
-from cudnn_actor.workers.process.heartbeat import Heart, end_with
+from cudnn_actor.workers.process.heartbeat import Heartbeat, end_with
 from cudnn_actor.workers.process.inbox import Inbox
 from cudnn_actor.workers.process.logs import forward_logs
+from cudnn_actor.workers.process.loop import WorkerLoop
 from cudnn_actor.workers.process.outbox import Outbox
 from cudnn_actor.workers.process.stages import Stages
 from cudnn_actor.workers.process.table import BorrowedTable
@@ -87,47 +83,49 @@ class _Process:
         self._outbox = outbox = Outbox(channel, page)
         self._inbox = inbox = Inbox(channel, outbox, page)
         state = ServiceState(
-            mailbox=inbox,
+            mailbox=Mailbox(1),  # whose numbers nobody asks a worker for
             memory=BorrowedTable(hello.device, GenerationView(generations), None),
-            faults=DeliveredFaults(start_fails=hello.fails) if hello.scripted or hello.fails else None,
             workspace_limit=hello.workspace_limit,
             plan_store=None if hello.plan_store is None else PlanStore(hello.plan_store),
             autotune=hello.autotune,
         )
+        state.generation = hello.generation
         state.builders = None if builders is None else BuilderQueue(builders, hello.journal)
         state.announce_build = lambda builds: setattr(
             page, "building_ns", time.monotonic_ns() if builds else 0
         )
         self._stages = Stages(lambda: self._engine)
-        self._actor = actor = WorkerActor(state, _maker(hello), hello.generation, self._stages, outbox)
+        self._loop = loop = WorkerLoop(state, _maker(hello), inbox, outbox, self._stages, fails=hello.fails)
+        self._generation = hello.generation
         self._stopping = False
-        self._heart = Heart(page, hello.beat_s, actor.working_since)
-        forward_logs(outbox, inbox, lambda: 0 if actor.current is None else actor.current.number)
+        self._heartbeat = Heartbeat(page, hello.beat_s, loop.working_since)
+        forward_logs(outbox, inbox, loop.number_in_work)
         inbox.on_frame |= {
             MapArena: self._map_arena,
             UnmapArena: lambda frame: self._engine.unmap_arena(frame.number),
             CreateArena: self._create_arena,
             MapStage: self._map_stage,
             UnmapStage: lambda frame: self._stages.unmap(frame.segment),
-            Promote: lambda frame: actor.promote(frame.generation),
+            Promote: lambda frame: setattr(state, "generation", frame.generation),
             Stop: self._stop,
         }
         inbox.put_back(early)
-        actor.watch(_Observer(lambda: outbox.say(Ready(hello.generation)), self._heart))
 
     def run(self) -> None:
         """Live and die."""
         signal.signal(signal.SIGTERM, self._told_to_end)
-        actor = self._actor
-        actor.thread = threading.current_thread()
-        pykka.ActorRegistry.register(actor.actor_ref)
-        with contextlib.suppress(SystemExit):
-            actor.run()
+        self._loop.run(self._say_ready)
+        self._heartbeat.stop()
         self._outbox.send_lines()
+
+    def _say_ready(self) -> None:
+        """Say so, with a first sign of life before it."""
+        self._heartbeat.start()
+        self._outbox.say(Ready(self._generation))
 
     @property
     def _engine(self) -> Engine:
-        return self._actor.engine
+        return self._loop.engine
 
     def _told_to_end(self, _number: int, _frame: object) -> None:
         if self._stopping:
@@ -135,7 +133,7 @@ class _Process:
 
     def _stop(self, _frame: Stop) -> None:
         self._stopping = True
-        self._actor.end("asked to stop by its parent")
+        self._loop.stop()
 
     def _map_arena(self, frame: MapArena) -> None:
         descriptor = self._channel.take_descriptor()
@@ -146,7 +144,7 @@ class _Process:
 
     def _create_arena(self, frame: CreateArena) -> None:
         try:
-            descriptor = self._actor.create_arena(frame.number, frame.nbytes)
+            descriptor = self._loop.create_arena(frame.number, frame.nbytes)
         except CudnnActorError as error:
             self._outbox.say(ArenaRefused(frame.number, error.to_record()))
             return
@@ -167,23 +165,6 @@ class _Process:
             if refusal is None:
                 raise
             self._stages.refuse(frame.segment, refusal)
-
-
-class _Observer:
-    """Tells the parent of readiness. Of the end it has been told by then."""
-
-    def __init__(self, say_ready: Callable[[], None], heart: Heart) -> None:
-        self._say_ready = say_ready
-        self._heart = heart
-
-    def actor_ready(self) -> None:
-        """Say so, with a first sign of life before it."""
-        self._heart.start()
-        self._say_ready()
-
-    def actor_exited(self, exit: ActorExit) -> None:  # noqa: ARG002
-        """Give no sign of life any more."""
-        self._heart.stop()
 
 
 def _first_frames(channel: Channel) -> list[Any]:

@@ -1,7 +1,6 @@
 """The way back from a worker: answers, log lines and last words, sent in batches.
 
-To the actor this is what an event loop's bridge is in a service of one process: it posts answers here and
-wakes it when a batch is through. Only the actor's thread posts answers; log lines come from any.
+Only the worker's main thread gives answers; log lines come from any.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.actors import Envelope
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.codec import encode_reply
 from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed
-from cudnn_actor.workers.process.errand import Errand
+from cudnn_actor.workers.process.task import WorkerTask
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import (
     Answer,
@@ -25,15 +23,13 @@ from cudnn_actor.workers.wire import (
     Dropped,
     FromWorker,
     Given,
+    InjectFault,
     InternalDone,
     Logged,
     Refused,
-    Strike,
 )
 
-__all__ = ["InternalReplies", "Outbox"]
-
-_NOTHING = encode_reply(None)
+__all__ = ["Outbox"]
 
 
 class Outbox:
@@ -54,46 +50,49 @@ class Outbox:
         """Whether downloads that have finished are noted on the page. Not of an engine that has several
         requests at work: a crash would find the download done, and not what had written its buffer."""
         self._answers: list[Answer] = []
-        self.add = self._answers.append
-        """Queues an answer as it is."""
         self._lines: deque[Logged] = deque()
 
-    def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
-        """Queue an answer; `wake` sends it.
+    # Answers. Until one is sent the page says that the request has finished (see `notes`), so that a crash in
+    # between finds it done and not begun.
 
-        Until then the page says that the request has finished (see `notes`), so that a crash in between finds
-        it done and not begun. It has no room for an error: that is sent at once.
-        """
-        assert isinstance(envelope, Errand)
-        number, place = envelope.number, envelope.place
-        answer: Answer
-        if type(value) is Done:
-            answer = value
-            self._finish(place, number, value.plan, value.started_ns, value.run_us)
-        elif envelope.dropped:
-            answer = Dropped(number, place)
-        elif error is not None:
-            self._answers.append(Refused(number, place, _known(error).to_record()))
-            self.wake()
-            return
-        elif isinstance(value, np.ndarray):  # it is where it was wanted
-            answer = Done(number, place, "download", envelope.started_ns, 0.0)
-            if self.notes:
-                self._finish(place, number, "download", envelope.started_ns, 0.0)
-        else:
-            answer = Given(number, place, encode_reply(value))
-            if type(envelope.message) is Strike:
-                self._forget(place)
-            elif not envelope.message.control:  # else it is asked again, whatever had become of it
-                self._finish_otherwise(place, number)
+    def done(self, answer: Done) -> None:
+        """Queue that a request has run."""
+        self._finish(answer.place, answer.number, answer.plan, answer.started_ns, answer.run_us)
         self._answers.append(answer)
 
-    def wake(self) -> None:
-        """Send what has been posted. Waits for room in the socket when the parent does not read."""
+    def given(self, task: WorkerTask, value: Any) -> None:
+        """Queue a value."""
+        number, place, message = task.number, task.place, task.message
+        if isinstance(value, np.ndarray):  # it is where it was wanted
+            if self.notes:
+                self._finish(place, number, "download", task.started_ns, 0.0)
+            self._answers.append(Done(number, place, "download", task.started_ns, 0.0))
+            return
+        if type(message) is InjectFault:
+            self._forget(place)
+        elif not message.control:  # else it is asked again, whatever had become of it
+            self._finish_otherwise(place, number)
+        self._answers.append(Given(number, place, encode_reply(value)))
+
+    def dropped(self, task: WorkerTask) -> None:
+        """Queue that a request has never run, because its caller had gone."""
+        self._answers.append(Dropped(task.number, task.place))
+
+    def refused(self, task: WorkerTask, error: Exception) -> None:
+        """Send an error, at once: the page has no room for it."""
+        self._answers.append(Refused(task.number, task.place, _known(error).to_record()))
+        self.flush()
+
+    def internal_done(self, number: int, error: Exception | None) -> None:
+        """Send that work of the service's own is done, behind all answers so far."""
+        self.flush()
+        self.say(InternalDone(number, None if error is None else _known(error).to_record()))
+
+    def flush(self) -> None:
+        """Send what has been queued. Waits for room in the socket when the parent does not read."""
         self.send_lines()
         if self._answers:
             answers, self._answers = self._answers, []
-            self.add = self._answers.append
             self.say(Answers(answers))
 
     def say(self, frame: FromWorker, descriptors: tuple[int, ...] = ()) -> None:
@@ -117,27 +116,6 @@ class Outbox:
         """Send the lines that were logged, in order."""
         while self._lines:
             self.say(self._lines.popleft())
-
-
-class InternalReplies:
-    """Where answers of internal errands are posted: each is sent at once, as an `InternalDone`.
-
-    Parameters
-    ----------
-    outbox
-        The way to the parent.
-    """
-
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
-
-    def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:  # noqa: ARG002
-        """Send that it is done, behind all answers so far."""
-        self._outbox.wake()
-        self._outbox.say(InternalDone(-envelope.number, None if error is None else _known(error).to_record()))
-
-    def wake(self) -> None:
-        """Nothing: `post` has sent it."""
 
 
 def _known(error: BaseException) -> CudnnActorError:

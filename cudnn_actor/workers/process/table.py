@@ -62,9 +62,9 @@ class BorrowedTable:
         self._slots: dict[int, Slot] = {}
 
     @property
-    def ends(self) -> int:
+    def epoch(self) -> int:
         """Another number after every end that the parent notes, and after every `forget_bindings`."""
-        return self._epoch + self._view.ends
+        return self._epoch + self._view.epoch
 
     # Buffers.
 

@@ -1,7 +1,7 @@
 """From an operation graph to a plan: in one piece where cuDNN takes it, else in several.
 
-cuDNN's candidates are offered in its own order, then the ways to run the graph
-in steps; the first offer that passes its self-check is the plan.
+cuDNN's candidates come in its own order, then the ways to run the graph
+in steps; the first that passes its self-check is the plan.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: 
     except Refused as refusal:
         reason = refusal
     try:
-        unlimited = next(offers(graph, context.handle, None))
+        unlimited = next(possible_plans(graph, context.handle, None))
     except Refused:
         unlimited = None
     context.stream.synchronize()  # in a dead context everything is refused: then this raises
@@ -54,11 +54,11 @@ def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: 
 
 
 def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> CudaPlan:
-    """The first offer that passes its self-check. Raises `Refused` when none does."""
+    """The first plan that passes its self-check. Raises `Refused` when none does."""
     check: SelfCheck | None = None
     last = "cuDNN has no plan for it"
     try:
-        for plan in offers(graph, context.handle, limit):
+        for plan in possible_plans(graph, context.handle, limit):
             try:
                 check = check or SelfCheck(graph, context)
             except MemoryError:
@@ -75,16 +75,16 @@ def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> Cud
     raise Refused(last)
 
 
-def offers(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[CudaPlan]:
+def possible_plans(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[CudaPlan]:
     """Every plan for a graph, built when it is asked for: the best in one piece first, then those in steps.
 
     Raises `Refused`, with cuDNN's reason, when there is none at all.
     """
     refusals: list[str] = []
     found = False
-    for offer in (*_whole_offers(graph, handle, limit, refusals), *_split_offers(graph, handle, limit)):
+    for make in (*_in_one_piece(graph, handle, limit, refusals), *_in_steps(graph, handle, limit)):
         try:
-            plan = offer()
+            plan = make()
         except Refused as refusal:
             refusals.append(str(refusal))
         else:
@@ -94,13 +94,13 @@ def offers(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[Cu
         raise Refused(refusals[0])
 
 
-Offer = Callable[[], CudaPlan]
+_Make = Callable[[], CudaPlan]
 
 
-def _whole_offers(
+def _in_one_piece(
     graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str]
-) -> Iterator[Offer]:
-    """The graph as one of cuDNN's, one offer for each of the candidates, in cuDNN's order."""
+) -> Iterator[_Make]:
+    """The graph as one of cuDNN's, one for each of the candidates, in cuDNN's order."""
     try:
         check_bytes(graph)
         lowered = candidates(graph, handle, limit)
@@ -112,7 +112,7 @@ def _whole_offers(
         yield partial(compile_whole, graph, handle, limit, index)
 
 
-def _split_offers(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[Offer]:
+def _in_steps(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[_Make]:
     """The graph in steps: for each form that the convolutions' tensors can take, the first few candidates."""
     for form in range(MOST_FORMS):
         for choice in range(_CHOICES):

@@ -45,17 +45,17 @@ def tune(
     limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
     check = SelfCheck(graph, context)
     try:
-        return _fastest(check, heuristic, _offers(graph, context.handle, limit), progress)
+        return _fastest(check, heuristic, _all_candidates(graph, context.handle, limit), progress)
     finally:
         check.close()
 
 
-class _Offer(NamedTuple):
+class _Candidate(NamedTuple):
     what: str
     build: Callable[[], CudaPlan]
 
 
-def _offers(graph: OperationGraph, handle: Any, limit: int) -> Sequence[_Offer]:
+def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[_Candidate]:
     """Everything that can be tried."""
     try:
         check_bytes(graph)
@@ -67,43 +67,43 @@ def _offers(graph: OperationGraph, handle: Any, limit: int) -> Sequence[_Offer]:
     def whole(index: int) -> Callable[[], CudaPlan]:
         return lambda: compile_whole(graph, handle, limit, index)
 
-    offers = [_Offer(name, whole(index)) for index, name in enumerate(names)]
+    rivals = [_Candidate(name, whole(index)) for index, name in enumerate(names)]
     if len(graph.operations) > 1:
-        offers.append(_Offer("in several steps", lambda: compile_split(graph, handle, limit)))
-    return offers
+        rivals.append(_Candidate("in several steps", lambda: compile_split(graph, handle, limit)))
+    return rivals
 
 
 def _fastest(
     check: SelfCheck,
     heuristic: CudaPlan,
-    offers: Sequence[_Offer],
+    rivals: Sequence[_Candidate],
     progress: Callable[[int, int, str], None],
 ) -> CudaPlan:
-    """The fastest of the heuristic's plan and of those offers that pass their self-check."""
+    """The fastest of the heuristic's plan and of those rivals that pass their self-check."""
     times = [(_time(check, heuristic, _ROUGH_RUNS), 0, heuristic)]
     discarded: list[str] = []
-    for number, (offer, plan) in enumerate(_built(offers, progress), start=1):
+    for number, (candidate, plan) in enumerate(_built(rivals, progress), start=1):
         fault = check.fault(plan)
         if fault is None:
             times.append((_time(check, plan, _ROUGH_RUNS), number, plan))
         else:
             log.info("plan.discarded", plan=plan.tag, reason=fault)
-            discarded.append(f"{offer.what}: {fault}")
+            discarded.append(f"{candidate.what}: {fault}")
     heuristic_us, best_us, best = _final(check, heuristic, [plan for _, _, plan in sorted(times)])
     found = Tuning(heuristic_us, best_us, len(times), tuple(discarded))
     return CudaPlan(msgspec.structs.replace(best.recipe, tuning=found), best.graphs)
 
 
 def _built(
-    offers: Sequence[_Offer], progress: Callable[[int, int, str], None]
-) -> Iterator[tuple[_Offer, CudaPlan]]:
-    for number, offer in enumerate(offers):
-        progress(number, len(offers), offer.what)
+    rivals: Sequence[_Candidate], progress: Callable[[int, int, str], None]
+) -> Iterator[tuple[_Candidate, CudaPlan]]:
+    for number, candidate in enumerate(rivals):
+        progress(number, len(rivals), candidate.what)
         try:
-            yield offer, offer.build()
+            yield candidate, candidate.build()
         except (Refused, EngineFailure, MemoryError) as error:
-            log.debug("plan.not_built", what=offer.what, reason=str(error))
-    progress(len(offers), len(offers), "done")
+            log.debug("plan.not_built", what=candidate.what, reason=str(error))
+    progress(len(rivals), len(rivals), "done")
 
 
 def _final(

@@ -1,0 +1,243 @@
+"""What a worker does all day: it takes requests from its parent, has them run, and answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from cudnn_actor.actors import Crash
+from cudnn_actor.broker.broker import bound_of
+from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.engines.base import ContextDead, Engine
+from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.messages import COMPUTE, Copy, Fill, GetStatistics, Ping, Warm
+from cudnn_actor.worker.executor import LATER
+from cudnn_actor.worker.injection import fail_start
+from cudnn_actor.worker.planning import BuildCrash
+from cudnn_actor.worker.runner import Runner
+from cudnn_actor.workers.process.inbox import Inbox
+from cudnn_actor.workers.process.outbox import Outbox
+from cudnn_actor.workers.process.stages import Stages
+from cudnn_actor.workers.process.task import InternalTask, WorkerTask
+from cudnn_actor.workers.wire import Done, Dying, InjectFault, ReadStaged, WriteStaged
+
+__all__ = ["WorkerLoop"]
+
+_BATCH = 64
+"""Requests taken at a time."""
+
+Task = WorkerTask | InternalTask
+
+
+class WorkerLoop:
+    """Answers requests of a parent. Its last act is to say why it ends: to judge is the parent's.
+
+    All but `working_since` is the thread's that runs it. It is the host of its runner.
+
+    Parameters
+    ----------
+    state
+        The service's, as far as a worker has it.
+    engine
+        Makes the engine.
+    inbox, outbox
+        The ways from and to the parent.
+    stages
+        The host memory that values come and go in.
+    fails
+        Whether its start is to fail.
+    """
+
+    def __init__(
+        self,
+        state: ServiceState,
+        engine: Callable[[], Engine],
+        inbox: Inbox,
+        outbox: Outbox,
+        stages: Stages,
+        *,
+        fails: bool,
+    ) -> None:
+        self.current: Task | None = None
+        """The request in work; None between requests."""
+        self._state = state
+        self._inbox = inbox
+        self._outbox = outbox
+        self._stages = stages
+        self._fails = fails
+        self._busy_since: float | None = None
+        self._stopping = False
+        self._runner: Runner[Task] = Runner(
+            state, engine, self, abandoned=threading.Event(), nudge=inbox.nudge
+        )
+        self._ways: dict[type, Callable[[Any], Any]] = {
+            **dict.fromkeys(COMPUTE, self._compute),
+            WriteStaged: self._write,
+            ReadStaged: self._read,
+            Copy: lambda task: self._runner.copy(
+                task, self._resolved(task.message.src, "src"), self._resolved(task.message.dst, "dst")
+            ),
+            Fill: lambda task: self._runner.fill(
+                task, self._resolved(task.message.dst, "dst"), task.message.value
+            ),
+            Warm: lambda task: self._runner.warm(task.message, task, self._note_build),
+            InjectFault: lambda task: self._runner.inject(task.message.tag),
+            Ping: lambda _: state.generation,
+            GetStatistics: lambda _: state.statistics(self._runner.plans.statistics()),
+        }
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, open."""
+        return self._runner.executor.engine
+
+    def create_arena(self, number: int, nbytes: int) -> int:
+        """Take and map memory; its descriptor, which is the caller's. Raises `CudnnActorError`, `Crash`."""
+        return self._runner.executor.create_arena(number, nbytes)
+
+    def stop(self) -> None:
+        """End after the request in work."""
+        self._stopping = True
+
+    def working_since(self) -> float | None:
+        """Since when the request in work, the device or the build thread has not got on. Any thread."""
+        mine, runs = self._busy_since, self._runner.working_since()
+        if mine is None or runs is None:
+            return runs if mine is None else mine
+        return min(mine, runs)
+
+    def number_in_work(self) -> int:
+        """The number of the request in work; 0 where there is none. Any thread."""
+        task = self.current
+        return task.number if isinstance(task, WorkerTask) else 0
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Open the engine, say so, and serve until the parent has had enough.
+
+        Whatever else ends it is told to the parent, and not raised.
+        """
+        runner = self._runner
+        try:
+            if self._fails:
+                fail_start()
+            runner.open()
+            self._outbox.notes = self.engine.synchronous
+            on_ready()
+            while not self._stopping:
+                self._turn(self._poll())
+            runner.outlast()
+            self.flush()
+            runner.close(wait=True)
+        except BaseException as error:  # noqa: BLE001 - also SystemExit: nobody is left to work for
+            self._die(error)
+
+    def _turn(self, wait: float | None) -> None:
+        batch: deque[Task] = deque(self._inbox.take(_BATCH, wait))
+        while batch and not self._stopping:
+            self._take_up(batch.popleft())
+        self._runner.fence()
+        self.flush()
+
+    def _poll(self) -> float | None:
+        """Look after builds, those who wait for them, and the device."""
+        runner = self._runner
+        runner.collect_builds()
+        if runner.may_resume:
+            for _ in range(_BATCH):
+                if self._stopping or (task := runner.next_resumed()) is None:
+                    break
+                self._start(task)
+            runner.fence()
+            self.flush()
+        pause = runner.settle()
+        return 0.0 if runner.may_resume else pause
+
+    def _take_up(self, task: Task) -> None:
+        defer = self._runner.defers(task)
+        if defer is not None:
+            defer()
+        else:
+            self._start(task)
+
+    def _start(self, task: Task) -> None:
+        if not task.begin():
+            assert isinstance(task, WorkerTask), "nobody withdraws the service's own work"
+            self._outbox.dropped(task)
+            return
+        self.current = task
+        self._busy_since = time.monotonic()
+        self._runner.arm(task)
+        try:
+            value = self._ways[type(task.message)](task)
+        except Crash:
+            raise
+        except Exception as error:  # noqa: BLE001 - the answer to this one request
+            self.refuse(task, error)
+        else:
+            if value is not LATER:
+                self.answer(task, value)
+        self.current = self._busy_since = None
+
+    def _die(self, error: BaseException) -> None:
+        """Send the answers that are there, then say what happened. The process ends behind it."""
+        runner = self._runner
+        digest = error.digest if isinstance(error, BuildCrash) else runner.digest_in_work
+        runner.settle_done()
+        self.flush()
+        self._outbox.say(Dying(str(error) or repr(error), isinstance(error, ContextDead), digest))
+
+    # Requests.
+
+    def _resolved(self, ref: Any, field: str) -> Slot:
+        return self._state.memory.resolve(ref, field)
+
+    def _compute(self, task: Task) -> Any:
+        message = task.message
+        seen = self._state.seen(message)
+        bound_of(seen, message, self._state.memory)
+        return self._runner.compute(task, seen, task)
+
+    def _write(self, task: Task) -> Any:
+        message: WriteStaged = task.message
+        slot = self._resolved(message.dst, "dst")
+        return self._runner.write(task, slot, self._stages.array(message.values, slot.spec))
+
+    def _read(self, task: Task) -> Any:
+        message: ReadStaged = task.message
+        slot = self._resolved(message.src, "src")
+        return self._runner.read(task, slot, self._stages.array(message.values, slot.spec))
+
+    def _note_build(self) -> None:
+        self._busy_since = time.monotonic()  # each build is progress
+
+    # As the host of the runner.
+
+    def proof(self, task: Task, tag: str, now_ns: int) -> Any:
+        """What the parent makes a receipt of."""
+        if isinstance(task, InternalTask):
+            return None
+        started_ns = task.started_ns
+        return Done(task.number, task.place, tag, started_ns, (now_ns - started_ns) / 1e3)
+
+    def answer(self, task: Task, value: Any) -> None:
+        """Queue an answer."""
+        if isinstance(task, InternalTask):
+            self._outbox.internal_done(task.number, None)
+        elif type(value) is Done:
+            self._outbox.done(value)
+        else:
+            self._outbox.given(task, value)
+
+    def refuse(self, task: Task, error: Exception) -> None:
+        """Send an error."""
+        if isinstance(task, InternalTask):
+            self._outbox.internal_done(task.number, error)
+        else:
+            self._outbox.refused(task, error)
+
+    def flush(self) -> None:
+        """Send what there is, log lines too: what comes next may take long, or be the end."""
+        self._outbox.flush()
