@@ -25,7 +25,7 @@ from cudnn_actor import (
     TensorSpec,
 )
 from cudnn_actor.workers import monitor
-from tests.service.rigs import Trio, in_thread, outcome, seen
+from tests.service.rigs import Trio, in_thread, outcome
 
 from .crash_rigs import PATIENCE_S, Points, freeze, gone, kill, pid_of, sent, service_of
 
@@ -251,8 +251,10 @@ async def test_a_service_that_was_stopped_can_be_started_again_by_its_supervisor
     async with ending() as (service, gpu, points, trio):
         points.hold("execute")
         lost = gpu.submit(trio.product())
-        (await in_thread(lambda: points.arrival("execute"))).kill()
-        await seen(gpu, Restarting)
+        dying = await in_thread(lambda: points.arrival("execute"))
+        points.hold("open")
+        dying.kill()
+        await in_thread(lambda: points.arrival("open"))  # so the next one has begun nothing
         await asyncio.wrap_future(service.end("the first life is over"))
         points.let_go()
         assert isinstance(await outcome(lost), ServiceStopped)
