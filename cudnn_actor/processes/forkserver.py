@@ -1,8 +1,8 @@
 """What forks workers for another process: `python -m cudnn_actor.processes.forkserver FD PARENT PRELOAD...`.
 
-FD is its end of a socket pair, on which it is told what to launch and answers (`launch_wire`); PARENT is the
-process id of the other end's owner; PRELOAD are the modules that every worker is to find imported. It runs
-nobody's code but those imports, so that no launch waits for anything but a fork.
+FD is its end of a socket pair, on which it is told what to launch and answers (`launch_messages`); PARENT is
+the process id of the other end's owner; PRELOAD are the modules that every worker is to find imported. It
+runs nobody's code but those imports, so that no launch waits for anything but a fork.
 
 Who outlives whom, and who sees to it:
 
@@ -40,7 +40,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from cudnn_actor.processes.launch_wire import (
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.processes.launch_messages import (
     TO_SERVER,
     Discard,
     Exited,
@@ -51,8 +53,6 @@ from cudnn_actor.processes.launch_wire import (
     Ready,
     Refused,
     ToServer,
-    receive,
-    send,
 )
 from cudnn_actor.processes.lifeline import bind, tie
 
@@ -75,14 +75,14 @@ class _Server:
     Parameters
     ----------
     connection
-        Its end of the socket pair, SOCK_SEQPACKET.
+        Its end of the socket pair.
     parent
         The parent's pidfd.
     """
 
     def __init__(self, connection: socket.socket, parent: int) -> None:
-        connection.setblocking(False)
         self._socket = connection
+        self._channel = Channel(connection, TO_SERVER)
         self._parent = parent
         self._workers: dict[int, int] = {}
         """Those that have not been reaped: number of the launch by pidfd."""
@@ -114,36 +114,37 @@ class _Server:
             self._tell(self._reaped(fd))
 
     def _obey(self) -> None:
-        match self._receive():
-            case Launch() as launch, descriptors:
-                self._launch(launch, descriptors)
-            case Discard(number), _:
-                for pidfd in [fd for fd, launched in self._workers.items() if launched == number]:
-                    _kill(pidfd)
-
-    def _receive(self) -> tuple[ToServer, list[int]]:
-        received = None
-        with contextlib.suppress(ConnectionError):
-            received = receive(self._socket, TO_SERVER)
-        if received is None:
+        try:
+            orders: list[ToServer] = self._channel.receive()
+        except BadFrame:
+            raise _ParentGone from None
+        for order in orders:
+            match order:
+                case Launch():
+                    self._launch(order, self._take_descriptors(order.descriptors))
+                case Discard(number):
+                    for pidfd in [fd for fd, launched in self._workers.items() if launched == number]:
+                        _kill(pidfd)
+        if self._channel.ended:
             raise _ParentGone
-        return received
+
+    def _take_descriptors(self, count: int) -> list[int]:
+        """Those that came with an order; fewer, where this process has no room for all."""
+        taken: list[int] = []
+        with contextlib.suppress(OSError):  # one that was lost stands for itself and those behind it
+            while len(taken) < count:
+                taken.append(self._channel.take_descriptor())
+        return taken
 
     def _tell(self, record: FromServer, descriptors: Sequence[int] = ()) -> None:
         """Send; while a parent that is busy leaves no room, wait for that, or for its end."""
         room = select.poll()
         room.register(self._socket, select.POLLOUT)
         room.register(self._parent, select.POLLIN)
-        while True:
-            try:
-                send(self._socket, record, descriptors)
-            except BlockingIOError:
-                if any(fd == self._parent for fd, _ in room.poll()):
-                    raise _ParentGone from None
-            except ConnectionError:
-                raise _ParentGone from None
-            else:
-                return
+        self._channel.send(record, descriptors)
+        while not self._channel.flush():
+            if any(fd == self._parent for fd, _ in room.poll()):
+                raise _ParentGone
 
     def _launch(self, launch: Launch, descriptors: list[int]) -> None:
         try:

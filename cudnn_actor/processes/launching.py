@@ -43,8 +43,10 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from cudnn_actor.actors import forks
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.interpreter import environment, find_python
-from cudnn_actor.processes.launch_wire import (
+from cudnn_actor.processes.launch_messages import (
     FROM_SERVER,
     Discard,
     Exited,
@@ -54,9 +56,6 @@ from cudnn_actor.processes.launch_wire import (
     PreloadFailed,
     Ready,
     Refused,
-    ToServer,
-    receive,
-    send,
 )
 from cudnn_actor.processes.lifeline import Lifeline
 from cudnn_actor.processes.process_state import is_stopped
@@ -292,7 +291,7 @@ class Launcher:
             An exception is printed to stderr, status 1. A path that leads nowhere is such an exception.
         fds
             Descriptors for the worker, which gets copies and has no others but 0, 1 and 2, and its end of the
-            lifeline. 252 at most.
+            lifeline. 62 at most.
         unwanted
             Asked some twenty times a second: whether the caller has no use for the worker any more.
 
@@ -314,7 +313,7 @@ class Launcher:
             finally:
                 self._lock.release()
             return child  # noqa: TRY300 - what raises above is told of here
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # `InvalidRequest` is one: there is no Python to run it
             raise LaunchFailed(f"{main} was not launched: {error}") from error
 
     def _launched(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
@@ -395,7 +394,7 @@ class Launcher:
     def _new_server(self) -> _Server:
         if self._watch is None:
             self._watch = select.epoll()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair()
         try:
             with theirs:
                 process = _Started(find_python(self._executable), theirs, self.preload)
@@ -423,7 +422,7 @@ class Launcher:
         server, watch = self._server, self._watch
         assert server is not None, "it has just launched"
         assert watch is not None, "a server is watched"
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair()
         try:
             lifeline = Lifeline()
         except OSError:
@@ -593,8 +592,8 @@ class _Server:
         """Number of the launch in work; 0 when there is none."""
         self._ended = False
         self.pid = process.pid
-        connection.setblocking(False)
         self._socket = connection
+        self._channel = Channel(connection, FROM_SERVER)
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._poll.register(process.pidfd, select.POLLIN)
@@ -606,17 +605,18 @@ class _Server:
     def launch(
         self, number: int, main: str, fds: Sequence[int], unwanted: Callable[[], bool]
     ) -> tuple[int, int]:
-        """Id and pidfd of a new worker. Blocks. Raises `OSError`, and `ValueError` for too long a path."""
+        """Id and pidfd of a new worker. Blocks. Raises `OSError`."""
+        for fd in fds:
+            os.fstat(fd)  # what is no descriptor is said here, and not taken for the server's end
         self._awaited = number
         try:
-            if not self._send(Launch(number, main, len(fds)), fds):
-                self.has_gone()  # which takes in what it had said before
+            self._channel.send(Launch(number, main, len(fds)), fds)
             while not self.gone:
                 match self._heard(unwanted):
                     case Launched(launched, pid), [pidfd] if launched == number:
                         return pid, pidfd
                     case Launched(launched), [] if launched == number:
-                        self._send(Discard(number))
+                        self._channel.send(Discard(number))
                         raise OSError("there is no room for another descriptor")
                     case Refused(refused, why), _ if refused == number:
                         raise OSError(why)
@@ -690,43 +690,42 @@ class _Server:
     def forget(self) -> None:
         """Let go of it in a fork of its parent: it is not a child of this process."""
         self._ended = self.gone = True
-        self._socket.close()
+        self._channel.close()
         self._process.forget()
 
     def _let_go(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # nobody watches it; or a fork's: that has another
             self._watch.unregister(self._process.pidfd)
-        self._socket.close()
+        self._channel.close()
         self._process.close()
 
     def _kill(self) -> None:
         self._process.kill()
         _becomes_readable(self._process.pidfd, _UNTIL_ENDED_S)
 
-    def _send(self, record: ToServer, fds: Sequence[int] = ()) -> bool:
-        """Whether it was there to be sent to. Raises `OSError` for descriptors that are none."""
-        try:
-            send(self._socket, record, fds)
-        except ConnectionError:
-            return False
-        return True
-
     def _read(self) -> tuple[FromServer, list[int]] | None:
         """A record that is there already; None, and `gone`, at the end of the socket."""
-        while True:
-            try:
-                received = receive(self._socket, FROM_SERVER)
-            except BlockingIOError:
-                return None
-            except ConnectionError:  # it left something unread; that is said once, before what it had sent
-                continue
-            self.gone = received is None
-            return received
+        channel = self._channel
+        channel.flush()
+        try:
+            while not channel.frames:
+                if not channel.fetch():
+                    self.gone = self.gone or channel.ended
+                    return None
+        except BadFrame:  # of no server of ours
+            self.gone = True
+            return None
+        record: FromServer = channel.frames.popleft()
+        descriptors: list[int] = []
+        if isinstance(record, Launched):
+            with contextlib.suppress(OSError, BadFrame):
+                descriptors.append(channel.take_descriptor())
+        return record, descriptors
 
     def _note(self, record: FromServer, descriptors: Sequence[int]) -> None:
         match record:
             case Launched(number) if number != self._awaited:  # that launch has ended in an exception here
-                self._send(Discard(number))
+                self._channel.send(Discard(number))
                 for fd in descriptors:
                     os.close(fd)
             case Ready():
