@@ -34,7 +34,7 @@ from cudnn_actor.actors import forks
 from cudnn_actor.actors.interrupts import is_of_a_handler
 from cudnn_actor.processes.frames import LENGTH, LONGEST, BadFrame, encode
 
-__all__ = ["Channel", "channel_pair"]
+__all__ = ["LOST", "Channel", "channel_pair", "descriptors_in"]
 
 _CHUNK = 256 << 10
 _BUFFER = 1 << 20
@@ -42,9 +42,10 @@ _BUFFER = 1 << 20
 _MOST_DESCRIPTORS = 64
 """That may be waiting for their frames: more is no protocol of ours."""
 _CUT_OFF = int(socket.MSG_CTRUNC)
-_LOST = -1
+LOST = -1
 """In place of a descriptor that came, and that this process had no room for."""
 _SHORT_S = 0.005
+"""Before another try where the kernel has no memory to send with: a poll says that there is room even so."""
 _LATER = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
 """The kernel cannot send for now; the other side is there."""
 _ANCILLARY = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
@@ -239,7 +240,7 @@ class Channel:
                 self.ended = True
                 return False
         data, ancillary, flags, _ = raw[0]
-        descriptors = _descriptors_in(ancillary, flags) if ancillary or flags & _CUT_OFF else ()
+        descriptors = descriptors_in(ancillary, flags) if ancillary or flags & _CUT_OFF else ()
         self._take_in(data, descriptors)
         if descriptors and len(self._descriptors) > _MOST_DESCRIPTORS:
             raise BadFrame(f"{len(self._descriptors)} descriptors that no frame has asked for")
@@ -294,7 +295,7 @@ class Channel:
         if not self._descriptors:
             raise BadFrame("a frame came without the descriptor that belongs to it")
         descriptor = self._descriptors.popleft()
-        if descriptor == _LOST:
+        if descriptor == LOST:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return descriptor
 
@@ -304,15 +305,15 @@ class Channel:
         self._give_up_sending()
         self._socket.close()
         for _, ancillary, flags, _ in self._raw:
-            self._descriptors += _descriptors_in(ancillary, flags)
+            self._descriptors += descriptors_in(ancillary, flags)
         self._raw.clear()
         while self._descriptors:
             with contextlib.suppress(OSError):
                 os.close(self._descriptors.popleft())
 
 
-def _descriptors_in(ancillary: Sequence[tuple[int, int, bytes]], flags: int) -> list[int]:
-    """The descriptors that came with some bytes, in order; `_LOST` for what this process had no room for."""
+def descriptors_in(ancillary: Sequence[tuple[int, int, bytes]], flags: int) -> list[int]:
+    """The descriptors that came with some bytes, in order; `LOST` for what this process had no room for."""
     found: list[int] = []
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -320,5 +321,5 @@ def _descriptors_in(ancillary: Sequence[tuple[int, int, bytes]], flags: int) -> 
             numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
             found += numbers
     if flags & _CUT_OFF:  # there was no room for one: this stands in its place
-        found.append(_LOST)
+        found.append(LOST)
     return found

@@ -37,7 +37,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from cudnn_actor.processes.channel import Channel
@@ -55,6 +54,7 @@ from cudnn_actor.processes.launch_messages import (
     ToServer,
 )
 from cudnn_actor.processes.lifeline import bind, tie
+from cudnn_actor.processes.process_state import call_this_process
 
 __all__ = ["NAME", "main", "succeed"]
 
@@ -201,7 +201,7 @@ class _Server:
 
 def main() -> None:
     """Serve one parent until it has gone."""
-    _call_itself(NAME)
+    call_this_process(NAME)
     fd, parent, preload = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     _set_signals()
     os.set_inheritable(fd, False)
@@ -221,12 +221,8 @@ def succeed(descriptors: Sequence[int]) -> None:
     """
     connection, parent = descriptors
     _set_signals()
-    _call_itself(NAME)
+    call_this_process(NAME)
     _Server(socket.socket(fileno=connection), parent).serve()
-
-
-def _call_itself(name: str) -> None:
-    Path("/proc/self/comm").write_text(name)
 
 
 def _serve(server: _Server, preload: Sequence[str]) -> None:
@@ -266,7 +262,7 @@ def _work(main: str, descriptors: list[int]) -> NoReturn:
     """Be a worker: run `main`, and end without anything that a Python process does at its end."""
     status = 1
     try:
-        _call_itself("cudnn-starting")
+        call_this_process("cudnn-starting")
         lifeline = descriptors[-1]
         tie(lifeline)
         _keep_only({*_STANDARD, *descriptors})

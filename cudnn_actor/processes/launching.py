@@ -58,7 +58,8 @@ from cudnn_actor.processes.launch_messages import (
     Refused,
 )
 from cudnn_actor.processes.lifeline import Lifeline
-from cudnn_actor.processes.process_state import is_stopped
+from cudnn_actor.processes.process_state import is_stopped, own_pidfd
+from cudnn_actor.processes.waiting import wait_for
 
 __all__ = ["Child", "LaunchFailed", "Launcher", "close_launchers"]
 
@@ -134,7 +135,7 @@ class Child:
 
         Raises `ValueError` when this is closed.
         """
-        return _becomes_readable(self.pidfd, timeout_s)
+        return bool(wait_for((self.pidfd,), timeout_s))
 
     def how_it_ended(self, timeout_s: float) -> str:
         """How, for people: "was killed by SIGKILL", "exited with status 3".
@@ -175,7 +176,7 @@ class Child:
         with self._lock:
             pidfd = _NOWHERE if self.pidfd == _NOWHERE else os.dup(self.pidfd)
         if pidfd != _NOWHERE:
-            _becomes_readable(pidfd, timeout_s)
+            wait_for((pidfd,), timeout_s)
             os.close(pidfd)
 
     def _forget(self) -> None:
@@ -430,13 +431,9 @@ class Launcher:
             theirs.close()
             raise
         try:
-            with theirs:
-                itself = os.pidfd_open(os.getpid())
-                try:
-                    fds = (theirs.fileno(), itself, lifeline.theirs)
-                    pid, pidfd = server.launch(next(self._numbers), _HEIR, fds, unwanted)
-                finally:
-                    os.close(itself)
+            with theirs, own_pidfd() as itself:
+                fds = (theirs.fileno(), itself, lifeline.theirs)
+                pid, pidfd = server.launch(next(self._numbers), _HEIR, fds, unwanted)
         except BaseException:
             lifeline.cut()
             ours.close()
@@ -680,10 +677,10 @@ class _Server:
     def _awaited_end(self) -> str:
         # One that is still importing does not listen, and has no workers that it should wait for.
         grace_s = _UNTIL_ENDED_S if self.ready and not is_stopped(self.pid) else 0.0
-        ended = _becomes_readable(self._process.pidfd, grace_s)
+        ended = wait_for((self._process.pidfd,), grace_s)
         if not ended:
             self._kill()
-            ended = _becomes_readable(self._process.pidfd, 0.0)
+            ended = wait_for((self._process.pidfd,), 0.0)
         how = f"the forkserver {_ending_of(self._process.status()) if ended else 'cannot be killed'}"
         return how if self.ready else how + self._process.origin()
 
@@ -701,7 +698,7 @@ class _Server:
 
     def _kill(self) -> None:
         self._process.kill()
-        _becomes_readable(self._process.pidfd, _UNTIL_ENDED_S)
+        wait_for((self._process.pidfd,), _UNTIL_ENDED_S)
 
     def _read(self) -> tuple[FromServer, list[int]] | None:
         """A record that is there already; None, and `gone`, at the end of the socket."""
@@ -778,12 +775,6 @@ def _pidfd_of(process: subprocess.Popen[bytes]) -> int:
 def _refuse_if(unwanted: Callable[[], bool]) -> None:
     if unwanted():
         raise OSError("nobody wants it any more")
-
-
-def _becomes_readable(fd: int, timeout_s: float | None) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
 
 
 def _ending_of(status: int | None) -> str:

@@ -1,11 +1,14 @@
-"""What the kernel says of another process."""
+"""What the kernel says of another process, and is told of this one."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["LOOK_EVERY_S", "StoppedTime", "is_stopped"]
+__all__ = ["LOOK_EVERY_S", "StoppedTime", "call_this_process", "is_stopped", "own_pidfd"]
 
 LOOK_EVERY_S = 0.25
 """So often whoever waits for a process looks whether it is stopped."""
@@ -21,6 +24,21 @@ def is_stopped(pid: int) -> bool:
     except (OSError, IndexError):
         return False
     return state in (b"T", b"t")
+
+
+@contextlib.contextmanager
+def own_pidfd() -> Iterator[int]:
+    """A pidfd of this process: who is given it takes no other process for its parent. Raises `OSError`."""
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
+
+
+def call_this_process(name: str) -> None:
+    """Give this process a name, of 15 bytes at most, for `ps -o comm`. On its main thread."""
+    Path("/proc/self/comm").write_text(name)
 
 
 class StoppedTime:

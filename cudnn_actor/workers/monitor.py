@@ -33,13 +33,14 @@ from cudnn_actor.broker.progress import Progress
 from cudnn_actor.broker.state import ServiceState
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.process_state import LOOK_EVERY_S, StoppedTime, is_stopped
+from cudnn_actor.processes.waiting import wait_for
 from cudnn_actor.workers.dispatcher import Dispatcher
 from cudnn_actor.workers.in_flight import Violation
 from cudnn_actor.workers.source import Source
 from cudnn_actor.workers.staging import Block
 from cudnn_actor.workers.verification import compare, verification
 from cudnn_actor.workers.wire import Dying, InternalDone, Stop
-from cudnn_actor.workers.worker import Bell, Worker, wait_for
+from cudnn_actor.workers.worker import Bell, Worker
 from cudnn_actor.workers.worker_host import PendingReclaim, WorkerHost
 
 __all__ = ["WorkerMonitor"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import select
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,11 +14,12 @@ import msgspec
 from cudnn_actor.actors import forks
 from cudnn_actor.processes.channel import Channel, channel_pair
 from cudnn_actor.processes.launching import Child, Launcher
+from cudnn_actor.processes.process_state import own_pidfd
 from cudnn_actor.workers.in_flight import Violation
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import FROM_WORKER, FromParent, Hello, Internal, Ready
 
-__all__ = ["Bell", "Recipe", "Worker", "wait_for"]
+__all__ = ["Bell", "Recipe", "Worker"]
 
 MAIN = "cudnn_actor.workers.process.main:main"
 
@@ -94,7 +94,7 @@ class Worker:
             raise
         self.channel = Channel(ours, FROM_WORKER)
         try:
-            with theirs, _own_pidfd() as parent:
+            with theirs, own_pidfd() as parent:
                 builders = () if recipe.builders < 0 else (recipe.builders,)
                 fds = (theirs.fileno(), generations, self.claims.fd, parent, *builders)
                 self.child: Child = recipe.launcher.launch(MAIN, fds, unwanted)
@@ -143,29 +143,6 @@ class Worker:
         self.channel.close()
         self.claims.close()
         self.child.close()
-
-
-@contextlib.contextmanager
-def _own_pidfd() -> Iterator[int]:
-    """A pidfd of this process: a worker that has it cannot mistake another process for its parent."""
-    pidfd = os.pidfd_open(os.getpid())
-    try:
-        yield pidfd
-    finally:
-        os.close(pidfd)
-
-
-def wait_for(descriptors: Sequence[int], timeout_s: float | None, sending: int | None = None) -> set[int]:
-    """Those of some descriptors that have something to read, or have ended. Blocks until one has.
-
-    One of them may be waited for until it has room to send, too: `sending`.
-    """
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN | (select.POLLOUT if descriptor == sending else 0))
-    return {
-        descriptor for descriptor, _ in poll.poll(None if timeout_s is None else max(timeout_s, 0.0) * 1e3)
-    }
 
 
 class Bell:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import time
@@ -35,6 +34,7 @@ from cudnn_actor.engines.remote.messages import (
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.process_state import LOOK_EVERY_S, is_stopped
+from cudnn_actor.processes.waiting import wait_for
 from cudnn_actor.protocol.errors import MalformedMessage
 
 __all__ = ["Connection", "ProcessLeft", "ProcessLost", "ProcessSilent", "ProcessStopped"]
@@ -110,7 +110,7 @@ class Connection:
         Raises `ProcessLost`, also for one that has ended since its last answer.
         """
         if self.fingerprint is not None:
-            until = _now  # nothing is to come from it: this only looks for its end
+            until = _at(0.0)  # nothing is to come from it: this only looks for its end
         while isinstance(said := self._receive(until), Busy):
             self.accepted = time.monotonic()  # it gets on with what others have asked for
         match said:
@@ -135,8 +135,7 @@ class Connection:
         began = False
         try:
             while True:
-                until = time.monotonic() + (within_s if began else 2 * within_s)
-                answer = self._receive(lambda until=until: until)  # type: ignore[misc]
+                answer = self._receive(_at(time.monotonic() + (within_s if began else 2 * within_s)))
                 if isinstance(answer, Busy):
                     continue
                 if isinstance(answer, Progress):
@@ -175,9 +174,7 @@ class Connection:
         """Whether the process has; waits so long for it. Blocks. True for one that never took it."""
         if self._pidfd < 0:
             return True
-        end = select.poll()
-        end.register(self._pidfd, select.POLLIN)
-        return bool(end.poll(1e3 * within_s))
+        return bool(wait_for((self._pidfd,), within_s))
 
     def was_killed(self) -> bool:
         """Whether somebody has killed the process for no fault of what it was building."""
@@ -199,11 +196,9 @@ class Connection:
 
     def _receive(self, until: Callable[[], float]) -> Answer | None:
         """The next word; None when there is none `until` then. Blocks. Raises `ProcessLost`."""
-        poll = select.poll()
-        poll.register(self._channel.fileno(), select.POLLIN)
         while (answer := self._next()) is None:
             left = max(0.0, until() - time.monotonic())
-            poll.poll(1e3 * min(left, LOOK_EVERY_S))
+            wait_for((self._channel.fileno(),), min(left, LOOK_EVERY_S))
             if (answer := self._next()) is not None:
                 break
             if self._channel.ended:
@@ -239,8 +234,9 @@ class Connection:
         self._output = self._channel.take_descriptor()
 
 
-def _now() -> float:
-    return 0.0
+def _at(moment: float) -> Callable[[], float]:
+    """A moment that stays as it is."""
+    return lambda: moment
 
 
 def _meant(answer: Answer | None, within_s: float) -> Built | Exception:

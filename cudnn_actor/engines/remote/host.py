@@ -23,14 +23,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import select
 import signal
 import socket
 import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -38,14 +36,15 @@ from cudnn_actor.actors import forks
 from cudnn_actor.actors.logs import Log, carrying
 from cudnn_actor.engines.remote.killing import mark_killed
 from cudnn_actor.engines.remote.queue import BuilderQueue, take_connection
-from cudnn_actor.processes.launching import Child, Launcher, LaunchFailed
-from cudnn_actor.processes.process_state import is_stopped
+from cudnn_actor.processes.launching import Child, Launcher
+from cudnn_actor.processes.process_state import is_stopped, own_pidfd
+from cudnn_actor.processes.waiting import wait_for
 
 __all__ = ["SERVING", "BuilderHost"]
 
 SERVING = "cudnn_actor.engines.remote.serving"
 """The module that a builder process runs; whoever says what a forkserver imports says this too."""
-_LOOK_EVERY_MS = 50
+_LOOK_EVERY_S = 0.05
 _LONGEST_S = 60.0
 _MOST_IN_VAIN = 4
 _UNTIL_ENDED_S = 5.0
@@ -179,12 +178,12 @@ class BuilderHost:
                 elif not _is_readable(waiting):
                     self._untaken_since = None
                     self._in_vain = 0 if child is not None else self._in_vain
-                    _wait_for((bell, waiting.fileno(), *_pidfd_of(child)), None)
+                    wait_for((bell, waiting.fileno(), *_pidfd_of(child)), None)
                 elif child is None:
                     self._launch(waiting)
                 else:
                     self._look_at(child)
-                    _wait_for((bell, *_pidfd_of(child)), _LOOK_EVERY_MS)
+                    wait_for((bell, *_pidfd_of(child)), _LOOK_EVERY_S)
         except Exception:
             log.exception("builder.host_failed")
             self._closing.set()  # nobody connects any more, and nobody waits for ever
@@ -210,7 +209,7 @@ class BuilderHost:
             return
         try:
             self._child = self._launched(waiting)
-        except (OSError, LaunchFailed) as error:
+        except OSError as error:  # also `LaunchFailed`
             if not self._closing.is_set():
                 log.warning("builder.not_started", error=str(error))
                 self._refuse(waiting)
@@ -218,13 +217,10 @@ class BuilderHost:
     def _launched(self, waiting: socket.socket) -> Child:
         output = os.memfd_create("builder-output", os.MFD_CLOEXEC)
         try:
-            parent = os.pidfd_open(os.getpid())
-            try:
+            with own_pidfd() as parent:
                 launcher = Launcher.shared(self._preload, self._executable)
                 descriptors = (waiting.fileno(), output, parent)
                 child = launcher.launch(f"{SERVING}:main", descriptors, self._closing.is_set)
-            finally:
-                os.close(parent)
         except BaseException:
             os.close(output)
             raise
@@ -264,12 +260,4 @@ def _pidfd_of(child: Child | None) -> tuple[int, ...]:
 
 
 def _is_readable(connection: socket.socket) -> bool:
-    return _wait_for((connection.fileno(),), 0)
-
-
-def _wait_for(descriptors: Sequence[int], timeout_ms: float | None) -> bool:
-    """Whether one of some descriptors is readable; waits so long for it. Not `select`: they may be many."""
-    poll = select.poll()
-    for fd in descriptors:
-        poll.register(fd, select.POLLIN)
-    return bool(poll.poll(timeout_ms))
+    return bool(wait_for((connection.fileno(),), 0.0))

@@ -14,7 +14,7 @@ import os
 import socket
 
 from cudnn_actor.actors import forks
-from cudnn_actor.processes.channel import channel_pair
+from cudnn_actor.processes.channel import LOST, channel_pair, descriptors_in
 
 __all__ = ["BuilderQueue", "take_connection"]
 
@@ -75,15 +75,12 @@ def take_connection(queue: socket.socket) -> socket.socket | None:
     """
     while True:
         try:
-            data, ancillary, _, _ = queue.recvmsg(len(_CONNECTION), _ROOM, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = queue.recvmsg(len(_CONNECTION), _ROOM, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
         if not data:
             raise EOFError
-        descriptors = array.array("i")
-        for level, kind, rights in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                descriptors.frombytes(rights[: len(rights) - len(rights) % descriptors.itemsize])
+        descriptors = [one for one in descriptors_in(ancillary, flags) if one != LOST]
         for descriptor in descriptors[1:]:  # of no sender of ours
             os.close(descriptor)
         if descriptors:

@@ -26,7 +26,6 @@ import signal
 import socket
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from cudnn_actor.actors.diverting import Line, divert_lines
@@ -51,6 +50,7 @@ from cudnn_actor.engines.remote.messages import (
 from cudnn_actor.engines.remote.queue import take_connection
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.processes.process_state import call_this_process
 from cudnn_actor.protocol.errors import CudnnActorError
 
 __all__ = ["NAME", "main"]
@@ -64,7 +64,7 @@ _MOST_UNCLAIMED = 16
 def main(descriptors: Sequence[int]) -> None:
     """Serve until the process that this one works for has gone, or the share of builds is done."""
     queue, output, parent = descriptors
-    Path("/proc/self/comm").write_text(NAME)
+    call_this_process(NAME)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _print_to(output)

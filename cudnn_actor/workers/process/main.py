@@ -19,7 +19,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from cudnn_actor.actors import Mailbox
@@ -29,6 +28,7 @@ from cudnn_actor.engines.remote.queue import BuilderQueue
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.process_state import call_this_process
 from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.workers.generations import GenerationView
 from cudnn_actor.workers.process.heartbeat import Heartbeat, end_with
@@ -62,7 +62,7 @@ NAME = "cudnn-worker"
 
 def main(descriptors: Sequence[int]) -> None:
     """Serve one parent. Returns at an orderly end; what ends it otherwise, the parent has been told."""
-    Path("/proc/self/comm").write_text(NAME)
+    call_this_process(NAME)
     connection, generations, status, parent, *builders = descriptors
     end_with(parent)
     channel = Channel(socket.socket(fileno=connection), FROM_PARENT)

@@ -5,7 +5,6 @@ Only the worker's main thread gives answers; log lines come from any.
 
 from __future__ import annotations
 
-import select
 from collections import deque
 from typing import Any
 
@@ -98,10 +97,7 @@ class Outbox:
     def say(self, frame: FromWorker, descriptors: tuple[int, ...] = ()) -> None:
         """Send a frame behind all that was sent before. Waits for room in the socket."""
         self._channel.send(frame, descriptors)
-        while not self._channel.flush():
-            poll = select.poll()
-            poll.register(self._channel.fileno(), select.POLLOUT)
-            poll.poll()
+        self._channel.send_all()
 
     def log(self, line: Logged) -> None:
         """Queue a line. Any thread: appending is one step under the GIL."""
