@@ -131,6 +131,8 @@ class Broker(Generic[W]):
         work: type[W],
     ) -> None:
         self.state = state
+        self.memory: Memory = state.memory
+        """The table of this life of the service."""
         self.arena: tuple[int, int] | None = None
         """Number and bytes of the arena that the host is making; None for none."""
         self.awaiting_arena: deque[Envelope] = deque()
@@ -153,11 +155,6 @@ class Broker(Generic[W]):
             Warm: self._warm,
             Drain: self._drain,
         }
-
-    @property
-    def memory(self) -> Memory:
-        """The service's table."""
-        return self.state.memory
 
     # Starting.
 
@@ -197,7 +194,7 @@ class Broker(Generic[W]):
         if rule is None:
             return handler(envelope, message)
         if type(message) in _BOOKKEEPING and rule.fault is not Fault.REJECT_BUILD:
-            work: W | None = self._work(envelope)
+            work: W | None = self._work(envelope, message)
             assert work is not None
             work.injects = True
         else:
@@ -209,13 +206,19 @@ class Broker(Generic[W]):
     def prepared(self, envelope: Envelope, message: Compute) -> W:
         """The work of a request that runs a plan. Raises what is wrong with it. Changes caches alone."""
         seen = self.state.seen(message)
-        if (error := self.state.why_quarantined(seen.lowered, envelope.number)) is not None:
-            raise error
+        if self.state.quarantined:
+            self._refuse_quarantined(seen, envelope.number)
         bound = bound_of(seen, message, self.memory)
-        return self._work(envelope, bound.slots, seen=seen)
+        work = self._work(envelope, message, bound.slots)
+        work.seen = seen
+        return work
 
-    def _question(self, envelope: Envelope, _message: Ping | GetStatistics) -> W:
-        return self._work(envelope)
+    def _refuse_quarantined(self, seen: Seen, number: int) -> None:
+        if (error := self.state.why_quarantined(seen.lowered, number)) is not None:
+            raise error
+
+    def _question(self, envelope: Envelope, message: Ping | GetStatistics) -> W:
+        return self._work(envelope, message)
 
     def _warm(self, envelope: Envelope, message: Warm) -> W:
         check_warm(message)
@@ -223,15 +226,15 @@ class Broker(Generic[W]):
         wanted = tuple(
             request for request in message.messages if self.state.lowered(request).graph.digest() not in known
         )
-        return self._work(envelope, request=Warm(messages=wanted))
+        return self._work(envelope, Warm(messages=wanted))
 
     def _upload(self, envelope: Envelope, message: Upload) -> W:
         slot = self.memory.resolve(message.dst, "dst")
         check_values(message.data, slot.spec, self.memory.device)
-        return self._work(envelope, (slot,))
+        return self._work(envelope, message, (slot,))
 
     def _download(self, envelope: Envelope, message: Download) -> W:
-        return self._work(envelope, (self.memory.resolve(message.src, "src"),))
+        return self._work(envelope, message, (self.memory.resolve(message.src, "src"),))
 
     def _view(self, envelope: Envelope, message: View) -> W:
         slot = self.memory.resolve(message.buffer, "buffer")
@@ -243,18 +246,18 @@ class Broker(Generic[W]):
                 fix='download the buffer, or spawn with isolation="thread"',
             )
         require_asker(envelope, "array")
-        return self._work(envelope, (slot,))
+        return self._work(envelope, message, (slot,))
 
     def _copy(self, envelope: Envelope, message: Copy) -> W:
         src, dst = self.memory.resolve(message.src, "src"), self.memory.resolve(message.dst, "dst")
         check_copy(message, src, dst)
-        return self._work(envelope, (src, dst))
+        return self._work(envelope, message, (src, dst))
 
     def _fill(self, envelope: Envelope, message: Fill) -> W:
         slot = self.memory.resolve(message.dst, "dst")
         require_type("value", message.value, numbers.Real)
         check_fits_float(message.value)
-        return self._work(envelope, (slot,))
+        return self._work(envelope, message, (slot,))
 
     # Buffers.
 
@@ -267,7 +270,9 @@ class Broker(Generic[W]):
             self._await_arena(envelope, message.spec)
         elif message.data is not None:
             ref = self.memory.allocate(message.spec)
-            return self._work(envelope, (self.memory.resolve(ref),), ref=ref)
+            work = self._work(envelope, message, (self.memory.resolve(ref),))
+            work.ref = ref
+            return work
         elif self.begins(envelope):
             self.succeed(envelope, self.memory.allocate(message.spec))
         return None

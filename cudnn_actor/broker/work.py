@@ -44,21 +44,14 @@ class Work:
     injects = False
     suspect = False
 
-    def __init__(
-        self,
-        envelope: Envelope,
-        slots: Sequence[Slot] = (),
-        *,
-        request: Any = None,
-        seen: Seen | None = None,
-        ref: BufferRef | None = None,
-    ) -> None:
+    seen: Seen | None = None
+    ref: BufferRef | None = None
+
+    def __init__(self, envelope: Envelope, request: Any, slots: Sequence[Slot] = ()) -> None:
         self.envelope = envelope
         self.number = envelope.number
-        self.request = envelope.message if request is None else request
+        self.request = request
         self.slots = slots
-        self.seen = seen
-        self.ref = ref
 
     @property
     def started_ns(self) -> int:

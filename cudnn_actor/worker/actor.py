@@ -73,6 +73,7 @@ class CudnnActor(Actor):
         self._runner: Runner[Work] = Runner(
             state, engine, self, abandoned=self.abandoned, nudge=state.mailbox.nudge
         )
+        self._faults = self._runner.faults
         self._work: Work | None = None
         """What is being run, or was last in this batch."""
         self._crashed = False
@@ -148,7 +149,9 @@ class CudnnActor(Actor):
         running = [one.task for one in runner.executor.unfinished()] if runner.is_open else []
         if current is not None and all(current is not work.envelope for work in running):
             work = self._work
-            running.append(work if work is not None and work.envelope is current else Work(current))
+            if work is None or work.envelope is not current:
+                work = Work(current, current.message)
+            running.append(work)
         return running
 
     def _revived(self, again: Sequence[Work]) -> list[BufferRef]:
@@ -211,7 +214,8 @@ class CudnnActor(Actor):
 
     def defers(self, envelope: Envelope) -> Callable[[], None] | None:
         """Whether a message must wait for a plan, or behind one that does."""
-        return self._runner.defers(envelope)
+        deferred = self._runner.deferred
+        return None if deferred is None else deferred.defers(envelope)
 
     def take_deferred(self) -> list[Envelope]:
         """What was deferred, in order: it has not started."""
@@ -240,36 +244,31 @@ class CudnnActor(Actor):
 
     # Messages.
 
-    def on_receive(self, message: Any) -> Any:  # noqa: ARG002
+    def on_receive(self, message: Any) -> Any:
         """Answer the message in work. Raises what its caller is to get."""
         envelope = self.current
         assert envelope is not None, "a message is handled in its turn"
-        return self._take_up_work(envelope, injected=False)
+        broker, injected = self._broker, False
+        while True:
+            work = self._work = broker.take_up(envelope, injected=injected)
+            if work is not None and not work.injects:
+                return self._run_work(work)
+            if work is not None:
+                self._faults.rule = work.fault
+                self._faults.inject(type(message).__name__.lower())
+            elif not broker.take_awaiting():
+                return DEFERRED  # the broker has answered it
+            injected = True  # it is taken up again, its fault done, or the arena made that it waited for
 
-    def _take_up_work(self, envelope: Envelope, *, injected: bool) -> Any:
-        broker = self._broker
-        work = self._work = broker.take_up(envelope, injected=injected)
-        if work is None:
-            return self._without_work(envelope)
+    def _run_work(self, work: Work) -> Any:
+        self._faults.rule = work.fault
         try:
-            self._runner.arm(work)
-            if work.injects:
-                self._runner.inject(type(work.message).__name__.lower())
-                return self._take_up_work(envelope, injected=True)
             return self._ways[type(work.request)](work)
         except Crash:
             raise  # the last act judges it
         except Exception:
-            if self._work is work:
-                broker.end_unreceived(work)
+            self._broker.end_unreceived(work)
             raise
-
-    def _without_work(self, envelope: Envelope) -> Any:
-        """A message that the broker has answered, or that has waited for an arena, which is there by now."""
-        for waiting in self._broker.take_awaiting():
-            assert waiting is envelope, "an arena is made while its allocation is in work"
-            return self._take_up_work(envelope, injected=True)
-        return DEFERRED
 
     def _compute(self, work: Work) -> Any:
         assert work.seen is not None

@@ -40,31 +40,23 @@ class Injection:
     def __init__(self, flush: Callable[[], None], abandoned: threading.Event) -> None:
         self._flush = flush
         self._abandoned = abandoned
-        self._rule: FaultRule | None = None
-
-    @property
-    def is_armed(self) -> bool:
-        """Whether anything is to befall the request in work; where nothing is, no more need be asked."""
-        return self._rule is not None
-
-    def arm(self, rule: FaultRule | None) -> None:
-        """Set what is to befall the request that is about to run; `inject` and `reject` carry it out."""
-        self._rule = rule
+        self.rule: FaultRule | None = None
+        """What is to befall the request in work; None for nothing, and once it has."""
 
     def reject(self, engine: str, lowered: Lowered) -> None:
         """The place where a plan is built. Raises `UnsupportedGraph` where that was scripted."""
-        if self._rule is not None and self._rule.fault is Fault.REJECT_BUILD:
-            self._rule = None
+        if self.rule is not None and self.rule.fault is Fault.REJECT_BUILD:
+            self.rule = None
             log.info("fault.injected", fault=Fault.REJECT_BUILD.value, plan="build")
             digest = lowered.graph.digest()
             raise UnsupportedGraph(engine=engine, digest=digest, detail="injected: rejected at build")
 
     def inject(self, tag: str) -> None:
         """The place where the engine runs. Raises, hangs or waits as was scripted for this message."""
-        rule = self._rule
+        rule = self.rule
         if rule is None or rule.fault is Fault.REJECT_BUILD:
             return
-        self._rule = None
+        self.rule = None
         log.info("fault.injected", fault=rule.fault.value, plan=tag)
         match rule.fault:
             case Fault.FAIL_EXECUTION:

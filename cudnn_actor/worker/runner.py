@@ -115,11 +115,13 @@ class Runner(Generic[T]):
         self._host = host
         self._abandoned = abandoned
         self._nudge = nudge
-        self._faults = Injection(host.flush, abandoned)
+        self.faults = Injection(host.flush, abandoned)
+        """Before a task is run, its host sets the `rule`."""
         self._executor: Executor[T] | None = None
         self._planner: Planner | None = None
-        self._deferred: DeferredWork | None = None
-        """Where requests wait for their plans; None where those are built on the spot."""
+        self.deferred: DeferredWork | None = None
+        """Where requests wait for their plans, which its host asks before it starts one; None where plans are
+        built on the spot."""
 
     # Life.
 
@@ -130,7 +132,7 @@ class Runner(Generic[T]):
         executor.open()
         self._planner = Planner(executor, self.plans, self._state, self._nudge)
         if self._planner.builds_elsewhere:
-            self._deferred = DeferredWork(self._state, self._planner)
+            self.deferred = DeferredWork(self._state, self._planner)
 
     def close(self, *, wait: bool) -> None:
         """End the build thread, and close the engine; `wait` a moment for the build in work."""
@@ -191,22 +193,18 @@ class Runner(Generic[T]):
 
     # What waits for a plan.
 
-    def defers(self, item: Any) -> Callable[[], None] | None:
-        """What defers an item, which has a `message`; None for one that can start. See `DeferredWork`."""
-        return None if self._deferred is None else self._deferred.defers(item)
-
     def take_deferred(self) -> list[Any]:
         """Take out what was deferred, in order: it has not started."""
-        return [] if self._deferred is None else self._deferred.clear()
+        return [] if self.deferred is None else self.deferred.clear()
 
     def next_resumed(self) -> Any:
         """The next item that can start; None where there is none."""
-        return None if self._deferred is None else self._deferred.take()
+        return None if self.deferred is None else self.deferred.take()
 
     @property
     def may_resume(self) -> bool:
         """Whether anything that was deferred can start now."""
-        return self._deferred is not None and self._deferred.may_resume
+        return self.deferred is not None and self.deferred.may_resume
 
     def collect_builds(self) -> None:
         """Take in what the build thread has come to. Raises `Crash`."""
@@ -273,20 +271,12 @@ class Runner(Generic[T]):
 
     # Running. Each returns an answer, or `LATER`; raises the error that is one, or `Crash`.
 
-    def arm(self, task: T) -> None:
-        """Before a task is run: have its fault injected where the engine is called."""
-        self._faults.arm(task.fault)
-
-    def inject(self, tag: str) -> None:
-        """Inject a fault that needs no engine."""
-        self._faults.inject(tag)
-
     def compute(self, task: T, seen: Seen, key: object) -> Any:
         """Run a plan on what the message is bound to. `key` is what was asked whether it is deferred."""
-        bound = seen.bound
+        bound, executor, deferred = seen.bound, self._executor, self.deferred
         assert bound is not None, "whoever checks a message binds it"
-        executor = self.executor
-        plan = self._plan(seen.lowered, self._found(key))
+        assert executor is not None
+        plan = self._plan(seen.lowered, None if deferred is None else deferred.found_for(key))
         if executor.synchronous and self.plans.last_run_ns(plan.tag) > _LONG_RUN_NS:
             self._host.flush()
         binding = executor.binding
@@ -299,13 +289,9 @@ class Runner(Generic[T]):
         except ExecutionFailed as error:
             raise reproducible(error, seen.lowered.graph) from error
 
-    def _found(self, key: object) -> Outcome | None:
-        """A request's plan, where it was looked up before it started."""
-        return None if self._deferred is None else self._deferred.found_for(key)
-
     def _plan(self, lowered: Lowered, known: Outcome | None) -> Plan:
-        if self._faults.is_armed:
-            self._faults.reject(self.executor.engine.name, lowered)
+        if self.faults.rule is not None:
+            self.faults.reject(self.executor.engine.name, lowered)
         if known is None:
             assert self._planner is not None
             return self._planner.here(lowered.graph)
@@ -320,7 +306,7 @@ class Runner(Generic[T]):
 
     def read(self, task: T, slot: Slot, into: Any = None) -> Any:
         """A buffer's values, in `into` where that is given: now, or when all before it has run."""
-        self._faults.inject("download")
+        self.faults.inject("download")
         executor, place = self.executor, self.executor.binding(slot)
         if not executor.synchronous:
             late = executor.call("download", executor.engine.fetch, place, into)
@@ -364,8 +350,8 @@ class Runner(Generic[T]):
         for request in message.messages:
             lowered = self._state.lowered(request)
             wanted[lowered.graph.digest()] = lowered
-        outcomes = {} if self._deferred is None else self._deferred.warmed_for(key)
-        self._faults.inject("warm")
+        outcomes = {} if self.deferred is None else self.deferred.warmed_for(key)
+        self.faults.inject("warm")
         built = 0
         for digest, lowered in wanted.items():
             known = outcomes.get(digest)
@@ -385,9 +371,10 @@ class Runner(Generic[T]):
         *args: Any,
         reply: Any = RECEIPT,
     ) -> Any:
-        executor = self.executor
-        if self._faults.is_armed:
-            self._faults.inject(tag)
+        executor = self._executor
+        assert executor is not None
+        if self.faults.rule is not None:
+            self.faults.inject(tag)
         executor.call(tag, call, *args)
         if not executor.synchronous:
             executor.defer(Enqueued(task, tag, slots, reply))

@@ -113,7 +113,7 @@ def _prepared(host: WorkerHost, envelope: Envelope) -> WorkerRequest | None:
         if type(message) in COMPUTE:
             request = host.prepared(envelope, message)
         elif type(message) is Ping:
-            request = WorkerRequest(envelope)
+            request = WorkerRequest(envelope, message)
             request.body = encode_message(message)
         else:
             return None

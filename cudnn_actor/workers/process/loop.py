@@ -84,7 +84,7 @@ class WorkerLoop:
                 task, self._resolved(task.message.dst, "dst"), task.message.value
             ),
             Warm: lambda task: self._runner.warm(task.message, task, self._note_build),
-            InjectFault: lambda task: self._runner.inject(task.message.tag),
+            InjectFault: lambda task: self._runner.faults.inject(task.message.tag),
             Ping: lambda _: state.generation,
             GetStatistics: lambda _: state.statistics(self._runner.plans.statistics()),
         }
@@ -156,7 +156,8 @@ class WorkerLoop:
         return 0.0 if runner.may_resume else pause
 
     def _take_up(self, task: Task) -> None:
-        defer = self._runner.defers(task)
+        deferred = self._runner.deferred
+        defer = None if deferred is None else deferred.defers(task)
         if defer is not None:
             defer()
         else:
@@ -169,7 +170,7 @@ class WorkerLoop:
             return
         self.current = task
         self._busy_since = time.monotonic()
-        self._runner.arm(task)
+        self._runner.faults.rule = task.fault
         try:
             value = self._ways[type(task.message)](task)
         except Crash:
