@@ -75,8 +75,6 @@ class Mailbox:
         self._bell = threading.Lock()
         self._bell.acquire()
         self._numbers = itertools.count(1)
-        self._last_foreign = 0
-        """Number of the last message for whose answer no event loop waits."""
         self._some_left = True
         """Whether senders have said that they have gone since the deque was last looked through for them."""
         self._look_again_ns = 0
@@ -131,9 +129,7 @@ class Mailbox:
                 envelope.mailbox = self
                 envelope.number = number
                 envelope.admitted_ns = now_ns
-                if bridge is None:
-                    self._last_foreign = number
-                else:
+                if bridge is not None:
                     bridge.awaited += 1
                 queue += entry
                 if self._sleeping:

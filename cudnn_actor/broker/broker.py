@@ -33,14 +33,15 @@ from cudnn_actor.broker.checks import (
     require_asker,
     require_type,
 )
-from cudnn_actor.broker.footprints import footprint, named_buffers
-from cudnn_actor.broker.interruption import Interruption
+from cudnn_actor.broker.footprints import footprint, named_buffers, overwritten
+from cudnn_actor.broker.recovery import Verdict, judge
 from cudnn_actor.broker.state import Bound, Seen, ServiceState
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import Memory
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import (
+    ContextLost,
     CudnnActorError,
     DeadlineExceeded,
     ExecutionFailed,
@@ -438,13 +439,16 @@ class Broker(Generic[W]):
             Those that are to run again, before all else; and those that are lost: they are answered, and
             what they write is torn. Who holds their buffers lets go of them when nobody can write there.
         """
-        works = {work.number: work for work in begun}
-        interruption = Interruption(
-            self.state, cause, outlives_context=memory_survives, may_still_write=may_still_write
-        )
+        spoiled = overwritten([footprint(work.message, self.state.lowered) for work in begun])
         again, lost = [], []
-        for envelope, error in interruption.judge_all([work.envelope for work in begun]):
-            work = works[envelope.number]
+        for work, is_spoiled in zip(begun, spoiled, strict=True):
+            error = self._judge(
+                work,
+                cause,
+                is_spoiled=is_spoiled,
+                memory_survives=memory_survives,
+                may_still_write=may_still_write,
+            )
             if error is None:
                 work.suspect = True
                 again.append(work)
@@ -452,6 +456,41 @@ class Broker(Generic[W]):
                 lost.append(work)
                 self.lose(work, error)
         return again, lost
+
+    def _judge(
+        self, work: W, cause: str, *, is_spoiled: bool, memory_survives: bool, may_still_write: bool
+    ) -> CudnnActorError | None:
+        """What a request ends in that was running at a crash; None for one that runs again.
+
+        `is_spoiled`: a later request, which was running too, may have overwritten its input.
+        """
+        envelope, message = work.envelope, work.message
+        lowered = self.state.lowered(message) if type(message) in COMPUTE else None
+        envelope.crashes += 1
+        writes = lowered is not None or hasattr(message, "dst")
+        verdict = judge(
+            pure=(lowered is None or lowered.pure) and not is_spoiled,
+            crashes=envelope.crashes,
+            outlives_context=memory_survives,
+            may_still_write=may_still_write and writes,
+        )
+        log.warning("request.interrupted", request=work.number, verdict=verdict.value, cause=cause)
+        match verdict:
+            case Verdict.RUN_AGAIN:
+                self.state.replayed += 1
+                return None
+            case Verdict.QUARANTINE:
+                digest = type(message).__name__.lower()
+                if lowered is not None:
+                    digest = lowered.graph.digest()
+                    self.state.quarantined[digest] = cause
+                return QuarantinedRequest(request_id=work.number, digest=digest, cause=cause)
+            case Verdict.CONTEXT_LOST:
+                return ContextLost(status="context lost", detail=cause)
+        why = "it may still be written" if may_still_write else "it accumulates"
+        if is_spoiled and not may_still_write:
+            why = "a later request may have overwritten its input"
+        return OutcomeUnknown(request_id=work.number, cause=cause, why=why)
 
     def lose(self, work: W, error: CudnnActorError) -> None:
         """Answer a request that had begun and is not run again: what it writes is torn."""

@@ -252,7 +252,7 @@ class ProcessIsolation:
         return Progress() if monitor is None else monitor.progress()
 
     def end(self) -> None:
-        """Kill the standby, have the rest answered, forget the loops, give up transfer memory and table."""
+        """Kill the standby, have the rest answered, forget the loop, give up transfer memory and table."""
         self._monitor = _if_lost(self._monitor)
         dispatcher = self._dispatcher
         with dispatcher.held() as host:
@@ -261,7 +261,7 @@ class ProcessIsolation:
             host.close()
             self._generations.close()
         self._builders.close()
-        dispatcher.forget_loops()
+        dispatcher.forget_owner()
         remove, self._remove_plans = self._remove_plans, None
         if remove is not None:
             remove()

@@ -1,35 +1,41 @@
-"""The mailbox of a service whose actor is in another process: whoever sends a message also delivers it.
+"""The mailbox of a service whose actor is in another process: one thread sends to the worker and reads.
 
-In a service of one process the actor's thread takes messages out of the mailbox. Here nobody sits behind it:
-the sender himself, on his event loop, takes a **turn** at the host, which encodes what waits and sends it,
-and the loop's own reader takes one when answers have come. So a request costs no hop to a thread and back,
-and a loop's turn serves everything that has gathered since its last.
+A **turn** at the host encodes the messages that wait, sends them, and completes the requests whose answers
+have come. Who takes the turns is the **owner** of the socket:
 
-What is shared: the host, by every loop and thread that sends, and the monitor's thread. Who may touch it:
-whoever has noted that he has it (`_taken`), which nobody waits for but the monitor. Why no wish is lost:
-whoever wants a turn notes what he wants first and looks whether the host is free second; the holder frees it
-first and looks at the notes second. If it was not free, the holder has not looked yet, and does it on the
-wisher's behalf. An answer for another loop's future, or a pykka one, goes through its bridge.
+- The first event loop that sends owns it. Its turns run on its own thread, so a request costs no hop to
+  another thread and back, and a turn serves all that has gathered since the last.
+- The first request of anybody else (another loop, a pykka caller) makes the monitor's thread the owner, for
+  the rest of the service's life. From then on senders only put messages into the mailbox and wake it.
+
+The monitor takes turns of its own also while a loop is the owner: it looks after the worker, and does what
+would hold the loop up (copies of large arrays, a socket that is full). So two threads may want the host, and
+whoever has noted that he has it (`_taken`) may touch it. The look and the note are one step under the GIL.
+A loop never waits for the host, the monitor does. No wish is lost: whoever wants a turn notes it first and
+looks whether the host is free second; the holder frees it first and looks at the notes second. If it was not
+free, the holder has not looked yet, and takes the turn on the other's behalf.
+
+Correctness does not depend on who is the owner: a loop that was it a moment ago may still take a turn, since
+it has to find the host free, too. What the owner adds is that somebody reads. A loop reads from its first
+turn until it is told to stop; the monitor looks before each of its waits who the owner is, and is woken when
+that changes. A loop that is blocked, or has stopped, therefore delays its own callers alone: whoever else
+asks takes the socket away from it.
 
 A turn on the main thread may end anywhere in an exception of a signal's handler (`actors.interrupts`). It
 takes the fast path only (`fast_path`), which leaves the host whole wherever it ends, and leaves the rest to
-other threads. Whoever is interrupted frees the host and rings for the monitor in the same step, and the
-monitor does whatever there is to do: it completes what has been read, delivers what is complete, and sends
-what was handed over. So the exception costs its own caller his answer, and nobody else anything.
-
-Each event loop that sends reads the socket (`_Link`); one that is blocked, or does not run, holds up
-nobody but itself, since any other reads as well. Where no loop can be relied on for an answer (a pykka
-caller waits, every loop has closed), the monitor's thread reads: `monitor_reads` tells it. What would hold
-a loop up (copies of large arrays, a socket that is full) is left to the monitor's thread too.
+the monitor. Whoever is interrupted frees the host and wakes the monitor in the same step, and the monitor
+does whatever there is to do: it completes what has been read, delivers what is complete, and sends what was
+handed over. So the exception costs its own caller his answer, and nobody else anything.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge, Mailbox
@@ -91,9 +97,10 @@ class Dispatcher(Mailbox):
         self._stop: Envelope | None = None
         """pykka's stop, which ends the service in its turn; what came behind it is not taken up."""
         self._stop_told = False
-        self._links: dict[LoopBridge, _Link] = {}
-        self._monitor_reads = False
-        """Whether the monitor looks at the socket, for those whose answers no event loop fetches."""
+        self._owner: _OwningLoop | None = None
+        """Written under the lock. None before anybody has asked, and where the monitor owns the socket."""
+        self._shared = False
+        """Whether somebody else than one event loop has asked: then the monitor owns the socket."""
         self._outbox: deque[Reply] = deque()
         """Replies that have been given and not delivered: the left one is next."""
         self._loops_to_wake: set[LoopBridge] = set()
@@ -105,21 +112,20 @@ class Dispatcher(Mailbox):
 
     def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
         """Accept a message, and see to it that it goes on. See `Mailbox.admit`."""
-        bridge, link = envelope.bridge, None
-        if bridge is not None:
-            link = self._links.get(bridge)
-            if link is None:
-                link = self._new_link(bridge)  # before the admission: after an error nothing was sent
+        owner = self._owner
+        if owner is None or envelope.bridge is not owner.bridge:
+            owner = self._owner_for(envelope)  # before the admission: after an error nothing was sent
         try:
             super().admit(envelope, waits=waits)
             if self._afterwards:
                 # Sent by a finalizer, or a handler, amid a step of this very thread's, which is no place for
                 # a turn: it may be looking through the messages. Whoever is inside admits it on the way out.
                 self.wake_monitor()
-            elif link is None:
-                self.turn()
-            else:
-                link.schedule()
+            elif owner is not None:
+                owner.schedule()
+            elif not self._wants_turn:  # else whoever takes the turn that is wanted finds the message
+                self._wants_turn = True
+                self.wake_monitor()
         except (ActorStopped, MailboxFull, ReentrantAsk):
             raise
         except BaseException:
@@ -131,16 +137,28 @@ class Dispatcher(Mailbox):
         table = self.host.in_flight
         return max(0, table.handed - self.begun()) + table.waiting_again
 
-    def _new_link(self, bridge: LoopBridge) -> _Link:
-        for old in tuple(self._links):
-            if old.loop.is_closed() and (closed := self._links.pop(old, None)) is not None:
-                closed.close()  # taking it out is one step: of several threads that come by, one closes it
-        link = self._links[bridge] = _Link(self, bridge)
-        return link
+    def _owner_for(self, envelope: Envelope) -> _OwningLoop | None:
+        """The loop that takes the turn for a message that the owner has not asked; None for the monitor."""
+        bridge = envelope.bridge
+        with self._lock:
+            owner = self._owner
+            if owner is None or owner.bridge.loop.is_closed():
+                if bridge is None or self._shared:
+                    return None
+                before, self._owner = owner, _OwningLoop(self, bridge)
+                if before is not None:
+                    before.close()
+            elif bridge is not owner.bridge:
+                if not envelope.wants_reply:
+                    return owner if owner.is_running_here() else None
+                self._shared, self._owner = True, None
+                owner.follow_soon()
+                self.wake_monitor()
+            return self._owner
 
-    def has_link(self, bridge: LoopBridge) -> bool:
-        """Whether a loop still has a part here."""
-        return bridge in self._links
+    def is_owner(self, loop: _OwningLoop) -> bool:
+        """Whether a loop owns the socket."""
+        return self._owner is loop
 
     # Turns.
 
@@ -236,8 +254,7 @@ class Dispatcher(Mailbox):
         if self._ordinary or self._control or self._stop is not None or self.host.in_flight.waiting_again:
             leaves |= self._hand_over(fast_only=fast_only, monitor=monitor)
         self.host.flush()
-        backed_up = not channel.flush()
-        if backed_up or (not self._monitor_reads and self._has_foreign):
+        if not channel.flush():
             self.ring_monitor()
         return leaves
 
@@ -297,17 +314,6 @@ class Dispatcher(Mailbox):
             self.on_stop_asked()
             self.reply(stop, None, None)
 
-    @property
-    def _has_foreign(self) -> bool:
-        """Whether an answer is awaited that no event loop fetches: in flight, a stop's, or in the queue."""
-        if self.host.has_foreign or self._stop is not None:
-            return True
-        ordinary, control, last = self._ordinary, self._control, self._last_foreign
-        try:
-            return any(queue[0].number <= last for queue in (ordinary, control) if queue)
-        except IndexError:  # taken out since
-            return False
-
     def ring_monitor(self) -> None:
         """Wake the monitor's thread, for a look around. Any thread; never blocks."""
         self.wake_monitor()
@@ -365,7 +371,7 @@ class Dispatcher(Mailbox):
     # The monitor's side.
 
     @contextlib.contextmanager
-    def held(self) -> Any:
+    def held(self) -> Iterator[WorkerHost]:
         """The host, for the monitor, who waits for it; then, what there is to do. Never on the main thread
         while requests are served."""
         self._await_host()
@@ -399,28 +405,23 @@ class Dispatcher(Mailbox):
         finally:
             self._waiting.remove(bell)
 
-    def monitors_turn(self) -> None:
-        """Read, and do all that there is to do, also what loops leave to the monitor.
+    @contextlib.contextmanager
+    def monitors_turn(self) -> Iterator[WorkerHost]:
+        """Read, do all that there is to do, also what the loop leaves to the monitor, and keep the host.
 
         It waits for the host. Were it only to try, each of its tries could find a loop in its turn, and what
         that loop has left to it, and rung for once, would be left for good.
         """
         self._wants_reading = True
         self.short_of_memory = False
-        with self.held():
-            pass
+        with self.held() as host:
+            self._serve(monitor=True)
+            yield host
 
     def monitor_reads(self) -> bool:
-        """Whether the monitor must read: somebody waits for an answer that no event loop would fetch.
-
-        The note is taken back before the look, and made after it. So a sender who finds it made has added
-        what he waits for before this look, or the monitor was about to look once more.
-        """
-        self._monitor_reads = False
-        self._monitor_reads = self._has_foreign or not any(
-            link.reads(self.channel) for link in tuple(self._links.values())
-        )
-        return self._monitor_reads
+        """Whether the monitor must read: no loop owns the socket, or it does not read this worker's yet."""
+        owner = self._owner
+        return owner is None or not owner.reads(self.channel)
 
     @property
     def needs_writer(self) -> bool:
@@ -429,13 +430,13 @@ class Dispatcher(Mailbox):
         return channel is not None and channel.backed_up
 
     def connect(self, channel: Channel, begun: Callable[[], int]) -> None:
-        """Serve with this worker from now on: every loop that sends reads its socket. With the host held."""
+        """Serve with this worker from now on. With the host held."""
         self.channel = channel
         self.begun = begun
         self.why_condemned = ""
         self._heavy = False
-        for link in tuple(self._links.values()):
-            link.follow_soon()
+        if (owner := self._owner) is not None:
+            owner.follow_soon()
 
     def disconnect(self) -> None:
         """Serve with nobody. With the host held."""
@@ -444,8 +445,8 @@ class Dispatcher(Mailbox):
             self.restore([stop])
         self.channel = None
         self.begun = _none_begun
-        for link in tuple(self._links.values()):
-            link.follow_soon()
+        if (owner := self._owner) is not None:
+            owner.follow_soon()
 
     def forget_parent(self) -> None:
         """Have no worker in a forked child, and leave the sockets to the parent's event loops.
@@ -460,23 +461,27 @@ class Dispatcher(Mailbox):
         self.begun = _none_begun
         self._outbox.clear()  # answered in the parent
         self._loops_to_wake.clear()
-        for link in tuple(self._links.values()):
-            link.forget_parent()
+        if (owner := self._owner) is not None:
+            owner.forget_parent()
 
-    def forget_loops(self) -> None:
-        """Let go of every event loop, and of the last monitor's bell: the service has ended."""
+    def forget_owner(self) -> None:
+        """Let go of the owning loop, and of the last monitor's bell: the service has ended."""
         self.wake_monitor = bool
-        for bridge in tuple(self._links):
-            if (link := self._links.pop(bridge, None)) is not None:
-                link.follow_soon()
+        with self._lock:
+            owner, self._owner, self._shared = self._owner, None, False
+        if owner is not None:
+            owner.follow_soon()
 
 
-class _Link:
-    """One event loop's part: its turns, and its reader on the socket. On the loop, but for `follow_soon`."""
+class _OwningLoop:
+    """The event loop that owns the socket: its turns, and its reader.
+
+    What another thread may call says so.
+    """
 
     def __init__(self, dispatcher: Dispatcher, bridge: LoopBridge) -> None:
         self._dispatcher = dispatcher
-        self._bridge = bridge
+        self.bridge = bridge
         self._scheduled = False
         self._gathered = 0
         """Messages since the last turn."""
@@ -497,9 +502,9 @@ class _Link:
             not in_flight or self._gathered >= min(MOST_GATHERED, max(LEAST_GATHERED, in_flight // SHARE))
         ):
             self._gathered = 0
-            dispatcher.turn(self._bridge)
+            dispatcher.turn(self.bridge)
         elif not self._scheduled or self._gathered > MOST_GATHERED:  # more than that: asyncio has lost it
-            self._bridge.loop.call_soon(self._run)
+            self.bridge.loop.call_soon(self._run)
             self._scheduled = True
 
     def _run(self) -> None:
@@ -508,25 +513,29 @@ class _Link:
             self._gathered = 0
             if self._channel is not self._dispatcher.channel:
                 self._follow()
-            self._dispatcher.turn(self._bridge)
+            self._dispatcher.turn(self.bridge)
         except BaseException:
             self._dispatcher.wake_monitor()  # one step from the exception on
             raise
 
+    def is_running_here(self) -> bool:
+        """Whether this thread runs it. Any thread."""
+        return asyncio._get_running_loop() is self.bridge.loop
+
     def reads(self, channel: Channel | None) -> bool:
         """Whether the loop looks at this socket, as far as is known. Any thread."""
-        return channel is not None and self._channel is channel and not self._bridge.loop.is_closed()
+        return channel is not None and self._channel is channel and not self.bridge.loop.is_closed()
 
     def follow_soon(self) -> None:
         """Have the loop read the present worker's socket, or none. Any thread."""
         try:
-            self._bridge.loop.call_soon_threadsafe(self._follow)
+            self.bridge.loop.call_soon_threadsafe(self._follow)
         except RuntimeError:  # it has closed, and its selector with it
             self.close()
 
     def _follow(self) -> None:
         dispatcher = self._dispatcher
-        channel = dispatcher.channel if dispatcher.has_link(self._bridge) else None
+        channel = dispatcher.channel if dispatcher.is_owner(self) else None
         if channel is self._channel:
             return
         self._let_go()
@@ -538,19 +547,19 @@ class _Link:
             if is_of_a_handler(error):
                 raise
             return
-        self._bridge.loop.add_reader(self._descriptors[0], self._readable)
+        self.bridge.loop.add_reader(self._descriptors[0], self._readable)
         self._channel = channel  # last: a loop of which it is thought that it reads does
-        dispatcher.turn(self._bridge, read=True)
+        dispatcher.turn(self.bridge, read=True)
 
     def _readable(self) -> None:
-        self._dispatcher.turn(self._bridge, read=True)
+        self._dispatcher.turn(self.bridge, read=True)
         if self._channel is not None and self._channel.ended:
             self._let_go()
 
     def _let_go(self) -> None:
         self._channel = None
         for descriptor in self._descriptors:
-            self._bridge.loop.remove_reader(descriptor)
+            self.bridge.loop.remove_reader(descriptor)
         self.close()
 
     def forget_parent(self) -> None:

@@ -58,7 +58,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
         if request is None:
             return True
         a, b, c, d, e, f = (*request.slots, *_FILL[len(request.slots)])
-        number, place, claim, foreign = request.number, places[-1], envelope.claim, envelope.bridge is None
+        number, place, claim = request.number, places[-1], envelope.claim
         entry = [Request(number, place, request.body)]
         if not in_flight:
             table.progress_s = time.monotonic()
@@ -81,7 +81,6 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
             f.users += 1
             in_flight[number] = request
             table.handed += 1
-            table.foreign += foreign
             del places[-1]
             unsent += entry
             del queue[0]
@@ -148,14 +147,13 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
             a, b, c, d, e, f = (*request.slots, *_FILL[len(request.slots)])
             if not (a.live and b.live and c.live and d.live and e.live and f.live):
                 return True  # its bytes may be free with this
-            place, foreign = [request.place], request.envelope.bridge is None
+            place = [request.place]
             reply = ((request.envelope, value, None),)
             with claims_lock:
                 # One step.
                 del in_flight[number]
                 request.claims = None
                 places += place
-                table.foreign -= foreign
                 table._alone = False
                 a.users -= 1
                 b.users -= 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from cudnn_actor.actors import forks
@@ -107,9 +107,6 @@ class InFlightTable:
         """In flight, by number, in the order in which they were handed over."""
         self.handed = 0
         """How many the present worker has been handed so far."""
-        self.foreign = 0
-        """Those in flight, or to be handed over again, whose answer no event loop waits for: a pykka caller
-        does, or nobody. Those that wait behind others count: the answers of those others must be read."""
         self.progress_s = 0.0
         """When the first of those in flight was handed over, or one has ended since: `time.monotonic()`."""
         self._again: deque[WorkerRequest] = deque()
@@ -132,9 +129,7 @@ class InFlightTable:
             return None
         if self._again[0].suspect and self.requests:
             return None
-        request = self._again.popleft()
-        self.foreign -= request.envelope.bridge is None
-        return request
+        return self._again.popleft()
 
     def hand_over(self, request: WorkerRequest, claims: Claims) -> int:
         """Give a request a place in the window, which there must be."""
@@ -145,7 +140,6 @@ class InFlightTable:
             request.claims = claims
         self.requests[request.number] = request
         self.handed += 1
-        self.foreign += request.envelope.bridge is None
         self._alone = request.suspect
         return place
 
@@ -162,7 +156,6 @@ class InFlightTable:
         with claims_lock:
             request.claims = None
         self._places.append(request.place)
-        self.foreign -= request.envelope.bridge is None
         self._alone = False
 
     def note_progress(self) -> None:
@@ -179,19 +172,16 @@ class InFlightTable:
         self._places = list(range(self.window))
         self._alone = False
         self.handed = 0
-        self.foreign = _foreign(self._again)
         return requests
 
     def first(self, requests: Sequence[WorkerRequest]) -> None:
         """Have requests handed over again before all others."""
         self._again.extendleft(reversed(requests))
-        self.foreign += _foreign(requests)
 
     def give_up(self) -> list[WorkerRequest]:
         """Take out those that were to go first: there will be no next worker."""
         requests = list(self._again)
         self._again.clear()
-        self.foreign -= _foreign(requests)
         return requests
 
     def waits_for(self, number: int) -> bool:
@@ -199,7 +189,3 @@ class InFlightTable:
         return any(other < number for other in self.requests) or any(
             request.number < number for request in self._again
         )
-
-
-def _foreign(requests: Iterable[WorkerRequest]) -> int:
-    return sum(request.envelope.bridge is None for request in requests)

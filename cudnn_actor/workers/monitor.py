@@ -110,6 +110,8 @@ class WorkerMonitor(Actor):
         self.worker: Worker | None = None
         """The process; None before it is started, and after its end."""
         self._serving = False
+        self._pause_s: float | None = None
+        """Seconds until the next look around at the latest; None for whenever something happens."""
         self._was_short = False
         """Whether the last look round has wanted for memory."""
         self._read_into: Block | None = None
@@ -298,6 +300,7 @@ class WorkerMonitor(Actor):
         host.on_new_plan = self._bell.ring
         host.attach(worker)
         self._serving = True
+        self._bell.ring()  # for a first look around
 
     # Serving.
 
@@ -318,21 +321,21 @@ class WorkerMonitor(Actor):
     def _look_around(self) -> None:
         worker, dispatcher = self.worker, self._dispatcher
         assert worker is not None
-        pause_s = self._tend()
-        self._wait(worker, pause_s)
+        self._wait(worker, self._pause_s)
         self._bell.quiet()
         if self.actor_stopped.is_set():
             return
-        dispatcher.monitors_turn()
-        self._look_for_the_end(worker)
+        with dispatcher.monitors_turn() as host:
+            self._look_for_the_end(worker, host)
+            self._pause_s = self._tend(host)
 
-    def _tend(self) -> float | None:
+    def _tend(self, host: WorkerHost) -> float | None:
+        """Look after the standby and those that end; seconds until that is due again, None for never."""
         source, ring = self._source, self._ring_whoever_monitors
-        with self._dispatcher.held() as host:
-            source.hear_standby(host, ring)  # first: one that has died is to be followed by another
-            pause_s = source.tend(host, time.monotonic(), ring)
-            source.warm(host)
-            source.reap(host)
+        source.hear_standby(host, ring)  # first: one that has died is to be followed by another
+        pause_s = source.tend(host, time.monotonic(), ring)
+        source.warm(host)
+        source.reap(host)
         return pause_s
 
     def _ring_whoever_monitors(self) -> None:
@@ -363,15 +366,13 @@ class WorkerMonitor(Actor):
         if (forkserver, select.POLLIN) in events:
             self._source.mind_forkserver()
 
-    def _look_for_the_end(self, worker: Worker) -> None:
+    def _look_for_the_end(self, worker: Worker, host: WorkerHost) -> None:
         if why := self._dispatcher.why_condemned:
             raise Crash(f"worker {worker.pid} broke the protocol: {why}")
         gone = worker.child.wait(0.0) or worker.channel.ended
-        with self._dispatcher.held() as host:
-            if gone:  # its last word may still lie there
-                self._read_to_the_end(worker)
-            last = host.last_word
-        if last is not None:
+        if gone:  # its last word may still lie there
+            self._read_to_the_end(worker)
+        if (last := host.last_word) is not None:
             raise Crash(last.cause)
         if gone:
             raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(KILLED_S)}")
@@ -415,7 +416,8 @@ class WorkerMonitor(Actor):
             self._bell.quiet()
             if self.abandoned.is_set():
                 raise Crash("it was given up while it stopped")
-            self._dispatcher.monitors_turn()
+            with self._dispatcher.monitors_turn():
+                pass
             if worker.channel.ended:
                 worker.child.wait(max(0.0, deadline - time.monotonic()))
         return True

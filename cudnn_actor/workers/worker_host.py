@@ -229,15 +229,6 @@ class WorkerHost:
     # What the dispatcher asks.
 
     @property
-    def has_foreign(self) -> bool:
-        """Whether an answer may be waited for that no event loop fetches. Any thread.
-
-        A pykka caller's is, and may be what only comes of other answers: the end of a `Drain`, room for an
-        allocation.
-        """
-        return self.in_flight.foreign > 0 or self.broker.has_drains or bool(self.broker.awaiting_arena)
-
-    @property
     def room(self) -> int:
         """How many new messages may be taken up: those that wait for an arena will need a place each."""
         if self.worker is None or self.stopping:

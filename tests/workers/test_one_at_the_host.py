@@ -1,4 +1,4 @@
-"""Of several threads that send one has the host, wherever the interpreter goes from one to the other."""
+"""Of the owning loop and the monitor one has the host, wherever the interpreter changes threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -19,9 +19,9 @@ from cudnn_actor import CudnnRef, CudnnService, Ping, start
 from cudnn_actor.workers.dispatcher import Dispatcher
 
 PATIENCE_S = 30.0
-TURN, SERVE, EXCHANGE = (one.__code__ for one in (Dispatcher.turn, Dispatcher._serve, Dispatcher._exchange))
-ENOUGH = 4
-"""Messages that a loop sends together without waiting for more."""
+LOOKS = 2000
+"""A thread that has waited for so many looks at it is stuck."""
+SERVE = Dispatcher._serve.__code__
 
 
 def behind_calls(code: CodeType) -> frozenset[int]:
@@ -30,9 +30,6 @@ def behind_calls(code: CodeType) -> frozenset[int]:
     return frozenset(
         step.offset for last, step in itertools.pairwise(steps) if last.opname.startswith("CALL")
     )
-
-
-BEHIND_CALLS = behind_calls(TURN)
 
 
 class Mark:
@@ -60,23 +57,23 @@ class Mark:
         os.close(self._descriptor)
 
 
-class Sender:
-    """A thread with an event loop that sends."""
+class Loop:
+    """The event loop that owns the socket, on a thread of its own."""
 
     def __init__(self, service: CudnnService) -> None:
         self._gpu = CudnnRef(service)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.asked: list[asyncio.Future[int]] = []
+        self._asked: list[asyncio.Future[int]] = []
 
-    def start_sending(self, messages: int, trace: Any = None) -> Mark:
-        """Have it send so many pings together, traced; made when they are sent."""
+    def start_a_turn(self, trace: Any) -> Mark:
+        """Have it send a ping, traced; made when it has been sent."""
 
         async def send() -> None:
             sys.settrace(trace)
             try:
-                self.asked += [self._gpu.submit(Ping()) for _ in range(messages)]
+                self._asked.append(self._gpu.submit(Ping()))
             finally:
                 sys.settrace(None)
 
@@ -85,11 +82,13 @@ class Sender:
         return sent
 
     def answers(self) -> list[int]:
+        """What has been asked, all of it answered."""
+
         async def gather() -> list[int]:
-            return await asyncio.wait_for(asyncio.gather(*self.asked), PATIENCE_S)
+            return await asyncio.wait_for(asyncio.gather(*self._asked), PATIENCE_S)
 
         got = asyncio.run_coroutine_threadsafe(gather(), self._loop).result(PATIENCE_S)
-        self.asked.clear()
+        self._asked.clear()
         return got
 
     def close(self) -> None:
@@ -98,12 +97,59 @@ class Sender:
         self._loop.close()
 
 
-class Encounter:
-    """One sends; while it has the host the other wishes for a turn, and at its n-th place comes for one."""
+class Monitor:
+    """A thread that takes the turns of a monitor: it waits until the host is free."""
 
-    def __init__(self, one: Sender, other: Sender, place: int) -> None:
-        self._one, self._other, self._place = one, other, place
-        self._wished = False
+    def __init__(self, service: CudnnService) -> None:
+        mailbox = service.state.mailbox
+        assert isinstance(mailbox, Dispatcher)
+        self._dispatcher = mailbox
+
+    def start_a_turn(self, trace: Any) -> Mark:
+        done = Mark()
+
+        def take_it() -> None:
+            sys.settrace(trace)
+            try:
+                with self._dispatcher.monitors_turn():
+                    pass
+            finally:
+                sys.settrace(None)
+                done.make()
+
+        threading.Thread(target=take_it, daemon=True).start()
+        return done
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._dispatcher._waiting)
+
+
+class Encounter:
+    """One takes a turn, and at its n-th place, where the interpreter may go to another thread, another comes.
+
+    Parameters
+    ----------
+    steps
+        The function in which places are counted.
+    place
+        Which one it is.
+    comes
+        Begins the other's turn.
+    goes_away
+        Whether the other is done, or waits, without having had the host.
+    """
+
+    def __init__(
+        self,
+        steps: CodeType,
+        place: int,
+        comes: Callable[[Any], Mark],
+        goes_away: Callable[[Mark], bool],
+    ) -> None:
+        self._steps, self._place = steps, place
+        self._places = behind_calls(steps)
+        self._comes, self._goes_away = comes, goes_away
         self._at = -1
         self._visit: Mark | None = None
         self._came, self._go_on = Mark(), Mark()
@@ -111,19 +157,20 @@ class Encounter:
         self.passed = 0
         self.met = False
 
-    def happen(self) -> None:
-        self._one.start_sending(1, self._trace_one).wait()
+    def happen(self, start: Callable[[Any], Mark], is_stuck: Callable[[], bool]) -> None:
+        """Have one begin, and both end. The other keeps the host until the one is done, or is stuck."""
+        done, stuck = start(self._trace_one), 0
+        while not done.is_there and stuck < LOOKS:
+            stuck = stuck + 1 if is_stuck() else 0
         self._go_on.make()
+        done.wait()
         if self._visit is not None:
             self._visit.wait()
 
     def _trace_one(self, frame: FrameType, _event: str, _: Any) -> Any:
         if frame.f_code is SERVE:
             self.met |= self._inside
-        if frame.f_code is EXCHANGE and not (self._wished or self._inside):
-            self._wished = True
-            self._other.start_sending(1).wait()
-        if frame.f_code is not TURN:
+        if frame.f_code is not self._steps:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step
@@ -131,12 +178,12 @@ class Encounter:
     def _step(self, frame: FrameType, event: str, _: Any) -> Any:
         # Behind a call, and after a jump back, the interpreter may go to another thread.
         before, self._at = self._at, frame.f_lasti
-        if event == "opcode" and (self._at in BEHIND_CALLS or self._at < before):
+        if event == "opcode" and (self._at in self._places or self._at < before):
             self.passed += 1
             if self.passed == self._place:
-                self._visit = self._other.start_sending(ENOUGH, self._trace_other)
-                while not (self._came.is_there or self._visit.is_there):
-                    pass  # at the host, or without having found it free
+                self._visit = self._comes(self._trace_other)
+                while not (self._came.is_there or self._goes_away(self._visit)):
+                    pass
         return self._step
 
     def _trace_other(self, frame: FrameType, _event: str, _: Any) -> Any:
@@ -159,21 +206,48 @@ def service() -> Iterator[CudnnService]:
     service.stop(PATIENCE_S)
 
 
-def test_wherever_a_turn_is_left_for_another_thread_one_of_both_has_the_desk(service: CudnnService) -> None:
-    one, other = Sender(service), Sender(service)
+def met_at(loop: Loop, encounter_at: Callable[[int], Encounter]) -> list[int]:
+    """The places at which both had the host, of encounters at one place after another."""
     met, place, clean = [], 0, 0
     while clean < 3:
-        for sender in (one, other):  # both read the socket, and nothing is in flight
-            sender.start_sending(1).wait()
-            assert sender.answers() == [1]
+        loop.start_a_turn(None).wait()
+        assert loop.answers() == [1]  # it reads the socket, and nothing is in flight
         place += 1
-        encounter = Encounter(one, other, place)
-        encounter.happen()
-        assert {*one.answers(), *other.answers()} == {1}
+        encounter = encounter_at(place)
+        assert {*loop.answers()} <= {1}
         met += [place] if encounter.met else []
         clean += encounter.passed < place
-    one.close()
-    other.close()
     assert place > 4
-    assert not met
+    return met
+
+
+def test_a_monitor_that_comes_amid_a_turn_of_the_loop_waits_for_its_end(service: CudnnService) -> None:
+    loop, monitor = Loop(service), Monitor(service)
+
+    def encounter_at(place: int) -> Encounter:
+        steps = Dispatcher.turn.__code__
+        encounter = Encounter(
+            steps, place, monitor.start_a_turn, lambda visit: visit.is_there or monitor.waits
+        )
+        encounter.happen(loop.start_a_turn, lambda: False)
+        return encounter
+
+    assert not met_at(loop, encounter_at)
+    loop.close()
+    assert service.health().restarts == 0
+
+
+@pytest.mark.parametrize("steps", [Dispatcher._await_host, Dispatcher.held.__wrapped__, Dispatcher.turn])  # type: ignore[attr-defined]
+def test_a_loop_that_comes_amid_a_turn_of_the_monitor_leaves_it_to_him(
+    service: CudnnService, steps: Callable[..., Any]
+) -> None:
+    loop, monitor = Loop(service), Monitor(service)
+
+    def encounter_at(place: int) -> Encounter:
+        encounter = Encounter(steps.__code__, place, loop.start_a_turn, lambda visit: visit.is_there)
+        encounter.happen(monitor.start_a_turn, lambda: monitor.waits)
+        return encounter
+
+    assert not met_at(loop, encounter_at)
+    loop.close()
     assert service.health().restarts == 0
