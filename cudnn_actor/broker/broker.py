@@ -494,11 +494,12 @@ class Broker(Generic[W]):
 
     def lose(self, work: W, error: CudnnActorError) -> None:
         """Answer a request that had begun and is not run again: what it writes is torn."""
-        self._tear_output(work)
+        reason = StaleReason.CONTEXT_LOST if isinstance(error, ContextLost) else StaleReason.TORN
+        self._tear_output(work, reason)
         self.end_unreceived(work)
         self.fail(work.envelope, error)
 
-    def _tear_output(self, work: W) -> None:
+    def _tear_output(self, work: W, reason: StaleReason = StaleReason.TORN) -> None:
         """End what a request was writing that is not run again.
 
         A buffer that was freed behind it is brought back for that: what was sent before the free, and is
@@ -511,7 +512,7 @@ class Broker(Generic[W]):
             if ref.slot in written:
                 self.memory.revive(ref)
                 if self.memory.is_live(ref):
-                    self.memory.tear(self.memory.resolve(ref))
+                    self.memory.tear(self.memory.resolve(ref), reason)
 
     def why_not_again(self, work: W) -> CudnnActorError | None:
         """Why a request cannot be run again: what it reads is torn, or its plan is to blame."""
