@@ -2,19 +2,22 @@
 
 Small convolutions, 64 in flight on each service, in process isolation: first each alone, then both at once.
 Then one service's worker is killed, again and again, while both are under load: how long the other's slowest
-request takes in the 300 ms after a kill, and without one.
+request takes in the 300 ms after a kill, and in the 300 ms before it. Once as it is, and once with what is there
+at the start kept from the interpreter's garbage collector (`gc.freeze`), whose longest pause is said too.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import gc
 import os
 import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,15 @@ class Together(msgspec.Struct, kw_only=True):
     both: dict[str, list[float]] = {}
 
 
+class Kills(msgspec.Struct, kw_only=True):
+    """Slowest requests of the service whose worker is not killed, a number a kill, in ms."""
+
+    behind_ms: list[float] = []
+    before_ms: list[float] = []
+    collector_ms: float = 0.0
+    """The longest pause of the garbage collector, all the while."""
+
+
 class Report(msgspec.Struct, kw_only=True):
     """All of a run."""
 
@@ -46,10 +58,8 @@ class Report(msgspec.Struct, kw_only=True):
     versions: dict[str, str]
     one_loop: Together
     two_loops: Together
-    slowest_behind_a_kill_ms: list[float] = []
-    """Of the other service, in the 300 ms after each kill."""
-    slowest_without_ms: list[float] = []
-    """Of the same service, in the 300 ms before each kill."""
+    kills: Kills
+    kills_frozen: Kills
 
 
 class Load:
@@ -67,8 +77,9 @@ class Load:
         self.gpu = gpu
         self.message = message
         self.answered = 0
-        self.slow: list[tuple[float, float]] = []
-        """When a request was answered, and its seconds, of those that took over a millisecond."""
+        self._slowest: dict[int, float] = {}
+        """Hundredths of a second → the seconds of the slowest request that was answered in it. A list of all
+        requests would grow until the collector's look through it were the slowest of them."""
         self._ends = False
 
     @classmethod
@@ -98,12 +109,14 @@ class Load:
             await ask(message)
             ended = time.perf_counter()
             self.answered += 1
-            if ended - began > 1e-3:
-                self.slow.append((ended, ended - began))
+            hundredth = int(100 * ended)
+            if ended - began > self._slowest.get(hundredth, 0.0):
+                self._slowest[hundredth] = ended - began
 
     def slowest_ms(self, since: float, until: float) -> float:
-        """The longest time of a request that was answered in between, in ms; 1 where none took longer."""
-        return 1e3 * max((took for at, took in self.slow if since <= at <= until), default=1e-3)
+        """The longest time of a request that was answered in between, in ms."""
+        hundredths = range(int(100 * since), int(100 * until) + 1)
+        return 1e3 * max(self._slowest.get(at, 0.0) for at in hundredths)
 
 
 async def _in_one_loop(devices: list[str], seconds: float, rounds: int) -> Together:
@@ -141,25 +154,50 @@ def _in_two_loops(devices: list[str], seconds: float, rounds: int) -> Together:
     return found
 
 
-async def _kills(devices: list[str], kills: int, report: Report) -> None:
+@contextlib.contextmanager
+def _timed_collector(found: Kills) -> Iterator[None]:
+    began = 0.0
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        nonlocal began
+        if phase == "start":
+            began = time.perf_counter()
+        else:
+            found.collector_ms = max(found.collector_ms, 1e3 * (time.perf_counter() - began))
+
+    gc.callbacks.append(note)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(note)
+
+
+async def _kills(devices: list[str], kills: int, *, freeze: bool) -> Kills:
+    found = Kills()
     async with (
         spawn(device=devices[0], isolation="process", name="left", max_restarts=10 * kills) as left,
         spawn(device=devices[1], isolation="process", name="right") as right,
     ):
-        struck, watched = await Load.on(left), await Load.on(right)
+        killed_one, watched = await Load.on(left), await Load.on(right)
         seconds = kills * (_KILLED_AFTER_S + _LOOKED_AT_S + _PAUSE_S) + 1.0
-        running = asyncio.gather(struck.run(seconds), watched.run(seconds))
-        for _ in range(kills):
-            await asyncio.sleep(_KILLED_AFTER_S)
-            pid = left.worker_pid
-            if pid is not None:
-                killed = time.perf_counter()
-                os.kill(pid, signal.SIGKILL)
-                await asyncio.sleep(_LOOKED_AT_S)
-                report.slowest_behind_a_kill_ms.append(watched.slowest_ms(killed, killed + _LOOKED_AT_S))
-                report.slowest_without_ms.append(watched.slowest_ms(killed - _LOOKED_AT_S, killed))
-            await asyncio.sleep(_PAUSE_S)
-        await running
+        if freeze:
+            gc.collect()
+            gc.freeze()
+        with _timed_collector(found):
+            running = asyncio.gather(killed_one.run(seconds), watched.run(seconds))
+            for _ in range(kills):
+                await asyncio.sleep(_KILLED_AFTER_S)
+                pid = left.worker_pid
+                if pid is not None:
+                    killed = time.perf_counter()
+                    os.kill(pid, signal.SIGKILL)
+                    await asyncio.sleep(_LOOKED_AT_S)
+                    found.behind_ms.append(watched.slowest_ms(killed, killed + _LOOKED_AT_S))
+                    found.before_ms.append(watched.slowest_ms(killed - _LOOKED_AT_S, killed))
+                await asyncio.sleep(_PAUSE_S)
+            await running
+        gc.unfreeze()
+    return found
 
 
 def _named(devices: list[str]) -> list[tuple[str, str]]:
@@ -203,17 +241,19 @@ def main() -> None:
         versions=versions(_PACKAGES),
         one_loop=asyncio.run(_in_one_loop(args.devices, args.seconds, args.rounds)),
         two_loops=_in_two_loops(args.devices, args.seconds, args.rounds),
+        kills=asyncio.run(_kills(args.devices, args.kills, freeze=False)),
+        kills_frozen=asyncio.run(_kills(args.devices, args.kills, freeze=True)),
     )
-    asyncio.run(_kills(args.devices, args.kills, report))
     for name, found in (("one loop", report.one_loop), ("two threads' loops", report.two_loops)):
         for kind, rates in (("alone", found.alone), ("both at once", found.both)):
             said = ", ".join(f"{who} {statistics.median(each):,.0f}/s" for who, each in rates.items())
             print(f"{name}, {kind}: {said}")
-    behind, without = report.slowest_behind_a_kill_ms, report.slowest_without_ms
-    print(
-        f"slowest of the other within 300 ms of a kill: median {statistics.median(behind):.1f} ms, "
-        f"at most {max(behind):.1f} ms; without one: {statistics.median(without):.1f}, {max(without):.1f} ms"
-    )
+    for name, kills in (("as it is", report.kills), ("gc.freeze", report.kills_frozen)):
+        print(
+            f"slowest of the other, {name}: behind a kill median {statistics.median(kills.behind_ms):.1f} ms, "
+            f"at most {max(kills.behind_ms):.1f} ms; before it {statistics.median(kills.before_ms):.1f}, "
+            f"{max(kills.before_ms):.1f} ms; longest pause of the collector {kills.collector_ms:.1f} ms"
+        )
     if args.out is not None:
         args.out.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
 
