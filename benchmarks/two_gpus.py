@@ -2,8 +2,8 @@
 
 Small convolutions, 64 in flight on each service, in process isolation: first each alone, then both at once.
 Then one service's worker is killed, again and again, while both are under load: how long the other's slowest
-request takes in the 300 ms after a kill, and in the 300 ms before it. Once as it is, and once with what there is at
-the start kept from the interpreter's garbage collector (`gc.freeze`), whose longest pause is said too.
+request takes in the 300 ms after a kill, and in the 300 ms before it. Once as it is, and once with what is
+there at the start kept from the interpreter's garbage collector (`gc.freeze`), whose longest pause is said.
 """
 
 from __future__ import annotations
@@ -249,11 +249,10 @@ def main() -> None:
             said = ", ".join(f"{who} {statistics.median(each):,.0f}/s" for who, each in rates.items())
             print(f"{name}, {kind}: {said}")
     for name, kills in (("as it is", report.kills), ("gc.freeze", report.kills_frozen)):
-        print(
-            f"slowest of the other, {name}: "
-            f"behind a kill median {statistics.median(kills.behind_ms):.1f} ms, at most {max(kills.behind_ms):.1f} ms; "
-            f"before it {statistics.median(kills.before_ms):.1f}, {max(kills.before_ms):.1f} ms; longest pause of the collector {kills.collector_ms:.1f} ms"
-        )
+        print(f"slowest of the other, {name}:")
+        for when, took in (("behind a kill", kills.behind_ms), ("before it", kills.before_ms)):
+            print(f"  {when}: median {statistics.median(took):.1f} ms, at most {max(took):.1f} ms")
+        print(f"  longest pause of the collector: {kills.collector_ms:.1f} ms")
     if args.out is not None:
         args.out.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
 
