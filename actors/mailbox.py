@@ -72,8 +72,8 @@ class Mailbox:
         self._closed: str | None = None
         self._sleeping = False
         self._nudged = False
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
         self._numbers = itertools.count(1)
         self._some_left = True
         """Whether senders have said that they have gone since the deque was last looked through for them."""
@@ -125,7 +125,7 @@ class Mailbox:
             if not full:
                 queue = self._control if control else self._ordinary
                 number, now_ns, entry = next(self._numbers), time.perf_counter_ns(), (envelope,)
-                # One step, with the ring as its only call, and the last: a message that is in is rung for.
+                # One step, with the wake-up as its only and last call: a message that is in wakes the actor.
                 envelope.mailbox = self
                 envelope.number = number
                 envelope.admitted_ns = now_ns
@@ -134,7 +134,7 @@ class Mailbox:
                 queue += entry
                 if self._sleeping:
                     self._sleeping = False
-                    self._bell.release()
+                    self._wakeup.release()
         if self._to_wake:
             self._wake_withdrawn()
         if self._afterwards:
@@ -162,8 +162,8 @@ class Mailbox:
 
         Why no message is slept through: the actor declares itself asleep under the lock that senders
         add under, having seen both deques empty. Whoever adds next finds the declaration, withdraws it
-        and rings, once. A timeout that finds it withdrawn knows that a ring is on its way, and waits
-        for it, so that no ring is left over for a later sleep. A nudge that finds nobody asleep is kept
+        and wakes it, once. A timeout that finds it withdrawn knows that a wake-up is on its way, and waits
+        for it, so that no wake-up is left over for a later sleep. A nudge that finds nobody asleep is kept
         for the next take: it may have come between the actor's look around and its sleep.
         """
         if self._afterwards:
@@ -178,13 +178,13 @@ class Mailbox:
             self._sleeping = True
         if self._afterwards:
             self._admit_afterwards()
-        rung = self._bell.acquire(timeout=-1 if timeout is None else timeout)
-        if not rung:
+        woken = self._wakeup.acquire(timeout=-1 if timeout is None else timeout)
+        if not woken:
             with self._lock:
                 if self._sleeping:
                     self._sleeping = False
                     return []
-            self._bell.acquire()
+            self._wakeup.acquire()
         with self._lock:
             return self._pop(most) if self._reader in (None, _get_ident()) else []
 
@@ -192,13 +192,13 @@ class Mailbox:
         """Wake the actor for a look around, without a message: its present take, or its next. Any thread."""
         with self._lock:
             self._nudged = not self._sleeping
-            self._ring()
+            self._wake()
 
-    def _ring(self) -> None:
-        """Wake the actor if it sleeps. Under the lock: taking the note back and ringing are one step."""
+    def _wake(self) -> None:
+        """Wake the actor if it sleeps. Under the lock: taking the note back and waking are one step."""
         if self._sleeping:
             self._sleeping = False
-            self._bell.release()
+            self._wakeup.release()
 
     def note_left(self) -> None:
         """Some sender has gone: where it is full, there may be room. Any thread."""
@@ -210,7 +210,7 @@ class Mailbox:
             reason = self._closed
             if reason is None:
                 self._ordinary.extendleft(reversed(list(envelopes)))
-                self._ring()  # a thread that was given up hands back what it took
+                self._wake()  # a thread that was given up hands back what it took
         if reason is None:
             return
         for envelope in envelopes:
@@ -267,7 +267,7 @@ class Mailbox:
         """
         with self._lock:
             self._reader = thread
-            self._ring()
+            self._wake()
 
     def _admit_afterwards(self) -> None:
         """Admit what was sent in the middle of a step; not in one. Taking it is one step under the GIL."""

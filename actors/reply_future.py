@@ -47,15 +47,15 @@ class ReplyFuture(pykka.ThreadingFuture[Any]):
 
     def _wait(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        bell = threading.Lock()
-        bell.acquire(blocking=False)
+        wakeup = threading.Lock()
+        wakeup.acquire(blocking=False)
         # Joins first, and looks second; whoever gives the outcome does so first, and tells those second.
-        self._waiting.append(bell)
+        self._waiting.append(wakeup)
         while self._outcome is None and self._get_hook is None:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0.0:
                 raise Timeout(f"{timeout} seconds")
-            bell.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX))
+            wakeup.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX))
 
     def set(self, value: Any = None) -> None:
         """Give the reply. Raises `queue.Full` when there is one."""
@@ -81,5 +81,5 @@ class ReplyFuture(pykka.ThreadingFuture[Any]):
         self._tell_waiting()
 
     def _tell_waiting(self) -> None:
-        for bell in tuple(self._waiting):
-            bell.release()
+        for wakeup in tuple(self._waiting):
+            wakeup.release()

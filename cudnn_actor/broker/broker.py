@@ -35,7 +35,7 @@ from cudnn_actor.broker.checks import (
 )
 from cudnn_actor.broker.footprints import footprint, named_buffers, overwritten
 from cudnn_actor.broker.recovery import Verdict, judge
-from cudnn_actor.broker.state import Bound, Seen, ServiceState
+from cudnn_actor.broker.state import Bound, CachedMessage, ServiceState
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import Memory
 from cudnn_actor.memory.exhaustion import exhaustion
@@ -82,14 +82,16 @@ _BOOKKEEPING = frozenset({Allocate, Free, Drain, View})
 log = Log("cudnn_actor")
 
 
-def bound_of(seen: Seen, message: Compute, memory: Memory) -> Bound:
+def bound_of(cached: CachedMessage, message: Compute, memory: Memory) -> Bound:
     """What a message runs on, noted for the next time. Raises `StaleBufferError`, `InvalidRequest`."""
-    bound = seen.bound
+    bound = cached.bound
     if bound is None or bound.epoch != memory.epoch:
-        epoch, lowered = memory.epoch, seen.lowered
+        epoch, lowered = memory.epoch, cached.lowered
         slots = [memory.resolve(getattr(message, name), name) for name in lowered.buffers]
         check_no_overlap(lowered, slots)
-        bound = seen.bound = Bound(epoch, slots, [float(getattr(message, name)) for name in lowered.scalars])
+        bound = cached.bound = Bound(
+            epoch, slots, [float(getattr(message, name)) for name in lowered.scalars]
+        )
     return bound
 
 
@@ -206,16 +208,16 @@ class Broker(Generic[W]):
 
     def prepared(self, envelope: Envelope, message: Compute) -> W:
         """The work of a request that runs a plan. Raises what is wrong with it. Changes caches alone."""
-        seen = self.state.seen(message)
+        cached = self.state.cached(message)
         if self.state.quarantined:
-            self._refuse_quarantined(seen, envelope.number)
-        bound = bound_of(seen, message, self.memory)
+            self._refuse_quarantined(cached, envelope.number)
+        bound = bound_of(cached, message, self.memory)
         work = self._work(envelope, message, bound.slots)
-        work.seen = seen
+        work.cached = cached
         return work
 
-    def _refuse_quarantined(self, seen: Seen, number: int) -> None:
-        if (error := self.state.why_quarantined(seen.lowered, number)) is not None:
+    def _refuse_quarantined(self, cached: CachedMessage, number: int) -> None:
+        if (error := self.state.why_quarantined(cached.lowered, number)) is not None:
             raise error
 
     def _question(self, envelope: Envelope, message: Ping | GetStatistics) -> W:
@@ -525,7 +527,7 @@ class Broker(Generic[W]):
                 # Freed behind it: the bytes are held for this very request, so it still runs on them.
                 if error.reason is not StaleReason.FREED or not self.memory.is_withheld(ref):
                     return error
-        return None if work.seen is None else self.state.why_quarantined(work.seen.lowered, work.number)
+        return None if work.cached is None else self.state.why_quarantined(work.cached.lowered, work.number)
 
     def refused_again(self, work: W, error: CudnnActorError) -> CudnnActorError:
         """What a request ends in whose second run has made nothing whole of what its first had begun.

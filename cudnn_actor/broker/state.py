@@ -19,12 +19,12 @@ from cudnn_actor.protocol.receipts import PlanStatistics, Statistics
 from cudnn_actor.protocol.validation import check_scalars
 from cudnn_actor.supervision import FaultSource
 
-__all__ = ["Bound", "Seen", "ServiceState"]
+__all__ = ["Bound", "CachedMessage", "ServiceState"]
 
-_MOST_SIGNATURES, _MOST_SEEN = 4096, 1024
+_MOST_SIGNATURES, _MOST_MESSAGES = 4096, 1024
 
 
-class Seen:
+class CachedMessage:
     """A message that has been sent, with what need not be found out again when it is sent again as it is.
 
     Messages do not change, so only the end of a buffer can make it wrong: each piece carries the number of
@@ -60,8 +60,8 @@ class ServiceState:
 
     Who writes what: the mailbox guards itself. Memory, counters, quarantine and faults are written by
     the one live incarnation alone; the supervisor starts a successor only after its predecessor's last
-    act, so there are never two writers. `lowered` and `seen` are caches of pure functions, filled by anyone:
-    the worst that a race costs is the same answer computed twice.
+    act, so there are never two writers. `lowered` and `cached` are caches of pure functions, filled by any
+    thread: the worst that a race costs is the same answer computed twice.
 
     Parameters
     ----------
@@ -111,20 +111,20 @@ class ServiceState:
         self.replayed = 0
         self.restarts = 0
         self._lowered: dict[Signature, Lowered] = {}
-        self._seen: dict[int, Seen] = {}
+        self._cached: dict[int, CachedMessage] = {}
 
     def lowered(self, message: Compute) -> Lowered:
         """The graph of a message, remembered. Any thread. Raises `InvalidRequest`."""
-        return self.seen(message).lowered
+        return self.cached(message).lowered
 
-    def seen(self, message: Compute) -> Seen:
+    def cached(self, message: Compute) -> CachedMessage:
         """What is known of a message, which may come again and again. Any thread. Raises `InvalidRequest`."""
-        known = self._seen.get(id(message))
+        known = self._cached.get(id(message))
         if known is None or known.message is not message:
-            known = Seen(message, self._lower(message))
-            if len(self._seen) >= _MOST_SEEN:
-                self._seen.clear()
-            self._seen[id(message)] = known  # which keeps the message, so that no other gets its id
+            known = CachedMessage(message, self._lower(message))
+            if len(self._cached) >= _MOST_MESSAGES:
+                self._cached.clear()
+            self._cached[id(message)] = known  # which keeps the message, so that no other gets its id
         return known
 
     def _lower(self, message: Compute) -> Lowered:

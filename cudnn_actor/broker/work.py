@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cudnn_actor.actors import Envelope
-from cudnn_actor.broker.state import Seen
+from cudnn_actor.broker.state import CachedMessage
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.supervision import FaultRule
@@ -27,7 +27,7 @@ class Work:
         What is to be run: the envelope's message, or what is left of it.
     slots
         The buffers that it uses. The host holds them from when the work may run until it has ended.
-    seen
+    cached
         What is known of its message; None for one that runs no plan.
     ref
         The buffer that it fills and nobody has received yet; None for all but an `Allocate`.
@@ -44,7 +44,7 @@ class Work:
     injects = False
     suspect = False
 
-    seen: Seen | None = None
+    cached: CachedMessage | None = None
     ref: BufferRef | None = None
 
     def __init__(self, envelope: Envelope, request: Any, slots: Sequence[Slot] = ()) -> None:

@@ -34,7 +34,7 @@ _COMMANDS = {
     "doctor": "say what was found, what is missing, and whether the service works",
     "bench": "measure latencies and throughput",
     "reproduce": "run one operation graph, as an error names it, and compare it with the CPU",
-    "chaos": "put full load on a service, strike it all the time, and check every answer",
+    "chaos": "put full load on a service, inject faults all the time, and check every answer",
     "autotune": "measure all plans for your problems, and keep the fastest on disk",
 }
 

@@ -25,7 +25,7 @@ from cudnn_actor.processes.launching import close_launchers
 from cudnn_actor.protocol import ConvSpec
 from cudnn_actor.service.spawning import spawn
 
-__all__ = ["Diagnosis", "Library", "Missing", "Trial", "diagnose"]
+__all__ = ["Check", "Diagnosis", "Library", "Missing", "diagnose"]
 
 _LIMIT_S, _END_S = 30.0, 10.0
 _PACKAGES = {
@@ -47,7 +47,7 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
     command: str
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One real convolution through a real service. `reason` says why `device="auto"` took that device."""
 
     isolation: str
@@ -67,15 +67,15 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Everything found. Packages that are not installed have version None.
 
-    `trial` is that of the isolation which a service on that device has by default, `isolations` has both.
+    `check` is that of the isolation which a service on that device has by default, `isolations` has both.
     `obstacles` are what the system denies that services need.
     `problems` are of the CUDA engine, and none where nothing here has to do with CUDA. `gpu_wanted` says
     whether a GPU should serve: there are signs of one, and CUDA packages are installed.
     """
 
     version: str
-    trial: Trial
-    isolations: dict[str, Trial]
+    check: Check
+    isolations: dict[str, Check]
     obstacles: tuple[Problem, ...]
     driver: Driver
     cudnn: Library | None
@@ -93,7 +93,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 def diagnose(device: str = "auto") -> Diagnosis:
     """Look at everything, and try the service on a device.
 
-    Takes a second or two on a machine without a GPU, some more with one. Blocks; each trial that is not done
+    Takes a second or two on a machine without a GPU, some more with one. Blocks; each check that is not done
     in 30 s is given up.
     """
     found = examine()
@@ -108,7 +108,7 @@ def diagnose(device: str = "auto") -> Diagnosis:
     on_a_gpu = (isolations["process"].device or "cpu") != "cpu"
     return Diagnosis(
         version=_first_version(("cudnn-actor",)) or "unknown",
-        trial=isolations["process" if on_a_gpu else "thread"],
+        check=isolations["process" if on_a_gpu else "thread"],
         isolations=isolations,
         obstacles=find_obstacles(),
         driver=found.driver,
@@ -137,8 +137,8 @@ def _cudnn(found: Inventory) -> Library | None:
     return Library(version=loaded or found.cudnn.version, path=found.cudnn.path)
 
 
-def _try_both(device: str) -> dict[str, Trial]:
-    """A trial in each isolation.
+def _try_both(device: str) -> dict[str, Check]:
+    """A check in each isolation.
 
     That of a process comes first: on a GPU a library that ends its process ends a worker there, and would
     end this process on a thread.
@@ -147,12 +147,12 @@ def _try_both(device: str) -> dict[str, Trial]:
     if process.ok or device == "cpu" or process.device == "cpu":
         return {"thread": _bounded(device, "thread"), "process": process}
     why = "not tried, since it might end this process: no worker process could do it"
-    return {"thread": Trial(isolation="thread", ok=False, detail=why), "process": process}
+    return {"thread": Check(isolation="thread", ok=False, detail=why), "process": process}
 
 
-def _bounded(device: str, isolation: Literal["thread", "process"]) -> Trial:
-    """One trial, on a thread of its own: one that hangs is left behind, and ends with this process."""
-    answer: list[Trial] = []
+def _bounded(device: str, isolation: Literal["thread", "process"]) -> Check:
+    """One check, on a thread of its own: one that hangs is left behind, and ends with this process."""
+    answer: list[Check] = []
     trying = threading.Thread(
         target=lambda: answer.append(_try(device, isolation)), name=f"doctor-{isolation}", daemon=True
     )
@@ -163,11 +163,11 @@ def _bounded(device: str, isolation: Literal["thread", "process"]) -> Trial:
         closing.start()
         closing.join(_END_S)
         trying.join(_END_S)
-        return Trial(isolation=isolation, ok=False, detail=f"no answer in {_LIMIT_S:g} s")
+        return Check(isolation=isolation, ok=False, detail=f"no answer in {_LIMIT_S:g} s")
     return answer[0]
 
 
-def _try(device: str, isolation: Literal["thread", "process"]) -> Trial:
+def _try(device: str, isolation: Literal["thread", "process"]) -> Check:
     """Spawn a service, and let it convolve ones with ones."""
     chosen: str | None = None
     reason: str | None = None
@@ -177,8 +177,8 @@ def _try(device: str, isolation: Literal["thread", "process"]) -> Trial:
         detail = asyncio.run(_convolve(device, isolation))
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is what the doctor was asked for
         text = f"{type(error).__name__}: {error}"
-        return Trial(isolation=isolation, ok=False, detail=text, device=chosen, reason=reason)
-    return Trial(isolation=isolation, ok=True, detail=detail, device=chosen, reason=reason)
+        return Check(isolation=isolation, ok=False, detail=text, device=chosen, reason=reason)
+    return Check(isolation=isolation, ok=True, detail=detail, device=chosen, reason=reason)
 
 
 async def _convolve(device: str, isolation: Literal["thread", "process"]) -> str:

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         _show(found, Console(highlight=False, soft_wrap=True))
     broken = found.gpu_wanted and any(problem.prevents for problem in found.problems)
-    works = all(trial.ok for trial in found.isolations.values())
+    works = all(check.ok for check in found.isolations.values())
     return 0 if works and not broken and not any(each.prevents for each in found.obstacles) else 1
 
 
@@ -56,15 +56,15 @@ def _show_problem(problem: Problem, console: Console) -> None:
 
 
 def _service(found: Diagnosis) -> Iterator[_Row]:
-    trial, trials = found.trial, found.isolations.values()
-    verdict = "works" if all(each.ok for each in trials) else "FAILED"
-    if verdict == "FAILED" and any(each.ok for each in trials):
+    check, checks = found.check, found.isolations.values()
+    verdict = "works" if all(each.ok for each in checks) else "FAILED"
+    if verdict == "FAILED" and any(each.ok for each in checks):
         verdict = "works in part"
     yield (_GOOD if verdict == "works" else _BAD), "service", verdict, ""
-    for each in trials:
+    for each in checks:
         mark, words = (_GOOD, "works") if each.ok else (_BAD, "FAILED")
         yield mark, f"  in a {each.isolation}", words, each.detail
-    yield (_GOOD if trial.device else _BAD), "device", trial.device or "none", trial.reason or ""
+    yield (_GOOD if check.device else _BAD), "device", check.device or "none", check.reason or ""
 
 
 def _gpus(found: Diagnosis) -> Iterator[_Row]:

@@ -243,8 +243,8 @@ class Engine(Protocol):
         Closing the engine unpins all.
         """
 
-    def view(self, src: Binding, keeper: object) -> Any:
-        """The buffer itself as an array of the device's own array library; it keeps `keeper` alive.
+    def view(self, src: Binding, owner: object) -> Any:
+        """The buffer itself as an array of the device's own array library; it keeps `owner` alive.
 
         Whoever holds it must have let go of it before the arena is unmapped or the engine closed.
         """

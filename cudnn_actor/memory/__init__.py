@@ -5,7 +5,7 @@ from __future__ import annotations
 from cudnn_actor.memory.arena import ARENA_STEP, Arena
 from cudnn_actor.memory.base import Memory, Mirror
 from cudnn_actor.memory.free_list import GRANULARITY, FreeList
-from cudnn_actor.memory.lending import Keeper
+from cudnn_actor.memory.lending import BufferOwner
 from cudnn_actor.memory.pool import ArenaPool
 from cudnn_actor.memory.slot import REMEMBERED_ENDS, Slot
 from cudnn_actor.memory.table import MemoryTable
@@ -16,8 +16,8 @@ __all__ = [
     "REMEMBERED_ENDS",
     "Arena",
     "ArenaPool",
+    "BufferOwner",
     "FreeList",
-    "Keeper",
     "Memory",
     "MemoryTable",
     "Mirror",

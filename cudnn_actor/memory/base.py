@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from cudnn_actor.memory.arena import Arena
-from cudnn_actor.memory.lending import Keeper
+from cudnn_actor.memory.lending import BufferOwner
 from cudnn_actor.memory.slot import Slot
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import StaleReason
@@ -119,7 +119,7 @@ class Memory(Protocol):
     def release_all(self, slots: Sequence[Slot]) -> None:
         """Note the end of what `hold_all` noted. Raises as `release` does."""
 
-    def lend(self, slot: Slot) -> Keeper:
+    def lend(self, slot: Slot) -> BufferOwner:
         """Hold a slot for as long as the answer lives."""
 
     def take_back(self) -> None:

@@ -17,10 +17,10 @@ from collections import deque
 
 from cudnn_actor.memory.slot import Slot
 
-__all__ = ["Keeper"]
+__all__ = ["BufferOwner"]
 
 
-class Keeper:
+class BufferOwner:
     """One hold on a slot, ended by this object's own end. Made by `MemoryTable.lend`.
 
     Parameters

@@ -17,7 +17,7 @@ from typing import TypeGuard
 from cudnn_actor.actors import forks
 from cudnn_actor.memory.arena import Arena
 from cudnn_actor.memory.base import Mirror
-from cudnn_actor.memory.lending import Keeper
+from cudnn_actor.memory.lending import BufferOwner
 from cudnn_actor.memory.pool import ArenaPool
 from cudnn_actor.memory.slot import Slot
 from cudnn_actor.protocol.buffers import BufferRef
@@ -270,13 +270,13 @@ class MemoryTable:
             else:
                 self.release(slot)
 
-    def lend(self, slot: Slot) -> Keeper:
+    def lend(self, slot: Slot) -> BufferOwner:
         """Hold a slot that `resolve` has just returned for as long as the answer lives, on whatever thread.
 
         The hold outlives the incarnation that took it: it is no piece of its work.
         """
         self.hold(slot)
-        return Keeper(slot, self._let_go)
+        return BufferOwner(slot, self._let_go)
 
     def take_back(self) -> None:
         """Release what was lent to those that have gone. Every look for room does it first."""

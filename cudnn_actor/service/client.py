@@ -137,7 +137,7 @@ class CudnnRef:
 
     @property
     def faults_fired(self) -> tuple[Fired, ...]:
-        """The scripted faults that have struck so far, in order; for tests."""
+        """The scripted faults that have come so far, in order; for tests."""
         faults = self._state.faults
         return faults.fired if isinstance(faults, FaultInjector) else ()
 

@@ -47,10 +47,10 @@ def check_message(state: ServiceState, message: Message) -> None:
     state.mailbox.check_open()
     kind = type(message)
     if kind in COMPUTE:
-        seen, epoch = state.seen(message), state.memory.epoch  # type: ignore[arg-type]
-        if seen.live_at != epoch:
-            _resolve(state, message, seen.lowered.buffers)
-            seen.live_at = epoch
+        cached, epoch = state.cached(message), state.memory.epoch  # type: ignore[arg-type]
+        if cached.live_at != epoch:
+            _resolve(state, message, cached.lowered.buffers)
+            cached.live_at = epoch
     elif kind in _REFERENCES:
         _resolve(state, message, _REFERENCES[kind])
         if isinstance(message, Upload):

@@ -271,8 +271,8 @@ class CudnnActor(Actor):
             raise
 
     def _compute(self, work: Work) -> Any:
-        assert work.seen is not None
-        return self._runner.compute(work, work.seen, work.envelope)
+        assert work.cached is not None
+        return self._runner.compute(work, work.cached, work.envelope)
 
     def _note_build(self) -> None:
         self.busy_since = time.monotonic()  # each build is progress

@@ -98,7 +98,7 @@ class DeferredWork:
 
     def _for_compute(self, item: Any, message: Compute) -> Defer | None:
         try:
-            lowered = self._state.seen(message).lowered
+            lowered = self._state.cached(message).lowered
         except Exception:  # noqa: BLE001 - as above
             return None
         known = self._cache.find(lowered.graph.digest())

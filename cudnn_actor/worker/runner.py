@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.broker.state import Seen, ServiceState
+from cudnn_actor.broker.state import CachedMessage, ServiceState
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.memory import Slot
 from cudnn_actor.plans.cache import PlanCache
@@ -271,23 +271,23 @@ class Runner(Generic[T]):
 
     # Running. Each returns an answer, or `LATER`; raises the error that is one, or `Crash`.
 
-    def compute(self, task: T, seen: Seen, key: object) -> Any:
+    def compute(self, task: T, cached: CachedMessage, key: object) -> Any:
         """Run a plan on what the message is bound to. `key` is what was asked whether it is deferred."""
-        bound, executor, deferred = seen.bound, self._executor, self.deferred
+        bound, executor, deferred = cached.bound, self._executor, self.deferred
         assert bound is not None, "whoever checks a message binds it"
         assert executor is not None
-        plan = self._plan(seen.lowered, None if deferred is None else deferred.found_for(key))
+        plan = self._plan(cached.lowered, None if deferred is None else deferred.found_for(key))
         if executor.synchronous and self.plans.last_run_ns(plan.tag) > _LONG_RUN_NS:
             self._host.flush()
         binding = executor.binding
         buffers = [slot.binding if slot.binding is not None else binding(slot) for slot in bound.slots]
-        for place, spec in seen.lowered.views:
+        for place, spec in cached.lowered.views:
             buffers[place] = executor.bind(bound.slots[place], spec)
         execute = executor.engine.execute
         try:
             return self._enqueue(task, plan.tag, bound.slots, execute, plan, buffers, bound.scalars)
         except ExecutionFailed as error:
-            raise reproducible(error, seen.lowered.graph) from error
+            raise reproducible(error, cached.lowered.graph) from error
 
     def _plan(self, lowered: Lowered, known: Outcome | None) -> Plan:
         if self.faults.rule is not None:
@@ -327,8 +327,8 @@ class Runner(Generic[T]):
         """The buffer's own memory, as an array."""
         executor = self.executor
         place = executor.binding(slot)
-        keeper = self._memory.lend(slot)
-        array = executor.call("view", executor.engine.view, place, keeper)
+        owner = self._memory.lend(slot)
+        array = executor.call("view", executor.engine.view, place, owner)
         if not executor.busy:
             return array
         executor.defer(Enqueued(task, "view", [slot], array))

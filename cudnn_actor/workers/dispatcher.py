@@ -93,7 +93,7 @@ class Dispatcher(Mailbox):
         self._heavy = False
         """A message that loops leave to the monitor is next."""
         self._left = False
-        """Whether something that the main thread leaves to others was rung for."""
+        """Whether the monitor was woken for something that the main thread leaves to others."""
         self._stop: Envelope | None = None
         """pykka's stop, which ends the service in its turn; what came behind it is not taken up."""
         self._stop_told = False
@@ -225,7 +225,7 @@ class Dispatcher(Mailbox):
                 # This process's own want, for which no worker is to blame. What has come, or was to be sent,
                 # is where it was: the monitor tries again, until there is memory.
                 self.short_of_memory = self._wants_reading = True
-                self.ring_monitor()
+                self.wake_monitor()
             except Exception as error:  # a bug of ours must not end an event loop's callback in silence
                 if fast_only:
                     raise  # or a handler's: the monitor goes on, and finds a bug of ours again
@@ -238,7 +238,7 @@ class Dispatcher(Mailbox):
             self._wake()
         if leaves and not self._left:
             self._left = True
-            self.ring_monitor()
+            self.wake_monitor()
 
     def _exchange(self, channel: Channel, *, fast_only: bool, monitor: bool) -> bool:
         """Read answers and send requests; whether anything is left to other threads."""
@@ -250,12 +250,12 @@ class Dispatcher(Mailbox):
         if channel.frames or self.host.broker.has_drains_due:
             leaves = self._complete(channel, fast_only=fast_only)
         if channel.ended:
-            self.ring_monitor()
+            self.wake_monitor()
         if self._ordinary or self._control or self._stop is not None or self.host.in_flight.waiting_again:
             leaves |= self._hand_over(fast_only=fast_only, monitor=monitor)
         self.host.flush()
         if not channel.flush():
-            self.ring_monitor()
+            self.wake_monitor()
         return leaves
 
     def _complete(self, channel: Channel, *, fast_only: bool) -> bool:
@@ -303,7 +303,7 @@ class Dispatcher(Mailbox):
             elif not monitor and self.host.is_heavy(envelope.message):
                 self.restore([envelope])
                 self._heavy = True
-                self.ring_monitor()
+                self.wake_monitor()
             else:
                 self.host.take_up(envelope)
 
@@ -314,16 +314,12 @@ class Dispatcher(Mailbox):
             self.on_stop_asked()
             self.reply(stop, None, None)
 
-    def ring_monitor(self) -> None:
-        """Wake the monitor's thread, for a look around. Any thread; never blocks."""
-        self.wake_monitor()
-
     def condemn(self, why: str) -> None:
         """Have nothing more to do with the present worker, and tell the monitor. With the host held."""
         # One step.
         self.channel = None
         self.why_condemned = why
-        self.ring_monitor()
+        self.wake_monitor()
 
     # Replies. With the host held.
 
@@ -395,22 +391,22 @@ class Dispatcher(Mailbox):
         Whoever waits joins the list first and looks second; whoever frees the host does so first, and looks
         at the list second. So one of the two sees the other.
         """
-        bell = threading.Lock()
-        bell.acquire(blocking=False)
-        self._waiting.append(bell)
+        freed = threading.Lock()
+        freed.acquire(blocking=False)
+        self._waiting.append(freed)
         try:
             while self._taken:
-                bell.acquire()
+                freed.acquire()
             self._taken = True  # one step with the look
         finally:
-            self._waiting.remove(bell)
+            self._waiting.remove(freed)
 
     @contextlib.contextmanager
     def monitors_turn(self) -> Iterator[WorkerHost]:
         """Read, do all that there is to do, also what the loop leaves to the monitor, and keep the host.
 
         It waits for the host. Were it only to try, each of its tries could find a loop in its turn, and what
-        that loop has left to it, and rung for once, would be left for good.
+        that loop has left to it, and has woken it for once, would be left for good.
         """
         self._wants_reading = True
         self.short_of_memory = False
@@ -465,7 +461,7 @@ class Dispatcher(Mailbox):
             owner.forget_parent()
 
     def forget_owner(self) -> None:
-        """Let go of the owning loop, and of the last monitor's bell: the service has ended."""
+        """Let go of the owning loop, and of the last monitor: the service has ended."""
         self.wake_monitor = bool
         with self._lock:
             owner, self._owner, self._shared = self._owner, None, False

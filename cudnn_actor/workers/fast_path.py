@@ -173,10 +173,10 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
 
 def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> Any:
     """What an answer brings; None for one that takes long."""
-    seen = request.seen
-    if type(answer) is Done and seen is not None:
-        if not seen.noted:
-            host.note_plan(seen)
+    cached = request.cached
+    if type(answer) is Done and cached is not None:
+        if not cached.noted:
+            host.note_plan(cached)
         return host.receipt(request.envelope, answer)
     if type(answer) is Given and type(request.message) is Ping and not request.injects:
         try:

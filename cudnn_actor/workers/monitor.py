@@ -1,8 +1,8 @@
 """The monitor of a worker: the supervised child whose process does the work.
 
 To its supervisor it is an actor like any other, which starts, is ready, crashes, hangs and stops. Its thread
-starts the process, and then waits: at the process's end, at its socket for those who have no event loop of
-their own to read it, and at a bell for what event loops leave to it. The messages themselves pass it by
+starts the process, and then waits for the process's end, for what comes on its socket where no event loop
+owns that, and to be woken for what the owning loop leaves to it. The messages themselves pass it by
 (`dispatcher`).
 
 What it sees of a worker's end, and what it does:
@@ -40,7 +40,7 @@ from cudnn_actor.workers.source import Source
 from cudnn_actor.workers.staging import Block
 from cudnn_actor.workers.verification import compare, verification
 from cudnn_actor.workers.wire import Dying, InternalDone, Stop
-from cudnn_actor.workers.worker import Bell, Worker
+from cudnn_actor.workers.worker import WakeEvent, Worker
 from cudnn_actor.workers.worker_host import PendingReclaim, WorkerHost
 
 __all__ = ["WorkerMonitor"]
@@ -58,22 +58,22 @@ MEMORY_S = 0.02
 log = Log("cudnn_actor")
 
 
-class _RingingMailbox(Mailbox):
-    """What is said to the monitor itself (pykka's `stop_all` does) wakes it where it waits: at its bell."""
+class _WakingMailbox(Mailbox):
+    """The monitor's own, which pykka's `stop_all` writes to: a message wakes it where it waits."""
 
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self, wake_event: WakeEvent) -> None:
         super().__init__(capacity=1)
-        self._monitors_bell = bell
+        self._wake_event = wake_event
 
     def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
         """Accept a message. See `Mailbox.admit`."""
         super().admit(envelope, waits=waits)
-        self._monitors_bell.ring()
+        self._wake_event.wake()
 
     def nudge(self) -> None:
         """Wake the monitor. Any thread."""
         super().nudge()
-        self._monitors_bell.ring()
+        self._wake_event.wake()
 
 
 class WorkerMonitor(Actor):
@@ -98,8 +98,8 @@ class WorkerMonitor(Actor):
         generation: int,
         hang_after_s: float,
     ) -> None:
-        self._bell = Bell()
-        super().__init__(mailbox=_RingingMailbox(self._bell))
+        self._wake_event = WakeEvent()
+        super().__init__(mailbox=_WakingMailbox(self._wake_event))
         self._owns_mailbox = True  # made for this one alone, it ends with it
         self.service = state.name
         self._state = state
@@ -122,13 +122,13 @@ class WorkerMonitor(Actor):
     def end(self, reason: str) -> None:
         """Stop after the request in work. Any thread; never blocks."""
         super().end(reason)
-        self._bell.ring()
+        self._wake_event.wake()
 
     def abandon(self, reason: str) -> None:
         """Kill the worker. Any thread; never blocks."""
         self.abandoned.set()  # first: an end that was not asked for with it would be an orderly one
         super().abandon(reason)
-        self._bell.ring()
+        self._wake_event.wake()
 
     def working_since(self) -> float | None:
         """Since when the worker has not got on, in `time.monotonic()` seconds; None while it has no work.
@@ -159,7 +159,7 @@ class WorkerMonitor(Actor):
 
     def on_start(self) -> None:
         """Take the standby, or start a worker and wait until it is ready. Raises `Crash`."""
-        self._dispatcher.wake_monitor = self._bell.wake_call
+        self._dispatcher.wake_monitor = self._wake_event.wake_call
         faults = self._state.faults
         fails = faults is not None and faults.on_start() is not None
         if fails:
@@ -223,9 +223,9 @@ class WorkerMonitor(Actor):
         Also until it takes more of what it is to be told, where that had to wait.
         """
         channel = worker.channel
-        descriptors = (channel.fileno(), worker.child.pidfd, self._bell.descriptor)
+        descriptors = (channel.fileno(), worker.child.pidfd, self._wake_event.descriptor)
         events = wait_for(descriptors, LOOK_EVERY_S, channel.fileno() if channel.backed_up else None)
-        self._bell.quiet()
+        self._wake_event.clear()
         if self._is_given_up():
             raise Crash("it was given up while it started")
         if stopped.look() >= self._hang_after_s:
@@ -297,10 +297,10 @@ class WorkerMonitor(Actor):
         dispatcher.on_stop_asked = lambda: self.end("stopped")
         claims = worker.claims
         dispatcher.connect(worker.channel, lambda: claims.begun_count)
-        host.on_new_plan = self._bell.ring
+        host.on_new_plan = self._wake_event.wake
         host.attach(worker)
         self._serving = True
-        self._bell.ring()  # for a first look around
+        self._wake_event.wake()  # for a first look around
 
     # Serving.
 
@@ -322,7 +322,7 @@ class WorkerMonitor(Actor):
         worker, dispatcher = self.worker, self._dispatcher
         assert worker is not None
         self._wait(worker, self._pause_s)
-        self._bell.quiet()
+        self._wake_event.clear()
         if self.actor_stopped.is_set():
             return
         with dispatcher.monitors_turn() as host:
@@ -331,24 +331,24 @@ class WorkerMonitor(Actor):
 
     def _tend(self, host: WorkerHost) -> float | None:
         """Look after the standby and those that end; seconds until that is due again, None for never."""
-        source, ring = self._source, self._ring_whoever_monitors
-        source.hear_standby(host, ring)  # first: one that has died is to be followed by another
-        pause_s = source.tend(host, time.monotonic(), ring)
+        source, wake = self._source, self._wake_present_monitor
+        source.hear_standby(host, wake)  # first: one that has died is to be followed by another
+        pause_s = source.tend(host, time.monotonic(), wake)
         source.warm(host)
         source.reap(host)
         return pause_s
 
-    def _ring_whoever_monitors(self) -> None:
-        """Wake the monitor of then: what this one has had begun may be done when a successor serves.
+    def _wake_present_monitor(self) -> None:
+        """Wake whoever is the monitor by then: what this one has begun may be done when another serves.
 
-        That one is noted before it looks for the first time, and what is done was noted before this ring. So
+        A monitor is noted before it looks for the first time, and what is done is noted before this call. So
         it is woken, or finds it done.
         """
-        self._dispatcher.ring_monitor()
+        self._dispatcher.wake_monitor()
 
     def _wait(self, worker: Worker, timeout_s: float | None) -> None:
         poll = select.poll()
-        poll.register(self._bell.descriptor, select.POLLIN)
+        poll.register(self._wake_event.descriptor, select.POLLIN)
         poll.register(worker.child.pidfd, select.POLLIN)
         dispatcher = self._dispatcher
         wanted = select.POLLIN if dispatcher.monitor_reads() else 0
@@ -412,8 +412,8 @@ class WorkerMonitor(Actor):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            wait_for((worker.channel.fileno(), worker.child.pidfd, self._bell.descriptor), left)
-            self._bell.quiet()
+            wait_for((worker.channel.fileno(), worker.child.pidfd, self._wake_event.descriptor), left)
+            self._wake_event.clear()
             if self.abandoned.is_set():
                 raise Crash("it was given up while it stopped")
             with self._dispatcher.monitors_turn():
@@ -427,7 +427,7 @@ class WorkerMonitor(Actor):
         super().on_crash(error, current, waiting)
         worker = self.worker
         if worker is None:
-            self._bell.close()
+            self._wake_event.close()
             return
         last = self._dispatcher.host.last_word
         dead = last is not None and last.context_dead
@@ -444,7 +444,7 @@ class WorkerMonitor(Actor):
                 host.reclaim(pending)
         if self.worker is not None:
             self._close(worker)
-        self._bell.close()
+        self._wake_event.close()
 
     def _judge(
         self, host: WorkerHost, worker: Worker, cause: str, *, may_still_write: bool
@@ -478,7 +478,7 @@ class WorkerMonitor(Actor):
         self._serving = False
         self.worker = None
         worker.close()
-        self._bell.close()
+        self._wake_event.close()
 
     def on_late_end(self) -> None:
         """Kill a worker that it has started since it was given up."""

@@ -142,10 +142,10 @@ class Source:
         """Whether it has given no sign of life for too long."""
         return time.monotonic() - worker.claims.beat_ns / 1e9 > _SILENT_BEATS * self._recipe.hello.beat_s
 
-    def tend(self, host: WorkerHost, now: float, ring: Callable[[], None]) -> float | None:
+    def tend(self, host: WorkerHost, now: float, wake: Callable[[], None]) -> float | None:
         """Have a standby started when one is due; seconds until one is, None for never.
 
-        Never blocks. With the host held. `ring` wakes the monitor, for another look.
+        Never blocks. With the host held. `wake` wakes the monitor, for another look.
         """
         self._take_in(host)
         if not self._keeps_standby or self.standby is not None or self._job is not None:
@@ -156,7 +156,7 @@ class Source:
             recipe, generations = self._own_copies()
         except OSError as error:
             return self._note_death(f"it could not be started: {error}", now)
-        self._begin(functools.partial(self._launch_standby, recipe, generations), ring)
+        self._begin(functools.partial(self._launch_standby, recipe, generations), wake)
         return None
 
     def _own_copies(self) -> tuple[Recipe, int]:
@@ -184,7 +184,7 @@ class Source:
             if recipe.builders >= 0:
                 os.close(recipe.builders)
 
-    def _begin(self, job: Callable[[], Worker | _Lost], ring: Callable[[], None]) -> None:
+    def _begin(self, job: Callable[[], Worker | _Lost], wake: Callable[[], None]) -> None:
         result: concurrent.futures.Future[Worker | _Lost] = concurrent.futures.Future()
         self._job = result
 
@@ -193,7 +193,7 @@ class Source:
                 result.set_result(job())
             except BaseException as error:  # noqa: BLE001 - the monitor says so
                 result.set_exception(error)
-            ring()  # last: the monitor finds the result
+            wake()  # last: the monitor finds the result
 
         try:
             threading.Thread(target=run, name="standby", daemon=True).start()
@@ -219,7 +219,7 @@ class Source:
             case lost:
                 self._note_death(lost.why, time.monotonic(), pid=lost.pid)
 
-    def hear_standby(self, host: WorkerHost, ring: Callable[[], None]) -> None:
+    def hear_standby(self, host: WorkerHost, wake: Callable[[], None]) -> None:
         """Take what the standby says, and see whether it lives. Never blocks. With the host held."""
         worker = self.standby
         if worker is None:
@@ -229,10 +229,10 @@ class Source:
             for frame in worker.channel.receive():
                 self._take(worker, frame, host)
         except (Violation, BadFrame) as error:
-            self._lose(host, ring, str(error))
+            self._lose(host, wake, str(error))
             return
         if worker.child.wait(0.0) or worker.channel.ended:
-            self._lose(host, ring)
+            self._lose(host, wake)
 
     def _take(self, worker: Worker, frame: Any, host: WorkerHost) -> None:
         match frame:
@@ -262,7 +262,7 @@ class Source:
         messages: tuple[Compute, ...] = tuple(host.recent[digest] for digest in batch)
         worker.ask(encode_message(Warm(messages=messages)))
 
-    def _lose(self, host: WorkerHost, ring: Callable[[], None], why: str = "") -> None:
+    def _lose(self, host: WorkerHost, wake: Callable[[], None], why: str = "") -> None:
         worker, self.standby, host.standby = self.standby, None, None
         assert worker is not None
         self._warming.clear()
@@ -274,7 +274,7 @@ class Source:
             self._end(worker)
             return _Lost(cause, worker.pid)
 
-        self._begin(end, ring)  # there is no other job: that of its own start is done, and no other is due
+        self._begin(end, wake)  # there is no other job: that of its own start is done, and no other is due
 
     def _note_death(self, why: str, now: float, pid: int | None = None) -> float:
         self._deaths += 1

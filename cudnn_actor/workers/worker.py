@@ -19,7 +19,7 @@ from cudnn_actor.workers.in_flight import Violation
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import FROM_WORKER, FromParent, Hello, Internal, Ready
 
-__all__ = ["Bell", "Recipe", "Worker"]
+__all__ = ["Recipe", "WakeEvent", "Worker"]
 
 MAIN = "cudnn_actor.workers.process.main:main"
 
@@ -145,26 +145,26 @@ class Worker:
         self.child.close()
 
 
-class Bell:
-    """Wakes a thread that waits at descriptors. `ring` on any thread; all else is the waiter's."""
+class WakeEvent:
+    """Wakes a thread that waits at descriptors. `wake` on any thread; all else is the waiter's."""
 
     def __init__(self) -> None:
         self._open: _Eventfd | None = _Eventfd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self.descriptor = self._open.number
         self.wake_call: Callable[[], Any] = self._open.wake_call()
-        """What `ring` does, in one call of C, for `actors.interrupts`."""
+        """What `wake` does, in one call of C, for `actors.interrupts`."""
         forks.watch(self)
 
     def forget_parent(self) -> None:
         """In a forked child: whoever waits is a thread of the parent."""
         self.close()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the waiter, now or when it waits next. Any thread; harmless after the end."""
         self.wake_call()
 
-    def quiet(self) -> None:
-        """Take back what was rung. Harmless after the end."""
+    def clear(self) -> None:
+        """Take back that it was woken. Harmless after the end."""
         eventfd = self._open
         with contextlib.suppress(BlockingIOError):
             if eventfd is not None:
@@ -178,7 +178,7 @@ class Bell:
 class _Eventfd:
     """An eventfd, closed when nobody can write to it any more.
 
-    Were it closed by the waiter, a thread that rings at that moment would write to whatever has its number
+    Were it closed by the waiter, a thread that wakes it at that moment would write to whatever has its number
     by then.
 
     Parameters

@@ -30,7 +30,7 @@ from cudnn_actor.actors.diverting import LEVELS, Line, write_line
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker import Broker
 from cudnn_actor.broker.footprints import footprint
-from cudnn_actor.broker.state import Seen, ServiceState
+from cudnn_actor.broker.state import CachedMessage, ServiceState
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas, is_whole
 from cudnn_actor.memory import Slot
@@ -283,11 +283,11 @@ class WorkerHost:
         return request
 
     def _encode(self, request: WorkerRequest) -> None:
-        seen = request.seen
-        if seen is not None:
-            if seen.body is None:
-                seen.body = encode_message(request.request)
-            request.body = seen.body
+        cached = request.cached
+        if cached is not None:
+            if cached.body is None:
+                cached.body = encode_message(request.request)
+            request.body = cached.body
             return
         request.body = body = encode_message(request.request)
         if len(body) > LONGEST_MESSAGE:
@@ -569,12 +569,12 @@ class WorkerHost:
         """Take one answer. Raises `Violation`."""
         # What it says is looked at first: if it is a lie, the request is in flight, and judged with the rest.
         request = self.in_flight.find(answer.number, answer.place)
-        seen = request.seen
-        if type(answer) is Done and seen is not None:
+        cached = request.cached
+        if type(answer) is Done and cached is not None:
             self.in_flight.complete(request)
             self.state.memory.release_all(request.slots)
-            if not seen.noted:
-                self.note_plan(seen)
+            if not cached.noted:
+                self.note_plan(cached)
             self.broker.succeed(request.envelope, self.receipt(request.envelope, answer))
             return
         value = self._value(request, answer)
@@ -681,14 +681,14 @@ class WorkerHost:
         self.memory.release_all(request.slots)
         self._discharge(request, end_ref=end_ref)
 
-    def note_plan(self, seen: Seen) -> None:
+    def note_plan(self, cached: CachedMessage) -> None:
         """Remember a message for workers that are to be warmed. May be interrupted, and made again."""
-        digest = seen.lowered.graph.digest()
+        digest = cached.lowered.graph.digest()
         new = self.recent.pop(digest, None) is None
-        self.recent[digest] = seen.message
+        self.recent[digest] = cached.message
         if len(self.recent) > WINDOW:
             del self.recent[next(iter(self.recent))]
-        seen.noted = True
+        cached.noted = True
         if new:
             self.on_new_plan()
 

@@ -1,4 +1,4 @@
-"""The actor's sleep: no message is slept through, no ring is left over, a timeout is kept."""
+"""The actor's sleep: no message is slept through, no wake-up is left over, a timeout is kept."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_message_between_the_look_and_the_sleep_is_not_slept_through() -> None
 def test_the_ring_that_crosses_a_timeout_is_not_left_over(what: str) -> None:
     mailbox = Mailbox()
     act = mailbox.nudge if what == "nudge" else lambda: mailbox.admit(Envelope("just now"))
-    mailbox._bell = Window(mailbox._bell, act)  # type: ignore[assignment]
+    mailbox._wakeup = Window(mailbox._wakeup, act)  # type: ignore[assignment]
     assert len(mailbox.take(1, 1e-6)) == (what == "message")
     assert sleeps_its_time_out(mailbox)
 
@@ -137,7 +137,7 @@ def test_a_nudge_that_comes_before_the_sleep_is_kept_for_it() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(["admit", "nudge", "take one", "take all", "time out"]), max_size=30))
-def test_any_sequence_leaves_the_bell_silent(steps: list[str]) -> None:
+def test_any_sequence_leaves_no_wake_up_over(steps: list[str]) -> None:
     mailbox = Mailbox()
     sent = received = 0
     for step in steps:

@@ -21,10 +21,10 @@ from cudnn_actor import spawn
 from cudnn_actor.cli.chaos.convolutions import CLASS, PROBLEMS, READS, WRITES, Answers, Kind
 from cudnn_actor.cli.chaos.faults import fault_plan
 from cudnn_actor.cli.chaos.oracle import Alarmed, Oracle, Torn
+from cudnn_actor.cli.chaos.run import run_once
 from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.cli.chaos.task_program import program
-from cudnn_actor.cli.chaos.trial import trial
 from cudnn_actor.protocol import (
     DeadlineExceeded,
     ExecutionFailed,
@@ -309,7 +309,7 @@ async def test_a_lost_request_is_named(logs: list[EventDict]) -> None:
     )
     never_ends = FaultPlan().at(300, Fault.HANG)  # behind the warming and the shared inputs
     tally, ending = Tally(), threading.Event()
-    running = asyncio.create_task(trial(settings, tally, ending, faults=never_ends))
+    running = asyncio.create_task(run_once(settings, tally, ending, faults=never_ends))
     await line(logs, "fault.injected")
     ending.set()
     outcome = await running
@@ -321,7 +321,7 @@ async def test_a_run_without_faults_has_no_errors_but_its_own() -> None:
     load = (LoadKind.TASKS, LoadKind.CANCELS)
     settings = Settings(seconds=0.5, isolation="thread", faults=(), load=load, tasks=4)
     tally = Tally()
-    outcome = await trial(settings, tally, threading.Event())
+    outcome = await run_once(settings, tally, threading.Event())
     assert (outcome.lost, tally.wrongs, outcome.stopped) == ([], [], "")
     assert set(tally.outcomes) <= {"CancelledError", "DeadlineExceeded"}
     assert tally.finished > 300
@@ -344,7 +344,7 @@ def test_nothing_is_lost_or_wrong_in_a_thread(tmp_path: Path) -> None:
     assert record["settings"]["seed"] == 7
     assert set(record["recovery"]) == {"poison", "start", "fail", "memory"}
     assert set(record["senders"]) == {"tasks", "loops", "threads", "pykka", "alarms"}
-    assert record["recovery"]["poison"]["struck"] == record["injected"]["sticky"] > 0
+    assert record["recovery"]["poison"]["faults"] == record["injected"]["sticky"] > 0
     assert record["counts"]["finished"] == sum(record["finished"]) > 0
     assert record["counts"]["restarts"] > 0
     with Image.open(plot) as picture:
@@ -359,7 +359,7 @@ def test_nothing_is_lost_or_wrong_in_a_process(standby: str, tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     record = json.loads(out.read_text())
     assert record["counts"]["finished"] > 0
-    assert any(kind["struck"] for kind in record["recovery"].values())  # which come first is chance
+    assert any(kind["faults"] for kind in record["recovery"].values())  # which come first is chance
     assert record["counts"]["stalls"] == 0
     assert record["stuck"] == []
 

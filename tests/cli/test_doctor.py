@@ -32,10 +32,10 @@ def test_the_findings_are_data_too() -> None:
     done = cudnn_actor("doctor", "--json", "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
-    assert found["trial"]["ok"]
-    assert found["trial"]["device"] == "cpu"
-    assert found["trial"]["reason"]
-    assert {name: trial["ok"] for name, trial in found["isolations"].items()} == {
+    assert found["check"]["ok"]
+    assert found["check"]["device"] == "cpu"
+    assert found["check"]["reason"]
+    assert {name: check["ok"] for name, check in found["isolations"].items()} == {
         "thread": True,
         "process": True,
     }
@@ -73,7 +73,7 @@ def test_where_no_worker_can_start_it_says_which_isolation_works_and_the_fix(
     done = python("-c", DENIED.format(denial=denial, call=call))
     found = json.loads(done.stdout)
     assert done.returncode == 1
-    assert [name for name, trial in found["isolations"].items() if trial["ok"]] == works
+    assert [name for name, check in found["isolations"].items() if check["ok"]] == works
     (obstacle,) = found["obstacles"]
     assert obstacle["what"].startswith(what)
     assert obstacle["fix"]
@@ -163,7 +163,7 @@ def test_a_gpu_that_should_work_and_does_not_is_a_failure(tmp_path: Path) -> Non
     machine.install("cupy-cuda13x", "14.2.0")
     status, found = doctor(machine)
     assert (status, found["gpu_wanted"]) == (1, True)
-    assert found["trial"]["ok"]  # on the CPU
+    assert found["check"]["ok"]  # on the CPU
 
 
 def test_a_cudnn_whose_parts_do_not_fit_is_found_and_never_run(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_cudnn_whose_parts_do_not_fit_is_found_and_never_run(tmp_path: Path) -
     assert "cudnnGraphVersionCheck says CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH" in done.stdout
     assert "LD_LIBRARY_PATH" in done.stdout
     _, found = doctor(machine)
-    assert found["trial"]["device"] == "cpu"
+    assert found["check"]["device"] == "cpu"
     assert found["cudnn"]["version"] == "9.28.0"
     assert Path(found["cudnn"]["path"]).parent == machine.lib
 

@@ -217,12 +217,12 @@ class TestTrials:
     """A plan that does not do what its graph says is found out, whatever is wrong with it."""
 
     @pytest.fixture
-    def trial(self, engine: CudaEngine, bench: Workbench) -> Iterator[SelfCheck]:
+    def check(self, engine: CudaEngine, bench: Workbench) -> Iterator[SelfCheck]:
         self.message = request_on(bench, Layout.NCHW, alpha=0.5)
         self.plan = engine.build(lower(self.message).graph, workspace_limit=None)
-        trial = SelfCheck(lower(self.message).graph, BuildContext(engine._handle, engine.stream))
-        yield trial
-        trial.close()
+        check = SelfCheck(lower(self.message).graph, BuildContext(engine._handle, engine.stream))
+        yield check
+        check.close()
 
     @property
     def kernel(self) -> Any:
@@ -237,36 +237,36 @@ class TestTrials:
         steps = (*first, msgspec.structs.replace(last, kernel=kernel))
         return CudaPlan(msgspec.structs.replace(self.plan.recipe, steps=steps), self.plan.graphs)
 
-    def test_a_good_plan_has_no_fault(self, trial: SelfCheck) -> None:
-        assert trial.fault(self.plan) is None
+    def test_a_good_plan_has_no_fault(self, check: SelfCheck) -> None:
+        assert check.fault(self.plan) is None
 
-    def test_results_that_are_left_out_are_found(self, trial: SelfCheck) -> None:
+    def test_results_that_are_left_out_are_found(self, check: SelfCheck) -> None:
         (count, *rest) = self.kernel.dims
-        assert "NaN" in (trial.fault(self.with_last_step(dims=(count - 1, *rest))) or "")
+        assert "NaN" in (check.fault(self.with_last_step(dims=(count - 1, *rest))) or "")
 
-    def test_results_that_are_wrong_are_found(self, trial: SelfCheck) -> None:
+    def test_results_that_are_wrong_are_found(self, check: SelfCheck) -> None:
         unscaled = self.kernel.value.operands[0]
-        assert "wrong" in (trial.fault(self.with_last_step(value=unscaled)) or "")
+        assert "wrong" in (check.fault(self.with_last_step(value=unscaled)) or "")
 
     def test_writing_beyond_the_output_is_found_and_not_held_against_the_next_plan(
-        self, trial: SelfCheck
+        self, check: SelfCheck
     ) -> None:
         (count, *rest) = self.kernel.dims
-        fault = trial.fault(self.with_last_step(dims=(count + 64, *rest)))
+        fault = check.fault(self.with_last_step(dims=(count + 64, *rest)))
         assert "outside" in (fault or "")
-        assert trial.fault(self.plan) is None
+        assert check.fault(self.plan) is None
 
     def test_a_filter_gradient_is_judged_too(self, engine: CudaEngine, bench: Workbench) -> None:
         x, dy, dw = (bench.place(numbers(*d)) for d in ((2, 4, 9, 9), (2, 8, 9, 9), (8, 4, 3, 3)))
         graph = lower(ConvBwdFilter(x=x, dy=dy, dw=dw, conv=CONV)).graph
-        trial = SelfCheck(graph, BuildContext(engine._handle, engine.stream))
+        check = SelfCheck(graph, BuildContext(engine._handle, engine.stream))
         plan = engine.build(graph, workspace_limit=None)
-        assert trial.fault(plan) is None
+        assert check.fault(plan) is None
         step: Any = plan.recipe.steps[0]
         swapped = msgspec.structs.replace(step, sources=(Buffer(0), Buffer(0), *step.sources[2:]))
         recipe = msgspec.structs.replace(plan.recipe, steps=(swapped,))
-        assert trial.fault(CudaPlan(recipe, plan.graphs)) is not None
-        trial.close()
+        assert check.fault(CudaPlan(recipe, plan.graphs)) is not None
+        check.close()
 
 
 def test_cudnn_offers_several_candidates_so_that_there_is_something_to_tune(

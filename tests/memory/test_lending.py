@@ -9,32 +9,32 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor.memory import Keeper
+from cudnn_actor.memory import BufferOwner
 from cudnn_actor.protocol import OutOfMemory
 
 from .memory_fixtures import MIB, Grown, spec_of
 
 
 class Array:
-    """What holds on to a keeper; in a cycle with itself where only the collector is to end it."""
+    """What holds on to a owner; in a cycle with itself where only the collector is to end it."""
 
-    def __init__(self, keeper: Keeper, *, cyclic: bool = False) -> None:
-        self.keeper = keeper
+    def __init__(self, owner: BufferOwner, *, cyclic: bool = False) -> None:
+        self.owner = owner
         self.itself: Any = self if cyclic else None
 
 
-def lent_and_freed(grown: Grown, nbytes: int = 2 * MIB) -> Keeper:
+def lent_and_freed(grown: Grown, nbytes: int = 2 * MIB) -> BufferOwner:
     ref = grown.allocate(nbytes)
-    keeper = grown.table.lend(grown.table.resolve(ref))
+    owner = grown.table.lend(grown.table.resolve(ref))
     grown.table.free(ref)
-    return keeper
+    return owner
 
 
 def test_lent_bytes_are_given_to_nobody_until_the_keeper_has_gone(grown: Grown) -> None:
-    keeper = lent_and_freed(grown)
+    owner = lent_and_freed(grown)
     assert not grown.table.room_for(spec_of(1))
     assert grown.table.idle_arenas() == ()
-    del keeper
+    del owner
     assert grown.table.room_for(spec_of(2 * MIB))
 
 
@@ -49,10 +49,10 @@ LOOKS: dict[str, Callable[[Grown], object]] = {
 @pytest.mark.parametrize("look", LOOKS)
 def test_every_look_for_room_sees_what_was_let_go(look: str) -> None:
     grown = Grown(limit=2 * MIB)
-    keeper = lent_and_freed(grown)
+    owner = lent_and_freed(grown)
     with pytest.raises(OutOfMemory):
         grown.table.next_arena(spec_of(1))
-    del keeper
+    del owner
     assert LOOKS[look](grown)
     grown.table.close()
 
@@ -60,11 +60,11 @@ def test_every_look_for_room_sees_what_was_let_go(look: str) -> None:
 def test_two_keepers_are_two_holds(grown: Grown) -> None:
     ref = grown.allocate(2 * MIB)
     slot = grown.table.resolve(ref)
-    keepers = [grown.table.lend(slot), grown.table.lend(slot)]
+    owners = [grown.table.lend(slot), grown.table.lend(slot)]
     grown.table.free(ref)
-    keepers.pop()
+    owners.pop()
     assert not grown.table.room_for(spec_of(1))
-    keepers.pop()
+    owners.pop()
     assert grown.table.room_for(spec_of(1))
 
 
@@ -102,21 +102,21 @@ def test_keepers_that_die_while_others_are_taken_back_are_taken_back_too(grown: 
 
 def test_a_keeper_may_outlive_the_table() -> None:
     grown = Grown()
-    keeper = lent_and_freed(grown)
+    owner = lent_and_freed(grown)
     slot = grown.table.resolve(grown.allocate(1))
     slot.binding = object()
     other = grown.table.lend(slot)
     grown.table.close()
     assert grown.descriptors.open_count() == 0
     assert slot.binding is None, "an engine's handle outlives the engine"
-    del keeper, other
+    del owner, other
     grown.table.take_back()
 
 
 def test_a_loan_is_no_part_of_an_incarnations_work(grown: Grown) -> None:
-    keeper = lent_and_freed(grown)
+    owner = lent_and_freed(grown)
     grown.table.forget_bindings()
     grown.table.lose_all()
     assert not grown.table.room_for(spec_of(1))
-    del keeper
+    del owner
     assert grown.table.room_for(spec_of(1))

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from cudnn_actor.memory import GRANULARITY, Keeper, MemoryTable, Slot
+from cudnn_actor.memory import GRANULARITY, BufferOwner, MemoryTable, Slot
 from cudnn_actor.protocol import BufferRef, OutOfMemory, StaleBufferError, StaleReason
 
 from .memory_fixtures import MIB, NONCE, Descriptors, spec_of
@@ -59,7 +59,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.descriptors = Descriptors()
         self.arenas: dict[int, tuple[int, int]] = {}
         self.known: list[Known] = []
-        self.lent: dict[int, tuple[Known, Keeper]] = {}
+        self.lent: dict[int, tuple[Known, BufferOwner]] = {}
         self.numbers = itertools.count()
 
     def teardown(self) -> None:
@@ -171,7 +171,7 @@ class MemoryMachine(RuleBasedStateMachine):
         if loan is None:
             return
         buffer = self.lent.pop(loan)[0]
-        assert buffer.slot.users == buffer.holds, "the end of a keeper has written the table itself"
+        assert buffer.slot.users == buffer.holds, "the end of a owner has written the table itself"
         LOOKS[look](self.table)
         buffer.holds -= 1
 

@@ -114,10 +114,10 @@ def test_a_revived_buffer_is_shown_as_ever(mirrored: Mirrored) -> None:
 
 def test_what_was_lent_is_shown_until_it_is_taken_back(mirrored: Mirrored) -> None:
     ref = mirrored.allocate(100)
-    keeper = mirrored.table.lend(mirrored.table.resolve(ref))
+    owner = mirrored.table.lend(mirrored.table.resolve(ref))
     mirrored.table.free(ref)
     assert mirrored.shows(ref)
-    del keeper
+    del owner
     mirrored.table.take_back()
     assert not mirrored.shows(ref)
 

@@ -74,9 +74,9 @@ class GatedEngine(CpuEngine):
         self._pause("read")
         return super().read(src, into)
 
-    def view(self, src: np.ndarray, keeper: object) -> np.ndarray:
+    def view(self, src: np.ndarray, owner: object) -> np.ndarray:
         self._pause("view")
-        return super().view(src, keeper)
+        return super().view(src, owner)
 
     def create_arena(self, arena: int, nbytes: int) -> int:
         self._pause("create_arena")

@@ -440,7 +440,7 @@ class Points:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(_address(self.directory))
         self._listener.listen()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC)
+        self._wake_event = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._serve, name="points")
         self._thread.start()
 
@@ -494,9 +494,9 @@ class Points:
     def close(self) -> None:
         """Let everybody go, and end."""
         self.let_go()
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._wake_event, 1)
         self._thread.join()
-        os.close(self._bell)
+        os.close(self._wake_event)
         self._listener.close()
         shutil.rmtree(self.directory)
 
@@ -505,12 +505,12 @@ class Points:
     def _serve(self) -> None:
         connections: dict[int, socket.socket] = {}
         poll = select.poll()
-        poll.register(self._bell, select.POLLIN)
+        poll.register(self._wake_event, select.POLLIN)
         poll.register(self._listener, select.POLLIN)
         try:
             while True:
                 for descriptor, _ in poll.poll():
-                    if descriptor == self._bell:
+                    if descriptor == self._wake_event:
                         return
                     if descriptor == self._listener.fileno():
                         connection, _ = self._listener.accept()

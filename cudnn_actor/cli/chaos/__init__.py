@@ -1,8 +1,8 @@
 """`cudnn-actor chaos`: full load, faults all the time, and every answer checked.
 
-The words are here; `harness` and `trial` run, `report` tells. A service that keeps its promises loses no
-request, gives no wrong answer and lets nobody wait for long, whatever strikes; the command's exit status is 1
-where it did not.
+The command's options are here; `harness` and `run` do the run, `report` prints it. A service that keeps its
+promises loses no request, gives no wrong answer and lets nobody wait for long, whatever faults come; the
+command's exit status is 1 where it did not.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--faults",
         type=_kinds(FaultKind),
         metavar="KINDS",
-        help=f"what strikes: some of {','.join(FaultKind)}, or none; all that can (the default)",
+        help=f"which faults: some of {','.join(FaultKind)}, or none; all that can (the default)",
     )
     parser.add_argument(
         "--load",

@@ -124,7 +124,7 @@ def bursts(settings: Settings, number: int) -> Any:
 
 
 def run_under_alarms(ground: Ground, settings: Settings) -> int:
-    """Be the main thread's caller until the run is ending; returns how often an alarm has struck. Blocks."""
+    """Be the main thread's caller until the run is ending; returns how often an alarm went off. Blocks."""
     number = _NUMBERS[LoadKind.ALARMS]
     sender = AlarmedSender(ground.gpu, ground.abandoned, settings.seed)
     try:
@@ -133,7 +133,7 @@ def run_under_alarms(ground: Ground, settings: Settings) -> int:
         pass
     finally:
         sender.close()
-    return sender.rung
+    return sender.alarms
 
 
 def _cancel_all() -> None:

@@ -19,7 +19,7 @@ from cudnn_actor.protocol import ExecutionFailed, OutOfMemory
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.supervision import ExitKind, Fault, FaultPlan, FaultRule, Restarting
 
-__all__ = ["Striker", "fault_plan", "injected_errors", "watch"]
+__all__ = ["Injector", "fault_plan", "injected_errors", "watch"]
 
 _KILLS = {
     FaultKind.KILL: Role.WORKER,
@@ -110,10 +110,10 @@ async def watch(gpu: CudnnRef, tally: Tally, *, pauses: bool) -> None:
                 tally.excuse(event.delay_s)
             for exit, words, kind in _CAUSES:
                 if event.cause.kind is exit and words in event.cause.cause:
-                    tally.struck(kind, event.generation)
+                    tally.note_fault(kind, event.generation)
 
 
-class Striker:
+class Injector:
     """Sends signals to the processes of a service.
 
     Parameters
@@ -135,7 +135,7 @@ class Striker:
         """When a process was first seen with so much work done, by its id and that."""
 
     async def run(self) -> None:
-        """Strike until cancelled: each kind once, then as chance has it."""
+        """Inject until cancelled: each kind once, then as chance has it."""
         first = self._chance.sample(self._kinds, len(self._kinds))
         try:
             while self._kinds:
@@ -161,8 +161,8 @@ class Striker:
         while True:
             generation = self._gpu.generation
             target = self._target(kind)
-            if target is not None and processes.strike(target, number):
-                self._tally.struck(kind, generation if kind in _OF_THE_SERVING else None, signal=True)
+            if target is not None and processes.send_signal(target, number):
+                self._tally.note_fault(kind, generation if kind in _OF_THE_SERVING else None, signal=True)
                 return target
             if kind not in _OF_THE_SERVING and self._tally.now_s > patience_s:
                 return None
@@ -190,7 +190,7 @@ class Striker:
     def _continue_later(self, stopped: Found) -> None:
         async def go_on() -> None:
             await asyncio.sleep(self._chance.uniform(0.0, _CONTINUED_WITHIN_S))
-            processes.strike(stopped, signal.SIGCONT)
+            processes.send_signal(stopped, signal.SIGCONT)
 
         task = asyncio.create_task(go_on())
         self._continuing.add(task)

@@ -23,9 +23,9 @@ from cudnn_actor.cli.chaos.crowd import run_under_alarms
 from cudnn_actor.cli.chaos.faults import injected_errors
 from cudnn_actor.cli.chaos.load import Ground
 from cudnn_actor.cli.chaos.report import Report, report_of
+from cudnn_actor.cli.chaos.run import Interrupted, Outcome, run_once
 from cudnn_actor.cli.chaos.settings import LoadKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
-from cudnn_actor.cli.chaos.trial import Interrupted, Outcome, trial
 from cudnn_actor.cli.chaos.watchdog import Watchdog
 from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.processes.launching import close_launchers
@@ -107,7 +107,7 @@ class Harness:
             self._end_with(error)
 
     async def _trial(self) -> None:
-        outcome = await trial(
+        outcome = await run_once(
             self._settings, self._tally, self._ending, show=self._show, ready=self._note_ready
         )
         self._end_with(outcome)  # now: a loop with tasks that do not end takes its time to close
@@ -131,7 +131,7 @@ class Harness:
             self._bar,
             completed=min(now, settings.seconds),
             rate=tally.finished / now,
-            faults=len(tally.strikes),
+            faults=len(tally.faults),
             lost=tally.overdue(settings.deadline_s),
             wrong=tally.wrong,
         )

@@ -66,7 +66,7 @@ def draw(report: Report, out: Path) -> None:
         mpl.rcdefaults()  # the page does not depend on the user's own matplotlib settings
         mpl.rcParams.update(_STYLE)
         figure = Figure(figsize=(14, 9), dpi=120)
-        kinds = [kind for kind in report.recovery if report.recovery[kind].struck]
+        kinds = [kind for kind in report.recovery if report.recovery[kind].faults]
         lanes = 0.3 * max(len(kinds), 1)
         sides = {"left": 0.075, "right": 0.975, "bottom": 0.065, "top": 0.84}
         rows = GridSpec(4, 1, figure, height_ratios=[3.7, lanes, 1.15, 3.3], hspace=0.0, **sides)
@@ -112,7 +112,7 @@ def _draw_throughput(axes: Axes, report: Report) -> None:
     axes.stairs(rate, edges, color=_BLUE, linewidth=1.0)
     axes.set_xlim(0, edges[-1])
     axes.set_ylim(bottom=0)
-    axes.set_title("Requests finished per second, every answer checked; below, the faults as they struck")
+    axes.set_title("Requests finished per second, every answer checked; below, when each fault came")
     axes.grid(axis="y")
     axes.tick_params(labelbottom=False, bottom=False)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -121,7 +121,7 @@ def _draw_throughput(axes: Axes, report: Report) -> None:
 def _draw_strikes(axes: Axes, report: Report, kinds: list[FaultKind]) -> None:
     """One lane for each kind of fault, on the time axis of the throughput."""
     for lane, kind in enumerate(kinds):
-        at = [strike.at_s for strike in report.strikes if strike.kind is kind]
+        at = [fault.at_s for fault in report.faults if fault.kind is kind]
         axes.eventplot(at, lineoffsets=lane, linelengths=0.7, linewidths=1.3, colors=_COLOURS[kind])
     axes.set_yticks(range(len(kinds)), [kind.value for kind in kinds])
     for label, kind in zip(axes.get_yticklabels(), kinds, strict=True):

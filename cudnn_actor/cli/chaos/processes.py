@@ -19,7 +19,7 @@ from cudnn_actor.engines.remote.serving import NAME as BUILDER
 from cudnn_actor.processes.forkserver import NAME as LAUNCHER
 from cudnn_actor.workers.process.main import NAME as WORKER
 
-__all__ = ["Found", "Role", "end_all", "find", "marked", "strike"]
+__all__ = ["Found", "Role", "end_all", "find", "marked", "send_signal"]
 
 _MARK = "CUDNN_ACTOR_CHAOS_RUN"
 
@@ -86,7 +86,7 @@ def _stat(pid: int) -> list[bytes]:
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 
-def strike(found: Found, number: signal.Signals) -> bool:
+def send_signal(found: Found, number: signal.Signals) -> bool:
     """Send a signal; whether the process was still there, and still what it was found to be."""
     with contextlib.suppress(ProcessLookupError):
         process = os.pidfd_open(found.pid)
@@ -104,5 +104,5 @@ def end_all() -> list[Found]:
     """Kill every process with this run's mark; returns those that were there."""
     left = find()
     for each in left:
-        strike(each, signal.SIGKILL)
+        send_signal(each, signal.SIGKILL)
     return left

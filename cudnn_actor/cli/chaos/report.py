@@ -12,9 +12,9 @@ from rich.table import Table
 
 from cudnn_actor.cli.bench.machine import machine, versions
 from cudnn_actor.cli.bench.record import now
+from cudnn_actor.cli.chaos.run import Outcome
 from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
-from cudnn_actor.cli.chaos.tally import BIN_S, LostRequest, Recovery, Stall, Strike, Tally, WrongAnswer
-from cudnn_actor.cli.chaos.trial import Outcome
+from cudnn_actor.cli.chaos.tally import BIN_S, InjectedFault, LostRequest, Recovery, Stall, Tally, WrongAnswer
 from cudnn_actor.cli.measure import percentile
 
 __all__ = ["Report", "print_report", "report_of", "write"]
@@ -27,7 +27,7 @@ _SHOWN = 10
 class RecoveryTimes(msgspec.Struct, frozen=True, kw_only=True):
     """How long after faults of a kind the service answered, in milliseconds."""
 
-    struck: int
+    faults: int
     over: int
     """Faults after which it has answered; the times are theirs."""
     p50_ms: float | None
@@ -50,7 +50,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     events: dict[str, int]
     injected: dict[str, int]
     recovery: dict[FaultKind, RecoveryTimes]
-    strikes: list[Strike]
+    faults: list[InjectedFault]
     recoveries: list[Recovery]
     bin_s: float
     finished: list[int]
@@ -90,7 +90,7 @@ def report_of(settings: Settings, tally: Tally, outcome: Outcome, *, alarms: int
         events=dict(tally.events),
         injected=outcome.injected,
         recovery={kind: _times(kind, tally) for kind in settings.faults},
-        strikes=tally.strikes,
+        faults=tally.faults,
         recoveries=tally.recoveries,
         bin_s=BIN_S,
         finished=[tally.bins[place] for place in range(max(tally.bins, default=0) + 1)],
@@ -122,7 +122,7 @@ def _counts(tally: Tally, outcome: Outcome, stalls: int) -> dict[str, int]:
         "deadline": errors["DeadlineExceeded"],
         "alarmed": errors["Alarmed"],
         "injected_errors": errors["ExecutionFailed"] + errors["OutOfMemory"],
-        "faults": len(tally.strikes),
+        "faults": len(tally.faults),
         "unrecovered": tally.unrecovered,
         "restarts": tally.events["Restarting"],
         "buffers_left": 0 if statistics is None else statistics.live_buffers,
@@ -132,8 +132,8 @@ def _counts(tally: Tally, outcome: Outcome, stalls: int) -> dict[str, int]:
 def _times(kind: FaultKind, tally: Tally) -> RecoveryTimes:
     took = sorted(1e3 * recovery.took_s for recovery in tally.recoveries if recovery.kind is kind)
     p50, p90, longest = (percentile(took, 50), percentile(took, 90), took[-1]) if took else (None,) * 3
-    struck = sum(strike.kind is kind for strike in tally.strikes)
-    return RecoveryTimes(struck=struck, over=len(took), p50_ms=p50, p90_ms=p90, max_ms=longest)
+    faults = sum(fault.kind is kind for fault in tally.faults)
+    return RecoveryTimes(faults=faults, over=len(took), p50_ms=p50, p90_ms=p90, max_ms=longest)
 
 
 def write(report: Report, path: Path) -> None:
@@ -217,11 +217,11 @@ def _recovery_table(report: Report) -> Table:
     title = "From a fault to the next finished request"
     table = Table(title=title, title_justify="left", pad_edge=False)
     table.add_column("fault", no_wrap=True)
-    for name in ("struck", "p50 ms", "p90 ms", "max ms"):
+    for name in ("faults", "p50 ms", "p90 ms", "max ms"):
         table.add_column(name, justify="right", no_wrap=True)
     for kind, times in report.recovery.items():
         figures = (times.p50_ms, times.p90_ms, times.max_ms)
         table.add_row(
-            kind.value, str(times.struck), *("-" if each is None else f"{each:.1f}" for each in figures)
+            kind.value, str(times.faults), *("-" if each is None else f"{each:.1f}" for each in figures)
         )
     return table

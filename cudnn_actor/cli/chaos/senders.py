@@ -182,7 +182,7 @@ class AlarmedSender:
     gpu, abandoned
         As of `NewLoopSender`.
     seed
-        Decides when the alarm rings.
+        Decides when the alarm goes off.
     """
 
     kind = LoadKind.ALARMS
@@ -192,9 +192,9 @@ class AlarmedSender:
         self._abandoned = abandoned
         self._chance = random.Random(f"{seed} alarms")
         self._armed = False
-        self.rung = 0
+        self.alarms = 0
         """How often a call was interrupted."""
-        self._before = signal.signal(signal.SIGALRM, self._ring)
+        self._before = signal.signal(signal.SIGALRM, self._interrupt)
         self._hook_before, sys.unraisablehook = sys.unraisablehook, self._not_raised
         self._runner = asyncio.Runner()
         self._runner.get_loop().set_exception_handler(_ignore)  # futures that nobody was given
@@ -247,12 +247,12 @@ class AlarmedSender:
             finally:
                 self._armed = False
         except Alarmed as alarm:
-            self.rung += 1
+            self.alarms += 1
             return alarm
         except Exception as error:  # noqa: BLE001 - the outcome, for the oracle to judge
             return error
 
-    def _ring(self, _number: int, _frame: FrameType | None) -> None:
+    def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
         if self._armed:
             self._armed = False
             raise Alarmed

@@ -11,7 +11,7 @@ from cudnn_actor.service.options import Isolation
 __all__ = ["STALL_S", "FaultKind", "LoadKind", "Settings", "possible_faults"]
 
 STALL_S = 5.0
-"""A request that takes longer than this has stalled, whatever has struck meanwhile."""
+"""A request that takes longer than this has stalled, whatever faults came meanwhile."""
 
 
 class FaultKind(enum.StrEnum):
@@ -68,7 +68,7 @@ _OF_A_BUILDER = (FaultKind.KILL_BUILDER, FaultKind.HANG_BUILDER)
 
 
 def possible_faults(engine: str, isolation: str, standby: int) -> dict[FaultKind, str]:
-    """Each kind, with why it cannot strike such a service; empty for those that can."""
+    """Each kind, with why such a service cannot have it; empty for those that can."""
     why = dict.fromkeys(FaultKind, "")
     if isolation == "thread":
         signals = [kind for kind in FaultKind if kind not in _INJECTED]
@@ -97,16 +97,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     standby
         Workers that stand by: 0 or 1.
     kill_every
-        Mean seconds between two signals to processes. The injected faults strike at message numbers that
+        Mean seconds between two signals to processes. The scripted faults come at message numbers that
         come about as often, or oftener.
     faults
-        Which kinds strike.
+        Which kinds come.
     load
         Who sends what.
     tasks
         Asyncio tasks that send requests, on the first event loop. The others have fewer.
     seed
-        Decides the programs, which fault strikes and after how long, and the injected faults.
+        Decides the programs, which fault comes and after how long, and the injected faults.
     hang_after_s
         The watchdog's patience, in seconds.
     deadline_s

@@ -1,8 +1,8 @@
 """What is counted while the harness runs: outcomes, faults, and how soon after a fault the service answers.
 
 Any thread, under one lock: requests come from several. A fault that takes the worker is over with the first
-receipt of a later generation: an answer that was on its way when the fault struck proves nothing. One that a
-single request feels, or that strikes another process, is over with the next answer to anybody.
+receipt of a later generation: an answer that was on its way when the fault came proves nothing. One that a
+single request feels, or that befalls another process, is over with the next answer to anybody.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from cudnn_actor.cli.chaos.oracle import Deed, Wrong, describe
 from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind
 from cudnn_actor.protocol import Receipt
 
-__all__ = ["BIN_S", "LostRequest", "Recovery", "Stall", "Strike", "Tally", "Waiting", "WrongAnswer"]
+__all__ = ["BIN_S", "InjectedFault", "LostRequest", "Recovery", "Stall", "Tally", "Waiting", "WrongAnswer"]
 
 BIN_S = 0.05
 """Seconds of one figure of the throughput."""
 _MOST_KEPT = 100
 
 
-class Strike(NamedTuple):
+class InjectedFault(NamedTuple):
     """A fault; seconds since the load began."""
 
     kind: FaultKind
@@ -32,7 +32,7 @@ class Strike(NamedTuple):
 
 
 class Recovery(NamedTuple):
-    """A fault that is over: when it struck, and how many seconds later the service answered."""
+    """A fault that is over: when it came, and how many seconds later the service answered."""
 
     kind: FaultKind
     at_s: float
@@ -91,7 +91,7 @@ class _Sent(NamedTuple):
 
 
 class _Open(NamedTuple):
-    strike: Strike
+    fault: InjectedFault
     generation: int | None
 
 
@@ -101,7 +101,7 @@ class Tally:
     Parameters
     ----------
     injected
-        The errors that are faults, and of which kind: they strike when their caller sees them.
+        The errors that are faults, and of which kind: they count from when their caller sees them.
     clock
         Seconds.
     """
@@ -132,7 +132,7 @@ class Tally:
         """Buffers that were lost and replaced."""
         self.bins: Counter[int] = Counter()
         """Requests finished, by `BIN_S` since the load began."""
-        self.strikes: list[Strike] = []
+        self.faults: list[InjectedFault] = []
         self.recoveries: list[Recovery] = []
         self.wrong = 0
         self.wrongs: list[WrongAnswer] = []
@@ -177,7 +177,7 @@ class Tally:
                 self.outcomes[type(outcome).__name__] += 1
                 for error, kind in self._injected.items():
                     if isinstance(outcome, error):
-                        self.struck(kind)
+                        self.note_fault(kind)
             else:
                 self._finished(outcome.generation if isinstance(outcome, Receipt) else None)
 
@@ -252,8 +252,8 @@ class Tally:
 
     # Faults.
 
-    def struck(self, kind: FaultKind, generation: int | None = None, *, signal: bool = False) -> None:
-        """A fault strikes now.
+    def note_fault(self, kind: FaultKind, generation: int | None = None, *, signal: bool = False) -> None:
+        """A fault comes now.
 
         Parameters
         ----------
@@ -265,15 +265,15 @@ class Tally:
             Whether it is sent to a process.
         """
         with self._lock:
-            strike = Strike(kind, self.now_s)
-            self.strikes.append(strike)
+            fault = InjectedFault(kind, self.now_s)
+            self.faults.append(fault)
             if signal or generation is not None:
-                self._last_outage_s = strike.at_s
-            self._open.append(_Open(strike, generation))
+                self._last_outage_s = fault.at_s
+            self._open.append(_Open(fault, generation))
 
     @property
     def last_outage_s(self) -> float:
-        """When a fault that takes a process struck last; 0 where none has."""
+        """When the last fault that takes a process came; 0 before the first."""
         return self._last_outage_s
 
     @property
@@ -285,7 +285,7 @@ class Tally:
         still = []
         for each in self._open:
             if each.generation is None or (generation is not None and generation > each.generation):
-                self.recoveries.append(Recovery(*each.strike, now - each.strike.at_s))
+                self.recoveries.append(Recovery(*each.fault, now - each.fault.at_s))
             else:
                 still.append(each)
         self._open = still

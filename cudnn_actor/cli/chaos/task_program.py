@@ -1,6 +1,6 @@
 """What each task does: a random program, decided by the seed alone.
 
-A program knows nothing of outcomes, so with one seed it is the same in every run, whatever strikes. How a
+A program knows nothing of outcomes, so with one seed it is the same in every run, whatever faults come. How a
 step meets a world in which its buffer has been torn, or its plan quarantined, is `load`'s business.
 """
 

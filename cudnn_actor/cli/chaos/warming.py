@@ -13,7 +13,7 @@ __all__ = ["warm"]
 
 
 async def warm(gpu: CudnnRef, problems: Sequence[Problem], show: Callable[[], None]) -> None:
-    """Have every plan of the load built; what a fault that strikes meanwhile prevents is left out."""
+    """Have every plan of the load built; what a fault meanwhile prevents is left out."""
     for problem in problems:
         with contextlib.suppress(CudnnActorError):
             await _warm_one(gpu, problem)

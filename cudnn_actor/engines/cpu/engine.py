@@ -107,9 +107,9 @@ class CpuEngine:
     def unpin(self, _memory: memoryview) -> None:
         """Nothing, as `pin`."""
 
-    def view(self, src: np.ndarray, keeper: object) -> np.ndarray:
-        """The binding itself, as an array whose base keeps `keeper` alive."""
-        return keeping(src, keeper)
+    def view(self, src: np.ndarray, owner: object) -> np.ndarray:
+        """The binding itself, as an array whose base keeps `owner` alive."""
+        return keeping(src, owner)
 
     def copy(self, src: np.ndarray, dst: np.ndarray) -> None:
         """Copy between buffers of the same dims and dtype, whatever their strides."""

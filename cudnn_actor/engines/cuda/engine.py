@@ -136,9 +136,9 @@ class CudaEngine:
         return Place(self._arenas[arena], offset, spec)
 
     @reported
-    def view(self, src: Place, keeper: object) -> Any:
+    def view(self, src: Place, owner: object) -> Any:
         """A CuPy array on the buffer, of its own dtype; the memory stays mapped while it lives."""
-        user = _User(keeper)
+        user = _User(owner)
         src.mapping.keep_for(user)
         return src.array(src.spec.dtype.numpy, user)
 
@@ -301,9 +301,9 @@ class CudaEngine:
 
 
 class _User:
-    """Who a view lives for: keeps its keeper, and is what the mapping waits for."""
+    """Who a view lives for: keeps its owner, and is what the mapping waits for."""
 
-    __slots__ = ("__weakref__", "keeper")
+    __slots__ = ("__weakref__", "owner")
 
-    def __init__(self, keeper: object) -> None:
-        self.keeper = keeper
+    def __init__(self, owner: object) -> None:
+        self.owner = owner

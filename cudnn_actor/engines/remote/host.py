@@ -77,7 +77,7 @@ class BuilderHost:
         self._queue: BuilderQueue | None = None
         self._waiting: socket.socket | None = None
         """The receiving end."""
-        self._bell = -1
+        self._wake_event = -1
         self._thread: threading.Thread | None = None
         self._child: Child | None = None
         self._killed: Child | None = None
@@ -111,21 +111,21 @@ class BuilderHost:
         ours, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         waiting.setblocking(False)
         try:
-            bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            wake_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except OSError:
             ours.close()
             waiting.close()
             raise
-        run = carrying(functools.partial(self._run, waiting, bell))
+        run = carrying(functools.partial(self._run, waiting, wake_event))
         thread = threading.Thread(target=run, name="builder", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
             ours.close()
             waiting.close()
-            os.close(bell)
+            os.close(wake_event)
             raise OSError(str(error)) from error
-        self._thread, self._waiting, self._bell = thread, waiting, bell
+        self._thread, self._waiting, self._wake_event = thread, waiting, wake_event
         return BuilderQueue(ours, self.journal)
 
     def __enter__(self) -> Self:
@@ -143,15 +143,15 @@ class BuilderHost:
         with self._lock:
             self._closing.set()
             thread, self._thread = self._thread, None
-            queue, waiting, bell = self._queue, self._waiting, self._bell
-            self._queue, self._waiting, self._bell = None, None, -1
+            queue, waiting, wake_event = self._queue, self._waiting, self._wake_event
+            self._queue, self._waiting, self._wake_event = None, None, -1
         if thread is None or queue is None or waiting is None:
             return
-        os.eventfd_write(bell, 1)
+        os.eventfd_write(wake_event, 1)
         thread.join()
         queue.close()
         waiting.close()
-        os.close(bell)
+        os.close(wake_event)
         Path(self.journal).unlink(missing_ok=True)
 
     def forget_parent(self) -> None:
@@ -163,13 +163,13 @@ class BuilderHost:
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.close()
-        bell, self._bell = self._bell, -1
-        if bell >= 0:
-            os.close(bell)
+        wake_event, self._wake_event = self._wake_event, -1
+        if wake_event >= 0:
+            os.close(wake_event)
 
     # The thread.
 
-    def _run(self, waiting: socket.socket, bell: int) -> None:
+    def _run(self, waiting: socket.socket, wake_event: int) -> None:
         try:
             while not self._closing.is_set():
                 child = self._child
@@ -178,12 +178,12 @@ class BuilderHost:
                 elif not _is_readable(waiting):
                     self._untaken_since = None
                     self._in_vain = 0 if child is not None else self._in_vain
-                    wait_for((bell, waiting.fileno(), *_pidfd_of(child)), None)
+                    wait_for((wake_event, waiting.fileno(), *_pidfd_of(child)), None)
                 elif child is None:
                     self._launch(waiting)
                 else:
                     self._look_at(child)
-                    wait_for((bell, *_pidfd_of(child)), _LOOK_EVERY_S)
+                    wait_for((wake_event, *_pidfd_of(child)), _LOOK_EVERY_S)
         except Exception:
             log.exception("builder.host_failed")
             self._closing.set()  # nobody connects any more, and nobody waits for ever

@@ -1,8 +1,8 @@
 """What comes to a worker from its parent.
 
-Its main thread reads the socket, when it has nothing left to do, so a request costs no hop here either. It
-waits at the socket and at an eventfd, which other threads of the worker (the one that builds plans, the one
-that logs) ring. What is no request is done on the spot, by whoever was registered for it.
+Its main thread reads the socket when it has nothing left to do, so a request costs no hop here either. It waits
+for the socket and for an eventfd, by which other threads of the worker (the one that builds plans, the one that
+logs) wake it. What is not a request is done on the spot, by whoever was registered for it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Inbox:
         self._urgent: deque[WorkerTask | InternalTask] = deque()
         self._known: dict[bytes, Any] = {}
         self._early: list[Any] = []
-        self._bell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._waited_for = (channel.fileno(), self._bell_fd)
+        self._wake_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._waited_for = (channel.fileno(), self._wake_event)
 
     def take(self, most: int, timeout: float | None = None) -> list[WorkerTask | InternalTask]:
         """The next requests in order, control messages first; waits up to `timeout` seconds for one.
@@ -70,7 +70,7 @@ class Inbox:
 
     def nudge(self) -> None:
         """Wake the main thread for a look around. Any thread."""
-        os.eventfd_write(self._bell_fd, 1)
+        os.eventfd_write(self._wake_event, 1)
 
     def put_back(self, frames: Iterable[Any]) -> None:
         """Take frames that were read before this was made, at the next `take`."""
@@ -83,8 +83,8 @@ class Inbox:
             return
         # Not poll: its timeouts are whole milliseconds, and a device is asked every few microseconds.
         ready, _, _ = select.select(self._waited_for, (), (), timeout)
-        if self._bell_fd in ready:
-            os.eventfd_read(self._bell_fd)
+        if self._wake_event in ready:
+            os.eventfd_read(self._wake_event)
 
     def _read(self) -> None:
         frames = self._channel.receive()

@@ -197,9 +197,9 @@ class WorkerLoop:
 
     def _compute(self, task: Task) -> Any:
         message = task.message
-        seen = self._state.seen(message)
-        bound_of(seen, message, self._state.memory)
-        return self._runner.compute(task, seen, task)
+        cached = self._state.cached(message)
+        bound_of(cached, message, self._state.memory)
+        return self._runner.compute(task, cached, task)
 
     def _write(self, task: Task) -> Any:
         message: WriteStaged = task.message

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn, cast
 
-from cudnn_actor.memory import Arena, Keeper, Slot
+from cudnn_actor.memory import Arena, BufferOwner, Slot
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError, StaleReason, Words
 from cudnn_actor.protocol.tensor import TensorSpec
@@ -164,7 +164,7 @@ class BorrowedTable:
 
     # What is the parent's to do.
 
-    def lend(self, slot: Slot) -> Keeper:
+    def lend(self, slot: Slot) -> BufferOwner:
         """Raise `InvalidRequest`: an array over a buffer's bytes cannot leave the process."""
         raise InvalidRequest(
             field="message",

@@ -41,11 +41,11 @@ class Place:
             self._raw = self.array(f"u{self.spec.dtype.itemsize}")
         return self._raw
 
-    def array(self, dtype: Any, keeper: object = None) -> Any:
-        """A CuPy array on the buffer, dims in N, C, spatial order; it keeps `keeper` alive."""
+    def array(self, dtype: Any, owner: object = None) -> Any:
+        """A CuPy array on the buffer, dims in N, C, spatial order; it keeps `owner` alive."""
         cupy = libraries().cupy
         spec = self.spec
-        memory = cupy.cuda.UnownedMemory(self.pointer, spec.nbytes, keeper, cupy.cuda.runtime.getDevice())
+        memory = cupy.cuda.UnownedMemory(self.pointer, spec.nbytes, owner, cupy.cuda.runtime.getDevice())
         strides = tuple(stride * spec.dtype.itemsize for stride in spec.strides)
         return cupy.ndarray(spec.dims, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
 

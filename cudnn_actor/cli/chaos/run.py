@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from cudnn_actor.cli.chaos.convolutions import HEAVY, PROBLEMS, Answers
 from cudnn_actor.cli.chaos.crowd import Crowd, bursts
-from cudnn_actor.cli.chaos.faults import Striker, fault_plan, injected_errors, watch
+from cudnn_actor.cli.chaos.faults import Injector, fault_plan, injected_errors, watch
 from cudnn_actor.cli.chaos.load import Ground, Task
 from cudnn_actor.cli.chaos.oracle import Oracle
 from cudnn_actor.cli.chaos.senders import LoopSender
@@ -34,7 +34,7 @@ from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.spawning import spawn
 from cudnn_actor.supervision import FaultPlan
 
-__all__ = ["Interrupted", "Outcome", "trial"]
+__all__ = ["Interrupted", "Outcome", "run_once"]
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
     lost
         Requests that had not ended by the deadline.
     injected
-        The scripted faults that struck, by name.
+        The scripted faults that came, by name.
     statistics
         The service's own at the end; None where it did not say.
     stopped
@@ -81,7 +81,7 @@ class Outcome(NamedTuple):
     stuck: tuple[str, ...] = ()
 
 
-async def trial(
+async def run_once(
     settings: Settings,
     tally: Tally,
     ending: threading.Event,
@@ -219,18 +219,18 @@ class _Run:
             watch(self._gpu, self._tally, pauses=self._settings.isolation == "thread")
         )
         load = asyncio.create_task(self._load())
-        striker = asyncio.create_task(Striker(self._gpu, self._tally, self._settings).run())
+        injector = asyncio.create_task(Injector(self._gpu, self._tally, self._settings).run())
         try:
             await self._watch(load, lambda: self._ending.is_set() or tally.now_s > self._settings.seconds)
             seconds = tally.now_s
-            await _end(striker)
+            await _end(injector)
             self._ending.set()
             await self._watch(load, lambda: tally.now_s > max(seconds, tally.last_outage_s) + deadline_s)
             return await self._conclude(load, seconds)
         finally:
             self._ending.set()
             self._ground.abandoned.set()
-            for task in (striker, load, watcher):
+            for task in (injector, load, watcher):
                 await _end(task)
             tally.give_up(LoadKind.TASKS)
 
