@@ -1,8 +1,8 @@
 """What comes to a worker from its parent.
 
-Its main thread reads the socket when it has nothing left to do, so a request costs no hop here either. It waits
-for the socket and for an eventfd, by which other threads of the worker (the one that builds plans, the one that
-logs) wake it. What is not a request is done on the spot, by whoever was registered for it.
+Its main thread reads the socket when it has nothing left to do, so a request costs no hop here either. It
+waits for the socket and for an eventfd, by which other threads of the worker (the one that builds plans, the
+one that logs) wake it. What is not a request is done on the spot, by whoever was registered for it.
 """
 
 from __future__ import annotations
