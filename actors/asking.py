@@ -56,8 +56,8 @@ async def ask(
     timer = None
     try:
         mailbox.admit(envelope)
-        if bridge.watch is None or mailbox.starts_elsewhere:  # else `sent` has nothing to do: a call less
-            bridge.sent(elsewhere=mailbox.starts_elsewhere)
+        if bridge.posted or (bridge.watch is None and mailbox.needs_thread):  # else it has nothing to do
+            bridge.sent(needs_thread=mailbox.needs_thread)
         if timeout is not None:
             timer = bridge.loop.call_later(timeout, envelope.expire)
         return await future
@@ -88,7 +88,7 @@ def submit(
     assert future is not None
     try:
         mailbox.admit(envelope, waits=False)
-        bridge.sent(elsewhere=mailbox.starts_elsewhere)
+        bridge.sent(needs_thread=mailbox.needs_thread)
         if mailbox.starts_elsewhere:
             future.add_done_callback(lambda future: envelope.withdraw() if future.cancelled() else None)
         if timeout is not None:

@@ -97,14 +97,14 @@ class LoopBridge:
             cls._drop_closed()
         return bridge
 
-    def sent(self, *, elsewhere: bool = False) -> None:
+    def sent(self, *, needs_thread: bool = True) -> None:
         """See to it that replies come, while one is awaited. Only on the loop, after an admission.
 
-        `elsewhere`: another process works on it, which no loop of this one can starve.
+        `needs_thread`: as of the mailbox.
         """
-        if elsewhere and self.posted:
+        if not needs_thread and self.posted:
             self.wake()
-        if self.watch is None and not elsewhere:
+        if self.watch is None and needs_thread:
             self.watch = StarvationWatch(time.monotonic(), time.thread_time())
             self.loop.call_later(FIRST_LOOK_S, self._look)
 

@@ -55,6 +55,8 @@ class Mailbox:
 
     def __init__(self, capacity: int = 1024) -> None:
         self.capacity = capacity
+        self.needs_thread = True
+        """Whether an answer takes a thread of this process, which a loop that never idles could starve."""
         self.withdrawn = 0
         """Messages of cancelled senders that were dropped to make room. Written under the lock."""
         self.expired = 0
@@ -114,7 +116,7 @@ class Mailbox:
             # neither wait for that step nor see its half. Whoever is inside admits it on the way out.
             self._afterwards.append(envelope)
             return
-        if self._reader == _get_ident() and envelope.wants_reply:
+        if self._reader is not None and self._reader == _get_ident() and envelope.wants_reply:
             self._refuse_reentry(message)
         control = getattr(message, "control", False)
         bridge = envelope.bridge

@@ -74,6 +74,7 @@ class Dispatcher(Mailbox):
 
     def __init__(self, capacity: int = 1024) -> None:
         super().__init__(capacity)
+        self.needs_thread = False
         self.wake_monitor: Callable[[], Any] = bool
         """Wakes the monitor's thread for a look around, in one call of C. Where there is none, the next one
         begins with a turn."""
@@ -151,7 +152,7 @@ class Dispatcher(Mailbox):
             elif bridge is not owner.bridge:
                 if not envelope.wants_reply:
                     return owner if owner.is_running_here() else None
-                self._shared, self._owner = True, None
+                self._shared, self._owner, self.needs_thread = True, None, True
                 owner.follow_soon()
                 self.wake_monitor()
             return self._owner
@@ -464,7 +465,7 @@ class Dispatcher(Mailbox):
         """Let go of the owning loop, and of the last monitor: the service has ended."""
         self.wake_monitor = bool
         with self._lock:
-            owner, self._owner, self._shared = self._owner, None, False
+            owner, self._owner, self._shared, self.needs_thread = self._owner, None, False, False
         if owner is not None:
             owner.follow_soon()
 
@@ -492,10 +493,12 @@ class _OwningLoop:
         last of them, and then they for the worker; in small lots the two work side by side.
         """
         dispatcher = self._dispatcher
-        self._gathered += 1
+        self._gathered = gathered = self._gathered + 1
         in_flight = len(dispatcher.host.in_flight.requests)
         if self._channel is dispatcher.channel and (
-            not in_flight or self._gathered >= min(MOST_GATHERED, max(LEAST_GATHERED, in_flight // SHARE))
+            not in_flight
+            or gathered >= MOST_GATHERED
+            or (gathered >= LEAST_GATHERED and gathered * SHARE >= in_flight)
         ):
             self._gathered = 0
             dispatcher.turn(self.bridge)

@@ -1,0 +1,165 @@
+"""`python -m benchmarks.floor`: what a request to another process costs on asyncio at least.
+
+The least that any such design needs, with nothing else: 64 tasks, a future for each request, a number that
+finds it again, requests and answers as frames of packed numbers on a socket pair, so many in a frame as ours
+has, and a process that sends each frame back. Then a ping and a convolution of a service in process
+isolation, in turns with it. CPU time of the loop's thread for each request, and of the other process.
+
+On the CPU engine the other process computes the convolution too. With `--device cuda:0` it launches it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cudnn_actor import ConvFwd, ConvSpec, Ping, spawn
+from cudnn_actor.cli.bench.machine import machine, versions
+from cudnn_actor.cli.bench.record import now
+
+_IN_FLIGHT, _GATHERED = 64, 21
+_FRAME = 65536
+_PACKAGES = ("numpy", "pykka", "msgspec")
+_ECHO = """
+import socket, sys
+connection = socket.socket(fileno=int(sys.argv[1]))
+while frame := connection.recv(65536):
+    connection.send(frame)
+"""
+
+
+class Cost(msgspec.Struct, kw_only=True):
+    """Of one kind of request, a number a round."""
+
+    per_s: list[float] = []
+    loop_us: list[float] = []
+    """CPU time of the event loop's thread for each request, in microseconds."""
+    other_us: list[float] = []
+    """The same of the other process."""
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """All of a run."""
+
+    date: str
+    device: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    costs: dict[str, Cost]
+
+
+class Echo:
+    """Asks a process that sends every frame back. On one event loop; close it when all is answered."""
+
+    def __init__(self) -> None:
+        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        descriptor = other.fileno()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _ECHO, str(descriptor)], pass_fds=(descriptor,)
+        )
+        other.close()
+        self.pid = self._process.pid
+        self._loop = asyncio.get_running_loop()
+        self._futures: dict[int, asyncio.Future[None]] = {}
+        self._unsent: list[int] = []
+        self._number = 0
+        self._loop.add_reader(self._socket.fileno(), self._read)
+
+    async def ask(self) -> None:
+        """Send one request, and wait for its answer."""
+        self._number = number = self._number + 1
+        self._futures[number] = future = self._loop.create_future()
+        if not self._unsent:
+            self._loop.call_soon(self._send)
+        self._unsent.append(number)
+        if len(self._unsent) >= _GATHERED:
+            self._send()
+        await future
+
+    def _send(self) -> None:
+        numbers, self._unsent = self._unsent, []
+        if numbers:
+            self._socket.send(struct.pack(f"{len(numbers)}Q", *numbers))
+
+    def _read(self) -> None:
+        frame = self._socket.recv(_FRAME)
+        for number in struct.unpack(f"{len(frame) // 8}Q", frame):
+            self._futures.pop(number).set_result(None)
+
+    def close(self) -> None:
+        """End the process."""
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        self._process.wait()
+
+
+async def _measured(ask: Callable[[], Awaitable[object]], pid: int, seconds: float, cost: Cost) -> None:
+    """Measure so many seconds of 64 tasks that ask, one request at a time each."""
+    clock = (~pid << 3) | 2  # Linux: the CPU time of all threads of a process
+    until, asked = time.perf_counter() + seconds, 0
+
+    async def sender() -> None:
+        nonlocal asked
+        while time.perf_counter() < until:
+            await ask()
+            asked += 1
+
+    began, mine, other = time.perf_counter(), time.thread_time(), time.clock_gettime(clock)
+    await asyncio.gather(*[sender() for _ in range(_IN_FLIGHT)])
+    cost.per_s.append(asked / (time.perf_counter() - began))
+    cost.loop_us.append(1e6 * (time.thread_time() - mine) / asked)
+    cost.other_us.append(1e6 * (time.clock_gettime(clock) - other) / asked)
+
+
+async def measure(device: str, seconds: float, rounds: int) -> dict[str, Cost]:
+    """The floor, a ping and a convolution, in turns."""
+    costs = {name: Cost() for name in ("floor", "ping", "convolution")}
+    async with spawn(device=device, isolation="process") as gpu:
+        x = await gpu.upload(np.ones((1, 8, 16, 16), np.float32))
+        w = await gpu.upload(np.ones((8, 8, 3, 3), np.float32))
+        message = ConvFwd(x=x, w=w, y=await gpu.empty((1, 8, 14, 14)), conv=ConvSpec.symmetric(2))
+        ping = Ping()
+        await gpu.ask(message)
+        echo, worker = Echo(), gpu.worker_pid
+        assert worker is not None
+        for _ in range(rounds):
+            await _measured(echo.ask, echo.pid, seconds, costs["floor"])
+            await _measured(lambda: gpu.ask(ping), worker, seconds, costs["ping"])
+            await _measured(lambda: gpu.ask(message), worker, seconds, costs["convolution"])
+        echo.close()
+    return costs
+
+
+def main() -> None:
+    """Measure, print, and write the numbers."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.floor", description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the numbers there, as JSON")
+    args = parser.parse_args()
+    costs = asyncio.run(measure(args.device, args.seconds, args.rounds))
+    for name, cost in costs.items():
+        rate, loop, other = (statistics.median(each) for each in (cost.per_s, cost.loop_us, cost.other_us))
+        print(f"{name:12} {rate:9,.0f}/s  loop's thread {loop:5.1f} us, the other process {other:5.1f} us")
+    if args.out is not None:
+        report = Report(
+            date=now(), device=args.device, machine=machine(), versions=versions(_PACKAGES), costs=costs
+        )
+        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+
+
+if __name__ == "__main__":
+    main()
