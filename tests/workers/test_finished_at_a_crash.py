@@ -193,6 +193,33 @@ async def test_what_is_read_back_after_a_crash_is_not_what_a_later_request_has_w
         assert await trio.result() == 5.0
 
 
+async def test_what_a_device_has_finished_counts_only_once_it_is_answered() -> None:
+    """A download and a Fill behind it have finished, and the worker dies before it says so.
+
+    Were the Fill taken for done then, the download would run again and read what the Fill has written.
+    """
+    async with workers("LateEngine", host_arenas=False) as (gpu, points):
+        trio = await Trio.on(gpu)
+        other = await gpu.upload(single(0.0))
+        await gpu.warm([trio.product()])
+        points.hold("finished")
+        fences = points.visits("fence")
+        pid = freeze(gpu)  # so that it takes the three at once, and one fence is behind them
+        messages: list[Message] = [trio.product(), Download(src=trio.y), Fill(dst=trio.y, value=5.0)]
+        futures = [gpu.submit(message) for message in messages]
+        await sent(gpu)
+        os.kill(pid, signal.SIGCONT)
+        await in_thread(lambda: points.wait_for_visits("fence", fences + 1))
+        futures.append(gpu.submit(Copy(src=trio.w, dst=other)))
+        await in_thread(lambda: points.wait_for_visits("fence", fences + 2))
+        points.order("finished?", "go", "leave")  # it dies when it asks for the second fence
+        points.let_go("finished")
+        made, product, filled, copied = [await outcome(future) for future in futures]
+        assert [type(end) for end in (made, filled, copied)] == [Receipt] * 3
+        assert isinstance(product, OutcomeUnknown), "the Fill may have run"
+        assert await trio.result() == 5.0
+
+
 async def test_what_a_blocking_read_has_waited_for_is_answered_before_it() -> None:
     async with workers("UnstagedEngine", host_arenas=False) as (gpu, points):
         trio = await Trio.on(gpu)

@@ -46,8 +46,9 @@ class Outbox:
         self._channel = channel
         self._finish, self._finish_otherwise, self._forget = page.finish, page.finish_otherwise, page.forget
         self.notes = True
-        """Whether downloads that have finished are noted on the page. Not of an engine that has several
-        requests at work: a crash would find the download done, and not what had written its buffer."""
+        """Whether the page says what has finished. Not with an engine that has several requests at work: a
+        crash would find some of them done and others, which came before, not. There only an answer counts,
+        and answers are given in the order of the work."""
         self._answers: list[Answer] = []
         self._lines: deque[Logged] = deque()
 
@@ -56,16 +57,15 @@ class Outbox:
 
     def done(self, answer: Done) -> None:
         """Queue that a request has run."""
-        self._finish(answer.place, answer.number, answer.plan, answer.started_ns, answer.run_us)
+        if self.notes:
+            self._finish(answer.place, answer.number, answer.plan, answer.started_ns, answer.run_us)
         self._answers.append(answer)
 
     def given(self, task: WorkerTask, value: Any) -> None:
         """Queue a value."""
         number, place, message = task.number, task.place, task.message
         if isinstance(value, np.ndarray):  # it is where it was wanted
-            if self.notes:
-                self._finish(place, number, "download", task.started_ns, 0.0)
-            self._answers.append(Done(number, place, "download", task.started_ns, 0.0))
+            self.done(Done(number, place, "download", task.started_ns, 0.0))
             return
         if type(message) is InjectFault:
             self._forget(place)
