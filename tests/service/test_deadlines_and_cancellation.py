@@ -40,7 +40,7 @@ async def test_a_request_that_expires_before_its_start_never_runs(way: str) -> N
             error = await outcome(sent(gpu, way, trio.sum(), timeout=0.01))
         assert isinstance(error, DeadlineExceeded)
         assert (error.started, error.timeout_s) == (False, 0.01)
-        assert "it had not started, and was dropped" in str(error)
+        assert "the request had not started, and was dropped" in str(error)
         assert isinstance(error, TimeoutError)
         await first
         await gpu.drain()
