@@ -326,7 +326,7 @@ class ServiceStopped(CudnnActorError):
     def __init__(self, *, reason: str, interrupted: bool = False, forked: bool = False) -> None:
         super().__init__(
             "this process was forked from the one that started the service, and cannot use that service; "
-            "spawn a service in this process, after the fork"
+            "start a service in this process: spawn after the fork"
             if forked
             else f"the service has stopped ({reason}); spawn a new one and send the request there",
             reason=reason,

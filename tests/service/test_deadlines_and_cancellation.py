@@ -59,7 +59,7 @@ async def test_a_request_that_expires_after_its_start_runs_to_its_end(way: str) 
             error = await outcome(asked)
         assert isinstance(error, DeadlineExceeded)
         assert error.started
-        assert "its effect may still come" in str(error)
+        assert "may still take effect" in str(error)
         assert await trio.result() == 6
 
 
