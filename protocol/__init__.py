@@ -1,4 +1,4 @@
-"""Messages, tensor and graph specs, buffer references, errors: pure data, no I/O."""
+"""Messages, tensor and graph specs, buffer references and errors: pure data, no I/O."""
 
 from __future__ import annotations
 

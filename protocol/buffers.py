@@ -12,18 +12,18 @@ __all__ = ["BufferRef"]
 class BufferRef(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
 ):
-    """Names a buffer of one service; holds no memory and means nothing elsewhere.
+    """Refers to a buffer of one service; holds no memory, and is not valid for any other service.
 
-    A reference is checked when a request is sent and again when it is enqueued:
-    if its `generation` is not the slot's, the request gets `StaleBufferError`.
+    A reference is checked when a request is sent and again when the request is enqueued on the engine. If its
+    `generation` is not the slot's, the request gets `StaleBufferError`.
 
     Parameters
     ----------
     slot
-        The buffer's place in its service's table.
+        The buffer's index in its service's table.
     generation
-        The slot's generation: the service's random number in the upper 32 bits, so that another
-        service's reference is told from a freed one, and a count of the slot's uses in the lower 32.
+        The slot's generation: in the upper 32 bits a random number of the service, which distinguishes
+        another service's reference from a freed one; in the lower 32 bits a count of the slot's uses.
     spec
         The buffer's shape in memory.
     device

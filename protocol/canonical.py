@@ -19,7 +19,7 @@ __all__ = ["blake", "canonical_bytes"]
 def canonical_bytes(value: object) -> bytes:  # noqa: PLR0911 - one line per type
     """The canonical encoding of plain data: None, bool, int, float, str, tuple, list, Struct.
 
-    Raises `TypeError` for anything else: what has no fixed order has no canonical form.
+    Raises `TypeError` for anything else, such as a set or a dict, which have no canonical form here.
     """
     match value:
         case None:

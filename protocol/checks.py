@@ -1,4 +1,4 @@
-"""Bad values stop here, with their field, the value and the fix."""
+"""Checks of single values; errors name the field, the value and the fix."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ _LARGEST = (1 << 63) - 1
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether a value is an int; a bool is not."""
+    """Whether a value is an int. Bools do not count."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_finite(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number that a float can hold; a bool is not."""
+    """Whether a value is a finite number that a float can hold. Bools do not count."""
     try:
         return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
-    except OverflowError:  # a whole number past the largest float
+    except OverflowError:  # an int larger than the largest float
         return False
 
 
 def as_index(value: object) -> int:
-    """A whole number, NumPy's included, as an int. Raises `TypeError` for all else, bools too."""
+    """A whole number, also one of NumPy's, as an int. Raises `TypeError` for anything else, and for bools."""
     if isinstance(value, bool):
         raise TypeError
     return operator.index(value)  # type: ignore[arg-type]
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """The beginning of a fix for a misspelt word, as in `did you mean "NHWC"? `; empty where none is near.
+    """The start of a fix for a misspelt name, such as `did you mean "NHWC"? `; empty if no name is similar.
 
-    Upper and lower case are one.
+    Ignores case.
     """
     near = _nearest(given, {word: str(word) for word in known})
     return f'did you mean "{near}"? ' if near else ""
 
 
 def _nearest(given: object, known: Mapping[str, str]) -> str:
-    """What stands behind the word that is nearest to a string; empty where none is near."""
+    """The value in `known` of the key most similar to a string; empty if no key is similar."""
     if not isinstance(given, str):
         return ""
     folded = {word.casefold(): meant for word, meant in known.items()}
@@ -66,7 +66,7 @@ def _nearest(given: object, known: Mapping[str, str]) -> str:
 
 
 def require_whole(field: str, value: object, least: int) -> None:
-    """Raise `InvalidRequest` unless `value` is an int from `least` that fits 64 bits."""
+    """Raise `InvalidRequest` unless `value` is an int from `least` to 2**63 - 1."""
     if type(value) is not int or not least <= value <= _LARGEST:
         raise InvalidRequest(
             field=field,
@@ -77,7 +77,7 @@ def require_whole(field: str, value: object, least: int) -> None:
 
 
 def require_seconds(field: str, value: object, *, positive: bool = False) -> None:
-    """Raise `InvalidRequest` unless `value` is a finite time in seconds: from 0, or over 0 if `positive`."""
+    """Raise `InvalidRequest` unless `value` is a finite number of seconds, >= 0, or > 0 if `positive`."""
     if not is_finite(value) or value < 0 or (positive and value == 0):
         least = "> 0" if positive else "≥ 0"
         raise InvalidRequest(
@@ -92,23 +92,23 @@ def require_fraction(field: str, value: object) -> None:
     """Raise `InvalidRequest` unless `value` is a number from 0 to 1."""
     if not is_finite(value) or not 0 <= value <= 1:
         raise InvalidRequest(
-            field=field, value=value, problem="must be a number from 0 to 1", fix="0.01 is one in a hundred"
+            field=field, value=value, problem="must be a number from 0 to 1", fix="use 0.01 for one percent"
         )
 
 
 def require_name(field: str, value: object) -> None:
-    """Raise `InvalidRequest` unless `value` is a text that isn't empty."""
+    """Raise `InvalidRequest` unless `value` is a non-empty string."""
     if not isinstance(value, str) or not value:
         raise InvalidRequest(
             field=field,
             value=value,
-            problem="must be a string that is not empty",
+            problem="must be a non-empty string",
             fix="give a name, as in 'left'",
         )
 
 
 def require_member(field: str, value: object, choices: type[enum.Enum]) -> None:
-    """Raise `InvalidRequest` unless `value` is of this enum; a text that equals a member's value is not."""
+    """Raise `InvalidRequest` unless `value` is a member of this enum; an equal plain string is not."""
     if not isinstance(value, choices):
         names = [f"{choices.__name__}.{member.name}" for member in choices]
         known = {str(member.value): name for member, name in zip(choices, names, strict=True)}

@@ -1,7 +1,7 @@
 """Messages and replies as bytes: MessagePack, typed, decoded strictly.
 
-A frame that is no message of this protocol raises `MalformedMessage`, never
-anything else, and decoding runs no code that the sender chose.
+A frame that is not a message of this protocol raises `MalformedMessage` and
+nothing else. Decoding never runs code that the sender chose.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _REPLY_KINDS = {cls: kind for kind, cls in _REPLY_TYPES.items()}
 
 
 def encode_message(message: Travelling) -> bytes:
-    """A message as bytes. Raises `TypeError` for fields that are no protocol data, and for a `View`."""
+    """A message as bytes. Raises `TypeError` for fields that are not protocol data, and for a `View`."""
     if isinstance(message, View):
-        raise TypeError("a View does not travel: it is answered by memory of this process")
+        raise TypeError("a View cannot be encoded: its answer is memory of this process")
     return _encode(message)
 
 
@@ -79,7 +79,7 @@ def decode_reply(frame: bytes | memoryview) -> ReplyValue | ErrorRecord:
 def _encode(value: object) -> bytes:
     try:
         return _ENCODER.encode(value)
-    except OverflowError as error:  # whole numbers travel in 64 bits
+    except OverflowError as error:  # whole numbers are encoded in 64 bits
         raise TypeError(str(error)) from error
 
 
@@ -91,25 +91,25 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: Any) -> Any:
 
 
 def _pack(value: object) -> object:
-    """What msgspec does not know: NumPy's numbers, fractions and arrays."""
+    """Encode what msgspec does not know: NumPy's numbers, fractions and arrays."""
     if isinstance(value, numbers.Real):
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, np.ndarray):
         dtype = DType.of(value.dtype)
         if dtype is None:
-            raise TypeError(f"arrays of {value.dtype} do not travel")
+            raise TypeError(f"arrays of {value.dtype} cannot be encoded")
         return _Array(dtype, value.shape, np.ascontiguousarray(value).tobytes())
     if isinstance(value, DeviceArray):
-        raise TypeError("arrays on a device do not travel; fetch them to the host first")
+        raise TypeError("arrays on a device cannot be encoded; copy them to the host first")
     raise TypeError(f"{type(value).__name__} is not protocol data")
 
 
 def _unpack_array(wanted: type, value: object) -> object:
     if wanted is not np.ndarray:
-        raise TypeError(f"no way to decode {wanted.__name__}")
+        raise TypeError(f"{wanted.__name__} cannot be decoded")
     packed = msgspec.convert(value, _Array)
     if any(dim < 0 for dim in packed.dims):
-        raise ValueError(f"dims {packed.dims} hold a negative size")
+        raise ValueError(f"dims {packed.dims} contain a negative size")
     return np.frombuffer(packed.data, dtype=packed.dtype.numpy).reshape(packed.dims).copy()
 
 

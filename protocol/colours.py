@@ -1,4 +1,4 @@
-"""Telling a graph's tensors apart by nothing but their place in it."""
+"""Distinguishes a graph's tensors by their position in the graph alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ __all__ = ["Colours"]
 
 
 class Colours:
-    """A colour for each tensor that depends on its place in the graph and on nothing else.
+    """Gives each tensor a colour that depends only on its meaning and its position in the graph.
 
-    Colour refinement: a tensor's colour takes in its meaning, the operation that writes it and those that
-    read it, over and over until no more tensors are told apart. Tensors that still share a colour are
-    (but for graphs built to defy this) mirror images, so one of them is singled out, and so on until every
-    tensor has its own. https://en.wikipedia.org/wiki/Colour_refinement_algorithm
+    This is colour refinement: a tensor's colour is computed from its meaning, the operation that writes it
+    and the operations that read it, repeatedly, until no more tensors get different colours. Tensors that
+    still share a colour are symmetric (except in graphs constructed to defeat this). One of them is given a
+    colour of its own and refinement goes on, until every colour is unique.
+    https://en.wikipedia.org/wiki/Colour_refinement_algorithm
     """
 
     def __init__(self, tensors: Iterable[GraphTensor], operations: Iterable[Operation]) -> None:
@@ -24,7 +25,7 @@ class Colours:
         self._start = {t.uid: _hash(t.meaning()) for t in tensors}
 
     def distinct(self) -> dict[int, str]:
-        """Each uid's colour, no two the same."""
+        """Each uid's colour; all colours differ."""
         colours = self._refine(self._start)
         while tied := self._tied(colours):
             candidates = [self._refine(colours | {uid: _hash(("chosen", colours[uid]))}) for uid in tied]
@@ -49,7 +50,7 @@ class Colours:
 
     @staticmethod
     def _tied(colours: dict[int, str]) -> list[int]:
-        """The uids that share the lowest shared colour; none when all differ."""
+        """The uids that share the lowest shared colour; empty if all colours differ."""
         sharing: dict[str, list[int]] = {}
         for uid, colour in colours.items():
             sharing.setdefault(colour, []).append(uid)

@@ -1,4 +1,4 @@
-"""What a convolution is: padding, stride, dilation, groups, and the shapes that follow.
+"""A convolution's parameters (padding, stride, dilation, groups), and the shapes that follow from them.
 
 "Convolution" is cross-correlation, as in cuDNN and every deep-learning library.
 """
@@ -53,7 +53,7 @@ class ConvSpec(
                 raise InvalidRequest(
                     field=name,
                     value=values,
-                    problem=f"has {len(values)} values where pre_padding has {rank}",
+                    problem=f"has {len(values)} values, but pre_padding has {rank}",
                     fix="give one value per spatial dim",
                 )
         if not is_whole(self.groups) or not 1 <= self.groups <= _LARGEST:
@@ -70,13 +70,13 @@ class ConvSpec(
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
     ) -> ConvSpec:
-        """The usual case: as much padding after as before. One number stands for every spatial dim."""
+        """A convolution with equal padding before and after. A single number applies to every spatial dim."""
         if not is_whole(spatial_dims) or not 1 <= spatial_dims <= 3:
             raise InvalidRequest(
                 field="spatial_dims",
                 value=spatial_dims,
-                problem="is not 1, 2 or 3",
-                fix="give 1, 2 or 3; images have 2",
+                problem="must be 1, 2 or 3",
+                fix="use 2 for images",
             )
         padding = _spread("pad", pad, spatial_dims)
         return cls(
@@ -98,7 +98,8 @@ class ConvSpec(
         Per spatial dim: 1 + (pre + in + post - (dilation * (filter - 1) + 1)) // stride.
         https://docs.nvidia.com/deeplearning/cudnn/latest/api/cudnn-cnn-library.html
 
-        Raises `InvalidRequest` where ranks or channels do not fit, or the filter outspans the padded input.
+        Raises `InvalidRequest` if ranks or channels do not match, or the filter is larger than the padded
+        input.
         """
         self._check_operands(x, w)
         spatial = []
@@ -109,19 +110,19 @@ class ConvSpec(
                 raise InvalidRequest(
                     field="w",
                     value=tuple(w),
-                    problem=f"spans {window} of only {padded} padded inputs in spatial dim {axis}",
+                    problem=f"spans {window} inputs, but the padded input has {padded} in spatial dim {axis}",
                     fix="pad more, dilate less, or use a smaller filter",
                 )
             spatial.append(1 + (padded - window) // self.stride[axis])
         return (x[0], w[0], *spatial)
 
     def input_dims(self, dy: Sequence[int], w: Sequence[int]) -> tuple[int, ...]:
-        """Dims of the smallest x whose output has dims `dy`: what backward data makes by default.
+        """Dims of the smallest x whose output has dims `dy`: what backward data computes by default.
 
-        With a stride over 1 up to stride - 1 larger inputs give the same output; ask for those by
-        passing `dx` with the dims you want.
+        If a stride is over 1, inputs that are up to stride - 1 larger give the same output. To get one of
+        those, pass `dx` with the dims that you want.
 
-        Raises `InvalidRequest` where ranks or channels do not fit, or the padding swallows the input.
+        Raises `InvalidRequest` if ranks or channels do not match, or the padding leaves no input.
         """
         self._check_ranks(dy=dy, w=w)
         if w[0] % self.groups:
@@ -135,7 +136,7 @@ class ConvSpec(
             raise InvalidRequest(
                 field="dy",
                 value=tuple(dy),
-                problem=f"has {dy[1]} channels where w has {w[0]} filters",
+                problem=f"has {dy[1]} channels, but w has {w[0]} filters",
                 fix="make dy.dims[1] equal to w.dims[0]",
             )
         spatial = []
@@ -148,8 +149,8 @@ class ConvSpec(
                 raise InvalidRequest(
                     field="dy",
                     value=tuple(dy),
-                    problem=f"leaves no input in spatial dim {axis} under {padding} of padding",
-                    fix="pad less",
+                    problem=f"leaves no input in spatial dim {axis} with a padding of {padding}",
+                    fix="use less padding",
                 )
             spatial.append(max(least, 1))
         return (dy[0], w[1] * self.groups, *spatial)
@@ -172,8 +173,8 @@ class ConvSpec(
             raise InvalidRequest(
                 field="w",
                 value=tuple(w),
-                problem=f"has {w[1]} channels where x has {x[1]} in {self.groups} groups",
-                fix=f"give it {x[1] // self.groups}",
+                problem=f"has {w[1]} channels, but x has {x[1]} in {self.groups} groups",
+                fix=f"give w {x[1] // self.groups} channels",
             )
 
 
@@ -190,8 +191,8 @@ def _check_spatial(name: str, values: object, least: int) -> None:
             raise InvalidRequest(
                 field=name,
                 value=values,
-                problem=f"holds {value}, outside {least} to {_LARGEST}",
-                fix=f"every value must be at least {least}",
+                problem=f"contains {value}, which is not from {least} to {_LARGEST}",
+                fix=f"make every value at least {least}",
             )
 
 
@@ -205,7 +206,7 @@ def _spread(name: str, values: object, count: int) -> tuple[int, ...]:
         raise InvalidRequest(
             field=name,
             value=values,
-            problem=f"is neither a whole number nor {count} of them",
+            problem=f"must be one whole number or {count} of them",
             fix="give one number, or one per spatial dim",
         )
     return spread
@@ -215,6 +216,6 @@ def _rank_error(name: str, dims: Sequence[int], spatial: int) -> InvalidRequest:
     return InvalidRequest(
         field=name,
         value=tuple(dims),
-        problem=f"has rank {len(dims)} where a convolution of {spatial} spatial dims needs {spatial + 2}",
+        problem=f"has rank {len(dims)}, but a convolution with {spatial} spatial dims needs {spatial + 2}",
         fix="dims are N, C, spatial; give the ConvSpec as many spatial dims, as in ConvSpec.symmetric(2)",
     )

@@ -1,4 +1,4 @@
-"""Values that lie on a service's device already, as a message carries them."""
+"""Values that are already on a service's device, as carried by a message."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["DeviceArray"]
 
 
 class DeviceArray:
-    """Another library's array on the device, taken over by `EngineChoice.adopt` for `Engine.write`.
+    """Another library's array on the device, wrapped by `EngineChoice.adopt` for `Engine.write`.
 
-    It means something in the process that made it and nowhere else: it is no record, so that no codec
-    takes it. Not to be changed.
+    It is valid only in the process that made it, so it is not a record and no codec encodes it. Immutable by
+    convention.
 
     Parameters
     ----------
@@ -22,13 +22,13 @@ class DeviceArray:
     dtype
         The element type.
     device
-        Where it lies: "cuda:N".
+        Where it is: "cuda:N".
     array
-        The same memory as an array of the engine's own array library, in any strides.
+        The same memory as an array of the engine's own array library, with any strides.
     ready
-        The engine's own mark behind the work that fills it: its stream waits for this before it reads.
+        The engine's own marker after the work that fills the array: its stream waits for it before reading.
     source
-        What was given, kept alive until the copy has run.
+        The caller's object, kept alive until the copy has run.
     """
 
     __slots__ = ("array", "device", "dims", "dtype", "ready", "source")

@@ -15,7 +15,7 @@ DTypeName = Literal["float64", "float32", "float16", "bfloat16", "int8", "int32"
 
 
 class DType(enum.StrEnum):
-    """An element type, named as NumPy and cuDNN's documentation name it."""
+    """An element type, named as in NumPy and in cuDNN's documentation."""
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
@@ -42,17 +42,17 @@ class DType(enum.StrEnum):
 
     @classmethod
     def of(cls, dtype: object) -> DType | None:
-        """The member for a NumPy dtype, a name or a member; None when there is none."""
-        if dtype is None:  # which NumPy takes for float64
+        """The member for a NumPy dtype, a name or a member; None if there is none."""
+        if dtype is None:  # NumPy would take None for float64
             return None
         try:
             return _BY_NUMPY.get(np.dtype(dtype))  # type: ignore[call-overload]
-        except (TypeError, ValueError, SyntaxError):  # NumPy parses strings as it would code
+        except (TypeError, ValueError, SyntaxError):  # NumPy parses strings and may raise SyntaxError
             return cls._value2member_map_.get(dtype) if isinstance(dtype, str) else None  # type: ignore[return-value]
 
 
 DTypeLike = DType | DTypeName | np.dtype[Any]
-"""What stands for an element type where one is asked for; for type checkers."""
+"""Anything accepted as an element type; for type checkers."""
 
 _NUMPY: dict[DType, np.dtype[np.generic]] = {
     member: np.dtype(ml_dtypes.bfloat16 if member is DType.BFLOAT16 else member.value) for member in DType

@@ -1,4 +1,4 @@
-"""What is done to a convolution's result before it is stored."""
+"""The epilogue of a convolution: what is applied to its result before it is stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Activation", "Epilogue"]
 
 
 class Activation(enum.StrEnum):
-    """A pointwise function, applied last. Formulas with x the value and p the parameter."""
+    """A pointwise function, applied last. In the formulas, x is the value and p the parameter."""
 
     IDENTITY = "identity"
     RELU = "relu"
@@ -46,19 +46,20 @@ _PARAMETERS = {
 class Epilogue(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
 ):
-    """What is done to alpha * conv(x, w) + beta * y + bias before it is stored.
+    """What is applied to alpha * conv(x, w) + beta * y + bias before it is stored.
 
     Parameters
     ----------
     activation
         The pointwise function; identity for none.
     parameter
-        Slope, alpha or beta of the activations that have one (see `Activation`); None for their default.
+        Slope, alpha or beta of an activation that has one (see `Activation`); None for its default.
 
     Raises
     ------
     InvalidRequest
-        A parameter where the activation has none, or one that is not finite (or, for softplus, not positive).
+        The activation is unknown, or has no parameter and one was given, or the parameter is not finite (or,
+        for softplus, not positive).
     """
 
     activation: Activation = Activation.IDENTITY
@@ -78,20 +79,20 @@ class Epilogue(
             raise InvalidRequest(
                 field="parameter",
                 value=self.parameter,
-                problem=f"given, but {self.activation} has none",
+                problem=f"is given, but {self.activation} has no parameter",
                 fix="leave it out",
             )
         if not is_finite(self.parameter) or (self.activation == Activation.SOFTPLUS and self.parameter <= 0):
             raise InvalidRequest(
                 field="parameter",
                 value=self.parameter,
-                problem="must be a finite number that this activation takes",
-                fix="softplus needs a positive one",
+                problem="must be a finite number, and > 0 for softplus",
+                fix="leave it out for the default",
             )
 
     @property
     def effective_parameter(self) -> float | None:
-        """The parameter that applies: the given one, the activation's default, or None."""
+        """The parameter in effect: the given one, the activation's default, or None."""
         if self.parameter is None:
             return _PARAMETERS.get(self.activation)
         return float(self.parameter) + 0.0  # -0.0 becomes 0.0: equal epilogues mean the same

@@ -1,10 +1,10 @@
 """Every error that a caller can see.
 
-Each class says, beside what happened, the two things that a caller must know
-to go on: whether the request ran (`ran`: True, False, or None for unknown) and
-whether the same request may be sent again as it is (`retry_safe`). An error is
-its facts: keyword arguments that become attributes, from which the text is
-made. Facts are plain data, so an error survives pickling and the wire.
+Besides what happened, each class states two things: whether the request ran
+(`ran`: True, False, or None for unknown) and whether the same request may be
+sent again unchanged (`retry_safe`). An error consists of facts: keyword
+arguments that become attributes and from which the text is made. Facts are
+plain data, so errors can be pickled and sent to other processes.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _LONGEST = 200
 
 
 class CudnnActorError(Exception):
-    """Raised when anything that this package knows goes wrong; the root of the hierarchy."""
+    """Raised when this package reports an error to its caller: the base class of all such errors."""
 
     ran: bool | None = False
-    """Whether the request ran: True, False, or None when nobody can know."""
+    """Whether the request ran: True, False, or None if that cannot be known."""
     retry_safe: bool = False
-    """Whether the same request may be sent again as it is, with a chance of success and no double effect."""
+    """Whether the same request may be sent again unchanged: it can succeed, and cannot take effect twice."""
 
     def __init__(self, text: str, **facts: Any) -> None:
         super().__init__(text)
-        self._facts = facts or {"text": text}  # an error without facts is its text
+        self._facts = facts or {"text": text}  # without other facts, the text is the only fact
         for name, value in facts.items():
             setattr(self, name, value)
 
@@ -59,17 +59,17 @@ class CudnnActorError(Exception):
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """The error that has these facts: `cls(**facts)`, unless a fact is not what `__init__` takes."""
+        """The error with these facts: `cls(**facts)`. Subclasses override it if `__init__` differs."""
         return cls(**facts)
 
     def again(self) -> Self:
-        """A new error with the same facts, for another waiter: tracebacks are not to be shared."""
+        """A new error with the same facts, for another waiter: waiters must not share a traceback."""
         return type(self).of_facts(self._facts)
 
     def to_record(self) -> ErrorRecord:
-        """This error as plain data for the wire; `ErrorRecord.to_error` is the way back.
+        """This error as plain data for the wire; `ErrorRecord.to_error` converts it back.
 
-        A class from outside this module travels as the nearest of its bases that stands here.
+        A class from outside this module is sent as its nearest base class in this module.
         """
         kind = next(cls.__name__ for cls in type(self).__mro__ if cls.__name__ in _BY_NAME)
         return ErrorRecord(kind=kind, facts=self._facts)
@@ -80,13 +80,13 @@ def _rebuild(cls: type[CudnnActorError], facts: Mapping[str, Any]) -> CudnnActor
 
 
 class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An error as it travels between processes: the class's name and its facts."""
+    """An error as sent between processes: the class's name and its facts."""
 
     kind: str
     facts: dict[str, str | int | float | bool | None]
 
     def to_error(self) -> CudnnActorError:
-        """The error again, of its own class. Raises `MalformedMessage` for an unknown class or bad facts."""
+        """The error, of its own class. Raises `MalformedMessage` for an unknown class or wrong facts."""
         cls = _BY_NAME.get(self.kind)
         if cls is None:
             raise MalformedMessage(detail=f"unknown error class {self.kind!r}")
@@ -103,9 +103,9 @@ class Words(str):
 
 
 class InvalidRequest(CudnnActorError, ValueError):
-    """Raised when a request cannot mean anything: wrong shape, dtype, padding, layout, overlap.
+    """Raised when a request is invalid: wrong shape, dtype, padding, layout or overlap, for example.
 
-    Nothing reached the engine. Carries `field`, `value` (as it stands in the text: `'tpu'`, with its quotes),
+    Nothing reached the engine. Carries `field`, `value` (as shown in the text: `'tpu'`, with its quotes),
     `problem` and `fix`.
     """
 
@@ -122,43 +122,43 @@ class InvalidRequest(CudnnActorError, ValueError):
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """The error again: what stands for its value is not quoted a second time."""
+        """The error with these facts. `value` is already quoted, so it is not quoted again."""
         value = facts.get("value")
         return cls(**{**facts, "value": Words(value) if isinstance(value, str) else value})
 
 
 def _shown(value: object) -> str:
-    """A value in an error's text: an array by its type and dims, all else by a repr of bounded length."""
-    if isinstance(value, str):  # an enum's member too: by its value
+    """A value as shown in an error's text: an array's type, dtype and dims, else a repr of bounded length."""
+    if isinstance(value, str):  # also a member of a string enum, shown by its value
         value = value if isinstance(value, Words) else repr(str(value))
         return str(value) if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{type(value).__name__} of {value.dtype} {tuple(value.shape)}"
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - a number of too many digits, an object half made: the text must not fail
+    except Exception:  # noqa: BLE001 - too many digits, a half-constructed object: the text must not fail
         text = object.__repr__(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 class ReentrantAsk(InvalidRequest):
-    """Raised when code on the actor's own thread asks that same actor, which could never answer."""
+    """Raised when code on the actor's own thread asks that actor: the actor could never answer."""
 
 
 class MalformedMessage(CudnnActorError, ValueError):
-    """Raised when bytes from the wire are no message of this protocol. Carries `detail`."""
+    """Raised when bytes from the wire are not a message of this protocol. Carries `detail`."""
 
     detail: str
 
     def __init__(self, *, detail: str) -> None:
         super().__init__(
-            f"malformed message: {detail}; are both ends of the same release?",
+            f"malformed message: {detail}; check that both ends run the same release",
             detail=detail,
         )
 
 
 class StaleReason(enum.StrEnum):
-    """Why a buffer reference no longer names its bytes."""
+    """Why a buffer reference is stale."""
 
     FREED = "freed"
     TORN = "torn"
@@ -169,15 +169,15 @@ class StaleReason(enum.StrEnum):
 _STALE_FIX = {
     StaleReason.FREED: "it was freed; allocate a new one",
     StaleReason.TORN: "a crash interrupted a write to it; upload or compute it again",
-    StaleReason.CONTEXT_LOST: "its device context died with its memory; upload it again",
-    StaleReason.FOREIGN: "another service gave it out, or this one before it started anew; upload it here",
+    StaleReason.CONTEXT_LOST: "its device context died and its memory is lost; upload it again",
+    StaleReason.FOREIGN: "another service created it, or this service did before a restart; upload it here",
 }
 
 
 class StaleBufferError(CudnnActorError, LookupError):
     """Raised when a reference's generation is not its slot's: freed, torn by a crash, lost, or foreign.
 
-    Carries `slot`, `generation`, `reason` (a `StaleReason`) and `field`, the message's.
+    Carries `slot`, `generation`, `reason` (a `StaleReason`) and `field` (the message's field).
     """
 
     slot: int
@@ -197,9 +197,9 @@ class StaleBufferError(CudnnActorError, LookupError):
 
 
 class UnsupportedGraph(CudnnActorError):
-    """Raised when the engine has no way to run a valid operation graph.
+    """Raised when the engine cannot run a valid operation graph.
 
-    The answer is remembered, so asking again is cheap and as negative.
+    The refusal is cached: the same request fails again, without another attempt to build a plan.
     Carries `engine`, `digest` (of the graph), `detail` and `reproduce`: the graph itself, as the token that
     `cudnn-actor reproduce` takes, or empty.
     """
@@ -212,7 +212,7 @@ class UnsupportedGraph(CudnnActorError):
     def __init__(self, *, engine: str, digest: str, detail: str, reproduce: str = "") -> None:
         super().__init__(
             f"the {engine} engine cannot run graph {digest[:12]}: {detail}; "
-            f"docs/support.md says what runs{_command(reproduce)}",
+            f"docs/support.md lists what is supported{_command(reproduce)}",
             engine=engine,
             digest=digest,
             detail=detail,
@@ -221,14 +221,14 @@ class UnsupportedGraph(CudnnActorError):
 
 
 def _command(token: str) -> str:
-    """The end of an error's text: how to see it again without the service and its data."""
+    """The end of an error's text: how to reproduce it without the service and its data."""
     return f"; to reproduce: cudnn-actor reproduce {token}" if token else ""
 
 
 class OutOfMemory(CudnnActorError, MemoryError):
     """Raised when a buffer or a workspace does not fit. Nothing changed; free something and send again.
 
-    Carries `requested`, `in_use` and `limit`, all in bytes (`limit` None: the machine's own).
+    Carries `requested`, `in_use` and `limit`, all in bytes (`limit` None: the machine's own limit).
     """
 
     retry_safe = True
@@ -240,7 +240,7 @@ class OutOfMemory(CudnnActorError, MemoryError):
         of = "" if limit is None else f" of {limit:,}"
         more = ", or the process's own limit (ulimit -v)" if limit is None else ""
         super().__init__(
-            f"out of memory: {requested:,} bytes asked for, {in_use:,}{of} bytes in use; "
+            f"out of memory: {requested:,} bytes requested, {in_use:,}{of} bytes in use; "
             f"free buffers or raise memory_limit or workspace_limit{more}",
             requested=requested,
             in_use=in_use,
@@ -249,16 +249,16 @@ class OutOfMemory(CudnnActorError, MemoryError):
 
 
 class OutOfDescriptors(CudnnActorError):
-    """Raised when a process may open no more files, and a buffer or a transfer needs one. Nothing changed.
+    """Raised when a buffer or a transfer needs a file descriptor and none is left. Nothing changed.
 
-    Carries `limit`, how many a process may have open at once; None where the whole machine has no more.
+    Carries `limit`, how many files a process may have open; None if the machine's limit is reached.
     """
 
     retry_safe = True
     limit: int | None
 
     def __init__(self, *, limit: int | None) -> None:
-        of = "the machine may have (fs.file-max)" if limit is None else f"a process may have, {limit:,}"
+        of = "the machine allows (fs.file-max)" if limit is None else f"a process may have, {limit:,}"
         super().__init__(
             f"out of file descriptors: as many files are open as {of}; close some, "
             "or raise the limit (ulimit -n, RLIMIT_NOFILE), and send again",
@@ -267,7 +267,7 @@ class OutOfDescriptors(CudnnActorError):
 
 
 class MailboxFull(CudnnActorError):
-    """Raised when `submit` or `tell` finds no place in the mailbox; `ask` would have waited.
+    """Raised when `submit` or `tell` finds the mailbox full; `ask` would have waited.
 
     Carries `capacity`, in messages.
     """
@@ -277,17 +277,17 @@ class MailboxFull(CudnnActorError):
 
     def __init__(self, *, capacity: int) -> None:
         super().__init__(
-            f"the mailbox holds its {capacity} messages already; await ask() to wait for room, "
+            f"the mailbox is full ({capacity} messages); await ask() to wait for room, "
             "or spawn with a larger mailbox",
             capacity=capacity,
         )
 
 
 class DeadlineExceeded(CudnnActorError, TimeoutError):
-    """Raised when no reply came within the time that the caller gave.
+    """Raised when no reply came within the caller's timeout.
 
-    Carries `timeout_s`, in seconds, and `started`: False when the request was dropped unrun, True when
-    it had begun and may yet finish.
+    Carries `timeout_s`, in seconds, and `started`: False if the request was dropped before it ran, True if
+    it had started and may still finish.
     """
 
     ran = None
@@ -296,9 +296,9 @@ class DeadlineExceeded(CudnnActorError, TimeoutError):
 
     def __init__(self, *, timeout_s: float, started: bool) -> None:
         what = (
-            "it had started, so its effect may still come"
+            "the request had started and may still take effect"
             if started
-            else "it had not started, and was dropped"
+            else "the request had not started, and was dropped"
         )
         super().__init__(
             f"no reply within {timeout_s:g} s: {what}; allow more time or send less at once",
@@ -310,11 +310,12 @@ class DeadlineExceeded(CudnnActorError, TimeoutError):
 
 
 class ServiceStopped(CudnnActorError):
-    """Raised when the service ended before it took the request up, or was no longer there to take it.
+    """Raised when the service stopped before it started the request, or had already stopped.
 
-    Carries `reason`, `interrupted`: whether the request had been running at a crash and was to run again, and
-    `forked`: whether it was sent from a child that was forked from the service's process, where the service
-    goes on. `retry_safe` is False then: its buffers are the parent's, so the request cannot be sent as it is.
+    Carries `reason`; `interrupted`: whether the request was running at a crash and was waiting to run again;
+    and `forked`: whether it was sent from a process forked from the service's process, where the service
+    goes on. If `forked`, `retry_safe` is False: the buffers are the parent's, so the request cannot be sent
+    unchanged.
     """
 
     retry_safe = True
@@ -324,7 +325,7 @@ class ServiceStopped(CudnnActorError):
 
     def __init__(self, *, reason: str, interrupted: bool = False, forked: bool = False) -> None:
         super().__init__(
-            "this process was forked from the one that started the service, and has no part in it; "
+            "this process was forked from the one that started the service, and cannot use that service; "
             "start a service in this process: spawn after the fork"
             if forked
             else f"the service has stopped ({reason}); spawn a new one and send the request there",
@@ -346,11 +347,11 @@ class StartFailed(CudnnActorError):
 
 
 class ExecutionFailed(CudnnActorError):
-    """Raised when the engine reported a failure and was found healthy after it.
+    """Raised when the engine reported a failure but its device context is still healthy.
 
-    The outputs of the request are not to be trusted. Carries `status` (the library's own name for the
-    failure), `detail`, `plan` (the tag of the plan that failed) and `reproduce`: its graph, as the token
-    that `cudnn-actor reproduce` takes, or empty.
+    The request's outputs are invalid. Carries `status` (the library's own name for the failure), `detail`,
+    `plan` (the tag of the plan that failed) and `reproduce`: its graph, as the token that
+    `cudnn-actor reproduce` takes, or empty.
     """
 
     ran = True
@@ -361,8 +362,8 @@ class ExecutionFailed(CudnnActorError):
 
     def __init__(self, *, status: str, detail: str, plan: str, reproduce: str = "") -> None:
         super().__init__(
-            f"plan {plan} failed with {status}: {detail}; its outputs hold no result, "
-            f"write them anew before they are read{_command(reproduce)}",
+            f"plan {plan} failed with {status}: {detail}; its outputs are invalid, "
+            f"write them again before you read them{_command(reproduce)}",
             status=status,
             detail=detail,
             plan=plan,
@@ -371,7 +372,7 @@ class ExecutionFailed(CudnnActorError):
 
 
 class ContextLost(CudnnActorError):
-    """Raised when the device context died while the request ran, and its memory with it.
+    """Raised when the device context died while the request ran; its memory is lost.
 
     Carries `status` and `detail`.
     """
@@ -382,18 +383,18 @@ class ContextLost(CudnnActorError):
 
     def __init__(self, *, status: str, detail: str) -> None:
         super().__init__(
-            f"the device context was lost ({status}): {detail}; upload again to a restarted service",
+            f"the device context was lost ({status}): {detail}; upload again once the service has restarted",
             status=status,
             detail=detail,
         )
 
 
 class OutcomeUnknown(CudnnActorError):
-    """Raised when a crash interrupted a request that is not safe to run twice.
+    """Raised when a crash interrupted a request that cannot safely run twice.
 
     Either it accumulates (`beta` is not 0), so running it again could apply it twice, or the thread that
-    runs it could not be ended and may still write. What it writes is torn. Carries `request_id`, `cause` (of
-    the crash) and `why` (it was not run again).
+    runs it could not be stopped and may still write. Its output is torn. Carries `request_id`, `cause` (of
+    the crash) and `why` (the reason it was not run again).
     """
 
     ran = None
@@ -404,7 +405,7 @@ class OutcomeUnknown(CudnnActorError):
     def __init__(self, *, request_id: int, cause: str, why: str) -> None:
         super().__init__(
             f"request {request_id} was running at a crash ({cause}) and was not run again, because {why}; "
-            "its output is torn: upload or compute it again and repeat from there",
+            "its output is torn: upload or compute it again, and continue from there",
             request_id=request_id,
             cause=cause,
             why=why,
@@ -412,7 +413,7 @@ class OutcomeUnknown(CudnnActorError):
 
 
 class QuarantinedRequest(CudnnActorError):
-    """Raised when a request was running at two crashes, and for every later request of its plan.
+    """Raised when a request was running at two crashes, and for every later request with the same plan.
 
     Carries `request_id`, `digest` (of the graph) and `cause`.
     """
@@ -425,7 +426,7 @@ class QuarantinedRequest(CudnnActorError):
     def __init__(self, *, request_id: int, digest: str, cause: str) -> None:
         super().__init__(
             f"request {request_id} is quarantined: plan {digest[:12]} was running at two crashes ({cause}); "
-            "change the problem, or report it with this digest",
+            "change the request (shapes, dtypes, layouts), or report the crash with this digest",
             request_id=request_id,
             digest=digest,
             cause=cause,

@@ -1,8 +1,9 @@
-"""Operation graphs: what an engine is asked to run, as data.
+"""Operation graphs: the computations that an engine runs, as data.
 
-A graph is tensors, each known by a number (its uid), and the operations that
-read and write them. A tensor is *bound* to a buffer when the graph runs, or a
-*scalar* given by value, or *virtual*: it exists only between two operations.
+A graph consists of tensors, each identified by a number (its uid), and the
+operations that read and write them. A tensor is *bound* to a buffer when the
+graph runs, or a *scalar* passed by value, or *virtual*: it exists only between
+operations.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class OperationGraph(
     tensors
         Every tensor that an operation touches, each uid once.
     operations
-        In any order; each tensor is written by at most one of them, and none depends on itself.
+        In any order; at most one of them writes each tensor, and none depends on its own output.
     numerics
         TF32 and determinism, for the whole graph.
 
@@ -66,7 +67,7 @@ class OperationGraph(
         self.in_order()
 
     def tensor(self, uid: int) -> GraphTensor:
-        """The tensor of that uid. Raises KeyError when there is none."""
+        """The tensor with that uid. Raises `KeyError` if there is none."""
         return self._by_uid[uid]
 
     @functools.cached_property
@@ -74,10 +75,10 @@ class OperationGraph(
         return {t.uid: t for t in self.tensors}
 
     def in_order(self) -> tuple[Operation, ...]:
-        """Operations so that each comes after those whose output it reads.
+        """Operations in topological order: each comes after those whose output it reads.
 
-        Among those that are ready, the one whose place in the graph hashes lowest comes first, so the
-        order does not depend on how the graph was written down.
+        Of the operations that are ready, the one whose output has the lowest colour (see `colours`) comes
+        first, so the order does not depend on how the graph was written down.
         """
         return self._order
 
@@ -106,22 +107,22 @@ class OperationGraph(
 
     @functools.cached_property
     def bound(self) -> tuple[int, ...]:
-        """Uids of the tensors that are bound to buffers, in canonical order: a plan's buffers."""
+        """Uids of the tensors bound to buffers, in canonical order: a plan's buffers."""
         return self._with_role(TensorRole.BOUND)
 
     @functools.cached_property
     def scalars(self) -> tuple[int, ...]:
-        """Uids of the tensors that are given by value, in canonical order: a plan's scalars."""
+        """Uids of the tensors passed by value, in canonical order: a plan's scalars."""
         return self._with_role(TensorRole.SCALAR)
 
     def _with_role(self, role: TensorRole) -> tuple[int, ...]:
         return tuple(uid for uid in self.canonical_uids() if self.tensor(uid).role is role)
 
     def digest(self) -> str:
-        """64 hexadecimal digits that stand for the graph's meaning, the same in every process.
+        """64 hexadecimal digits that identify the graph's meaning, the same in every process.
 
-        Neither names nor the choice of uids nor the order of tensors and operations counts; every dim,
-        stride, type, alignment, role, attribute and float's bit pattern does.
+        Names, the choice of uids and the order of tensors and operations do not matter. Every dim, stride,
+        type, alignment, role, attribute and float's bit pattern does.
         """
         return self._digest
 

@@ -1,8 +1,9 @@
-"""From a message to the graph that computes it.
+"""Lowering: from a message to the operation graph that computes it.
 
-`lower` checks everything that depends on shapes alone and is pure, so callers
-remember its answer by `signature`: requests that differ only in their buffers
-and in the values of alpha and beta share one.
+`lower` is pure and checks everything that depends on shapes alone, so callers
+cache its result by `signature`. Requests that differ only in their buffers
+have the same signature, whatever alpha and beta are; only whether alpha is 1
+and whether beta is 0 counts.
 """
 
 from __future__ import annotations
@@ -44,20 +45,21 @@ class Lowered(NamedTuple):
     Parameters
     ----------
     graph
-        What to run.
+        The graph to run.
     buffers
-        The message's field for each of `graph.bound`, in that order; the output twice where it is also read.
+        Field names, one for each of `graph.bound`, in that order; the output twice if it is also read.
     scalars
-        The message's field for each of `graph.scalars`, in that order.
+        Field names, one for each of `graph.scalars`, in that order.
     views
-        (place in `buffers`, spec) of each buffer that the graph sees in other dims than its own: a bias
-        of dims (K,) as (1, K, 1, ...).
+        (index in `buffers`, spec) of each buffer that the graph uses with other dims than the buffer's own:
+        a bias of dims (K,) as (1, K, 1, ...).
     output
         Name of the field that is written: the last of `buffers`.
     output_uses
-        How often the output stands in `buffers`; more often, and an input is the output's own buffer.
+        How often the output occurs in `buffers`. If a request binds its buffer more often than that, one of
+        its inputs is the output's own buffer.
     pure
-        Whether the output is not read, so that running twice is running once.
+        Whether the output is not read, so that running the request twice gives the same result.
     """
 
     graph: OperationGraph
@@ -72,7 +74,7 @@ class Lowered(NamedTuple):
 def signature(message: Compute) -> Signature:
     """A hashable key: equal for messages that lower to the same graph with the same bindings.
 
-    Raises `AttributeError` or `TypeError` when a field is not what it should be; `lower` says which.
+    Raises `AttributeError` or `TypeError` if a field has the wrong type; `lower` then reports which.
     """
     alpha, beta = message.alpha == 1.0, message.beta == 0.0
     if type(message) is ConvFwd:
@@ -98,12 +100,12 @@ def signature(message: Compute) -> Signature:
 
 
 def lower(message: Compute) -> Lowered:
-    """The graph of a message, once all that depends on shapes has been checked.
+    """Check everything that depends on shapes, and return the message's graph.
 
     Raises
     ------
     InvalidRequest
-        A field has the wrong type, or shapes, channels, groups, ranks or dtypes do not fit; the text
+        A field has the wrong type, or shapes, channels, groups, ranks or dtypes do not match; the text
         names the field, its value and the fix.
     """
     check_types(message)
@@ -125,7 +127,7 @@ def lower(message: Compute) -> Lowered:
 
 
 class _Builder:
-    """Assembles one message's graph: the convolution, then whatever pointwise steps it asks for."""
+    """Assembles one message's graph: the convolution, then the pointwise steps that the message needs."""
 
     def __init__(self, message: Compute, specs: dict[str, TensorSpec]) -> None:
         self.message = message

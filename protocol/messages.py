@@ -12,8 +12,8 @@ ConvBwdData    dy, w, (dx)            dx                          (N, C, in spat
 ConvBwdFilter  x, dy, (dw)            dw                          (K, C / G, filter)
 =============  =====================  ==========================  =====================
 
-What stands in brackets is read only where beta is not 0; such a request is
-not pure: it cannot be run again after a crash.
+Buffers in brackets are read only if beta is not 0. Such a request is not pure:
+it cannot be run again after a crash.
 """
 
 from __future__ import annotations
@@ -54,20 +54,21 @@ __all__ = [
 
 if TYPE_CHECKING:
     Values = np.ndarray | DeviceArray
-    """Values on the host, or on the device that they go to."""
+    """Values on the host, or on the target device."""
 else:
-    Values = np.ndarray  # to the codec: a device array means nothing in another process
+    Values = np.ndarray  # for the codec: a device array is meaningless in another process
 
 _NO_EPILOGUE = Epilogue()
 _DEFAULT_NUMERICS = Numerics()
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    # A field that is missing, or given by place, is msgspec's own TypeError, which does not name the class.
-    # Only a metaclass could: then a message takes 0.58 us to make, or 1.2 where it catches, in place of 0.12.
+    # For a missing or positional field, msgspec raises its own TypeError, which does not name the class. Only
+    # a metaclass could name it; making a message would then take 0.58 us, or 1.2 us if the metaclass catches
+    # the error, instead of 0.12 us.
 
     control: ClassVar[bool] = False
-    """Whether the message overtakes a full mailbox."""
+    """Whether the message is accepted even when the mailbox is full."""
 
 
 class ConvFwd(_Base, frozen=True, kw_only=True, tag=True):
@@ -80,7 +81,7 @@ class ConvFwd(_Base, frozen=True, kw_only=True, tag=True):
     w
         Filter, dims (K, C / groups, filter spatial), of x's dtype.
     y
-        Output, dims `conv.output_dims(x, w)`. May not be x, w or bias.
+        Output, dims `conv.output_dims(x, w)`. Must not be x, w or bias.
     conv
         Padding, stride, dilation, groups.
     bias
@@ -88,7 +89,7 @@ class ConvFwd(_Base, frozen=True, kw_only=True, tag=True):
     epilogue
         The activation, applied last.
     alpha, beta
-        Finite scalars. With beta = 0 what y held is never read, be it NaN.
+        Finite scalars. If beta is 0, y's old values are never read, so they may be NaN.
     numerics
         TF32 and determinism.
     """
@@ -105,7 +106,7 @@ class ConvFwd(_Base, frozen=True, kw_only=True, tag=True):
 
 
 class ConvBwdData(_Base, frozen=True, kw_only=True, tag=True):
-    """Gradient of a convolution by its input: dx = alpha * conv_transposed(dy, w) + beta * dx.
+    """Gradient of a convolution with respect to its input: dx = alpha * conv_transposed(dy, w) + beta * dx.
 
     Answered by a `Receipt`. `conv.output_dims(dx, w)` must be dy's dims.
     """
@@ -120,7 +121,7 @@ class ConvBwdData(_Base, frozen=True, kw_only=True, tag=True):
 
 
 class ConvBwdFilter(_Base, frozen=True, kw_only=True, tag=True):
-    """Gradient of a convolution by its filter: dw = alpha * (x correlated with dy) + beta * dw.
+    """Gradient of a convolution with respect to its filter: dw = alpha * (x correlated with dy) + beta * dw.
 
     Answered by a `Receipt`. `conv.output_dims(x, dw)` must be dy's dims.
     """
@@ -135,15 +136,15 @@ class ConvBwdFilter(_Base, frozen=True, kw_only=True, tag=True):
 
 
 class Allocate(_Base, frozen=True, kw_only=True, tag=True, eq=False):
-    """Take a buffer; answered by its `BufferRef`. Contents are undefined unless `data` gives them.
+    """Allocate a buffer; answered by its `BufferRef`. Contents are undefined unless `data` is given.
 
     Parameters
     ----------
     spec
         The buffer's shape in memory.
     data
-        Values of dims `spec.dims`, in any strides. Those on the host are cast to the spec's dtype within the
-        same kind; those on the device have it already.
+        Values of dims `spec.dims`, with any strides. Host values are cast to the spec's dtype within the
+        same kind; device values must already have it.
     """
 
     spec: TensorSpec
@@ -153,7 +154,7 @@ class Allocate(_Base, frozen=True, kw_only=True, tag=True, eq=False):
 class Upload(_Base, frozen=True, kw_only=True, tag=True, eq=False):
     """Overwrite `dst` with values of the same dims, as in `Allocate`. Answered by a `Receipt`.
 
-    The array must not change until the reply: it is read by the actor, not copied by the sender.
+    The array must not change until the reply: the actor reads it, and the sender does not copy it.
     """
 
     dst: BufferRef
@@ -161,17 +162,17 @@ class Upload(_Base, frozen=True, kw_only=True, tag=True, eq=False):
 
 
 class Download(_Base, frozen=True, kw_only=True, tag=True):
-    """Fetch a buffer: answered by a new C-contiguous array of dims `src.spec.dims`."""
+    """Copy a buffer to the host: answered by a new C-contiguous array of dims `src.spec.dims`."""
 
     src: BufferRef
 
 
 class View(_Base, frozen=True, kw_only=True, tag=True):
-    """Ask for a buffer itself, as an array of the device's own array library; thread isolation only.
+    """Ask for the buffer itself, as an array of the device's own array library; thread isolation only.
 
-    Answered, once the work sent before that uses the buffer is done, by an array of its dims and strides on
-    its bytes: NumPy's on the CPU, CuPy's on CUDA. The bytes are given to no other buffer while the array, or
-    anything made from it that shares its memory, lives; not after a `Free` either.
+    Answered once all earlier work that uses the buffer is done. The answer is an array on the buffer's
+    memory, with its dims and strides: NumPy's on the CPU, CuPy's on CUDA. While the array, or anything that
+    shares its memory, exists, the memory is not given to another buffer, not even after a `Free`.
     """
 
     buffer: BufferRef
@@ -192,13 +193,13 @@ class Fill(_Base, frozen=True, kw_only=True, tag=True):
 
 
 class Free(_Base, frozen=True, kw_only=True, tag=True):
-    """Give a buffer back, once work sent before it is done. Answered by None; every later use is stale."""
+    """Free a buffer once work sent before is done. Answered by None; later uses get `StaleBufferError`."""
 
     buffer: BufferRef
 
 
 class Ping(_Base, frozen=True, kw_only=True, tag=True):
-    """Ask for a sign of life; answered by the service's generation."""
+    """Check that the service responds; answered by its generation."""
 
     control = True
 
@@ -210,23 +211,23 @@ class GetStatistics(_Base, frozen=True, kw_only=True, tag=True):
 
 
 class Warm(_Base, frozen=True, kw_only=True, tag=True):
-    """Build the plans of `messages` without running them; answered by the number that were built.
+    """Build the plans of `messages` without running them; answered by the number of plans built.
 
-    What cannot be built is remembered, and not reported here.
+    A failure to build is cached, but not reported here.
     """
 
     messages: tuple[ConvFwd | ConvBwdData | ConvBwdFilter, ...]
 
 
 class Drain(_Base, frozen=True, kw_only=True, tag=True):
-    """Answered by None once everything sent before it has been answered."""
+    """Wait for everything sent before: answered by None once all of it has been answered."""
 
 
 Compute = ConvFwd | ConvBwdData | ConvBwdFilter
 """Messages that run a plan."""
 
 COMPUTE = frozenset({ConvFwd, ConvBwdData, ConvBwdFilter})
-"""Their classes, for a look-up."""
+"""The classes of `Compute`, for membership tests."""
 
 Travelling = (
     ConvFwd
@@ -243,7 +244,7 @@ Travelling = (
     | Warm
     | Drain
 )
-"""Messages that have a byte form, so that they could be answered in another process."""
+"""Messages that can be encoded as bytes, and so could be answered in another process."""
 
 Message = Travelling | View
-"""Everything that a service answers."""
+"""Every message that a service answers."""

@@ -1,4 +1,4 @@
-"""How exactly to compute."""
+"""Options for the accuracy and the determinism of a computation."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["Numerics"]
 class Numerics(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
 ):
-    """How exactly an operation graph is to be computed.
+    """Accuracy and determinism of an operation graph's computation.
 
     Parameters
     ----------
     tf32
-        Allow float32 products to be rounded to TF32 (10 bits of mantissa) for speed.
+        Allow float32 operands to be rounded to TF32 (10 bits of mantissa) for speed.
     deterministic
         Use only algorithms that give the same bits every time.
 
     Raises
     ------
     InvalidRequest
-        A field is no bool.
+        A field is not a bool.
     """
 
     tf32: bool = False

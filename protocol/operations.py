@@ -1,7 +1,7 @@
-"""What graphs are made of: tensors, and the operations between them.
+"""The elements of operation graphs: tensors, and the operations between them.
 
-Adding an operation means adding a class here and its name to `Operation`:
-validation, canonical order and digest work from the fields that it declares.
+To add an operation, add a class here and its name to `Operation`: validation,
+canonical order and digest use the fields that it declares.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class TensorRole(enum.StrEnum):
-    """Where a graph tensor's values are."""
+    """Where a graph tensor's values come from: see `graph`."""
 
     BOUND = "bound"
     SCALAR = "scalar"
@@ -45,13 +45,13 @@ class GraphTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dims, strides
         As in `TensorSpec`, strides in elements.
     dtype
-        The element type; of a virtual tensor, the type that is computed in.
+        The element type; for a virtual tensor, the type that is computed in.
     role
         Bound, scalar or virtual.
     alignment
         Bytes that a bound tensor's address is a multiple of.
     name
-        For people; no part of the graph's meaning.
+        For people; not part of the graph's meaning.
     """
 
     uid: int
@@ -64,17 +64,17 @@ class GraphTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def spec(self) -> TensorSpec:
-        """What a buffer is that the tensor can be bound to."""
+        """The spec that a buffer must have to be bound to the tensor."""
         return TensorSpec(dims=self.dims, strides=self.strides, dtype=self.dtype, alignment=self.alignment)
 
     def meaning(self) -> tuple[object, ...]:
-        """All that counts about the tensor, whatever it is called and numbered."""
+        """Everything that defines the tensor, except its name and its uid."""
         return (self.dims, self.strides, self.dtype, self.role, self.alignment)
 
 
 class _Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     reads: ClassVar[tuple[str, ...]]
-    """Names of the fields that hold uids, or tuples of uids, of inputs."""
+    """Names of the fields that hold the inputs' uids, or tuples of them."""
     writes: ClassVar[str]
     """Name of the field that holds the uid of the output."""
 
@@ -93,7 +93,7 @@ class _Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return int(getattr(self, self.writes))
 
     def attributes(self) -> tuple[object, ...]:
-        """All that the operation means beside which tensors it touches."""
+        """Everything that defines the operation, except which tensors it reads and writes."""
         fields = [n for n in self.__struct_fields__ if n not in (*self.reads, self.writes)]
         return (type(self).__name__, *((n, getattr(self, n)) for n in sorted(fields)))
 
@@ -111,7 +111,7 @@ class ConvolutionForward(_Node, frozen=True, kw_only=True, tag=True):
 
 
 class ConvolutionBackwardData(_Node, frozen=True, kw_only=True, tag=True):
-    """dx = gradient by the input, accumulated in `compute`."""
+    """dx = gradient with respect to the input, accumulated in `compute`."""
 
     reads = ("dy", "w")
     writes = "dx"
@@ -123,7 +123,7 @@ class ConvolutionBackwardData(_Node, frozen=True, kw_only=True, tag=True):
 
 
 class ConvolutionBackwardFilter(_Node, frozen=True, kw_only=True, tag=True):
-    """dw = gradient by the filter, accumulated in `compute`."""
+    """dw = gradient with respect to the filter, accumulated in `compute`."""
 
     reads = ("x", "dy")
     writes = "dw"
@@ -135,9 +135,9 @@ class ConvolutionBackwardFilter(_Node, frozen=True, kw_only=True, tag=True):
 
 
 class PointwiseMode(enum.StrEnum):
-    """A function of one or two tensors, element by element; smaller operands are broadcast.
+    """An elementwise function of one or two tensors; smaller operands are broadcast.
 
-    The activations carry the names and formulas of `Activation`.
+    The activations have the names and formulas of `Activation`.
     """
 
     ADD = "add"
@@ -154,7 +154,7 @@ class PointwiseMode(enum.StrEnum):
 
 
 class Pointwise(_Node, frozen=True, kw_only=True, tag=True):
-    """output = mode(operands), with the activation's `parameter` where it has one."""
+    """result = mode(operands), with the activation's `parameter` if it has one."""
 
     reads = ("operands",)
     writes = "result"

@@ -1,4 +1,4 @@
-"""Answers that are records."""
+"""Replies that are records."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Parameters
     ----------
     request_id
-        The service's number for the request, rising in the order of admission.
+        The service's number for the request; increases in the order of admission.
     generation
         The incarnation of the actor that ran it.
     plan
-        Tag of the plan: engine, operation and the head of the graph's digest; the operation's name
-        where no plan is involved.
+        Tag of the plan: engine, operation, the first digits of the graph's digest, and on CUDA what cuDNN
+        runs; the operation's name if no plan is involved.
     queue_us, run_us
         Microseconds from admission to start, and from start to finish.
     """
@@ -36,11 +36,11 @@ class PlanStatistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Parameters
     ----------
     size, capacity
-        Plans held, and at most held.
+        Plans held, and the most it holds.
     hits, misses, evictions
-        Look-ups that found a plan or a remembered refusal, that did not, and plans dropped for room.
+        Look-ups that found a plan or a cached refusal, look-ups that did not, and plans dropped to make room.
     refused
-        Graphs remembered as unsupported.
+        Graphs cached as unsupported.
     build_s
         Seconds spent building.
     """
@@ -65,7 +65,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Messages waiting in the mailbox.
     finished, failed, withdrawn, expired
         Requests answered with a result, answered with an error, cancelled before they started, and dropped
-        because their deadline had passed; over the service's life.
+        because their deadline had passed, since the service started.
     replayed
         Requests run again after a crash.
     restarts
@@ -75,7 +75,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     plans
         The plan cache.
     dropped_replies
-        Replies whose event loop had closed.
+        Replies dropped because the caller's event loop had closed.
     """
 
     generation: int

@@ -1,7 +1,7 @@
-"""Operation graphs as text: what an error names, and `cudnn-actor reproduce` runs.
+"""Operation graphs as text tokens: errors carry them, and `cudnn-actor reproduce` runs them.
 
-A token is the graph's MessagePack, compressed, in the letters that a shell and a URL leave alone. It says
-nothing of values: those are made up when it is run.
+A token is the graph's MessagePack, compressed, in characters that need no quoting in a shell or a URL. It
+contains no tensor values: `cudnn-actor reproduce` makes them up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cudnn_actor.protocol.tensor import TensorSpec
 __all__ = ["graph_of", "token"]
 
 _LARGEST = 1 << 15
-"""Bytes that a token may unpack to, two hundred tensors: more is no graph, but a bomb."""
+"""The most bytes that a token may unpack to: about two hundred tensors. Stops decompression bombs."""
 _DECODER = msgspec.msgpack.Decoder(OperationGraph, strict=True)
 
 
@@ -29,9 +29,9 @@ def token(graph: OperationGraph) -> str:
 
 
 def graph_of(text: str) -> OperationGraph:
-    """The graph that `token` made the text of, names and all.
+    """The graph that `token` encoded, names included.
 
-    Raises `InvalidRequest` for any other text; what it unpacks to is bounded, and none of it is code.
+    Raises `InvalidRequest` for any other text. The unpacked size is bounded, and no code in it is run.
     """
     try:
         padded = text.strip() + "=" * (-len(text.strip()) % 4)
@@ -40,7 +40,7 @@ def graph_of(text: str) -> OperationGraph:
             TensorSpec(
                 dims=tensor.dims, strides=tensor.strides, dtype=tensor.dtype, alignment=tensor.alignment
             )
-    except (ValueError, zlib.error, RecursionError) as error:  # msgspec's and base64's are ValueErrors
+    except (ValueError, zlib.error, RecursionError) as error:  # msgspec and base64 raise ValueErrors
         raise InvalidRequest(
             field="token",
             value=text if len(text) <= 40 else f"{text[:40]}...",
@@ -54,5 +54,5 @@ def _inflate(packed: bytes) -> bytes:
     stream = zlib.decompressobj()
     data = stream.decompress(packed, _LARGEST)
     if not stream.eof or stream.unused_data:
-        raise ValueError(f"it is cut short, or unpacks to more than {_LARGEST:,} bytes")
+        raise ValueError(f"it is truncated, or unpacks to more than {_LARGEST:,} bytes")
     return data

@@ -1,7 +1,7 @@
 """Shapes in memory: dims, strides, dtype, alignment.
 
-Dims are always in the order N, C, then the spatial dims; the layout is a
-matter of strides alone, as in cuDNN. Strides count elements, not bytes.
+Dims are always in the order N, C, then the spatial dims; only strides express
+the layout, as in cuDNN. Strides count elements, not bytes.
 https://docs.nvidia.com/deeplearning/cudnn/latest/developer/core-concepts.html
 """
 
@@ -32,12 +32,12 @@ __all__ = [
 
 MAX_RANK = 8
 MAX_STRIDE = (1 << 63) - 1
-"""Strides are 64-bit numbers, to cuDNN and on the wire."""
+"""Strides are 64-bit numbers, in cuDNN and on the wire."""
 MAX_BYTES = 1 << 48
-"""A tensor's extent in memory stays below this: the address space of a device."""
+"""The most bytes that a tensor may span: the address space of a device."""
 MIN_ALIGNMENT = 16
 MAX_ALIGNMENT = 256
-"""Buffers start at multiples of this many bytes, so no spec can ask for more."""
+"""Buffers start at multiples of this many bytes, so no spec can require more."""
 
 
 class Layout(enum.StrEnum):
@@ -54,14 +54,14 @@ class Layout(enum.StrEnum):
 _PACKED = (Layout.NCHW, Layout.NHWC)
 
 LayoutName = Literal["NCHW", "NHWC"]
-"""A packed layout's name; for type checkers."""
+"""The name of a packed layout; for type checkers."""
 LayoutLike = Layout | LayoutName
 
 
 def packed_strides(dims: Sequence[int], layout: LayoutLike = Layout.NCHW) -> tuple[int, ...]:
     """Strides, in elements, of a packed tensor of `dims` in `layout`.
 
-    Raises `InvalidRequest` for STRIDED, which has no strides of its own, and for NHWC outside ranks 3-5.
+    Raises `InvalidRequest` for STRIDED, which does not determine strides, and for NHWC outside ranks 3-5.
     """
     layout = _layout(layout)
     rank = len(dims)
@@ -70,8 +70,8 @@ def packed_strides(dims: Sequence[int], layout: LayoutLike = Layout.NCHW) -> tup
         raise InvalidRequest(
             field="layout",
             value=layout.value,
-            problem="has no strides of its own",
-            fix="give them: TensorSpec.strided(...)",
+            problem="does not determine strides",
+            fix="give the strides yourself: TensorSpec.strided(...)",
         )
     if layout is Layout.NHWC:
         if not 3 <= rank <= 5:
@@ -100,7 +100,7 @@ class TensorSpec(
     dims
         1 to 8 sizes, each at least 1, in the order N, C, spatial.
     strides
-        One per dim, in elements, 1 to 2**63 - 1; no two elements may share a place.
+        One per dim, in elements, 1 to 2**63 - 1; no two elements may overlap.
     dtype
         The element type.
     alignment
@@ -109,7 +109,7 @@ class TensorSpec(
     Raises
     ------
     InvalidRequest
-        A field is not as said above; the text names it.
+        A field is not as described above; the text names it.
     """
 
     dims: tuple[int, ...]
@@ -140,7 +140,7 @@ class TensorSpec(
             raise InvalidRequest(
                 field="dims",
                 value=self.dims,
-                problem=f"spans {self.nbytes:,} bytes, past the limit of 2**48",
+                problem=f"spans {self.nbytes:,} bytes, over the limit of 2**48",
                 fix="split the tensor",
             )
 
@@ -151,7 +151,7 @@ class TensorSpec(
         dtype: DTypeLike = DType.FLOAT32,
         layout: LayoutLike = Layout.NCHW,
     ) -> TensorSpec:
-        """The spec of a packed tensor: `dims` in N, C, spatial order, laid out as `layout` says."""
+        """The spec of a packed tensor with `dims` (in N, C, spatial order) in `layout`."""
         dims = _as_tuple("dims", dims)
         _check_dims(dims)
         return cls(dims=dims, strides=packed_strides(dims, layout), dtype=_dtype(dtype))
@@ -167,8 +167,8 @@ class TensorSpec(
     def like(cls, array: np.ndarray) -> TensorSpec:
         """The spec that describes a NumPy array as it lies in memory.
 
-        Raises `InvalidRequest` where its byte strides are no whole number of elements (a field of a
-        packed record, say) or run backwards.
+        Raises `InvalidRequest` if its byte strides are not multiples of the element size (as in a field of a
+        packed record) or are negative.
         """
         dtype = _dtype(array.dtype)
         if any(step % array.itemsize for step in array.strides):
@@ -176,7 +176,7 @@ class TensorSpec(
                 field="strides",
                 value=array.strides,
                 problem=f"are misaligned: not multiples of the {array.itemsize}-byte element",
-                fix="copy it first: np.ascontiguousarray(array)",
+                fix="copy the array first: np.ascontiguousarray(array)",
             )
         steps = tuple(step // array.itemsize for step in array.strides)
         return cls.strided(array.shape, _settle_single(array.shape, steps), dtype)
@@ -199,7 +199,7 @@ class TensorSpec(
 
     @property
     def layout(self) -> Layout:
-        """NCHW or NHWC where the strides are packed so (NCHW where they are both), else STRIDED."""
+        """NCHW or NHWC if the strides are packed in that layout (NCHW if in both), else STRIDED."""
         if self.strides == packed_strides(self.dims, Layout.NCHW):
             return Layout.NCHW
         if 3 <= self.rank <= 5 and self.strides == packed_strides(self.dims, Layout.NHWC):
@@ -212,7 +212,7 @@ class TensorSpec(
 
 
 def _settle_single(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """NumPy gives dims of size 1 any stride, be it 0 or negative: theirs become those of a packed tensor."""
+    """Give dims of size 1 the strides of a packed tensor: NumPy's may be anything, even 0 or negative."""
     for layout in (Layout.NCHW, Layout.NHWC) if 3 <= len(dims) <= 5 else (Layout.NCHW,):
         packed = packed_strides(dims, layout)
         if all(d == 1 or s == p for d, s, p in zip(dims, strides, packed, strict=True)):
@@ -221,7 +221,7 @@ def _settle_single(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int
 
 
 def _as_tuple(field: str, values: object) -> tuple[int, ...]:
-    """Whole numbers as a tuple of ints; NumPy's are welcome, floats and strings are not."""
+    """Whole numbers as a tuple of ints: NumPy's are accepted, floats and strings are not."""
     try:
         return tuple(as_index(value) for value in values)  # type: ignore[attr-defined]
     except TypeError:
@@ -239,11 +239,11 @@ def _check_dims(dims: object) -> None:
             field="dims",
             value=dims,
             problem="must be a tuple of 1 to 8 whole numbers",
-            fix="give N, C, spatial",
+            fix="give the dims in the order N, C, spatial",
         )
     if min(dims) < 1:
         raise InvalidRequest(
-            field="dims", value=dims, problem="holds a size below 1", fix="every dim must be at least 1"
+            field="dims", value=dims, problem="contains a size below 1", fix="make every dim at least 1"
         )
     if math.prod(dims) > MAX_BYTES:
         raise InvalidRequest(
@@ -256,25 +256,25 @@ def _check_strides(dims: tuple[int, ...], strides: object) -> None:
         raise InvalidRequest(
             field="strides",
             value=strides,
-            problem=f"does not give one whole number for each of the {len(dims)} dims",
-            fix="count in elements",
+            problem=f"must be one whole number for each of the {len(dims)} dims",
+            fix="give strides in elements",
         )
     if min(strides) < 1:
         raise InvalidRequest(
             field="strides",
             value=strides,
-            problem="holds a stride below 1",
-            fix="copy the tensor: every stride must be at least 1",
+            problem="contains a stride below 1",
+            fix="copy the tensor so that every stride is at least 1",
         )
     if max(strides) > MAX_STRIDE:
         raise InvalidRequest(
             field="strides",
             value=strides,
             problem="overflows: a stride of 2**63 or more",
-            fix="pack it",
+            fix="pack the tensor",
         )
-    # Sorted by stride, each dim must step past all that the smaller ones span:
-    # sufficient for distinct places, and what every dense, sliced or padded tensor satisfies.
+    # In order of stride, each stride must exceed the extent of all smaller dims. That is sufficient for
+    # elements not to overlap, and every dense, sliced or padded tensor satisfies it.
     span = 0
     for stride, dim in sorted(zip(strides, dims, strict=True)):
         if dim > 1:
@@ -283,7 +283,7 @@ def _check_strides(dims: tuple[int, ...], strides: object) -> None:
                     field="strides",
                     value=strides,
                     problem=f"are misaligned for dims {dims}: elements would overlap",
-                    fix="make each stride larger than the extent of the smaller ones",
+                    fix="make each stride larger than the extent of the dims with smaller strides",
                 )
             span += stride * (dim - 1)
 
@@ -301,7 +301,7 @@ def _dtype(dtype: object) -> DType:
 
 
 def _misspelt(dtype: object) -> str:
-    """The name that a string was meant to be; nothing for one that NumPy knows: there is no such tensor."""
+    """A hint for a misspelt dtype; empty for a dtype that NumPy knows but tensors cannot have."""
     try:
         np.dtype(dtype)  # type: ignore[call-overload]
     except (TypeError, ValueError, SyntaxError):

@@ -1,4 +1,4 @@
-"""What every message is checked for before anything is made of it: types, shapes, dtypes."""
+"""Checks of a compute message before it is lowered: types, shapes, dtypes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _RESULT_DTYPES = {
 
 
 def check_types(message: Compute) -> None:
-    """Raise `InvalidRequest` unless every field of a message is of its type."""
+    """Raise `InvalidRequest` unless every field of a message has its declared type."""
     for name in message.__struct_fields__:
         value = getattr(message, name)
         expected = _FIELD_TYPES.get(name, BufferRef)
@@ -58,7 +58,7 @@ def check_types(message: Compute) -> None:
             raise InvalidRequest(
                 field=name,
                 value=value,
-                problem=f"is of type {given} where {type(message).__name__} takes {wanted}",
+                problem=f"has type {given}, but {type(message).__name__} takes {wanted}",
                 fix=_FIXES[expected],
             )
         if isinstance(value, BufferRef) and not isinstance(value.spec, TensorSpec):
@@ -66,16 +66,16 @@ def check_types(message: Compute) -> None:
                 field=name,
                 value=value.spec,
                 problem="is not a TensorSpec",
-                fix="pass references unchanged",
+                fix="pass references unchanged, as the service returned them",
             )
 
 
 def check_scalars(message: Compute) -> None:
-    """Raise `InvalidRequest` unless alpha and beta are finite numbers: no signature speaks for them."""
+    """Raise `InvalidRequest` unless alpha and beta are finite: `signature` does not cover their values."""
     for name in ("alpha", "beta"):
         value = getattr(message, name)
         if type(value) is float and math.isfinite(value):
-            continue  # nearly always
+            continue  # the common case, checked first for speed
         if not is_finite(value):
             raise InvalidRequest(
                 field=name, value=value, problem="must be a finite number", fix=f"pass one, as in {name}=1.0"
@@ -85,23 +85,23 @@ def check_scalars(message: Compute) -> None:
 def check_result(
     name: str, got: tuple[int, ...], wanted: tuple[int, ...], what: str, *, gradient: str = ""
 ) -> None:
-    """Raise `InvalidRequest` unless a result has the dims that its operands give.
+    """Raise `InvalidRequest` unless a result has the dims that follow from its operands.
 
-    `gradient` names the operand whose dims the caller has chosen, which may be what is wrong.
+    `gradient` names the operand whose dims the caller chose: they may be wrong instead.
     """
     if got != wanted:
-        fix = f"give it dims {wanted}" + (f", or {gradient} other dims" if gradient else "")
+        fix = f"give it dims {wanted}" + (f", or give {gradient} other dims" if gradient else "")
         raise InvalidRequest(field=name, value=got, problem=f"is not the shape of {what}", fix=fix)
 
 
 def check_dtypes(specs: dict[str, TensorSpec]) -> None:
-    """Raise `InvalidRequest` unless both operands share a dtype and the result can hold it."""
+    """Raise `InvalidRequest` unless both operands have one dtype and the result's dtype is allowed for it."""
     (first, a), (second, b), (result, out) = specs.items()
     if a.dtype is not b.dtype:
         raise InvalidRequest(
             field=second,
             value=Words(b.dtype),
-            problem=f"is not the dtype of {first}, {a.dtype.value}",
+            problem=f"differs from the dtype of {first}, {a.dtype.value}",
             fix="convert one of them when you upload: upload(array, dtype=...)",
         )
     allowed = _RESULT_DTYPES[a.dtype]
@@ -121,7 +121,7 @@ def check_bias(spec: TensorSpec, broadcast: tuple[int, ...], dtypes: tuple[DType
         raise InvalidRequest(
             field="bias",
             value=spec.dims,
-            problem=f"is not one value for each of {filters} filters",
+            problem=f"must have one value for each of the {filters} filters",
             fix=f"give it dims {(filters,)} or {broadcast}",
         )
     if spec.dtype not in dtypes:

@@ -1,7 +1,7 @@
-"""What the actor needs of a device library: one protocol for every engine.
+"""The protocol through which the actor uses a device library; every engine implements it.
 
-An engine belongs to one thread: the actor opens it, uses it and closes it on
-its own. It knows graphs, memory and fences; it knows nothing of messages,
+An engine belongs to one thread: the actor opens, uses and closes it on the
+actor's own thread. It knows graphs, memory and fences, but not messages,
 requests, slots or supervision.
 """
 
@@ -30,16 +30,16 @@ __all__ = [
 ]
 
 Binding = Any
-"""An engine's own handle on a buffer's place: an array view, a device pointer."""
+"""An engine's own handle on a buffer, such as an array view or a device pointer."""
 
 Fence = Any
-"""An engine's own mark in its stream of work: an event."""
+"""An engine's own marker in its stream of work, such as an event."""
 
 
 class EngineFailure(Exception):
-    """Raised when the device library reports a failure of one call; whether the context lives, `probe` tells.
+    """Raised when one call of the device library fails; call `probe` to see whether the context still works.
 
-    Carries `status` (the library's own name for it) and `detail`.
+    Carries `status` (the library's own name for the failure) and `detail`.
     """
 
     def __init__(self, status: str, detail: str) -> None:
@@ -49,20 +49,20 @@ class EngineFailure(Exception):
 
 
 class StickyError(EngineFailure):
-    """Raised when the failure is known to have killed the device context: nothing more can run in it."""
+    """Raised when the failure has destroyed the device context: nothing more can run in it."""
 
 
 class ContextDead(Crash):
-    """Raised to end an actor whose device context has died: nothing of it runs, or writes, any more."""
+    """Raised to end an actor whose device context has died: none of its work runs or writes any more."""
 
 
 class Plan(Protocol):
-    """A graph made ready to run; immutable, and bound to the engine that built it."""
+    """A graph that is ready to run; immutable, and tied to the kind of engine that built it."""
 
     @property
     def tag(self) -> str:
-        """Engine, operation, the head of the graph's digest, and where there is a choice the library's own
-        name for what runs: `cpu/conv_fwd/1f2e3d4c`, `cuda/conv_fwd/1f2e3d4c/eng42_k2=1`."""
+        """Engine, operation and the first digits of the graph's digest; where the library has a choice, also
+        its own name for what runs: `cpu/conv_fwd/1f2e3d4c`, `cuda/conv_fwd/1f2e3d4c/eng42_k2=1`."""
 
     @property
     def workspace(self) -> int:
@@ -70,15 +70,15 @@ class Plan(Protocol):
 
     @property
     def tried(self) -> bool:
-        """Whether it is known to compute what its graph says; one that is not is used, and not kept."""
+        """Whether the plan has passed its self-check. A plan that has not is used but not kept."""
 
 
 class BuilderAccess(Protocol):
-    """The way to a service's builder process. Any thread."""
+    """Gives access to a service's builder process. Any thread."""
 
     @property
     def journal(self) -> str:
-        """Path of the file in which builder processes of this service note what they try."""
+        """Path of the file in which this service's builder processes record the plans that they check."""
 
     def connect(self) -> socket.socket:
         """A connection to the process, which may not have been started yet. Never blocks.
@@ -88,26 +88,26 @@ class BuilderAccess(Protocol):
 
 
 class Builder(Protocol):
-    """Makes plans for one engine, on a second thread: it opens, uses and closes the builder alone.
+    """Makes plans for one engine, on a second thread, which alone opens, uses and closes the builder.
 
-    Nothing here waits for the engine's own thread or holds it up, but for the interpreter's lock.
+    No method waits for the engine's own thread or blocks it, except by holding the interpreter's lock.
     """
 
     @property
     def fingerprint(self) -> str:
-        """What exported plans are tied to: library version and kind of device. Known once opened."""
+        """What exported plans depend on: library version and kind of device. Set by `open`."""
 
     def open(self) -> None:
         """Take a library handle of the builder's own. Raises `EngineFailure`. Blocks."""
 
     def expect_builds(self) -> None:
-        """Begin to get ready for builds, before `open`, where that takes long. Does not wait for it."""
+        """Start preparing for builds, before `open`, if that takes long. Does not wait for the end."""
 
     def close(self) -> None:
-        """Give it back. Safe to call twice, and after a sticky error."""
+        """Release the handle. Safe to call twice, and after a sticky error."""
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
-        """As `Engine.build`, but for the workspace: the engine's `prepare` takes it."""
+        """Like `Engine.build`, but allocates no workspace: the engine's `prepare` does."""
 
     def tune(
         self,
@@ -116,22 +116,22 @@ class Builder(Protocol):
         workspace_limit: int | None,
         progress: Callable[[int, int, str], None],
     ) -> Plan:
-        """The fastest plan of all that the library offers, measured. Blocks for seconds.
+        """Measure every plan that the library offers and return the fastest. Blocks for seconds.
 
-        `progress(done, of, what)` is called before each candidate is tried. Raises as `build`.
+        `progress(done, of, what)` is called before each candidate is tried. Raises the same as `build`.
         """
 
     def export(self, plan: Plan) -> bytes | None:
-        """A plan as bytes for `restore`, in another process too; None for one that cannot be kept."""
+        """A plan as bytes for `restore`, also in another process; None if it cannot be serialised."""
 
     def interrupt(self) -> None:
-        """Give up: what is being built fails, where that can be, and so does every later build. Any thread.
+        """Make the current build fail, where it can be interrupted, and every later build. Any thread.
 
-        Does not block. Closing is still the owner's.
+        Does not block. The owner must still call `close`.
         """
 
     def restore(self, graph: OperationGraph, data: bytes) -> Plan:
-        """The plan that `export` made the bytes of. Raises `EngineFailure` when they are no such plan."""
+        """The plan that `export` serialised. Raises `EngineFailure` if the bytes are not such a plan."""
 
 
 class Engine(Protocol):
@@ -151,51 +151,52 @@ class Engine(Protocol):
 
     @property
     def synchronous(self) -> bool:
-        """Whether work is done when the call that asks for it returns; then no fence is ever asked for."""
+        """Whether work is finished when the call that enqueues it returns; then fences are never used."""
 
     def open(self) -> None:
-        """Take handle, stream and workspace on the calling thread. Raises `EngineFailure`. Blocks."""
+        """Create handle, stream and workspace on the calling thread. Raises `EngineFailure`. Blocks."""
 
     def close(self) -> None:
-        """Give everything back. Safe to call twice, and after a sticky error."""
+        """Release everything. Safe to call twice, and after a sticky error."""
 
     def create_arena(self, arena: int, nbytes: int) -> int:
-        """Take `nbytes` of device memory as arena number `arena` and map it.
+        """Allocate `nbytes` of device memory as arena number `arena` and map it.
 
-        Returns a file descriptor that the caller owns: the memory lives as long as a descriptor or a
-        mapping does. Raises `MemoryError` when the machine has no room.
+        Returns a file descriptor that the caller owns: the memory exists as long as a descriptor or a
+        mapping of it does. Raises `MemoryError` when the machine has no room.
         """
 
     def map_arena(self, arena: int, fd: int, nbytes: int) -> None:
-        """Map an arena that an earlier engine created. The descriptor stays the caller's."""
+        """Map an arena that an earlier engine created. The caller keeps the descriptor."""
 
     def unmap_arena(self, arena: int) -> None:
-        """Forget an arena; its bindings are void from here on."""
+        """Unmap an arena. Its bindings are invalid from then on."""
 
     def bind(self, arena: int, offset: int, spec: TensorSpec) -> Binding:
-        """The engine's handle on a place `offset` bytes into an arena, valid until the arena is unmapped."""
+        """The engine's handle on a buffer `offset` bytes into an arena, valid until the arena is unmapped."""
 
     def builder(self, access: BuilderAccess | None) -> Builder | None:
-        """A new builder, not open yet, for a second thread; None where `build` takes no time worth it.
+        """A new builder, not open yet, for a second thread; None where `build` is too short to need one.
 
-        Where its builds would hold up every thread, it builds in the process that `access` leads to.
+        If building would block every thread of this process, the builder builds in the process that `access`
+        connects to.
         """
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
-        """Make a graph ready to run, its workspace included. Blocks for as long as the library takes.
+        """Make a graph ready to run and allocate its workspace. Blocks for as long as the library takes.
 
-        Raises `UnsupportedGraph` when no plan can do it, `OutOfMemory` when every plan that can needs
+        Raises `UnsupportedGraph` when no plan can run it, `OutOfMemory` when every plan that can needs
         more than `workspace_limit` bytes of workspace, `EngineFailure` when the library fails.
         """
 
     def prepare(self, plan: Plan) -> None:
-        """Take the workspace of a plan that a builder made. Blocks until work has finished when it must grow.
+        """Allocate the workspace of a plan that a builder made. If it must grow, waits for running work.
 
-        Raises `OutOfMemory` when the device has no room for it: a plan with less may do.
+        Raises `OutOfMemory` when the device has no room for it; a plan with a smaller workspace may fit.
         """
 
     def execute(self, plan: Plan, buffers: Sequence[Binding], scalars: Sequence[float]) -> None:
-        """Enqueue a run. `buffers` and `scalars` follow `graph.bound` and `graph.scalars`.
+        """Enqueue a run. `buffers` and `scalars` are in the order of `graph.bound` and `graph.scalars`.
 
         Raises `EngineFailure` when the library refuses, `StickyError` when the context has died.
         """
@@ -203,50 +204,50 @@ class Engine(Protocol):
     def write(self, dst: Binding, array: Any) -> None:
         """Enqueue a copy of values of the same dims into a buffer.
 
-        A host array is read before it returns, for which it may wait for room in the staging memory; but not
-        always one in memory that `pin` was given. Where such an array is C-contiguous and of the buffer's
-        dtype, the device may read it when the copy runs: it **must not change, and its memory must stay
-        mapped, until a later fence has passed**; when this raises, it is not read any more. An array on the
-        device, as `EngineChoice.adopt` made it, is read when the copy runs.
+        A host array has usually been read when this returns; the call may wait for room in the staging
+        memory. The exception is a C-contiguous array of the buffer's dtype in memory that `pin` was given:
+        the device may read it only when the copy runs. Such an array **must not change, and its memory must
+        stay mapped, until a later fence has passed**. If this raises, the array is not read any more. An
+        array on the device, made by `EngineChoice.adopt`, is read when the copy runs.
         """
 
     def read(self, src: Binding, into: np.ndarray | None = None) -> np.ndarray:
         """A buffer's values as a C-contiguous array, once all work enqueued before is done. Blocks.
 
-        A new array, or `into`: writable, C-contiguous, of the buffer's dims and dtype, perhaps in memory that
-        another process reads. Values are written there once; in memory that `pin` was given, by the device
-        itself where it can. Raises `EngineFailure` for another kind of array, and whatever is raised,
-        nothing is written to `into` any more.
+        Returns a new array, or `into`, which must be writable, C-contiguous, of the buffer's dims and dtype,
+        and may be in memory that another process reads. Values are written to it once; in memory that was
+        passed to `pin`, the device writes them itself where it can. Raises `EngineFailure` for any other
+        kind of array. After any exception, nothing is written to `into` any more.
         """
 
     def fetch(self, src: Binding, into: np.ndarray | None = None) -> Callable[[], np.ndarray] | None:
-        """Enqueue what `read` does, without waiting: call the answer once, when a later fence has passed.
+        """Like `read`, without waiting. Call the returned function once, after a later fence has passed.
 
-        None where only `read` will do: the buffer is larger than the staging memory that is free. `into` is
-        as in `read`. It may be written at any time between this call and that of the answer, and its memory
-        must stay mapped until a later fence has passed; if the answer is never called for, nothing is
-        written behind that fence.
+        Returns None if the buffer is larger than the free staging memory; use `read` then. `into` is as in
+        `read`. It may be written at any time from this call until the returned function has run, and its
+        memory must stay mapped until a later fence has passed. If the function is never called, nothing is
+        written after that fence.
         """
 
     def pin(self, memory: memoryview) -> None:
-        """Let the device read and write host memory on its own: arrays in it need no staging memory.
+        """Let the device read and write host memory directly: arrays in it need no staging memory.
 
-        `memory` is all of a mapping, 64 MiB say; arrays that are given to `write` and as `into` may lie in it
-        from here on. It stays the caller's, who unpins it before unmapping it. Where the system refuses, a
-        line in the log says so, and arrays in it are copied as any others: nothing else changes. Blocks for
-        as long as taking its pages takes. Raises `StickyError`.
+        `memory` is a whole mapping, for example 64 MiB. From here on, arrays passed to `write` and as `into`
+        may lie in it. The caller still owns it and must unpin it before unmapping it. If the system refuses,
+        a warning is logged and arrays in it are copied like any others; nothing else changes. Blocks while
+        the system locks the pages. Raises `StickyError`.
         """
 
     def unpin(self, memory: memoryview) -> None:
         """Undo `pin`, once all work enqueued before is done. Blocks. Does nothing for memory not pinned.
 
-        Closing the engine unpins all.
+        Closing the engine unpins everything.
         """
 
     def view(self, src: Binding, owner: object) -> Any:
         """The buffer itself as an array of the device's own array library; it keeps `owner` alive.
 
-        Whoever holds it must have let go of it before the arena is unmapped or the engine closed.
+        Its holder must drop it before the arena is unmapped or the engine closed.
         """
 
     def copy(self, src: Binding, dst: Binding) -> None:
@@ -256,13 +257,13 @@ class Engine(Protocol):
         """Enqueue setting every element to `value`."""
 
     def fence(self) -> Fence:
-        """A mark behind all work enqueued so far."""
+        """A marker after all work enqueued so far."""
 
     def finished(self, fence: Fence) -> bool:
-        """Whether the work before a fence is done; once it has said so, the fence is void.
+        """Whether the work before a fence is done. After it has returned True, do not use the fence again.
 
         Never blocks. Raises `StickyError`.
         """
 
     def probe(self) -> str | None:
-        """None when the context is healthy, else what is wrong with it. Blocks for a moment."""
+        """None if the context is healthy, else what is wrong with it. Blocks briefly."""

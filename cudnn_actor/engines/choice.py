@@ -1,4 +1,4 @@
-"""Which engine serves a device, and how a process gets one: this process, or a worker of it."""
+"""Chooses the engine for a device, and describes how this process or a worker process makes it."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ log = Log("cudnn_actor")
 
 
 class EngineChoice(NamedTuple):
-    """An engine for a device, not made yet.
+    """How to make the engine for a device.
 
     Parameters
     ----------
     device
         "cpu" or "cuda:N".
     make
-        Makes it; what it does is done when it is opened.
+        Makes it. It takes no resources before it is opened.
     outlives_context
-        As the engine's own: whether memory outlives a dead context.
+        The engine's own attribute: whether a new engine in this process can take over after a sticky error.
     reason
-        Why this one, for people.
+        Why this engine was chosen, as text for people.
     adopt
-        Takes an array of another library that lies on the device for `Engine.write`; called on the thread
-        that has the array, whose stream it belongs to. None where the engine has no device of its own, and
-        where it is in another process, which an array on the device cannot be handed to.
+        Wraps another library's array on the device for `Engine.write`. Call it on the thread that uses the
+        array, because the array belongs to that thread's current stream. None if the engine has no device of
+        its own, or runs in another process, to which a device array cannot be passed.
     worker
-        How a worker process makes it: an import path, "package.module:Name", and what that is called with.
-        Empty for one that can be made in this process alone.
+        How a worker process makes it: an import path, "package.module:Name", and the arguments for the call.
+        Empty if it can be made in this process only.
     preload
-        Modules that a process which forks workers imports before, so that none of them has to. Importing
-        them initialises no device: what is forked after that could not use it.
+        Modules that the process that forks workers imports first, so that the workers need not. Importing
+        them does not initialise a device: a process forked after that could not use the device.
     host_arenas
-        Whether its arenas are memory of the host, which another process can map by their descriptors.
+        Whether its arenas are host memory, which another process can map by their descriptors.
     """
 
     device: str
@@ -66,25 +66,26 @@ _CUDA_PRELOAD = ("cudnn_actor.engines.cuda.engine", "cudnn_actor.engines.cuda.li
 def choose_engine(
     device: str, *, apart: bool = False, executable: str | os.PathLike[str] | None = None
 ) -> EngineChoice:
-    """The engine that `device` stands for: "cpu", "cuda:N" (N counts from 0), "cuda" for the first, "auto".
+    """The engine for `device`: "cpu", "cuda:N" (N counts from 0), "cuda" for the first GPU, or "auto".
 
-    "auto" is the first GPU that this process may use (`CUDA_VISIBLE_DEVICES` is respected) where one can be
-    used, else the CPU. Asks the driver, and makes no context; the first time that takes a moment.
+    "auto" is the first GPU that this process may use (`CUDA_VISIBLE_DEVICES` is respected) if one can be
+    used, else the CPU. Queries the driver without making a context; the first query takes a moment.
 
     Parameters
     ----------
     device
         As above.
     apart
-        Whether the engine is for another process. Then no CUDA library is loaded into this one: a child
-        process asks the driver, for which this blocks as `find_driver_apart` does.
+        Whether the engine is for another process. If so, no CUDA library is loaded into this one: a child
+        process queries the driver, and this call blocks as `find_driver_apart` does.
     executable
-        Path of the Python that runs processes of the engine; None for what `find_python` finds.
+        Path of the Python that runs the engine's processes; None for what `find_python` finds.
 
     Raises
     ------
     InvalidRequest
-        The device is none, or cannot be used here; it says why. Or there is no Python to ask the driver.
+        `device` is not a device name, or cannot be used here (the text says why), or there is no Python to
+        query the driver with.
     """
     check_device(device)
     text = str(device)
@@ -97,17 +98,17 @@ def choose_engine(
 
 
 class _Process(NamedTuple):
-    """Where an engine is to live: whether in another process, and which Python runs what it starts."""
+    """Where an engine is to run: whether in another process, and which Python runs what it starts."""
 
     apart: bool
     executable: str | None
 
 
 def check_device(device: str) -> None:
-    """Raise `InvalidRequest` for what is no device's name. Whether there is such a device is not asked."""
+    """Raise `InvalidRequest` unless `device` is a device name. Does not check whether the device exists."""
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,6})?", str(device)) is None:
         hint = did_you_mean(device, ("auto", "cpu", "cuda:0"))
-        if str(device).casefold().startswith("gpu"):  # which is spelt more like the CPU
+        if str(device).casefold().startswith("gpu"):  # "gpu" is closest to "cpu" in spelling
             hint = 'did you mean "cuda:0"? '
         raise _refused(device, "is not a device", f'{hint}use "auto", "cpu" or "cuda:0"')
 

@@ -1,4 +1,4 @@
-"""What no engine runs, whatever its library would make of it: graphs are checked here first."""
+"""Checks of graphs that every engine makes first: graphs rejected here are never passed to its library."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ KINDS: dict[type, str] = {
     ConvolutionBackwardData: "conv_bwd_data",
     ConvolutionBackwardFilter: "conv_bwd_filter",
 }
-"""What plan tags call the operations."""
+"""The operations' names in plan tags."""
 _BINARY = frozenset({PointwiseMode.ADD, PointwiseMode.MUL})
 _LARGEST_PRODUCT = {DType.INT8: 128 * 128, DType.UINT8: 255 * 255}
 _LARGEST_SUM = (1 << 31) - 1
 
 
 def kind_of(graph: OperationGraph) -> str:
-    """What plan tags call a graph: its first convolution's kind."""
+    """A graph's name in plan tags: the kind of its first convolution."""
     kinds = (KINDS[type(op)] for op in graph.in_order() if not isinstance(op, Pointwise))
     return next(kinds, "graph")
 
 
 def check_graph(graph: OperationGraph, engine: str) -> None:
-    """Raise `UnsupportedGraph` in the name of `engine` unless shapes and dtypes of all operations fit."""
+    """Raise `UnsupportedGraph`, naming `engine`, unless the shapes and dtypes of all operations fit."""
     try:
         for operation in graph.in_order():
             if isinstance(operation, Pointwise):
@@ -52,12 +52,12 @@ def check_graph(graph: OperationGraph, engine: str) -> None:
 
 
 def unsupported(graph: OperationGraph, engine: str, detail: str) -> UnsupportedGraph:
-    """The error that says that an engine does not run a graph, and how to see it do so."""
+    """The error for a graph that an engine does not run, with the token that reproduces it."""
     return UnsupportedGraph(engine=engine, digest=graph.digest(), detail=detail, reproduce=token(graph))
 
 
 class _Unfit(Exception):
-    """Raised when an operation cannot be run as it stands."""
+    """Raised when an operation cannot be run as given."""
 
 
 def _check_convolution(graph: OperationGraph, operation: Convolution) -> None:
@@ -78,7 +78,7 @@ def _check_convolution(graph: OperationGraph, operation: Convolution) -> None:
 
 
 def _check_pointwise(graph: OperationGraph, operation: Pointwise) -> None:
-    """The mode must take that many operands, and each must broadcast to the result."""
+    """The number of operands must be the mode's, and each must broadcast to the result."""
     wanted = 2 if operation.mode in _BINARY else 1
     if len(operation.operands) != wanted:
         raise _Unfit(f"{operation.mode} of {len(operation.operands)} operands, not {wanted}")
@@ -101,12 +101,12 @@ def _check_dims(operation: Convolution, tensors: dict[str, GraphTensor]) -> None
 
 
 def _check_integers(graph: OperationGraph, operation: Convolution, operands: list[GraphTensor]) -> None:
-    """Integers must be of 8 bits, alike, and few enough for their sum to fit into 32 bits."""
+    """Integer operands must be 8-bit and of one dtype, and their sum must fit into 32 bits."""
     dtype, other = (tensor.dtype for tensor in operands)
     if not isinstance(operation, ConvolutionForward):
         raise _Unfit(f"integer convolutions run forward only, not backward on {dtype}")
     if dtype is not other or dtype not in _LARGEST_PRODUCT:
-        raise _Unfit(f"a convolution of {dtype} with {other}; integers are int8 or uint8, both alike")
+        raise _Unfit(f"a convolution of {dtype} with {other}; integers must be both int8 or both uint8")
     longest = _LARGEST_SUM // _LARGEST_PRODUCT[dtype]
     length = math.prod(graph.tensor(operation.w).dims[1:])
     if length > longest:
@@ -114,5 +114,5 @@ def _check_integers(graph: OperationGraph, operation: Convolution, operands: lis
 
 
 def _floating(tensor: GraphTensor) -> bool:
-    # A tensor between operations is float64 whatever type the graph gives it.
+    # A tensor between operations counts as floating-point, whatever type the graph gives it.
     return tensor.dtype.is_floating or tensor.role is TensorRole.VIRTUAL

@@ -171,8 +171,8 @@ def test_a_cudnn_whose_parts_do_not_fit_is_found_and_never_run(tmp_path: Path) -
     machine.cudnn(status=5003)
     done = machine.run("-m", "cudnn_actor.cli", "doctor")
     assert done.returncode == 1
-    assert "cuDNN's libraries do not fit together" in done.stdout
-    assert "cudnnGraphVersionCheck says CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH" in done.stdout
+    assert "cuDNN's libraries do not match each other" in done.stdout
+    assert "cudnnGraphVersionCheck returned CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH" in done.stdout
     assert "LD_LIBRARY_PATH" in done.stdout
     _, found = doctor(machine)
     assert found["check"]["device"] == "cpu"

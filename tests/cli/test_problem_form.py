@@ -75,7 +75,7 @@ def test_a_token_is_a_problem_as_well() -> None:
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 bias=1", "bias=1: is neither yes nor no"),
         ("conv_fwd x=1x2x3x3 w=4x2x1x1 activation=zelu", "activation=zelu: must be one of identity, relu"),
         ("conv_bwd_data x=1x2x3x3 w=4x2x1x1 bias=yes", "bias: does not apply to conv_bwd_data"),
-        ("conv_fwd x=1x2x3x3 w=4x2x9x9", "spans 9 of only 3"),
+        ("conv_fwd x=1x2x3x3 w=4x2x9x9", "spans 9 inputs, but the padded input has 3"),
         ("eNqtz0sKwjAUheGtyB07EEFw", "is not an operation graph"),
     ],
 )

@@ -196,8 +196,8 @@ def test_gpus_are_remembered_for_the_environment_in_which_they_were_found(
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("abort();", "asking it ends the process with SIGABRT"),
-        ("_exit(7);", "asking it ends the process with status 7"),
+        ("abort();", "querying it ends the process with SIGABRT"),
+        ("_exit(7);", "querying it ends the process with status 7"),
         ("for (;;) pause();", "it does not answer within"),
     ],
 )

@@ -26,7 +26,7 @@ from .broken_machines import CLONE, PACKAGES, Machine, bare_machine, whole_machi
 
 DRIVER = Driver(
     found=True,
-    detail="serves CUDA up to 13.0",
+    detail="supports CUDA up to 13.0",
     version="580.65.06",
     cuda=13_000,
     gpus=(Gpu(name="Toy GPU", capability="9.0", memory_bytes=2**33),),
@@ -85,7 +85,7 @@ PREVENTING = {
         ("no GPU is visible to this process", "unset CUDA_VISIBLE_DEVICES"),
     ),
     "packages of CUDA 13 on a driver of CUDA 12": (
-        with_driver(cuda=12_080, detail="serves CUDA up to 12.8"),
+        with_driver(cuda=12_080, detail="supports CUDA up to 12.8"),
         ("the NVIDIA driver is too old for packages of CUDA 13", "[cuda12]"),
     ),
     "no CuPy": (with_packages(cupy_cuda13x=None), ("CuPy is not installed", "[cuda13]")),
@@ -113,7 +113,7 @@ PREVENTING = {
     ),
     "sub-libraries that refuse": (
         but(loading=Loading(version="9.28.0", failed={"cudnnCnnVersionCheck": "MISMATCH"})),
-        ("cuDNN's libraries do not fit together", "LD_LIBRARY_PATH"),
+        ("cuDNN's libraries do not match each other", "LD_LIBRARY_PATH"),
     ),
 }
 DOUBTFUL = {

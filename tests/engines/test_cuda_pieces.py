@@ -172,8 +172,8 @@ def _strided(channels: int, row: int, dtype: DType = DType.BFLOAT16) -> Operatio
 
 
 def test_rows_that_are_no_whole_vectors_apart_are_not_read_in_place() -> None:
-    assert "whole vectors" in (erratum(_strided(2, 251), "eng71") or "")
-    assert "whole vectors" in (erratum(_strided(4, 250), "eng71") or "")
+    assert "vector length" in (erratum(_strided(2, 251), "eng71") or "")
+    assert "vector length" in (erratum(_strided(4, 250), "eng71") or "")
     assert erratum(_strided(2, 252), "eng71") is None
     assert erratum(_strided(1, 251), "eng71") is None  # nothing is read together with its neighbour
     assert erratum(_strided(2, 251, DType.FLOAT32), "eng71") is None

@@ -129,9 +129,9 @@ def test_a_request_that_may_have_run_is_never_safe_to_send_again() -> None:
         (UnsupportedGraph(engine="cpu", digest="a", detail="b"), "docs/support.md"),
         (ContextLost(status="a", detail="b"), "upload again"),
         (OutcomeUnknown(request_id=1, cause="b", why="c"), "upload or compute it again"),
-        (QuarantinedRequest(request_id=1, digest="a", cause="b"), "change the problem"),
+        (QuarantinedRequest(request_id=1, digest="a", cause="b"), "change the request"),
         (MalformedMessage(detail="a"), "same release"),
-        (ExecutionFailed(status="a", detail="b", plan="c"), "no result"),
+        (ExecutionFailed(status="a", detail="b", plan="c"), "write them again"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -18,7 +18,7 @@ SPECLESS = BufferRef(slot=0, generation=1, spec=None, device="cpu")  # type: ign
 
 BAD: dict[str, tuple[Compute, str, str, str]] = {
     "groups that do not divide": (forward(conv=GROUPS_3), "groups", "3", "common divisor"),
-    "channels that do not match": (forward(w=ref((6, 3, 3, 3))), "w", "(6, 3, 3, 3)", "give it 4"),
+    "channels that do not match": (forward(w=ref((6, 3, 3, 3))), "w", "(6, 3, 3, 3)", "give w 4 channels"),
     "wrong output dims": (forward(y=ref((2, 6, 7, 8))), "y", "(2, 6, 7, 8)", "give it dims (2, 6, 8, 8)"),
     "wrong output batch": (forward(y=ref((1, 6, 8, 8))), "y", "(1, 6, 8, 8)", "give it dims (2, 6, 8, 8)"),
     "wrong output rank": (forward(y=ref((2, 6, 8))), "y", "(2, 6, 8)", "give it dims (2, 6, 8, 8)"),
@@ -62,7 +62,7 @@ BAD: dict[str, tuple[Compute, str, str, str]] = {
         "(2, 6, 9, 8)",
         "give it dims (2, 6, 8, 8)",
     ),
-    "data: wrong channels": (backward_data(dx=ref((2, 5, 8, 8))), "w", "(6, 4, 3, 3)", "give it 5"),
+    "data: wrong channels": (backward_data(dx=ref((2, 5, 8, 8))), "w", "(6, 4, 3, 3)", "give w 5 channels"),
     "data: groups": (backward_data(conv=GROUPS_3), "groups", "3", "common divisor"),
     "data: dtypes": (backward_data(w=ref((6, 4, 3, 3), "int8")), "w", "int8", "upload(array, dtype="),
     "data: an array": (
@@ -78,7 +78,12 @@ BAD: dict[str, tuple[Compute, str, str, str]] = {
         "(2, 6, 8, 7)",
         "give it dims (2, 6, 8, 8)",
     ),
-    "filter: wrong channels": (backward_filter(dw=ref((6, 2, 3, 3))), "w", "(6, 2, 3, 3)", "give it 4"),
+    "filter: wrong channels": (
+        backward_filter(dw=ref((6, 2, 3, 3))),
+        "w",
+        "(6, 2, 3, 3)",
+        "give w 4 channels",
+    ),
     "filter: rank": (backward_filter(x=ref((2, 4, 8))), "x", "(2, 4, 8)", "N, C, spatial"),
     "filter: dtypes": (
         backward_filter(dy=ref((2, 6, 8, 8), "float64")),

@@ -222,7 +222,7 @@ async def test_a_reference_of_another_service_is_foreign() -> None:
     async with spawn(device="cpu") as gpu, spawn(device="cpu") as other:
         mine, theirs = await gpu.upload(single(1)), await other.upload(single(2))
         for message in (Download(src=theirs), Free(buffer=theirs), Copy(src=theirs, dst=mine)):
-            with pytest.raises(StaleBufferError, match="another service gave it out") as caught:
+            with pytest.raises(StaleBufferError, match="another service created it") as caught:
                 await gpu.ask(message)
             assert caught.value.reason is StaleReason.FOREIGN
         assert (await gpu.download(mine)).item() == 1

@@ -206,7 +206,7 @@ async def test_a_view_that_is_told_is_refused(logs: list[dict[str, Any]]) -> Non
 async def test_what_is_no_live_buffer_has_no_view() -> None:
     async with spawn(device="cpu") as gpu, spawn(device="cpu") as other:
         ref = await gpu.upload(single(1))
-        with pytest.raises(StaleBufferError, match="another service gave it out"):
+        with pytest.raises(StaleBufferError, match="another service created it"):
             await other.view(ref)
         with pytest.raises(InvalidRequest, match=r"upload\(array\)"):
             await gpu.view(X)  # type: ignore[arg-type]

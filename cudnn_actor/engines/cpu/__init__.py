@@ -1,4 +1,4 @@
-"""The NumPy engine: the embedded default, and the oracle of the CUDA one."""
+"""The NumPy engine: the default without a GPU, and the reference for the CUDA engine."""
 
 from cudnn_actor.engines.cpu.engine import CpuEngine
 

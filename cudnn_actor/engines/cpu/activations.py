@@ -1,7 +1,7 @@
 """Pointwise functions in float64, stable for arguments of any size.
 
-Each reads its operands and writes `out`, which may be one of them. Formulas are those of
-`cudnn_actor.protocol.epilogue.Activation`, rearranged where they would overflow or cancel.
+Each reads its operands and writes `out`, which may be one of the operands. The formulas are those of
+`cudnn_actor.protocol.epilogue.Activation`, rearranged where they would overflow or lose digits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cudnn_actor.protocol.operations import PointwiseMode
 __all__ = ["BINARY", "UNARY", "Unary"]
 
 Unary = Callable[[Array, float, Array], None]
-"""Takes the argument, the activation's parameter (1 where it has none) and where to write."""
+"""Takes the argument, the activation's parameter (1 if it has none) and the output array."""
 
 
 def _relu(x: Array, _parameter: float, out: Array) -> None:

@@ -16,7 +16,7 @@ from cudnn_actor.protocol.tensor import TensorSpec
 __all__ = ["FIXED_SIZE", "Arenas", "is_whole"]
 
 FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""So sealed, an arena cannot be cut off under a mapping, which would end whoever touches that with SIGBUS."""
+"""Seals that stop an arena from being truncated, which would make accesses to its mappings raise SIGBUS."""
 
 
 class Arenas:
@@ -26,9 +26,9 @@ class Arenas:
         self._mapped: dict[int, mmap.mmap] = {}
 
     def create(self, arena: int, nbytes: int) -> int:
-        """Make and map an arena of `nbytes` zero bytes; its descriptor is the caller's.
+        """Create and map an arena of `nbytes` zero bytes. The caller owns the descriptor returned.
 
-        Raises `MemoryError` when the machine has no room for it, `OutOfDescriptors` when it has no file.
+        Raises `MemoryError` if the machine has no room for it, `OutOfDescriptors` if no descriptor is left.
         """
         try:
             return self._create(arena, nbytes)
@@ -52,37 +52,37 @@ class Arenas:
         return fd
 
     def map(self, arena: int, fd: int, nbytes: int) -> None:
-        """Map an arena by its descriptor, which stays the caller's."""
+        """Map an arena by its descriptor, which the caller keeps."""
         self._mapped[arena] = _map(fd, nbytes)
 
     def unmap(self, arena: int) -> None:
-        """Forget an arena. Raises `KeyError` when there is none of that number.
+        """Drop an arena. Raises `KeyError` if there is none with that number.
 
-        The mapping goes with the last array that was bound in it; closing it at once would pull the
-        memory away under arrays that somebody still holds.
+        The memory is unmapped with the last array bound in it. Unmapping it at once would break arrays that
+        are still held.
         """
         del self._mapped[arena]
 
     def bind(self, arena: int, offset: int, spec: TensorSpec) -> np.ndarray:
-        """The array that lies `offset` bytes into an arena. Raises `TypeError` when it would not fit in."""
+        """The array `offset` bytes into an arena. Raises `TypeError` if it does not fit."""
         dtype = spec.dtype.numpy
         strides = tuple(stride * dtype.itemsize for stride in spec.strides)
         return np.ndarray(spec.dims, dtype, buffer=self._mapped[arena], offset=offset, strides=strides)
 
     def clear(self) -> None:
-        """Forget every arena."""
+        """Drop every arena."""
         self._mapped.clear()
 
 
 def _map(fd: int, nbytes: int) -> mmap.mmap:
     if sys.version_info >= (3, 13):
         return mmap.mmap(fd, nbytes, trackfd=False)
-    # Before 3.13 mmap keeps a duplicate of the descriptor, and closes it when the mapping goes.
+    # Before 3.13, mmap keeps a duplicate of the descriptor, and closes it with the mapping.
     return mmap.mmap(fd, nbytes)
 
 
 def is_whole(fd: int, nbytes: int) -> bool:
-    """Whether a descriptor is of anonymous memory of so many bytes, or more, that nobody can cut off."""
+    """Whether a descriptor is of anonymous memory of at least `nbytes` that cannot be truncated."""
     try:
         sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
     except OSError:  # of another kind of file

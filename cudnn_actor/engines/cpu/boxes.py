@@ -1,4 +1,4 @@
-"""Boxes: the parts that a tensor is worked on in, so that scratch memory stays small."""
+"""Boxes: parts of a tensor that are processed one by one, so that scratch memory stays small."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def whole(dims: Dims) -> Box:
 
 
 def box_dims(box: Box) -> Dims:
-    """How far a box reaches in each dim."""
+    """A box's extent in each dim."""
     return tuple(part.stop - part.start for part in box)
 
 
@@ -39,7 +39,7 @@ def count_boxes(dims: Dims, tile: Dims) -> int:
 
 
 def largest_tile(dims: Dims, cost: Callable[[Dims], int], budget: int) -> Dims:
-    """The largest tile of `dims` that costs at most `budget`; the smallest there is where none does.
+    """The largest tile of `dims` that costs at most `budget`; if none does, the smallest possible tile.
 
     Images (axis 0) are split first, then the spatial dims from the first on. Channels (axis 1) stay
     together: every output needs all input channels of its group, so splitting them saves little.
@@ -53,7 +53,7 @@ def largest_tile(dims: Dims, cost: Callable[[Dims], int], budget: int) -> Dims:
 
 
 def _largest_extent(tile: list[int], axis: int, cost: Callable[[Dims], int], budget: int) -> int:
-    """By bisection: cost grows with every extent."""
+    """The largest extent of a tile's axis within the budget, by bisection: cost grows with the extent."""
     fits, too_much = 1, tile[axis] + 1
     while too_much - fits > 1:
         middle = (fits + too_much) // 2

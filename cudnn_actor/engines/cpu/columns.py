@@ -1,8 +1,8 @@
-"""im2col and back: between images and the columns that a matrix product takes.
+"""im2col and col2im: between images and the columns that a matrix product takes.
 
 Scratch arrays put channels before images, so that one group's columns are one matrix:
-(channels and taps) by (images and output pixels). Chellapilla, Puri, Simard, "High performance
-convolutional neural networks for document processing" (2006) is where the method comes from.
+(channels and taps) by (images and output pixels). The method is from Chellapilla, Puri, Simard,
+"High performance convolutional neural networks for document processing" (2006).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Gather:
         return footprint(columns, self._padded_dims(tile[0], reach))
 
     def bind(self, box: Box, memory: Scratch) -> tuple[Array, list[Step]]:
-        """Columns for a box of y, (groups, channels and taps, images and pixels), and how they are made."""
+        """Columns for a box of y, (groups, channels and taps, images and pixels), and steps to fill them."""
         geometry, tile = self._geometry, box_dims(box)
         columns = memory.take(self._columns_dims(tile))
         if geometry.single_tap:
@@ -65,7 +65,7 @@ class Gather:
     def _load_pixels(self, box: Box, columns: Array) -> Step:
         geometry = self._geometry
         strided = (
-            # Without a step of 1, a box that is all of x is recognised as such.
+            # None instead of a step of 1, so that a box that is all of x compares equal to `whole`.
             slice(start * stride, (stop - 1) * stride + 1, stride if stride > 1 else None)
             for (start, stop), stride in zip(spans(box), geometry.conv.stride, strict=True)
         )
@@ -73,7 +73,7 @@ class Gather:
         return load(self._x, geometry.x, (box[0], slice(0, geometry.x[1]), *strided), into)
 
     def _load_padded(self, images: slice, reach: list[Span], padded: Array) -> list[Step]:
-        """Fill a padded copy of the part of x that is seen."""
+        """Fill a padded copy of the part of x that the box depends on."""
         geometry = self._geometry
         overlaps = [geometry.overlap(span, axis) for axis, span in enumerate(reach)]
         inside = padded[:, :, *(o.within for o in overlaps)].swapaxes(0, 1)
@@ -86,7 +86,7 @@ class Gather:
         return steps
 
     def _patches(self, padded: Array, dims: Dims) -> Array:
-        """The columns as a view: (channels, taps, images, output pixels), many on the same element."""
+        """The columns as a view: (channels, taps, images, output pixels); entries share elements."""
         conv = self._geometry.conv
         channel, image, *pixel = padded.strides
         taps = (step * d for step, d in zip(pixel, conv.dilation, strict=True))
@@ -98,7 +98,7 @@ class Gather:
 class Scatter:
     """Sums columns of dx, one per output pixel, into a box of dx.
 
-    The outputs that touch a box also touch pixels around it; those sums go to a margin that nobody reads.
+    The outputs that touch a box also touch pixels around it; those sums go to a margin that is not read.
     """
 
     def __init__(self, geometry: ConvGeometry) -> None:
@@ -109,7 +109,7 @@ class Scatter:
         return [self._geometry.touching(span, axis) for axis, span in enumerate(self._padded_spans(box))]
 
     def most_outputs(self, tile: Dims) -> Dims:
-        """Outputs per spatial dim that a box of these dims can touch at most, wherever it lies."""
+        """The most outputs per spatial dim that touch a box of these dims, wherever it lies."""
         geometry = self._geometry
         return tuple(
             min(size, (extent + window - 2) // stride + 1)
@@ -133,7 +133,7 @@ class Scatter:
         return footprint((tile[1], tile[0], *extents))
 
     def bind(self, box: Box, columns: Array | None, memory: Scratch) -> tuple[Array, list[Step]]:
-        """The sums in a box of dx, and how they are made; zeros where there are no columns."""
+        """The sums in a box of dx, and the steps that compute them; zeros if there are no columns."""
         images, channels, *extents = box_dims(box)
         if columns is not None and self._geometry.pixelwise:
             return columns.reshape(channels, images, *extents).swapaxes(0, 1), []

@@ -1,4 +1,4 @@
-"""From an operation graph to a plan."""
+"""Compiles an operation graph into a plan."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from cudnn_actor.protocol.operations import (
 __all__ = ["compile_plan"]
 
 _TILE_BYTES = 16 << 20
-"""Scratch for one box. With ResNet shapes, times are flat from 8 to 32 MiB and rise on both sides."""
+"""Scratch for one box. With ResNet shapes, run times are flat from 8 to 32 MiB and rise on both sides."""
 
 
 def compile_plan(graph: OperationGraph, workspace_limit: int | None) -> CpuPlan:
     """Make a graph ready to run in at most `workspace_limit` bytes of workspace.
 
-    Raises `UnsupportedGraph` for what `support` rejects, and `OutOfMemory` when even the smallest tiling
-    needs more.
+    Raises `UnsupportedGraph` for graphs that `support` rejects, and `OutOfMemory` if even the smallest tiles
+    need more.
     """
     return _Compiler(graph).plan(workspace_limit)
 
@@ -49,12 +49,12 @@ class _Draft:
     results: set[int] = field(default_factory=set)
 
     def admits(self, operation: Operation, dims: Dims) -> bool:
-        """Whether an operation can run box by box together with those that are here."""
+        """Whether an operation can run box by box together with the stage's other operations."""
         if dims != self.dims:
             return False
         if isinstance(operation, Pointwise):
             return True
-        # A convolution sees beyond the box, so what it reads must be complete before the stage begins.
+        # A convolution reads beyond the box, so its inputs must be complete before the stage begins.
         return self.convolution is None and self.results.isdisjoint(operation.inputs)
 
     def add(self, operation: Operation) -> None:
@@ -101,7 +101,7 @@ class _Compiler:
         return f"cpu/{kind_of(self._graph)}/{self._graph.digest()[:8]}"
 
     def _cut(self) -> list[_Draft]:
-        """Operations in runs that can go box by box."""
+        """Group consecutive operations that can run box by box together."""
         drafts: list[_Draft] = []
         for operation in self._operations:
             dims = self._dims(operation.output)
@@ -111,7 +111,7 @@ class _Compiler:
         return drafts
 
     def _crossing(self) -> tuple[int, ...]:
-        """Virtual tensors that one stage writes and another reads: they need memory as a whole."""
+        """Virtual tensors that one stage writes and another reads. They need memory for the whole tensor."""
         home = {uid: draft for draft in self._drafts for uid in draft.results}
         crossing: dict[int, None] = {}
         for draft in self._drafts:

@@ -20,28 +20,28 @@ __all__ = ["BackwardData", "BackwardFilter", "Forward", "Kernel"]
 
 
 class Kernel(Protocol):
-    """A convolution made ready to be bound to scratch memory, box by box of its `grid`."""
+    """A convolution that is ready to be bound to scratch memory, box by box of its `grid`."""
 
     @property
     def grid(self) -> Dims:
-        """Dims of the tensor whose boxes are worked on one by one."""
+        """Dims of the tensor that is processed box by box."""
 
     @property
     def kept(self) -> Dims:
-        """Dims of the array that is kept from box to box."""
+        """Dims of the array that is kept from one box to the next."""
 
     @property
     def accumulates(self) -> bool:
         """Whether the result is complete only after the last box."""
 
     def footprint(self, tile: Dims) -> int:
-        """Bytes of scratch for a box of these dims, beside `kept`."""
+        """Bytes of scratch for a box of these dims, without `kept`."""
 
     def begin(self, kept: Array, /) -> list[Step]:
-        """What is done before the first box."""
+        """The steps before the first box."""
 
     def bind(self, box: Box, kept: Array, memory: Scratch) -> tuple[Array, list[Step]]:
-        """The result, a view of scratch memory in N, C, spatial order, and how it is made."""
+        """The result, a view of scratch memory in N, C, spatial order, and the steps that compute it."""
 
 
 class _Filtering:
@@ -82,7 +82,7 @@ class Forward(_Filtering):
 
 
 class BackwardData(_Filtering):
-    """dx = the columns that w transposed times dy makes, summed up; a box of dx at a time."""
+    """dx = the sum of the columns of (w transposed times dy), a box of dx at a time."""
 
     def __init__(self, geometry: ConvGeometry, dy: int, w: int) -> None:
         super().__init__(geometry, w)
@@ -91,7 +91,7 @@ class BackwardData(_Filtering):
         self._scatter = Scatter(geometry)
 
     def footprint(self, tile: Dims) -> int:
-        """Bytes for the part of dy that a box of dx sees, its columns, and their sums."""
+        """Bytes for the part of dy that a box of dx depends on, its columns, and their sums."""
         pixels = (tile[0], *self._scatter.most_outputs(tile))
         gradient, columns = (self._geometry.y[1], *pixels), self._columns_dims(math.prod(pixels))
         return footprint(gradient, columns) + self._scatter.footprint(tile)
@@ -119,7 +119,7 @@ class BackwardFilter:
 
     def __init__(self, geometry: ConvGeometry, x: int, dy: int) -> None:
         self.grid = geometry.y
-        # The sum so far, and the summand of one box.
+        # The sum so far, and one box's contribution.
         self.kept = (2, *geometry.filter_matrix)
         self._geometry = geometry
         self._dy = dy
@@ -130,11 +130,11 @@ class BackwardFilter:
         return self._gather.footprint(tile) + footprint(tile)
 
     def begin(self, _kept: Array) -> list[Step]:
-        """Nothing: the first box sets the sum, so there is nothing to clear."""
+        """No steps: the first box sets the sum, so it need not be cleared."""
         return []
 
     def bind(self, box: Box, kept: Array, memory: Scratch) -> tuple[Array, list[Step]]:
-        """All of dw, as far as it is summed up once this box is done."""
+        """All of dw, summed over the boxes up to this one."""
         columns, steps = self._gather.bind(box, memory)
         gradient, loading = _load_gradient(self._geometry, self._dy, box[0], spans(box), memory)
         steps += loading

@@ -1,4 +1,4 @@
-"""The Engine protocol on NumPy: every call computes before it returns."""
+"""The `Engine` protocol on NumPy: every call finishes its work before it returns."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["CpuEngine"]
 class CpuEngine:
     """Runs operation graphs with NumPy: float64 inside, rounded once to the dtype of the result.
 
-    `cudnn_actor.engines.base.Engine` says what each method promises. Bindings are `numpy.ndarray` views
-    of arenas. Nothing is asynchronous here, so there is never anything to fence.
+    `cudnn_actor.engines.base.Engine` documents each method. Bindings are `numpy.ndarray` views of arenas.
+    Nothing is asynchronous, so fences are not needed.
     """
 
     name = "cpu"
@@ -39,15 +39,15 @@ class CpuEngine:
         self._programs: WeakKeyDictionary[CpuPlan, Program] = WeakKeyDictionary()
 
     def open(self) -> None:
-        """Nothing to take: there is no handle, and the workspace grows with the plans."""
+        """Does nothing: there is no handle, and the workspace grows as plans need it."""
 
     def close(self) -> None:
-        """Give up arenas, workspace and bound plans. Safe to call twice."""
+        """Drop arenas, workspace and bound plans. Safe to call twice."""
         self._arenas.clear()
         self._drop_workspace()
 
     def create_arena(self, arena: int, nbytes: int) -> int:
-        """A new arena of zero bytes; its descriptor is the caller's. Raises `MemoryError`."""
+        """Create an arena of zeros. The caller owns the descriptor returned. Raises `MemoryError`."""
         return self._arenas.create(arena, nbytes)
 
     def map_arena(self, arena: int, fd: int, nbytes: int) -> None:
@@ -55,7 +55,7 @@ class CpuEngine:
         self._arenas.map(arena, fd, nbytes)
 
     def unmap_arena(self, arena: int) -> None:
-        """Forget an arena; its memory is unmapped as soon as no binding in it is left."""
+        """Drop an arena; its memory is unmapped as soon as no binding in it is left."""
         self._arenas.unmap(arena)
 
     def bind(self, arena: int, offset: int, spec: TensorSpec) -> np.ndarray:
@@ -63,20 +63,20 @@ class CpuEngine:
         return self._arenas.bind(arena, offset, spec)
 
     def builder(self, access: BuilderAccess | None) -> None:
-        """None: a plan takes well under a millisecond."""
+        """None: building a plan takes well under a millisecond."""
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CpuPlan:
-        """Plan a graph, and grow the workspace if it must. Raises `UnsupportedGraph`, `OutOfMemory`."""
+        """Build a plan, and grow the workspace if necessary. Raises `UnsupportedGraph`, `OutOfMemory`."""
         plan = compile_plan(graph, workspace_limit)
         self.prepare(plan)
         return plan
 
     def prepare(self, plan: Plan) -> None:
-        """Grow the workspace if it must. Raises `OutOfMemory`."""
+        """Grow the workspace if necessary. Raises `OutOfMemory`."""
         self._reserve(plan.workspace)
 
     def execute(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
-        """Compute at once. Raises `EngineFailure` when the buffers are not those that the graph describes."""
+        """Compute at once. Raises `EngineFailure` if the buffers do not match the graph."""
         if not isinstance(plan, CpuPlan):
             raise EngineFailure("FOREIGN_PLAN", f"{plan.tag} was built by another engine")
         if len(buffers) != plan.buffers or len(scalars) != plan.scalars:
@@ -102,10 +102,10 @@ class CpuEngine:
         return lambda: values
 
     def pin(self, _memory: memoryview) -> None:
-        """Nothing: this engine reads and writes all of the host's memory."""
+        """Does nothing: this engine accesses all host memory directly."""
 
     def unpin(self, _memory: memoryview) -> None:
-        """Nothing, as `pin`."""
+        """Does nothing, like `pin`."""
 
     def view(self, src: np.ndarray, owner: object) -> np.ndarray:
         """The binding itself, as an array whose base keeps `owner` alive."""
@@ -135,7 +135,7 @@ class CpuEngine:
         return program
 
     def _reserve(self, nbytes: int) -> None:
-        """Make the workspace large enough; plans are bound to the new one when they run next."""
+        """Make the workspace large enough. Plans are bound to the new one at their next run."""
         if nbytes <= self._workspace.nbytes:
             return
         self._drop_workspace()
@@ -145,6 +145,6 @@ class CpuEngine:
             raise OutOfMemory(requested=nbytes, in_use=0, limit=None) from error
 
     def _drop_workspace(self) -> None:
-        """Free the old workspace, and with it every program: they hold views of it."""
+        """Free the old workspace, and every program, because programs hold views of it."""
         self._programs.clear()
         self._workspace = aligned_bytes(0)

@@ -1,4 +1,4 @@
-"""Where a convolution's taps fall: shapes and index ranges, no numbers."""
+"""A convolution's geometry: shapes and index ranges, without values."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class ConvGeometry:
 
     @functools.cached_property
     def depth(self) -> int:
-        """How many products are summed up for one element of y."""
+        """How many products are summed for one element of y."""
         return math.prod(self.w[1:])
 
     @functools.cached_property
     def window(self) -> Dims:
-        """How far the dilated filter reaches, per spatial dim."""
+        """The extent of the dilated filter, per spatial dim."""
         return tuple(d * (t - 1) + 1 for d, t in zip(self.conv.dilation, self.taps, strict=True))
 
     @functools.cached_property
@@ -66,29 +66,29 @@ class ConvGeometry:
 
     @functools.cached_property
     def single_tap(self) -> bool:
-        """Whether each output sees one input pixel, and none of the padding."""
+        """Whether each output depends on one input pixel, and there is no padding."""
         return math.prod(self.taps) == 1 and not self.padded
 
     @functools.cached_property
     def pixelwise(self) -> bool:
-        """Whether y's pixels are x's pixels, each seen alone: no im2col needed in either direction."""
+        """Whether each pixel of y depends on the same pixel of x alone: no im2col in either direction."""
         return self.single_tap and set(self.conv.stride) == {1}
 
     def reach(self, outputs: Span, axis: int) -> Span:
-        """Padded inputs that a non-empty span of outputs sees."""
+        """The padded inputs that a non-empty span of outputs depends on."""
         start, stop = outputs
         stride = self.conv.stride[axis]
         return start * stride, (stop - 1) * stride + self.window[axis]
 
     def touching(self, inputs: Span, axis: int) -> Span:
-        """Outputs that see any of a span of padded inputs; stop <= start where there are none."""
+        """The outputs that depend on any of a span of padded inputs; stop <= start if there are none."""
         start, stop = inputs
         stride = self.conv.stride[axis]
         first = max(0, -(-(start - self.window[axis] + 1) // stride))
         return first, min(self.y[axis + 2], (stop - 1) // stride + 1)
 
     def overlap(self, span: Span, axis: int) -> Overlap:
-        """What of a span of padded inputs lies in x itself; empty slices where nothing does."""
+        """The part of a span of padded inputs that lies in x itself; empty slices if there is none."""
         pad, size = self.conv.pre_padding[axis], self.x[axis + 2]
         start = min(max(span[0] - pad, 0), size)
         stop = min(max(span[1] - pad, start), size)
@@ -96,7 +96,7 @@ class ConvGeometry:
         return Overlap(slice(offset, offset + stop - start), slice(start, stop))
 
     def offsets(self) -> Iterator[Dims]:
-        """Each tap's place in the window, the last spatial dim fastest."""
+        """Each tap's position in the window, the last spatial dim fastest."""
         return product(
             *(range(0, w, d) for w, d in zip(self.window, self.conv.dilation, strict=True)),
         )

@@ -1,4 +1,4 @@
-"""Arrays that keep something alive: a hold on the memory that they show."""
+"""Arrays that keep another object alive, such as the owner of their memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["keeping"]
 
 
 def keeping(array: np.ndarray, owner: object) -> np.ndarray:
-    """The same memory as another array, whose base keeps `owner` alive for as long as anything shows it."""
+    """A new array on the same memory; `owner` stays alive as long as the array or any view of it does."""
     return np.asarray(_Kept(array, owner)).view(array.dtype)
 
 
 class _Kept:
-    """What NumPy takes as the base of another array: an array, and what is to live as long."""
+    """The base of another array: keeps an array and its owner alive."""
 
     def __init__(self, array: np.ndarray, owner: object) -> None:
         self.__array_interface__ = array.view(f"u{array.itemsize}").__array_interface__

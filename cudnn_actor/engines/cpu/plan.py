@@ -1,7 +1,7 @@
-"""Plans: a graph cut into stages, each stage into boxes, ready to be bound to a workspace.
+"""Plans: a graph cut into stages, and each stage into boxes, ready to be bound to a workspace.
 
-Inside a stage every operation has a result of the same dims, so all of them run on one box before the
-next: what passes between them needs scratch for a box only, and is still in the cache.
+All results in a stage have the same dims, so all its operations run on one box before the next box.
+Intermediate values then need scratch memory for one box only, and are still in the cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cudnn_actor.engines.cpu.steps import Step, store
 __all__ = ["Convolved", "CpuPlan", "Mapped", "Program", "Stage", "Target"]
 
 _MOST_BOUND_BOXES = 256
-"""Plans of more boxes bind them anew in every run: their steps would take more memory than they save time."""
+"""Plans with more boxes bind them again in every run: keeping the steps would cost more than it saves."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Convolved:
-    """A stage's convolution: its kernel, its result's uid, and where that is stored if anywhere."""
+    """A stage's convolution: its kernel, its result's uid, and where the result is stored, if at all."""
 
     kernel: Kernel
     uid: int
@@ -45,7 +45,7 @@ class Convolved:
 
 @dataclass(frozen=True)
 class Mapped:
-    """One of a stage's pointwise operations, its result's uid, and where that is stored if anywhere."""
+    """One of a stage's pointwise operations, its result's uid, and where the result is stored, if at all."""
 
     operation: Elementwise
     uid: int
@@ -62,7 +62,7 @@ class Stage:
 
     @property
     def grid(self) -> Dims:
-        """Dims of what is cut into boxes: the results, or what is summed over to make them."""
+        """Dims of the tensor that is cut into boxes: the result, or the tensor that is summed over."""
         return self.dims if self.convolved is None else self.convolved.kernel.grid
 
     def kept_footprint(self) -> int:
@@ -80,7 +80,7 @@ class Stage:
         return kernel.footprint(tile) + (0 if kernel.accumulates else self._mapped_footprint(tile))
 
     def steps(self, tile: Dims, memory: Scratch) -> Iterator[Step]:
-        """Everything that a run does for this stage, in order."""
+        """The steps of a run of this stage, in order."""
         if self.convolved is None:
             for box in boxes(self.grid, tile):
                 yield from self._finish(box, {}, memory.fork())
@@ -98,7 +98,7 @@ class Stage:
             yield from self._finish(whole(self.dims), {self.convolved.uid: result}, memory)
 
     def _finish(self, box: Box, passed: dict[int, Array], memory: Scratch) -> Iterator[Step]:
-        """The pointwise operations on a box, and the stores."""
+        """The pointwise operations on a box, and the stores of results."""
         if self.convolved is not None:
             yield from self._store(self.convolved.target, passed[self.convolved.uid], box)
         for item in self.mapped:
@@ -116,15 +116,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Program:
-    """A plan bound to a workspace: its own intermediate arrays, and what to do in order."""
+    """A plan bound to a workspace: its intermediate arrays, and its steps in order."""
 
     intermediates: tuple[Array, ...]
     steps: Callable[[], Iterable[Step]]
 
     def run(self, buffers: Iterable[object], scalars: Iterable[float]) -> None:
-        """Compute. Raises `ValueError` when a buffer's dims are not the graph's."""
+        """Compute. Raises `ValueError` if a buffer's dims do not match the graph's."""
         values = (*self.intermediates, *buffers, *scalars)
-        # Overflow to infinity and NaN are results here, as they are on a GPU.
+        # Overflow to infinity, and NaN, are valid results, as on a GPU.
         with np.errstate(all="ignore"):
             for step in self.steps():
                 step(values)
@@ -132,21 +132,21 @@ class Program:
 
 @dataclass(frozen=True, eq=False)
 class CpuPlan:
-    """A graph made ready to run on the CPU; immutable.
+    """A graph that is ready to run on the CPU; immutable.
 
     Parameters
     ----------
     tag
-        `cpu/conv_fwd/1f2e3d4c`: the operation and the head of the graph's digest.
+        `cpu/conv_fwd/1f2e3d4c`: the operation and the first digits of the graph's digest.
     workspace
-        Bytes of scratch that a run needs. NumPy takes a few times a tile's results on top of that, for
-        as long as an activation is computed.
+        Bytes of scratch that a run needs. While an activation is computed, NumPy also takes a few times the
+        size of a tile's results.
     stages
         What to run, in order, each with the tile that its grid is cut into.
     intermediates
-        Dims of the tensors that pass from stage to stage.
+        Dims of the tensors that one stage writes and a later one reads.
     buffers, scalars
-        How many of each a run is given.
+        How many of each a run takes.
     """
 
     tag: str
@@ -162,7 +162,8 @@ class CpuPlan:
         memory = Scratch(workspace)
         intermediates = tuple(map(memory.take, self.intermediates))
         if sum(count_boxes(stage.grid, tile) for stage, tile in self.stages) > _MOST_BOUND_BOXES:
-            # Of the stages alone: a program that held its plan would keep it alive, since it is found by it.
+            # Refer to the stages only. The engine keeps programs in a dict with weak keys, the plans; a
+            # program that referred to its plan would keep it alive.
             return Program(intermediates, functools.partial(_steps, self.stages, memory))
         steps = tuple(_steps(self.stages, memory))
         return Program(intermediates, lambda: steps)

@@ -1,4 +1,4 @@
-"""Pointwise operations of a graph, a box at a time, in place where nobody needs the operand any more."""
+"""A graph's pointwise operations, one box at a time; in place where the operand is no longer needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Passed:
-    """An operand that an earlier operation left in scratch memory; `last` when nobody reads it after."""
+    """An operand that an earlier operation left in scratch memory; `last` if no later operation reads it."""
 
     uid: int
     last: bool
@@ -42,9 +42,9 @@ class Elementwise:
     mode, parameter
         As in the graph's `Pointwise`.
     operands
-        One or two, as the mode wants.
+        One or two, depending on the mode.
     dims
-        The result's.
+        The result's dims.
     """
 
     mode: PointwiseMode
@@ -58,7 +58,7 @@ class Elementwise:
         return footprint(*loads, *(() if any(map(self._reusable, self.operands)) else (tile,)))
 
     def bind(self, box: Box, passed: Mapping[int, Array], memory: Scratch) -> tuple[Array, list[Step]]:
-        """The result in a box, and how it is made."""
+        """The result in a box, and the steps that compute it."""
         steps: list[Step] = []
         arrays: list[Array] = []
         out: Array | None = None

@@ -1,7 +1,7 @@
-"""From float64, in which everything is computed, to what a buffer holds: rounded once.
+"""Rounds from float64, in which everything is computed, to a buffer's dtype: once.
 
-Whatever rounds here overflows to infinity silently: `numpy.errstate` is the caller's,
-because setting it costs as much as a small convolution.
+Overflow to infinity must be silent. The caller sets `numpy.errstate` for that, because
+setting it here each time would cost as much as a small convolution.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def rounding_to(dtype: np.dtype[np.generic]) -> Rounding:
-    """How float64 values become `dtype`.
+    """The function that rounds float64 values to `dtype`.
 
     Floats round to nearest, ties to even, and overflow to infinity. Integers round likewise and
     saturate; NaN becomes 0, as in CUDA's saturating conversions.
@@ -56,14 +56,14 @@ def _to_integer(least: float, largest: float) -> Rounding:
 
 
 def _to_bfloat16(dst: npt.NDArray[np.generic], values: Array) -> None:
-    """Round by way of float32 "to odd", so that the second rounding sees on which side of a tie we were.
+    """Round to float32 "to odd" first, so that the second rounding, to bfloat16, rounds ties correctly.
 
-    ml-dtypes converts float64 by way of the nearest float32: that rounds 1 + 2**-8 + 2**-40 down to 1.
+    ml-dtypes converts float64 through the nearest float32, which rounds 1 + 2**-8 + 2**-40 down to 1.
     S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums", IEEE Trans. Comput. 57 (2008).
     """
     nearest = values.astype(np.float32, order="C")
     bits = nearest.view(np.int32)
-    # +1 where the exact value is further from zero than the float32, -1 where nearer, 0 where exact or NaN.
+    # +1 if the exact value is further from zero than the float32, -1 if nearer, 0 if exact or NaN.
     outwards = _compare(values, nearest) * _compare(nearest, np.float32(0))
     bits += np.where(bits & 1, 0, outwards)
     dst[...] = nearest

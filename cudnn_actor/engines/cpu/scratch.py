@@ -15,7 +15,7 @@ Array = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
 
 _LINE = 64
-"""Arrays start on cache lines: matrix products are slower elsewhere."""
+"""Arrays start on cache lines, because matrix products of unaligned arrays are slower."""
 
 
 def footprint(*shapes: Dims) -> int:
@@ -31,18 +31,18 @@ def aligned_bytes(nbytes: int) -> Bytes:
 
 
 class Scratch:
-    """Hands out arrays from a buffer, one behind the other."""
+    """Allocates arrays from a buffer, one after the other."""
 
     def __init__(self, memory: Bytes, start: int = 0) -> None:
         self._memory = memory
         self._next = start
 
     def take(self, dims: Dims) -> Array:
-        """A C-contiguous float64 array of undefined values. Raises `TypeError` where the buffer ends."""
+        """A C-contiguous float64 array of undefined values. Raises `TypeError` if the buffer is too small."""
         array: Array = np.ndarray(dims, np.float64, buffer=self._memory, offset=self._next)
         self._next += footprint(dims)
         return array
 
     def fork(self) -> Scratch:
-        """What is left, for arrays that need not live as long as those taken so far."""
+        """A new allocator for the rest of the buffer, for arrays that are needed for a shorter time."""
         return Scratch(self._memory, self._next)

@@ -11,7 +11,7 @@ from cudnn_actor.engines.cpu.scratch import Array
 __all__ = ["erfc"]
 
 # Rational minimax approximations from W. J. Cody, "Rational Chebyshev approximations for the error
-# function", Math. Comp. 23 (1969), 631-637. Highest power first, as Horner's scheme wants them.
+# function", Math. Comp. 23 (1969), 631-637. Highest power first, for Horner's scheme.
 _SMALL_P = (
     1.85777706184603153e-1,
     3.16112374387056560e0,
@@ -87,7 +87,7 @@ def _near_zero(x: Array) -> Array:
 
 
 def _tail(x: Array, scaled: _Function) -> Array:
-    """exp(-x²) times `scaled`, with x² split so that the rounding of a large exponent does no harm."""
+    """exp(-x²) times `scaled`, with x² split so that rounding a large exponent costs no accuracy."""
     coarse = np.floor(x * 16) / 16
     rest = (x - coarse) * (x + coarse)
     return np.asarray(np.exp(-coarse * coarse) * np.exp(-rest) * scaled(x))

@@ -1,7 +1,7 @@
-"""Steps: what a plan does when it runs, one NumPy call each where that is possible.
+"""Steps: the actions of a plan's run, each a single NumPy call where possible.
 
-A step is a closure over arrays that do not change from run to run. What does change, the bound
-buffers and scalars, it finds by index in the values of the run.
+A step is a closure over arrays that stay the same from run to run. It finds the bound buffers and
+scalars, which change, by index in the values of the run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cudnn_actor.engines.cpu.scratch import Array
 __all__ = ["Step", "Values", "load", "store"]
 
 Values = Sequence[Any]
-"""Of one run: the plan's own intermediate arrays, the bound buffers, the scalars (plain floats)."""
+"""The values of one run: the plan's intermediate arrays, the bound buffers, the scalars (plain floats)."""
 
 Step = Callable[[Values], object]
 

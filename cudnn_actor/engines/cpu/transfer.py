@@ -1,4 +1,4 @@
-"""Values from and to the host: casts within a kind, and nothing that would change a value's meaning."""
+"""Copies values from and to the host; casts only within a kind, so that values keep their meaning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write(dst: np.ndarray, array: np.ndarray) -> None:
 def check_values(dims: tuple[int, ...], dtype: np.dtype[np.generic], array: np.ndarray) -> None:
     """Raise `InvalidRequest` on `data` unless `store` may put an array into a buffer of `dims` and `dtype`.
 
-    Refused are other dims, what is no number, floats into integers, and integers that do not fit.
+    Refused are other dims, values that are not real numbers, floats into integers, and integers out of range.
     """
     if array.shape != dims:
         problem = f"has other dims than the buffer, {dims}"
@@ -32,10 +32,10 @@ def check_values(dims: tuple[int, ...], dtype: np.dtype[np.generic], array: np.n
 
 
 def store(dst: np.ndarray, array: np.ndarray) -> None:
-    """Put values that have been checked into an array of the same dims.
+    """Store checked values into an array of the same dims.
 
-    Floats are rounded to nearest, overflowing to infinity; integers are kept exactly, or rounded to
-    nearest where `dst` holds floats.
+    Floats are rounded to nearest and overflow to infinity. Integers are kept exactly, or rounded to
+    nearest if `dst` has a floating-point dtype.
     """
     with np.errstate(all="ignore"):
         if array.dtype == np.float64:
@@ -54,15 +54,15 @@ def read(src: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:
 
 
 def check_target(dims: tuple[int, ...], dtype: np.dtype[np.generic], into: np.ndarray) -> None:
-    """Raise `EngineFailure` unless an array can receive a buffer of `dims` and `dtype` as it is.
+    """Raise `EngineFailure` unless an array can receive a buffer of `dims` and `dtype` unconverted.
 
-    A device that writes there on its own would not notice the array's end.
+    A device that writes to the array directly does not check its bounds.
     """
     flags = into.flags
     if (into.shape, into.dtype) != (dims, dtype) or not (flags.c_contiguous and flags.writeable):
         kind = f"{'' if flags.writeable else 'read-only, '}{'' if flags.c_contiguous else 'strided, '}"
         given, wanted = f"{kind}{into.dtype} {into.shape}", f"C-contiguous {dtype} {dims}"
-        raise EngineFailure("BAD_TARGET", f"values go into an array that is {wanted}, not {given}")
+        raise EngineFailure("BAD_TARGET", f"`into` must be {wanted}, not {given}")
 
 
 def fill(dst: np.ndarray, value: float) -> None:
@@ -71,10 +71,10 @@ def fill(dst: np.ndarray, value: float) -> None:
 
 
 def element(dtype: np.dtype[np.generic], value: float) -> np.ndarray:
-    """An array of the one element that stands for `value`, rounded to nearest where `dtype` is a float.
+    """An array with one element, `value`, rounded to nearest if `dtype` is floating-point.
 
-    Raises `InvalidRequest` on `value` where the dtype has nothing near it: NaN, fractions or numbers out
-    of range for integers, finite numbers that would become infinite for floats.
+    Raises `InvalidRequest` on `value` if the dtype cannot represent it: for integers NaN, fractions and
+    numbers out of range; for floats finite numbers that would become infinite.
     """
     one = np.empty(1, dtype)
     if dtype.kind in "iu":

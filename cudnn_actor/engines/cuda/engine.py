@@ -1,4 +1,4 @@
-"""The Engine protocol on cuDNN: one handle and one stream, on the thread that opens it."""
+"""The `Engine` protocol on cuDNN: one handle and one stream, used by the thread that opens it."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ from cudnn_actor.protocol.tensor import TensorSpec
 __all__ = ["CudaEngine"]
 
 _A_TRANSFER = 4
-"""Launches that a transfer counts for: some copies and kernels."""
+"""How many launches one transfer counts as: it makes a few copies and kernels."""
 _MOST_REPLAYS = 1024
-"""CUDA graphs that are kept: each holds some device memory."""
+"""CUDA graphs kept at most: each holds some device memory."""
 
 
 class CudaEngine:
     """Runs operation graphs with cuDNN on one GPU.
 
-    `cudnn_actor.engines.base.Engine` says what each method promises. Bindings are `Place`s. Nothing here is
-    done when its call returns, but what says so; what was enqueued runs in order on one stream.
+    `cudnn_actor.engines.base.Engine` documents each method. Bindings are `Place`s. Methods enqueue work and
+    return before it is done unless they say otherwise; enqueued work runs in order on one stream.
 
     Parameters
     ----------
     ordinal
-        The device's number, as CUDA counts those that it shows to this process.
+        The device's number, as CUDA counts the devices visible to this process.
     fast
-        Whether to launch plans past the frontend's own `execute` where that is possible.
+        Whether to launch plans without the frontend's own `execute` where that is possible.
     """
 
     name = "cuda"
@@ -65,18 +65,18 @@ class CudaEngine:
         self._arenas = Arenas(ordinal)
         self._handle: Any = None
         self.stream: Any = None
-        """The CuPy stream that all work runs on; None while it is not open."""
+        """The CuPy stream that all work runs on; None while the engine is not open."""
         self._launched = self._passed = 0
-        """Runs enqueued so far, and how many of them a fence has been seen behind."""
+        """Launches enqueued so far, and how many of them a passed fence has covered."""
         self._replays = 0
-        """CUDA graphs captured since all were dropped: no fewer than there are."""
+        """CUDA graphs captured since all were dropped: at least as many as exist now."""
         self._programs: weakref.WeakSet[Program] = weakref.WeakSet()
 
-    # Life.
+    # Lifecycle.
 
     @reported
     def open(self) -> None:
-        """Make the device current on this thread; take a handle and a stream. Blocks for 0.3 s."""
+        """Make the device current on this thread; create a handle and a stream. Blocks for 0.3 s."""
         cupy, _, cudnn, _ = libraries()
         cupy.cuda.Device(self._ordinal).use()
         mind_own_captures()
@@ -89,7 +89,7 @@ class CudaEngine:
         cudnn.set_stream(self._handle, self.stream.ptr)
 
     def close(self) -> None:
-        """Wait for the stream and give everything back. Safe to call twice, and after a sticky error."""
+        """Wait for the stream and release everything. Safe to call twice, and after a sticky error."""
         if self.stream is None:
             return
         stream, self.stream = self.stream, None
@@ -111,7 +111,7 @@ class CudaEngine:
         """Whether a call shows that the context is dead."""
         try:
             call()
-        except Exception as error:  # noqa: BLE001 - the end of a context that failed, whatever it says
+        except Exception as error:  # noqa: BLE001 - a dead context may raise anything
             return isinstance(translate(error), StickyError)
         return False
 
@@ -119,7 +119,10 @@ class CudaEngine:
 
     @reported
     def create_arena(self, arena: int, nbytes: int) -> int:
-        """Device memory behind a descriptor, which is the caller's. Raises `MemoryError`, `EngineFailure`."""
+        """Allocate device memory. Returns its descriptor, which the caller owns.
+
+        Raises `MemoryError`, `EngineFailure`.
+        """
         return self._arenas.create(arena, nbytes)
 
     @reported
@@ -128,16 +131,16 @@ class CudaEngine:
         self._arenas.map(arena, fd, nbytes)
 
     def unmap_arena(self, arena: int) -> None:
-        """Forget an arena; its memory is unmapped when no view of it lives. Raises `KeyError`."""
+        """Drop an arena; its memory is unmapped once no view of it exists. Raises `KeyError`."""
         self._arenas.unmap(arena)
 
     def bind(self, arena: int, offset: int, spec: TensorSpec) -> Place:
-        """The place of a buffer. Raises `TypeError` when it would not fit into the arena."""
+        """A buffer's place. Raises `TypeError` if the buffer does not fit into the arena."""
         return Place(self._arenas[arena], offset, spec)
 
     @reported
     def view(self, src: Place, owner: object) -> Any:
-        """A CuPy array on the buffer, of its own dtype; the memory stays mapped while it lives."""
+        """A CuPy array on the buffer, of its dtype; the memory stays mapped while the array exists."""
         user = _User(owner)
         src.mapping.keep_for(user)
         return src.array(src.spec.dtype.numpy, user)
@@ -145,7 +148,7 @@ class CudaEngine:
     # Plans.
 
     def builder(self, access: BuilderAccess | None) -> Builder:
-        """A builder for a second thread, which builds in the process that `access` leads to.
+        """A builder for a second thread; it builds in the process that `access` connects to, if given.
 
         cuDNN's frontend holds the interpreter's lock while it builds, for 0.3 s where a kernel is compiled.
         """
@@ -157,14 +160,17 @@ class CudaEngine:
 
     @reported
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:
-        """A plan, and room for its workspace. Raises `UnsupportedGraph`, `OutOfMemory`, `EngineFailure`."""
+        """Build a plan and allocate its workspace.
+
+        Raises `UnsupportedGraph`, `OutOfMemory`, `EngineFailure`.
+        """
         plan = compile_plan(graph, BuildContext(self._handle, self.stream), workspace_limit)
         self.prepare(plan)
         return plan
 
     @reported
     def prepare(self, plan: Plan) -> None:
-        """Take the workspace of a plan and bind it to this engine. Blocks when the workspace must grow.
+        """Allocate a plan's workspace and bind the plan to this engine. Blocks if the workspace must grow.
 
         Raises `OutOfMemory`, `EngineFailure`.
         """
@@ -195,7 +201,7 @@ class CudaEngine:
             program.forget_replays()
 
     def poison_workspace(self) -> None:
-        """Fill the workspace with NaN: for tests."""
+        """Fill the workspace with NaN. For tests."""
         self._workspace.poison(self.stream)
 
     # Work.
@@ -244,7 +250,7 @@ class CudaEngine:
 
     @reported
     def fetch(self, src: Place, into: np.ndarray | None = None) -> Callable[[], np.ndarray] | None:
-        """A download that is waited for by a later fence; None for one larger than the staging memory."""
+        """Enqueue a download that a later fence completes; None if the free staging memory is too small."""
         self._launched += _A_TRANSFER
         return self._transfer.fetch(src, into)
 
@@ -275,33 +281,36 @@ class CudaEngine:
 
     @reported
     def fence(self) -> Fence:
-        """An event behind all that was enqueued, and how many runs that are."""
+        """An event after all enqueued work, and the number of launches enqueued so far."""
         self._transfer.release()
         return self._fences.record(), self._launched
 
     def finished(self, fence: Fence) -> bool:
-        """Whether the device has come by; the fence is void then. Never blocks. Raises `StickyError`."""
+        """Whether the device has passed the fence, which must then not be used again. Never blocks.
+
+        Raises `StickyError`.
+        """
         event, launched = fence
         if not self._fences.passed(event):
             return False
         self._passed = launched
-        self._transfer.release()  # perhaps nothing follows: an idle engine holds nobody's array
+        self._transfer.release()  # no later call may come: an idle engine must not keep callers' arrays
         return True
 
     def probe(self) -> str | None:
-        """What is wrong with the context; None when it is healthy. Blocks for a moment."""
+        """What is wrong with the context; None if it is healthy. Blocks briefly."""
         try:
             status = libraries().runtime.streamQuery(self.stream.ptr)
             if status != NOT_READY:
                 check_status(status)
             self._workspace.touch(self._probe_stream)
-        except Exception as error:  # noqa: BLE001 - that is the answer
+        except Exception as error:  # noqa: BLE001 - the error is the answer
             return str(translate(error))
         return None
 
 
 class _User:
-    """Who a view lives for: keeps its owner, and is what the mapping waits for."""
+    """A view's hold on its owner. The memory stays mapped until this object is collected."""
 
     __slots__ = ("__weakref__", "owner")
 

@@ -1,4 +1,4 @@
-"""Plans built in a process of their own. Knows no device: any `Builder` that can be named can be moved."""
+"""Builds plans in a separate process. Independent of the device: works for any importable `Builder`."""
 
 from __future__ import annotations
 

@@ -1,30 +1,34 @@
-"""A builder whose builds hold up no thread of this process.
+"""A builder whose builds do not block the threads of this process.
 
-A library may hold the interpreter's lock for as long as a build takes: then no thread of the process runs, on
-whichever of them it was called. So another process builds, the service's builder process (`host`), and what
-comes back is restored here, which is short. Waiting for it is a poll, without the lock.
+A library may hold the interpreter's lock for a whole build, so that no other thread of the process can run.
+Therefore the service's builder process (`host`) builds, and the result is restored here, which is short. This
+process waits in a poll, without holding the lock.
 
-The first build connects to it, or the first tuning, or `expect_builds`: who only restores and exports, like
-a standby or a service whose plans are all kept on disk, never pays for the device memory that another process
-takes.
+The first build, the first tuning or `expect_builds` connects to the process. A builder that only restores and
+exports, as in a standby or in a service whose plans are all on disk, does not start one, and so does not pay
+for the device memory that a second process takes.
 
 =====================================  ==========================================================
-a build, or tuning                     waits for a process that is starting, and for what others
-                                       have asked of it before. A build in this process would stop
-                                       every thread of it, and a plan that kills its device context
-                                       being checked would take this one's with it
-a plan that does not travel            is built here, too: it is known to be built without harm
-a build whose process was stopped,     in another process, whatever `tries` says: no graph is to
-or that it had not begun               blame
-a graph in work when a process died    never here. In another process, at once, until `tries` have
-                                       died of it; or, with `tries` 1, when it is asked for again.
-                                       Then nowhere
-no process (4 deaths within 60 s,      here, from then on, with a line in the log
+case                                   where the plan is built
+=====================================  ==========================================================
+a build, or tuning                     in the builder process. Waits while the process starts, and
+                                       for earlier requests of others. In this process, a build
+                                       would block every thread, and a plan that kills its device
+                                       context during its check would destroy this process's
+a plan that cannot be exported or      again in this process: building it has proved harmless
+restored
+a build whose process was stopped or   in another process, and does not count towards `tries`: the
+killed for other reasons, or had not   graph is not to blame
+started the build
+a graph being built when a process     never in this process. In another process, at once, until
+died                                   `tries` processes have died of it; with `tries` 1, at the
+                                       next request for it. After that, nowhere
+no process (4 deaths within 60 s, or   in this process from then on; a warning is logged
 other library versions)
 =====================================  ==========================================================
 
-The process ends by itself when it has done its share (`renew_after`): a library may keep something for every
-graph that it has seen, which only the end of its process gives back. The next build is another process's.
+The process exits by itself after `renew_after` builds: a library may keep memory for every graph that it has
+seen, which is freed only when its process ends. Another process does the next build.
 """
 
 from __future__ import annotations
@@ -53,44 +57,45 @@ __all__ = ["DIED", "INTERRUPTED", "SILENT", "RemoteBuilder"]
 DIED = "BUILDER_DIED"
 """Status of the `EngineFailure` of a build whose process died."""
 SILENT = "BUILDER_SILENT"
-"""Status of the `EngineFailure` of a build that hung: its process was ended."""
+"""Status of the `EngineFailure` of a build that hung: its process was killed."""
 INTERRUPTED = "BUILDER_INTERRUPTED"
-"""Status of the `EngineFailure` of a build that was given up."""
+"""Status of the `EngineFailure` of a build that was interrupted."""
 
 _RENEW_AFTER = 500
 """Builds after which the process is replaced: cuDNN 9.19 keeps 0.3 MiB for each graph, on average."""
 _INTENSITY = RestartIntensity(max_restarts=3, period_s=60.0)
 _EXIT_WITHIN_S = 5.0
-"""From the end of a dying process's socket to its exit: the device's driver takes some 0.1 s between them."""
+"""How long a dying process may take from closing its socket to its exit; the driver takes about 0.1 s."""
 _SHOWN = 1000
 
 log = Log("cudnn_actor")
 
 
 class RemoteBuilder:
-    """`engines.base.Builder` on a builder process. One thread opens, uses and closes it; any interrupts it.
+    """`engines.base.Builder` on a builder process. One thread opens, uses and closes it; any can interrupt.
 
     Parameters
     ----------
     make
-        Import path of what makes the process's builder: "package.module:Name".
+        Import path of the callable that makes the process's builder: "package.module:Name".
     arguments
-        What that is called with.
+        The callable's arguments.
     local
-        A builder of the same kind for this process, not open yet, nobody else's: restores, and stands in.
+        A builder of the same kind for this process, not open yet and used by this object only. It restores
+        plans, and builds them when there is no process.
     access
-        The way to the process.
+        Connects to the process.
     start_within_s
-        How long the process may take to become ready, in seconds, once it has taken the connection; one that
-        takes longer is killed.
+        How long the process may take to become ready after it has accepted the connection, in seconds. If it
+        takes longer, it is killed.
     tries
-        How many processes one build may cost before it fails: more than one where a process knows what the
-        last one died of, and does otherwise.
+        How many processes may die of one build before it fails. Use more than 1 if a process knows what
+        killed its predecessor and avoids that.
     answer_within_s
-        How long the process may be silent over a build, or over a candidate that it tunes with, in seconds;
-        one that is silent for longer is killed, and the build fails: it is not tried again at once.
+        How long the process may send nothing during a build, or during one candidate of a tuning, in seconds.
+        If it is silent for longer, it is killed and the build fails; it is not tried again at once.
     renew_after
-        After how many builds, and candidates of tunings, the process is replaced.
+        The number of builds and tuning candidates after which the process is replaced.
     """
 
     def __init__(
@@ -111,23 +116,23 @@ class RemoteBuilder:
         self._tries = tries
         self._answer_within_s = answer_within_s
         self._start_within_s = start_within_s
-        # Plans may go on any thread, and their entries with them: that is one operation on a dict, as is
-        # each of ours, and the interpreter does not interrupt it.
+        # Plans may be collected on any thread, which removes their entries. That is a single operation on a
+        # dict, like each of ours, so it is atomic.
         self._kept: WeakKeyDictionary[Plan, bytes] = WeakKeyDictionary()
         self._killed: Counter[str] = Counter()
         """How many processes died of a graph, by its digest."""
         self._deaths: tuple[float, ...] = ()
         self._goes_elsewhere = False
         """Whether builds go to the process."""
-        # Guards what `interrupt` touches. A connection is closed only when it is no longer here, so that
-        # nobody shuts down a descriptor that has been closed, and may be another's by then.
+        # Guards the fields below. A connection is removed from here before it is closed, so that `interrupt`
+        # never shuts down a descriptor number that has been closed and reused.
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._interrupted = False
 
     @property
     def fingerprint(self) -> str:
-        """The local builder's. A process that says another is not used."""
+        """The local builder's. A process with a different one is not used."""
         return self._local.fingerprint
 
     def expect_builds(self) -> None:
@@ -142,9 +147,9 @@ class RemoteBuilder:
         self._goes_elsewhere = True
 
     def close(self) -> None:
-        """Let go of the process and close the local builder. Safe to call twice.
+        """Disconnect from the process and close the local builder. Safe to call twice.
 
-        No plan's bytes are lost by it: `export` works as before for plans from the process.
+        `export` still works for plans from the process.
         """
         self._goes_elsewhere = False
         try:
@@ -153,9 +158,9 @@ class RemoteBuilder:
             self._local.close()
 
     def interrupt(self) -> None:
-        """Give up: the build that is waited for fails, and so does every later one. Any thread.
+        """Make the current build and every later one fail. Any thread.
 
-        Does not block, and does not reach into a build in this process. Closing is still the owner's.
+        Does not block, and does not interrupt a build in this process. The owner must still call `close`.
         """
         with self._lock:
             self._interrupted = True
@@ -163,13 +168,13 @@ class RemoteBuilder:
                 self._connection.interrupt()
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Whether there is a process to build in, within `timeout_s` seconds. Blocks."""
+        """Wait up to `timeout_s` seconds for a process to build in; return whether there is one. Blocks."""
         return self._ready_connection(time.monotonic() + timeout_s) is not None
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
-        """As `Builder.build`. Blocks without the interpreter's lock, but for `restore`.
+        """As `Builder.build`. Blocks without holding the interpreter's lock, except in `restore`.
 
-        Raises `EngineFailure` `DIED` when the process dies of it, and `INTERRUPTED`.
+        Raises `EngineFailure` with status `DIED`, `SILENT` or `INTERRUPTED`, besides the builder's errors.
         """
         return self._plan(
             Build(graph, workspace_limit),
@@ -192,7 +197,7 @@ class RemoteBuilder:
         )
 
     def export(self, plan: Plan) -> bytes | None:
-        """As `Builder.export`; free for plans from the process, whose bytes are kept with them."""
+        """As `Builder.export`; costs nothing for plans from the process, whose bytes are kept."""
         data = self._kept.get(plan)
         return self._local.export(plan) if data is None else data
 
@@ -245,7 +250,7 @@ class RemoteBuilder:
             self._killed[digest] += 1
             status = SILENT if isinstance(loss, ProcessSilent) else DIED
             raise EngineFailure(status, self._note_death(loss, digest)) from loss
-        except BaseException:  # of `progress`: the process goes on with what nobody wants any more
+        except BaseException:  # raised by `progress`: the process would go on with work that is not wanted
             connection.kill(blameless=True)
             self._disconnect()
             raise
@@ -254,7 +259,7 @@ class RemoteBuilder:
         return answer
 
     def _restored(self, graph: OperationGraph, built: Built) -> Plan | None:
-        """The plan that came; None for one that does not travel. Raises `StickyError`."""
+        """The received plan; None if it could not be exported or restored. Raises `StickyError`."""
         if built.data is None:
             return None
         try:
@@ -270,9 +275,9 @@ class RemoteBuilder:
     # One process after the other.
 
     def _ready_connection(self, deadline: float | None) -> Connection | None:
-        """A connection that takes requests; None when there is none before the deadline, or will be none.
+        """A connection that takes requests; None if there is none by the deadline, or no process to be had.
 
-        Raises `EngineFailure` `INTERRUPTED`.
+        Raises `EngineFailure` with status `INTERRUPTED`.
         """
         self._refuse_interrupted()
         while self._goes_elsewhere:
@@ -290,12 +295,12 @@ class RemoteBuilder:
         return None
 
     def _is_ready(self, connection: Connection, deadline: float | None) -> bool:
-        """Whether the process takes requests; False where it does not before the deadline.
+        """Whether the process takes requests by the deadline.
 
-        Raises `ProcessLost`, also for one that takes too long.
+        Raises `ProcessLost`, also if it takes too long to start.
         """
 
-        def due() -> float:  # before it takes a connection it may have a build of another's
+        def due() -> float:  # before it accepts a connection, it may be busy with another client's build
             if connection.accepted is None:
                 return connection.made + self._start_within_s + self._answer_within_s
             return connection.accepted + self._start_within_s
@@ -307,7 +312,7 @@ class RemoteBuilder:
         return False
 
     def _fits(self, connection: Connection) -> bool:
-        """Whether plans of the process can be restored here; if not, it is not asked any more."""
+        """Whether plans of the process can be restored here; if not, stop using the process."""
         if connection.fingerprint == self.fingerprint:
             return True
         log.warning("builder.differs", here=self.fingerprint, there=connection.fingerprint, answer=_GIVEN_UP)
@@ -316,7 +321,7 @@ class RemoteBuilder:
         return False
 
     def _connected(self) -> Connection | None:
-        """A new connection; None when there is none to be had, which counts as a death."""
+        """A new connection; None if it cannot be made, which counts as a death of the process."""
         try:
             connection = Connection(self._access, self._opening)
         except OSError as error:
@@ -325,12 +330,12 @@ class RemoteBuilder:
             return None
         with self._lock:
             self._connection = connection
-            if self._interrupted:  # while it was being made, when there was nothing to shut down
+            if self._interrupted:  # while the connection was being made
                 connection.interrupt()
         return connection
 
     def _taken(self) -> Connection | None:
-        """The connection, which is nobody else's from here on."""
+        """Remove and return the connection, so that `interrupt` cannot touch it any more."""
         with self._lock:
             connection, self._connection = self._connection, None
         return connection
@@ -340,9 +345,9 @@ class RemoteBuilder:
             connection.close()
 
     def _note_death(self, loss: ProcessLost, digest: str = "") -> str:
-        """What a process died of, once it has; the next connection is made behind it."""
+        """Wait for a lost process to end, log why, and connect anew. Returns a description of the death."""
         connection = self._taken()
-        assert connection is not None, "what is lost was there"
+        assert connection is not None, "a lost connection must be the current one"
         if loss.why:
             connection.kill(blameless=not digest)
         ended = connection.has_ended(_EXIT_WITHIN_S)
@@ -353,7 +358,7 @@ class RemoteBuilder:
             return ""
         what = f"the builder process {pid} " if pid else "a builder process that did not start "
         what += f"was killed: {loss.why}" if loss.why else "has ended" if ended else "does not answer"
-        if pid:  # else its host has said why there is none
+        if pid:  # else the host has logged why there is no process
             log.warning("builder.died", pid=pid, why=what, graph=digest[:8], stderr=words)
         self._count_death()
         if self._goes_elsewhere:
@@ -374,25 +379,25 @@ class RemoteBuilder:
             self._deaths = deaths
 
     def _refuse_interrupted(self) -> None:
-        """Raise what a build ends in that was given up."""
+        """Raise `EngineFailure` if `interrupt` has been called."""
         if self._interrupted:
             self._disconnect()
-            raise EngineFailure(INTERRUPTED, "the build was given up; this builder can only be closed")
+            raise EngineFailure(INTERRUPTED, "the build was interrupted; this builder can only be closed")
 
 
 class _NoFault(Exception):
-    """Raised when a build is to be asked for again: it was not to blame for the end of its process."""
+    """Raised when a build must be requested again, because it did not cause the end of its process."""
 
 
-_GIVEN_UP = "plans are built in this process from here on, where a build may hold up every thread"
+_GIVEN_UP = "plans are built in this process from here on, where a build may block every thread"
 
 
 def _shortened(words: str) -> str:
-    """The first lines and the last: of a crash the former matter, of an exception the latter."""
+    """The start and the end of the text: a crash report starts with its cause, a traceback ends with it."""
     if len(words) <= _SHOWN:
         return words
     return f"{words[: _SHOWN // 2]} … {words[-_SHOWN // 2 :]}"
 
 
 def _unheard(done: int, of: int, what: str) -> None:
-    """Progress of a build: there is none."""
+    """Ignore progress: a build reports none."""

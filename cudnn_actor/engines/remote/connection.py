@@ -1,6 +1,6 @@
-"""A connection to a service's builder process: asked, listened to, given up.
+"""A client's connection to a service's builder process.
 
-The only wait is `_receive`: a poll on the socket, which lets other threads run.
+The only wait for messages is in `_receive`: a poll on the socket, during which other threads run.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _LAST_WORDS = 8 << 10
 
 
 class ProcessLost(Exception):
-    """Raised when the process has ended, or is not to be asked again.
+    """Raised when the process has ended, or must not be used any more.
 
-    Carries `why`; empty when it has ended by itself. `began` says whether the request was in work, or what
-    came in answer to it was no answer.
+    Carries `why` (empty if the process ended by itself) and `began`: whether work on the request had begun,
+    or the answer to it was invalid.
     """
 
     def __init__(self, why: str = "") -> None:
@@ -56,31 +56,31 @@ class ProcessLost(Exception):
 
 
 class ProcessLeft(ProcessLost):
-    """Raised when the process has done its share of builds, and has ended: another one takes over."""
+    """Raised when the process has exited after `renew_after` builds: another one takes over."""
 
 
 class ProcessSilent(ProcessLost):
-    """Raised when the process takes too long for its next word: it hangs, as far as anybody can tell."""
+    """Raised when the process sends nothing for too long: it is assumed to hang."""
 
 
 class ProcessStopped(ProcessLost):
-    """Raised when the process is stopped, by SIGSTOP or a debugger, which no graph is to blame for."""
+    """Raised when the process is stopped, by SIGSTOP or a debugger. No graph is to blame."""
 
 
 class Connection:
-    """One connection. Its maker must call `close`. All but `interrupt` is for one thread.
+    """One connection. Its maker must call `close`. Only `interrupt` may be called on other threads.
 
     Parameters
     ----------
     access
-        Makes it.
+        Makes the connection.
     opening
-        Which builder the process is to open, if it has not.
+        The builder that the process opens, if none is open yet.
 
     Raises
     ------
     OSError
-        There is no connection to be had.
+        The connection cannot be made.
     """
 
     def __init__(self, access: BuilderAccess, opening: Open) -> None:
@@ -88,31 +88,31 @@ class Connection:
         self._channel = Channel(self._socket, ANSWERS)
         self.made = time.monotonic()
         self.accepted: float | None = None
-        """When the process took it, in `time.monotonic()` seconds."""
+        """When the process accepted it or last reported to be busy, in `time.monotonic()` seconds."""
         self.pid = 0
-        """The process's id; 0 until then."""
+        """The process's id; 0 until it has accepted the connection."""
         self.fingerprint: str | None = None
-        """What its builder says; None until it is ready."""
+        """The fingerprint of its builder; None until it is ready."""
         self._pidfd = self._output = -1
         self._send(opening)
 
     @property
     def last_words(self) -> str:
-        """The last that the process printed, 8 KiB at most."""
+        """The end of what the process has printed, 8 KiB at most."""
         if self._output < 0:
             return ""
         start = max(0, os.fstat(self._output).st_size - _LAST_WORDS)
         return os.pread(self._output, _LAST_WORDS, start).decode(errors="replace").strip()
 
     def becomes_ready(self, until: Callable[[], float]) -> bool:
-        """Whether the process takes requests; waits `until` then (`time.monotonic()`) for one that starts.
+        """Whether the process takes requests; waits until the time `until()` while it starts.
 
-        Raises `ProcessLost`, also for one that has ended since its last answer.
+        Raises `ProcessLost`, also if the process has ended since its last answer.
         """
         if self.fingerprint is not None:
-            until = _at(0.0)  # nothing is to come from it: this only looks for its end
+            until = _at(0.0)  # it is ready and sends nothing now: only check whether it has ended
         while isinstance(said := self._receive(until), Busy):
-            self.accepted = time.monotonic()  # it gets on with what others have asked for
+            self.accepted = time.monotonic()  # it is busy with other clients' requests, and not hanging
         match said:
             case None:
                 return self.fingerprint is not None
@@ -120,16 +120,16 @@ class Connection:
                 self.fingerprint = fingerprint
                 return True
             case other:
-                raise ProcessLost(f"it said {type(other).__name__} and had not been asked")
+                raise ProcessLost(f"it sent {type(other).__name__} without a request")
 
     def ask(
         self, request: Request, progress: Callable[[int, int, str], None], within_s: float
     ) -> Built | Exception:
-        """The answer to a request, an error as a value. Blocks.
+        """Send a request and return the answer; an error is returned, not raised. Blocks.
 
-        Raises `ProcessSilent` when the process says nothing for `within_s` seconds (twice that while it may
-        have others' requests in work), else `ProcessLost`, and whatever `progress` raises: after any of them,
-        the connection must be closed.
+        Raises `ProcessSilent` if the process sends nothing for `within_s` seconds (twice that while it may be
+        working for other clients), `ProcessLost` if it is lost otherwise, and whatever `progress` raises.
+        After any of these, the connection must be closed.
         """
         self._send(request)
         began = False
@@ -152,17 +152,17 @@ class Connection:
             raise
 
     def interrupt(self) -> None:
-        """End the wait for an answer in `ProcessLost`, now or when it begins. Any thread, before `close`.
+        """Make a current or later wait for an answer raise `ProcessLost`. Any thread, before `close`.
 
-        Shutting the socket down wakes a poll and a send on it, and leaves the descriptor to its owner.
+        Shutting the socket down wakes a poll and a send on it, and leaves the descriptor open for its owner.
         """
         with contextlib.suppress(OSError):  # the process has gone
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def kill(self, *, blameless: bool) -> None:
-        """Kill the process; nothing happens before it has accepted the connection. Never blocks.
+        """Kill the process. Does nothing if it has not accepted the connection yet. Never blocks.
 
-        `blameless`: for no fault of what it may be building, which may be another's.
+        `blameless`: whether the graph that it may be building, for this or another client, is not the reason.
         """
         if blameless and self._output >= 0:
             mark_killed(self._output)
@@ -171,18 +171,21 @@ class Connection:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def has_ended(self, within_s: float) -> bool:
-        """Whether the process has; waits so long for it. Blocks. True for one that never took it."""
+        """Whether the process ends within `within_s` seconds. Blocks.
+
+        True if it never accepted the connection.
+        """
         if self._pidfd < 0:
             return True
         return bool(wait_for((self._pidfd,), within_s))
 
     def was_killed(self) -> bool:
-        """Whether somebody has killed the process for no fault of what it was building."""
+        """Whether the process was killed for a reason other than the graph that it was building."""
         return self._output >= 0 and is_marked_killed(self._output)
 
     def close(self) -> None:
-        """Let the process go: what it has in work for this, it finishes for others. Idempotent."""
-        self.interrupt()  # it sees the end, whoever has a copy of the socket: a fork of this process
+        """Close the connection. The process finishes its current build and keeps the plan. Idempotent."""
+        self.interrupt()  # the process sees the end even if a fork of this process has a copy of the socket
         self._channel.close()
         for descriptor in (self._pidfd, self._output):
             if descriptor >= 0:
@@ -190,12 +193,12 @@ class Connection:
         self._pidfd = self._output = -1
 
     def _send(self, frame: Open | Request) -> None:
-        """Send; the end of a process that takes no more shows in what it answers."""
+        """Send a frame. If the process has ended, `_receive` notices."""
         self._channel.send(frame)
         self._channel.send_all()
 
     def _receive(self, until: Callable[[], float]) -> Answer | None:
-        """The next word; None when there is none `until` then. Blocks. Raises `ProcessLost`."""
+        """The next message; None if there is none by the time `until()`. Blocks. Raises `ProcessLost`."""
         while (answer := self._next()) is None:
             left = max(0.0, until() - time.monotonic())
             wait_for((self._channel.fileno(),), min(left, LOOK_EVERY_S))
@@ -225,7 +228,7 @@ class Connection:
                 else:
                     return answer
         except (BadFrame, OSError) as error:
-            raise ProcessLost(f"it sent what is not a frame: {error}") from error
+            raise ProcessLost(f"it sent an invalid frame: {error}") from error
         return None
 
     def _take_accepted(self, accepted: Accepted) -> None:
@@ -235,15 +238,15 @@ class Connection:
 
 
 def _at(moment: float) -> Callable[[], float]:
-    """A moment that stays as it is."""
+    """A deadline that does not change."""
     return lambda: moment
 
 
 def _meant(answer: Answer | None, within_s: float) -> Built | Exception:
-    """A result, or an error as a value. Raises `ProcessLost` for what is neither, or nothing."""
+    """The result, or the error as a value. Raises `ProcessLost` for None and for any other message."""
     match answer:
         case None:
-            raise ProcessSilent(f"it said nothing for {within_s:g} s")
+            raise ProcessSilent(f"it sent nothing for {within_s:g} s")
         case Built():
             return answer
         case Refused(record):

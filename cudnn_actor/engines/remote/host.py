@@ -1,20 +1,20 @@
-"""A service's builder process as the service sees it: started when it is wanted, and replaced when it dies.
+"""Starts a service's builder process when a client connects, and replaces it when it dies.
 
-It belongs to the service, not to an incarnation of its actor: a build that is in work when a worker dies goes
-on, and the next worker finds its plan. What it builds and for whom it does not learn here: connections go
-past (`queue`).
+The process belongs to the service, not to an incarnation of its actor: a build that is running when a worker
+dies goes on, and the next worker gets the plan. The host does not see what is built or for whom, because
+connections go directly to the process (`queue`).
 
-What is shared: the queue's two ends, and `_closing`, which is set once, by `close` or by a thread that ends
-of an error. The process is the thread's own. The lock guards the thread's start against `close`. Whether
-somebody waits is seen at the receiving end, which a process that works empties at once; the thread looks at
-the process while it does not:
+Threads share the queue's two ends and `_closing`, which is set once, by `close` or by the host's thread when
+it fails. Only the host's thread uses the process. The lock orders the thread's start and `close`. The queue's
+receiving end is readable while a connection waits. A working process accepts connections at once; while one
+is left waiting, the thread watches the process:
 
 ==============================================  =====================================================
-a process is stopped while somebody waits       it is killed
-a connection is not taken for a minute          the process is killed: it hangs in a build that nobody
-                                                waits for any more, or in its start
-four processes in a row have taken none, or     those that wait are refused: they build without it
-no process can be had
+the process is stopped while a client waits     it is killed
+a connection is not accepted for a minute       the process is killed: it hangs in its start, or in a
+                                                build whose client has gone
+four processes in a row have accepted none,     the waiting connections are closed: their clients
+or no process can be started                    build without the process
 ==============================================  =====================================================
 """
 
@@ -43,7 +43,7 @@ from cudnn_actor.processes.waiting import wait_for
 __all__ = ["SERVING", "BuilderHost"]
 
 SERVING = "cudnn_actor.engines.remote.serving"
-"""The module that a builder process runs; whoever says what a forkserver imports says this too."""
+"""The module that a builder process runs. It must be among the modules that the forkserver preloads."""
 _LOOK_EVERY_S = 0.05
 _LONGEST_S = 60.0
 _MOST_IN_VAIN = 4
@@ -53,16 +53,16 @@ log = Log("cudnn_actor")
 
 
 class BuilderHost:
-    """Keeps one builder process for as long as somebody wants one. `engines.base.BuilderAccess`. Any thread.
+    """Runs one builder process while clients need one. Implements `engines.base.BuilderAccess`. Any thread.
 
     Nothing is started before `connect` or `start`. Its maker must call `close`.
 
     Parameters
     ----------
     preload
-        Modules that the forkserver has imported: the process is forked from it. See `Launcher`.
+        Modules that the forkserver imports before it forks the process. See `Launcher`.
     executable
-        Path of the Python that the forkserver is run by; None for what `find_python` finds.
+        Path of the Python that runs the forkserver; None for what `find_python` finds.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class BuilderHost:
         self._preload = preload
         self._executable = None if executable is None else os.fspath(executable)
         self.journal = str(Path(tempfile.gettempdir()) / f"cudnn-actor-{uuid.uuid4().hex}.journal")
-        """Path of the file in which builder processes note what they try."""
+        """Path of the file in which builder processes record the plans that they check."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._queue: BuilderQueue | None = None
@@ -81,28 +81,28 @@ class BuilderHost:
         self._thread: threading.Thread | None = None
         self._child: Child | None = None
         self._killed: Child | None = None
-        """The one that has been killed, until it has ended."""
+        """The process that has been killed, until it has ended."""
         self._output: int | None = None
         """The file that the process prints to."""
         self._in_vain = 0
-        """Processes in a row that ended before they had taken a connection."""
+        """Processes in a row that ended without accepting the waiting connections."""
         self._untaken_since: float | None = None
         forks.watch(self)
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None while there is none."""
+        """The process's id; None while there is no process."""
         child = self._child
         return None if child is None else child.pid
 
     def start(self) -> BuilderQueue:
-        """Have connections answered from here on; where to send them. Never blocks. Idempotent.
+        """Start serving connections; returns the queue to send them to. Never blocks. Idempotent.
 
-        Raises `OSError`: this is closed, or there is no descriptor or thread to be had.
+        Raises `OSError` if this is closed, or no descriptor is left or no thread can be started.
         """
         with self._lock:
             if self._closing.is_set():
-                raise OSError("the builder process of a service that has ended")
+                raise OSError("the service has ended, and its builder process with it")
             if self._queue is None:
                 self._queue = self._started()
             return self._queue
@@ -139,7 +139,7 @@ class BuilderHost:
         return self.start().connect()
 
     def close(self) -> None:
-        """Kill the process, and refuse everybody from here on. Blocks until it has ended. Idempotent."""
+        """Kill the process and refuse connections from now on. Blocks until it has ended. Idempotent."""
         with self._lock:
             self._closing.set()
             thread, self._thread = self._thread, None
@@ -155,9 +155,9 @@ class BuilderHost:
         Path(self.journal).unlink(missing_ok=True)
 
     def forget_parent(self) -> None:
-        """In a forked child: the process is the parent's, and so is the thread."""
+        """In a forked child: drop the process and the thread, which belong to the parent."""
         self._lock = threading.Lock()
-        self._closing = threading.Event()  # the other's lock may have been held
+        self._closing = threading.Event()  # a new one: the old one's lock may have been held at the fork
         self._closing.set()
         self._thread, self._queue, self._child = None, None, None
         waiting, self._waiting = self._waiting, None
@@ -186,19 +186,19 @@ class BuilderHost:
                     wait_for((wake_event, *_pidfd_of(child)), _LOOK_EVERY_S)
         except Exception:
             log.exception("builder.host_failed")
-            self._closing.set()  # nobody connects any more, and nobody waits for ever
+            self._closing.set()  # refuses new connections; waiting ones must not wait forever
             self._refuse(waiting)
         finally:
             self._end()
 
     def _look_at(self, child: Child) -> None:
-        """Kill a process, once, that does not take the connection which waits, where it is to blame."""
+        """Kill a process, once, that is stopped or has not accepted the waiting connection for too long."""
         now = time.monotonic()
         self._untaken_since = since = self._untaken_since or now
         if child is not self._killed and (is_stopped(child.pid) or now - since > _LONGEST_S):
             self._killed = child
             log.warning("builder.killed", pid=child.pid, why="it is stopped or hangs, and a build waits")
-            assert self._output is not None, "a process has one"
+            assert self._output is not None, "a running process has an output file"
             mark_killed(self._output)
             child.signal(signal.SIGKILL)
 
@@ -228,7 +228,7 @@ class BuilderHost:
         return child
 
     def _refuse(self, waiting: socket.socket) -> None:
-        """Close every connection that waits: whoever made it sees its end."""
+        """Close every waiting connection; its client sees that it is closed."""
         self._in_vain = 0
         with contextlib.suppress(EOFError):
             while (connection := take_connection(waiting)) is not None:

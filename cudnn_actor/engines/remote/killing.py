@@ -1,7 +1,7 @@
-"""Who has killed a builder process, written where it prints: so that no graph is blamed for such a death.
+"""Marks a builder process as killed on purpose, in its output file, so that no graph is blamed for its death.
 
-A process may be killed because it is stopped, or because it does not answer one of those that it works for.
-The others see only its end. Whoever kills it for anything but their own request writes a line first.
+A process may be killed because it is stopped, or because it does not answer one of its clients. The other
+clients see only that it has ended. So a killer whose reason is not its own request writes a line first.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _LOOKED_AT = 8 << 10
 
 def mark_killed(output: int) -> None:
     """Write the line to the file that the process prints to."""
-    with contextlib.suppress(OSError):  # no room: then the graph gets the blame once
+    with contextlib.suppress(OSError):  # no room for the line: the graph is then blamed, once
         os.pwrite(output, _MARK, os.fstat(output).st_size)
 
 
 def is_marked_killed(output: int) -> bool:
-    """Whether the line is among the last that the file has."""
+    """Whether the line is in the last 8 KiB of the file."""
     end = os.fstat(output).st_size
     return _MARK in os.pread(output, _LOOKED_AT, max(0, end - _LOOKED_AT))

@@ -1,12 +1,12 @@
-"""What a builder process and those that it builds for say to each other (`processes.frames` has the bytes).
+"""The messages between a builder process and its clients (`processes.frames` encodes them).
 
-====================  =================================================================================
-the process is sent   `Open` once on each connection, then one `Build` or `Tune` after the other
-it sends              `Accepted` once, with two descriptors: its pidfd, and the file that it prints to;
-                      `Ready` once; for each request `Began`, any number of `Progress`, and one of `Built`,
-                      `Refused` and `Failed`; `Busy` and `Logged` at any time; `Leaving` before it ends by
-                      itself
-====================  =================================================================================
+=====================  =================================================================================
+a client sends         `Open` once on each connection, then one `Build` or `Tune` after the other
+the process sends      `Accepted` once, with two descriptors: its pidfd, and the file that it prints to;
+                       `Ready` once; for each request `Began`, any number of `Progress`, and one of
+                       `Built`, `Refused` and `Failed` (only `Built` if it has the plan already); `Busy`
+                       and `Logged` at any time; `Leaving` before it exits by itself
+=====================  =================================================================================
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class Open(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Which builder to open: the first connection's is opened, and the others want the same.
+    """Asks the process to open a builder. The first `Open` counts; a connection with another one is closed.
 
     Parameters
     ----------
     make
-        Import path of what makes it: "package.module:Name".
+        Import path of the callable that makes the builder: "package.module:Name".
     arguments
-        What that is called with.
+        The callable's arguments.
     renew_after
-        After how many builds, and candidates of tunings, the process is to end and leave the rest to another.
+        The number of builds and tuning candidates after which the process exits; another takes over.
     """
 
     make: str
@@ -89,15 +89,15 @@ class Ready(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class Began(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
-    """The request is in work: it has waited for others before."""
+    """Work on the request has begun; until now it waited for other clients' requests."""
 
 
 class Busy(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
-    """The process gets on with what another has asked for: a tuning, which may take minutes."""
+    """The process is working on another client's tuning, which may take minutes, and makes progress."""
 
 
 class Progress(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
-    """What tuning is about to try."""
+    """The candidate that tuning is about to try."""
 
     done: int
     of: int
@@ -105,13 +105,13 @@ class Progress(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class Built(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
-    """A plan as exported; None for one that cannot be."""
+    """The exported plan; None if it cannot be exported."""
 
     data: bytes | None
 
 
 class Refused(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
-    """An error that callers know."""
+    """A `CudnnActorError`, which is passed on to the caller."""
 
     error: ErrorRecord
 
@@ -131,13 +131,13 @@ class Logged(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class Leaving(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
-    """The process has done its share, and ends. What it has been asked for and has not begun is not lost."""
+    """The process exits after `renew_after` builds. Its successor takes requests that have not begun."""
 
 
 Request = Build | Tune
 Answer = Accepted | Ready | Busy | Began | Progress | Built | Refused | Failed | Logged | Leaving
 
 REQUESTS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Open | Request)
-"""Decodes what a builder process is sent."""
+"""Decodes what clients send."""
 ANSWERS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
-"""Decodes what it sends."""
+"""Decodes what a builder process sends."""

@@ -1,9 +1,8 @@
-"""The queue that connections to a service's builder process wait in.
+"""The queue of connections that a service's builder process has yet to accept.
 
-It is a socket pair that lives as long as the service. Whoever wants plans built makes a pair of its own and
-sends one end of it through the queue; the builder process of then takes it out. So a connection can be made
-before there is a process, a process that dies leaves those that it has not taken to its successor, and nobody
-needs to be told of either.
+It is a socket pair that exists as long as the service. A client makes a socket pair of its own and sends one
+end through the queue; the current builder process receives it. So a client can connect before a process has
+started, and when a process dies, its successor accepts the connections that are left. Clients need not know.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class BuilderQueue:
     end
         The socket, owned from here on.
     journal
-        Path of the file in which builder processes note what they try.
+        Path of the file in which builder processes record the plans that they check.
     """
 
     def __init__(self, end: socket.socket, journal: str) -> None:
@@ -40,13 +39,13 @@ class BuilderQueue:
         forks.watch(self)
 
     def fileno(self) -> int:
-        """The descriptor, for a worker to be given a copy of; -1 when closed."""
+        """The descriptor, of which a worker gets a copy; -1 if closed."""
         return self._end.fileno()
 
     def connect(self) -> socket.socket:
         """A connection to the builder process, which may not have been started yet. Never blocks.
 
-        Raises `OSError`: there is no descriptor to be had, the queue is full, or closed.
+        Raises `OSError` if no descriptor is left, or the queue is full or closed.
         """
         ours, theirs = channel_pair()
         with theirs:
@@ -59,19 +58,19 @@ class BuilderQueue:
         return ours
 
     def close(self) -> None:
-        """Close this copy of the end. Idempotent."""
+        """Close this copy of the sending end. Idempotent."""
         self._end.close()
 
     def forget_parent(self) -> None:
-        """In a forked child: the service is the parent's."""
+        """In a forked child: close its copy, because the service belongs to the parent."""
         self.close()
 
 
 def take_connection(queue: socket.socket) -> socket.socket | None:
-    """The next connection out of the receiving end, which does not block; None where none waits.
+    """The next connection from the receiving end, which does not block; None if there is none.
 
-    Raises `EOFError` when nobody is left to make one. One for which this process has no descriptor is
-    dropped: whoever made it sees its end.
+    Raises `EOFError` when no sender is left. If this process has no descriptor left for a connection, the
+    connection is dropped, and its client sees that it is closed.
     """
     while True:
         try:
@@ -81,7 +80,7 @@ def take_connection(queue: socket.socket) -> socket.socket | None:
         if not data:
             raise EOFError
         descriptors = [one for one in descriptors_in(ancillary, flags) if one != LOST]
-        for descriptor in descriptors[1:]:  # of no sender of ours
+        for descriptor in descriptors[1:]:  # our clients send only one
             os.close(descriptor)
         if descriptors:
             with contextlib.suppress(OSError):

@@ -1,17 +1,17 @@
-"""What a builder process does: it opens a builder, and builds for all that connect, one request at a time.
+"""The builder process: opens a builder, and builds for every client that connects, one request at a time.
 
-It is forked from a forkserver (`host`), with the receiving end of the queue that connections come from, the
-file that it prints to, and the pidfd of the process that it works for. Requests are done in the order in
-which they are read, one of each connection at a time.
+It is forked from a forkserver (`host`). It gets the receiving end of the queue of connections, the file that
+it prints to, and the pidfd of its parent, the service's process. It serves requests in the order in which it
+reads them.
 
-A request that is in work is finished whatever becomes of who wanted it, which may be a worker that has been
-killed. Where it has gone, the plan is kept until somebody else wants it, so that the next worker finds what
-its predecessor has waited for. A tuning that nobody waits for is given up at its next candidate.
+A build that has begun is finished even if its client has gone, for example a worker that was killed. The plan
+is then kept until another client requests it, so that the next worker gets the plan that its predecessor
+requested. A tuning whose client has gone is abandoned at its next candidate.
 
-How it ends: the kernel kills it when the process that it works for closes its lifeline or dies
-(`processes.lifeline`), also in the middle of a library that holds the interpreter's lock. Between two
-requests it watches that process's pidfd too. Signals for the whole process group or service (Ctrl-C, the TERM
-of an init system) are that process's to answer.
+How it ends: the kernel kills it when its parent closes its lifeline or dies (`processes.lifeline`), even
+while a library holds the interpreter's lock. Between two requests it also watches the parent's pidfd. It
+ignores SIGINT and SIGTERM, which Ctrl-C and init systems send to a whole process group or service: the parent
+handles them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _MOST_UNCLAIMED = 16
 
 
 def main(descriptors: Sequence[int]) -> None:
-    """Serve until the process that this one works for has gone, or the share of builds is done."""
+    """Serve until the parent has gone or `renew_after` builds are done."""
     queue, output, parent = descriptors
     call_this_process(NAME)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -74,7 +74,7 @@ def main(descriptors: Sequence[int]) -> None:
 
 
 def _print_to(output: int) -> None:
-    """Have everything that this process prints go to a file, at its end; and read from nowhere."""
+    """Redirect stdout and stderr to the end of a file, and stdin to /dev/null."""
     fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
     nowhere = os.open(os.devnull, os.O_RDONLY)
     for ours, standard in ((nowhere, 0), (output, 1), (output, 2)):
@@ -83,20 +83,20 @@ def _print_to(output: int) -> None:
 
 
 class _UnwantedError(Exception):
-    """Raised out of a tuning that nobody waits for any more."""
+    """Raised inside a tuning to abandon it, because its client has gone."""
 
 
 class _Server:
-    """One thread's.
+    """Serves the clients. Used by one thread only.
 
     Parameters
     ----------
     queue
-        The receiving end of connections, which does not block.
+        The receiving end of the queue of connections; non-blocking.
     output
         The file that this process prints to.
     parent
-        Pidfd of the process that it works for.
+        Pidfd of the parent, the service's process.
     """
 
     def __init__(self, queue: socket.socket, output: int, parent: int) -> None:
@@ -107,7 +107,7 @@ class _Server:
         self._peers: dict[int, Channel] = {}
         self._requests: deque[tuple[Channel, Open | Request]] = deque()
         self._unclaimed: OrderedDict[str, Built] = OrderedDict()
-        """Plans that were built for those who have gone, by what was asked for."""
+        """Plans that were built for clients that have gone, by `_key` of the request."""
         self._opened: Open | None = None
         self._builder: Builder | None = None
         self._at_work_for: Channel | None = None
@@ -117,7 +117,7 @@ class _Server:
         self._poll.register(parent, select.POLLIN)
 
     def serve(self) -> None:
-        """See the module's docstring. Raises `EOFError` when nobody is left to serve."""
+        """See the module's docstring. Raises `EOFError` when the parent has gone."""
         divert_lines(self._log)
         while not self._has_done_its_share:
             self._look(None)
@@ -134,7 +134,7 @@ class _Server:
         return self._opened is not None and self._asked >= self._opened.renew_after
 
     def _look(self, timeout_ms: float | None) -> None:
-        """Take in what has come: connections, requests, ends. Blocks for so long, None for ever."""
+        """Read connections, requests and hang-ups. Blocks up to `timeout_ms`; None: until there is one."""
         for fd, _ in self._poll.poll(timeout_ms):
             if fd == self._parent:
                 raise EOFError
@@ -165,11 +165,11 @@ class _Server:
     def _do(self, peer: Channel, request: Open | Request) -> None:
         if isinstance(request, Open):
             self._open(peer, request)
-        elif self._builder is not None and not peer.ended:  # else whoever asked has gone
+        elif self._builder is not None and not peer.ended:  # else the client has gone
             self._answer(peer, request, self._builder)
 
     def _open(self, peer: Channel, request: Open) -> None:
-        """Open the builder for the first who is there. What goes wrong is printed, and ends the process."""
+        """Open the builder on the first request. An exception is printed and ends the process."""
         if self._builder is None:
             self._at_work_for = peer
             builder = _made(request)
@@ -188,7 +188,7 @@ class _Server:
         if unclaimed is not None:
             self._say(peer, unclaimed)
             return
-        os.ftruncate(self._output, 0)  # what is printed from here on is of this request
+        os.ftruncate(self._output, 0)  # what is printed from here on belongs to this request
         self._at_work_for = peer
         self._asked += 1
         self._say(peer, Began())
@@ -210,7 +210,7 @@ class _Server:
             return Failed(kind, error.status, error.detail)
         except MemoryError as error:
             return Failed("memory", "OUT_OF_MEMORY", str(error))
-        except Exception as error:  # noqa: BLE001 - whoever asked is told, as if it had built it itself
+        except Exception as error:  # noqa: BLE001 - the client gets the error, as if it had built the plan
             return Failed("failure", type(error).__name__, str(error))
 
     def _exported(self, peer: Channel, request: Request, builder: Builder) -> bytes | None:
@@ -232,22 +232,22 @@ class _Server:
             return builder.export(plan)
         except StickyError:
             raise
-        except EngineFailure:  # a plan that cannot leave this process: whoever asked makes its own
+        except EngineFailure:  # the plan cannot be exported: the client builds its own
             return None
 
     def _say(self, peer: Channel, answer: Answer) -> None:
-        """Tell a peer. Blocks while it has no room; what one that has gone would be told is dropped."""
+        """Send to a peer. Blocks while its socket is full; drops the message if the peer has gone."""
         if peer.fileno() < 0:
             return
         peer.send(answer)
         peer.send_all()
 
     def _has_gone(self, peer: Channel) -> bool:
-        """Whether nobody is at the other end."""
+        """Whether the peer has closed its end."""
         if peer.ended:
             return True
         end = select.poll()
-        end.register(peer.fileno(), 0)  # an end is told of whatever is wanted
+        end.register(peer.fileno(), 0)  # poll reports a hang-up whatever events are requested
         return bool(end.poll(0))
 
     def _log(self, line: Line) -> None:
@@ -262,5 +262,5 @@ def _made(request: Open) -> Builder:
 
 
 def _key(request: Request) -> str:
-    """What stands for a request, whoever asks."""
+    """Identifies equal requests, whichever client sends them."""
     return f"{type(request).__name__} {request.graph.digest()} {request.workspace_limit}"

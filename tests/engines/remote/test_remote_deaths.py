@@ -83,7 +83,7 @@ def test_a_build_that_hangs_ends_with_its_process_and_the_next_has_a_new_one(
 ) -> None:
     builder = new_builder(tries=2, answer_within_s=0.5)
     first = ready(builder, stage)  # told nothing of the build, it waits at it
-    with pytest.raises(EngineFailure, match="said nothing for") as caught:
+    with pytest.raises(EngineFailure, match="sent nothing for") as caught:
         build(builder)
     assert caught.value.status == "BUILDER_SILENT"
     wait_for_exit(first.at("build"))

@@ -1,7 +1,7 @@
 """Arenas: device memory behind file descriptors, so that it can outlive the process that made it.
 
-The driver's virtual memory calls, because only they give memory that a
-process without a CUDA context can keep by a plain descriptor.
+Uses the driver's virtual memory management, because only that provides memory
+that a process without a CUDA context can keep alive by a plain descriptor.
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html
 """
 
@@ -32,7 +32,7 @@ class Arenas:
         self._mapped: dict[int, Mapping] = {}
 
     def create(self, arena: int, nbytes: int) -> int:
-        """Take and map `nbytes`, rounded up to the device's granularity; the descriptor is the caller's.
+        """Allocate and map `nbytes`, rounded up to the device's granularity; the caller owns the descriptor.
 
         Raises `MemoryError`, `EngineFailure`.
         """
@@ -44,14 +44,14 @@ class Arenas:
             try:
                 self._mapped[arena] = Mapping(memory, self._rounded(nbytes), self._ordinal)
             except BaseException:
-                os.close(fd)  # it is nobody's, and would keep the memory
+                os.close(fd)  # the caller never gets it, and it would keep the memory
                 raise
         finally:
             driver.cuMemRelease(memory)  # the descriptor and the mapping keep it
         return fd
 
     def map(self, arena: int, fd: int, nbytes: int) -> None:
-        """Map an arena by its descriptor, which stays the caller's. Raises `EngineFailure`."""
+        """Map an arena by its descriptor, which the caller keeps. Raises `EngineFailure`."""
         driver = libraries().driver
         kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         memory = check(driver.cuMemImportFromShareableHandle(fd, kind))
@@ -61,11 +61,11 @@ class Arenas:
             driver.cuMemRelease(memory)
 
     def unmap(self, arena: int) -> None:
-        """Forget an arena. Raises `KeyError`. It stays mapped for as long as a view of it lives."""
+        """Drop an arena. Raises `KeyError`. It stays mapped while a view of it exists."""
         self._mapped.pop(arena).drop()
 
     def clear(self) -> None:
-        """Forget every arena."""
+        """Drop every arena."""
         while self._mapped:
             self._mapped.popitem()[1].drop()
 
@@ -90,17 +90,17 @@ class Arenas:
 
 
 class Mapping:
-    """Device memory at an address of this process, for as long as somebody uses it.
+    """Device memory mapped into this process, with a count of its users.
 
-    Its users are the engine and every view that was given away. A view ends on whatever thread drops it,
-    the collector's included, so the count has a lock of its own, and unmapping is the one CUDA call that is
-    made there: it needs no context, and nothing can be running in the memory any more.
+    The users are the engine and every view that was handed out. A view may be destroyed on any thread, also
+    during garbage collection, so the count has its own lock. Unmapping is the only CUDA call made on such a
+    thread: it needs no context, and no work can be using the memory any more.
     """
 
     def __init__(self, memory: Any, nbytes: int, ordinal: int) -> None:
         driver = libraries().driver
         self.nbytes = nbytes
-        self._lock = threading.RLock()  # re-entrant: the collector may run while it is held
+        self._lock = threading.RLock()  # re-entrant: garbage collection may run while it is held
         self._users = 1
         self._address = check(driver.cuMemAddressReserve(nbytes, 0, 0, 0))
         try:
@@ -116,14 +116,14 @@ class Mapping:
         self.pointer = int(self._address)
 
     def keep_for(self, user: object) -> None:
-        """Stay mapped until `user` has gone."""
+        """Stay mapped until `user` is collected."""
         with self._lock:
             self._users += 1
-        # The process takes its mappings with it; a forked child has none, and no CUDA to undo them with.
+        # At exit, the system removes the mappings. A forked child has none, and cannot use CUDA.
         forks.finalize(user, self.drop).atexit = False
 
     def drop(self) -> None:
-        """One user less; the last one unmaps."""
+        """Remove one user; unmap after the last one."""
         with self._lock:
             self._users -= 1
             if self._users:

@@ -1,10 +1,11 @@
-"""Other libraries' arrays on the GPU, taken in where they lie: CuPy's own, DLPack, the CUDA array interface.
+"""Wraps other libraries' arrays on the GPU without copying: CuPy's, DLPack, the CUDA array interface.
 
-Who waits for whom: an array is full once the stream of its maker has got there. Both protocols order a
-consumer's stream behind that one: with DLPack the producer makes the stream that the consumer names wait;
-with the interface the producer names its own, and the consumer waits for it. The stream named here is one
-that does nothing else, so nothing of the caller's is ever held up by it, and the host waits for nothing: an
-event behind the wait travels with the array, and the engine's stream waits for that before it reads.
+Synchronisation: an array has its values once its producer's stream has reached that point. Both protocols
+make a consumer's stream wait for that: with DLPack, the producer makes the stream that the consumer names
+wait; with the CUDA array interface, the producer names its stream and the consumer waits for it. The
+consumer's stream here is used for nothing else, so no work of the caller is delayed, and the host never
+waits. An event recorded on it after the wait goes with the array, and the engine's stream waits for that
+event before it reads.
 https://dmlc.github.io/dlpack/latest/python_spec.html
 https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
 """
@@ -23,21 +24,20 @@ from cudnn_actor.protocol.errors import ContextLost, CudnnActorError, ExecutionF
 __all__ = ["DeviceArray", "adopt"]
 
 _REFUSALS = (TypeError, ValueError, RuntimeError, BufferError, AttributeError)
-"""What libraries raise where they cannot hand an array out, and CuPy where it cannot take it."""
+"""What libraries raise if they cannot export an array, and CuPy if it cannot import one."""
 _of_thread = threading.local()
 
 
 def adopt(array: object, ordinal: int) -> DeviceArray:
-    """Take an array on GPU `ordinal` for `Engine.write`, on the thread whose current stream fills it.
+    """Wrap an array on GPU `ordinal` for `Engine.write`. Call it on the thread whose current stream fills it.
 
-    The memory is neither copied nor read here; whoever fills it may not do so again until the copy has
-    run. Does not wait for the device.
+    The memory is neither copied nor read here, and must not be changed until the copy has run. Does not wait
+    for the device.
 
     Raises
     ------
     InvalidRequest
-        It lies on another GPU, its elements are of no type that tensors have, or its library does not hand
-        it out.
+        The array is on another GPU, tensors cannot have its dtype, or its library does not export it.
     ContextLost
         The device context of this process has died.
     ExecutionFailed
@@ -50,7 +50,7 @@ def adopt(array: object, ordinal: int) -> DeviceArray:
             taken, ready = _take_in(array, ordinal)
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise _failed(error) from error
-    except InvalidRequest:  # a ValueError too
+    except InvalidRequest:  # it is a ValueError too, so it must not reach the next clause
         raise
     except _REFUSALS as error:
         raise _refused(array, error) from error
@@ -65,9 +65,9 @@ def adopt(array: object, ordinal: int) -> DeviceArray:
 
 
 def _take_in(array: Any, ordinal: int) -> tuple[Any, Any]:
-    """The array as CuPy's, and an event behind all that fills it. `ordinal` is the current device."""
+    """A CuPy array on the memory, and an event after the work that fills it. `ordinal` is current."""
     cupy = libraries().cupy
-    if isinstance(array, cupy.ndarray):  # which belongs to this thread's current stream, by CuPy's rule
+    if isinstance(array, cupy.ndarray):  # by CuPy's convention, it belongs to this thread's current stream
         return array, _event_on(cupy.cuda.get_current_stream())
     waiting = _waiting_stream(ordinal)
     if hasattr(array, "__dlpack__"):
@@ -79,7 +79,7 @@ def _take_in(array: Any, ordinal: int) -> tuple[Any, Any]:
 
 
 def _by_interface(array: Any, waiting: Any) -> Any:
-    """By `__cuda_array_interface__`. CuPy would have the host wait for the stream that is named in it."""
+    """Import by `__cuda_array_interface__`. CuPy's own import would make the host wait for its stream."""
     cupy = libraries().cupy
     interface = dict(array.__cuda_array_interface__)
     stream = interface.get("stream")
@@ -91,7 +91,7 @@ def _by_interface(array: Any, waiting: Any) -> Any:
 
 
 class _Interface:
-    """A CUDA array interface without its stream, which has been waited for; keeps the array alive."""
+    """A CUDA array interface without its stream, which is waited for separately; keeps the array alive."""
 
     def __init__(self, interface: dict[str, Any], array: object) -> None:
         self.__cuda_array_interface__ = interface
@@ -99,9 +99,9 @@ class _Interface:
 
 
 def _waiting_stream(ordinal: int) -> Any:
-    """This thread's stream on a GPU, the current device, for waiting alone. One per thread and GPU.
+    """This thread's stream on a GPU, the current device, used only for waits. One per thread and GPU.
 
-    One for all threads would make an array of one thread wait for what fills another's.
+    With one stream for all threads, one thread's array would wait for the work that fills another's.
     """
     cupy = libraries().cupy
     streams: dict[int, Any] = _of_thread.__dict__.setdefault("streams", {})
@@ -118,7 +118,7 @@ def _event_on(stream: Any) -> Any:
 
 
 def _require_device(array: Any, ordinal: int) -> None:
-    """Raise `InvalidRequest` for an array on another GPU, before any stream of this one hears of it."""
+    """Raise `InvalidRequest` for an array on another GPU, before it is used with a stream of this one."""
     found = _device_of(array)
     if found != ordinal:
         raise InvalidRequest(
@@ -150,7 +150,7 @@ def _dtype(taken: Any) -> DType:
 
 
 def _failed(error: Any) -> CudnnActorError:
-    """What an error of the CUDA runtime means to who asked."""
+    """The caller's error for an error of the CUDA runtime."""
     status, _, detail = str(error).partition(": ")
     if error.status in STICKY:
         return ContextLost(status=status, detail=detail)
@@ -162,7 +162,7 @@ def _refused(array: Any, error: Exception) -> InvalidRequest:
     if getattr(array, "requires_grad", False):
         fix = "pass x.detach()"
     elif str(getattr(array, "dtype", "")).endswith("bfloat16"):
-        fix = "install a CuPy that takes bfloat16 by DLPack, or pass it from the host"
+        fix = "install a CuPy that supports bfloat16 in DLPack, or pass it from the host"
     return InvalidRequest(
-        field="array", value=Words(type(array).__name__), problem=f"cannot be taken in: {error}", fix=fix
+        field="array", value=Words(type(array).__name__), problem=f"cannot be imported: {error}", fix=fix
     )

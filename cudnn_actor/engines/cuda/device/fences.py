@@ -1,4 +1,4 @@
-"""Events from a pool: marks in the stream that can be asked whether the device has passed them."""
+"""Fences: pooled CUDA events that mark a point in a stream and tell whether the device has passed it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Fences"]
 
 
 class Fences:
-    """The events of one stream. Making one costs more than recording one, so they are used again.
+    """The events of one stream. Making an event costs more than recording one, so events are reused.
 
     Parameters
     ----------
@@ -25,13 +25,13 @@ class Fences:
         self._query = libraries().runtime.eventQuery
 
     def record(self) -> Any:
-        """A mark behind all that the stream has been given."""
+        """A fence after all work enqueued on the stream so far."""
         event = self._free.pop() if self._free else libraries().cupy.cuda.Event(disable_timing=True)
         event.record(self._stream)
         return event
 
     def passed(self, event: Any) -> bool:
-        """Whether the device has come by a mark, which is void then. Never blocks.
+        """Whether the device has passed a fence, which must then not be used again. Never blocks.
 
         Raises `StickyError`, `EngineFailure`.
         """
@@ -44,6 +44,6 @@ class Fences:
         return True
 
     def outlast(self, event: Any) -> None:
-        """Wait for a mark, which is void then. Blocks. Raises `StickyError`, `EngineFailure`."""
+        """Wait for a fence, which must then not be used again. Raises `StickyError`, `EngineFailure`."""
         event.synchronize()
         self._free.append(event)

@@ -1,4 +1,4 @@
-"""Pinned host memory between NumPy arrays and the device: a ring, used again as the device gets on."""
+"""Staging memory between NumPy arrays and the device: a ring of pinned host memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALIGNMENT = 256
 
 
 class Piece:
-    """Some bytes of the ring: `bytes` for NumPy, `pointer` for the device."""
+    """A part of the ring: `bytes` for NumPy, `pointer` for the device."""
 
     __slots__ = ("bytes", "end", "fence", "in_use", "pointer")
 
@@ -25,23 +25,23 @@ class Piece:
         self.pointer = pointer
         self.end = end
         self.fence: Any = None
-        """Behind the copy that uses it."""
+        """The fence after the copy that uses the piece."""
         self.in_use = True
-        """Whether the host still has to read it."""
+        """Whether the host still uses the piece."""
 
 
 class StagingRing:
-    """A ring of pinned bytes, handed out in order and given back in order.
+    """A ring of pinned bytes, allocated and freed in order.
 
-    A piece is free again when its copy has passed its fence and the host has read what it wants of it; one
-    that is not holds up those behind it. One thread's own. The memory is taken at the first use.
+    A piece is free again once its fence has passed and the host no longer uses it. Until then, the pieces
+    allocated after it are not freed either. Used by one thread only. The memory is allocated at first use.
 
     Parameters
     ----------
     nbytes
         The ring's size.
     fences
-        Of the stream that copies.
+        The fences of the stream that copies.
     """
 
     def __init__(self, nbytes: int, fences: Fences) -> None:
@@ -53,7 +53,7 @@ class StagingRing:
         self._next = 0
 
     def take(self, nbytes: int) -> Piece | None:
-        """`nbytes` of the ring; None when they are not free now. Never waits for the device."""
+        """Allocate `nbytes` of the ring; None if they are not free now. Never waits for the device."""
         self._collect()
         start = self._place_for(-(-nbytes // _ALIGNMENT) * _ALIGNMENT)
         if start is None:
@@ -68,9 +68,9 @@ class StagingRing:
         return piece
 
     def take_soon(self, nbytes: int) -> Piece:
-        """`nbytes` of the ring, as soon as the device has used what is in the way. Blocks.
+        """Allocate `nbytes` of the ring, waiting until the device has finished with enough pieces. Blocks.
 
-        For a ring whose pieces the host has no more business with once they are fenced.
+        Only for a ring whose pieces the host no longer uses once they are fenced.
         """
         while (piece := self.take(nbytes)) is None:
             oldest = self._pieces.popleft()
@@ -78,13 +78,13 @@ class StagingRing:
         return piece
 
     def fence(self, piece: Piece) -> None:
-        """Note that the copy that uses a piece has just been enqueued."""
+        """Record a fence for a piece; call it just after enqueuing the copy that uses the piece."""
         piece.fence = self._fences.record()
 
     def give_up(self) -> None:
-        """Free all pieces, each behind the copy that uses it: what wanted them has failed half-way.
+        """Free all pieces after a transfer has failed half-way, each once its copy has finished.
 
-        One whose copy was not enqueued, or not whole, is fenced here: nothing later reaches it.
+        A piece whose copy was not fully enqueued is fenced here, because no later call will do so.
         """
         for piece in self._pieces:
             piece.in_use = False
@@ -99,7 +99,7 @@ class StagingRing:
         return piece.fence is not None and self._fences.passed(piece.fence)
 
     def _place_for(self, nbytes: int) -> int | None:
-        """Where `nbytes` in a row are free: behind the newest piece, or at the start again."""
+        """The offset of `nbytes` contiguous free bytes: after the newest piece, or at the ring's start."""
         if not self._pieces:
             return 0 if nbytes <= self.nbytes else None
         oldest = self._pieces[0].end - -(-len(self._pieces[0].bytes) // _ALIGNMENT) * _ALIGNMENT

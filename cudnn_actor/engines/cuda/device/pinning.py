@@ -1,8 +1,8 @@
-"""Host memory of others that the device may read and write on its own: mappings that the caller page-locks.
+"""Page-locks the caller's mappings, so that the device can read and write them directly.
 
-The device copies by physical addresses, so pages must stay where they are while it does: the driver locks
-them, and remembers by address which they are. What lies in one such range, wholly, is copied without a stop
-in staging memory. To lock is a favour that the system may refuse: then nothing is faster, and nothing fails.
+The device copies by physical address, so pages must not move meanwhile: the driver locks them, and records
+the locked ranges by virtual address. An array that lies wholly in one such range is copied without staging
+memory. The system may refuse to lock; then copies are slower, but nothing fails.
 https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html
 """
 
@@ -18,24 +18,24 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 __all__ = ["PinnedMemory", "address_of"]
 
 _READ_ONLY = 8
-"""cudaHostRegisterReadOnly: for a mapping that this process may not write, which no other flag takes."""
+"""cudaHostRegisterReadOnly: required for a mapping that this process may not write."""
 
 log = Log("cudnn_actor")
 
 
 class PinnedMemory:
-    """The mappings that one engine has page-locked. One thread's own."""
+    """The mappings that one engine has page-locked. Used by one thread only."""
 
     def __init__(self) -> None:
         self._locked: dict[int, np.ndarray] = {}
-        """By its address, the bytes of each mapping: few, and large.
+        """The bytes of each mapping, by address; few and large.
 
-        Holding them is no mere convenience. While they are held, the mapping cannot be closed, so no other
-        one can come to lie at its address, whose pages would not be those that the driver has locked.
+        These arrays must be held: they keep the mapping from being closed. Otherwise another mapping could
+        get its address, and its pages would not be those that the driver has locked.
         """
 
     def add(self, memory: memoryview) -> None:
-        """Lock the pages of a mapping; where that is refused, log it. Blocks. Raises `StickyError`."""
+        """Lock the pages of a mapping. If that is refused, log a warning. Blocks. Raises `StickyError`."""
         whole = np.frombuffer(memory, np.uint8)
         start = address_of(whole)
         if start in self._locked:
@@ -51,13 +51,13 @@ class PinnedMemory:
             self._locked[start] = whole
 
     def remove(self, memory: memoryview) -> None:
-        """Unlock a mapping that the device has finished with, if it is locked."""
+        """Unlock a mapping if it is locked. The device must have finished with it."""
         start = address_of(np.frombuffer(memory, np.uint8))
         if self._locked.pop(start, None) is not None:
             libraries().runtime.hostUnregister(start)
 
     def holds(self, array: np.ndarray) -> bool:
-        """Whether a C-contiguous array lies wholly in one mapping of these."""
+        """Whether a C-contiguous array lies wholly in one of these mappings."""
         if not self._locked:
             return False
         first = address_of(array)
@@ -65,15 +65,15 @@ class PinnedMemory:
         return any(start <= first and last <= start + whole.nbytes for start, whole in self._locked.items())
 
     def clear(self) -> None:
-        """Unlock all: the device has finished with them."""
+        """Unlock all mappings. The device must have finished with them."""
         while self._locked:
             libraries().runtime.hostUnregister(self._locked.popitem()[0])
 
     def forget(self) -> None:
-        """Let go of all, of a context that has died: nothing can be unlocked in it any more."""
+        """Drop all mappings without unlocking them, because the context has died."""
         self._locked.clear()
 
 
 def address_of(array: np.ndarray) -> int:
-    """Where a C-contiguous array's bytes begin."""
+    """The address of a C-contiguous array."""
     return int(array.__array_interface__["data"][0])

@@ -1,4 +1,4 @@
-"""A buffer's place on the device, and CuPy's view of it."""
+"""A buffer's place on the device, and CuPy arrays on it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["Place", "memory_order"]
 
 
 class Place:
-    """Where a buffer lies: what the engine calls a binding.
+    """The location of a buffer on the device; the CUDA engine's `Binding`.
 
     Parameters
     ----------
     mapping
-        The arena's.
+        The arena's mapping.
     offset
         Bytes into the arena.
     spec
-        How the buffer lies there.
+        The buffer's shape in memory.
     """
 
     __slots__ = ("_raw", "mapping", "pointer", "spec")
 
     def __init__(self, mapping: Mapping, offset: int, spec: TensorSpec) -> None:
         if offset + spec.nbytes > mapping.nbytes:
-            raise TypeError(f"{spec.nbytes} bytes at {offset} do not fit an arena of {mapping.nbytes}")
+            raise TypeError(f"{spec.nbytes} bytes at {offset} do not fit into an arena of {mapping.nbytes}")
         self.mapping = mapping
         self.pointer = mapping.pointer + offset
         self.spec = spec
@@ -36,7 +36,7 @@ class Place:
 
     @property
     def raw(self) -> Any:
-        """A CuPy array of unsigned integers as wide as the elements: for copies that change no bit."""
+        """A CuPy array of unsigned integers as wide as the elements, for bitwise copies."""
         if self._raw is None:
             self._raw = self.array(f"u{self.spec.dtype.itemsize}")
         return self._raw
@@ -51,7 +51,7 @@ class Place:
 
 
 def memory_order(spec: TensorSpec) -> tuple[int, ...] | None:
-    """A tensor's axes from slowest to fastest, where its elements lie without gaps; else None."""
+    """A tensor's axes from slowest to fastest if its elements have no gaps between them, else None."""
     order = sorted(range(spec.rank), key=lambda a: (-spec.strides[a], spec.dims[a] == 1, a))
     step = 1
     for axis in reversed(order):

@@ -1,14 +1,14 @@
-"""Values between host and device, and between buffers: asynchronous, ordered on one stream, in pieces.
+"""Copies values between host and device, and between buffers: asynchronous, on one stream, in pieces.
 
-Host memory that the device reads or writes on its own must be pinned, and
-little of it is: arrays of any size pass through a ring of pieces, but for
-those in mappings that the caller has pinned (`Transfer.pinned`), which the
-device reads and writes where they lie. Where a buffer's layout differs from
-the array's, the device does the permuting, in a scratch piece of its own,
-because it is a hundred times faster at it.
+The device can read or write only pinned host memory directly, and there is
+little of it. So arrays pass through a ring of pinned pieces (the staging
+memory), except arrays in mappings that the caller has pinned
+(`Transfer.pinned`), which the device reads and writes in place. If a buffer's
+layout differs from the array's, the device permutes the elements, in scratch
+memory of its own, because it is a hundred times faster at that.
 
-What the device still reads or writes on its own is held (`_kept`) until the
-copy has passed a fence: its memory is not given back under the copy's feet.
+Arrays that the device reads or writes directly are kept alive (`_kept`) until
+their copy has passed a fence, so their memory is not freed during the copy.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ from cudnn_actor.protocol.tensor import TensorSpec
 __all__ = ["PIECE_BYTES", "Transfer", "blocks"]
 
 PIECE_BYTES = 8 << 20
-"""The most that one copy moves; a ring holds four."""
+"""The most bytes that one staged copy moves; a ring holds four such pieces."""
 _RING_BYTES = 4 * PIECE_BYTES
 _SMALL_BYTES = 16 << 10
-"""Up to here the host permutes faster than a kernel is launched."""
+"""Up to this size, permuting on the host is faster than launching a kernel."""
 _TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3
 
 Block = tuple[slice, ...]
 
 
 class Transfer:
-    """Copies on one stream. One thread's own.
+    """Copies on one stream. Used by one thread only.
 
     Parameters
     ----------
     stream
-        The CuPy stream that orders the copies; current on the calling thread.
+        The CuPy stream that orders the copies, on the current device of the calling thread.
     fences
-        The stream's.
+        The stream's fences.
     """
 
     def __init__(self, stream: Any, fences: Fences) -> None:
         self._stream = stream
         self._fences = fences
         self._ring = StagingRing(_RING_BYTES, fences)
-        """For uploads, and for downloads that are waited for: nothing is left in it for the host to read."""
+        """For uploads and blocking downloads. Between calls, the host has nothing left to read in it."""
         self._fetched = StagingRing(_RING_BYTES, fences)
-        """For downloads that are called for later."""
+        """For asynchronous downloads (`fetch`), which the host reads later."""
         self.pinned = PinnedMemory()
-        """Memory of the caller's that needs no ring."""
+        """The caller's memory that needs no staging."""
         self._kept: deque[tuple[Any, object]] = deque()
-        """Arrays that the device reads or writes on its own, each with the fence behind its copy."""
+        """Arrays that the device reads or writes directly, each with the fence after its copy."""
         self._pool = libraries().cupy.cuda.MemoryPool()
 
     def close(self) -> None:
-        """Give back pinned and scratch memory: the stream has finished with it."""
+        """Free pinned and scratch memory. The stream must have finished."""
         self._kept.clear()
         self.pinned.clear()
         self._ring = StagingRing(0, self._fences)
@@ -78,8 +78,8 @@ class Transfer:
     def write(self, dst: Place, array: Any) -> None:
         """Enqueue a copy of a host array, or of a `DeviceArray`, into a buffer.
 
-        Raises `InvalidRequest` for values that do not fit. A host array has been read when it returns, but
-        for one that the device reads on its own: `Engine.write` says which.
+        Raises `InvalidRequest` for values that do not fit. A host array has been read when this returns,
+        unless the device reads it directly; see `Engine.write`.
         """
         if not isinstance(array, np.ndarray):
             self._write_from_device(dst, array)
@@ -95,12 +95,12 @@ class Transfer:
                 self._write_in_order(dst, array.transpose(order))
             else:
                 self._write_permuted(dst, array)
-        except BaseException:  # no room for scratch memory, say: the ring is to go round all the same
+        except BaseException:  # for example, no room for scratch memory: the ring must remain usable
             self._ring.give_up()
             raise
 
     def _can_read(self, dst: Place, array: np.ndarray) -> bool:
-        """Whether the device can read an array on its own, which holds the buffer's values as they are."""
+        """Whether the device can read an array directly: it is pinned, and no element needs converting."""
         spec = dst.spec
         if array.dtype != spec.dtype.numpy or not array.flags.c_contiguous or not self.pinned.holds(array):
             return False
@@ -108,7 +108,7 @@ class Transfer:
         return not small or _in_c_order(spec)
 
     def _write_pinned(self, dst: Place, array: np.ndarray) -> None:
-        """Enqueue copies straight from pinned memory; when that fails, nothing more is read there."""
+        """Enqueue copies directly from pinned memory. If that raises, nothing reads the array any more."""
         source = address_of(array)
         with self._whole():
             if _in_c_order(dst.spec):
@@ -123,9 +123,9 @@ class Transfer:
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
-        """Some copies from or to the caller's memory. When one fails, those before it are waited for.
+        """Around several copies from or to the caller's memory: if one fails, wait for the earlier ones.
 
-        Scratch memory may run out half-way; and who is told of that may use the memory again at once.
+        Scratch memory may run out half-way. The caller may reuse its memory as soon as it sees the error.
         """
         try:
             yield
@@ -150,7 +150,7 @@ class Transfer:
             self._assign(dst.raw, block, scratch)
 
     def _scratch(self, dims: tuple[int, ...], dtype: Any) -> Any:
-        """A CuPy array for the stream alone: given back at once, and used again behind what is enqueued."""
+        """A CuPy array for this stream only. It may be dropped at once: memory is reused in stream order."""
         with self._stream:
             memory = self._pool.malloc(math.prod(dims) * dtype.itemsize)
             return libraries().cupy.ndarray(dims, dtype, memory)
@@ -175,16 +175,16 @@ class Transfer:
         same = source.dtype == dst.raw.dtype
         with self._stream:
             dst.raw[...] = source if same else source.view(dst.raw.dtype)
-        # Its owner may use the memory again as soon as it is dropped.
+        # The owner may reuse the memory as soon as the array is dropped.
         self._kept.append((self._fences.record(), array))
 
     def release(self) -> None:
-        """Let go of arrays that the device has copied. Never blocks."""
+        """Drop arrays whose copies are finished. Never blocks."""
         while self._kept and self._fences.passed(self._kept[0][0]):
             self._kept.popleft()
 
     def unpin(self, memory: memoryview) -> None:
-        """Have the device leave a pinned mapping alone, and hold no array in it. Blocks until it has."""
+        """Wait until the device no longer uses a pinned mapping, drop arrays in it, and unpin it. Blocks."""
         self._stream.synchronize()
         self.release()
         self.pinned.remove(memory)
@@ -209,14 +209,14 @@ class Transfer:
         return into
 
     def _can_write(self, src: Place, into: np.ndarray) -> bool:
-        """Whether the device can write a target on its own. Raises `EngineFailure` for no target at all."""
+        """Whether the device can write `into` directly. Raises `EngineFailure` as `check_target` does."""
         spec = src.spec
         check_target(spec.dims, spec.dtype.numpy, into)
         small = into.nbytes <= _SMALL_BYTES and memory_order(spec) is not None
         return self.pinned.holds(into) and (not small or _in_c_order(spec))
 
     def _send_to(self, into: np.ndarray, src: Place) -> None:
-        """Enqueue a buffer on its way into pinned memory; when that fails, nothing more is written there."""
+        """Enqueue copies of a buffer into pinned memory. If that raises, nothing writes there any more."""
         target = address_of(into)
         with self._whole():
             if _in_c_order(src.spec):
@@ -234,7 +234,7 @@ class Transfer:
                 if under_way:
                     self._finish(*under_way.popleft())
                 else:
-                    self._stream.synchronize()  # uploads are in the way
+                    self._stream.synchronize()  # uploads occupy the ring
             self._send(src, block, piece.pointer)
             self._ring.fence(piece)
             under_way.append((piece, target))
@@ -247,7 +247,7 @@ class Transfer:
         piece.in_use = False
 
     def _send(self, src: Place, block: Block, target: int) -> int:
-        """Enqueue a block of a buffer on its way to a host address, C-contiguous; how many bytes that are."""
+        """Enqueue a copy of a buffer's block to a host address, C-contiguous; returns its size in bytes."""
         part = src.raw[block]
         if not part.flags.c_contiguous:
             packed = self._scratch(part.shape, part.dtype)
@@ -257,9 +257,9 @@ class Transfer:
         return int(part.nbytes)
 
     def fetch(self, src: Place, into: np.ndarray | None = None) -> Callable[[], np.ndarray] | None:
-        """Enqueue a download; the answer gives the array once a later fence has passed. Never blocks.
+        """Enqueue a download; the returned function gives the array once a later fence has passed.
 
-        None when it does not fit into what is free of the ring. Raises as `read`.
+        Never blocks. None if the free part of the ring is too small. Raises as `read`.
         """
         if into is not None and self._can_write(src, into):
             self._send_to(into, src)
@@ -276,7 +276,7 @@ class Transfer:
                 self._send(src, (), piece.pointer)
             else:
                 self._copy(piece.pointer, src.pointer, nbytes, _TO_HOST)
-        except BaseException:  # nobody will call for it
+        except BaseException:  # no one will collect the result
             piece.in_use = False
             raise
         finally:
@@ -291,7 +291,7 @@ class Transfer:
                     return np.array(values, order="C")
                 np.copyto(into, values)
                 return into
-            finally:  # also when the host has no room for it
+            finally:  # also if the host is out of memory
                 piece.in_use = False
 
         return collect
@@ -313,7 +313,7 @@ class Transfer:
 
 
 def _in_c_order(spec: TensorSpec) -> bool:
-    """Whether a buffer's elements lie as those of a C-contiguous array do."""
+    """Whether a buffer's elements are in the same order as in a C-contiguous array, without gaps."""
     order = memory_order(spec)
     if order is None:
         return False
@@ -322,9 +322,9 @@ def _in_c_order(spec: TensorSpec) -> bool:
 
 
 def blocks(dims: tuple[int, ...], itemsize: int, limit: int = PIECE_BYTES) -> Iterator[Block]:
-    """Slices of the leading axes that cut an array, in C order, into parts of at most `limit` bytes.
+    """Slices of the leading axes that split an array, in C order, into parts of at most `limit` bytes.
 
-    Parts follow each other without gaps in a C-contiguous array.
+    In a C-contiguous array, the parts follow each other without gaps.
     """
     axis, inner = len(dims), itemsize
     while axis and inner * dims[axis - 1] <= limit:

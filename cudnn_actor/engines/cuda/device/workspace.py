@@ -1,4 +1,4 @@
-"""The one piece of scratch memory that all plans of an engine share: they run one after the other."""
+"""The scratch memory that all plans of an engine share; they run one after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST_BYTES = 1 << 20
 class Workspace:
     """Device memory as large as the largest plan needs.
 
-    `resize` moves it: nothing may be running in it then, and no captured graph may be replayed after.
+    `resize` moves it: no work may be using it then, and graphs captured before must not be replayed after.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Workspace:
         self.resize(_LEAST_BYTES)
 
     def resize(self, nbytes: int) -> None:
-        """Make it at least that large. Raises `MemoryError`; it is as large as it was then, or empty."""
+        """Resize it to `nbytes`. If it raises `MemoryError`, it has its old size, or is empty."""
         runtime = libraries().runtime
         before = self.nbytes
         self._free()
@@ -44,12 +44,12 @@ class Workspace:
         libraries().runtime.memsetAsync(self.pointer, 0xFF, self.nbytes, stream.ptr)
 
     def touch(self, stream: Any) -> None:
-        """Write to the device and wait for it: raises where the context cannot any more. Blocks."""
+        """Write to the device and wait for it. Raises if the context is dead. Blocks."""
         libraries().runtime.memsetAsync(self._mark, 0, 256, stream.ptr)
         stream.synchronize()
 
     def close(self) -> None:
-        """Give it back."""
+        """Free the memory."""
         self._free()
         libraries().runtime.free(self._mark)
 

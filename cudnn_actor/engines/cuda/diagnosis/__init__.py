@@ -1,1 +1,1 @@
-"""What this machine has, and what is wrong where CUDA cannot be used."""
+"""Examines this machine's CUDA installation, and finds out why CUDA cannot be used."""

@@ -1,9 +1,9 @@
-"""The NVIDIA driver and its GPUs, asked directly: needs no CUDA package, and makes no context.
+"""Queries the NVIDIA driver and its GPUs directly: needs no CUDA package, and makes no context.
 
-To ask is to load the driver's library and to initialise it, which stays with a process for its life: some
-memory and descriptors, and no child may be forked that is to use a GPU. So a process that leaves GPUs to its
-workers asks apart, in a child that is this file run as a script (`find_driver_apart`): whatever becomes of
-the driver there, a crash or a call that hangs among it, becomes an answer here.
+A query loads and initialises the driver's library, for the rest of the process's life. That takes memory and
+descriptors, and children forked afterwards cannot use a GPU. So a process that leaves GPUs to its workers
+queries in a child, which runs this file as a script (`find_driver_apart`). A driver that crashes or hangs
+there is then reported here as an ordinary result.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["Driver", "Gpu", "find_driver", "find_driver_apart"]
 _LIBRARY = "libcuda.so.1"
 _APART_S = 20.0
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-"""Where the kernel has the driver, on a machine and in Windows' Linux."""
+"""The kernel driver's device files, on Linux and in WSL."""
 _FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/lib/wsl/lib")
 _CACHE = Path("/etc/ld.so.cache")
 _apart: dict[tuple[str | None, ...], Driver] = {}
-"""Drivers with GPUs, by what decides which of them are shown."""
+"""Drivers with GPUs, by library and by the environment variables that select the visible GPUs."""
 
 _MAJOR, _MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
@@ -35,11 +35,11 @@ _MAJOR, _MINOR = 75, 76
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html
 """
 _NO_DEVICE = 100
-"""CUDA_ERROR_NO_DEVICE: what `cuInit` says where the driver works and shows this process no GPU."""
+"""CUDA_ERROR_NO_DEVICE: `cuInit` returns it if the driver works but shows this process no GPU."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU: `capability` like "9.0", `memory_bytes` in all."""
+    """One GPU: its name, compute `capability` like "9.0", and total `memory_bytes`."""
 
     name: str
     capability: str
@@ -47,22 +47,22 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Driver(msgspec.Struct, frozen=True, kw_only=True):
-    """What the driver says.
+    """The result of querying the driver.
 
     Parameters
     ----------
     found
-        Whether there is one, and it works.
+        Whether there is a driver and it works.
     detail
-        The newest CUDA that it serves, or what is wrong.
+        The newest CUDA that it supports, or what is wrong.
     library
-        Whether there is a driver library at all: false in a container that was given none.
+        Whether there is a driver library: False in a container started without one.
     version
-        The driver's own, like "580.65.06"; None where the kernel has none.
+        The kernel driver's version, like "580.65.06"; None if no kernel driver is loaded.
     cuda
-        The newest CUDA as a number, 1000 * major + 10 * minor; 0 without a working driver.
+        The newest supported CUDA as a number, 1000 * major + 10 * minor; 0 without a working driver.
     gpus
-        Those that this process may use, in the driver's order: `CUDA_VISIBLE_DEVICES` is respected.
+        The GPUs that this process may use, in the driver's order; `CUDA_VISIBLE_DEVICES` is respected.
     """
 
     found: bool
@@ -76,15 +76,14 @@ class Driver(msgspec.Struct, frozen=True, kw_only=True):
 def find_driver_apart(
     library: str = _LIBRARY, *, within_s: float = _APART_S, executable: str | None = None
 ) -> Driver:
-    """As `find_driver`, which a child process does; nothing is loaded into this one.
+    """Like `find_driver`, but in a child process; nothing is loaded into this one.
 
-    GPUs that were found are remembered, for the environment that they were found in. Where no driver library
-    can be found, no child is started. Blocks: for as long as a process takes to start and the driver to be
-    initialised, some tenths of a second and `within_s` seconds at most; without a driver, for less than a
-    millisecond.
+    GPUs found are cached for the current environment variables. If no driver library can be found, no child
+    is started. Blocks while a process starts and the driver initialises: some tenths of a second, at most
+    `within_s` seconds; without a driver, less than a millisecond.
 
-    The child is run by the Python `executable`; raises `InvalidRequest` where one is needed, and
-    `find_python` finds none.
+    The Python `executable` runs the child. Raises `InvalidRequest` if a child is needed and `find_python`
+    finds no Python.
     """
     environment = tuple(os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))
     key = (library, *environment)
@@ -99,13 +98,13 @@ def find_driver_apart(
 
 
 def _traces_of(library: str) -> Iterator[str]:
-    """What exists where there is a driver, if it is not in the loader's cache.
+    """Paths of which at least one exists if there is a driver that is not in the loader's cache.
 
-    The loader itself would have to load what it finds, and `ctypes.util.find_library` runs compilers to ask.
-    But its order of places does not matter, only whether any has it: `LD_LIBRARY_PATH`, its cache, its
-    built-in folders (those of a multi-architecture system are in the cache), and the interpreter's own, which
-    Conda's is linked to look in. A trace too many costs a child that finds nothing; one too few would hide a
-    GPU, so the kernel's device files count too, wherever the library may be.
+    Asking the loader would load the library, and `ctypes.util.find_library` runs compilers. The loader's
+    search order does not matter, only whether any folder has the library: `LD_LIBRARY_PATH`, its cache, its
+    built-in folders (those of a multi-architecture system are in the cache), and the interpreter's own lib
+    folder, which Conda's Python is linked to search. A false positive costs a child that finds nothing. A
+    false negative would hide a GPU, so the kernel's device files count too, wherever the library is.
     """
     yield from _DEVICES
     folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), *_FOLDERS, f"{sys.prefix}/lib"]
@@ -114,7 +113,7 @@ def _traces_of(library: str) -> Iterator[str]:
 
 
 def _is_cached(library: str) -> bool:
-    """Whether the loader's cache names a library: its names are in there as they are."""
+    """Whether the loader's cache names a library. The cache contains names as plain text."""
     try:
         return library.encode() in _CACHE.read_bytes()
     except OSError:
@@ -122,11 +121,11 @@ def _is_cached(library: str) -> bool:
 
 
 def _asked_apart(library: str, within_s: float, executable: str | None) -> Driver:
-    # Not at the top: this file is also the child's script, which is not to import the package.
+    # Not at the top: this file is also the child's script, which must not import the package.
     from cudnn_actor.processes.interpreter import environment, find_python  # noqa: PLC0415
 
-    # As a script with `-P`, so that no other file of this folder can stand in for a module of Python's. It
-    # finds msgspec where this process does. In a frozen application there is no such file.
+    # As a script with `-P`, so that no other file of this folder can shadow a standard module. The child
+    # finds msgspec where this process does. A frozen application does not have the file, so it uses `-m`.
     script = [__file__] if os.path.exists(__file__) else ["-m", __name__]
     command = [find_python(executable), "-P", *script, library]
     try:
@@ -138,14 +137,14 @@ def _asked_apart(library: str, within_s: float, executable: str | None) -> Drive
             timeout=within_s,
             check=False,
         )
-        return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Driver)  # others may print, too
+        return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Driver)  # others may print too
     except OSError as error:
-        return _broken(f"no process could be started to ask it: {error}")
+        return _broken(f"no process could be started to query it: {error}")
     except subprocess.TimeoutExpired:
         return _broken(f"it does not answer within {within_s:g} s")
     except msgspec.DecodeError:
         words = done.stderr.decode(errors="replace").strip()
-        return _broken(f"asking it ends the process with {_status(done.returncode)}: {words[-500:]}")
+        return _broken(f"querying it ends the process with {_status(done.returncode)}: {words[-500:]}")
 
 
 def _status(returncode: int) -> str:
@@ -162,7 +161,7 @@ def _without(library: str) -> Driver:
 
 
 def find_driver(library: str = _LIBRARY) -> Driver:
-    """Ask the driver library. Never raises for a machine without a driver or a GPU."""
+    """Query the driver library. Never raises for a machine without a driver or a GPU."""
     version = _kernel_version()
     try:
         cuda = ctypes.CDLL(library)
@@ -195,12 +194,12 @@ def _ask(cuda: ctypes.CDLL, driver: str | None) -> Driver:
     count = _count(cuda)
     newest = _number(cuda, "cuDriverGetVersion")
     gpus = tuple(_gpu(cuda, index) for index in range(count))
-    detail = f"serves CUDA up to {newest // 1000}.{newest % 1000 // 10}"
+    detail = f"supports CUDA up to {newest // 1000}.{newest % 1000 // 10}"
     return Driver(found=True, detail=detail, version=driver, cuda=newest, gpus=gpus)
 
 
 def _count(cuda: ctypes.CDLL) -> int:
-    """How many GPUs this process may use; a driver that serves none of them works all the same."""
+    """How many GPUs this process may use; 0 is not an error."""
     try:
         _call(cuda, "cuInit", ctypes.c_uint(0))
         return _number(cuda, "cuDeviceGetCount")
@@ -223,7 +222,7 @@ def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
 
 
 def _number(cuda: ctypes.CDLL, function: str, *args: object) -> int:
-    """The int that a driver function puts where its first argument points."""
+    """The int that a driver function stores through its first argument."""
     number = ctypes.c_int()
     _call(cuda, function, ctypes.byref(number), *args)
     return number.value
@@ -237,7 +236,7 @@ def _call(cuda: ctypes.CDLL, function: str, *args: object) -> None:
     if status:
         text = ctypes.c_char_p()
         cuda.cuGetErrorName(status, ctypes.byref(text))
-        raise _DriverError(f"{function} says {(text.value or b'error').decode()} ({status})", status)
+        raise _DriverError(f"{function} returned {(text.value or b'error').decode()} ({status})", status)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Whether the CUDA engine can be used here, and what is wrong if it cannot.
+"""Finds out whether the CUDA engine can be used here, and what is wrong if not.
 
-Neither the CUDA packages nor cuDNN are loaded into this process, and no context is made: so it can be asked
-before every start, and it answers on a machine that has none of it.
+Neither the CUDA packages nor cuDNN are loaded into this process, and no context is made. So the check can run
+before every start, and also on a machine without any of them.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["Problem", "examine", "obstacle", "unavailable"]
 
 
 def unavailable() -> str | None:
-    """Why no GPU can be used here, as one sentence that ends with what to do; None where one can.
+    """Why no GPU can be used here, as one sentence that ends with what to do; None if one can be used.
 
-    Takes microseconds on a machine without a driver. A yes is remembered for the process's life.
+    Takes microseconds on a machine without a driver. Success is cached for the process's life.
     """
     problem = obstacle()
     return None if problem is None else str(problem)
 
 
 def obstacle(apart: Driver | None = None) -> Problem | None:
-    """The first problem that prevents the use of a GPU; None where there is none.
+    """The first problem that prevents the use of a GPU; None if there is none.
 
     Parameters
     ----------
     apart
-        For an engine in another process, the driver as `find_driver_apart` found it. It is not asked in this
-        one then, and what this one has loaded does not matter.
+        For an engine in another process, the driver as `find_driver_apart` found it. The driver is then not
+        queried in this process, and the libraries that this process has loaded are ignored.
     """
     try:
         if apart is None:
@@ -55,7 +55,7 @@ class _Unusable(Exception):
         self.problem = problem
 
 
-@functools.cache  # which remembers no exceptions: what is mended is seen
+@functools.cache  # does not cache exceptions, so a repaired installation is noticed
 def _require_usable() -> None:
     _require_none(_looked_at(find_driver()))
 
@@ -72,7 +72,7 @@ def _require_none(found: Inventory) -> None:
 
 
 def _looked_at(driver: Driver) -> Inventory:
-    """Without a GPU, nothing but the driver: this is what every start on a machine without one pays."""
+    """The inventory; without a GPU only the driver, so that a start on a machine without one costs little."""
     return take_inventory(driver) if driver.gpus else _alone(driver)
 
 
@@ -81,7 +81,7 @@ def _alone(driver: Driver) -> Inventory:
 
 
 def examine() -> Inventory:
-    """The whole inventory, a trial load of cuDNN included. Blocks for a moment."""
+    """The whole inventory, including a test load of cuDNN. Blocks briefly."""
     found = take_inventory(find_driver())
     if found.cudnn is None or not found.cudnn.whole:
         return found

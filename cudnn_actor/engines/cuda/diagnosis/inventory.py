@@ -1,4 +1,4 @@
-"""What this machine and this Python have for the CUDA engine, as one record. Imports no CUDA package."""
+"""Records what this machine and this Python provide for the CUDA engine. Imports no CUDA package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NVRTC_FOLDERS = ("cu13", "cuda_nvrtc")
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True):
-    """An installed distribution: its name, version, and the folder that it lies in."""
+    """An installed distribution: its name, version and folder."""
 
     name: str
     version: str
@@ -37,7 +37,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cuda(self) -> int | None:
-        """The major version of the CUDA that it is for; None where nothing tells."""
+        """The major version of the CUDA that it is for; None if unknown."""
         if self.name in BINDINGS:
             return self.numbers[0]
         named = re.search(r"cu(?:da)?(\d\d)x?$", self.name)
@@ -45,7 +45,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The version as numbers, to compare; (0,) where it begins with none."""
+        """The version as a tuple of numbers, to compare; (0,) if it contains none."""
         return tuple(int(number) for number in re.findall(r"\d+", self.version.split("+")[0])) or (0,)
 
 
@@ -57,17 +57,17 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     driver
         The NVIDIA driver and its GPUs.
     visible
-        `CUDA_VISIBLE_DEVICES`; None where it is not set.
+        `CUDA_VISIBLE_DEVICES`; None if it is not set.
     packages
-        Those of the names above that are installed.
+        The installed packages among those that this module names.
     libraries
         cuDNN's libraries as a process would load them.
     mapped
         cuDNN's libraries that this process has loaded.
     nvrtc
-        Where CUDA's run-time compiler is, which CuPy needs; empty for nowhere.
+        Path of CUDA's run-time compiler, which CuPy needs; empty if not found.
     loading
-        What a trial load of cuDNN gave; None where none was tried.
+        The result of a test load of cuDNN; None if there was none.
     """
 
     driver: Driver
@@ -79,12 +79,12 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     loading: Loading | None = None
 
     def installed(self, names: Iterable[str]) -> tuple[Package, ...]:
-        """Those packages of these names that are installed."""
+        """The installed packages that have one of these names."""
         return tuple(package for package in self.packages if package.name in names)
 
     @property
     def cudnn(self) -> Library | None:
-        """The cuDNN that a process would load; None for none."""
+        """The cuDNN that a process would load; None if there is none."""
         return self.libraries[0] if self.libraries else None
 
 
@@ -102,7 +102,7 @@ def take_inventory(
     driver
         As `find_driver` found it.
     path, search
-        Where packages and where libraries are looked for; None for where this process looks.
+        Where to search for packages and for libraries; None for where this process searches.
     environ
         The environment.
     """
@@ -119,8 +119,8 @@ def take_inventory(
 
 
 def find_packages(names: Iterable[str], path: Sequence[str] | None = None) -> tuple[Package, ...]:
-    """Those distributions that are installed, by what they say of themselves; imports none."""
-    import importlib.metadata  # noqa: PLC0415 - takes longer than all else; only a machine with a GPU pays
+    """The installed distributions with these names, from their metadata; imports none of them."""
+    import importlib.metadata  # noqa: PLC0415 - slower than everything else here; only needed with a GPU
 
     where = list(sys.path if path is None else path)
     found = []

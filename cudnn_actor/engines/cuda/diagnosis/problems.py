@@ -1,4 +1,4 @@
-"""What can be wrong with an installation: rules over an inventory, pure, each with what to do about it."""
+"""Rules that find problems in an inventory of an installation, each with a fix. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     detail
         What was found, or what follows from it.
     fix
-        What to do, a command where one does it.
+        What to do; a command if there is one.
     prevents
-        Whether no GPU can be used before it is mended. What merely may go wrong does not prevent.
+        Whether no GPU can be used until this is fixed; False if it only may cause failures.
     """
 
     what: str
@@ -80,7 +80,7 @@ def _driver_problems(found: Inventory) -> Iterator[Problem]:
     elif not driver.gpus:
         yield Problem(
             what="there is no GPU",
-            detail="the NVIDIA driver works, and has none",
+            detail="the NVIDIA driver works, but finds no GPU",
             fix='use device="cpu"; nvidia-smi lists GPUs',
         )
 
@@ -99,16 +99,16 @@ def _missing_packages(found: Inventory) -> Iterator[Problem]:
         if package.numbers[:2] < _OLDEST_FRONTEND:
             yield Problem(
                 what="the cuDNN frontend is too old",
-                detail=f"{package.name} is {package.version}, and 1.32 is the oldest that will do",
+                detail=f"{package.name} is {package.version}; 1.32 or newer is needed",
                 fix='pip install --upgrade "nvidia-cudnn-frontend>=1.32"',
             )
 
 
 def _install(found: Inventory) -> str:
-    """The command that installs everything, for the CUDA of the CuPy that is there, else of the driver."""
+    """The command that installs everything, for the CUDA of the installed CuPy, else of the driver."""
     installed = [package.cuda for package in found.installed(CUPY) if package.cuda in (12, 13)]
     wanted = installed[0] if installed else 13
-    old_driver = 0 < found.driver.cuda < 13_000  # one of CUDA 12 runs no program of CUDA 13
+    old_driver = 0 < found.driver.cuda < 13_000  # a driver for CUDA 12 cannot run CUDA 13 programs
     return install_command(f"cuda{12 if old_driver else wanted}")
 
 
@@ -131,7 +131,7 @@ def _wrong_majors(found: Inventory) -> Iterator[Problem]:
 
 def _driver_too_old(found: Inventory, late: list[Package]) -> Problem:
     newest, wanted = found.driver.cuda // 1000, max(package.cuda or 0 for package in late)
-    remedy = f"update the driver to one that serves CUDA {wanted}"
+    remedy = f"update the driver to one that supports CUDA {wanted}"
     if newest == 12:
         names = " ".join(package.name for package in late)
         remedy += f", or: pip uninstall {names} && {install_command('cuda12')}"
@@ -143,7 +143,7 @@ def _driver_too_old(found: Inventory, late: list[Package]) -> Problem:
 
 
 def _twins(found: Inventory) -> Iterator[Problem]:
-    """Packages that write the same files: what is there afterwards is a mixture."""
+    """Packages that install the same files, so that the files become a mixture of both."""
     for what, names in (("cuDNN", CUDNN), ("CuPy", CUPY)):
         twins = found.installed(names)
         if len(twins) > 1:
@@ -206,13 +206,13 @@ def _loading_problems(found: Inventory) -> Iterator[Problem]:
             what="cuDNN cannot be loaded", detail=f"{main.path}: {loading.error}", fix=_drop(main, found)
         )
     if loading.failed:
-        failed = ", ".join(f"{check} says {status}" for check, status in loading.failed.items())
+        failed = ", ".join(f"{check} returned {status}" for check, status in loading.failed.items())
         yield Problem(
-            what="cuDNN's libraries do not fit together",
-            detail=f"libcudnn is {loading.version}, and {failed}",
+            what="cuDNN's libraries do not match each other",
+            detail=f"libcudnn is {loading.version}, but {failed}",
             fix=_one_only(found),
         )
-    yield from _mixture("were loaded in a trial", loading.mapped, found)
+    yield from _mixture("were loaded in a test", loading.mapped, found)
     cupy = found.installed(CUPY)[:1]
     if loading.cuda and cupy and cupy[0].cuda not in (None, loading.cuda):
         yield Problem(
@@ -224,7 +224,7 @@ def _loading_problems(found: Inventory) -> Iterator[Problem]:
 
 
 def _loaded_twice(found: Inventory) -> Iterator[Problem]:
-    """This process has a cuDNN already, PyTorch's say, and the frontend would load another."""
+    """This process has already loaded a cuDNN, for example PyTorch's, and the frontend would load another."""
     mains = {library.path: library for library in (*found.mapped, *found.libraries) if library.name == MAIN}
     if found.mapped and len(mains) > 1:
         yield Problem(
@@ -233,7 +233,7 @@ def _loaded_twice(found: Inventory) -> Iterator[Problem]:
             fix=_one_only(found),
             prevents=False,
         )
-    # Two whole copies look like a mixture here, and each may work: so this alone prevents nothing.
+    # Two complete copies look like a mixture here although each may work, so this prevents nothing.
     yield from _mixture("are loaded", found.mapped, found, prevents=False)
 
 
@@ -249,7 +249,7 @@ def _compiler(found: Inventory) -> Iterator[Problem]:
 
 
 def _drop(library: Library, found: Inventory) -> str:
-    """How to be rid of one library."""
+    """How to remove or repair one library."""
     packaged = [package for package in found.installed(CUDNN) if library.path.startswith(package.folder)]
     if packaged:
         return f"pip install --force-reinstall --no-deps {packaged[0].name}"

@@ -1,1 +1,1 @@
-"""The libraries: which are there, how they are loaded, and what they raise."""
+"""The CUDA libraries: finding them, loading them, and translating their errors."""

@@ -1,8 +1,8 @@
-"""cuDNN's shared libraries: which the loader would take, and which this process has already.
+"""cuDNN's shared libraries: which ones the loader would load, and which ones this process has loaded.
 
-cuDNN 9 is one library that loads seven others by name. All must be of one release, yet each is looked
-for by itself: in `LD_LIBRARY_PATH`, then beside the first, then where the system keeps libraries. A
-process may also hold another copy of any of them, which then serves both.
+cuDNN 9 is one library that loads seven others by name. All must be of one release, but each is searched
+for separately: in `LD_LIBRARY_PATH`, then beside the main library, then in the system's folders. If the
+process has already loaded another copy of one of them, that copy is used instead.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
     path
         The file itself, links followed.
     version
-        As the file's name tells, like "9.19.0"; None where it tells none.
+        The version in the file's name, like "9.19.0"; None if the name has none.
     whole
-        Whether the file begins as a shared library does.
+        Whether the file starts like a shared library (an ELF header).
     """
 
     name: str
@@ -54,25 +54,25 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """The folder that it lies in."""
+        """The folder that contains it."""
         return os.path.dirname(self.path)
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of loading cuDNN in a process of its own.
+    """The result of loading cuDNN in a separate process.
 
     Parameters
     ----------
     error
         Why it could not be loaded; empty for success.
     version
-        Its own word, like "9.19.0".
+        The version that cuDNN reports, like "9.19.0".
     cuda
         The major version of the CUDA that it was built with.
     failed
-        Checks of sub-libraries' versions that failed: the function, and the status it gave.
+        Failed checks of sub-libraries' versions: the function, and the status it returned.
     mapped
-        The libraries that came along.
+        The cuDNN libraries that the process had loaded then.
     """
 
     error: str = ""
@@ -91,7 +91,7 @@ class SearchPath(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_this_process(cls, environ: Mapping[str, str] = os.environ) -> SearchPath:
-        """As this process searches."""
+        """The folders that this process searches."""
         site = sysconfig.get_path("purelib")
         toolkits = [environ[name] for name in ("CUDA_PATH", "CUDA_HOME") if environ.get(name)]
         return cls(
@@ -102,12 +102,12 @@ class SearchPath(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """All of them."""
+        """All folders, in order."""
         return self.first + self.packages + self.system
 
 
 def _system_folders() -> Iterator[str]:
-    """Where `ld.so` looks, near enough, without asking it: its configuration, then its built-in folders."""
+    """Approximately the folders that `ld.so` searches: those in its configuration, then the built-in ones."""
     yield f"{sys.prefix}/lib"
     for configuration in sorted(Path("/etc/ld.so.conf.d").glob("*.conf")):
         try:
@@ -119,10 +119,10 @@ def _system_folders() -> Iterator[str]:
 
 
 def find_cudnn(search: SearchPath) -> tuple[Library, ...]:
-    """The libraries that a process would load, the main one first; none where there is no main one.
+    """The libraries that a process would load, the main one first; empty if there is no main one.
 
-    The frontend takes the main one from the first of the folders that has it. The others are looked for by
-    the dynamic linker: in `LD_LIBRARY_PATH`, the main one's own folder, the system's.
+    The frontend loads the main library from the first folder that has it. The dynamic linker searches for the
+    others in `LD_LIBRARY_PATH`, the main library's own folder and the system's folders.
     """
     main = _first(MAIN, search.folders)
     if main is None:
@@ -155,7 +155,7 @@ def _is_elf(path: str) -> bool:
 
 
 def mapped_cudnn(maps: str | None = None) -> tuple[Library, ...]:
-    """The cuDNN libraries that a process has mapped, by its `/proc/PID/maps` (None: this process's)."""
+    """The cuDNN libraries that a process has loaded. `maps`: its `/proc/PID/maps`; None for this process."""
     text = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace") if maps is None else maps
     paths = {line.split(maxsplit=5)[-1] for line in text.splitlines() if "/libcudnn" in line}
     found = ((path, _NAME.search(os.path.basename(path))) for path in sorted(paths))
@@ -163,12 +163,12 @@ def mapped_cudnn(maps: str | None = None) -> tuple[Library, ...]:
 
 
 def load_apart(path: str) -> Loading:
-    """Load cuDNN in a new process and report. Blocks for a moment; never raises for a broken library."""
+    """Load cuDNN in a new process and report the result. Blocks briefly; a broken library does not raise."""
     try:
         command = [find_python(), "-I", trial_load.__file__, path]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except InvalidRequest as error:
-        return Loading(error=f"there is no process to load it in: {error}")
+        return Loading(error=f"no process could be started to load it in: {error}")
     except subprocess.TimeoutExpired:
         return Loading(error=f"loading it takes more than {_LIMIT_S:g} s")
     if done.returncode:

@@ -1,8 +1,8 @@
-"""What the CUDA libraries raise, as the engine's own failures.
+"""Translates the CUDA libraries' exceptions into the engine's own.
 
-A status says whether memory ran out and whether the context is known to be
-dead. Nothing is decided by an exception's text: a status that cuDNN only puts
-into its text is for people to read.
+A numeric status decides whether memory ran out and whether the context is dead.
+An exception's text decides neither: a status that cuDNN puts only into its text
+is extracted for people to read.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ STICKY = {
     719: "LAUNCH_FAILED",
     721: "CONTAINED",
 }
-"""Errors after which every call in the context gives the same error; driver and runtime number them alike.
+"""Errors after which every call in the context fails likewise; driver and runtime use the same numbers.
 
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html
 """
 NOT_READY = 600
-"""What a query says of work that has not finished."""
+"""The status that a query returns for work that has not finished."""
 _OUT_OF_MEMORY = 2
 _STATUS = re.compile(r"CUDNN_STATUS_\w+")
 
 
 def check(answer: tuple[Any, ...]) -> Any:
-    """The value of a `cuda.bindings` call, which answers (status, values...). Raises as `check_status`."""
+    """The value of a `cuda.bindings` call, which returns (status, values...). Raises as `check_status`."""
     check_status(int(answer[0]))
     return answer[1] if len(answer) == 2 else answer[1:]
 
@@ -59,7 +59,7 @@ def check_status(status: int) -> None:
 
 
 def raise_status(status: int) -> NoReturn:
-    """Raise what a CUDA status that is not success stands for."""
+    """Raise the exception for a CUDA status that is not success."""
     if status == _OUT_OF_MEMORY:
         raise MemoryError("CUDA_ERROR_OUT_OF_MEMORY: the device has no room")
     name, text = _describe(status)
@@ -75,10 +75,10 @@ def _describe(status: int) -> tuple[str, str]:
 
 
 def mind_own_captures() -> None:
-    """Let this thread's calls be, and disturb, only captures of its own.
+    """Isolate this thread's CUDA calls from stream captures on other threads.
 
-    While another thread of the process captures a stream in global mode, as `torch.cuda.graph` does, queries
-    and allocations on all other threads would fail, and spoil it.
+    Otherwise, while another thread of the process captures a stream in global mode, as `torch.cuda.graph`
+    does, queries and allocations on this thread would fail and invalidate that capture.
     """
     driver = libraries().driver
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -88,7 +88,7 @@ def mind_own_captures() -> None:
 def translate(error: Exception) -> Exception:
     """An exception of CuPy, cuDNN or the driver as `MemoryError`, `StickyError` or `EngineFailure`.
 
-    What is of this package already, or no library's, comes back as it is.
+    Exceptions of this package, and those that no library raised, are returned unchanged.
     """
     if isinstance(error, (CudnnActorError, EngineFailure, MemoryError)):
         return error
@@ -109,14 +109,14 @@ def _cudnn_status(error: Exception) -> str:
 
 
 def _with_last_words(error: Exception) -> str:
-    """The exception's text, and what cuDNN itself said last on this thread."""
+    """The exception's text, and cuDNN's last error message on this thread."""
     last = str(libraries().cudnn.get_last_error_string() or "").strip()
     text = str(error).strip()
     return f"{text} (cuDNN: {last})" if last and last not in text else text
 
 
 def reported(method: Callable[P, R]) -> Callable[P, R]:
-    """A method whose library exceptions come out as `translate` says."""
+    """Decorate a method: library exceptions are raised as `translate` translates them."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

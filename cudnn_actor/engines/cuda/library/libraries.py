@@ -1,7 +1,7 @@
-"""The one place that imports the CUDA packages, and the types under which the rest knows them.
+"""Imports the CUDA packages; no other module of the engine does.
 
-None of them has types of its own, so what comes out of here is `Any`: the
-modules of this folder give it names and types at their own edges.
+None of them has type annotations, so they are `Any` here. The modules that use
+them declare types at their own interfaces.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Libraries(NamedTuple):
 
 @functools.cache
 def libraries() -> Libraries:
-    """Import them, once. Raises `ImportError`. Blocks for about half a second the first time."""
+    """Import the packages, once. Raises `ImportError`. Blocks for about half a second the first time."""
     cupy = importlib.import_module("cupy")
     return Libraries(
         cupy=cupy,

@@ -1,7 +1,7 @@
-"""Imports all that an engine and a builder of it ever import: for a process that forks them.
+"""Imports everything that an engine and its builder ever import; for a process that forks them.
 
-None of it initialises a device, which what is forked afterwards could not use then. What the packages import
-only at their first use is named here; a version that has no such module does without it.
+Nothing here initialises a device: a process forked afterwards could not use it then. Modules that the
+packages import only at their first use are listed here; modules that an installed version lacks are skipped.
 """
 
 from __future__ import annotations

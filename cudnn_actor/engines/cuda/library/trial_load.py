@@ -1,7 +1,7 @@
-"""Loads cuDNN in a process of its own and prints, as JSON, what came of it.
+"""Loads cuDNN in a separate process and prints the result as JSON.
 
-Run as a script, never imported by the service: a broken cuDNN may end the process that loads it, and which
-sub-libraries come along depends on what a process has loaded before. Makes no CUDA context.
+Run as a script; the service never loads cuDNN with it: a broken cuDNN may end the process that loads it, and
+which sub-libraries are loaded depends on what the process has loaded before. Makes no CUDA context.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import json
 import sys
 
 CHECKS = ("cudnnGraphVersionCheck", "cudnnOpsVersionCheck", "cudnnCnnVersionCheck", "cudnnAdvVersionCheck")
-"""Each loads its sub-library, and fails where that is of another version than libcudnn.so.9 itself.
+"""Each loads its sub-library, and fails if its version differs from that of libcudnn.so.9.
 
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-graph-library.html
 """
 
 
 def load(path: str) -> dict[str, object]:
-    """cuDNN's version, the CUDA it was built with, which checks fail and why, and what is mapped now."""
+    """cuDNN's version, the CUDA it was built with, the failed checks, and this process's memory mappings."""
     try:
         cudnn = ctypes.CDLL(path)
         version = _size(cudnn, "cudnnGetVersion")
@@ -37,7 +37,7 @@ def _size(cudnn: ctypes.CDLL, name: str) -> int:
 
 
 def _check(cudnn: ctypes.CDLL, name: str) -> str:
-    """The name of the status that a check gives; empty for success, and for a check that is not there."""
+    """The name of the status that a check returns; empty for success, or if cuDNN lacks the check."""
     function = getattr(cudnn, name, None)
     status = function() if function is not None else 0
     if not status:

@@ -1,1 +1,1 @@
-"""From a graph to a plan that has been checked on the device."""
+"""Compiles graphs into plans and checks the plans on the device."""

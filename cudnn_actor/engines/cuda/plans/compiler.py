@@ -1,7 +1,7 @@
-"""From an operation graph to a plan: in one piece where cuDNN takes it, else in several.
+"""Compiles an operation graph into a plan: in one piece if cuDNN accepts it, else in several steps.
 
-cuDNN's candidates come in its own order, then the ways to run the graph
-in steps; the first that passes its self-check is the plan.
+cuDNN's candidates are checked first, in cuDNN's order, then the ways to run the
+graph in steps. The first that passes its self-check becomes the plan.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ __all__ = ["WORKSPACE_BYTES", "compile_plan", "compile_whole"]
 log = Log("cudnn_actor")
 
 WORKSPACE_BYTES = 4 << 30
-"""The most that a plan may use where nobody set a limit."""
+"""The most workspace that a plan may use if no limit is set."""
 _CHOICES = 3
-"""How many candidates are tried of each form that a convolution's tensors take."""
+"""How many candidates are tried for each form of a convolution's tensors."""
 
 
 def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: int | None) -> CudaPlan:
-    """A plan for a graph, tried. Blocks: for milliseconds, or for seconds where kernels are compiled.
+    """A checked plan for a graph. Blocks for milliseconds, or for seconds if kernels are compiled.
 
-    Raises `UnsupportedGraph`, `OutOfMemory` when only plans past the limit can run it, `EngineFailure`.
+    Raises `UnsupportedGraph`, `OutOfMemory` if only plans over the limit can run it, `EngineFailure`.
     """
     check_graph(graph, "cuda")
     limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
@@ -47,14 +47,17 @@ def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: 
         unlimited = next(possible_plans(graph, context.handle, None))
     except Refused:
         unlimited = None
-    context.stream.synchronize()  # in a dead context everything is refused: then this raises
+    context.stream.synchronize()  # raises if the context is dead: then cuDNN refuses everything
     if unlimited is None or unlimited.workspace <= limit:
         raise unsupported(graph, "cuda", str(reason)) from reason
     raise OutOfMemory(requested=unlimited.workspace, in_use=0, limit=limit)
 
 
 def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> CudaPlan:
-    """The first plan that passes its self-check. Raises `Refused` when none does."""
+    """The first plan that passes its self-check. Raises `Refused` if none does.
+
+    If the device has no room for the self-check, the first plan, unchecked.
+    """
     check: SelfCheck | None = None
     last = "cuDNN has no plan for it"
     try:
@@ -76,9 +79,9 @@ def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> Cud
 
 
 def possible_plans(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[CudaPlan]:
-    """Every plan for a graph, built when it is asked for: the best in one piece first, then those in steps.
+    """Every plan for a graph, each built when the iterator reaches it: in one piece first, then in steps.
 
-    Raises `Refused`, with cuDNN's reason, when there is none at all.
+    Raises `Refused`, with cuDNN's reason, if there is no plan at all.
     """
     refusals: list[str] = []
     found = False
@@ -100,7 +103,7 @@ _Make = Callable[[], CudaPlan]
 def _in_one_piece(
     graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str]
 ) -> Iterator[_Make]:
-    """The graph as one of cuDNN's, one for each of the candidates, in cuDNN's order."""
+    """The graph as a single cuDNN graph, once for each candidate, in cuDNN's order."""
     try:
         check_bytes(graph)
         lowered = candidates(graph, handle, limit)
@@ -113,14 +116,14 @@ def _in_one_piece(
 
 
 def _in_steps(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[_Make]:
-    """The graph in steps: for each form that the convolutions' tensors can take, the first few candidates."""
+    """The graph in steps: the first few candidates for each form of the convolutions' tensors."""
     for form in range(MOST_FORMS):
         for choice in range(_CHOICES):
             yield partial(compile_split, graph, handle, limit, form, choice)
 
 
 def compile_whole(graph: OperationGraph, handle: Any, limit: int | None, candidate: int) -> CudaPlan:
-    """The graph as one of cuDNN's, by the candidate of that number. Raises `Refused`."""
+    """The graph as a single cuDNN graph, built with the candidate of that index. Raises `Refused`."""
     return _whole(graph, candidates(graph, handle, limit), limit, candidate)
 
 

@@ -1,4 +1,4 @@
-"""Plans for the CUDA engine, made on a second thread with a cuDNN handle of its own."""
+"""Builds plans for the CUDA engine on a second thread, with its own cuDNN handle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cudnn_actor.protocol.graph import OperationGraph
 __all__ = ["CudaBuilder"]
 
 _FORMAT = 1
-"""Of exported plans. Raise it when a recipe, or what runs it, changes."""
+"""Version of the format of exported plans. Increase it when a recipe, or the code that runs it, changes."""
 
 
 class CudaBuilder:
@@ -33,8 +33,8 @@ class CudaBuilder:
     ordinal
         The device's number.
     journal
-        A file in which to note what is being checked, for a builder after one which that killed; None
-        for none.
+        A file in which to record each plan whose self-check begins, so that the next process knows which plan
+        killed this one; None for no file.
     """
 
     def __init__(self, ordinal: int, journal: str | None = None) -> None:
@@ -44,11 +44,11 @@ class CudaBuilder:
         self.fingerprint = ""
 
     def expect_builds(self) -> None:
-        """Nothing: `open` is all that it takes."""
+        """Does nothing: `open` does all the preparation."""
 
     @reported
     def open(self) -> None:
-        """Make the device current on this thread and take a cuDNN handle. Raises `EngineFailure`."""
+        """Make the device current on this thread and create a cuDNN handle. Raises `EngineFailure`."""
         cupy, runtime, cudnn, _ = libraries()
         device = cupy.cuda.Device(self._ordinal)
         device.use()
@@ -63,22 +63,22 @@ class CudaBuilder:
         )
 
     def close(self) -> None:
-        """Give the handle back. Safe to call twice."""
+        """Destroy the handle. Safe to call twice."""
         context, self._context = self._context, None
         if context is not None:
             libraries().cudnn.destroy_handle(context.handle)
 
     @property
     def _opened(self) -> BuildContext:
-        assert self._context is not None, "a builder is opened first"
+        assert self._context is not None, "the builder is not open"
         return self._context
 
     def interrupt(self) -> None:
-        """Nothing: a call of cuDNN's cannot be ended from outside."""
+        """Does nothing: a cuDNN call cannot be interrupted."""
 
     @reported
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:
-        """See `compile_plan`. The workspace is the engine's to take."""
+        """See `compile_plan`. The engine allocates the workspace."""
         return compile_plan(graph, self._opened, workspace_limit)
 
     @reported
@@ -89,12 +89,12 @@ class CudaBuilder:
         workspace_limit: int | None,
         progress: Callable[[int, int, str], None],
     ) -> CudaPlan:
-        """The fastest of all plans, measured on the device. Blocks for seconds. Raises as `build`."""
+        """Measure all plans on the device and return the fastest. Blocks for seconds. Raises as `build`."""
         return tune(graph, self._opened, workspace_limit, progress)
 
     @reported
     def export(self, plan: Plan) -> bytes | None:
-        """A plan as bytes; None for one of another engine, or that cuDNN does not serialise."""
+        """A plan as bytes; None for another engine's plan. Raises `EngineFailure` if cuDNN cannot do it."""
         if not isinstance(plan, CudaPlan):
             return None
         graphs, steps = iter(plan.graphs), []
@@ -106,14 +106,14 @@ class CudaBuilder:
 
     @reported
     def restore(self, graph: OperationGraph, data: bytes) -> CudaPlan:
-        """The plan that `export` made the bytes of. Raises `EngineFailure` when they are none."""
+        """The plan that `export` serialised. Raises `EngineFailure` if the bytes are not such a plan."""
         try:
             recipe = msgspec.msgpack.decode(data, type=Recipe)
         except (msgspec.DecodeError, ValueError) as error:
             raise EngineFailure("BAD_PLAN", str(error)) from error
         if (recipe.buffers, recipe.scalars) != (len(graph.bound), len(graph.scalars)):
             raise EngineFailure(
-                "BAD_PLAN", f"{recipe.tag} takes other buffers than graph {graph.digest()[:8]}"
+                "BAD_PLAN", f"{recipe.tag} does not take the buffers of graph {graph.digest()[:8]}"
             )
         graphs = [self._deserialised(step.plan) for step in recipe.steps if isinstance(step, GraphStep)]
         return CudaPlan(recipe, tuple(graphs))
@@ -124,8 +124,8 @@ class CudaBuilder:
         try:
             lowered.deserialize(context.handle, plan)
         except Exception:
-            # The frontend captures a run, which loads the kernels. Where a call in between fails, as its
-            # cudaMalloc does on a full device, it leaves the stream capturing (1.32, `Graph::warmup`).
+            # To load the kernels, the frontend captures a run. If a call during the capture fails, such as
+            # its cudaMalloc on a full device, the stream is left capturing (1.32, `Graph::warmup`).
             with contextlib.suppress(Exception):
                 if context.stream.is_capturing():
                     context.stream.end_capture()

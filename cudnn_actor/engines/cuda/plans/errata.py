@@ -1,9 +1,9 @@
-"""Candidates that are not even tried: cuDNN offers them, and running them kills the context.
+"""Candidates that are never run, because running them destroys the device context.
 
-A plan that computes wrongly is found out by its self-check (`self_check`); one that reads
-or writes an illegal address takes the context with it. Each entry was seen, and
-holds for every version of cuDNN and every device: there are other candidates,
-and where there are none, a graph still runs in steps.
+A plan that computes wrong results fails its self-check (`self_check`), but one
+that reads or writes an illegal address destroys the context. Each entry was
+observed once, and is applied to every version of cuDNN and every device. That
+costs little: there are other candidates, and without any a graph runs in steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["erratum"]
 
 class _Erratum(NamedTuple):
     engine: str | None
-    """cuDNN's name for it, without knobs; None for all of them."""
+    """cuDNN's name of the engine, without knobs; None for all engines."""
     applies: Callable[[OperationGraph], bool]
     what: str
     seen: str
@@ -38,7 +38,7 @@ _ERRATA = (
     _Erratum(
         engine="eng0",
         applies=lambda graph: len(graph.operations) > 1,
-        what="reads an illegal address where more than a convolution is asked of it",
+        what="reads an illegal address if the graph has more than a convolution",
         seen="cuDNN 9.19 on sm_90: grouped float32 NCHW, alpha, beta, bias and relu",
     ),
     _Erratum(
@@ -46,27 +46,27 @@ _ERRATA = (
         applies=lambda graph: (
             len(graph.operations) > 1 and any(_is_uneven(graph, op) for op in graph.operations)
         ),
-        what="reads a misaligned address where more than a convolution of half types is asked of it, and a "
-        "group's channels or filters are not multiples of eight",
+        what="reads a misaligned address if the graph has more than a convolution, the convolution's "
+        "operands are of a half type, and a group's channels or filters are not multiples of eight",
         seen="cuDNN 9.19 on sm_90: bfloat16 in 5 groups of 4 channels; the gradient of a float16 filter of 4",
     ),
     _Erratum(
         engine=None,
         applies=lambda graph: len(graph.operations) > 1 and not all(map(_is_packed, graph.tensors)),
-        what="reads a misaligned address where more than a convolution is asked of tensors with gaps",
+        what="reads a misaligned address if the graph has more than a convolution and tensors with gaps",
         seen="cuDNN 9.19 on sm_90: bfloat16 and float16, filters or results with odd strides",
     ),
     _Erratum(
         engine=None,
         applies=lambda graph: any(_is_off_vectors(graph, op) for op in graph.operations),
-        what="reads a misaligned address where channels of half types lie side by side, and pixels or rows "
-        "are not whole vectors apart",
+        what="reads a misaligned address if the channels of a half type are contiguous, and the strides of "
+        "pixels or rows are not multiples of the vector length",
         seen="cuDNN 9.19 on sm_90: eng71, bfloat16 with 2 channels and strides (10, 1, 251, 10)",
     ),
 )
 _HALF_TYPES = (DType.FLOAT16, DType.BFLOAT16)
 _LONGEST_VECTOR = 8
-"""Elements of a half type that one instruction reads: 16 bytes."""
+"""The most elements of a half type that one instruction reads: 16 bytes."""
 
 
 def _is_packed(tensor: GraphTensor) -> bool:
@@ -88,7 +88,7 @@ def _is_uneven(graph: OperationGraph, operation: Operation) -> bool:
 
 
 def _is_off_vectors(graph: OperationGraph, operation: Operation) -> bool:
-    """Whether a kernel that reads as many channels at once as divide their number meets odd addresses."""
+    """Whether vector reads would be misaligned, for the longest vector that divides the channels."""
     if isinstance(operation, Pointwise):
         return False
     for tensor in map(graph.tensor, (*operation.inputs, operation.output)):
@@ -101,7 +101,7 @@ def _is_off_vectors(graph: OperationGraph, operation: Operation) -> bool:
 
 
 def erratum(graph: OperationGraph, plan: str) -> str | None:
-    """Why the plan of that name must not run a graph; None for one that may be tried."""
+    """Why the plan with that name must not run a graph; None if it may."""
     engine = plan.split("_", 1)[0]
     for known in _ERRATA:
         if known.engine in (None, engine) and known.applies(graph):

@@ -1,8 +1,8 @@
-"""From an operation graph to cuDNN's: the same tensors and operations, in the frontend's words.
+"""Translates an operation graph into cuDNN's: the same tensors and operations, as a frontend graph.
 
-Tensors get the uid of their canonical number, counted from 1, so that a plan
-means the same whatever the graph's own uids were. One spatial dim becomes two,
-the first of them 1: cuDNN has no convolution of fewer.
+A tensor's uid in cuDNN's graph is its canonical number plus 1, so that a plan
+does not depend on the graph's own uids. One spatial dim becomes two, the first
+of size 1, because cuDNN's convolutions have at least two.
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Convolutions.html
 """
 
@@ -62,22 +62,22 @@ _POINTWISE = {
 }
 _PARAMETERS = {PointwiseMode.LEAKY_RELU: "negative_slope", PointwiseMode.SWISH: "swish_beta"}
 _WITHOUT_PARAMETER = {PointwiseMode.ELU, PointwiseMode.SOFTPLUS}
-"""The frontend has these with a parameter of 1 only."""
+"""The frontend supports these only with a parameter of 1."""
 
 
 class Refused(Exception):
-    """Raised when cuDNN does not take a graph: there may be another way to run it. The text says why."""
+    """Raised when cuDNN does not accept a graph; there may be another way to run it. The text says why."""
 
 
 def frontend_uids(graph: OperationGraph) -> dict[int, int]:
-    """Each tensor's uid → the one that it has in cuDNN's graph: its canonical number, from 1."""
+    """Each tensor's uid → its uid in cuDNN's graph: its canonical number plus 1."""
     return {uid: number + 1 for uid, number in graph.canonical_uids().items()}
 
 
 def candidates(graph: OperationGraph, handle: Any, workspace_limit: int | None) -> Any:
     """The frontend's graph with its ranked candidates, none of them built yet. Blocks for milliseconds.
 
-    Raises `Refused` when cuDNN cannot represent the graph or proposes nothing for it.
+    Raises `Refused` if cuDNN cannot represent the graph or has no candidate for it.
     """
     cudnn = libraries().cudnn
     try:
@@ -89,7 +89,7 @@ def candidates(graph: OperationGraph, handle: Any, workspace_limit: int | None) 
         if workspace_limit is not None:
             lowered.deselect_workspace_greater_than(workspace_limit)
     except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
-        # Or a descriptor that the library does not take. A dead context says so too: the caller probes.
+        # Also raised for descriptors that cuDNN rejects, and in a dead context, which the caller must check.
         raise Refused(_first_line(error)) from error
     return lowered
 
@@ -100,31 +100,31 @@ def _first_line(error: Exception) -> str:
 
 
 def _unwanted(graph: OperationGraph) -> list[Any]:
-    """Notes of the candidates that do not compute as is asked: in full float32, and always the same bits."""
+    """Notes of candidates to exclude: those less accurate or less deterministic than the graph's numerics."""
     note = libraries().cudnn.numerical_note
     notes = [note.REDUCED_PRECISION_REDUCTION]
     if not graph.numerics.tf32:
         notes.append(note.DOWN_CONVERT_INPUTS)
         if any(tensor.dtype is DType.FLOAT32 for tensor in convolved(graph)):
-            notes.append(note.TENSOR_CORE)  # which takes float32 as TF32 only
+            notes.append(note.TENSOR_CORE)  # tensor cores round float32 to TF32
     if graph.numerics.deterministic:
         notes.append(note.NONDETERMINISTIC)
     return notes
 
 
 def check_bytes(graph: OperationGraph) -> None:
-    """Raise `Refused` for a convolution of bytes that lie as cuDNN does not document to take them.
+    """Raise `Refused` for a convolution of bytes in a layout that cuDNN does not document as supported.
 
-    It takes them all the same, and computes something else, or reads beyond them.
+    cuDNN accepts such layouts all the same, and then computes wrong results or reads out of bounds.
     """
     for operation in graph.operations:
         tensors = [graph.tensor(uid) for uid in (*operation.inputs, operation.output)]
         if not isinstance(operation, Pointwise) and not takes_bytes(tensors):
-            raise Refused("of the 8-bit types it takes int8 only, in NHWC, with a multiple of 4 channels")
+            raise Refused("cuDNN supports only one 8-bit type: int8, in NHWC, with a multiple of 4 channels")
 
 
 def takes_bytes(tensors: Sequence[GraphTensor]) -> bool:
-    """Whether cuDNN takes a convolution's operands and result (last), as far as they are bytes.
+    """Whether cuDNN supports a convolution's operands and result (last). False only for some of bytes.
 
     https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-cnn-library.html
     """
@@ -143,7 +143,7 @@ def convolved(graph: OperationGraph) -> list[GraphTensor]:
 
 
 class _Lowering:
-    """One graph on its way into the frontend's words."""
+    """Translates one graph into a frontend graph."""
 
     def __init__(self, graph: OperationGraph, handle: Any) -> None:
         cudnn = libraries().cudnn
@@ -202,7 +202,7 @@ class _Lowering:
         tensor = self._graph.tensor(uid)
         dims, strides = spatial(tensor)
         bound = tensor.role is TensorRole.BOUND
-        # Sums of int8 products are exact as int32; between operations they are float32, as what follows is.
+        # Sums of int8 products are exact as int32. Between operations they are float32, like what follows.
         dtype = tensor.dtype if bound or tensor.dtype is not DType.INT32 else DType.FLOAT32
         output.set_uid(self._uids[uid])
         output.set_output(bound).set_data_type(data_type(dtype))
@@ -214,7 +214,7 @@ class _Lowering:
 
 
 def data_type(dtype: DType) -> Any:
-    """The frontend's word for an element type."""
+    """The frontend's name for an element type."""
     return getattr(libraries().cudnn.data_type, _DATA_TYPES[dtype])
 
 
@@ -228,7 +228,7 @@ def spatial(tensor: GraphTensor) -> tuple[list[int], list[int]]:
 
 
 def _convolution(conv: ConvSpec, compute: DType) -> Mapping[str, Any]:
-    """A convolution's attributes, one spatial dim as two."""
+    """A convolution's attributes; one spatial dim becomes two."""
 
     def both(values: tuple[int, ...], other: int) -> list[int]:
         return [other, *values] if len(values) == 1 else list(values)
@@ -245,7 +245,7 @@ def _convolution(conv: ConvSpec, compute: DType) -> Mapping[str, Any]:
 def build_candidate(graph: OperationGraph, lowered: Any, index: int) -> None:
     """Build one of the candidates. Blocks for milliseconds to a second.
 
-    Raises `Refused` when it cannot be built, or when the notes, the workspace limit or an erratum exclude it.
+    Raises `Refused` if it cannot be built, or if the notes, the workspace limit or an erratum exclude it.
     """
     try:
         if (known := erratum(graph, lowered.get_plan_name_at_index(index))) is not None:

@@ -1,4 +1,4 @@
-"""What was being checked when a process died of it: so that the next one does not try it again."""
+"""Records which plan was being checked when a process died, so that the next one does not run it again."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _HELD = 4
 
 
 class Journal:
-    """A file with a line for each process, for each plan whose self-check has begun, and for its end.
+    """A file with one line for each process, and for each begin and end of a plan's self-check.
 
-    A plan has killed a process if its check has not ended. The check may also have been cut short by a death
-    that it did not cause, so once is held against it for the next four processes, and twice for good. Plans
-    that differ in their knobs alone count as one: cuDNN often
-    offers an engine for a graph with several settings of its knobs, one after the other, and what killed the
-    process is mostly wrong with all of them.
+    If a check has begun but not ended, its plan is assumed to have killed the process. The process may also
+    have died of something else meanwhile, so one unfinished check excludes the plan for the next four
+    processes only; two exclude it for good. Plans that differ only in their knobs count as one: cuDNN often
+    offers an engine for a graph with several settings of its knobs, one after the other, and a fault that
+    kills the process usually affects all of them.
 
-    One process writes it at a time: a service's builder process, then its successor. A line is one write, so
-    a death leaves whole lines.
+    One process at a time writes the file: a service's builder process, then its successor. Each line is a
+    single write, so a crash leaves no partial line.
 
     Parameters
     ----------
     path
-        The file, which need not be there yet; None to note nothing.
+        The file, which need not exist yet; None to record nothing.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -37,7 +37,7 @@ class Journal:
         self._killed: set[str] | None = None
 
     def killed(self, plan: str) -> bool:
-        """Whether a self-check of the plan of that tag has killed a process before this one."""
+        """Whether a self-check of the plan with that tag is assumed to have killed an earlier process."""
         if self._killed is None:
             self._killed = self._killers()
             self._note("process", "")
@@ -45,7 +45,7 @@ class Journal:
 
     @contextlib.contextmanager
     def trying(self, plan: str) -> Iterator[None]:
-        """A check. One that an error leaves has not ended: what it raised may be the end of the context."""
+        """Record a check. If it raises, no end is recorded, because the context may be dead."""
         self._note("begin", plan)
         yield
         self._note("end", plan)
@@ -60,7 +60,7 @@ class Journal:
             return set()
         processes, in_work = 0, ""
         left_open: defaultdict[str, list[int]] = defaultdict(list)
-        """In which processes, by number, the checks of a plan have not ended."""
+        """By plan, the numbers of the processes in which its check has not ended."""
         for line in self._path.read_text(encoding="utf-8").splitlines():
             what, _, plan = line.partition(" ")
             plan = _KNOBS.sub("", plan)

@@ -1,6 +1,6 @@
-"""One elementwise kernel for the pointwise operations that cuDNN does not fuse: generated, then compiled.
+"""Generates and compiles elementwise kernels for pointwise operations that cuDNN does not fuse.
 
-Its source depends on the operations, the element types and the rank alone;
+A kernel's source depends only on the operations, the element types and the rank;
 dims and strides are arguments, so few kernels serve many shapes. Values are
 computed in float, or in double where the graph says float64, and rounded once:
 to nearest, ties to even; integers saturate and NaN becomes 0.
@@ -73,7 +73,7 @@ __device__ __forceinline__ unsigned short to_bfloat16(float value) {
     return (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 __device__ __forceinline__ unsigned short to_bfloat16(double value) {
-    float towards_zero = __double2float_rz(value);  // to odd, so that the second rounding sees what was cut
+    float towards_zero = __double2float_rz(value);  // round to odd: the second rounding then rounds correctly
     unsigned int bits = __float_as_uint(towards_zero);
     if ((double)towards_zero != value) bits |= 1;
     return to_bfloat16(value != value ? (float)value : __uint_as_float(bits));
@@ -89,20 +89,20 @@ template <class T> __device__ __forceinline__ T softplus(T value, T p) {
 
 
 class Leaf(msgspec.Struct, frozen=True, tag="leaf"):
-    """A tensor that the kernel reads: its number among the operands, and its element type."""
+    """A tensor that the kernel reads: its index among the operands, and its element type."""
 
     number: int
     dtype: DType
 
 
 class Scalar(msgspec.Struct, frozen=True, tag="scalar"):
-    """A number that is given with each run: its place among the plan's scalars."""
+    """A number passed with each run: its index among the plan's scalars."""
 
     number: int
 
 
 class Expression(msgspec.Struct, frozen=True, tag="expression"):
-    """A pointwise mode applied to operands, with its parameter where it has one."""
+    """A pointwise mode applied to operands, with its parameter if it has one."""
 
     mode: PointwiseMode
     operands: tuple[Expression | Leaf | Scalar, ...]
@@ -115,15 +115,15 @@ class Elementwise(msgspec.Struct, frozen=True):
     Parameters
     ----------
     value
-        What is stored in each element.
+        The expression stored in each element.
     dtype
         The result's element type.
     double
         Whether to compute in double.
     dims
-        The elements, slowest axis first.
+        Dims to iterate over, slowest axis first.
     strides
-        Of the result, then of each operand, in elements; 0 where an operand is broadcast.
+        The result's, then each operand's, in elements; 0 where an operand is broadcast.
     """
 
     value: Expression | Leaf | Scalar
@@ -139,7 +139,7 @@ class Elementwise(msgspec.Struct, frozen=True):
         return tuple(found[number] for number in sorted(found))
 
     def scalars(self) -> tuple[int, ...]:
-        """The places of the scalars that the kernel takes, in its own order."""
+        """The indices of the plan's scalars that the kernel takes, in the kernel's own order."""
         found: set[int] = set()
         _visit(self.value, lambda _: None, lambda scalar: found.add(scalar.number))
         return tuple(sorted(found))
@@ -166,7 +166,7 @@ def elementwise(
     dims: Sequence[int],
     strides: Sequence[Sequence[int]],
 ) -> Elementwise:
-    """A kernel over `dims`, its axes in the order of the result's memory, neighbours merged where they can.
+    """A kernel over `dims`: axes sorted by the result's strides, adjacent axes merged where possible.
 
     `strides` are the result's, then each operand's.
     """
@@ -189,7 +189,7 @@ def elementwise(
 
 
 class Kernel:
-    """A compiled kernel with its dims and strides: `launch` enqueues it on the current stream."""
+    """A compiled kernel with its dims and strides. `launch` enqueues it on the current stream."""
 
     def __init__(self, description: Elementwise) -> None:
         cupy = libraries().cupy
@@ -203,7 +203,7 @@ class Kernel:
         self._scalars = description.scalars()
 
     def launch(self, pointers: Sequence[int], scalars: Sequence[float]) -> None:
-        """Enqueue a run. `pointers` are the result's, then each operand's; `scalars` all of the plan's."""
+        """Enqueue a run. `pointers`: the result's, then each operand's; `scalars`: all of the plan's."""
         numbers = [self._number(scalars[place]) for place in self._scalars]
         self._function(self._grid, (_THREADS,), (*pointers, *self._geometry, *numbers))
 
@@ -243,17 +243,17 @@ def _place(tensor: int, rank: int) -> str:
 
 
 def load(dtype: DType, element: str) -> str:
-    """The C expression for an element's value, given the one for the element itself."""
+    """The C expression that converts a stored element, itself a C expression, to its value."""
     return _LOADS.get(dtype, "{}").format(element)
 
 
 def store(dtype: DType, value: str) -> str:
-    """The C expression for what is stored of a value: rounded to the element type."""
+    """The C expression that rounds a value, itself a C expression, to the stored element type."""
     return _STORES.get(dtype, "{}").format(value)
 
 
 def formula(node: Node, steps: list[str]) -> str:
-    """The C name of a node's value; `steps` gets the statements that compute it."""
+    """The C name of a node's value; appends the statements that compute it to `steps`."""
     match node:
         case Leaf(number=number):
             return f"v{number}"

@@ -10,7 +10,7 @@ __all__ = ["CudaPlan"]
 
 
 class CudaPlan:
-    """A recipe with, for each of its graph steps, the frontend's built graph.
+    """A recipe, and the frontend's built graph for each of its graph steps.
 
     Parameters
     ----------
@@ -27,5 +27,5 @@ class CudaPlan:
         self.workspace = recipe.workspace
         self.tried = recipe.tried
         self.program: Any = None
-        """The plan bound to the engine that runs it; that engine's own."""
+        """The plan bound to the engine that runs it. Only that engine uses it."""
         self.tuning = recipe.tuning

@@ -1,11 +1,11 @@
-"""A plan bound to one engine: how its steps are launched, and what is replayed instead.
+"""A plan bound to one engine: launches its steps, or replays a captured CUDA graph instead.
 
-Launching costs more than the device takes for a small convolution, so the
-shortest way counts. The frontend's own `execute` describes every tensor anew
-(30 us of host time); the graph that it has lowered takes a row of addresses
-(7 us), through methods that it does not promise to keep: where they are
-missing, the public way serves. A run that comes again with the same addresses
-and scalars is captured as a CUDA graph, and replayed (4 us).
+For a small convolution, the launch costs more than the device's work, so it
+must be short. The frontend's own `execute` describes every tensor on each call
+(30 us of host time). The frontend's lowered graph takes an array of addresses
+instead (7 us), through private methods; if they are missing, the public
+`execute` is used. A run that is repeated with the same addresses and scalars is
+captured as a CUDA graph and replayed (4 us).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, Number, Sou
 __all__ = ["Program", "fast_launch", "public_launch"]
 
 Launch = Callable[[Sequence[int], int], None]
-"""Enqueues one of cuDNN's graphs: addresses in the order of its uids, and the workspace's."""
+"""Enqueues one of cuDNN's graphs: takes addresses in the order of its uids, and the workspace's address."""
 
 _CAPTURE_AT = 4
-"""At which run with the same addresses a graph is captured: that costs as much as six runs save."""
+"""The run with the same addresses at which a graph is captured. A capture costs as much as six runs save."""
 _MOST_KEYS = 256
-"""Rows of addresses that are remembered for a plan."""
+"""The most sets of addresses and scalars remembered for a plan."""
 _FAR_BEHIND = 256
-"""A stream takes 1,024 launches before it makes the next one wait; a run is a few."""
+"""A stream queues 1,024 launches before the next launch blocks; one run makes a few launches."""
 
 
 def public_launch(graph: Any, uids: Sequence[int], handle: Any) -> Launch:
-    """The frontend's documented way."""
+    """Launch through the frontend's documented `execute`."""
 
     def launch(addresses: Sequence[int], workspace: int) -> None:
         graph.execute(dict(zip(uids, addresses, strict=True)), workspace, handle=handle)
@@ -44,7 +44,7 @@ def public_launch(graph: Any, uids: Sequence[int], handle: Any) -> Launch:
 
 
 def fast_launch(graph: Any, uids: Sequence[int], handle: Any) -> Launch | None:
-    """The way past the frontend's Python; None where this frontend does not have it."""
+    """Launch through the lowered graph, without the frontend's Python; None if this version cannot."""
     lowered: Any = getattr(graph, "_lowered_graph", None)
     names = ("_execute_with_raw_ptrs", "_prepare_variant_pack_template", "_get_variant_pack_uids_sorted")
     backend_handle = getattr(handle, "backend_handle", None)
@@ -65,7 +65,7 @@ def fast_launch(graph: Any, uids: Sequence[int], handle: Any) -> Launch | None:
 
 
 def _backend_index(graph: Any) -> int:
-    """Which of the lowered graph's plans was built; -1, its own choice, for one restored from bytes."""
+    """Index of the lowered graph's plan that was built; -1, its own choice, if restored from bytes."""
     plans = getattr(graph, "_plans", None)
     index = plans[graph._plan_index].cpp_index if plans else None
     return -1 if index is None else int(index)
@@ -74,9 +74,9 @@ def _backend_index(graph: Any) -> int:
 class Replay:
     """A captured CUDA graph, and the call that launches it.
 
-    The call keeps the interpreter's lock: letting it go for the 4 us that it takes, for each request of a
-    batch, hands it to the event loop's thread and back each time, which costs more. It waits when the device
-    is a thousand launches behind, so `launch` looks first how far that is.
+    The call does not release the interpreter's lock. It takes 4 us; releasing the lock for each request of a
+    batch would switch to the event loop's thread and back each time, which costs more. But the call blocks if
+    the device is about a thousand launches behind, so `launch` uses a call that releases the lock then.
     """
 
     def __init__(self, graph: Any, stream: Any) -> None:
@@ -85,7 +85,7 @@ class Replay:
         self._arguments = ctypes.c_void_p(int(graph.graphExec)), ctypes.c_void_p(stream.ptr)
 
     def launch(self, behind: int) -> None:
-        """Enqueue it. `behind` is how many launches the device has not finished, at the most."""
+        """Enqueue it. `behind` is an upper bound on the launches that the device has not finished."""
         if behind > _FAR_BEHIND:
             self._graph.launch(self._stream)
         else:
@@ -100,18 +100,18 @@ def _launch_graph() -> Callable[..., int]:
 
 
 class Program:
-    """A plan with its launches, for one engine. One thread's own.
+    """A plan with its launches, for one engine. Used by one thread only.
 
     Parameters
     ----------
     plan
         Built or restored.
     handle
-        The engine's cuDNN handle, whose stream it runs on.
+        The engine's cuDNN handle, set to `stream`.
     stream
-        That stream.
+        The stream to run on.
     fast
-        Whether to go past the frontend's Python where that is possible.
+        Whether to launch without the frontend's Python where that is possible.
     """
 
     def __init__(self, plan: CudaPlan, handle: Any, stream: Any, *, fast: bool = True) -> None:
@@ -165,9 +165,9 @@ class Program:
     def _finder(
         self, sources: Sequence[Source], scratch: int
     ) -> Callable[[Sequence[int], int], Sequence[int]]:
-        """How to find a step's addresses, given those of the plan's buffers and of the workspace."""
-        # The steps hold nothing of the program itself: in a cycle, what it has captured and built would wait
-        # for the collector, and then end on whatever thread that runs on.
+        """A function that gives a step's addresses, from those of the plan's buffers and of the workspace."""
+        # The steps must not refer to the program. In a reference cycle, its captured and built graphs would
+        # be destroyed by the garbage collector, on whatever thread that runs.
         places = [self._find(source, scratch) for source in sources]
         numbers = self._number_address
         if places == [(0, number) for number in range(len(places))]:
@@ -191,7 +191,7 @@ class Program:
     def run(
         self, key: tuple[float, ...], pointers: Sequence[int], scalars: Sequence[float], workspace: int
     ) -> None:
-        """Enqueue a run that is no replay; remember it, and capture it once it has come often enough."""
+        """Enqueue a run that has no replay yet. Count it, and capture it at its `_CAPTURE_AT`th time."""
         self._put(scalars)
         times = self._times.get(key, 0) + 1
         if times < _CAPTURE_AT or not self._capturable:
@@ -211,7 +211,7 @@ class Program:
             graph.launch(self.stream)
 
     def _put(self, scalars: Sequence[float]) -> None:
-        """Lay the scalars out where cuDNN reads them: it has read them when the launch returns."""
+        """Store the scalars where cuDNN reads them. It has read them when the launch returns."""
         for number, double in self._doubles.items():
             if double:
                 self._numbers[number] = scalars[number]
@@ -224,12 +224,12 @@ class Program:
             step(pointers, scalars, workspace)
 
     def _capture(self, pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> Any:
-        """The run as a CUDA graph, not launched; None where it cannot be captured, now and later."""
+        """The run as a CUDA graph, not launched; None if the plan cannot be captured, now or later."""
         stream = self.stream
         stream.begin_capture(libraries().runtime.streamCaptureModeThreadLocal)
         try:
             self._launch(pointers, scalars, workspace)
-        except Exception:  # noqa: BLE001 - whatever a plan does that a capture forbids
+        except Exception:  # noqa: BLE001 - a plan may do anything that a capture forbids
             self._capturable = False
         try:
             graph = stream.end_capture()
@@ -238,6 +238,6 @@ class Program:
         return graph if self._capturable else None
 
     def forget_replays(self) -> None:
-        """Drop what was captured: the workspace that it writes to has moved."""
+        """Drop captured graphs, because the workspace that they write to has moved."""
         self.replays.clear()
         self._times.clear()

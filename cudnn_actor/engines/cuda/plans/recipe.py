@@ -1,8 +1,8 @@
-"""A plan as data: the steps that run one after the other, and where each finds its tensors.
+"""A plan as data: the steps that run one after the other, and the location of each step's tensors.
 
-One step where cuDNN takes the whole graph; several where it does not: packing
-what lies in a way that it does not read, the convolution, and a kernel of our
-own for the rest. What goes from step to step lies in the workspace.
+A plan has one step if cuDNN accepts the whole graph, else several: kernels of
+our own that pack tensors whose layout cuDNN does not read, the convolution, and
+kernels of our own for the rest. Tensors between steps are in the workspace.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ _ALIGNMENT = 256
 
 
 def aligned(nbytes: int) -> int:
-    """The least multiple of the alignment of device memory that holds `nbytes`."""
+    """`nbytes` rounded up to a multiple of the alignment of device memory."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class Buffer(msgspec.Struct, frozen=True, tag="buffer"):
-    """One of the plan's buffers, by its place among `graph.bound`."""
+    """One of the plan's buffers, by its index in `graph.bound`."""
 
     number: int
 
 
 class Number(msgspec.Struct, frozen=True, tag="number"):
-    """One of the plan's scalars, by its place among `graph.scalars`; cuDNN reads it on the host."""
+    """One of the plan's scalars, by its index in `graph.scalars`; cuDNN reads it on the host."""
 
     number: int
     double: bool
 
 
 class Scratch(msgspec.Struct, frozen=True, tag="scratch"):
-    """Bytes of the workspace, counted from the end of what cuDNN's own steps use."""
+    """A place in the workspace, in bytes after the part that cuDNN's own steps use."""
 
     offset: int
 
@@ -45,7 +45,7 @@ Source = Buffer | Number | Scratch
 
 
 class GraphStep(msgspec.Struct, frozen=True, tag="graph"):
-    """A plan of cuDNN's.
+    """A step that runs one of cuDNN's plans.
 
     Parameters
     ----------
@@ -54,9 +54,9 @@ class GraphStep(msgspec.Struct, frozen=True, tag="graph"):
     workspace
         Bytes that it needs.
     uids, sources
-        Its tensors by cuDNN's numbers, ascending, and where each is.
+        Its tensors' uids in cuDNN's graph, ascending, and the location of each.
     plan
-        As cuDNN serialised it; empty for one that has just been built.
+        The plan as serialised by cuDNN; empty if it has just been built.
     """
 
     engine: str
@@ -67,7 +67,7 @@ class GraphStep(msgspec.Struct, frozen=True, tag="graph"):
 
 
 class KernelStep(msgspec.Struct, frozen=True, tag="kernel"):
-    """An elementwise kernel: its result, then its operands."""
+    """A step that runs an elementwise kernel. `sources`: its result's location, then its operands'."""
 
     kernel: Elementwise
     sources: tuple[Source, ...]
@@ -77,16 +77,16 @@ Step = GraphStep | KernelStep
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """What tuning found.
+    """The result of tuning.
 
     Parameters
     ----------
     heuristic_us, tuned_us
-        Device time of the heuristic's plan and of the fastest, in microseconds.
+        Device time of the heuristic's plan and of the fastest plan, in microseconds.
     tried
-        How many candidates were timed.
+        How many plans were timed.
     discarded
-        What was wrong with those that were not: "engine: reason".
+        Why candidates failed their self-check: "engine: reason".
     """
 
     heuristic_us: float
@@ -96,20 +96,20 @@ class Tuning(msgspec.Struct, frozen=True):
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """All that a plan is but its live parts.
+    """Everything in a plan except its live library objects.
 
     Parameters
     ----------
     tag
-        As a receipt shows it.
+        The plan's tag, as in receipts.
     steps
-        In order.
+        In the order in which they run.
     scratch
-        Bytes between the steps.
+        Bytes for tensors between the steps.
     buffers, scalars
-        How many a run is given.
+        How many of each a run takes.
     tuning
-        What was measured, where the plan is the fastest of those that were.
+        The measurements, if the plan was chosen by tuning.
     tried
         Whether it has passed its self-check.
     """
@@ -124,10 +124,10 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @property
     def own_workspace(self) -> int:
-        """Bytes that cuDNN's steps need, one after the other in the same place."""
+        """Bytes that cuDNN's steps need; they run one after the other and share this memory."""
         return aligned(max((step.workspace for step in self.steps if isinstance(step, GraphStep)), default=0))
 
     @property
     def workspace(self) -> int:
-        """Bytes in all."""
+        """Bytes in total."""
         return self.own_workspace + self.scratch

@@ -1,8 +1,8 @@
-"""A convolution computed in the plainest way there is, in double, at some elements of its result.
+"""A convolution computed directly from its definition, in double, at a sample of its result's elements.
 
-One block of threads adds up one element. It is slow, and it is the judge of
-what cuDNN's plans compute: nothing here knows about layouts, tiles or engines.
-The definitions are those of `ConvSpec`; one or two spatial dims count as three.
+One thread block sums up one element. This is slow, but self-checks compare
+cuDNN's plans with it, so it is independent of layouts, tiles and cuDNN engines.
+The definitions are those of `ConvSpec`; one or two spatial dims are extended to three.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ __all__ = ["Reference"]
 
 _THREADS = 128
 _MOST_PRODUCTS = 1 << 29
-"""That are added up for one reference: some milliseconds' worth."""
+"""The most products summed up for one reference: a few milliseconds of work."""
 _LEAST_SAMPLES, _MOST_SAMPLES = 512, 1 << 17
 _RANK = 5
 
 
 class Reference:
-    """What a graph's result should be, at a sample of its elements.
+    """The correct values of a graph's result, at a sample of its elements.
 
     Parameters
     ----------
     graph
-        Of one convolution and pointwise operations after it, with one result; `covers` tells.
+        One convolution and pointwise operations after it, with one result; see `covers`.
     """
 
     def __init__(self, graph: OperationGraph) -> None:
@@ -69,7 +69,7 @@ class Reference:
 
     @staticmethod
     def covers(graph: OperationGraph) -> bool:
-        """Whether there is a reference for a graph."""
+        """Whether a reference can be computed for a graph."""
         if len(_convolutions(graph)) != 1 or len(_results(graph)) != 1:
             return False
         (convolution,) = _convolutions(graph)
@@ -77,7 +77,7 @@ class Reference:
 
     @property
     def length(self) -> int:
-        """How many products one element adds up, padding included."""
+        """How many products are summed up for one element, padding included."""
         filters = self._tensor(self._filter_uid()).dims
         if isinstance(self._convolution, ConvolutionForward):
             return math.prod(filters[1:])
@@ -89,9 +89,9 @@ class Reference:
     def compare(
         self, address: Callable[[int], int], scalars: Sequence[float]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(wanted, got) as float64 at the sampled elements; `address` finds each bound tensor. Blocks.
+        """(wanted, got) as float64 at the sampled elements; `address` locates each bound tensor. Blocks.
 
-        What is got is read where `address` says that the result lies.
+        The values got are read from the result's address.
         """
         cupy = libraries().cupy
         both = cupy.empty((2, self.samples), cupy.float64)
@@ -105,7 +105,7 @@ class Reference:
     # The kernel.
 
     def _node(self, uid: int) -> Node:
-        """The expression that stands for a tensor; the convolution's own result is leaf 0."""
+        """The expression that computes a tensor; the convolution's own result is leaf 0."""
         writer = next((op for op in self._graph.operations if op.output == uid), None)
         tensor = self._graph.tensor(uid)
         if isinstance(writer, Pointwise):
@@ -126,7 +126,7 @@ class Reference:
         return operation.dw if isinstance(operation, ConvolutionBackwardFilter) else operation.w
 
     def _numbers(self) -> list[int]:
-        """The geometry, in the order in which the kernel names it."""
+        """The geometry, in the order of the kernel's `g` array."""
         operation = self._convolution
         x, w, y = self._shapes()
         conv = operation.conv
@@ -200,7 +200,7 @@ extern "C" __global__ void reference({arguments}) {{
     const long long x_channels = x1 / groups, y_channels = y1 / groups;
     const long long total = {total};
     const unsigned long long sample = blockIdx.x;
-    // All of them where all are wanted; else the ends, and in between as a multiplicative hash scatters them.
+    // Every element if all are sampled; else the first, the last, and others picked by a multiplicative hash.
     long long rest = samples == total ? (long long)sample
         : sample == 0 ? 0 : sample == 1 ? total - 1
         : (long long)((sample * 11400714819323198485ull) % (unsigned long long)total);

@@ -1,11 +1,11 @@
-"""A plan on check, before anybody uses it: does it compute what its graph says, and write nothing else?
+"""The self-check of a plan before its first use: it must compute its graph and write nothing else.
 
 cuDNN accepts some graphs that its engines then compute wrongly: int8 in NCHW,
 results wider than the operands in NCHW, float32 epilogues with scalars, filters
 that reach mostly into padding (cuDNN 9.19). No list of such cases is complete,
-so every plan runs once on numbers that are known: small integers, whose sums
-every type holds. Outputs and workspace are full of NaN before; in front of and
-behind them lie guard bytes.
+so every plan runs once on known numbers: small integers, whose sums every type
+holds. Outputs and workspace are filled with NaN beforehand, and have guard
+bytes before and after them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["BuildContext", "SelfCheck"]
 
 
 class BuildContext(NamedTuple):
-    """Where plans are made and tried: a cuDNN handle, the CuPy stream that is set on it, and a journal."""
+    """What plans are built and checked with: a cuDNN handle, the CuPy stream set on it, and a journal."""
 
     handle: Any
     stream: Any
@@ -42,9 +42,9 @@ class BuildContext(NamedTuple):
 
 class _Tolerance(NamedTuple):
     own: float
-    """Of the value itself: its rounding."""
+    """Relative to the value itself: its rounding."""
     sums: float
-    """Of all values' root mean square: what transforms such as Winograd's do to exact sums."""
+    """Relative to the root mean square of all values: the error of transforms such as Winograd's."""
 
 
 _TOLERANCES = {
@@ -58,14 +58,14 @@ _LARGEST_HALF = 65504.0
 
 
 class SelfCheck:
-    """Tensors of a graph's own, between guards, and the results that they should give.
+    """A second set of a graph's tensors, between guards, and the results that plans must compute from them.
 
     Parameters
     ----------
     graph
-        What the plans are to compute.
+        The graph that the plans compute.
     context
-        What they run on. What runs there is waited for.
+        What the plans run on. Checks wait for its stream.
 
     Raises
     ------
@@ -93,19 +93,22 @@ class SelfCheck:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """On the build context's stream, with memory that is given back at the end."""
+        """Use the build context's stream, and a memory pool that `close` frees."""
         with self.context.stream, libraries().cupy.cuda.using_allocator(self._pool.malloc):
             yield
 
     def close(self) -> None:
-        """Wait for what runs and give the memory back."""
+        """Wait for running work and free the memory."""
         self.context.stream.synchronize()
         self._reference = None
         self._tensors.clear()
         self._pool.free_all_blocks()
 
     def _find_accumulated(self) -> dict[int, int]:
-        """What a result is added to → that result: a service binds both to one buffer, so the check does."""
+        """Uid of a tensor that is accumulated into a result → uid of that result.
+
+        A service binds both to one buffer, so the check does too.
+        """
         convolved = {
             uid for op in self._graph.operations if not isinstance(op, Pointwise) for uid in op.inputs
         }
@@ -119,19 +122,19 @@ class SelfCheck:
         return found
 
     def fault(self, plan: CudaPlan) -> str | None:
-        """What is wrong with a plan; None for one that can be trusted. Blocks for milliseconds.
+        """What is wrong with a plan; None if it passes. Blocks for milliseconds.
 
-        A graph that there is no reference for is only looked at for NaN and for guards.
+        If there is no reference for the graph, only NaN and the guards are checked.
         """
         journal = self.context.journal
         if journal.killed(plan.tag):
-            return "it killed the process that tried it"
+            return "its self-check killed an earlier process"
         with journal.trying(plan.tag):
             fault = self._fault(plan)
         if fault is not None:
             with self._working():
                 for tensor in self._tensors.values():
-                    tensor.fill()  # it may have written anywhere: the next plan is not to be blamed for that
+                    tensor.fill()  # it may have written anywhere: the next plan must not be blamed for that
         return fault
 
     def _fault(self, plan: CudaPlan) -> str | None:
@@ -168,7 +171,7 @@ class SelfCheck:
             self._tensors[uid].look_for_nan(findings)
         strayed, nan = findings.read()
         if strayed:
-            return "it writes outside of its outputs and its workspace"
+            return "it writes outside its outputs and its workspace"
         if nan:
             return "it leaves NaN in its outputs"
         if self._reference is None:
@@ -182,7 +185,7 @@ def _alike(tensor: GraphTensor, other: GraphTensor) -> bool:
 
 
 def _difference(wanted: np.ndarray, got: np.ndarray, dtype: DType) -> str | None:
-    """How a result differs from what is wanted, by more than its type and its sums explain."""
+    """How a result differs from the wanted one by more than rounding explains; None if it does not."""
     if not dtype.is_floating:
         wanted = np.clip(wanted, *integer_range(dtype.numpy))
     if dtype is DType.FLOAT16:
@@ -193,11 +196,11 @@ def _difference(wanted: np.ndarray, got: np.ndarray, dtype: DType) -> str | None
     own, sums = _TOLERANCES.get(dtype, _EXACT)
     scale = float(np.sqrt(np.mean(np.square(wanted))))
     allowed = own * np.abs(wanted) + sums * scale
-    if not dtype.is_floating:  # a whole number next to it, and float32's rounding before that
+    if not dtype.is_floating:  # rounding to a whole number, and float32 rounding before that
         allowed = 0.5 + 1e-3 + 1e-6 * np.abs(wanted)
     wrong = ~(np.abs(got - wanted) <= allowed)
     if not wrong.any():
         return None
     first = int(np.argmax(wrong))
     share = float(np.mean(wrong))
-    return f"{share:.1%} of its results are wrong: {got[first]:g} where {wanted[first]:g} is right"
+    return f"{share:.1%} of its results are wrong: it computes {got[first]:g} instead of {wanted[first]:g}"

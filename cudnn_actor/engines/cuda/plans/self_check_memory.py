@@ -1,8 +1,8 @@
-"""Device memory for self-checks: known numbers between guard bytes, and whether they are still there.
+"""Device memory for self-checks: known values between guard bytes, and checks that the guards are intact.
 
-Three small kernels of our own, compiled together, do what CuPy's operators could do too. Those are compiled
-one by one when they are first used, half a second each where their cache on disk is empty: that was most of
-what a service's first answer on a new machine waited for.
+A few small kernels of our own, compiled together, do what CuPy's operators could do too. CuPy compiles its
+operators one by one at their first use, half a second each if its disk cache is empty. That took most of the
+time of a service's first answer on a new machine.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from cudnn_actor.protocol.operations import GraphTensor
 __all__ = ["CheckedTensor", "Findings", "Guarded"]
 
 _GUARD_BYTES = 4096 + 256
-"""Memory comes in multiples of 512 bytes, and a buffer may begin at any multiple of 256: so does this one."""
-_GUARD, _POISON = 0xA5, 0xFF  # which is NaN as every floating type
+"""CuPy aligns memory to 512 bytes; this offset aligns a tensor to 256 bytes only, as a buffer may be."""
+_GUARD, _POISON = 0xA5, 0xFF  # bytes of 0xFF are NaN in every floating type
 _THREADS, _MOST_BLOCKS = 256, 1024
 _RANK = 5
 _DEVICE_TO_DEVICE = 3
 
 
 class Findings:
-    """What kernels have found wrong: read together, since reading waits for the device.
+    """Flags that the checking kernels set. They are read together, because reading waits for the device.
 
     Parameters
     ----------
     pool
-        CuPy's, for the few bytes that it takes.
+        The CuPy memory pool to take the flags from.
     """
 
     def __init__(self, pool: Any) -> None:
         cupy = libraries().cupy
         self._flags = cupy.ndarray((2,), cupy.uint32, pool.malloc(8))
         self.strayed, self.nan = (int(self._flags.data.ptr) + 4 * number for number in range(2))
-        """Where a kernel notes a guard byte that has changed, and a NaN."""
+        """Addresses of the flags: a guard byte has changed; an element is NaN."""
         _set(self.strayed, 0, 8)
 
     def read(self) -> tuple[bool, bool]:
@@ -63,20 +63,20 @@ class Guarded:
         self.guard()
 
     def guard(self) -> None:
-        """Set every byte, the guards' and those between them, to what a guard is."""
+        """Set every byte, in the guards and between them, to the guard value."""
         _set(self._start, _GUARD, self.nbytes + 2 * _GUARD_BYTES)
 
     def poison(self) -> None:
-        """Fill what lies between the guards with NaN."""
+        """Fill the memory between the guards with NaN."""
         _set(self.pointer, _POISON, self.nbytes)
 
     def copy_from(self, other: Guarded) -> None:
-        """Take another's bytes, which are as many."""
+        """Copy the bytes of another one of equal size."""
         stream = libraries().cupy.cuda.get_current_stream().ptr
         libraries().runtime.memcpyAsync(self.pointer, other.pointer, self.nbytes, _DEVICE_TO_DEVICE, stream)
 
     def check(self, findings: Findings) -> None:
-        """Note whether a guard byte has changed."""
+        """Enqueue a check that sets a flag if a guard byte has changed."""
         arguments = (self._start, self.pointer + self.nbytes, findings.strayed)
         _kernel("guards")((_GUARD_BYTES // _THREADS,), (_THREADS,), arguments)
 
@@ -90,14 +90,14 @@ class CheckedTensor(Guarded):
         self.fill()
 
     def fill(self) -> None:
-        """Make it and its guards what they were at first."""
+        """Restore the initial values and the guards."""
         self.guard()
         dtype = self._tensor.dtype
         count = self.nbytes // dtype.itemsize
         _kernel(f"fill_{dtype}")(_grid(count), (_THREADS,), (self.pointer, count))
 
     def look_for_nan(self, findings: Findings) -> None:
-        """Note whether any element is NaN. What lies between the elements does not count."""
+        """Enqueue a check that sets a flag if any element is NaN. Gaps between elements are ignored."""
         tensor = self._tensor
         if not tensor.dtype.is_floating:
             return
@@ -148,7 +148,7 @@ _LOOP = """
 
 
 def _fill(dtype: DType) -> str:
-    # The numbers scatter as a multiplicative hash does: neighbours differ, whatever the strides are.
+    # A multiplicative hash scatters the numbers: neighbours differ, whatever the strides are.
     return f"""
 extern "C" __global__ void fill_{dtype}({C_TYPES[dtype]}* out, long long count) {{{_LOOP} {{
         double value = (int)((unsigned int)i * 2654435761u >> 29) - 3;

@@ -1,8 +1,8 @@
-"""A graph in several steps, where cuDNN does not take it in one.
+"""Runs a graph in several steps where cuDNN does not accept it as a whole.
 
-It is cut at its convolutions. Each of them runs alone, if need be on packed or
-wider copies of what it reads; what is pointwise becomes one kernel for each
-result. Nothing leaves the device on the way.
+The graph is cut at its convolutions. Each convolution runs alone, if necessary
+on packed or wider copies of its operands. Pointwise operations become one
+kernel for each result. All data stays on the device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cudnn_actor.protocol.tensor import Layout, TensorSpec
 __all__ = ["MOST_FORMS", "compile_split"]
 
 MOST_FORMS = 9
-"""How many forms a convolution's tensors can take, at the most."""
+"""The most forms (layouts and dtypes) that `_forms` yields for a convolution's tensors."""
 
 
 def compile_split(
@@ -36,14 +36,14 @@ def compile_split(
 ) -> CudaPlan:
     """The graph in steps: each convolution alone, and a kernel for each pointwise result.
 
-    `form` says which of the forms its tensors take (see `_forms`), `choice` which of the candidates that can
-    be built runs. Raises `Refused` when there is no such form or candidate.
+    `form` is the index of the form of the convolutions' tensors (see `_forms`). `choice` is the index of the
+    candidate to use, of those that can be built. Raises `Refused` if there is no such form or candidate.
     """
     return _Splitter(graph, handle, limit, form, choice).plan()
 
 
 class _Splitter:
-    """One graph on its way into steps."""
+    """Splits one graph into steps."""
 
     def __init__(self, graph: OperationGraph, handle: Any, limit: int | None, form: int, choice: int) -> None:
         self._graph = graph
@@ -53,9 +53,9 @@ class _Splitter:
         self._choice = choice
         self._sources = given_sources(graph)
         self._forms = {tensor.uid: tensor for tensor in graph.tensors}
-        """Each tensor as it lies where `_sources` says: a virtual one as the step that makes it left it."""
+        """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
         self._expressions: dict[int, Pointwise] = {}
-        """Pointwise results that no step has computed: whoever reads them computes them."""
+        """Pointwise operations that are in no step yet. The step that reads their result computes it."""
         self._steps: list[Step] = []
         self._graphs: list[Any] = []
         self._scratch = 0
@@ -73,13 +73,13 @@ class _Splitter:
     # Convolutions.
 
     def _convolve(self, operation: Convolution) -> None:
-        """Run a convolution on tensors of the wanted form, on copies where they differ. Raises `Refused`."""
+        """Add a convolution on tensors of the wanted form, copied where they differ. Raises `Refused`."""
         for uid in operation.inputs:
             self._compute(uid)
         tensors = [self._forms[uid] for uid in (*operation.inputs, operation.output)]
         forms = next(itertools.islice(_forms(tensors), self._form, None), None)
         if forms is None:
-            raise Refused("its tensors take no other form")
+            raise Refused("there is no other form for its tensors")
         alone, lowered = self._built(operation, tensors, forms)
         *inputs, (result, form) = zip(tensors, forms, strict=True)
         sources = {tensor.uid: self._packed(tensor, wanted) for tensor, wanted in inputs}
@@ -95,8 +95,8 @@ class _Splitter:
     def _built(
         self, operation: Convolution, tensors: Sequence[GraphTensor], forms: Sequence[GraphTensor]
     ) -> tuple[OperationGraph, Any]:
-        """A convolution of those forms as a graph of its own, and cuDNN's, built. Raises `Refused`."""
-        # Half types and bytes lose nothing as float32, nor as TF32, which has ten bits and full range.
+        """A convolution of those forms as its own graph, and cuDNN's built graph. Raises `Refused`."""
+        # Values of half types and bytes are exact in float32, and in TF32, with ten bits and float32's range.
         numerics = self._graph.numerics
         if tensors[0].dtype is not forms[0].dtype:
             numerics = msgspec.structs.replace(numerics, tf32=True)
@@ -115,7 +115,7 @@ class _Splitter:
         raise Refused(f"cuDNN has no candidate {self._choice} for {type(operation).__name__}")
 
     def _packed(self, tensor: GraphTensor, form: GraphTensor) -> Source:
-        """An input in the form that is wanted of it: itself, or a copy."""
+        """An input in the wanted form: the tensor itself, or a copy."""
         if _serves(tensor, form):
             return self._sources[tensor.uid]
         copy = self._take(form)
@@ -125,7 +125,7 @@ class _Splitter:
     # Pointwise.
 
     def _compute(self, uid: int) -> None:
-        """Make sure that a tensor's values will be where `_sources` says, if they are to be computed yet."""
+        """Add the step that computes a tensor, if it is a pointwise result that is in no step yet."""
         operation = self._expressions.pop(uid, None)
         if operation is None:
             return
@@ -165,14 +165,14 @@ class _Splitter:
         self._steps.append(KernelStep(kernel, (target, *(self._sources[leaf.uid] for leaf in leaves))))
 
     def _take(self, tensor: GraphTensor) -> Scratch:
-        """Room for a tensor between steps."""
+        """Reserve scratch memory for a tensor between steps."""
         place = Scratch(self._scratch)
         self._scratch += aligned(tensor.spec.nbytes)
         return place
 
 
 def _serves(tensor: GraphTensor, form: GraphTensor) -> bool:
-    """Whether a tensor can be used as it lies where that form is wanted."""
+    """Whether a tensor already has the wanted form."""
     same = (tensor.dims, tensor.strides, tensor.dtype) == (form.dims, form.strides, form.dtype)
     return same and tensor.alignment >= form.alignment
 
@@ -185,7 +185,10 @@ def _broadcast(tensor: GraphTensor, dims: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _forms(tensors: Sequence[GraphTensor]) -> Iterator[list[GraphTensor]]:
-    """What to try a convolution's tensors as, the result last: as given, packed, it wider, all wider."""
+    """Forms to try for a convolution's tensors, the result last.
+
+    In order: as given; packed; packed with a wider result; packed with all tensors wider.
+    """
     bound = [_given(tensor) for tensor in tensors]
     narrow = tensors[0].dtype not in (DType.FLOAT32, DType.FLOAT64)
     wider = DType.FLOAT32 if tensors[0].dtype.is_floating else DType.INT32
@@ -204,7 +207,7 @@ def _forms(tensors: Sequence[GraphTensor]) -> Iterator[list[GraphTensor]]:
 
 
 def _wider(tensors: Sequence[GraphTensor]) -> Sequence[DType]:
-    """Types in which a convolution of half types or of bytes loses no operand, and no sum of bytes."""
+    """Types that hold half-type and byte operands exactly, and in which sums of byte products are exact."""
     largest = {DType.INT8: 128, DType.UINT8: 255}.get(tensors[0].dtype)
     if largest is None:
         return (DType.FLOAT32,)
@@ -213,7 +216,7 @@ def _wider(tensors: Sequence[GraphTensor]) -> Sequence[DType]:
 
 
 def _given(tensor: GraphTensor) -> GraphTensor:
-    """A tensor as one that a graph of its own is given."""
+    """A tensor as a bound tensor of a separate graph."""
     return msgspec.structs.replace(tensor, role=TensorRole.BOUND)
 
 

@@ -1,4 +1,4 @@
-"""Steps of a plan, and the plan of some steps: what whole and split plans have in common."""
+"""Makes steps, and plans from steps: shared by plans in one piece and plans in several steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["finish", "given_sources", "graph_step"]
 
 
 def given_sources(graph: OperationGraph) -> dict[int, Source]:
-    """Where a run finds each tensor that it is given."""
+    """The location of each buffer and scalar that a run takes, by uid."""
     bound: dict[int, Source] = {uid: Buffer(number) for number, uid in enumerate(graph.bound)}
     given: dict[int, Source] = {
         uid: Number(number, graph.tensor(uid).dtype is DType.FLOAT64)
@@ -26,7 +26,7 @@ def given_sources(graph: OperationGraph) -> dict[int, Source]:
 
 
 def graph_step(graph: OperationGraph, lowered: Any, sources: dict[int, Source]) -> GraphStep:
-    """A built graph of the frontend's as a step; `sources` by the operation graph's uids."""
+    """A step from a built frontend graph; `sources` by the operation graph's uids."""
     given = sorted((number, uid) for uid, number in frontend_uids(graph).items() if uid in sources)
     index = getattr(lowered, "_plan_index", 0)
     return GraphStep(
@@ -40,7 +40,7 @@ def graph_step(graph: OperationGraph, lowered: Any, sources: dict[int, Source]) 
 def finish(
     graph: OperationGraph, steps: Sequence[Step], graphs: Sequence[Any], scratch: int, limit: int | None
 ) -> CudaPlan:
-    """The plan of those steps. Raises `Refused` when it needs more than the limit."""
+    """The plan with those steps. Raises `Refused` if it needs more workspace than the limit."""
     names = [step.engine if isinstance(step, GraphStep) else "elementwise" for step in steps]
     recipe = Recipe(
         tag=f"cuda/{kind_of(graph)}/{graph.digest()[:8]}/{'+'.join(names)}",
@@ -50,5 +50,5 @@ def finish(
         scalars=len(graph.scalars),
     )
     if limit is not None and recipe.workspace > limit:
-        raise Refused(f"it takes {recipe.workspace:,} bytes of workspace, over the limit of {limit:,}")
+        raise Refused(f"it needs {recipe.workspace:,} bytes of workspace, over the limit of {limit:,}")
     return CudaPlan(recipe, tuple(graphs))

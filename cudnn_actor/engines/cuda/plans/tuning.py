@@ -1,8 +1,8 @@
-"""Autotuning: every plan that cuDNN offers for a graph, run on the device, and the fastest kept.
+"""Autotuning: times every plan that cuDNN offers for a graph on the device, and keeps the fastest.
 
-Only plans that have passed their self-check are timed, however fast the others are;
-those are reported. The few that were fastest are timed again, in turns, so
-that a clock that rises or falls meanwhile favours none of them.
+Only plans that have passed their self-check are timed; the others are reported.
+The few fastest are timed again in turns, so that a change of the GPU's clock
+meanwhile favours none of them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def tune(
     workspace_limit: int | None,
     progress: Callable[[int, int, str], None],
 ) -> CudaPlan:
-    """The fastest plan for a graph; its `tuning` says what was found. Blocks for seconds.
+    """The fastest plan for a graph; its `tuning` has the measurements. Blocks for seconds.
 
-    Raises as `compile_plan`, and `MemoryError` where a second set of the graph's tensors does not fit.
+    Raises as `compile_plan`, and `MemoryError` if a second set of the graph's tensors does not fit.
     """
     heuristic = compile_plan(graph, context, workspace_limit)
     limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
@@ -56,7 +56,7 @@ class _Candidate(NamedTuple):
 
 
 def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[_Candidate]:
-    """Everything that can be tried."""
+    """All candidates: cuDNN's, and the graph in steps if it has several operations."""
     try:
         check_bytes(graph)
         lowered = candidates(graph, handle, limit)
@@ -79,7 +79,7 @@ def _fastest(
     rivals: Sequence[_Candidate],
     progress: Callable[[int, int, str], None],
 ) -> CudaPlan:
-    """The fastest of the heuristic's plan and of those rivals that pass their self-check."""
+    """The fastest of the heuristic's plan and the rivals that pass their self-check."""
     times = [(_time(check, heuristic, _ROUGH_RUNS), 0, heuristic)]
     discarded: list[str] = []
     for number, (candidate, plan) in enumerate(_built(rivals, progress), start=1):
@@ -109,7 +109,7 @@ def _built(
 def _final(
     check: SelfCheck, heuristic: CudaPlan, ranked: Sequence[CudaPlan]
 ) -> tuple[float, float, CudaPlan]:
-    """The heuristic's time, the best time and its plan: of the few that were fastest, timed in turns."""
+    """The heuristic's time, the best time, and the best plan, from timing the few fastest in turns."""
     finalists = list(dict.fromkeys([*ranked[:_FINALISTS], heuristic]))
     rounds = [[_time(check, plan, _FINE_RUNS) for plan in finalists] for _ in range(_ROUNDS)]
     medians = [sorted(times)[_ROUNDS // 2] for times in zip(*rounds, strict=True)]
@@ -118,7 +118,7 @@ def _final(
 
 
 def _time(check: SelfCheck, plan: CudaPlan, runs: int) -> float:
-    """Microseconds that the device takes for a run: of a replayed CUDA graph, where there can be one."""
+    """Microseconds of device time for a run; of a replayed CUDA graph, if the plan can be captured."""
     cupy = libraries().cupy
     stream = check.context.stream
     workspace = check.room_for(plan)
