@@ -239,7 +239,7 @@ async def test_a_changed_reference_is_refused() -> None:
             spec=TensorSpec.packed((1, 1, 999, 999)),
             device=ref.device,
         )
-        with pytest.raises(InvalidRequest, match="as the service gave them") as caught:
+        with pytest.raises(InvalidRequest, match="as the service returned it") as caught:
             await gpu.download(larger)
         assert caught.value.field == "src.spec"
 
