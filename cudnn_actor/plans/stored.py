@@ -114,7 +114,7 @@ class StoredPlans:
 
     def _keep(self, key: PlanKey, plan: Plan, *, tuned: bool) -> None:
         if not plan.tried:
-            return  # it was never run; the next process may have the memory to try a plan
+            return  # not verified by a trial run; the next process may have the memory for one
         try:
             data = self._builder.export(plan)
         except EngineFailure as error:  # the plan itself can still be used
