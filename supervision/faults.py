@@ -120,7 +120,7 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise InvalidRequest(
                 field="fault",
                 value=self.fault,
-                problem="strikes a start, not a message",
+                problem="applies to starts, not messages",
                 fix="use at_start(n)",
             )
 
@@ -174,7 +174,7 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """
         if fault is Fault.CRASH_IN_START:
             raise InvalidRequest(
-                field="fault", value=fault, problem="strikes a start, not a message", fix="use at_start(n)"
+                field="fault", value=fault, problem="applies to starts, not messages", fix="use at_start(n)"
             )
         return self._with(FaultRule(fault=fault, at=n, of=_name_of(of), times=times, seconds=seconds))
 

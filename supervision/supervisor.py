@@ -85,7 +85,7 @@ class Supervisor(Actor):
     strategy, intensity, backoff
         See `supervision.policy`.
     parent
-        A pykka actor that is told `Escalated` when the restarts are used up; None for nobody.
+        A pykka actor that is told `Escalated` when the restarts are used up; None for none.
     listener
         Called with every lifecycle event, on the supervisor's thread; must not block or raise.
     seed

@@ -213,8 +213,7 @@ def _documented(text: str | None, record: Callable[..., Options]) -> str | None:
     if text is None:  # python -OO
         return None
     head, raises, tail = text.partition("\nRaises\n------\n")
-    # type: ignore[arg-type]
-    classes: Any = inspect.getmro(record)[: inspect.getmro(record).index(Options) + 1]
+    classes: Any = inspect.getmro(record)[: inspect.getmro(record).index(Options) + 1]  # type: ignore[arg-type]
     listed = "\n".join(filter(None, map(_parameters_of, classes)))
     return f"{head.rstrip()}\n\nParameters\n----------\n{listed}\n{raises}{tail}"
 

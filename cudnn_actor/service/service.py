@@ -390,7 +390,7 @@ class _StartOptions(Options, frozen=True, kw_only=True):
     Parameters
     ----------
     parent
-        A pykka actor that is told `Escalated` when the service gives up; None for nobody.
+        A pykka actor that is told `Escalated` when the service gives up; None for none.
     """
 
     parent: pykka.ActorRef[Any] | None = None

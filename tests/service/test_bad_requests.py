@@ -84,9 +84,8 @@ BAD_COMPUTE: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
     "array for bias": (lambda o: o.conv(bias=ARRAY), "bias", "array"),
     "backward dims": (lambda o: ConvBwdData(dy=o.y, w=o.w, dx=o.y, conv=ONE_BY_ONE), "w", "(8, 4, 3, 3)"),
     "dims in warm": (lambda o: Warm(messages=(o.conv(), o.conv(y=o.x))), "y", "(2, 4, 6, 6)"),
-    "no request in warm": (lambda o: Warm(messages=(o.conv(), Free(buffer=o.x))), "messages", "Free"),  #
-    type: ignore[arg-type] "no tuple in warm": (lambda o: Warm(messages=o.conv()), "messages", "ConvFwd"),  #
-    type: ignore[arg-type]
+    "no request in warm": (lambda o: Warm(messages=(o.conv(), Free(buffer=o.x))), "messages", "Free"),  # type: ignore[arg-type]
+    "no tuple in warm": (lambda o: Warm(messages=o.conv()), "messages", "ConvFwd"),  # type: ignore[arg-type]
 }
 BAD_MEMORY: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
     "array for src": (lambda o: Download(src=ARRAY), "src", "array"),  # type: ignore[arg-type]
@@ -166,9 +165,9 @@ async def test_arrays_are_refused_where_dims_are_worked_out_from_references() ->
         calls: dict[str, Callable[[], Any]] = {
             "x": lambda: gpu.conv_fwd(ARRAY, x, conv=ONE_BY_ONE),  # type: ignore[arg-type]
             "w": lambda: gpu.conv_bwd_data(x, ARRAY, conv=ONE_BY_ONE),  # type: ignore[arg-type]
-            "dy": lambda: gpu.conv_bwd_filter(x, ARRAY, conv=ONE_BY_ONE, dims=(1, 1, 1, 1)),  # type:
-            ignore[arg-type] "conv": lambda: gpu.conv_fwd(x, x, conv=None),  # type: ignore[arg-type] "dims":
-            lambda: gpu.conv_bwd_filter(x, x, conv=ONE_BY_ONE, dims=3),  # type: ignore[arg-type]
+            "dy": lambda: gpu.conv_bwd_filter(x, ARRAY, conv=ONE_BY_ONE, dims=(1, 1, 1, 1)),  # type: ignore[arg-type]
+            "conv": lambda: gpu.conv_fwd(x, x, conv=None),  # type: ignore[arg-type]
+            "dims": lambda: gpu.conv_bwd_filter(x, x, conv=ONE_BY_ONE, dims=3),  # type: ignore[arg-type]
         }
         for field, call in calls.items():
             with pytest.raises(InvalidRequest) as caught:
