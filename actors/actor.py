@@ -1,17 +1,17 @@
-"""The base actor: what its thread does, turn by turn, and how it ends.
+"""The base actor: what its thread does in each turn, and how it ends.
 
-What it changes against `pykka.ThreadingActor` 4.5 (how it does so is in `pykka_seam`):
+How it differs from `pykka.ThreadingActor` 4.5 (the implementation is in `pykka_seam`):
 
 =========================================  ==============================================
 pykka                                      here
 =========================================  ==============================================
-unbounded inbox, one message a turn        bounded mailbox, a batch a turn
+unbounded inbox, one message per turn      bounded mailbox, a batch per turn
 ask racing stop can lose the reply         admission and closing share one lock
 a second completion kills the thread       the first reply counts, later ones are ignored
-BaseException stops every actor            it ends its own actor only
-failing on_start never reaches start()     the observer is told; what waits is answered
-a failing tell kills the actor             it is logged; only `Crash` ends an actor
-the loop keeps the last message alive      nothing of a batch outlives its turn
+BaseException stops every actor            it ends only its own actor
+start() never learns of a failed on_start  the observer is told; waiting messages are answered
+a failing tell kills the actor             the failure is logged; only `Crash` ends an actor
+the loop keeps the last message alive      no message is referenced after its turn
 an actor thread keeps the process alive    daemon thread
 =========================================  ==============================================
 """
@@ -39,7 +39,7 @@ from cudnn_actor.protocol.errors import DeadlineExceeded
 __all__ = ["DEFERRED", "Actor", "ActorExit", "ActorObserver", "Counters"]
 
 DEFERRED: Final = object()
-"""What a handler returns when it will give the reply later, through `Actor.settle`."""
+"""A handler returns this when it will give the reply later, through `Actor.settle`."""
 
 _FLUSH_AFTER_NS = 200_000
 
@@ -62,17 +62,18 @@ class ActorExit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActorObserver(Protocol):
-    """Who is told of an actor's life: a supervisor. Called on the actor's thread; must not block."""
+    """Gets an actor's lifecycle notifications (a supervisor). Called on the actor's thread; must not
+    block."""
 
     def actor_ready(self) -> None:
-        """`on_start` has returned: the actor takes messages from now on."""
+        """The actor has started and takes messages from now on."""
 
     def actor_exited(self, exit: ActorExit) -> None:
-        """The actor's last act: it will touch nothing any more."""
+        """The actor has ended. This is the last call that its thread makes."""
 
 
 class Counters:
-    """What an actor has done. Written by its thread alone; anyone may read."""
+    """What an actor has done. Only its thread writes; any thread may read."""
 
     __slots__ = ("expired", "failed", "finished", "withdrawn")
 
@@ -83,21 +84,21 @@ class Counters:
 class Actor(HookedActor):
     """An actor with a bounded mailbox that answers asyncio and pykka callers alike.
 
-    Derive from it, and override `on_receive` and whichever hooks you need. Start it with pykka's own
-    `start(...)`; talk to it through `actors.asking` from asyncio, or through its `ActorRef` from any
+    Derive from it, and override `on_receive` and the hooks that you need. Start it with pykka's own
+    `start(...)`. Send to it through `actors.asking` from asyncio, or through its `ActorRef` from any
     thread.
 
     Parameters
     ----------
     mailbox
-        A mailbox that outlives this actor, for one that a supervisor replaces; None to make one, and
-        to close it when the actor ends.
+        A mailbox that outlives this actor, for an actor that a supervisor replaces. None: the actor makes
+        its own mailbox, and closes it when it ends.
     """
 
     batch_limit: ClassVar[int] = 64
-    """Messages taken from the mailbox a turn."""
+    """The most messages taken from the mailbox in one turn."""
     ready_when_started: ClassVar[bool] = True
-    """Whether the actor is ready as soon as `on_start` returns; else it calls `report_ready` itself."""
+    """Whether the actor is ready as soon as `on_start` returns. If False, it calls `report_ready` itself."""
     mailbox_capacity: ClassVar[int] = 1024
     """Capacity of a mailbox that the actor makes itself."""
 
@@ -106,20 +107,22 @@ class Actor(HookedActor):
         self._owns_mailbox = mailbox is None
         self.counters = Counters()
         self.busy_since: float | None = None
-        """When the message in work was taken up (`time.monotonic()` seconds); None between messages."""
+        """When the current message was started (`time.monotonic()` seconds); None between messages."""
         self.current: Envelope | None = None
-        """The envelope in work; None between messages."""
+        """The envelope being processed; None between messages."""
         self.service: str | None = None
-        """The name of the service that its log lines belong to, on whichever thread; None for none."""
+        """The service name that its log lines carry, whichever thread writes them; None for none."""
         self.abandoned = threading.Event()
-        """Set by a supervisor that has given the actor up; code that waits must wait on this too."""
+        """Set by a supervisor that has given the actor up. Handler code that waits must wait on this too."""
         self.lost = False
-        """Whether a supervisor has given up waiting for its thread to end."""
+        """Whether a supervisor has given up waiting for the actor's thread to end."""
         self._last_act = threading.Lock()
-        """Taken once, by whoever does the last act: the actor's thread, or a supervisor that gives it up."""
+        """Taken once, before the final cleanup, by the thread that does it: the actor's own, or that of a
+        supervisor that gives the actor up."""
         self._batch: deque[Envelope] = deque()
         self._in_hand: list[Envelope] = []
-        """The message whose answer is to be given; whoever takes it out, which is one step, gives it."""
+        """The message that is owed an answer. The thread that takes it out answers it. Taking it out is
+        atomic."""
         self._to_wake: set[LoopBridge] = set()
         self._flushed_ns = 0
         self._observer: ActorObserver | None = None
@@ -128,45 +131,48 @@ class Actor(HookedActor):
     # Hooks.
 
     def on_batch_end(self) -> None:
-        """Run after each batch, before its replies are flushed: the place for a fence."""
+        """Run after each batch, before its replies are flushed. Place a fence here."""
 
     def defers(self, envelope: Envelope) -> Callable[[], None] | None:  # noqa: ARG002
-        """Whether a message must wait for something else than its turn. Asked before it is started.
+        """Decide whether a message must wait for something other than its turn. Called before it is started.
 
         Returns
         -------
         callable or None
-            What puts it where it waits: it has not started then, and `resume` takes it up again, or
-            `take_deferred` gives it up. None to start it now.
+            A function that stores the message where it waits. The message has not started then; `resume`
+            starts it later, or `take_deferred` hands it back. None to start it now.
         """
         return None
 
     def take_deferred(self) -> list[Envelope]:
-        """What was deferred, in order, and is not resumed any more. Called in the last act."""
+        """Return the deferred messages, in order; they will not be resumed. Called in the final cleanup."""
         return []
 
     def poll(self) -> float | None:
-        """Look after things that are not messages (timers, fences). Runs before every wait for messages.
+        """Do periodic work other than messages (timers, fences). Runs before every wait for messages.
 
         Returns
         -------
         float or None
-            Seconds until it must be called again at the latest; None for whenever a message comes.
+            The most seconds until the next call; None to be called again only when a message comes.
         """
         return None
 
     def on_stop_message(self) -> Any:
-        """Take pykka's `stop`: end after this message. Whoever has more to do first returns `DEFERRED`."""
+        """Handle pykka's `stop`: end after this message. Return `DEFERRED` to do more work first."""
         self.end("stopped")
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
-        """Answer, or hand to a successor, what the dying actor had taken: `current` and, in order, `waiting`.
+        """Handle the messages that the dying actor had taken: `current` and, in order, `waiting`.
 
-        The default answers everything: with `ActorStopped` what was not started, with the error that
-        ended the actor what was. A `SystemExit` would end the asker's event loop too, so it is only named.
+        Each must be answered here, or handed to a successor. The default answers all of them: a message that
+        was not started gets `ActorStopped`, the current one gets the error that ended the actor. A
+        `SystemExit` or another `BaseException` would end the asker's event loop too, so `ActorStopped`
+        carries its text.
 
-        Runs on the actor's thread; where that does not end, on the supervisor's (`lost` is True then). Such
-        an actor has no successor, and its thread may come back at any time: answer, and change nothing else.
+        Runs on the actor's thread. If that thread does not end, it runs on the supervisor's, and `lost` is
+        True. Such an actor has no successor, and its thread may resume at any time: then only answer, and
+        change nothing else.
         """
         if current is not None:
             mine = error if isinstance(error, Exception) else ActorStopped(reason=f"crashed: {error!r}")
@@ -177,16 +183,16 @@ class Actor(HookedActor):
     # Life.
 
     def watch(self, observer: ActorObserver) -> None:
-        """Have `observer` told of readiness and exit. Before `launch`."""
+        """Notify `observer` of readiness and exit. Call it before `launch`."""
         self._observer = observer
 
     def report_ready(self) -> None:
-        """Tell the observer that this actor can work. On the actor's thread."""
+        """Tell the observer that this actor is ready. On the actor's thread."""
         if self._observer is not None:
             self._observer.actor_ready()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds for the actor's thread to end; whether it has. Blocks."""
+        """Wait up to `timeout` seconds for the actor's thread to end. Returns whether it has. Blocks."""
         if self.thread is not None:
             self.thread.join(timeout)
         return self.thread is None or not self.thread.is_alive()
@@ -198,24 +204,24 @@ class Actor(HookedActor):
         self.mailbox.nudge()
 
     def abandon(self, reason: str) -> None:
-        """End this actor although it does not get on. Any thread; never blocks.
+        """End an actor that makes no progress. Any thread; never blocks.
 
-        A wait on `abandoned` ends, and with it the actor. One that hangs elsewhere needs `give_up`.
+        An actor that waits on `abandoned` wakes up and ends. One that hangs elsewhere needs `give_up`.
         """
         self.end(reason)
         self.abandoned.set()
 
     def give_up(self, error: BaseException) -> bool:
-        """Do the last act of an abandoned actor whose thread does not end. A supervisor's thread.
+        """Do the final cleanup of an abandoned actor whose thread does not end. On a supervisor's thread.
 
-        All that the actor had taken is answered here. Its thread, should it come back, answers none of it and
-        takes no other message; but it finishes the call that it is in, and may write what the actor writes.
-        So there must be no successor while it lives.
+        It answers every message that the actor had taken. If the actor's thread resumes later, it answers
+        none of them and takes no further message; but it finishes the call that it is in, and may still write
+        the actor's state. So no successor may start while that thread lives.
 
         Returns
         -------
         bool
-            False where the actor does its last act itself.
+            False if the actor does its final cleanup itself.
         """
         if not self._last_act.acquire(blocking=False):
             return False
@@ -226,36 +232,38 @@ class Actor(HookedActor):
             self._crash_hook(error, self._take_in_hand(), self._take_waiting())
         self._close_own_mailbox("given up")
         self.flush()
-        self.mailbox.nudge()  # the thread may only be waiting for messages
+        self.mailbox.nudge()  # the thread may merely be waiting for messages
         return True
 
     def working_since(self) -> float | None:
-        """Since when it has not got on, in `time.monotonic()` seconds; None while there is nothing to do.
+        """When it last made progress, in `time.monotonic()` seconds; None while there is nothing to do.
 
-        Read by a watchdog, on its own thread. Actors that have work going on elsewhere say so here.
+        A watchdog reads it on its own thread. Actors whose work runs elsewhere override it to include that
+        work.
         """
         return self.busy_since
 
     @property
     def last_turn_s(self) -> float:
-        """When its last turn ended, in `time.monotonic()` seconds, which on Linux is also `perf_counter`'s
-        clock; 0 before the first. Any thread."""
+        """When its last turn ended, in `time.monotonic()` seconds (on Linux `perf_counter` uses the same
+        clock); 0 before the first. Any thread."""
         return self._flushed_ns / 1e9
 
     def on_late_end(self) -> None:
-        """Run on a thread that was given up and has come back, as its last step: close what it alone uses."""
+        """Close what only this thread uses. The last step of a thread that was given up and has resumed."""
 
     def run(self) -> None:
-        """Live and die, on the actor's thread."""
+        """Run the actor from start to end, on its thread."""
         speak_for(self.service)
         self.mailbox.read_by(threading.get_ident())
         exit = self._live()
         if exit.error is None:
-            exit = self._stop_hook(exit)  # before the last act: a supervisor can give up a stop that hangs
+            # before the cleanup lock: a supervisor can give up a stop that hangs
+            exit = self._stop_hook(exit)
         if self._last_act.acquire(blocking=False):
             self._finish(exit)
         else:
-            self.mailbox.restore(self._take_waiting())  # what it had just taken when it was given up
+            self.mailbox.restore(self._take_waiting())  # messages taken just before it was given up
             self.on_late_end()
 
     def _live(self) -> ActorExit:
@@ -281,12 +289,12 @@ class Actor(HookedActor):
 
     def _take_in_hand(self) -> Envelope | None:
         try:
-            return self._in_hand.pop()  # one step under the GIL: of two who try, one succeeds
+            return self._in_hand.pop()  # atomic under the GIL: of two threads that try, one succeeds
         except IndexError:
             return None
 
     def _take_waiting(self) -> list[Envelope]:
-        """Take out all that had been taken from the mailbox and not started. In the last act."""
+        """Take out all messages that were taken from the mailbox and not started. In the final cleanup."""
         waiting = [*self.take_deferred(), *self._batch]
         self._batch.clear()
         return waiting
@@ -297,7 +305,8 @@ class Actor(HookedActor):
         self._end_of_life()
         current, waiting = self._take_in_hand(), self._take_waiting()
         if exit.error is None:
-            self.mailbox.restore(waiting)  # behind the stop: for a successor, or for close() to answer
+            # sent after the stop: a successor takes them, or close() answers them
+            self.mailbox.restore(waiting)
         else:
             self._log_death(exit.kind, exit.error)
             self._crash_hook(exit.error, current, waiting)
@@ -318,13 +327,14 @@ class Actor(HookedActor):
     def _log_death(self, kind: str, error: BaseException) -> None:
         if isinstance(error, Crash) and error.logged:
             return
-        write = log.error if self._observer is None else log.warning  # daily bread to a supervisor
+        # a supervisor expects and handles deaths
+        write = log.error if self._observer is None else log.warning
         write("actor.died", actor=str(self), kind=kind, error=repr(error))
 
     def _stop_hook(self, exit: ActorExit) -> ActorExit:
         try:
             self.on_stop()
-        except Crash as error:  # given up, mostly: its supervisor waits for this thread, and knows why
+        except Crash as error:  # usually given up: its supervisor waits for this thread and knows the reason
             return ActorExit(kind="crash", error=error)
         except BaseException as error:
             log.exception("actor.stop_hook_failed", actor=str(self))
@@ -345,17 +355,17 @@ class Actor(HookedActor):
     # One message.
 
     def resume(self, take: Callable[[], Envelope | None]) -> bool:
-        """Take up a message that was deferred. On the actor's thread, between messages.
+        """Start a message that was deferred. On the actor's thread, between messages.
 
         Parameters
         ----------
         take
-            Takes the message out of where it waits; returns None when there is none.
+            Removes the message from where it waits and returns it; None when there is none.
 
         Returns
         -------
         bool
-            Whether there was one, and the actor is not ending.
+            Whether a message was taken: False if there was none, or the actor is ending.
         """
         if self.actor_stopped.is_set() or (envelope := take()) is None:
             return False
@@ -365,12 +375,14 @@ class Actor(HookedActor):
     def _take_up(self, envelope: Envelope, *, resumed: bool = False) -> None:
         self.current = envelope
         self._in_hand.append(envelope)
-        again = envelope.started_ns > 0  # what it was writing at a crash is to be made whole, whoever waits
+        # Started before a crash: it runs again even if nobody waits, because its output is half written.
+        again = envelope.started_ns > 0
         if envelope.withdrawn and not again:
             self._claim(envelope, DEFERRED)
             self.counters.expired += envelope.timed_out
             self.counters.withdrawn += not envelope.timed_out
-            self._post(envelope, None, ActorStopped(reason="withdrawn"))  # for its loop's count: nobody looks
+            # Nobody reads this reply; it keeps the loop's count of awaited replies right.
+            self._post(envelope, None, ActorStopped(reason="withdrawn"))
         elif envelope.expired and not again:
             self._claim(envelope, DEFERRED)
             self._expire(envelope)
@@ -400,11 +412,11 @@ class Actor(HookedActor):
         self.busy_since = None
 
     def _claim(self, envelope: Envelope, value: Any) -> None:
-        """Make the answer this thread's to give. Raises `Crash` where the actor has been given up."""
+        """Claim the right to answer for this thread. Raises `Crash` if the actor has been given up."""
         if self._take_in_hand() is None:
             if value is not DEFERRED and envelope.discard is not None:
                 envelope.discard(value)
-            raise Crash("came back after it had been given up")
+            raise Crash("resumed after it had been given up")
 
     def _handle(self, envelope: Envelope) -> Any:
         message = envelope.message
@@ -418,7 +430,7 @@ class Actor(HookedActor):
     def _expire(self, envelope: Envelope) -> None:
         self.counters.expired += 1
         timeout = envelope.timeout_s or 0.0
-        started = envelope.started_ns > 0  # before a crash, that is
+        started = envelope.started_ns > 0  # i.e. before a crash
         self._post(envelope, None, DeadlineExceeded(timeout_s=timeout, started=started))
 
     def _answer_error(self, envelope: Envelope, error: Exception) -> None:
@@ -431,7 +443,7 @@ class Actor(HookedActor):
         log.error("actor.tell_failed", actor=str(self), message=repr(message), error=repr(error))
 
     def settle(self, envelope: Envelope, value: Any = None, error: BaseException | None = None) -> None:
-        """Answer a message. On the actor's thread; asyncio callers see it at the next `flush`."""
+        """Answer a message. On the actor's thread; asyncio callers see the answer at the next `flush`."""
         if error is None:
             self.counters.finished += 1
         else:
@@ -439,7 +451,7 @@ class Actor(HookedActor):
         self._post(envelope, value, error)
 
     def settle_together(self, envelope: Envelope, value: Any) -> None:
-        """Give one of several answers that are there at the same time, whose loops the next `flush` wakes."""
+        """Answer one of several messages that finish together. The next `flush` wakes their loops."""
         self.counters.finished += 1
         bridge = envelope.settle(value)
         if bridge is not None:
@@ -453,10 +465,10 @@ class Actor(HookedActor):
                 self.flush()
 
     def flush(self) -> None:
-        """Wake the event loops that replies were posted for. Handlers about to take long call it first."""
+        """Wake the event loops that replies were posted for. A handler calls it before it does long work."""
         try:
             while self._to_wake:
                 self._to_wake.pop().wake()
-        except KeyError:  # a supervisor that gives this actor up flushes too, and was first
+        except KeyError:  # a supervisor that gives this actor up flushes too, and emptied the set first
             pass
         self._flushed_ns = time.perf_counter_ns()

@@ -1,7 +1,6 @@
 """Asking an actor from asyncio.
 
-`submit`, `ask` and `tell` differ in what happens when there is no room and in
-who waits for the reply:
+`submit`, `ask` and `tell` differ in what they do when the mailbox is full, and in how the reply comes:
 
 ========  ====================  ===================================
 call      mailbox full          reply
@@ -35,17 +34,17 @@ async def ask(
     timeout: float | None = None,
     discard: Callable[[Any], None] | None = None,
 ) -> Any:
-    """Send a message, waiting for room if need be, and await the reply.
+    """Send a message, queueing it even when the mailbox is full, and await the reply.
 
-    Cancelling the wait withdraws a message that has not started; one that has runs to its end, and
+    Cancelling the wait withdraws a message that has not started. One that has started runs to its end, and
     its result is given to `discard`.
 
     Raises
     ------
     DeadlineExceeded
-        No reply came within `timeout` seconds; a message that has not started is dropped unrun.
+        No reply came within `timeout` seconds. A message that has not started is dropped and never runs.
     ActorStopped
-        The actor has ended, or ends before it takes the message up.
+        The actor has ended, or ends before it starts the message.
     Exception
         Whatever the handler raised.
     """
@@ -56,14 +55,14 @@ async def ask(
     timer = None
     try:
         mailbox.admit(envelope)
-        if bridge.posted or (bridge.watch is None and mailbox.needs_thread):  # else it has nothing to do
+        if bridge.posted or (bridge.watch is None and mailbox.needs_thread):  # else `sent` does nothing
             bridge.sent(needs_thread=mailbox.needs_thread)
         if timeout is not None:
             timer = bridge.loop.call_later(timeout, envelope.expire)
         return await future
     except BaseException:
-        # Cancelled, closed, or interrupted by a signal's handler, perhaps after it was sent: nobody waits.
-        # An error that is the reply comes this way too: then there is nothing to take back.
+        # Cancelled, closed, or interrupted by a signal handler, perhaps after the message was sent: nobody
+        # waits for it. An error that is the reply also arrives here; then `_leave` has nothing to withdraw.
         _leave(envelope)
         raise
     finally:
@@ -78,9 +77,9 @@ def submit(
     timeout: float | None = None,
     discard: Callable[[Any], None] | None = None,
 ) -> asyncio.Future[Any]:
-    """Send a message and return the future of its reply at once. Cancelling the future withdraws it.
+    """Send a message and return the future of its reply at once. Cancelling the future withdraws the message.
 
-    Raises `MailboxFull`, or `ActorStopped`; the future raises as `ask` does.
+    Raises `MailboxFull` or `ActorStopped`. The future raises what `ask` raises.
     """
     bridge = LoopBridge.of_running_loop()
     envelope = _envelope(bridge, message, timeout, discard)
@@ -95,13 +94,13 @@ def submit(
             timer = bridge.loop.call_later(timeout, envelope.expire)
             future.add_done_callback(lambda _: timer.cancel())
     except BaseException:
-        _leave(envelope)  # refused, or interrupted by a signal's handler: nobody gets the future
+        _leave(envelope)  # refused, or interrupted by a signal handler: nobody gets the future
         raise
     return future
 
 
 def tell(mailbox: Mailbox, message: Any) -> None:
-    """Send a message that nobody waits for. Any thread. Raises `MailboxFull`, or `ActorStopped`."""
+    """Send a message that nobody waits for. Any thread. Raises `MailboxFull` or `ActorStopped`."""
     mailbox.admit(Envelope(message, context=contextvars.copy_context()), waits=False)
 
 
@@ -126,13 +125,14 @@ def _require_timeout(timeout: object) -> None:
             field="timeout",
             value=timeout,
             problem="must be a number of seconds ≥ 0, or None",
-            fix="None waits forever",
+            fix="use None to wait forever",
         )
 
 
 def _leave(envelope: Envelope) -> None:
     future = envelope.future
     assert future is not None
-    if future.cancel() or future.cancelled():  # of a coroutine that was closed nobody else has cancelled it
+    # when the coroutine was closed, nothing else cancels the future
+    if future.cancel() or future.cancelled():
         envelope.withdraw()
     envelope.unclaimed()

@@ -1,9 +1,9 @@
-"""Replies for an event loop: posted by any thread, delivered by the loop, one wake-up for many.
+"""Replies for an event loop: any thread posts them, the loop delivers them, one wake-up serves many.
 
-Waking a loop writes to its self-pipe, a system call that lets go of the GIL; at
-a hundred thousand replies a second that call, once per reply, is the whole
-cost. So replies are posted to a deque, and a wake-up is asked for only when
-none is pending.
+Waking a loop writes to its self-pipe: a system call that releases the GIL. At a
+hundred thousand replies a second, one such call per reply is the whole cost. So
+replies are posted to a deque, and a poster asks for a wake-up only when none is
+pending.
 
 Why no reply waits for a wake-up that never comes: a poster appends first and
 reads `_waking` second; the loop clears `_waking` first and empties the deque
@@ -11,16 +11,17 @@ second. If the poster read True, the loop had not cleared it yet, so it empties
 the deque after the append. If it read False, the poster asks for a wake-up
 itself. Two posters that both read False ask twice, which is harmless.
 
-What is posted is taken out when it has been delivered, so that a signal's
-handler that raises in the midst of it (`interrupts`) costs nobody his reply.
-asyncio itself may lose a callback to such an exception, and so a wake-up with
-it: one that is not seen to for `LOST_S` is asked for again by the next poster.
+A reply leaves the deque only after it has been delivered. So no reply is lost
+if a signal handler raises during delivery (see `interrupts`). asyncio itself may
+lose a callback to such an exception, and with it a wake-up. The next poster
+therefore asks again for a wake-up that has been pending for over `LOST_S`.
 
-A loop may close with a wake-up pending, which then never runs. `_pending` knows
-such bridges, and whoever makes the next bridge drops what they hold.
+A loop may close while a wake-up is pending, which then never runs. `_pending`
+holds the bridges with a pending wake-up. When the next bridge is made, the
+replies held by bridges of closed loops are dropped.
 
-While replies are awaited the bridge also sees to it that a loop that never
-idles does not starve the threads that work on them: `starvation` says how.
+While replies are awaited, the bridge also keeps a loop that never idles from
+starving the threads that compute the replies; see `starvation`.
 """
 
 from __future__ import annotations
@@ -42,46 +43,47 @@ if TYPE_CHECKING:
 __all__ = ["LoopBridge"]
 
 _MOST_AT_ONCE = 256
-"""Replies delivered before the loop gets to run its other callbacks, to keep it responsive."""
+"""The most replies delivered before the loop runs its other callbacks, to keep it responsive."""
 
 LOST_S = 0.1
-"""Seconds after which a wake-up that has not come counts as lost. Asking a busy loop twice is harmless."""
+"""Seconds after which a wake-up that has not run counts as lost. Asking a busy loop twice is harmless."""
 _NEVER = float("inf")
 
 _current = threading.local()
 _bridges: weakref.WeakValueDictionary[int, LoopBridge] = weakref.WeakValueDictionary()
-"""Of each loop that somebody still sends from, by the loop's id: a bridge keeps its loop, so the id stays the
-loop's for as long as the entry is here."""
+"""The bridge of each loop that is still in use, by the loop's id. A bridge keeps its loop alive, so no other
+loop can get the same id while the entry exists."""
 _pending: set[LoopBridge] = set()
-"""Bridges whose wake-up is on its way. Each operation on it is one step under the GIL."""
+"""Bridges with a pending wake-up. Each operation on the set is atomic under the GIL."""
 
 
 class LoopBridge:
-    """The way back into one event loop. Get it with `LoopBridge.of_running_loop()`."""
+    """Delivers replies into one event loop. Get it with `LoopBridge.of_running_loop()`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.posted: deque[tuple[Envelope, Any, BaseException | None]] = deque()
-        """Replies on their way: the left one is next."""
+        """Replies not yet delivered. The leftmost is delivered next."""
         self.awaited = 0
-        """Messages sent from this loop that have not come back, answered or not. Written on the loop."""
+        """Messages sent from this loop whose reply has not been delivered. Written on the loop's thread."""
         self._waking = False
         self._asked_at = _NEVER
         """When the pending wake-up was asked for, in `time.monotonic()` seconds."""
         self._last_reply = 0.0
         self.watch: StarvationWatch | None = None
-        """What looks now and then whether the loop starves others; None while no message is awaited."""
+        """Checks now and then whether the loop starves other threads; None while no reply is awaited."""
         self.lets_go = True
-        """Whether the loop lets go of the GIL where it seems to starve others; off only to measure that."""
+        """Whether the loop releases the GIL when it seems to starve others. Off only to measure the
+        effect."""
         self.let_go = 0
-        """How often the loop let go of the GIL for a moment, because it seemed to starve the others."""
+        """How often the loop released the GIL for a moment because it seemed to starve other threads."""
 
     @classmethod
     def of_running_loop(cls) -> LoopBridge:
         """The running loop's bridge. Raises RuntimeError when no loop is running in this thread.
 
-        The last one is at hand for each thread, since a thread runs one loop at a time. A loop that takes
-        turns with others on its thread keeps its bridge, and what a service has opened for it.
+        Each thread caches its last bridge, since a thread runs one loop at a time. If several loops run in
+        turn on one thread, each keeps its own bridge, and the resources that a service has opened for it.
         """
         loop = asyncio.get_running_loop()
         bridge: LoopBridge | None = getattr(_current, "bridge", None)
@@ -98,9 +100,9 @@ class LoopBridge:
         return bridge
 
     def sent(self, *, needs_thread: bool = True) -> None:
-        """See to it that replies come, while one is awaited. Only on the loop, after an admission.
+        """Keep replies coming while one is awaited. Only on the loop, after a message was admitted.
 
-        `needs_thread`: as of the mailbox.
+        `needs_thread`: as in the mailbox.
         """
         if not needs_thread and self.posted:
             self.wake()
@@ -109,11 +111,11 @@ class LoopBridge:
             self.loop.call_later(FIRST_LOOK_S, self._look)
 
     def post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
-        """Leave a reply for the loop. Any thread; never blocks. Needs a `wake` after it."""
+        """Queue a reply for the loop. Any thread; never blocks. Call `wake` after it."""
         self.posted.append((envelope, value, error))
 
     def wake(self) -> None:
-        """See to it that the loop delivers what was posted. Any thread; never raises for a closed loop."""
+        """Make the loop deliver the posted replies. Any thread; does not raise if the loop is closed."""
         if self.loop.is_closed():
             self._drop()
         elif not self._waking or time.monotonic() - self._asked_at > LOST_S:
@@ -123,10 +125,11 @@ class LoopBridge:
                 _pending.add(self)
                 self.loop.call_soon_threadsafe(self._deliver)
             except BaseException as error:
-                self._waking = False  # an interrupted call may have been in time, or not: the next one asks
+                # the interrupted call may or may not have taken effect: the next one asks again
+                self._waking = False
                 if not isinstance(error, RuntimeError) or not self.loop.is_closed():
                     raise
-                self._drop()  # closed between the question and the call
+                self._drop()  # the loop closed between the check and the call
 
     def _deliver(self) -> None:
         self._waking = False
@@ -140,21 +143,22 @@ class LoopBridge:
                 future = envelope.future
                 if error is None and future is not None and not future.done():
                     future.set_result(value)
-                    # One step: `_take_out`, without the call.
+                    # Atomic: `_take_out`, inlined.
                     self.awaited -= 1
                     del posted[0]
-                elif envelope.withdrawn:  # to be discarded: at most once, whatever that raises
+                # take it out first: it is discarded at most once, whatever `discard` raises
+                elif envelope.withdrawn:
                     self._take_out()
                     envelope.deliver(value, error)
                 else:
                     envelope.deliver(value, error)
                     self._take_out()
-        finally:  # also when somebody's `discard` raised
+        finally:  # also when a `discard` callback raised
             if posted:
                 self.wake()
 
     def _take_out(self) -> None:
-        """Take the next reply out: one step."""
+        """Remove the next reply from the deque: atomic."""
         self.awaited -= 1
         del self.posted[0]
 
@@ -191,7 +195,7 @@ class LoopBridge:
 
 
 def _forget_parent() -> None:
-    """In a forked child: the loops are the parent's. To wake one would write to a socket of the parent's."""
+    """In a forked child: the loops belong to the parent. Waking one would write to the parent's socket."""
     _pending.clear()
     _bridges.clear()
     _current.bridge = None

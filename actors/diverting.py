@@ -1,4 +1,4 @@
-"""The log of a process that another one has started: its lines go to that one, as plain data."""
+"""Log lines of a child process: they are sent as plain data to the process that started it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LEVELS = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
-"""`logging`'s own names may have been changed by the program that we are in."""
+"""Our own table: the program that we run in may have renamed `logging`'s levels."""
 
 Plain = str | int | float | bool | None
 _LONGEST = 4000
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A log line on its way to another process. `level` is `logging`'s number."""
+    """A log line sent to another process. `level` is `logging`'s number."""
 
     logger: str
     level: int
@@ -36,19 +36,21 @@ class Line(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 def divert_lines(take: Callable[[Line], None]) -> None:
-    """Have `take` called with every line of ours from now on, on the thread that writes it, and nobody else.
+    """Pass every log line of this package to `take`, and to no other handler.
 
-    For a process of our own: what was configured before, or inherited by a fork, is taken off.
+    `take` is called on the thread that writes the line. For a process that we have started: handlers that
+    were configured before, or inherited by a fork, are removed.
     """
     logger = logging.getLogger(ROOT)
     logger.handlers[:] = [_Diverted(take)]
-    logger.setLevel(logging.DEBUG)  # who reads them knows better what he wants to see
+    logger.setLevel(logging.DEBUG)  # the receiving process filters by level
     logger.propagate = False
     logger.disabled = False
 
 
 def write_line(line: Line) -> None:
-    """Write a line of another process here. Of a logger that is none of ours it is written under ours."""
+    """Write a line of another process here. A line of a logger outside this package goes to our root
+    logger."""
     known = line.logger == ROOT or line.logger.startswith(f"{ROOT}.")
     Log(line.logger if known else ROOT).write(line.level, line.event, line.fields)
 
@@ -62,7 +64,7 @@ class _Diverted(logging.Handler):
         self._take(_line_of(record))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the standard library's name
-        """Nothing: what cannot be sent is lost."""
+        """Do nothing: a line that cannot be sent is lost."""
 
 
 def _line_of(record: logging.LogRecord) -> Line:
@@ -70,7 +72,7 @@ def _line_of(record: logging.LogRecord) -> Line:
     event = record.getMessage()
     if isinstance(record, EventRecord):
         fields, event = dict(record.fields), record.event
-    if record.exc_info and record.exc_info[1] is not None:  # as text: what it was raised by stays here
+    if record.exc_info and record.exc_info[1] is not None:  # as text: the exception object stays here
         fields["exception"] = "".join(traceback.format_exception(record.exc_info[1]))
     plain = {name: _plain(value) for name, value in fields.items()}
     return Line(record.name, record.levelno, event, plain)

@@ -1,9 +1,9 @@
-"""A message on its way, with the address for its reply.
+"""A message in transit, with the address for its reply.
 
 A reply goes to one of two addresses: an asyncio future, which only its own
 event loop ever touches, or a pykka future, which any thread may wait on.
-Either takes the first result and ignores later ones, so an answer may safely
-be given by whoever is alive to give it.
+Both keep the first result and ignore later ones. So any thread may answer a
+message, even if another thread may have answered it already.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ __all__ = ["Elsewhere", "Envelope"]
 
 
 class Elsewhere(Protocol):
-    """Another process's hold on a message."""
+    """A message that was handed to another process."""
 
     def withdraw(self) -> bool:
-        """Ask for the message not to be started; whether it certainly never is. Any thread; never blocks."""
+        """Ask the process not to start the message. Any thread; never blocks.
+
+        Returns whether the message certainly never starts.
+        """
 
 
 class Envelope:
@@ -39,17 +42,17 @@ class Envelope:
     Parameters
     ----------
     message
-        What is asked.
+        The request.
     future, bridge
         The reply address of an asyncio caller.
     reply_to
         The reply address of a pykka caller.
     timeout_s
-        Seconds from now after which the message is dropped unrun; None for never.
+        Seconds from now after which a message that has not started is dropped; None for never.
     context
         The sender's context variables, for the handler's log lines.
     discard
-        Called with a result that nobody is left to receive, on any thread; must not block.
+        Called with a result that nobody receives any more. On any thread; must not block.
     """
 
     __slots__ = (
@@ -96,21 +99,21 @@ class Envelope:
         self.admitted_ns = 0
         self.started_ns = 0
         self.timed_out = False
-        """Whether an asyncio caller has been told that its time is up."""
+        """Whether an asyncio caller has been told that its timeout has passed."""
         self.elsewhere: Elsewhere | None = None
-        """Who has it, when another process is to start it."""
+        """The other process's side, if another process is to start the message; else None."""
         self.claim = [None]
-        """Whoever takes its one element out decides what becomes of the message: it starts, or its time is
-        up. Taking it out is a single step under the GIL, so of two who try one succeeds."""
+        """Decides the race between starting and expiring: the side that takes out its one element wins.
+        Taking it out is atomic under the GIL, so of two threads that try, one succeeds."""
 
     @property
     def wants_reply(self) -> bool:
-        """Whether anybody gave an address."""
+        """Whether there is a reply address."""
         return self.future is not None or self.reply_to is not None
 
     @property
     def withdrawn(self) -> bool:
-        """Whether an asyncio caller has gone (cancelled, or timed out). Safe to read on any thread.
+        """Whether the asyncio caller no longer waits (cancelled, or timed out). Safe to read on any thread.
 
         A future's state only ever goes from pending to done, and reading it is one atomic load under
         the GIL: the worst that a stale read costs is a run whose result is dropped.
@@ -123,9 +126,9 @@ class Envelope:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def begin(self) -> bool:
-        """Start the message, unless its caller has been told that it never will be. The actor's side.
+        """Start the message, unless its caller has been told that it never starts. Called by the actor.
 
-        One that has started before, and runs again after a crash, may always begin.
+        A message that started before a crash, and runs again, may always start.
         """
         if not self.started_ns and not self._claim():
             return False
@@ -133,10 +136,10 @@ class Envelope:
         return True
 
     def hand_over(self, elsewhere: Elsewhere) -> bool:
-        """Give the message to another process to start, unless its caller was told that it never will be.
+        """Give the message to another process to start, unless its caller was told that it never starts.
 
-        From here on it is decided there whether it has started. `elsewhere` is set first: an `expire` that
-        finds the claim taken finds whom to ask, too.
+        From here on, that process decides whether the message has started. `elsewhere` is set before the
+        claim: so an `expire` that finds the claim taken also finds the process to ask.
         """
         self.elsewhere = elsewhere
         if self.started_ns or self._claim():
@@ -145,9 +148,9 @@ class Envelope:
         return False
 
     def hand_back(self, *, begun: bool) -> None:
-        """Take a message back from a process that has gone; `begun`: it had started there.
+        """Take a message back from a process that has ended; `begun`: it had started there.
 
-        An `expire` in between says that it has started, which nobody could rule out at that moment.
+        An `expire` that runs before this reports the message as started: it could not be ruled out then.
         """
         self.elsewhere = None
         if begun:
@@ -156,14 +159,14 @@ class Envelope:
             self.claim = [None]
 
     def withdraw(self) -> None:
-        """Tell another process that has the message that nobody waits for it any more. Any thread."""
+        """Record that nobody waits for the message any more, and tell the process that has it. Any thread."""
         if (mailbox := self.mailbox) is not None:
             mailbox.note_left()
         if (elsewhere := self.elsewhere) is not None:
             elsewhere.withdraw()
 
     def _claim(self) -> bool:
-        """Decide the race between starting and expiring: true for the first who asks."""
+        """Decide the race between starting and expiring: True for the first caller."""
         try:
             self.claim.pop()
         except IndexError:
@@ -173,8 +176,8 @@ class Envelope:
     def settle(self, value: Any = None, error: BaseException | None = None) -> LoopBridge | None:
         """Give the reply; the first one counts. Any thread.
 
-        Returns the bridge that must be woken for an asyncio caller to see it, so that a batch of
-        replies costs one wake-up; None for a pykka caller, who sees it at once.
+        Returns the bridge to wake, so that an asyncio caller sees the reply; a batch of replies then costs
+        one wake-up. Returns None for a pykka caller, who sees the reply at once.
         """
         if self.bridge is not None:
             self.bridge.post(self, value, error)
@@ -186,7 +189,7 @@ class Envelope:
     def deliver(self, value: Any, error: BaseException | None) -> None:
         """Put the reply into the asyncio future. Only on the future's own loop.
 
-        May be repeated by whoever cannot know whether it was done: one who was interrupted in it.
+        A caller that was interrupted in it, and does not know whether it took effect, may repeat it.
         """
         assert self.future is not None
         if self.future.done():
@@ -194,7 +197,7 @@ class Envelope:
                 self.discard(value)
         elif error is None:
             self.future.set_result(value)
-        elif isinstance(error, StopIteration):  # which no future takes; Python says so of generators, too
+        elif isinstance(error, StopIteration):  # futures refuse it; generators convert it to RuntimeError too
             self.future.set_exception(RuntimeError(f"the handler raised {error!r}"))
         else:
             self.future.set_exception(error)
@@ -205,7 +208,7 @@ class Envelope:
         return not future.cancelled() and future.exception() is None and future.result() is value
 
     def unclaimed(self) -> None:
-        """Discard a result that was delivered, but to a task that was cancelled before it could look."""
+        """Discard a result that was delivered to a task that was cancelled before it could read it."""
         future = self.future
         assert future is not None
         if (
@@ -222,7 +225,7 @@ class Envelope:
             self.mailbox.dropped += 1
 
     def expire(self) -> None:
-        """Tell an asyncio caller that its time is up. Only on the future's own loop."""
+        """Tell an asyncio caller that its timeout has passed. Only on the future's own loop."""
         assert self.future is not None
         assert self.timeout_s is not None
         if not self.future.done():

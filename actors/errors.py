@@ -1,4 +1,4 @@
-"""The one error that is both ours and pykka's."""
+"""Errors of actors: `ActorStopped`, which is also a pykka error, and `Crash`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["ActorStopped", "Crash"]
 
 
 class ServiceStopped(errors.ServiceStopped, pykka.ActorDeadError):
-    """Raised when the actor ended before it took the message up; pykka code knows it as ActorDeadError.
+    """Raised when the actor ended before it started the message. It is a pykka `ActorDeadError` too.
 
-    It has its public base's name because tracebacks and log lines show the name of the class itself.
+    It has the name of its public base class, because tracebacks and log lines show the class's own name.
     """
 
 
 ActorStopped = ServiceStopped
-"""What our own code calls it, to tell it from its base."""
+"""The name that our own code uses, to tell the class from its base."""
 
 
 class Crash(Exception):
-    """Raised by a handler to end its actor: what the actor stands on is broken, not just one request.
+    """Raised by a handler to end its actor: the actor's own state is broken, not just one request.
 
-    Any other exception is the answer to that one message, and the actor goes on.
+    Any other exception is the answer to that one message, and the actor continues.
     """
 
     logged: ClassVar[bool] = False
-    """Whether whoever raises it has written what there is to say: then the actor's death is no news."""
+    """Whether the code that raises it has logged it already. Then the actor's death is not logged again."""

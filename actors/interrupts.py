@@ -1,20 +1,24 @@
-"""Where a signal's handler may raise, and how code is written that it cannot tear apart.
+"""Where a signal handler may raise, and how code is written so that this does no harm.
 
-CPython runs the handlers of signals on the main thread, between two instructions of whatever runs there: at
-the entry of a Python function, at the back-edge of a loop, and after a call. An exception of theirs (an
-alarm's `TimeoutError`, `KeyboardInterrupt`) comes out at that very place. The same places, and calls that
-wait, are where the GIL goes to another thread.
+CPython runs signal handlers on the main thread, between two instructions of whatever runs there: at
+the entry of a Python function, at the back-edge of a loop, and after a call. An exception that a handler
+raises (an alarm's `TimeoutError`, `KeyboardInterrupt`) appears at that very place. At the same places, and
+in calls that wait, the GIL may pass to another thread.
 
-So lines that only read and write attributes, elements and names, and whose one call, if any, is the last and
-goes straight to C, are **one step**: it happens or it does not, for exceptions and for other threads alike.
-Objects that the collector knows are made before it, since making one may run finalizers. `deque += entry`
-and `del deque[0]` are no calls. `with` on a C lock gives it back in any case; `acquire(); try:` does not, nor
-does a context manager in Python. What a call in C answers is lost when an exception follows it, so what must
-be known (how many bytes the kernel took) is written down by C: `noted.extend(starmap(send, arguments))`. The
-condition of a `while` is no part of a step that the loop's body begins with: the back-edge lies between them.
+So a run of lines is **one step** (atomic: it happens or it does not, for exceptions and for other threads)
+if it only reads and writes attributes, elements and names, and if its only call, if any, comes last and goes
+straight to C. The rules:
 
-What takes several steps is made so that whoever comes next goes on where it was left: an item leaves a queue
-with the step that puts what has become of it where it belongs.
+- Objects that the garbage collector tracks are created before the step: creating one may run finalizers.
+- `deque += entry` and `del deque[0]` are not calls.
+- `with` on a C lock always releases it. `acquire(); try:` does not, nor does a context manager in Python.
+- If an exception follows a call in C, the call's result is lost. So C itself must record what must be known
+  (how many bytes the kernel took): `noted.extend(starmap(send, arguments))`.
+- The condition of a `while` is not part of a step at the start of the loop's body: the back-edge lies
+  between them.
+
+Work that takes several steps is written so that the next caller continues where it stopped: the step that
+removes an item from a queue also stores the item's outcome in its final place.
 """
 
 from __future__ import annotations
@@ -34,12 +38,12 @@ _main = threading.main_thread().ident
 
 
 def is_interruptible() -> bool:
-    """Whether this is the main thread, where handlers of signals run."""
+    """Whether this is the main thread, where signal handlers run."""
     return _get_ident() == _main
 
 
 def _look_again() -> None:
-    """In a forked child the main thread is the one that forked."""
+    """In a forked child, the thread that forked is the main thread."""
     global _main  # noqa: PLW0603 - of the process
     _main = threading.main_thread().ident
 
@@ -48,8 +52,8 @@ os.register_at_fork(after_in_child=_look_again)
 
 
 def is_of_a_handler(error: OSError) -> bool:
-    """Whether an error that came out of a call to the system is a signal handler's (`TimeoutError`, mostly).
+    """Whether an error from a system call was raised by a signal handler (usually a `TimeoutError`).
 
-    That is, whether it is on the main thread and none of those that sockets and descriptors end in.
+    It was if this is the main thread and the error is not one that sockets and descriptors fail with.
     """
     return is_interruptible() and error.errno not in _OF_THE_SYSTEM

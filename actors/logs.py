@@ -1,9 +1,9 @@
-"""Log lines: structlog's calls, the standard library's loggers, nothing printed unless somebody asks for it.
+"""Log lines: calls in structlog's style on the standard library's loggers; nothing is printed by default.
 
-A line is an event with fields: `log.info("standby.ready", pid=7)`. Its record's `msg` is the event, its
-fields are attributes, and its message reads `standby.ready service=left pid=7`. Where an attribute of that
-name is the record's own (`message`), the field's has an underscore behind it (`message_`). Context variables
-that structlog's users have bound are fields too; `structlog.configure` is neither needed nor touched.
+A line is an event with fields: `log.info("standby.ready", pid=7)`. The record's `msg` is the event, the
+fields are attributes of the record, and the message reads `standby.ready service=left pid=7`. If the record
+has an attribute of a field's name already (`message`), the field gets a trailing underscore (`message_`).
+Context variables bound through structlog are fields too. `structlog.configure` is neither needed nor called.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from structlog.contextvars import get_contextvars
 __all__ = ["ROOT", "EventRecord", "Log", "carrying", "service_here", "speak_for", "speaking_for"]
 
 ROOT = "cudnn_actor"
-"""The logger above all of ours."""
+"""The root of this package's loggers."""
 
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
 
 _RECORDS_OWN = frozenset({*dir(logging.makeLogRecord({})), "message", "asctime", "event", "fields"})
 _PLAIN = re.compile(r"[^\s\"'=]+")
 _FRAMES = 4
-"""From where a line is written to where its record is made."""
+"""Stack frames between the call that writes a line and the call that makes its record."""
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None] | None
 
 
 class Log:
-    """A logger for code that must go on: supervision, replies, the end of an actor.
+    """A logger for code that must not fail: supervision, replies, the end of an actor.
 
-    A handler that fails (stderr is a closed pipe, the disk is full) would raise into the writer, and an
-    actor that dies of a log line about its death is never reported as dead. What cannot be written is lost.
-    A line of a level that is switched off costs the look at the level.
+    If a log handler failed (stderr is a closed pipe, the disk is full), its exception would reach the code
+    that logs. An actor that dies while it logs its own death is never reported as dead. So a line that cannot
+    be written is lost. A line of a disabled level costs only the check of the level.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Log:
         self.write(logging.WARNING, event, fields)
 
     def error(self, event: str, /, **fields: Any) -> None:
-        """Write a line of level error. `exc_info`: an exception whose traceback goes with it."""
+        """Write a line of level error. `exc_info`: an exception whose traceback is added."""
         self.write(logging.ERROR, event, fields)
 
     def exception(self, event: str, /, **fields: Any) -> None:
@@ -73,11 +73,11 @@ class Log:
         self.write(logging.ERROR, event, {"exc_info": True, **fields})
 
     def write(self, level: int, event: str, fields: Mapping[str, Any]) -> None:
-        """Write a line of a level of `logging`'s."""
+        """Write a line. `level` is one of `logging`'s numbers."""
         try:
             if self._logger.isEnabledFor(level):
                 self._logger.handle(self._record(level, event, dict(fields)))
-        except Exception:  # noqa: BLE001 - see the class: there is nobody left to tell
+        except Exception:  # noqa: BLE001 - see the class: there is nowhere to report it
             return
 
     def _record(self, level: int, event: str, fields: dict[str, Any]) -> EventRecord:
@@ -89,17 +89,17 @@ class Log:
 
 
 class EventRecord(logging.LogRecord):
-    """The record of a line. Made of one that the program's own record factory has made.
+    """The record of a line. It copies a record that the program's record factory made.
 
     Parameters
     ----------
     made
-        That record.
+        The copied record.
     event, fields
-        The line. `exception` is the text of a traceback of another process.
+        The line. The field `exception` is the text of a traceback of another process.
     """
 
-    __slots__ = ("fields",)  # beside the attributes that formatters look through: there they stand one by one
+    __slots__ = ("fields",)  # not in __dict__, which formatters list: the fields are there one by one
 
     fields: dict[str, Any]
 
@@ -112,8 +112,8 @@ class EventRecord(logging.LogRecord):
             setattr(self, f"{name}_" if name in _RECORDS_OWN else name, value)
 
     def getMessage(self) -> str:  # noqa: N802 - the standard library's name
-        """The event and its fields as one line. What a handler has put in place of the event, as it is."""
-        if self.msg != self.event:  # a QueueHandler's: the line as it formatted it
+        """The event and its fields as one line. If a handler has replaced `msg`, its text unchanged."""
+        if self.msg != self.event:  # a QueueHandler has stored the formatted line
             return super().getMessage()
         shown = (f"{name}={_shown(value)}" for name, value in self.fields.items() if name != "exception")
         return " ".join((self.event, *shown))
@@ -129,8 +129,8 @@ def _exc_info(given: Any) -> ExcInfo:
     return sys.exc_info() if given else None
 
 
-# Which service a line belongs to is noted for each thread, since a thread belongs to one service or to none.
-# A context variable would not do: handlers run in the context of whoever has asked.
+# The service of a line is stored per thread: a thread belongs to one service or to none. A context variable
+# would be wrong: message handlers run in the sender's context.
 
 
 class _Speaker(threading.local):
@@ -141,18 +141,18 @@ _speaker = _Speaker()
 
 
 def service_here() -> str | None:
-    """The service that this thread's lines are of, if they are of one."""
+    """The service that this thread's log lines name; None for none."""
     return _speaker.service
 
 
 def speak_for(service: str | None) -> None:
-    """Have all lines of this thread, from here on, say that they are of a service."""
+    """Put this service's name on all further log lines of this thread; None for none."""
     _speaker.service = service
 
 
 @contextlib.contextmanager
 def speaking_for(service: str | None) -> Iterator[None]:
-    """Have the lines of this thread say so for a while, on a thread that is not the service's own."""
+    """Put a service's name on this thread's log lines within a `with` block."""
     before, _speaker.service = _speaker.service, service
     try:
         yield
@@ -161,7 +161,7 @@ def speaking_for(service: str | None) -> Iterator[None]:
 
 
 def carrying(run: Callable[[], None]) -> Callable[[], None]:
-    """What a new thread is to run, so that it speaks for the same service as this one."""
+    """Wrap a new thread's function, so that its log lines name the same service as this thread's."""
     service = _speaker.service
 
     def run_for_it() -> None:
@@ -172,7 +172,7 @@ def carrying(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def _with_surroundings(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a line: the service first, then its own, then the context variables that are bound."""
+    """The fields of a line: the service first, then its own, then the bound context variables."""
     found = fields if _speaker.service is None else {"service": _speaker.service, **fields}
     for name, value in sorted(get_contextvars().items()):
         found.setdefault(name, value)

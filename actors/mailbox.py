@@ -1,17 +1,17 @@
-"""The bounded inbox: many senders, one actor that takes a batch a turn.
+"""The bounded inbox: many senders, one actor that takes a batch per turn.
 
-What is shared: two deques, a closing reason and whether the actor sleeps. All
-are read and written under `_lock`, which nobody holds across a call that could
-block, so admission and closing are two moments in one order: a message is
-either in a deque before the close, and the closer answers it, or it comes
-after, and its sender is refused. None can fall between.
+What is shared: two deques, the reason for closing, and whether the actor sleeps.
+All are read and written under `_lock`. Nobody holds it across a call that could
+block. So admission and closing are ordered: either a message is in a deque
+before the close, and the closer answers it, or it comes after the close, and
+its sender is refused. No message is lost between the two.
 
-A sender on the main thread may be interrupted by an exception that a signal's
-handler raises. Locks are taken by `with`, which gives a C lock back whatever
-comes; what must not be torn apart is one step (`interrupts` says what that is).
+A sender on the main thread may be interrupted by an exception that a signal
+handler raises. Locks are therefore taken by `with`, which always releases a C
+lock; what must not be interrupted is one step (defined in `interrupts`).
 
-The mailbox belongs to a service, not to one incarnation of its actor: what
-waits here when an actor dies waits for its successor.
+The mailbox belongs to a service, not to one incarnation of its actor: messages
+that wait here when an actor dies wait for its successor.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk, Words
 __all__ = ["Mailbox"]
 
 _PAUSE_LOOKS = 10
-"""A look for senders that have gone is followed by a pause of so many times its own length."""
+"""After a scan for withdrawn messages, the next one is made no sooner than this many times its duration."""
 _get_ident = threading.get_ident
 
 
 class Mailbox:
-    """Messages on their way to an actor. Every method may be called on any thread.
+    """Messages that wait for an actor. Every method may be called on any thread.
 
     Parameters
     ----------
     capacity
-        Messages that may wait before `submit` and `tell` are refused with `MailboxFull`. Messages with
-        a waiting sender (`ask`) queue up behind them in order of arrival, as many as there are tasks that
-        wait; control messages overtake.
+        The number of waiting messages at which `submit` and `tell` are refused with `MailboxFull`. `ask` is
+        never refused: its messages queue in order of arrival, as many as there are tasks that wait. Control
+        messages overtake.
     """
 
     starts_elsewhere: ClassVar[bool] = False
-    """Whether another process starts the messages, so that it must be told of those that are withdrawn."""
+    """Whether another process starts the messages, and so must be told when one is withdrawn."""
 
     def __init__(self, capacity: int = 1024) -> None:
         self.capacity = capacity
@@ -60,14 +60,16 @@ class Mailbox:
         self.withdrawn = 0
         """Messages of cancelled senders that were dropped to make room. Written under the lock."""
         self.expired = 0
-        """The same, of senders whose time was up."""
+        """The same for senders whose timeout had passed."""
         self.dropped = 0
         """Replies to messages of this mailbox whose event loop had closed."""
         self.deferred = 0
-        """Messages that the actor has taken out and not started, which count as waiting. The actor's."""
-        self._lock: Any = threading.RLock()  # re-entered by nobody: it knows its owner, see `admit`
+        """Messages that the actor has taken out and not started. They count as waiting. Written by the
+        actor."""
+        # never re-entered; an RLock because it knows its owner, see `admit`
+        self._lock: Any = threading.RLock()
         self._afterwards: deque[Envelope] = deque()
-        """Sent by a thread that was inside already."""
+        """Messages sent by a thread that held the lock already."""
         self._ordinary: deque[Envelope] = deque()
         self._control: deque[Envelope] = deque()
         self._to_wake: set[LoopBridge] = set()
@@ -78,12 +80,12 @@ class Mailbox:
         self._wakeup.acquire()
         self._numbers = itertools.count(1)
         self._some_left = True
-        """Whether senders have said that they have gone since the deque was last looked through for them."""
+        """Whether a sender has called `note_left` since the last scan for withdrawn messages."""
         self._look_again_ns = 0
-        """When it may be looked through for those that do not say so, in `time.perf_counter_ns()`."""
+        """When the next scan without such a call is allowed, in `time.perf_counter_ns()`."""
         self._reader: int | None = None
         self.forked = False
-        """Whether this process was forked from the mailbox's: nobody reads it here."""
+        """Whether this process was forked from the one that made the mailbox: nobody reads it here."""
         forks.watch(self)
 
     def __len__(self) -> int:
@@ -99,12 +101,12 @@ class Mailbox:
         return self.deferred
 
     def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
-        """Accept a message: from here on it will be answered, exactly once. Never blocks.
+        """Accept a message. From here on it is answered exactly once. Never blocks.
 
         Raises
         ------
         MailboxFull
-            `waits` is False and `capacity` messages wait already.
+            `waits` is False and `capacity` messages are waiting.
         ReentrantAsk
             The actor's own thread asks for a reply that it could never give.
         ActorStopped
@@ -112,8 +114,8 @@ class Mailbox:
         """
         message = envelope.message
         if self._lock._is_owned():
-            # A finalizer, which the collector has run in the middle of a step of this very thread's: it may
-            # neither wait for that step nor see its half. Whoever is inside admits it on the way out.
+            # The garbage collector has run a finalizer while this very thread holds the lock. It must neither
+            # wait for the lock nor see the half-done change. The outer call admits it on its way out.
             self._afterwards.append(envelope)
             return
         if self._reader is not None and self._reader == _get_ident() and envelope.wants_reply:
@@ -127,7 +129,8 @@ class Mailbox:
             if not full:
                 queue = self._control if control else self._ordinary
                 number, now_ns, entry = next(self._numbers), time.perf_counter_ns(), (envelope,)
-                # One step, with the wake-up as its only and last call: a message that is in wakes the actor.
+                # One step (see `interrupts`), with the wake-up as its only and last call: so a message that
+                # was added always wakes the actor.
                 envelope.mailbox = self
                 envelope.number = number
                 envelope.admitted_ns = now_ns
@@ -145,10 +148,10 @@ class Mailbox:
             raise MailboxFull(capacity=self.capacity)
 
     def put(self, envelope: Any) -> None:
-        """Accept one of pykka's own envelopes: the inbox side of a pykka `ActorRef`.
+        """Accept one of pykka's own envelopes: the inbox interface that a pykka `ActorRef` uses.
 
-        Raises as `admit` does: pykka's `ask` and `tell` never wait for room. An `ask` or `stop` that comes
-        after the close gets its error through its future, as pykka's own do when the actor is dead.
+        Raises as `admit` does: pykka's `ask` and `tell` never wait for room. An `ask` or `stop` sent after
+        the close gets its error through its future, as in pykka when the actor is dead.
         """
         message, reply_to = envelope.message, envelope.reply_to
         context = contextvars.copy_context()
@@ -160,13 +163,13 @@ class Mailbox:
             answer(reply_to, None, error)
 
     def take(self, most: int, timeout: float | None = None) -> list[Envelope]:
-        """The next messages in order, control first; waits up to `timeout` seconds for one. Actor's side.
+        """The next messages in order, control first. Waits up to `timeout` seconds for one. For the actor.
 
-        Why no message is slept through: the actor declares itself asleep under the lock that senders
-        add under, having seen both deques empty. Whoever adds next finds the declaration, withdraws it
-        and wakes it, once. A timeout that finds it withdrawn knows that a wake-up is on its way, and waits
-        for it, so that no wake-up is left over for a later sleep. A nudge that finds nobody asleep is kept
-        for the next take: it may have come between the actor's look around and its sleep.
+        Why the actor does not sleep while a message waits: under the lock that senders use, having seen both
+        deques empty, the actor sets `_sleeping`. The next sender finds it set, clears it and wakes the actor,
+        once. If the timeout passes and `_sleeping` is cleared already, a wake-up is on its way. The actor
+        then waits for it, so that none is left over for a later sleep. A nudge while the actor is not asleep
+        is kept for the next take: it may have come between the actor's `poll` and its sleep.
         """
         if self._afterwards:
             self._admit_afterwards()
@@ -191,35 +194,35 @@ class Mailbox:
             return self._pop(most) if self._reader in (None, _get_ident()) else []
 
     def nudge(self) -> None:
-        """Wake the actor for a look around, without a message: its present take, or its next. Any thread."""
+        """Make the current `take`, or else the next, return without a message. Any thread."""
         with self._lock:
             self._nudged = not self._sleeping
             self._wake()
 
     def _wake(self) -> None:
-        """Wake the actor if it sleeps. Under the lock: taking the note back and waking are one step."""
+        """Wake the actor if it sleeps. Under the lock: clearing `_sleeping` and waking are one step."""
         if self._sleeping:
             self._sleeping = False
             self._wakeup.release()
 
     def note_left(self) -> None:
-        """Some sender has gone: where it is full, there may be room. Any thread."""
+        """Note that a sender no longer waits: a full mailbox may have room. Any thread."""
         self._some_left = True
 
     def restore(self, envelopes: Iterable[Envelope]) -> None:
-        """Put back, at the head and in order, what a dying actor had taken but not started."""
+        """Put messages that a dying actor had taken but not started back at the head, in order."""
         with self._lock:
             reason = self._closed
             if reason is None:
                 self._ordinary.extendleft(reversed(list(envelopes)))
-                self._wake()  # a thread that was given up hands back what it took
+                self._wake()  # the caller may be a thread that was given up and now returns its messages
         if reason is None:
             return
         for envelope in envelopes:
             _answer(envelope, None if _is_stop(envelope) else _stopped(envelope, reason))
 
     def close(self, reason: str) -> None:
-        """Refuse all further messages and answer those that wait with `ActorStopped`. Idempotent."""
+        """Refuse all further messages, and answer the waiting ones with `ActorStopped`. Idempotent."""
         with self._lock:
             if self._closed is None:
                 self._closed = reason
@@ -228,7 +231,7 @@ class Mailbox:
             _answer(envelope, None if _is_stop(envelope) else _stopped(envelope, reason))
 
     def reopen(self) -> None:
-        """Take messages again after `close`, for a service that is started anew."""
+        """Accept messages again after `close`, for a service that is started again."""
         with self._lock:
             self._closed = None
 
@@ -238,12 +241,12 @@ class Mailbox:
         return self._closed
 
     def check_open(self) -> None:
-        """Raise `ActorStopped` when the mailbox is closed: the answer that `admit` would give."""
+        """Raise `ActorStopped` when the mailbox is closed, as `admit` would."""
         if self._closed is not None:
             raise self._refusal(self._closed)
 
     def check_process(self) -> None:
-        """Raise `ActorStopped` in a process that was forked from the mailbox's."""
+        """Raise `ActorStopped` in a process that was forked from the one that made the mailbox."""
         if self.forked:
             self.check_open()
 
@@ -251,28 +254,31 @@ class Mailbox:
         return ActorStopped(reason=reason, forked=self.forked)
 
     def forget_parent(self) -> None:
-        """Be closed in a forked child: whoever took messages is a thread of the parent."""
-        self._lock = threading.RLock()  # which another thread may have held
-        self._reader = None  # it may be the thread that has forked: in here it is refused as all are
+        """Close in a forked child: the thread that takes messages is in the parent."""
+        self._lock = threading.RLock()  # another thread may have held the old one
+        self._reader = None  # it may be the thread that forked: in the child it is refused like all others
         self.forked = True
-        self._closed = "this process was forked from its own"
-        # The copies of what waits are nobody's: their originals are answered in the parent.
+        self._closed = "this process was forked from the service's process"
+        # The waiting messages here are copies: the originals are answered in the parent.
         self._afterwards.clear()
         self._ordinary.clear()
         self._control.clear()
         self._to_wake.clear()
 
     def read_by(self, thread: int | None) -> None:
-        """Declare the thread (its ident) that takes messages, whose own asks are refused.
+        """Declare the thread (its ident) that takes messages. Asks from that thread are refused.
 
-        From then on no other gets any; one that sleeps here already is woken and finds nothing.
+        From then on no other thread gets any; one that sleeps in `take` is woken and gets nothing.
         """
         with self._lock:
             self._reader = thread
             self._wake()
 
     def _admit_afterwards(self) -> None:
-        """Admit what was sent in the middle of a step; not in one. Taking it is one step under the GIL."""
+        """Admit messages that were sent while the lock was held. Call it without the lock.
+
+        Taking one out is atomic under the GIL.
+        """
         with contextlib.suppress(IndexError):
             while True:
                 envelope = self._afterwards.popleft()
@@ -283,7 +289,7 @@ class Mailbox:
 
     def _pop(self, most: int) -> list[Envelope]:
         control, ordinary = self._control, self._ordinary
-        if not control and len(ordinary) <= most:  # mostly
+        if not control and len(ordinary) <= most:  # the usual case
             batch = list(ordinary)
             ordinary.clear()
             return batch
@@ -295,11 +301,13 @@ class Mailbox:
         return len(self._ordinary) + self.waiting_elsewhere() >= self.capacity
 
     def _stays_full(self) -> bool:
-        """Whether it is full without those whose senders have gone. Under the lock, and only when full.
+        """Drop withdrawn messages and return whether the mailbox is still full. Under the lock, only when
+        full.
 
-        A look through the deque takes as long as it is, and `ask` lets it grow. So one is made when somebody
-        has said that he goes, as whoever awaits an `ask` does; for the others (a future of `submit` that was
-        cancelled), not before ten times as long has passed as the last one took.
+        A scan takes time in proportion to the length of the deque, and `ask` lets that grow. So a scan is
+        made when a sender has called `note_left`, as every `ask` that ends early does. A cancelled future of
+        `submit` does not call it. For those, a scan is made only after ten times the duration of the last
+        one.
         """
         began_ns = time.perf_counter_ns()
         if not self._some_left and began_ns < self._look_again_ns:
@@ -311,7 +319,7 @@ class Mailbox:
                 self.expired += envelope.timed_out
                 self.withdrawn += not envelope.timed_out
                 if (bridge := envelope.settle(None, ActorStopped(reason="withdrawn"))) is not None:
-                    self._to_wake.add(bridge)  # once the lock is free, for its loop's count of what it awaits
+                    self._to_wake.add(bridge)  # woken after the lock is released: it counts awaited replies
             else:
                 waiting.append(envelope)
         self._ordinary = waiting
@@ -330,8 +338,8 @@ class Mailbox:
             raise ReentrantAsk(
                 field="ask",
                 value=Words(type(message).__name__),
-                problem="is asked by the actor's own thread, which could never answer it",
-                fix="tell() it instead, or call the method directly",
+                problem="was sent by the actor's own thread, which could never answer it",
+                fix="use tell(), or call the method directly",
             )
 
 

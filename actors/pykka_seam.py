@@ -1,4 +1,4 @@
-"""Where we meet pykka's internals: every touch of them is in this module, for `pykka>=4.5,<5`."""
+"""All code that uses pykka's internals, for `pykka>=4.5,<5`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _thread_numbers = itertools.count(1)
 
 
 def is_stop(message: object) -> bool:
-    """Whether a message is what pykka's `stop()` sends."""
+    """Whether a message is the one that pykka's `stop()` sends."""
     return type(message) is _ActorStop
 
 
 def is_proxied(message: object) -> bool:
-    """Whether a message comes from a pykka proxy, so that pykka has to take it."""
+    """Whether a message comes from a pykka proxy, so that pykka must handle it."""
     return type(message) in _PROXIED
 
 
 def answer(reply_to: pykka.Future[Any], value: Any, error: BaseException | None) -> None:
-    """Complete a pykka future; one that is complete already stays as it is. Any thread."""
-    with contextlib.suppress(queue.Full):  # pykka's word for "answered already"
+    """Complete a pykka future; a completed one is left unchanged. Any thread."""
+    with contextlib.suppress(queue.Full):  # pykka raises this for a completed future
         if error is None:
             reply_to.set(value)
         else:
@@ -46,7 +46,7 @@ def answer(reply_to: pykka.Future[Any], value: Any, error: BaseException | None)
 
 
 class HookedActor(pykka.ThreadingActor):
-    """A pykka actor whose inbox and loop are ours.
+    """A pykka actor with our inbox and our loop.
 
     Parameters
     ----------
@@ -60,19 +60,20 @@ class HookedActor(pykka.ThreadingActor):
         super().__init__()
         self.mailbox = mailbox
         self.thread: threading.Thread | None = None
-        """Where it runs; None before its start."""
+        """The thread that it runs on; None before its start."""
         self.actor_inbox = mailbox  # type: ignore[assignment]
-        self._actor_ref = pykka.ActorRef(self)  # pykka's own has the inbox that it asked for too early
+        self._actor_ref = pykka.ActorRef(self)  # pykka made its own before `actor_inbox` was set
 
     def launch(self) -> pykka.ActorRef[Any]:
-        """Start an actor that was made by hand, as `start` does for one that it makes itself."""
+        """Start an actor that was constructed directly, as pykka's `start` does for one that it
+        constructs."""
         pykka.ActorRegistry.register(self.actor_ref)
         self._start_actor_loop()
         return self.actor_ref
 
     @abc.abstractmethod
     def run(self) -> None:
-        """Live: the actor's thread runs this and ends."""
+        """Run the actor: the whole body of its thread."""
 
     @staticmethod
     def _create_future() -> pykka.Future[Any]:
@@ -80,7 +81,7 @@ class HookedActor(pykka.ThreadingActor):
 
     @staticmethod
     def _create_actor_inbox() -> Any:
-        return None  # pykka asks before the mailbox is known; __init__ sets it
+        return None  # pykka calls this before the mailbox is known; __init__ sets it
 
     def _start_actor_loop(self) -> None:
         name = f"{type(self).__name__}-{next(_thread_numbers)}"
@@ -88,7 +89,7 @@ class HookedActor(pykka.ThreadingActor):
         self.thread = thread
         try:
             thread.start()
-        except RuntimeError:  # the system has no thread to give
+        except RuntimeError:  # the system cannot start another thread
             self.thread = None
             pykka.ActorRegistry.unregister(self.actor_ref)
             raise
@@ -98,29 +99,30 @@ def _refuse_proxy() -> NoReturn:
     raise InvalidRequest(
         field="actor_ref",
         value="proxy()",
-        problem="has no object of this process to stand for: its actor may be in another, and is replaced",
-        fix="send a message instead: actor_ref.ask(message), actor_ref.tell(message)",
+        problem="is not supported: the actor may run in another process, and it is replaced when it fails",
+        fix="send a message: actor_ref.ask(message) or actor_ref.tell(message)",
     )
 
 
 class MailboxRef(pykka.ActorRef[Any]):
-    """A pykka reference to whoever reads a mailbox: it stays good when a supervisor replaces the actor.
+    """A pykka reference to the actor that reads a mailbox. It stays valid when a supervisor replaces the
+    actor.
 
-    `ask`, `tell`, `stop` and `is_alive` work as in pykka. `proxy` raises `InvalidRequest`: there is no one
-    object to look at behind it.
+    `ask`, `tell`, `stop` and `is_alive` work as in pykka. `proxy` raises `InvalidRequest`, because there is
+    no single object behind the reference.
 
     Parameters
     ----------
     mailbox
         Where messages go.
     actor_class
-        The class of the actors that read it.
+        The class of the actors that read the mailbox.
     stopped
-        Set when nobody reads it any more.
+        Set when no actor reads the mailbox any more.
     """
 
     def __init__(self, mailbox: Mailbox, actor_class: type[HookedActor], stopped: threading.Event) -> None:
-        self._actor_weakref = _refuse_proxy  # type: ignore[assignment]  # which only pykka's proxy calls
+        self._actor_weakref = _refuse_proxy  # type: ignore[assignment]  # only pykka's proxy calls it
         self.actor_class = actor_class
         self.actor_urn = uuid.uuid4().urn
         self.actor_inbox = mailbox  # type: ignore[assignment]
@@ -128,12 +130,12 @@ class MailboxRef(pykka.ActorRef[Any]):
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """Become, in a forked child, a reference to nobody."""
-        self.__class__ = _ForkedRef  # so that asking costs nothing more where nobody has forked
+        """Become a reference to no actor, in a forked child."""
+        self.__class__ = _ForkedRef  # so that `ask` needs no check for a fork
 
 
 class _ForkedRef(MailboxRef):
-    """What a `MailboxRef` is in a forked child: not alive, and refuses. `stop` has nothing to stop."""
+    """A `MailboxRef` in a forked child: it is not alive and refuses messages. `stop` does nothing."""
 
     def is_alive(self) -> bool:
         """False."""
@@ -144,7 +146,7 @@ class _ForkedRef(MailboxRef):
         self._inbox.check_process()
 
     def ask(self, message: Any, *, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ARG002
-        """Raise `ServiceStopped`; with `block=False`, a future that does."""
+        """Raise `ServiceStopped`; with `block=False`, return a future that raises it."""
         future = self.actor_class._create_future()
         try:
             self._inbox.check_process()
@@ -159,7 +161,8 @@ class _ForkedRef(MailboxRef):
 
 
 def _forget_registered() -> None:
-    """In a forked child: our actors do not run here. Another thread may have held pykka's lock."""
+    """In a forked child: remove our actors, which do not run here, and replace pykka's lock, which another
+    thread may have held."""
     registry = pykka.ActorRegistry
     registry._actor_refs_lock = threading.RLock()
     registry._actor_refs[:] = [

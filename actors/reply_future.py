@@ -1,8 +1,9 @@
-"""What pykka's `ask` gives a caller: a future that leaves no lock behind when its waiter is interrupted.
+"""The future that pykka's `ask` returns here: it leaves no lock held when its waiter is interrupted.
 
-pykka's own takes a `threading.Condition` by `with`, which is code in Python: an exception of a signal's
-handler may come between the taking and the `with`, and then whoever gives the reply waits for that lock for
-ever, and with him everybody whom he serves. Here nobody waits for a lock that another thread holds.
+pykka's own future takes a `threading.Condition` by `with`, which runs Python code. A signal handler may raise
+between the acquisition and the `with` block, and then the lock stays held. The thread that gives the reply
+would wait for that lock for ever, and so would all its other callers. In this future no thread waits for a
+lock that another thread holds.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ class ReplyFuture(pykka.ThreadingFuture[Any]):
     def __init__(self) -> None:
         pykka.Future.__init__(self)  # without the condition
         self._outcome: tuple[Any, BaseException | None, Any] | None = None
-        """Value, error and its traceback; None while there is none."""
+        """Value, error and the error's traceback; None while there is no reply."""
         self._waiting: list[Any] = []
-        """A lock of each thread that waits, released when there is an outcome."""
+        """One lock for each waiting thread, released when there is an outcome."""
         self._asking_hook: Any = threading.RLock()
-        """One thread at a time asks a hook: its answer is kept for the others."""
+        """Held while a thread calls the hook: the hook's answer is kept for the others."""
 
     def get(self, *, timeout: float | None = None) -> Any:
-        """The reply; its error is raised. Blocks up to `timeout` seconds, then raises `pykka.Timeout`."""
+        """Return the reply, or raise its error. Blocks up to `timeout` seconds, then raises
+        `pykka.Timeout`."""
         if self._get_hook is not None:
             with self._asking_hook:
                 return pykka.Future.get(self, timeout=timeout)
         if self._outcome is None:
             self._wait(timeout)
-        if self._outcome is None:  # a hook has come instead
+        if self._outcome is None:  # a hook was set instead
             return self.get(timeout=timeout)
         value, error, trace = self._outcome
         if error is not None:
@@ -49,7 +51,8 @@ class ReplyFuture(pykka.ThreadingFuture[Any]):
         deadline = None if timeout is None else time.monotonic() + timeout
         wakeup = threading.Lock()
         wakeup.acquire(blocking=False)
-        # Joins first, and looks second; whoever gives the outcome does so first, and tells those second.
+        # The waiter registers first and checks second; the giver sets the outcome first and notifies second.
+        # So the waiter either sees the outcome or is notified.
         self._waiting.append(wakeup)
         while self._outcome is None and self._get_hook is None:
             left = None if deadline is None else deadline - time.monotonic()
@@ -58,17 +61,17 @@ class ReplyFuture(pykka.ThreadingFuture[Any]):
             wakeup.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX))
 
     def set(self, value: Any = None) -> None:
-        """Give the reply. Raises `queue.Full` when there is one."""
+        """Give the reply. Raises `queue.Full` if there is one already."""
         self._give((value, None, None))
 
     def set_exception(self, exc_info: Any = None) -> None:
-        """Give an error as `sys.exc_info()` has it; None for the one being handled. Raises `queue.Full`."""
+        """Give an error, as a `sys.exc_info()` tuple; None for the one being handled. Raises `queue.Full`."""
         kind, error, trace = sys.exc_info() if exc_info is None else exc_info
         assert kind is not None
         self._give((None, kind() if error is None else error, trace))
 
     def set_get_hook(self, func: Any) -> None:
-        """Have `get` answer with what `func` does. Raises `queue.Full` when there is a reply."""
+        """Make `get` return the result of `func`. Raises `queue.Full` if there is a reply already."""
         if self._outcome is not None:
             raise queue.Full
         self._get_hook = func
@@ -77,7 +80,7 @@ class ReplyFuture(pykka.ThreadingFuture[Any]):
     def _give(self, outcome: tuple[Any, BaseException | None, Any]) -> None:
         if self._outcome is not None or self._get_hook is not None:
             raise queue.Full
-        self._outcome = outcome  # one step with the look, for `actors.interrupts`
+        self._outcome = outcome  # one step with the check above, see `actors.interrupts`
         self._tell_waiting()
 
     def _tell_waiting(self) -> None:

@@ -1,4 +1,4 @@
-"""A child of a supervisor: how it is made, and how it reports."""
+"""A child of a supervisor: how it is created, and how it reports."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ _KINDS = {"normal": ExitKind.NORMAL, "start_failed": ExitKind.START_FAILED, "cra
 
 
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A child: its policy, and how to make it.
+    """A child: its policy, and how to create it.
 
     Parameters
     ----------
     policy
         Its id, restart type and deadlines.
     make
-        Makes the actor of the given incarnation (from 1) without starting it. Called on the supervisor's
+        Creates the actor of the given incarnation (from 1) without starting it. Called on the supervisor's
         thread, so slow work belongs in the actor's `on_start`.
     hang_after_s
-        Seconds that one message may take before the child counts as hung; None for no limit.
+        Seconds that the child may go without progress (one message, for a plain actor) before it counts as
+        hung; None for no limit.
     """
 
     policy: ChildPolicy
@@ -36,7 +37,7 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildObserver:
-    """Reports one incarnation's life through `signal`, on the child's thread."""
+    """Reports one incarnation's readiness and exit through `signal`, on the child's thread."""
 
     def __init__(self, signal: Callable[[Signal], None], child: str, incarnation: int) -> None:
         self._signal = signal
@@ -44,11 +45,11 @@ class ChildObserver:
         self._incarnation = incarnation
 
     def actor_ready(self) -> None:
-        """Tell that it can work."""
+        """Report that the child is ready."""
         self._signal(ChildReady(child=self._child, incarnation=self._incarnation))
 
     def actor_exited(self, exit: ActorExit) -> None:
-        """Tell that it has ended, and why."""
+        """Report that the child has ended, and why."""
         reason = _reason(exit)
         self._signal(ChildExited(child=self._child, incarnation=self._incarnation, reason=reason))
 

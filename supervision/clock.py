@@ -1,4 +1,4 @@
-"""What the times of events are read from."""
+"""The clocks that events are stamped with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Clock"]
 
 
 class Clock(NamedTuple):
-    """Two clocks that are read together, in seconds: that on the wall, and one that is never set back."""
+    """Two clocks, in seconds: wall-clock time, and monotonic time."""
 
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic

@@ -1,9 +1,10 @@
 """The supervision core: a pure function from a state and a signal to a state and effects.
 
-No thread, clock, random generator or callable is in here: `now` comes in, effects go out, and a shell carries
-them out in their order. A state that waits for something that may never come has a timer; no other has.
+It contains no thread, clock, random generator or callable. The caller (the shell, `supervisor`) passes `now`
+in, and carries out the returned effects in order. A state that waits for something that may never happen has
+a timer; no other state has one.
 
-What a signal does to the supervisor, by its mode (an empty place: it is ignored):
+What a signal does to the supervisor, by its mode (empty: it is ignored):
 
 =========  ==============================  ==============================  =================
 mode       StartRequested                  StopRequested                   about a child
@@ -14,7 +15,7 @@ stopping                                                                   the t
 stopped
 =========  ==============================  ==============================  =================
 
-What a signal does to a child, by its phase, if it names the current incarnation or timer:
+What a signal does to a child, by its phase, if the signal names the current incarnation or timer:
 
 =========  ===========  ====================  ========================  =====================
 phase      ChildReady   ChildExited           TimerFired                RestartRequested
@@ -28,28 +29,31 @@ stopping                down, or done         kill; down, or done
 done
 =========  ===========  ====================  ========================  =====================
 
-ChildLost, while the supervisor is up: escalate, whatever the phase. It says that a kill has failed, and comes
-in place of the signal that led to it, so the child lives as far as the core knows.
+ChildLost, while the supervisor is up: escalate, whatever the phase. It reports that a kill has failed. It
+replaces the signal that led to the kill, so for the core the child still lives.
 
-- **failed**: if its restart type does not cover the reason, the child is done. Else, if the window is full,
-  or if it was ready and is not replaceable, escalate: stop all, then fail with this cause. Else it is down,
-  or in backoff for the delay, and those of its group that live are doomed. The restart counts once, however
-  many are in the group. A temporary child of the group ends for good; a transient one that was done starts
-  anew, as in OTP.
+- **failed**: if its restart type does not cover the reason, the child is done. Else, if the restart window is
+  full, or if the child was ready and is not replaceable, escalate: stop all, then fail with this cause. Else
+  the child is down, or in backoff for the delay, and the living members of its group are doomed. The restart
+  counts once, however many are in the group. A temporary child of the group ends for good. A transient child
+  of the group that was done is started again, as in OTP.
 - **down, or done**: done if the supervisor stops or the child is temporary, else down. Neither counts as a
-  failure, whatever the reason: a crash on the way down is an exit.
-- **kill** is final. The incarnation is over for the core at once, and an exit that comes later is of the
-  past. A child that cannot be killed (a thread in a foreign call) gets no successor: two would write at once.
+  failure, whatever the reason: a crash while stopping is an ordinary exit.
+- **kill** is final. For the core the incarnation is over at once; a later exit signal is ignored as outdated.
+  A child that cannot be killed (a thread in a call outside Python) gets no successor: both would write at
+  once.
 
-After each signal, as far as it goes:
+After each signal, as far as possible:
 
-1. stop: while no child is being stopped, ask the last doomed one; kill at once if its deadline is 0;
+1. stop: while no child is being stopped, ask the last doomed one to stop; kill it at once if its
+   `shutdown_s` is 0;
 2. nothing starts while any child is doomed or being stopped;
-3. start each child that is down once all before it are ready or done. With one_for_one, a child that has
-   been ready before waits for nobody; with one_for_all nobody starts while one is in backoff. A backoff runs
-   beside the stopping of its group. If the group has a child in backoff, the newer failure's delay rules;
+3. start each child that is down, once all children before it are ready or done. With one_for_one, a child
+   that has been ready before does not wait; with one_for_all, nothing starts while a child is in backoff. A
+   backoff runs while its group is being stopped. If a second child of a group fails during a backoff, the
+   newer failure's delay applies;
 4. when all are ready or done, report ready, once;
-5. when the supervisor stops and nothing lives, emit the last events, escalate if that is why, finish.
+5. when the supervisor stops and no child lives, emit the last events, escalate if that is the reason, finish.
 """
 
 from __future__ import annotations
@@ -81,9 +85,9 @@ __all__ = ["decide"]
 
 
 def decide(state: SupervisorState, signal: Signal, now: float) -> tuple[SupervisorState, tuple[Effect, ...]]:
-    """The state after `signal` at the monotonic time `now` (seconds), and what is to be done, in order.
+    """The state after `signal` at the monotonic time `now` (seconds), and the effects to carry out, in order.
 
-    Raises `InvalidRequest` for a child that is not in the policy.
+    Raises `InvalidRequest` if the signal names a child that is not in the policy.
     """
     step = _Step(state, now)
     step.take(signal)
@@ -92,7 +96,7 @@ def decide(state: SupervisorState, signal: Signal, now: float) -> tuple[Supervis
 
 
 class _Step(StoppingDraft):
-    """The rules of the header about signals, starts and failures, each a method."""
+    """The header's rules for signals, starts and failures, one method each."""
 
     def take(self, signal: Signal) -> None:
         """The first table of the header."""
@@ -137,7 +141,8 @@ class _Step(StoppingDraft):
                 self.kill_overdue(index)
 
     def settle(self) -> None:
-        """Go on as far as the rules at the end of the header allow; nothing, where nothing has changed."""
+        """Apply the rules at the end of the header as far as possible. Does nothing if nothing has
+        changed."""
         while not self.state.in_phase(Phase.STOPPING) and (doomed := self.state.in_phase(Phase.DOOMED)):
             self.ask_to_stop(doomed[-1])
         if self.state.in_phase(Phase.STOPPING):

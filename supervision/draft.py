@@ -1,4 +1,4 @@
-"""A decision in the making: the next state, the effects so far, and the small changes that build them."""
+"""A draft of a decision: the next state and the effects so far, and the operations that build them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Draft"]
 
 
 class Draft:
-    """Lives within one decision, so that the decision is pure though its parts are assignments."""
+    """Lives only within one decision, so the decision stays pure although it is built by assignments."""
 
     def __init__(self, state: SupervisorState, now: float) -> None:
         self.state = state
@@ -32,7 +32,7 @@ class Draft:
         self.effects: list[Effect] = []
 
     def policy(self, index: int) -> ChildPolicy:
-        """What the child was told."""
+        """The child's policy."""
         return self.state.policy.children[index]
 
     def name(self, index: int) -> str:
@@ -40,7 +40,7 @@ class Draft:
         return self.policy(index).id
 
     def child(self, index: int) -> ChildState:
-        """The child as it is now."""
+        """The child's state in the draft."""
         return self.state.children[index]
 
     def change(self, **fields: Any) -> None:
@@ -59,7 +59,7 @@ class Draft:
         return random01(self.state.seed, self.state.drawn)
 
     def emit(self, event: LifecycleEvent) -> None:
-        """Tell whoever listens."""
+        """Add an effect that emits an event to the listeners."""
         self.effects.append(Emit(event=event))
 
     def kill(self, index: int) -> None:
@@ -80,6 +80,6 @@ class Draft:
             self.effects.append(CancelTimer(key=timer))
 
     def outage(self, index: int) -> float:
-        """When the outage began that the child is in; now, if it was well until now."""
+        """When the child's current outage began; `now` if it had none until now."""
         since = self.child(index).down_since
         return self.now if since is None else since

@@ -1,10 +1,11 @@
-"""What happens in a service's life, as data, and as log lines with stable names.
+"""Lifecycle events of a service, as data and as log lines with stable names.
 
-Of each child come, in this order: `Started` when it is ready for the first time; any number of `Restarting`,
-each time it goes down to be started again, and `Restarted` when it is ready once more; and `Stopped` when it
-is not to be started again. A child that fails before it was ever ready begins with `Restarting`. A transient
-child that was done and is started with its group begins anew with `Started`. The service's own `Stopped`
-(`child` is None) is the last event, and `Escalated`, if the restarts were used up, comes just before it.
+The events of each child come in this order: `Started` when it is ready for the first time; any number of
+pairs of `Restarting`, when it goes down and will be started again, and `Restarted`, when it is ready again;
+and `Stopped` when it will not be started again. A child that fails before it was ever ready begins with
+`Restarting`. A transient child that was done and is started with its group begins again with `Started`. The
+service's own `Stopped` (`child` is None) is the last event. If the restarts are used up, `Escalated` comes
+just before it.
 
 ==================  =========  =============================================================
 log event           level      fields
@@ -16,8 +17,8 @@ service.stopped     info       child (None: the service itself), reason, detail
 service.escalated   error      child, cause, detail
 ==================  =========  =============================================================
 
-`cause` and `reason` are an `ExitKind`'s text, `detail` the words that came with it. Each has `service` too,
-where the supervisor has a name, and the record its own time.
+`cause` and `reason` are an `ExitKind`'s text; `detail` is the text that came with it. If the supervisor has a
+name, each line has the field `service` too. The log record has its own time.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ __all__ = [
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every event carries; tagged by its class's name.
+    """Fields of every event; tagged by its class's name.
 
     Parameters
     ----------
     service
-        The name of the service (of the supervisor, where that is one of yours); None for one without.
+        The name of the service (or of the supervisor, if it is one of yours); None without a name.
     at
         When it happened, in seconds of `time.time()`.
     monotonic
-        The same in seconds of `time.monotonic()`, for differences.
+        The same in seconds of `time.monotonic()`, to compute differences.
     """
 
     service: str | None = None
@@ -73,13 +74,14 @@ class Restarting(_Event, frozen=True, kw_only=True, tag=True):
     Parameters
     ----------
     child, generation
-        Who, and which of its incarnations has ended (or, in a group that is restarted, is about to).
+        The child, and the incarnation that has ended (or, in a group that is restarted, is about to end).
     cause
-        Why. Of kind shutdown, naming the child that failed, where it only goes down with its group.
+        The reason. If the child only goes down with its group: of kind shutdown, naming the child that
+        failed.
     delay_s
-        Seconds until the failed child's next start, at the earliest.
+        Earliest next start of the failed child, in seconds from now.
     attempt
-        How many failures in a row the failed child has now had, from 1.
+        Consecutive failures of the failed child so far, from 1.
     """
 
     child: str
@@ -90,9 +92,9 @@ class Restarting(_Event, frozen=True, kw_only=True, tag=True):
 
 
 class Restarted(_Event, frozen=True, kw_only=True, tag=True):
-    """A child is ready again. `downtime_s` runs from the end of the last ready incarnation, in seconds.
+    """A child is ready again. `downtime_s` is the time since the last ready incarnation ended, in seconds.
 
-    For a child that was never ready before it runs from its first failure.
+    For a child that was never ready before, it is the time since its first failure.
     """
 
     child: str
@@ -108,23 +110,25 @@ class Stopped(_Event, frozen=True, kw_only=True, tag=True):
 
 
 class Escalated(_Event, frozen=True, kw_only=True, tag=True):
-    """The restarts are used up: `child` failed once too often, of `cause`, and all have been stopped."""
+    """The restarts are used up: `child` failed once more, with `cause`, and all children have been
+    stopped."""
 
     child: str
     cause: ExitReason
 
 
 LifecycleEvent = Started | Restarting | Restarted | Stopped | Escalated
-"""Everything that `gpu.events()` tells."""
+"""Everything that `gpu.events()` yields."""
 
 
 def stamped(event: LifecycleEvent, service: str | None, clock: Clock) -> LifecycleEvent:
-    """An event that happens now, as the core made it, with what that does not know: whose it is, and when."""
+    """A copy of an event from the core, with the fields that the core does not know: the service, the
+    time."""
     return msgspec.structs.replace(event, service=service, at=clock.wall(), monotonic=clock.monotonic())
 
 
 def log_event(logger: Log, event: LifecycleEvent) -> None:
-    """Write one log line; names and fields stand in the module's header, and stay."""
+    """Write one log line. The names and fields are listed in the module's docstring, and are stable."""
     match event:
         case Started():
             logger.info("service.started", **_fields(event))

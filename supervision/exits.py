@@ -1,4 +1,4 @@
-"""Why a child ended, and which ends are followed by a restart.
+"""Why a child ended, and which exits are followed by a restart.
 
 ============  =========  ==========  =====================================================
 restart       normal     shutdown    crash, start failed, not ready, hung, killed
@@ -8,7 +8,7 @@ transient     no         no          yes
 temporary     no         no          no
 ============  =========  ==========  =====================================================
 
-The words and the rules are OTP's. https://www.erlang.org/doc/system/sup_princ.html
+The terms and the rules are OTP's. https://www.erlang.org/doc/system/sup_princ.html
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["ExitKind", "ExitReason", "Restart"]
 
 
 class ExitKind(enum.StrEnum):
-    """How a child came to its end."""
+    """How a child ended."""
 
     NORMAL = "normal"
-    """It was done."""
+    """It finished by itself."""
     SHUTDOWN = "shutdown"
-    """It was asked to end, and did."""
+    """It was asked to stop, and did."""
     CRASH = "crash"
     """It failed after it had been started."""
     START_FAILED = "start failed"
@@ -40,14 +40,14 @@ class ExitKind(enum.StrEnum):
 
 
 class ExitReason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Why a child ended, as data: compare `kind`, show `cause` (a text, which may be empty)."""
+    """Why a child ended, as data: compare `kind`, display `cause` (a text, which may be empty)."""
 
     kind: ExitKind
     cause: str = ""
 
     @property
     def abnormal(self) -> bool:
-        """Whether a transient child is restarted for it: all but normal and shutdown."""
+        """Whether a transient child is restarted after it: all kinds but normal and shutdown."""
         return self.kind not in (ExitKind.NORMAL, ExitKind.SHUTDOWN)
 
     def __str__(self) -> str:
@@ -55,12 +55,12 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def normal(cls, cause: str = "") -> ExitReason:
-        """The child was done."""
+        """The child finished by itself."""
         return cls(kind=ExitKind.NORMAL, cause=cause)
 
     @classmethod
     def shutdown(cls, cause: str = "") -> ExitReason:
-        """The child was asked to end, and did."""
+        """The child was asked to stop, and did."""
         return cls(kind=ExitKind.SHUTDOWN, cause=cause)
 
     @classmethod
@@ -90,12 +90,12 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Restart(enum.StrEnum):
-    """After which exits a child is started again; the table stands in the module's header."""
+    """After which exits a child is started again; see the table in the module's docstring."""
 
     PERMANENT = "permanent"
     TRANSIENT = "transient"
     TEMPORARY = "temporary"
 
     def covers(self, reason: ExitReason) -> bool:
-        """Whether a child of this type that exited so is started again."""
+        """Whether a child of this type is started again after this exit."""
         return self is Restart.PERMANENT or (self is Restart.TRANSIENT and reason.abnormal)

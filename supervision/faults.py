@@ -1,19 +1,19 @@
-"""Scripted failures: test what your own code does when a GPU service fails.
+"""Scripted faults: test what your own code does when a GPU service fails.
 
     plan = (
         FaultPlan(seed=7)
         .at(3, Fault.STICKY)                           # the 3rd message kills the device context
-        .at(2, Fault.FAIL_EXECUTION, of=ConvFwd)       # the 2nd ConvFwd fails, and nothing else does
+        .at(2, Fault.FAIL_EXECUTION, of=ConvFwd)       # the 2nd ConvFwd fails, and no other does
         .chance(0.01, Fault.SLOW, seconds=0.05)        # one message in a hundred takes 50 ms longer
-        .at_start(2)                                   # the first restart fails in its start
+        .at_start(2)                                   # the first restart fails to start
     )
     async with spawn(device="cpu", faults=plan) as gpu: ...
 
-Messages and starts are counted from 1 over the service's whole life: a restart does not begin anew, so a
-fault `at(3)` strikes once and not once per incarnation. A message that is run again after a crash counts
-again. Control messages (`Ping`, `GetStatistics`) are not counted. Where several rules meet at one message,
-the one that was added first fires, and the others have missed their turn. With one seed, one plan and one
-sequence of messages, the same faults strike, in every process.
+Messages and starts are counted from 1 over the service's whole life: a restart does not reset the count, so a
+fault `at(3)` fires once and not once per incarnation. A message that runs again after a crash counts
+again. Control messages (`Ping`, `GetStatistics`) are not counted. If several rules match one message, the one
+that was added first fires, and the others do not fire later in its place. The same seed, plan and sequence of
+messages give the same faults, in every process.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Fault(enum.StrEnum):
     """What goes wrong."""
 
     REJECT_BUILD = "reject build"
-    """The plan cannot be built: the reply is `UnsupportedGraph`. A message without a plan is not harmed."""
+    """The plan cannot be built: the reply is `UnsupportedGraph`. No effect on a message without a plan."""
     FAIL_EXECUTION = "fail execution"
-    """The run fails and the context lives: the reply is `ExecutionFailed`."""
+    """The run fails and the context survives: the reply is `ExecutionFailed`."""
     OUT_OF_MEMORY = "out of memory"
     """An allocation fails: the reply is `OutOfMemory`."""
     STICKY = "sticky"
@@ -48,34 +48,35 @@ class Fault(enum.StrEnum):
     SLOW = "slow"
     """The message takes the rule's `seconds` longer."""
     CRASH_IN_START = "crash in start"
-    """A start of the worker fails: it counts like a crash. Only `at_start` makes it."""
+    """A start of the worker fails, which counts like a crash. Use `at_start` for it."""
     KILL = "kill"
-    """The worker ends without a word, as by SIGKILL: it is replaced."""
+    """The worker ends at once, as by SIGKILL: it is replaced."""
 
 
 class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of a `FaultPlan`; its methods are the convenient way to make one.
+    """One rule of a `FaultPlan`; use the plan's methods to make one.
 
     Parameters
     ----------
     fault
         What goes wrong.
     at
-        Fires from this message on (of a `CRASH_IN_START`: from this start on), counted from 1. Either this
-        or `probability`.
+        Fires from this message on (for `CRASH_IN_START`: from this start on), counted from 1. Give either
+        this or `probability`.
     probability
-        Fires at each message with this chance, 0 to 1.
+        Fires at each message with this probability, 0 to 1.
     of
-        Only messages of this class are counted and struck; None: all.
+        Only messages of this class are counted and affected; None: all.
     times
-        With `at`, strikes so many in a row; with `probability`, at most so many. None: no limit.
+        With `at`: fires at so many messages in a row. With `probability`: fires at most so often. None: no
+        limit.
     seconds
-        How much longer the message takes; for `SLOW` alone.
+        How much longer the message takes; only for `SLOW`.
 
     Raises
     ------
     InvalidRequest
-        A value is out of its range, unknown, or does not go with the others.
+        A value is out of its range, unknown, or cannot be combined with the others.
     """
 
     fault: Fault
@@ -104,8 +105,8 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise InvalidRequest(
                 field="at",
                 value=self.at,
-                problem="must be given, or probability, and not both",
-                fix="use at=1",
+                problem="cannot be used so: exactly one of at and probability must be given",
+                fix="use for example at=1",
             )
         if self.at is not None:
             require_whole("at", self.at, 1)
@@ -119,7 +120,7 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise InvalidRequest(
                 field="fault",
                 value=self.fault,
-                problem="strikes a start, not a message",
+                problem="applies to starts, not messages",
                 fix="use at_start(n)",
             )
 
@@ -136,14 +137,15 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which failures strike a service, and when: `spawn(faults=...)`. Each method gives a new plan.
+    """Which faults are injected into a service, and when: `spawn(faults=...)`. Each method returns a new
+    plan.
 
     Parameters
     ----------
     seed
-        Decides what `chance` strikes: 0 or more, below 2**63.
+        Decides which messages `chance` affects: 0 or more, below 2**63.
     rules
-        What was added, in order. An empty plan does nothing and costs nothing.
+        The rules, in the order in which they were added. An empty plan does nothing and costs nothing.
 
     Raises
     ------
@@ -166,13 +168,13 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         times: int = 1,
         seconds: float | None = None,
     ) -> FaultPlan:
-        """Strike the n-th message (from 1), or the n-th of class `of`, and `times` in a row.
+        """Inject a fault at the n-th message (from 1), or at the n-th of class `of`, and at `times` in a row.
 
-        Raises `InvalidRequest` for a value out of range, or for `CRASH_IN_START`, which is `at_start`.
+        Raises `InvalidRequest` for a value out of range, or for `CRASH_IN_START` (use `at_start`).
         """
         if fault is Fault.CRASH_IN_START:
             raise InvalidRequest(
-                field="fault", value=fault, problem="strikes a start, not a message", fix="use at_start(n)"
+                field="fault", value=fault, problem="applies to starts, not messages", fix="use at_start(n)"
             )
         return self._with(FaultRule(fault=fault, at=n, of=_name_of(of), times=times, seconds=seconds))
 
@@ -185,7 +187,8 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         times: int | None = None,
         seconds: float | None = None,
     ) -> FaultPlan:
-        """Strike each message, or each of class `of`, with this chance; at most `times`.
+        """Inject a fault at each message, or each of class `of`, with this probability; at most `times` in
+        all.
 
         Raises `InvalidRequest` for a value out of range.
         """
@@ -193,7 +196,8 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self._with(rule)
 
     def at_start(self, n: int, *, times: int = 1) -> FaultPlan:
-        """Let the n-th start fail, and `times` in a row; the service's first start is 1, its first restart 2.
+        """Make the n-th start fail, and `times` in a row; the service's first start is 1, its first restart
+        2.
 
         Raises `InvalidRequest` for a value out of range.
         """

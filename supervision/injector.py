@@ -1,4 +1,4 @@
-"""A fault plan at work: it counts starts and messages, and says what strikes."""
+"""Applies a fault plan: counts starts and messages, and decides which fault to inject."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["FaultInjector", "FaultSource", "Fired"]
 
 
 class Fired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fault that struck.
+    """A fault that was injected.
 
     Parameters
     ----------
     rule
         The rule that fired.
     number
-        Which message of all (not of its class), or which start, from 1.
+        The number of the message among all messages (not within its class), or of the start, from 1.
     message
         The message's class; None for a start.
     """
@@ -31,19 +31,19 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class FaultSource(Protocol):
-    """Who says what strikes: a plan at work, here or in another process."""
+    """Decides which fault to inject: a plan in this process, or in another one."""
 
     def on_start(self) -> Fault | None:
-        """What befalls a start that is being made; None for nothing."""
+        """The fault for the start that is being made; None for none."""
 
     def on_message(self, type_name: str) -> FaultRule | None:
-        """What befalls a message that is being taken up, by its class's name; None for nothing."""
+        """The rule for the message that is being started, by its class's name; None for none."""
 
 
 class FaultInjector:
-    """A plan at work: it counts, and says what strikes. One per service, kept when the worker is replaced.
+    """Counts, and decides which fault to inject. One per service, kept when the worker is replaced.
 
-    Not thread-safe: the thread that runs the messages asks, and one asks at a time.
+    Not thread-safe: only the thread that runs the messages calls it, and only one thread at a time does.
     """
 
     def __init__(self, plan: FaultPlan) -> None:
@@ -59,7 +59,7 @@ class FaultInjector:
 
     @classmethod
     def of(cls, plan: FaultPlan | None) -> FaultInjector | None:
-        """The plan at work; None where there is nothing to inject, so that nobody need ask."""
+        """An injector for a plan; None if there is nothing to inject, so that no calls are needed."""
         return cls(plan) if plan is not None and plan.rules else None
 
     @property
@@ -74,7 +74,7 @@ class FaultInjector:
 
     @property
     def fired(self) -> tuple[Fired, ...]:
-        """What struck so far, in order."""
+        """The faults injected so far, in order."""
         return tuple(self._fired)
 
     def messages_of(self, message: type | str) -> int:
@@ -82,7 +82,7 @@ class FaultInjector:
         return self._of_type.get(message if isinstance(message, str) else message.__name__, 0)
 
     def on_start(self) -> Fault | None:
-        """Count a start of the worker; `Fault.CRASH_IN_START` if it is to fail."""
+        """Count a start of the worker. Returns `Fault.CRASH_IN_START` if the start must fail."""
         self._starts += 1
         for rule in self._start_rules:
             if _reached(rule, self._starts):
@@ -91,7 +91,7 @@ class FaultInjector:
         return None
 
     def on_message(self, type_name: str) -> FaultRule | None:
-        """Count a message, by its class's name, as it is taken up; the rule that strikes it, if any."""
+        """Count a message, by its class's name, when it is started. Returns the rule to apply, if any."""
         self._messages += 1
         self._of_type[type_name] = self._of_type.get(type_name, 0) + 1
         for place, rule in self._message_rules:
@@ -107,7 +107,8 @@ class FaultInjector:
             return _reached(rule, number)
         if rule.times is not None and self._strikes[place] >= rule.times:
             return False
-        # Drawn from the rule's place and the message's number, so that no rule shifts another's chances.
+        # Drawn from the rule's place and the message's number, so that rules do not affect each other's
+        # draws.
         return random01(self._seed, place, number) < rule.probability
 
 

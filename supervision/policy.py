@@ -1,7 +1,7 @@
-"""What a supervisor is told to do: its children, its strategy, its restart intensity, its backoff.
+"""The policy of a supervisor: its children, its strategy, its restart intensity, its backoff.
 
-Which exits are followed by a restart is `exits.Restart`. Who is restarted with a child that failed
-(`Strategy.group`): one_for_one, itself; one_for_all, everyone; rest_for_one, itself and those after it.
+`exits.Restart` says which exits are followed by a restart. `Strategy.group` says which children are restarted
+when one fails: one_for_one, only that child; one_for_all, all; rest_for_one, that child and those after it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = [
 
 
 class Strategy(enum.StrEnum):
-    """Who is restarted with a child that failed."""
+    """Which children are restarted when one fails."""
 
     ONE_FOR_ONE = "one_for_one"
     ONE_FOR_ALL = "one_for_all"
     REST_FOR_ONE = "rest_for_one"
 
     def group(self, index: int, count: int) -> range:
-        """The places, of `count` in start order, that are restarted when the child at `index` fails."""
+        """The indices, out of `count` in start order, that are restarted when the child at `index` fails."""
         match self:
             case Strategy.ONE_FOR_ONE:
                 return range(index, index + 1)
@@ -50,8 +50,8 @@ class Strategy(enum.StrEnum):
 class RestartIntensity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many restarts a supervisor makes before it gives up: `max_restarts` within `period_s` seconds.
 
-    A restart is dated by the failure that it answers, and one of a whole group counts once. One made exactly
-    `period_s` ago has left the window. `max_restarts=0` never restarts.
+    A restart has the time of the failure that causes it. The restart of a whole group counts once. A restart
+    exactly `period_s` ago has left the window. `max_restarts=0` never restarts.
     """
 
     max_restarts: int = 3
@@ -62,12 +62,12 @@ class RestartIntensity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         require_seconds("period_s", self.period_s, positive=True)
 
     def admit(self, restarts: tuple[float, ...], now: float) -> tuple[float, ...] | None:
-        """The restarts in the window with one more at `now`, or None where that is one too many."""
+        """The restarts in the window with one more at `now`, or None if that exceeds the limit."""
         recent = self._in_window(restarts, now)
         return (*recent, now) if len(recent) < self.max_restarts else None
 
     def left(self, restarts: tuple[float, ...], now: float) -> int:
-        """How many more restarts there may be at `now`."""
+        """How many more restarts are allowed at `now`."""
         return max(0, self.max_restarts - len(self._in_window(restarts, now)))
 
     def _in_window(self, restarts: tuple[float, ...], now: float) -> tuple[float, ...]:
@@ -80,18 +80,18 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Parameters
     ----------
     initial_s
-        Seconds before the first restart; 0 starts at once, every time.
+        Seconds before the first restart; 0 never waits.
     factor
-        Each failure in a row multiplies the delay by this, at least 1.
+        Each consecutive failure multiplies the delay by this factor, at least 1.
     cap_s
         No delay is longer, jitter included. At least `initial_s`.
     jitter
-        The part of a delay, 0 to 1, that chance may take off. It only shortens: were it added and then
-        clamped, those at the cap would all wait equally long and return together.
+        The fraction of a delay, 0 to 1, by which it may be shortened at random. It only shortens: if it were
+        added and then clamped, all children at the cap would wait equally long and restart together.
     reset_after_s
-        A child that was ready for this many seconds, or more, fails as if for the first time.
+        The next failure of a child that was ready for at least this many seconds counts as its first.
     at_once
-        So many failures in a row are answered without a delay, before those above begin.
+        The first so many consecutive failures are answered without delay, before the delays above begin.
 
     Raises
     ------
@@ -113,18 +113,22 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         require_fraction("jitter", self.jitter)
         if self.factor < 1:
             raise InvalidRequest(
-                field="factor", value=self.factor, problem="is under 1", fix="use 2.0 to double each delay"
+                field="factor",
+                value=self.factor,
+                problem="is less than 1",
+                fix="use 2.0 to double each delay",
             )
         if self.cap_s < self.initial_s:
             raise InvalidRequest(
                 field="cap_s",
                 value=self.cap_s,
-                problem="is under initial_s",
+                problem="is less than initial_s",
                 fix="raise cap_s or lower initial_s",
             )
 
     def delay(self, attempt: int, random01: float) -> float:
-        """Seconds before the `attempt`-th restart in a row, from 1; `random01` in [0, 1) sets the jitter."""
+        """Seconds before the `attempt`-th consecutive restart, from 1; `random01` in [0, 1) sets the
+        jitter."""
         attempt -= self.at_once
         if attempt < 1:
             return 0.0
@@ -132,13 +136,13 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             grown = self.initial_s * self.factor ** (attempt - 1)
         except (
             OverflowError
-        ):  # a float's power; so many failures in a row are at the cap, unless it starts at 0
+        ):  # of the float power: after so many failures the delay is at the cap, unless it starts at 0
             grown = self.cap_s if self.initial_s else 0.0
         return min(grown, self.cap_s) * (1.0 - self.jitter * random01)
 
 
 class ChildPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One child as the core knows it; how it is started is the shell's business.
+    """One child as the core knows it. The shell (`supervisor`) knows how to start it.
 
     Parameters
     ----------
@@ -147,12 +151,12 @@ class ChildPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     restart
         After which exits it is started again.
     shutdown_s
-        Seconds from being asked to stop until it is killed; 0 kills it unasked.
+        Seconds from the request to stop until it is killed; 0 kills it without a request.
     ready_within_s
-        Seconds from its start until it is killed, if it has not said that it is ready.
+        Seconds from its start until it is killed, if it has not reported that it is ready.
     replaceable
-        Whether a successor can go on where it ended. If not, a failure of an incarnation that was ready
-        uses up all restarts at once; a start that fails is tried again like any other's.
+        Whether a successor can continue with its state. If not, a failure of an incarnation that was ready
+        uses up all restarts at once; a failed start is tried again as usual.
 
     Raises
     ------
@@ -178,9 +182,9 @@ _BACKOFF = Backoff()
 
 
 class SupervisorPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that a supervisor is told: its children in start order, and the rules for their failures.
+    """The whole policy of a supervisor: its children in start order, and the rules for their failures.
 
-    Raises `InvalidRequest` where two children have one id.
+    Raises `InvalidRequest` if two children have the same id.
     """
 
     children: tuple[ChildPolicy, ...]
@@ -201,7 +205,7 @@ class SupervisorPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 )
 
     def index_of(self, child: str) -> int:
-        """The child's place in start order. Raises `InvalidRequest` for one that is not here."""
+        """The child's index in start order. Raises `InvalidRequest` for an unknown child."""
         for index, policy in enumerate(self.children):
             if policy.id == child:
                 return index

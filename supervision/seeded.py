@@ -1,8 +1,8 @@
 """Random numbers without a generator: a function of a seed and of counters.
 
-The supervision core is pure and a fault plan must mean the same in every process, so neither may hold a
-generator whose state moves. A draw here depends on its arguments alone: the n-th number of a seed is the same
-whoever asks, and however often.
+The supervision core is pure, and a fault plan must mean the same in every process. So neither may hold a
+generator with changing state. A number here depends only on the arguments: the n-th number of a seed is
+the same for every caller, however often it is drawn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _GAMMA = 0x9E3779B97F4A7C15
 
 
 def random01(seed: int, *counters: int) -> float:
-    """A number in [0, 1) that looks random and depends on the arguments alone."""
+    """A pseudo-random number in [0, 1) that depends only on the arguments."""
     mixed = _mix(seed & _MASK)
     for counter in counters:
         mixed = _mix((mixed + (counter + 1) * _GAMMA) & _MASK)

@@ -1,8 +1,8 @@
-"""What goes into the supervision core (signals) and what comes out of it (effects): data only.
+"""The inputs of the supervision core (signals) and its outputs (effects): data only.
 
 Times are seconds of one monotonic clock, the shell's. An incarnation is one start of a child, numbered from
-1; what names an incarnation or a timer that is no longer current is ignored, so the shell may be late with
-anything, and need not undo what a cancelled timer has already put in its queue.
+1. A signal that names an incarnation or a timer that is no longer current is ignored. So the shell may
+deliver signals late, and need not remove what a cancelled timer has already put in its queue.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimerKey(_Record, frozen=True, kw_only=True):
-    """A timer's name, never used twice: which wait, of which incarnation of which child."""
+    """A timer's name, never used twice: the kind of wait, the child and its incarnation."""
 
     kind: TimerKind
     child: str
@@ -62,17 +62,17 @@ class TimerKey(_Record, frozen=True, kw_only=True):
 
 
 class StartRequested(_Record, frozen=True, kw_only=True):
-    """Begin: start the children in order. Counts once."""
+    """Start the children in order. A repetition is ignored."""
 
 
 class StopRequested(_Record, frozen=True, kw_only=True):
-    """End: stop the children in reverse order, then finish. Counts once."""
+    """Stop the children in reverse order, then finish. A repetition is ignored."""
 
     reason: ExitReason = _SHUTDOWN
 
 
 class ChildReady(_Record, frozen=True, kw_only=True):
-    """The child says that it can work."""
+    """The child reports that it is ready."""
 
     child: str
     incarnation: int
@@ -87,7 +87,7 @@ class ChildExited(_Record, frozen=True, kw_only=True):
 
 
 class ChildLost(_Record, frozen=True, kw_only=True):
-    """The child could not be killed, and may go on at any time: it cannot be replaced."""
+    """The child could not be killed, and may resume at any time: it cannot be replaced."""
 
     child: str
     incarnation: int
@@ -101,10 +101,10 @@ class TimerFired(_Record, frozen=True, kw_only=True):
 
 
 class RestartRequested(_Record, frozen=True, kw_only=True):
-    """Kill the child and treat it as having exited with `reason`; what a hang watchdog says.
+    """Kill the child and treat it as having exited with `reason`. Sent by a hang watchdog.
 
-    Give the incarnation that was seen to hang, so that a successor isn't killed in its place; None means
-    whichever lives.
+    Give the incarnation that was found hung, so that a successor is not killed in its place. None means
+    the current one.
     """
 
     child: str
@@ -116,7 +116,7 @@ ChildSignal = ChildReady | ChildExited | ChildLost | TimerFired | RestartRequest
 """Signals about one child."""
 
 Signal = StartRequested | StopRequested | ChildSignal
-"""All that the core is told."""
+"""All inputs of the core."""
 
 
 class StartChild(_Record, frozen=True, kw_only=True):
@@ -137,8 +137,8 @@ class StopChild(_Record, frozen=True, kw_only=True):
 class KillChild(_Record, frozen=True, kw_only=True):
     """End the child without asking. Final: the core is done with this incarnation and ignores its exit.
 
-    Kills are carried out before the other effects of their decision. Where one fails in a supervisor that is
-    up, none of those is: the decision is taken anew, on `ChildLost`.
+    Kills are carried out before the other effects of their decision. If one fails while the supervisor is up,
+    the other effects are dropped, and a new decision is made for `ChildLost`.
     """
 
     child: str
@@ -146,26 +146,26 @@ class KillChild(_Record, frozen=True, kw_only=True):
 
 
 class SetTimer(_Record, frozen=True, kw_only=True):
-    """Say `TimerFired` with `key` at the time `at`, or as soon after as possible."""
+    """Send `TimerFired` with `key` at the time `at`, or as soon after as possible."""
 
     key: TimerKey
     at: float
 
 
 class CancelTimer(_Record, frozen=True, kw_only=True):
-    """The timer is no longer needed. That it fires all the same does no harm."""
+    """The timer is no longer needed. If it fires anyway, that does no harm."""
 
     key: TimerKey
 
 
 class Emit(_Record, frozen=True, kw_only=True):
-    """Tell whoever listens."""
+    """Emit an event to the listeners."""
 
     event: LifecycleEvent
 
 
 class ReportReady(_Record, frozen=True, kw_only=True):
-    """All children have been ready, or are done: the supervisor itself is ready. Comes once at most."""
+    """All children are ready or done, so the supervisor itself is ready. Comes once at most."""
 
 
 class Escalate(_Record, frozen=True, kw_only=True):
@@ -176,8 +176,8 @@ class Escalate(_Record, frozen=True, kw_only=True):
 
 
 class Finish(_Record, frozen=True, kw_only=True):
-    """Nothing lives and nothing more will come. The last effect, exactly once."""
+    """No child lives and no effect follows. The last effect, exactly once."""
 
 
 Effect = StartChild | StopChild | KillChild | SetTimer | CancelTimer | Emit | ReportReady | Escalate | Finish
-"""All that the core wants done, in this order."""
+"""All outputs of the core. The shell carries out those of a decision in order."""

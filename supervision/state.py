@@ -1,4 +1,4 @@
-"""What the supervision core remembers: an immutable value, copied on write."""
+"""The state of the supervision core: an immutable value, copied on write."""
 
 from __future__ import annotations
 
@@ -23,39 +23,40 @@ __all__ = ["ChildState", "Mode", "Phase", "SupervisorState"]
 
 
 class Mode(enum.StrEnum):
-    """Where the supervisor is in its life."""
+    """The supervisor's lifecycle state."""
 
     NEW = "new"
     UP = "up"
-    """Starting, running or restarting: every child that should be ready is, or is on its way."""
+    """Starting, running or restarting: every child that should be ready is ready or becoming ready."""
     STOPPING = "stopping"
     STOPPED = "stopped"
 
 
 class Phase(enum.StrEnum):
-    """Where a child is in its life."""
+    """A child's lifecycle state."""
 
     DOWN = "down"
-    """Not alive; started as soon as the order allows."""
+    """Not alive; will be started as soon as the order allows."""
     BACKOFF = "backoff"
-    """Not alive; not started before its timer."""
+    """Not alive; will be started after its backoff timer."""
     STARTING = "starting"
     """Alive, and not ready yet; has a readiness timer."""
     READY = "ready"
-    """Alive and well."""
+    """Alive and ready."""
     DOOMED = "doomed"
-    """Alive, and waits for those after it to end before it is asked to stop itself."""
+    """Alive; will be asked to stop after the children after it have ended."""
     STOPPING = "stopping"
     """Alive, asked to stop; has a shutdown timer."""
     DONE = "done"
-    """Not alive, and not to be started again, unless with its group."""
+    """Not alive; will not be started again, unless with its group."""
 
 
 _SETTLED = (Phase.READY, Phase.DONE)
 
 
 class ChildState(msgspec.Struct, frozen=True, kw_only=True):
-    """One child. `incarnation` numbers its latest start, living or dead, from 1; 0 is none yet."""
+    """One child. `incarnation` is the number of its latest start, alive or not, from 1; 0 before the
+    first."""
 
     phase: Phase = Phase.DOWN
     incarnation: int = 0
@@ -64,19 +65,19 @@ class ChildState(msgspec.Struct, frozen=True, kw_only=True):
     """Failures in a row."""
     was_ready: bool = False
     ready_at: float | None = None
-    """When this incarnation got ready."""
+    """When this incarnation became ready."""
     down_since: float | None = None
-    """When the outage began that is not over yet."""
+    """When the current outage began; None without one."""
 
 
 class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a decision depends on, beside the signal and the time. Make one with `initial`."""
+    """Everything that a decision depends on, except the signal and the time. Make one with `initial`."""
 
     policy: SupervisorPolicy
     children: tuple[ChildState, ...]
     seed: int
     drawn: int = 0
-    """Random numbers used up: with `seed`, the generator's whole state."""
+    """How many random numbers have been drawn: with `seed`, the generator's whole state."""
     mode: Mode = Mode.NEW
     restarts: tuple[float, ...] = ()
     """When the restarts in the window were made."""
@@ -90,7 +91,7 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
         return cls(policy=policy, children=tuple(ChildState() for _ in policy.children), seed=seed)
 
     def addressee(self, signal: ChildSignal) -> int | None:
-        """Whom the signal is about, or None where it is about an incarnation or a timer of the past."""
+        """The index of the child that the signal names; None if its incarnation or timer is outdated."""
         name = signal.key.child if isinstance(signal, TimerFired) else signal.child
         index = self.policy.index_of(name)
         child = self.children[index]
@@ -108,19 +109,19 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
         return [index for index, child in enumerate(self.children) if child.phase is phase]
 
     def may_start(self, index: int) -> bool:
-        """Whether it is the child's turn; says nothing of a group that is still being stopped."""
+        """Whether it is the child's turn to start. Does not check for a group that is still being stopped."""
         child, strategy = self.children[index], self.policy.strategy
         if child.phase is not Phase.DOWN:
             return False
         if strategy is Strategy.ONE_FOR_ONE and child.was_ready:
-            return True  # its siblings' troubles are not its own; only a first start keeps the order
+            return True  # failures of siblings do not affect it; only first starts keep the order
         if strategy is Strategy.ONE_FOR_ALL and self.in_phase(Phase.BACKOFF):
-            return False  # the one that failed may stand behind those that start before it
+            return False  # the failed child may come after children that would start before it
         return all(earlier.phase in _SETTLED for earlier in self.children[:index])
 
     def restarts_left(self, index: int, now: float) -> int:
-        """How many failures of the child, if they came at the monotonic time `now`, would be answered by a
-        restart: 0 while the supervisor stops, and for one that was ready and is not replaceable."""
+        """How many failures of the child at the monotonic time `now` would be answered by a restart. 0 while
+        the supervisor stops, and for a child that was ready and is not replaceable."""
         child = self.children[index]
         lost = child.ready_at is not None and not self.policy.children[index].replaceable
         if lost or child.phase is Phase.DONE or self.mode in (Mode.STOPPING, Mode.STOPPED):

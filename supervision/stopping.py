@@ -1,4 +1,4 @@
-"""How children, and the supervisor, end: in reverse order, one at a time, each with its deadline."""
+"""How children and the supervisor stop: in reverse order, one at a time, each with its deadline."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["StoppingDraft"]
 
 
 class StoppingDraft(Draft):
-    """The rules about stopping of `core`'s header, each a method."""
+    """The rules for stopping in `core`'s header, one method each."""
 
     def stop(self, reason: ExitReason) -> None:
-        """End the supervisor: every living child is doomed, every other done."""
+        """Stop the supervisor: every living child becomes doomed, every other one done."""
         self.change(mode=Mode.STOPPING, ending=reason)
         for index, child in reversed(tuple(enumerate(self.state.children))):
             match child.phase:
@@ -26,16 +26,16 @@ class StoppingDraft(Draft):
                     self.done(index, ExitReason.shutdown("its supervisor stops"))
                 case Phase.DOWN if child.down_since is not None:
                     self.done(index, ExitReason.shutdown("its supervisor stops"))
-                case Phase.DOWN:  # never started, or done before its group started anew: nothing to tell
+                case Phase.DOWN:  # never started, or done before its group was restarted: no event to emit
                     self.set(index, phase=Phase.DONE)
 
     def doom(self, index: int) -> None:
-        """Let the child wait for its turn to be asked to stop."""
+        """Mark the child: it will be asked to stop when its turn comes."""
         self.disarm(index)
         self.set(index, phase=Phase.DOOMED)
 
     def ask_to_stop(self, index: int) -> None:
-        """Ask the doomed child to end; kill it at once if it is given no time for it."""
+        """Ask the doomed child to stop; kill it at once if its `shutdown_s` is 0."""
         deadline = self.now + self.policy(index).shutdown_s
         if deadline <= self.now:
             self.kill_overdue(index)
@@ -46,13 +46,13 @@ class StoppingDraft(Draft):
         self.arm(index, TimerKind.SHUTDOWN, deadline)
 
     def kill_overdue(self, index: int) -> None:
-        """Kill the child that was asked, and did not end in time."""
+        """Kill a child that did not stop in time."""
         self.kill(index)
         within = self.policy(index).shutdown_s
         self.went_down(index, ExitReason.killed(f"not stopped within {within:g} s"))
 
     def went_down(self, index: int, reason: ExitReason) -> None:
-        """The child has ended as it should, for whatever reason: down, or done."""
+        """A child that should end has ended, for whatever reason: it is down, or done."""
         self.disarm(index)
         if self.state.mode is Mode.STOPPING or self.policy(index).restart is Restart.TEMPORARY:
             self.done(index, reason)
@@ -65,7 +65,7 @@ class StoppingDraft(Draft):
         self.emit(Stopped(child=self.name(index), reason=reason))
 
     def finish(self) -> None:
-        """Nothing lives any more: say so, and why."""
+        """No child lives any more: emit the last events, with the reason."""
         assert self.state.ending is not None
         self.change(mode=Mode.STOPPED)
         escalation = self.state.escalation

@@ -1,8 +1,8 @@
-"""The supervisor: a thin, dull shell around the pure core, and an actor itself.
+"""The supervisor: an actor, and a thin shell around the pure core.
 
-Signals come in as messages, one after another, so the core is never entered
-twice at once; effects are carried out here, in their order. Children report
-from their own threads, through the mailbox. The clock is read once a signal.
+Signals arrive as messages, one after another, so only one thread runs the core.
+The effects are carried out here, in their order. Children report from their own
+threads, through the mailbox. The clock is read once per signal.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ from cudnn_actor.supervision.watch import Watch, look_every_s
 __all__ = ["RestartsExhausted", "Supervisor"]
 
 KILL_GRACE_S = 5.0
-"""How long a killed child's thread may take to notice, in seconds, before it is given up."""
+"""How long a killed child's thread may take to end, in seconds, before it is given up."""
 
 LAST_ACT_S = 10.0
-"""How long one that ends by itself may take for its last act: longer than the kernel has for a process."""
+"""How long a child that ends by itself may take for its final cleanup, in seconds: longer than the kernel
+may take to end a process."""
 
 _THREAD_LOST = ExitReason.hung("its thread does not end")
 
@@ -66,15 +67,15 @@ log = Log("cudnn_actor.supervision")
 
 
 class RestartsExhausted(Crash):
-    """Raised by a supervisor that gives up; to its own supervisor, a crash like any other."""
+    """Raised by a supervisor that gives up. Its own supervisor treats it like any crash."""
 
     logged = True  # as `service.escalated`
 
 
 class Supervisor(Actor):
-    """Starts children in order, restarts those that fail, stops them in reverse, escalates.
+    """Starts children in order, restarts those that fail, stops them in reverse order, escalates.
 
-    Its reference is a pykka one: `stop()` ends the children first. As a child of another supervisor it is
+    It has a pykka reference; `stop()` ends the children first. As a child of another supervisor it is
     ready when its children are, and crashes when its restarts are used up.
 
     Parameters
@@ -84,15 +85,15 @@ class Supervisor(Actor):
     strategy, intensity, backoff
         See `supervision.policy`.
     parent
-        A pykka actor that is told `Escalated` when the restarts are used up; None for nobody.
+        A pykka actor that is told `Escalated` when the restarts are used up; None for none.
     listener
         Called with every lifecycle event, on the supervisor's thread; must not block or raise.
     seed
         Decides the jitter of the delays.
     name
-        What its events and log lines have as `service`; None for nothing.
+        The `service` field of its events and log lines; None for no such field.
     clock
-        Says when an event has happened. Timers go by `time.monotonic()` whatever it says.
+        Stamps events. Timers always use `time.monotonic()`.
     """
 
     ready_when_started: ClassVar[bool] = False
@@ -136,11 +137,11 @@ class Supervisor(Actor):
 
     @property
     def state(self) -> SupervisorState:
-        """What it has decided so far. Any thread; never blocks."""
+        """The current state. Any thread; never blocks."""
         return self._state
 
     def signal(self, signal: Signal) -> None:
-        """Tell the supervisor something. Any thread; never blocks. Ignored once it has ended."""
+        """Send the supervisor a signal. Any thread; never blocks. Ignored once it has ended."""
         try:
             self.mailbox.admit(Envelope(signal))
         except ActorStopped:
@@ -157,13 +158,13 @@ class Supervisor(Actor):
         self._step(StartRequested())
 
     def on_receive(self, message: Any) -> Any:
-        """Take a signal."""
+        """Handle a signal."""
         if isinstance(message, ChildExited) and message.incarnation == self._incarnation(message.child):
             self._actors.pop(message.child, None)
         self._step(message)
 
     def on_stop_message(self) -> Any:
-        """Take pykka's `stop`: answered when everything has ended."""
+        """Handle pykka's `stop`: it is answered when everything has ended."""
         assert self.current is not None
         self._stopping.append(self.current)
         self._step(StopRequested())
@@ -179,7 +180,7 @@ class Supervisor(Actor):
         return self._next_look()
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
-        """Answer those who wait for the end, and leave no child behind."""
+        """End all children, and answer the callers that wait for the end."""
         children, self._actors = tuple(self._actors.values()), {}
         for actor in children:
             actor.abandon("its supervisor has ended")
@@ -201,17 +202,18 @@ class Supervisor(Actor):
         waits = [self._look_for_hang(*child, now) for child in watched]
         every_s = min((look_every_s(limit) for *_, limit in watched), default=0.0)
         now = time.monotonic()
-        waits += [at - now for at, _, _ in self._timers[:1]]  # last: a hang sets a timer
+        waits += [at - now for at, _, _ in self._timers[:1]]  # computed last: a hang sets a timer
         pause_s = max(0.0, min(waits)) if waits else None
         self._watch.sleep(now, pause_s if watched else None, every_s=every_s)
         return pause_s
 
     def _look_for_hang(self, name: str, actor: Actor, since: float | None, limit: float, now: float) -> float:
-        """Seconds until the child should be looked at again; a hung one is reported.
+        """Report the child if it is hung. Returns the seconds until the next check.
 
-        Also one that has nothing to do is looked at: it may begin something a moment later, and be stopped.
+        An idle child is checked too: it may start work, and be stopped (as by SIGSTOP), a moment later.
         """
-        if since is not None and self._actors.get(name) is actor:  # not ended with one that hung before it
+        # It may be gone already: ended together with a child that was found hung before it.
+        if since is not None and self._actors.get(name) is actor:
             left = limit - self._watch.watched_s(since, now)
             if left > 0:
                 return min(left, look_every_s(limit))
@@ -223,7 +225,7 @@ class Supervisor(Actor):
         return self._state.children[self._state.policy.index_of(child)].incarnation
 
     def _step(self, signal: Signal) -> None:
-        """Take a signal. Its kills come before everything else: what follows depends on their success."""
+        """Process a signal. Its kills are carried out first: the other effects depend on their success."""
         self._now = time.monotonic()
         state, effects = decide(self._state, signal, self._now)
         if (lost := self._kill(effects)) is not None and self._state.mode is Mode.UP:
@@ -234,7 +236,7 @@ class Supervisor(Actor):
             self._carry_out(effect)
 
     def _kill(self, effects: Sequence[Effect]) -> ChildLost | None:
-        """Kill the children that a decision gives up. Says so where the thread of one does not end."""
+        """Kill the children that a decision names. Returns a signal if the thread of one does not end."""
         lost = None
         for effect in effects:
             if isinstance(effect, KillChild):
@@ -251,10 +253,10 @@ class Supervisor(Actor):
                 if (actor := self._actors.get(effect.child)) is not None:
                     actor.end("asked to stop by its supervisor")
             case KillChild():
-                pass  # done: see `_step`
+                pass  # done already: see `_step`
             case SetTimer():
                 self._live_timers.add(effect.key)
-                late = time.monotonic() - self._now  # a kill before it may have taken its time
+                late = time.monotonic() - self._now  # a kill before it may have taken long
                 heapq.heappush(self._timers, (effect.at + late, next(self._timer_numbers), effect.key))
             case CancelTimer():
                 self._live_timers.discard(effect.key)
@@ -274,22 +276,22 @@ class Supervisor(Actor):
             actor.watch(ChildObserver(self.signal, effect.child, effect.incarnation))
             self._actors[effect.child] = actor
             actor.launch()
-        except Exception as error:  # the system may have no thread to give, too
+        except Exception as error:  # including: the system cannot start another thread
             log.exception("supervisor.make_failed", child=effect.child)
             self._actors.pop(effect.child, None)
             reason = ExitReason.start_failed(repr(error))
             self.signal(ChildExited(child=effect.child, incarnation=effect.incarnation, reason=reason))
 
     def _ends(self, actor: Actor) -> bool:
-        """Have a child end that does not get on; whether its thread has ended. Blocks.
+        """End a child that makes no progress. Returns whether its thread has ended. Blocks.
 
-        One that has begun its last act is given longer for it. Where the thread does not end, what the child
-        had is answered here.
+        A child that has begun its final cleanup gets more time. If the thread does not end, the child's
+        messages are answered here.
         """
         actor.abandon("killed by its supervisor")
         if actor.join(KILL_GRACE_S):
             return True
-        if not actor.give_up(ActorStopped(reason="gave no sign of life and was given up")):
+        if not actor.give_up(ActorStopped(reason="did not respond and was given up")):
             return actor.join(LAST_ACT_S)
         log.error("supervisor.thread_lost", actor=str(actor))
         return False

@@ -1,7 +1,7 @@
 """The command line: `cudnn-actor demo | doctor | bench | reproduce | autotune | chaos`, or `--version`.
 
-Importing this imports no command. The one that is asked for is imported then, so that `doctor` never
-waits for, or fails over, what only `demo` needs.
+Importing this module imports no command. A command is imported only when it is run, so that `doctor` neither
+waits for nor fails because of packages that only `demo` needs.
 
 ===========  =========================================================
 exit status  meaning
@@ -9,7 +9,7 @@ exit status  meaning
 0            done
 1            the service failed; its log is printed
 2            the command can't be carried out as given; one line says why
-130          interrupted (Ctrl-C); what `chaos` had found by then is printed
+130          interrupted (Ctrl-C); `chaos` prints what it has found so far
 ===========  =========================================================
 """
 
@@ -30,27 +30,27 @@ from cudnn_actor.protocol.errors import CudnnActorError
 __all__ = ["main"]
 
 _COMMANDS = {
-    "demo": "filter a photograph, undo a camera shake, and survive a crash on the way",
-    "doctor": "say what was found, what is missing, and whether the service works",
+    "demo": "filter a photograph and undo a camera shake, while the worker is killed once",
+    "doctor": "report what was found, what is missing, and whether the service works",
     "bench": "measure latencies and throughput",
-    "reproduce": "run one operation graph, as an error names it, and compare it with the CPU",
-    "chaos": "put full load on a service, inject faults all the time, and check every answer",
-    "autotune": "measure all plans for your problems, and keep the fastest on disk",
+    "reproduce": "run one operation graph from an error's token, and compare it with the CPU",
+    "chaos": "put full load on a service, inject faults continuously, and check every answer",
+    "autotune": "measure all candidate plans for your problems, and store the fastest on disk",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status; the table stands in the module's header.
+    """Run the command line and return its exit status; see the table in the module's docstring.
 
     Parameters
     ----------
     argv
-        The words after the program's name; None for the process's own.
+        The arguments after the program's name; None for the process's own.
 
     Raises
     ------
     SystemExit
-        Of argparse: status 2 for words that mean nothing, 0 after `--help` and `--version`.
+        Raised by argparse: status 2 for invalid arguments, 0 after `--help` and `--version`.
     """
     _never_fail_over_a_character()
     words = list(sys.argv[1:] if argv is None else argv)
@@ -80,7 +80,7 @@ def _run(run: Callable[[argparse.Namespace], int], args: argparse.Namespace, log
 
 
 def _parser(words: Sequence[str]) -> tuple[argparse.ArgumentParser, Callable[..., int] | None]:
-    """The parser, and what runs the command that is asked for; None where it is none."""
+    """The parser, and the function that runs the given command; None if no known command is given."""
     parser = argparse.ArgumentParser(
         prog="cudnn-actor", description="One supervised actor per GPU that owns cuDNN."
     )
@@ -99,7 +99,7 @@ def _parser(words: Sequence[str]) -> tuple[argparse.ArgumentParser, Callable[...
 
 
 def _never_fail_over_a_character() -> None:
-    """A terminal or a log in an old encoding shows question marks, not a traceback."""
+    """On a terminal or a log with an old encoding, print question marks instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""How far a result is from the CPU engine's, and how far it may be."""
+"""The error of a result against the CPU engine's, and the error that is allowed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _EPSILON = {
 }
 _TF32 = 2.0**-10
 _ROUNDED = 0.01
-"""Of whole numbers that came from floats: some fall to the other side of a half."""
+"""The allowed error of whole numbers rounded from floats: a value near a half may round the other way."""
 
 
 def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
-    """|got - wanted| / |wanted| by Euclidean norm; infinite where a value is not a number in one only."""
+    """|got - wanted| / |wanted| in the Euclidean norm; infinite if a value is NaN in only one of them."""
     got, wanted = got.astype(np.float64), wanted.astype(np.float64)
     same = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
     with np.errstate(all="ignore"):
@@ -42,10 +42,10 @@ def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def allowed_error(graph: OperationGraph) -> float:
-    """A relative error, by norm, that rounding alone stays below.
+    """A bound on the relative error, in the norm, that rounding alone causes.
 
-    Sums of n products whose roundings are independent are off by sqrt(n) roundings of the compute type; the
-    result is rounded once more, when it is stored. Four times that is allowed.
+    A sum of n products with independent roundings is off by sqrt(n) roundings of the compute type. The
+    result is rounded once more when it is stored. Four times that is allowed.
     """
     steps = [math.sqrt(_terms(graph, op)) * _product_epsilon(graph, op) for op in graph.operations]
     stored = max(_EPSILON.get(graph.tensor(op.output).dtype, 0.0) for op in graph.operations)
@@ -55,7 +55,7 @@ def allowed_error(graph: OperationGraph) -> float:
 
 
 def _terms(graph: OperationGraph, operation: Operation) -> int:
-    """How many products are summed up in one element of a result."""
+    """How many products are summed in one element of a result."""
     match operation:
         case ConvolutionForward(w=w):
             return math.prod(graph.tensor(w).dims[1:])

@@ -1,4 +1,4 @@
-"""`cudnn-actor autotune`: measures all plans of some problems, and keeps the fastest in a plan store."""
+"""`cudnn-actor autotune`: measures all candidate plans of given problems, and stores the fastest."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ __all__ = ["Tuned", "Tuner", "add_arguments", "run", "tune_all"]
 
 _FAILURES = (CudnnActorError, EngineFailure, MemoryError, UserError)
 _NOTHING_TO_TUNE = (
-    "the CPU engine has one way to run each graph, so there is nothing to tune; "
+    "the CPU engine has only one plan for each graph, so there is nothing to tune; "
     "on a machine with a GPU, give --device cuda:0 (cudnn-actor doctor says what is missing)"
 )
 
 
 class Tuned(NamedTuple):
-    """One problem's figures, in microseconds of one run among many; `error` says why there are none.
+    """One problem's figures, in microseconds per run (average over many); `error` says why there are none.
 
-    `measured` is how many plans ran: none where the store had the winner already. `discarded` says what was
-    wrong with those that could not be trusted.
+    `measured` is how many plans ran: none if the store had the winner already. `discarded` has the reasons
+    for discarding plans that could not be trusted.
     """
 
     problem: str
@@ -51,27 +51,27 @@ class Tuned(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's words."""
+    """Declare the command's arguments."""
     parser.add_argument(
         "problems",
         nargs="+",
         metavar="PROBLEMS",
-        help=f"a file with one problem a line, - for standard input, or one problem: {FORM}",
+        help=f"a file with one problem per line, - for standard input, or one problem: {FORM}",
     )
     parser.add_argument(
-        "--store", required=True, type=Path, metavar="DIR", help="keeps the winners: spawn(plan_store=DIR)"
+        "--store", required=True, type=Path, metavar="DIR", help="where to store plans: spawn(plan_store=DIR)"
     )
     parser.add_argument("--device", default="auto", help='"cuda:0" or "auto" (the default)')
     parser.add_argument(
         "--workspace-limit",
         type=int,
         metavar="BYTES",
-        help="as spawn(workspace_limit=) will have it: plans are kept for one limit",
+        help="the value that you give spawn(workspace_limit=): a plan is stored for one limit",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit status is 1 where a problem could not be tuned."""
+    """Run the command; the exit status is 1 if a problem could not be tuned."""
     problems = _problems(args.problems)
     _check(args)
     console = Console(highlight=False)
@@ -86,12 +86,12 @@ def run(args: argparse.Namespace) -> int:
     for result in results:
         for reason in result.discarded:
             console.print(Text(f"discarded for {_short(result.problem)}: {reason}"), soft_wrap=True)
-    console.print(Text(f"kept in {os.path.abspath(args.store)}"), soft_wrap=True)
+    console.print(Text(f"stored in {os.path.abspath(args.store)}"), soft_wrap=True)
     return 1 if any(result.error for result in results) else 0
 
 
 def _problems(words: Sequence[str]) -> list[Problem]:
-    """The problems of a file, of standard input, or of the words themselves."""
+    """The problems from a file, from standard input, or from the arguments themselves."""
     if list(words) == ["-"]:
         return _some(read_problems(sys.stdin), "standard input")
     if len(words) == 1 and (os.sep in words[0] or os.path.exists(words[0])):
@@ -105,27 +105,27 @@ def _problems(words: Sequence[str]) -> list[Problem]:
     except UserError as error:
         if len(words) > 1:
             raise
-        raise UserError(f"{error}; nor is there a file of that name") from error
+        raise UserError(f"{error}; there is no file of that name either") from error
 
 
 def _some(problems: Iterator[Problem], where: str) -> list[Problem]:
     found = list(problems)
     if not found:
-        raise UserError(f"{where} holds no problem; write one a line, like `{FORM}`")
+        raise UserError(f"{where} contains no problem; write one per line, like `{FORM}`")
     return found
 
 
 def _check(args: argparse.Namespace) -> None:
-    """What would else be noticed after minutes of measuring."""
+    """Check at once what would otherwise fail after minutes of measuring."""
     if args.workspace_limit is not None and args.workspace_limit < 1:
-        raise UserError(f"--workspace-limit {args.workspace_limit}: give bytes, at least 1")
+        raise UserError(f"--workspace-limit {args.workspace_limit}: must be a number of bytes >= 1")
     try:
         args.store.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--store {args.store} cannot be made: {error}") from error
+        raise UserError(f"--store {args.store} cannot be created: {error}") from error
     found = args.store.stat()
     if not os.access(args.store, os.W_OK) or found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
-        raise UserError(f"--store {args.store}: choose a directory that you, and only you, can write")
+        raise UserError(f"--store {args.store}: choose a directory that you can write and no one else can")
 
 
 class Tuner:
@@ -136,9 +136,9 @@ class Tuner:
     engine
         Runs the plans.
     builder
-        The engine's own, not open yet.
+        The engine's builder, not open yet.
     store
-        Where winners are kept.
+        Where the fastest plans are stored.
     workspace_limit
         Bytes that plans may use; None for the engine's own bound.
     """
@@ -160,18 +160,19 @@ class Tuner:
         self._stored.close()
 
     def tune(self, problem: Problem, progress: Callable[[int, int, str], None]) -> Tuned:
-        """Measure one problem's plans, and keep the winner. Blocks; a failure is in the answer."""
+        """Measure one problem's plans, and store the fastest. Blocks; a failure is in the result."""
         graph, limit = problem.graph, self._limit
         try:
             winner = self._stored.tune(graph, workspace_limit=limit, progress=progress)
-            error = "" if self._kept(problem) else "tuned, but it could not be kept: -v shows why"
+            error = "" if self._kept(problem) else "tuned, but the plan could not be stored: -v shows why"
             return self._figures(problem, winner)._replace(plan=winner.tag, error=error)
         except _FAILURES as error:
             return Tuned(problem.text, error=f"{type(error).__name__}: {error}")
 
     def _figures(self, problem: Problem, winner: Plan) -> Tuned:
-        """What the tuning itself measured; for a plan that the store had, what it and its rival take now."""
-        tuning: Tuning | None = getattr(winner, "tuning", None)  # an engine's own plan knows, a kept one not
+        """The figures of the tuning itself; for a plan from the store, new measurements of it and its
+        rival."""
+        tuning: Tuning | None = getattr(winner, "tuning", None)  # only a new plan has it, not a stored one
         if tuning is not None:
             heuristic_us, tuned_us = tuning.heuristic_us, tuning.tuned_us
             measured, discarded = tuning.tried, tuning.discarded
@@ -213,7 +214,7 @@ def tune_all(tuner: Tuner, problems: Sequence[Problem]) -> list[Tuned]:
 
 
 def _shown(progress: Progress, task: TaskID, name: str) -> Callable[[int, int, str], None]:
-    """What a tuning tells how far it is."""
+    """A callback through which a tuning reports its progress."""
 
     def show(done: int, of: int, what: str) -> None:
         progress.update(task, description=f"{name}  {what}", completed=done, total=of)
@@ -222,7 +223,7 @@ def _shown(progress: Progress, task: TaskID, name: str) -> Callable[[int, int, s
 
 
 def _table(results: Sequence[Tuned]) -> Table:
-    table = Table(title="Microseconds of one run among many", title_justify="left", pad_edge=False)
+    table = Table(title="Microseconds per run, averaged over many", title_justify="left", pad_edge=False)
     table.add_column("problem", overflow="fold")
     for name in ("heuristic", "tuned", "speedup", "measured", "discarded"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""The linear algebra library under NumPy, and how many threads it uses."""
+"""The linear algebra library that NumPy uses, and its number of threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COUNTERS = (
 
 
 class Blas(msgspec.Struct, frozen=True, kw_only=True):
-    """Name and version; `threads` is None where the library doesn't say; `settings` are the environment's."""
+    """Name and version; `threads` is None if unknown; `settings` are the environment's."""
 
     name: str
     threads: int | None
@@ -30,7 +30,7 @@ class Blas(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_blas() -> Blas:
-    """What NumPy was built with and runs with."""
+    """The library that NumPy was built with, and its settings in this process."""
     built: Any = np.show_config(mode="dicts")
     blas = built.get("Build Dependencies", {}).get("blas", {})
     settings = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
@@ -42,7 +42,7 @@ def find_blas() -> Blas:
 
 
 def _threads() -> int | None:
-    """Ask the library that this process has loaded; only OpenBLAS, which NumPy's wheels bring, is known."""
+    """Ask the library that this process has loaded. Only OpenBLAS is supported: NumPy's wheels contain it."""
     for path in _loaded("openblas"):
         library = ctypes.CDLL(path)
         for name in _COUNTERS:

@@ -1,4 +1,4 @@
-"""`cudnn-actor demo`: its words, and the checks that cost nothing. The demo itself is `story`."""
+"""`cudnn-actor demo`: its arguments, and checks before the start. The demo itself is in `story`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ _DRAWING = {"matplotlib", "PIL"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's words."""
+    """Declare the command's arguments."""
     parser.add_argument(
         "image", nargs="?", type=Path, metavar="IMAGE", help="a photograph; without one, matplotlib's sample"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("demo.png"), help="the picture to write (%(default)s)"
     )
-    parser.add_argument(
-        "--seed", type=_whole, default=0, help="decides how the camera is shaken (%(default)s)"
-    )
+    parser.add_argument("--seed", type=_whole, default=0, help="determines the camera shake (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         The service failed.
     """
     try:
-        # Only now: neither `demo --help` nor the other commands need matplotlib.
+        # Imported late: neither `demo --help` nor the other commands need matplotlib.
         from cudnn_actor.cli.story import tell  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _DRAWING:
@@ -58,12 +56,12 @@ def _check_writable(out: Path) -> None:
     if out.is_dir():
         raise UserError(f"--out {out} is a directory; give a file name in it")
     if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no directory {out.parent}; make it first")
+        raise UserError(f"--out {out}: there is no directory {out.parent}; create it first")
     if not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise UserError(f"--out {out} cannot be written; give a place where you may write")
+        raise UserError(f"--out {out} cannot be written; give a path that you can write")
 
 
 def _whole(word: str) -> int:
     if not word.isdecimal() or int(word) >= 1 << 63:
-        raise argparse.ArgumentTypeError(f"{word} is not a whole number from 0 to 2**63 - 1")
+        raise argparse.ArgumentTypeError(f"{word} must be a whole number from 0 to 2**63 - 1")
     return int(word)

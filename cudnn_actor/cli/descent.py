@@ -1,4 +1,4 @@
-"""Gradient descent with Nesterov's momentum: for functions that are much steeper one way than another."""
+"""Gradient descent with Nesterov's momentum, for functions with very different curvatures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Descent"]
 class Descent:
     """Follows gradients to the minimum of a convex function.
 
-    The momentum starts anew where it points uphill (O'Donoghue and Candès, 2015,
+    The momentum is reset where it points uphill (O'Donoghue and Candès, 2015,
     https://doi.org/10.1007/s10208-013-9150-3), so it needs no tuning.
 
     Parameters
@@ -25,7 +25,7 @@ class Descent:
         self.best = start.copy()
         """The point reached."""
         self.probe = start.copy()
-        """Where the next gradient is wanted: ahead of the point, by the momentum."""
+        """The point at which the next gradient is needed: the current point plus the momentum."""
         self._step = np.float32(step)
         self._age = 0
 

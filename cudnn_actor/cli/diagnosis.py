@@ -1,4 +1,4 @@
-"""What `cudnn-actor doctor` finds: gathered here, as data; shown by `doctor`."""
+"""Gathers the findings of `cudnn-actor doctor` as data; `doctor` prints them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
-    """The cuDNN that a process here would load: its version where it can be told, and its file."""
+    """The cuDNN that a process here would load: its version if known, and its file."""
 
     version: str | None
     path: str
@@ -67,10 +67,10 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Everything found. Packages that are not installed have version None.
 
-    `check` is that of the isolation which a service on that device has by default, `isolations` has both.
-    `obstacles` are what the system denies that services need.
-    `problems` are of the CUDA engine, and none where nothing here has to do with CUDA. `gpu_wanted` says
-    whether a GPU should serve: there are signs of one, and CUDA packages are installed.
+    `check` is the check of the isolation that a service on that device has by default; `isolations` has both.
+    `obstacles` are the things that services need and the system denies.
+    `problems` concern the CUDA engine; there are none if nothing here is related to CUDA. `gpu_wanted` says
+    whether a GPU should be used: there are signs of one, and CUDA packages are installed.
     """
 
     version: str
@@ -91,15 +91,15 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diagnose(device: str = "auto") -> Diagnosis:
-    """Look at everything, and try the service on a device.
+    """Check everything, and try the service on a device.
 
-    Takes a second or two on a machine without a GPU, some more with one. Blocks; each check that is not done
-    in 30 s is given up.
+    Takes a second or two on a machine without a GPU, somewhat longer with one. Blocks; a check that takes
+    over 30 s is given up.
     """
     found = examine()
     packages = {name: _first_version(names) for name, names in _PACKAGES.items()}
     cudnn = _cudnn(found)
-    if cudnn is not None:  # the system's, perhaps, which no package installed
+    if cudnn is not None:  # possibly the system's, which no package installed
         packages["cuDNN"] = cudnn.version or packages["cuDNN"] or "unknown"
     signs = found.driver.library or found.driver.version is not None
     problems = tuple(problems_of(found)) if signs or found.packages else ()
@@ -126,7 +126,8 @@ def diagnose(device: str = "auto") -> Diagnosis:
 
 
 def _safe(device: str, problems: tuple[Problem, ...]) -> str:
-    """A broken cuDNN may end the process that runs it, and with it the doctor: "auto" keeps away then."""
+    """The device to try. A broken cuDNN may end the process that runs it, and so the doctor: "auto" avoids
+    it."""
     return "cpu" if device == "auto" and any(problem.prevents for problem in problems) else device
 
 
@@ -138,10 +139,10 @@ def _cudnn(found: Inventory) -> Library | None:
 
 
 def _try_both(device: str) -> dict[str, Check]:
-    """A check in each isolation.
+    """Run the check in each isolation.
 
-    That of a process comes first: on a GPU a library that ends its process ends a worker there, and would
-    end this process on a thread.
+    Process isolation comes first: on a GPU, a library that ends its process then ends only a worker. On a
+    thread it would end this process.
     """
     process = _bounded(device, "process")
     if process.ok or device == "cpu" or process.device == "cpu":
@@ -151,14 +152,14 @@ def _try_both(device: str) -> dict[str, Check]:
 
 
 def _bounded(device: str, isolation: Literal["thread", "process"]) -> Check:
-    """One check, on a thread of its own: one that hangs is left behind, and ends with this process."""
+    """One check, on its own thread. A check that hangs is abandoned, and ends with this process."""
     answer: list[Check] = []
     trying = threading.Thread(
         target=lambda: answer.append(_try(device, isolation)), name=f"doctor-{isolation}", daemon=True
     )
     trying.start()
     trying.join(_LIMIT_S)
-    if trying.is_alive():  # perhaps it waits for a forkserver: with the end of that it ends, too
+    if trying.is_alive():  # it may wait for a forkserver: ending that ends it too
         closing = threading.Thread(target=close_launchers, name="doctor-closing", daemon=True)
         closing.start()
         closing.join(_END_S)
@@ -168,21 +169,22 @@ def _bounded(device: str, isolation: Literal["thread", "process"]) -> Check:
 
 
 def _try(device: str, isolation: Literal["thread", "process"]) -> Check:
-    """Spawn a service, and let it convolve ones with ones."""
+    """Spawn a service, and run a convolution of ones with ones."""
     chosen: str | None = None
     reason: str | None = None
     try:
         choice = choose_engine(device, apart=isolation == "process")
         chosen, reason = choice.device, choice.reason
         detail = asyncio.run(_convolve(device, isolation))
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is what the doctor was asked for
+    except BaseException as error:  # noqa: BLE001 - any error is a finding
         text = f"{type(error).__name__}: {error}"
         return Check(isolation=isolation, ok=False, detail=text, device=chosen, reason=reason)
     return Check(isolation=isolation, ok=True, detail=detail, device=chosen, reason=reason)
 
 
 async def _convolve(device: str, isolation: Literal["thread", "process"]) -> str:
-    """A 3x3 filter of ones counts how many of its taps lie on the image. Raises where it miscounts."""
+    """Convolve with a 3x3 filter of ones: each result is the number of taps inside the image. Raises if
+    not."""
     began = time.perf_counter()
     async with spawn(device=device, isolation=isolation) as gpu:
         x = await gpu.upload(np.ones((1, 1, 4, 4), dtype=np.float32))
@@ -201,7 +203,7 @@ def _missing(
     if packages["matplotlib"] is None:
         missing.append(_extra("matplotlib", "cudnn-actor demo", "demo"))
     absent = [name for name in _CUDA_PACKAGES if packages[name] is None]
-    if absent and not problems:  # which say it themselves
+    if absent and not problems:  # the problems report it themselves
         # A driver of CUDA 12 runs no program of CUDA 13; the other way round is fine.
         extra = "cuda12" if 0 < driver.cuda < 13_000 else "cuda13"
         missing.append(_extra(", ".join(absent), "services on a GPU", extra))

@@ -1,4 +1,4 @@
-"""`cudnn-actor doctor`: what was found, what is missing, and whether the service works."""
+"""`cudnn-actor doctor`: reports what was found, what is missing, and whether the service works."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _Row = tuple[str, str, str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's words."""
+    """Declare the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument(
-        "--device", default="auto", help='try this one: "auto" (the default), "cuda:0", "cpu"'
+        "--device", default="auto", help='the device to try: "auto" (the default), "cuda:0", "cpu"'
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit status is 1 when a service fails, or a GPU should serve and cannot."""
+    """Run the command; the exit status is 1 if a service fails, or a GPU should be usable and is not."""
     found = diagnose(args.device)
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())

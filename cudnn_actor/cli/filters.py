@@ -1,4 +1,4 @@
-"""The demo's filter bank: 3x3 and 5x5 classics, written as cross-correlations."""
+"""The demo's filter bank: classic 3x3 and 5x5 filters, written as cross-correlations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Filter:
     Parameters
     ----------
     name
-        What it is called in the picture.
+        Its name in the picture.
     taps
         Its values, square, float32.
     colour
@@ -33,7 +33,7 @@ class Filter:
 
 
 LAPLACIAN = np.array([[0, -1, 0], [-1, 4, -1], [0, -1, 0]], dtype=np.float32)
-"""Second differences. They even out a photograph, whose large shapes are far stronger than its detail."""
+"""Second differences. They flatten the spectrum of a photograph, whose low frequencies are much stronger."""
 
 _SOBEL = np.array([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]], dtype=np.float32)
 _EMBOSS = np.array([[-2, -1, 0], [-1, 0, 1], [0, 1, 2]], dtype=np.float32)
@@ -56,20 +56,20 @@ def filter_bank() -> tuple[Filter, ...]:
 
 
 def gaussian(sigma: float) -> np.ndarray:
-    """A 5x5 bell of sum 1; `sigma` in pixels."""
+    """A 5x5 Gaussian of sum 1; `sigma` in pixels."""
     y, x = _places()
     return _unit_sum(np.exp(-(x**2 + y**2) / (2 * sigma**2)))
 
 
 def laplacian_of_gaussian(sigma: float) -> np.ndarray:
-    """The Mexican hat, upside down, 5x5: answers to lines and spots. Sum 0."""
+    """A 5x5 Laplacian of Gaussian, negated: responds to lines and spots. Sum 0."""
     y, x = _places()
     r2 = (x**2 + y**2) / (2 * sigma**2)
     return _zero_sum((1 - r2) * np.exp(-r2))
 
 
 def gabor(angle: float, wavelength: float = 4.0, sigma: float = 1.6) -> np.ndarray:
-    """A 5x5 wave under a bell: answers to stripes across `angle` (radians). Sum 0."""
+    """A 5x5 wave times a Gaussian: responds to stripes across `angle` (radians). Sum 0."""
     y, x = _places()
     along = x * math.cos(angle) + y * math.sin(angle)
     bell = np.exp(-(x**2 + y**2) / (2 * sigma**2))
@@ -77,9 +77,9 @@ def gabor(angle: float, wavelength: float = 4.0, sigma: float = 1.6) -> np.ndarr
 
 
 def camera_shake(rng: np.random.Generator) -> np.ndarray:
-    """The 5x5 trace of a point of light while a hand trembles: a bent path, of sum 1."""
+    """The 5x5 blur of a shaken camera: the curved path of a point of light, of sum 1."""
     angle, bend = rng.uniform(0, 2 * math.pi), rng.uniform(0.8, 1.6)
-    taps = np.zeros((6, 6))  # one more than wanted: a point may sit on the last row, and half beyond it
+    taps = np.zeros((6, 6))  # one more than wanted: a point on the last row may spread beyond it
     for t in np.linspace(-1, 1, 201):
         across = bend * math.cos(2.5 * t + angle)
         row = 2 + 1.9 * t * math.sin(angle) + across * math.cos(angle)

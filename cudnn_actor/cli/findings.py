@@ -1,4 +1,4 @@
-"""What the demo found out, as data: the story fills it in, the table and the picture show it."""
+"""The demo's results as data: `story` fills them in, the table and the picture show them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ __all__ = ["Findings", "Kill"]
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """The worker was killed, and what came of it.
+    """The kill of the worker, and its effects.
 
     Parameters
     ----------
     pid
         The process that was killed.
     killed_s
-        When, on the recorder's clock.
+        The time of the kill, on the recorder's clock.
     kills
-        How often a worker was killed, until the kill found requests that had begun; all else is of the last.
+        How often a worker was killed until a kill hit requests that had begun. All other fields describe the
+        last kill.
     step
-        The step of the fit that was at work meanwhile.
+        The step of the fit that was running at that time.
     in_flight
-        Requests that the kill found unanswered, beside the fit's own.
+        Unanswered requests at the time of the kill, besides the fit's own.
     run_again
-        Requests that it interrupted, and that were run again.
+        Requests that were interrupted and run again.
     generation
-        The incarnation that serves since.
+        The incarnation that serves afterwards.
     downtime_s
-        How long nothing was served, as the service says.
+        The downtime that the service reports.
     answered_s
         Seconds from the kill to the first answer of the new incarnation.
     buffers, nbytes
-        Buffers in use behind it, and bytes in them: none was uploaded again.
+        Buffers in use afterwards, and their bytes: none was uploaded again.
     """
 
     pid: int
@@ -55,7 +56,7 @@ class Kill:
 
 @dataclass(kw_only=True)
 class Findings:
-    """Everything that the demo shows in the end. Images are (height, width) or (3, height, width)."""
+    """Everything that the demo shows at the end. Images are (height, width) or (3, height, width)."""
 
     photo: np.ndarray
     true_taps: np.ndarray
@@ -68,9 +69,9 @@ class Findings:
     restored: np.ndarray = field(default_factory=lambda: np.zeros((3, 1, 1)))
     kill: Kill | None = None
     changed: int = 0
-    """Responses of the filter bank that were not the same, bit for bit, when they were computed again."""
+    """Responses of the filter bank that were not bit-for-bit equal when they were computed again."""
     compared: int = 0
-    """How many were."""
+    """Responses that were computed again."""
     samples: list[Sample] = field(default_factory=list)
     restarts: int = 0
     replayed: int = 0
@@ -79,10 +80,10 @@ class Findings:
 
     @property
     def filter_error(self) -> float:
-        """The largest difference between a tap that was found and the true one."""
+        """The largest difference between a recovered tap and the true one."""
         return float(np.abs(self.found_taps - self.true_taps).max())
 
     def quality_db(self, image: np.ndarray) -> float:
-        """Peak signal-to-noise ratio of an image against the sharp one, in decibels."""
+        """Peak signal-to-noise ratio of an image relative to the sharp one, in decibels."""
         error = float(np.mean(np.square(image - self.sharp, dtype=np.float64)))
         return -10 * float(np.log10(max(error, 1e-12)))

@@ -1,4 +1,4 @@
-"""Two descents through a service: find what shook the camera, then take it out of the photograph.
+"""Two gradient descents through a service: find the camera shake, then remove it from the photograph.
 
 Finding the filter w from a photo x and its shaken copy y, and finding the photo from the shaken copy and
 the filter, are the two gradients of one function, |conv(x, w) - y|² / 2, with r = conv(x, w) - y:
@@ -28,7 +28,7 @@ _LEAST_CURVATURE = 1e-3
 
 
 async def convolved(recorder: Recorder, x: BufferRef, taps: np.ndarray) -> BufferRef:
-    """x of dims (N, 1, H, W) under one filter, without padding: 4 rows and columns fewer for a 5x5."""
+    """x of dims (N, 1, H, W), filtered without padding: 4 rows and columns fewer for a 5x5 filter."""
     w = await recorder.put(as_filter(taps))
     y = await recorder.room(_VALID.output_dims(x.spec.dims, w.spec.dims))
     await recorder.ask(ConvFwd(x=x, w=w, y=y, conv=_VALID))
@@ -61,16 +61,16 @@ class _Residual:
 class FilterFit:
     """Recovers a filter from a sharp patch and the same patch filtered.
 
-    Both are looked at through a Laplacian first. Convolutions commute, so that leaves the answer as it
-    is; and it evens out the curvatures, from 1 : 15,000 in a photograph to some 1 : 10, which is what
-    lets a plain descent arrive.
+    Both are filtered with a Laplacian first. Convolutions commute, so that does not change the solution.
+    It reduces the ratio of the curvatures from 1 : 15,000 in a photograph to some 1 : 10, so that a plain
+    descent converges.
 
     Parameters
     ----------
     recorder
         The service, timed.
     rng
-        Draws the vector from which the curvature is found.
+        Draws the start vector of the power method for the curvature.
     """
 
     def __init__(self, recorder: Recorder, rng: np.random.Generator) -> None:
@@ -80,9 +80,9 @@ class FilterFit:
         """The filter found so far."""
 
     async def run(self, sharp: BufferRef, shaken: BufferRef, steps: int) -> AsyncIterator[float]:
-        """Descend, and give the loss at each step.
+        """Descend, and yield the loss at each step.
 
-        Raises `UserError` where the patch is a blank, from which nothing can be learned.
+        Raises `UserError` if the patch is blank, so that the filter cannot be recovered.
         """
         recorder = self._recorder
         self._x = await convolved(recorder, sharp, LAPLACIAN)
@@ -100,7 +100,7 @@ class FilterFit:
             yield loss
 
     async def _curvature(self, y: BufferRef) -> float:
-        """The largest curvature, and a little more, by the power method: through the very same messages."""
+        """An upper estimate of the largest curvature, by the power method, with the same messages."""
         vector: np.ndarray = self._rng.standard_normal(self._w.spec.dims, dtype=np.float32)
         length = 0.0
         for _ in range(_CURVATURE_STEPS):
@@ -109,7 +109,7 @@ class FilterFit:
             image = await self._by_filter(y)
             length = float(np.linalg.norm(image)) / float(np.linalg.norm(vector))
             if length < _LEAST_CURVATURE:
-                raise UserError("the photograph has no detail to learn from; give one that is not a blank")
+                raise UserError("the photograph has no detail to learn from; give one that is not blank")
             vector = image / np.float32(np.linalg.norm(image))
         return 1.1 * length
 
@@ -134,7 +134,7 @@ class PhotoFit:
         self._taps = taps
 
     async def run(self, shaken: np.ndarray, steps: int) -> AsyncIterator[float]:
-        """Descend, and give the loss at each step.
+        """Descend, and yield the loss at each step.
 
         `shaken` has dims (N, 1, height, width); `photo` has 4 rows and 4 columns more.
         """
@@ -145,7 +145,7 @@ class PhotoFit:
         x, dx = await recorder.put(self.photo), await recorder.room(self.photo.shape)
         residual = _Residual(recorder, x, w, shaken)
         await residual.open()
-        # A filter magnifies no wave more than the sum of its magnitudes does.
+        # A filter amplifies no frequency by more than the sum of its taps' magnitudes.
         descent = Descent(self.photo, 1 / float(np.abs(self._taps).sum()) ** 2)
         for _ in range(steps):
             await recorder.write(x, descent.probe)

@@ -1,4 +1,4 @@
-"""Runs operation graphs on an engine itself: no service, no actor, and made-up values from a seed."""
+"""Runs operation graphs directly on an engine, without service or actor, on made-up values from a seed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Values = Mapping[str, np.ndarray]
 
 
 class GraphBench:
-    """The buffers of one graph, on one engine. What is written and read under one name is one buffer.
+    """The buffers of one graph, on one engine. An output and an input of the same name share one buffer.
 
-    Use `graph_bench`, which makes the memory and gives it back.
+    Use `graph_bench`, which allocates and frees the memory.
     """
 
     def __init__(self, engine: Engine, graph: OperationGraph, offsets: Mapping[str, int]) -> None:
@@ -42,7 +42,7 @@ class GraphBench:
         self._scalars = made_up_scalars(graph)
 
     def fill(self, values: Values) -> None:
-        """Write the inputs; what is only written holds NaN, or 77, before."""
+        """Write the inputs; buffers that are only outputs are filled with NaN, or 77."""
         for uid, binding in self._bindings.items():
             name = _name(self._graph, uid)
             if name in values:
@@ -59,13 +59,13 @@ class GraphBench:
         return {_name(self._graph, uid): self._engine.read(binding) for uid, binding in outputs.items()}
 
     def measure(self, plan: Plan) -> float:
-        """Microseconds of one run among many in a row: the median of some rounds. Blocks."""
+        """Microseconds per run, over many consecutive runs: the median of some rounds. Blocks."""
         once = self._round(plan, 1)
         count = int(min(max(_MEASURE_S / _ROUNDS / max(once, 1e-6), 1), 1000))
         return statistics.median(self._round(plan, count) / count for _ in range(_ROUNDS)) * 1e6
 
     def _round(self, plan: Plan, count: int) -> float:
-        """Seconds that so many runs take."""
+        """Seconds that `count` runs take."""
         began = time.perf_counter()
         for _ in range(count):
             self._execute(plan)
@@ -82,7 +82,7 @@ class GraphBench:
 
 @contextlib.contextmanager
 def opened(device: str) -> Iterator[Engine]:
-    """The engine that serves a device, open. Raises `UserError` for no such device, `EngineFailure`."""
+    """The opened engine of a device. Raises `UserError` if there is no such device, and `EngineFailure`."""
     try:
         engine = choose_engine(device).make()
     except InvalidRequest as error:
@@ -96,26 +96,27 @@ def opened(device: str) -> Iterator[Engine]:
 
 @contextlib.contextmanager
 def graph_bench(engine: Engine, graph: OperationGraph) -> Iterator[GraphBench]:
-    """A bench for a graph on an open engine. Raises `MemoryError` where its buffers do not fit."""
+    """A bench for a graph on an open engine. Raises `MemoryError` if its buffers do not fit."""
     offsets, end = _places(graph)
     fd = engine.create_arena(_ARENA, end)
     try:
         yield GraphBench(engine, graph, offsets)
     finally:
-        with contextlib.suppress(EngineFailure):  # of a context that has died: its own error is on its way
+        # the context has died: its own error is already being raised
+        with contextlib.suppress(EngineFailure):
             engine.unmap_arena(_ARENA)
         os.close(fd)
 
 
 def made_up_values(graph: OperationGraph, seed: int) -> dict[str, np.ndarray]:
-    """Values for all that a graph reads, by name: normally distributed, or small whole numbers.
+    """Values for all inputs of a graph, by name: normally distributed, or small whole numbers.
 
-    Raises `UserError` where the host has no room for the graph's tensors: the system would end us later.
+    Raises `UserError` if the host lacks memory for the graph's tensors: else the system would kill us later.
     """
-    needed = 2 * _places(graph)[1]  # here, and in the buffers
+    needed = 2 * _places(graph)[1]  # once here, once in the buffers
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > free:
-        raise UserError(f"its tensors need {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free")
+        raise UserError(f"its tensors need {needed / 1e9:.0f} GB of memory, but {free / 1e9:.0f} GB are free")
     written = {operation.output for operation in graph.operations}
     read = [graph.tensor(uid) for uid in graph.bound if uid not in written]
     return {
@@ -125,7 +126,7 @@ def made_up_values(graph: OperationGraph, seed: int) -> dict[str, np.ndarray]:
 
 
 def made_up_scalars(graph: OperationGraph) -> list[float]:
-    """Values for alpha and beta: none is 0 or 1, for those mean other graphs."""
+    """Values for alpha and beta: none is 0 or 1, since those would make other graphs."""
     return [0.75 - 0.25 * place for place in range(len(graph.scalars))]
 
 
@@ -139,7 +140,7 @@ def _values(tensor: GraphTensor, rng: np.random.Generator) -> np.ndarray:
 
 
 def _places(graph: OperationGraph) -> tuple[dict[str, int], int]:
-    """Where each buffer begins, and where the last ends, in bytes."""
+    """The offset of each buffer, and the end of the last one, in bytes."""
     sizes: dict[str, int] = {}
     for uid in graph.bound:
         name = _name(graph, uid)
@@ -152,5 +153,5 @@ def _places(graph: OperationGraph) -> tuple[dict[str, int], int]:
 
 
 def _name(graph: OperationGraph, uid: int) -> str:
-    """What a tensor is known by: an output that is read too is two tensors of one name."""
+    """The name of a tensor. An output that is also an input is two tensors of the same name."""
     return graph.tensor(uid).name or f"tensor {uid}"

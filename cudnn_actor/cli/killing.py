@@ -1,6 +1,6 @@
-"""The demo's crash: the worker process is killed while it works, and what comes of that is measured.
+"""The demo's crash: kills the worker process while it works, and measures the effects.
 
-SIGKILL cannot be caught, so nothing is tidied up: what survives does so because it never was the worker's.
+SIGKILL cannot be caught, so the worker cleans nothing up. Only what it never owned survives.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cudnn_actor.supervision import Restarted, Restarting
 __all__ = ["MOST_KILLS", "kill_at_work"]
 
 MOST_KILLS = 5
-"""Kills in a row: one may come in the moment between two requests, and then nothing has to run again. As many
-restarts still end in `StartFailed` within seconds where no worker can start at all."""
+"""The most consecutive kills: one may hit between two requests, and then nothing has to run again. With as
+many restarts, a service whose worker cannot start at all still fails with `StartFailed` within seconds."""
 
 
 async def kill_at_work(
@@ -28,7 +28,7 @@ async def kill_at_work(
 ) -> Kill:
     """Send all messages at once, kill the worker in the middle of them, and await every answer.
 
-    A kill that interrupts no request that had begun is repeated, with all messages sent anew.
+    If a kill interrupts no request that had begun, it is repeated, and all messages are sent again.
 
     Parameters
     ----------
@@ -37,38 +37,38 @@ async def kill_at_work(
     recorder
         Sends and times the messages; each is answered with a receipt.
     messages
-        Pure, and so much work that it is not done when a quarter of it has been answered.
+        Pure requests, with enough work that the rest still runs when a quarter has been answered.
     say
-        Tells people, as it happens.
+        Prints what happens.
     step
-        What `Kill.step` is to be.
+        The value of `Kill.step`.
 
     Raises
     ------
     CudnnActorError
-        A request was not answered after all.
+        A request failed.
     """
     before, kills = (await gpu.statistics()).replayed, 0
     while True:
         sent_s = recorder.now_s
         asked = [asyncio.create_task(_timed(recorder, message)) for message in messages]
         first, at_s = await asked[len(asked) // 4]
-        # Not at once: a worker that has just answered may have to leave its core to this process. The next
-        # quarter takes as long as the first, whatever else the machine does, so this is the middle of it.
+        # Not at once: a worker that has just answered may have to yield its core to this process. The next
+        # quarter takes as long as the first, whatever else the machine does, so this is its middle.
         await asyncio.sleep((at_s - sent_s) / 2)
         in_flight = sum(not task.done() for task in asked)
-        if not in_flight:  # this process had to wait for its turn meanwhile
+        if not in_flight:  # this process was not scheduled in time
             continue
         pid, killed_s = _kill(gpu), recorder.now_s
         kills += 1
-        say(f"  [red]kill -9 {pid}[/]: the worker process, with {in_flight} requests in its hands")
+        say(f"  [red]kill -9 {pid}[/]: the worker process, with {in_flight} requests in flight")
         back = await _back(gpu, first.generation, say)
         answers = await asyncio.gather(*asked)
         later = [at_s for receipt, at_s in answers if receipt.generation > first.generation]
         statistics = await gpu.statistics()
         if (run_again := statistics.replayed - before) or kills == MOST_KILLS:
             break
-        say("    it came between two requests, and none had to run again: once more")
+        say("    the kill hit between two requests, so none had to run again: trying once more")
     return Kill(
         pid=pid,
         killed_s=killed_s,
@@ -85,7 +85,7 @@ async def kill_at_work(
 
 
 async def _timed(recorder: Recorder, message: Message) -> tuple[Receipt, float]:
-    """The answer, and when it was there."""
+    """The answer, and when it came."""
     receipt: Receipt = await recorder.ask(message)
     return receipt, recorder.now_s
 
@@ -98,7 +98,7 @@ def _kill(gpu: CudnnRef) -> int:
 
 
 async def _back(gpu: CudnnRef, generation: int, say: Callable[[str], None]) -> Restarted:
-    """Follow the service until a successor of this generation serves."""
+    """Follow the service's events until a successor of this generation serves."""
     async for event in gpu.events():
         match event:
             case Restarting() if event.generation >= generation:

@@ -1,7 +1,7 @@
-"""Log lines of a command: kept, and shown when they matter.
+"""Stores the log lines of a command, and prints them if it fails.
 
-A log line in the middle of a progress bar garbles both. So lines are kept, and printed when the command
-fails; `--verbose` prints each as it is written instead.
+A log line in the middle of a progress bar garbles both. So lines are stored, and printed when the command
+fails; with `--verbose`, each is printed as it is written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_LINES = 200
 
 
 class LogBook(logging.Handler):
-    """Takes the lines of all services for as long as it is entered, then puts back what there was before.
+    """Takes the log lines of all services within a `with` block, then restores the previous handlers.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class LogBook(logging.Handler):
         logger.setLevel(level)
 
     def print(self) -> None:
-        """Print on stderr what was kept, unless it has been printed already."""
+        """Print the stored lines on stderr, unless they have been printed already."""
         if not self._live:
             for line in tuple(self._lines):
                 self._show(line)
@@ -65,5 +65,6 @@ class LogBook(logging.Handler):
             self._show(line)
 
     def _show(self, line: str) -> None:
-        # sys.stderr is looked up now: while a progress bar is up, it is rich's, which prints above the bar.
+        # Looks up sys.stderr each time: while a progress bar is shown, it is rich's, which prints above the
+        # bar.
         print(line, file=sys.stderr)

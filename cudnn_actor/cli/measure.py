@@ -1,4 +1,4 @@
-"""How the benchmark measures: a request, some of them in flight, and what came of it."""
+"""The measurements of the benchmark: latencies, and rates with several requests in flight."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def percentile(ordered: list[float], percent: float) -> float:
 async def one_by_one(
     request: Request, seconds: float, now_and_then: Callable[[], None] | None = None
 ) -> Timing:
-    """Latencies with one request in flight; `now_and_then` runs between requests, off the clock."""
+    """Latencies with one request in flight; `now_and_then` runs between requests and is not timed."""
     latencies: list[float] = []
     end, pause = time.perf_counter() + seconds, seconds / _SAMPLES
     look = time.perf_counter() + pause
@@ -63,7 +63,7 @@ async def one_by_one(
 
 
 async def rate(request: Request, in_flight: int, seconds: float) -> tuple[float, Timing]:
-    """Requests per second, and their latencies, with so many in flight at any time."""
+    """Requests per second, and their latencies, with `in_flight` requests in flight at any time."""
     latencies: list[float] = []
     began = time.perf_counter()
     end = began + seconds
@@ -83,7 +83,7 @@ async def rate(request: Request, in_flight: int, seconds: float) -> tuple[float,
 
 
 class BareHop:
-    """The least that a thread can do for a loop: a queue to it, and `call_soon_threadsafe` back."""
+    """The minimal round trip between a loop and a thread: a queue there, `call_soon_threadsafe` back."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None] = (
@@ -111,7 +111,7 @@ class BareHop:
 
 
 class PykkaWay:
-    """What pykka users do today: `ask`, and wait for its future in another thread."""
+    """The usual way with pykka: `ask`, and wait for its future in another thread."""
 
     class _Plain(pykka.ThreadingActor):
         use_daemon_thread = True
@@ -130,7 +130,7 @@ class PykkaWay:
         await asyncio.to_thread(self._ref.ask(None, block=False).get)
 
     def native_id(self) -> int:
-        """Of the actor's thread."""
+        """The native id of the actor's thread."""
         thread: int = self._ref.proxy().native_id.get()
         return thread
 
@@ -140,5 +140,5 @@ class PykkaWay:
 
 
 def median_ratio(values: list[float], others: list[float]) -> float:
-    """The median of the rounds' own ratios: what slowed a whole round down cancels out."""
+    """The median of the rounds' ratios: a disturbance of a whole round cancels out."""
     return statistics.median(value / other for value, other in zip(values, others, strict=True))

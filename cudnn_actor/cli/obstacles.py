@@ -1,4 +1,4 @@
-"""What a service needs of the system, tried one by one: what is denied here, and what to do about it."""
+"""Tries one by one what a service needs from the system; reports what is denied, and how to fix it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cudnn_actor.protocol.errors import InvalidRequest
 __all__ = ["find_obstacles"]
 
 _DESCRIPTORS = 64
-"""A service takes some 20 beside those of its process, and one more for each arena and event loop."""
+"""Descriptors: a service takes some 20 besides its process's own, plus one for each arena and event loop."""
 _ALLOW = "let the container's seccomp profile, or the sandbox around it, allow {}"
 
 
 def find_obstacles() -> tuple[Problem, ...]:
-    """What prevents services, or worker processes, here. Never raises, and starts no process."""
+    """What prevents services or worker processes here. Never raises, and starts no process."""
     found = [check() for check in _CHECKS]
     return tuple(problem for problem in found if problem is not None)
 

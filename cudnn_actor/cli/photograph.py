@@ -1,4 +1,4 @@
-"""Photographs in: whatever Pillow reads, as an array of colours."""
+"""Reads photographs of all formats that Pillow supports, as an array of colours."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cudnn_actor.cli.user_error import UserError
 __all__ = ["LONGEST_SIDE", "SHORTEST_SIDE", "luminance", "read_photograph"]
 
 LONGEST_SIDE = 400
-"""Pixels. Larger photographs are scaled down: 5x5 filters are to be seen at work."""
+"""Pixels. Larger photographs are scaled down, so that the effect of 5x5 filters is visible."""
 SHORTEST_SIDE = 48
-"""Pixels. Smaller photographs have no room for what the demo does."""
+"""Pixels. Smaller photographs are too small for the demo's patches."""
 
 _LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
@@ -31,7 +31,7 @@ def read_photograph(path: Path | None) -> np.ndarray:
     Raises
     ------
     UserError
-        There is no such file, it is no image, or it is too small.
+        There is no such file, it is not an image, or it is too small.
     """
     image = _open(path or Path(str(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))))
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
@@ -64,7 +64,7 @@ def _open(path: Path) -> Image.Image:
 
 
 def _upright_colour(image: Image.Image) -> Image.Image:
-    """Three colours, the way up that the camera was held; what was transparent becomes white."""
+    """Convert to three colours, rotated upright; transparent areas become white."""
     upright = ImageOps.exif_transpose(image)
     if upright.mode.startswith(("I", "F")):
         upright = _to_8_bits(upright)
@@ -74,7 +74,7 @@ def _upright_colour(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Pillow cuts deeper greys off at 255: spread what the image holds over 8 bits instead."""
+    """Scale deeper greys to 8 bits; Pillow would clip them at 255."""
     values = np.asarray(image, dtype=np.float64)
     low, high = float(values.min()), float(values.max())
     scaled = (values - low) * (255 / (high - low)) if high > low else np.zeros_like(values)

@@ -1,4 +1,4 @@
-"""The demo's picture: everything it found, on one dark page."""
+"""The demo's picture: all results on one dark page."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw(findings: Findings, out: Path) -> None:
-    """Draw and write a PNG of 1920 x 1440 pixels. Raises `UserError` where it can't be written."""
+    """Draw and write a PNG of 1920 x 1440 pixels. Raises `UserError` if it cannot be written."""
     with mpl.rc_context():
         mpl.rcdefaults()  # the page does not depend on the user's own matplotlib settings
         mpl.rcParams.update(_STYLE)
@@ -124,7 +124,7 @@ def _draw_response(axes: Axes, each: Filter, response: np.ndarray) -> None:
 
 
 def _limit(response: np.ndarray) -> float:
-    """The magnitude that is shown brightest: a few extremes must not darken the rest."""
+    """The magnitude that is shown brightest, chosen so that a few extremes do not darken the rest."""
     return max(float(np.percentile(np.abs(response), 97.5)), 1e-6)
 
 
@@ -221,7 +221,7 @@ def _draw_latencies(axes: Axes, findings: Findings) -> None:
         chosen = np.flatnonzero(np.array(kinds) == kind)
         dot = {"ms": 4.5, "alpha": 0.85} if kind in _KINDS else {"ms": 2.5, "alpha": 0.5}
         axes.semilogy(chosen, latencies[chosen], ".", color=_KINDS.get(kind, _DIM), mew=0, label=kind, **dot)
-    axes.set_ylim(latencies.min() / 2, latencies.max() * 12)  # the room above is for words
+    axes.set_ylim(latencies.min() / 2, latencies.max() * 12)  # room above for text
     axes.margins(x=0.01)
     _name_stages(axes, findings.samples)
     if findings.kill is not None:
@@ -244,7 +244,7 @@ def _name(sample: Sample) -> str:
 
 
 def _name_stages(axes: Axes, samples: list[Sample]) -> None:
-    """A line where a stage begins, and its name beside it where there is room."""
+    """Draw a line where a stage begins, and its name beside it if there is room."""
     stages = [sample.stage for sample in samples]
     for stage in dict.fromkeys(stages):
         first = stages.index(stage)
@@ -263,14 +263,14 @@ def _name_stages(axes: Axes, samples: list[Sample]) -> None:
 
 
 def _mark_kill(axes: Axes, kill: Kill, samples: list[Sample]) -> None:
-    """Mark the first request that was answered after the kill, of those that were there before it."""
+    """Mark the first answer after the kill, among the requests that were sent before it."""
     for number, sample in enumerate(samples):
         if sample.began_s <= kill.killed_s < sample.began_s + sample.latency_s:
             latency, late = sample.latency_s * 1e3, 2 * number > len(samples)
             axes.vlines(number, 0, latency, color=_RED, lw=1.2, ls=(0, (4, 3)), zorder=1)
             axes.plot(number, latency, "o", color=_RED, ms=7, mec=_PAGE)
             axes.annotate(
-                f"kill -9 {kill.pid}, with {kill.in_flight} requests in its hands: the next\n"
+                f"kill -9 {kill.pid}, with {kill.in_flight} requests in flight: the next\n"
                 f"answer, by generation {kill.generation}, comes {kill.answered_s * 1e3:.0f} ms later;\n"
                 f"{kill.run_again} had begun and ran again, and no request is lost",
                 (number, latency),

@@ -1,8 +1,8 @@
 """Which cores the threads of a measurement run on.
 
-Two threads on one core hand over by a context switch, on two cores by waking
-the other one up, which in a virtual machine takes five times as long. So every
-figure of one request at a time is given for both.
+Two threads on one core switch by a context switch. On two cores one must wake
+the other, which takes five times as long in a virtual machine. So every figure
+for one request at a time is measured for both.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from collections.abc import Iterator
 __all__ = ["PLACEMENTS", "cores", "last_cores", "others_cpu", "place"]
 
 PLACEMENTS = ("one core", "two cores", "free")
-"""All threads on one core; the loop's on one and the others on the next; wherever the system puts them."""
+"""All threads on one core; the loop's thread on one and the others on another; placed by the system."""
 
 _TASKS = "/proc/self/task"
 _PROCESSOR = 36
-"""Place of the last core among the fields that follow the name in `/proc/PID/stat`."""
+"""Index of the last core among the fields that follow the name in `/proc/PID/stat`."""
 
 
 def cores() -> tuple[int, ...]:
-    """The cores that this process may use, at its import."""
+    """The cores that this process was allowed to use when this module was imported."""
     return _CORES
 
 
 def place(placement: str) -> None:
-    """Put the threads that exist now in their places; those that come later start on the loop's core."""
+    """Place the existing threads; threads created later start on the loop's core."""
     loop, others = {
         "one core": ({_CORES[0]}, {_CORES[0]}),
         "two cores": ({_CORES[0]}, {_CORES[-1]}),
@@ -42,7 +42,7 @@ def place(placement: str) -> None:
 
 
 def last_cores(thread: int | None) -> tuple[int, int] | None:
-    """The cores that this thread and another (its native id) ran on last; None where nobody can tell."""
+    """The cores that this thread and another (given by native id) ran on last; None if unknown."""
     try:
         return _last_core(threading.get_native_id()), _last_core(thread or 0)
     except OSError:
@@ -51,7 +51,7 @@ def last_cores(thread: int | None) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def others_cpu() -> Iterator[list[float]]:
-    """Measure, during the block, which share of all cores other processes used: the list's only item."""
+    """Measure the share of all cores that other processes used during the block: the list's only item."""
     began, own, busy = time.monotonic(), time.process_time(), _busy_s()
     share = [0.0]
     yield share
@@ -60,7 +60,7 @@ def others_cpu() -> Iterator[list[float]]:
 
 
 def _busy_s() -> float:
-    """Seconds that all cores together have computed: user, nice, system, interrupts."""
+    """Busy seconds of all cores together: user, nice, system, interrupts."""
     try:
         with open("/proc/stat", encoding="ascii") as file:
             fields = [int(field) for field in file.readline().split()[1:]]

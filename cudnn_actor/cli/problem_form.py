@@ -1,9 +1,9 @@
-"""Convolution problems as people write them: one line each, `name=value`.
+"""Convolution problems as text: one line each, `name=value`.
 
     conv_fwd x=32x64x56x56 w=64x64x3x3 pad=1 stride=1 dtype=bfloat16 layout=NHWC
 
-`x` and `w` are the dims of input and filter in all three kinds; what follows from them is worked out. The
-same line may be a token instead, as errors give it.
+`x` and `w` are the dims of input and filter in all three kinds; the other dims are computed. A line may also
+be a token from an error.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ _FORWARD_ONLY = ("bias", "activation")
 
 
 class Problem(NamedTuple):
-    """What was written, and the graph that it stands for."""
+    """The text, and the graph that it describes."""
 
     text: str
     graph: OperationGraph
 
 
 def read_problems(lines: Iterable[str]) -> Iterator[Problem]:
-    """One problem a line; what is empty, or begins with `#`, is none. Raises `UserError` with the line."""
+    """One problem per line; empty lines and lines that begin with `#` are skipped. Raises `UserError`."""
     for number, line in enumerate(lines, start=1):
         text = line.strip()
         if text and not text.startswith("#"):
@@ -92,7 +92,7 @@ def read_problem(text: str) -> Problem:
 
 
 class _Words:
-    """The `name=value` words of a problem, each read once under its own name."""
+    """The `name=value` words of a problem; each must be read once."""
 
     def __init__(self, text: str) -> None:
         self._given = dict(_DEFAULTS)
@@ -101,7 +101,7 @@ class _Words:
             name, equals, value = word.partition("=")
             if name not in _DEFAULTS or not equals or not value or name in self.named:
                 names = " ".join(f"{name}=" for name in _DEFAULTS)
-                raise _wrong(word, "is not a word of a problem, or stands there twice", names)
+                raise _wrong(word, "is not a known name, or is given twice", names)
             self._given[name] = value
             self.named.add(name)
 
@@ -109,14 +109,14 @@ class _Words:
         return self._given[name]
 
     def dims(self, name: str) -> tuple[int, ...]:
-        """Whole numbers with x between them."""
+        """Whole numbers separated by x."""
         value = self._given[name]
         if not value:
             raise _wrong(f"{name}=", "is missing", f"{name}={_EXAMPLES[name]}")
         if re.fullmatch(r"\d{1,9}(x\d{1,9})*", value) is None:
             raise _wrong(
                 f"{name}={value}",
-                "is not whole numbers with x between them",
+                "must be whole numbers separated by x",
                 f"{name}={_EXAMPLES.get(name, '1')}",
             )
         return tuple(map(int, value.split("x")))
@@ -181,7 +181,7 @@ def _conv(words: _Words) -> ConvSpec:
 
 
 def _reference(dims: tuple[int, ...], dtype: Any, words: _Words) -> BufferRef:
-    """A reference to nothing: only its spec goes into the graph. Its words are looked at where it is made."""
+    """A reference to no buffer: the graph uses only its spec. Checks the words that it is made from."""
     layout: Any = words.text("layout")
     spec = TensorSpec.packed(dims, dtype, layout)
     return BufferRef(slot=0, generation=0, spec=spec, device="")

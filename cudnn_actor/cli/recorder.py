@@ -1,4 +1,4 @@
-"""What a caller sees: each request's latency, and each error, from its own side of the service."""
+"""Records each request's latency and each error, as the caller sees them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Recorder", "Sample"]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request that was answered. Times in seconds; `began_s` counts from the recorder's start."""
+    """One answered request. Times in seconds; `began_s` counts from the recorder's start."""
 
     stage: str
     kind: str
@@ -34,7 +34,7 @@ class Sample:
 
 
 class Recorder:
-    """Asks a service and takes the time of every answer.
+    """Sends requests to a service and times every answer.
 
     Parameters
     ----------
@@ -46,12 +46,12 @@ class Recorder:
         self._gpu = gpu
         self._origin = time.perf_counter()
         self.stage = ""
-        """What the requests that follow are for."""
+        """The stage of the demo that the following requests belong to."""
         self.samples: list[Sample] = []
         self._errors: list[str] = []
 
     def beside(self, stage: str) -> Recorder:
-        """Another one, for what goes on at the same time: the same clock, samples and errors."""
+        """A second recorder for work at the same time, with the same clock, samples and errors."""
         other = Recorder(self._gpu)
         other.stage = stage
         other._origin, other.samples, other._errors = self._origin, self.samples, self._errors
@@ -59,7 +59,7 @@ class Recorder:
 
     @property
     def errors(self) -> int:
-        """Requests that have ended in an error."""
+        """Requests that ended with an error."""
         return len(self._errors)
 
     @property

@@ -1,4 +1,4 @@
-"""`cudnn-actor reproduce`: one operation graph, as an error names it, on an engine itself."""
+"""`cudnn-actor reproduce`: runs one operation graph, given by an error's token, directly on an engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FAILURES = (CudnnActorError, EngineFailure, MemoryError)
 
 
 class Outcome(NamedTuple):
-    """What came of running a graph; `outputs` by name, `microseconds` of one run among many."""
+    """The outcome of a graph's runs; `outputs` by name, `microseconds` per run, averaged over many."""
 
     plan: str
     workspace: int
@@ -31,16 +31,16 @@ class Outcome(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's words."""
+    """Declare the command's arguments."""
     parser.add_argument(
-        "problem", nargs="+", metavar="PROBLEM", help=f"the token that an error gives, or words like {FORM}"
+        "problem", nargs="+", metavar="PROBLEM", help=f"the token from an error, or a problem like {FORM}"
     )
     parser.add_argument("--device", default="auto", help='"cuda:0", "cpu" or "auto" (the default)')
-    parser.add_argument("--seed", type=int, default=0, help="of the made-up inputs (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the made-up inputs (0)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit status is 0 where the graph runs and its results agree with the CPU's."""
+    """Run the command; the exit status is 0 if the graph runs and its results agree with the CPU's."""
     console = Console(highlight=False, soft_wrap=True)
     graph = read_problem(" ".join(args.problem)).graph
     for line in _described(graph):
@@ -83,10 +83,10 @@ def _compare(
 
 
 def _described(graph: OperationGraph) -> Iterator[str]:
-    """The graph in lines: what it computes, of which tensors."""
+    """The graph as lines of text: its operations and its tensors."""
     yield " -> ".join(type(operation).__name__ for operation in graph.in_order()) + f"  {graph.digest()[:8]}"
     tensors = {graph.tensor(uid).name or str(uid): graph.tensor(uid) for uid in graph.bound}
-    for name, tensor in tensors.items():  # an output that is read too is listed once
+    for name, tensor in tensors.items():  # an output that is also an input is listed once
         dims, strides = "x".join(map(str, tensor.dims)), ",".join(map(str, tensor.strides))
         yield f"    {name}: {tensor.dtype}[{dims}], strides {strides}"
     scalars = sum(tensor.role is TensorRole.SCALAR for tensor in graph.tensors)
@@ -95,7 +95,7 @@ def _described(graph: OperationGraph) -> Iterator[str]:
 
 
 def _facts(error: Exception) -> dict[str, object]:
-    """All that an error says, its text first."""
+    """All fields of an error, its text first."""
     facts: dict[str, object] = {"failed": f"{type(error).__name__}: {error}"}
     if isinstance(error, CudnnActorError):
         facts |= {name: fact for name, fact in error.to_record().facts.items() if fact not in ("", None)}

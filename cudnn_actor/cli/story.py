@@ -1,10 +1,10 @@
-"""What `cudnn-actor demo` does, from the photograph to the picture.
+"""The demo, `cudnn-actor demo`, from the photograph to the picture.
 
-A filter bank runs on the photograph. Then a camera is shaken: from one patch, whose sharp original is
-known, the demo learns the 5x5 filter that the shake amounts to, and with it takes the shake out of
-another patch. Half-way through the learning the filter bank runs beside it on tiles of the photograph, many
-requests at once, and in the middle of that the worker process is killed. Then every tile, and the whole bank
-from the buffers that it ran from at first, has to give what it gave before, bit for bit.
+A filter bank runs on the photograph. Then a camera shake is simulated. From one patch, whose sharp original
+is known, the demo learns the 5x5 filter that is equivalent to the shake, and uses it to restore another
+patch. Half-way through the learning, the filter bank also runs on tiles of the photograph, many requests at
+once, and in the middle of that the worker process is killed. Afterwards every tile, and the whole bank run
+again from its original buffers, must give the same results as before, bit for bit.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ FILTER_STEPS = 160
 PHOTO_STEPS = 150
 _KILL_STEP = FILTER_STEPS // 2
 _TILES, _TILE_SIDE = 6, 48
-"""Tiles, and the pixels along their sides. A filter takes some 50 microseconds for one: an engine that
-answers in batches has several begun and not answered."""
+"""Number of tiles, and the pixels along their sides. A filter takes some 50 microseconds per tile, so an
+engine that answers in batches has several requests begun and not answered."""
 _ROUNDS, _COPIES = 4, 4
-"""How often all tiles are filtered around the kill, and how many large copies run among those of a round. The
-copies are the work that is not done when the kill comes, however late that is."""
+"""How often all tiles are filtered around the kill, and how many large copies run in each round. The copies
+ensure that work remains when the kill comes, however late that is."""
 _COPY_BYTES_ON_CPU, _COPY_BYTES_ON_CUDA = 32 << 20, 256 << 20
 _KNOWN_SIDE, _SHAKEN_SIDE = 128, 200
-"""Pixels along the sides of the two patches, where the photograph has as many."""
+"""Pixels along the sides of the two patches, if the photograph is large enough."""
 _RIM = 10
-"""Pixels at a patch's rim, which the shake has mixed with what is outside: neither shown nor judged."""
+"""Pixels at a patch's border, which the shake mixed with pixels outside: neither shown nor evaluated."""
 
 
 async def tell(image: Path | None, out: Path, seed: int) -> int:
@@ -72,11 +72,11 @@ class _Story:
     gpu
         The service.
     console
-        Where the progress goes.
+        Where the progress is shown.
     findings
-        Filled in on the way.
+        The results, filled in during the run.
     rng
-        For the fit.
+        Random numbers for the fit.
     """
 
     def __init__(self, gpu: CudnnRef, console: Console, findings: Findings, rng: np.random.Generator) -> None:
@@ -96,7 +96,7 @@ class _Story:
         )
 
     async def run(self) -> None:
-        """Everything, in order."""
+        """Run all stages, in order."""
         self._say(f"[bold]cudnn-actor demo[/] on {self._gpu.device}")
         with self._progress:
             await self._run_bank()
@@ -121,7 +121,8 @@ class _Story:
         self._progress.update(task, note="done")
 
     async def _respond(self, each: Filter, x: BufferRef) -> np.ndarray:
-        """The photograph under one filter, as large as it was; the rim, where zeros came in, is cut off."""
+        """The filtered photograph at its original size; the border, which zero padding affects, is cut
+        off."""
         recorder, channels, size = self._recorder, x.spec.dims[1], len(each.taps)
         w = await recorder.put(np.tile(each.taps, (channels, 1, 1, 1)))
         y = await recorder.room(x.spec.dims)
@@ -139,12 +140,13 @@ class _Story:
     # The kill.
 
     async def _kill(self) -> None:
-        """Kill the worker while it runs many requests; see whether they give the same once more."""
+        """Kill the worker while it runs many requests; check that the results are the same as before."""
         recorder, findings = self._recorder.beside("the kill"), self._findings
         tiles = await self._tiles(recorder)
         copy = await self._copy(recorder)
         for message, _ in tiles:
-            await recorder.ask(Fill(dst=message.y, value=math.nan))  # nothing old is to be taken for new
+            # so that an old result cannot pass as new
+            await recorder.ask(Fill(dst=message.y, value=math.nan))
         work: list[Message] = [message for message, _ in tiles]
         for place in range(0, len(work), len(work) // _COPIES):
             work.insert(place, copy)
@@ -158,14 +160,14 @@ class _Story:
         self._tell_of(findings.kill)
 
     async def _copy(self, recorder: Recorder) -> Copy:
-        """A copy between two large buffers, which holds up the worker for some milliseconds."""
+        """A copy between two large buffers, which occupies the worker for some milliseconds."""
         nbytes = _COPY_BYTES_ON_CPU if self._gpu.device == "cpu" else _COPY_BYTES_ON_CUDA
         src, dst = [await recorder.room((1, 1, 1024, nbytes // 4096)) for _ in range(2)]
         await recorder.ask(Fill(dst=src, value=1.0))
         return Copy(src=src, dst=dst)
 
     async def _tiles(self, recorder: Recorder) -> list[tuple[ConvFwd, np.ndarray]]:
-        """Each filter on each of some tiles of the photograph, and what it gives."""
+        """Each filter on each of some tiles of the photograph, and its result."""
         tiles = []
         grey = luminance(self._findings.photo)[None]
         for place in np.linspace(0, 1, _TILES):
@@ -222,7 +224,7 @@ class _Story:
         self._findings.found_taps = fit.taps
 
     async def _undo(self, sharp: np.ndarray) -> None:
-        """Shake a patch, then recover it; its colours are a batch of three."""
+        """Shake a patch, then restore it; its colours are a batch of three."""
         x = await self._recorder.put(np.ascontiguousarray(sharp)[:, None])
         shaken = await self._recorder.get(await convolved(self._recorder, x, self._findings.true_taps))
         self._findings.shaken = _inside(shaken[:, 0], _RIM - 2)
@@ -236,7 +238,7 @@ class _Story:
     def _advance(self, task: TaskID, losses: list[float], total: int) -> None:
         self._progress.update(task, advance=1, note=f"loss {losses[-1]:.1e}")
         done = len(losses)
-        if done in (1, total // 2 - 1, total):  # a log without a terminal shows no bars, so it gets lines
+        if done in (1, total // 2 - 1, total):  # without a terminal no bars are shown, so print lines
             self._say(f"  step {done:>3}  loss {losses[-1]:.2e}")
 
     async def _conclude(self) -> None:

@@ -1,4 +1,4 @@
-"""The demo's table: requests by kind, as their caller saw them."""
+"""The demo's table: requests by kind, as measured by the caller."""
 
 from __future__ import annotations
 

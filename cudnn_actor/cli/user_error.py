@@ -1,4 +1,4 @@
-"""What a user of the command line can mend."""
+"""Errors that a user of the command line can fix."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ __all__ = ["UserError"]
 
 
 class UserError(Exception):
-    """Raised when a command can't be carried out as given. Its text is one line, which names the fix."""
+    """Raised when a command cannot be carried out as given. Its text is one line that says how to fix it."""

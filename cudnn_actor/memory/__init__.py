@@ -1,4 +1,4 @@
-"""Who holds which bytes: arenas, slots, generations. Bookkeeping alone, no I/O but closing descriptors."""
+"""Bookkeeping of buffers: arenas, slots, generations. The only I/O is closing descriptors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A piece of device memory, known by the descriptor that keeps it alive."""
+"""A piece of device memory, identified by the file descriptor that keeps it alive."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ ARENA_STEP = 2 << 20
 
 
 class Arena:
-    """An arena: its memory lives as long as this descriptor or an engine's mapping does.
+    """An arena. Its memory lives as long as its descriptor or an engine's mapping of it.
 
     Parameters
     ----------
     number
-        Its name within the service, never used again.
+        Its number within the service; never reused.
     nbytes
         Its size in bytes.
     fd
-        The file descriptor of its memory, owned from here on.
+        The file descriptor of its memory; the arena owns it from here on.
     """
 
     __slots__ = ("_open", "fd", "free", "nbytes", "number")
@@ -39,11 +39,11 @@ class Arena:
 
     @property
     def idle(self) -> bool:
-        """Whether no buffer has bytes in it."""
+        """Whether no buffer has bytes in the arena."""
         return self.free.idle
 
     def close(self) -> None:
-        """Close the descriptor; further calls do nothing, since its number may be someone else's by then."""
+        """Close the descriptor. Further calls do nothing, since the number may have been reused by then."""
         if self._open:
             self._open = False
             os.close(self.fd)

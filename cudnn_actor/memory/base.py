@@ -1,8 +1,8 @@
-"""What a service's actor needs of its memory, and who else is told where the buffers lie.
+"""The interfaces of a service's memory, as its actor uses it and as its table publishes it.
 
-An actor that runs beside its service uses the service's own table (`MemoryTable`). One that runs in a worker
-process has no table: it looks into a copy, kept for it in shared memory, of what it must know (a slot's
-generation and place). `Memory` is what the two have in common; `Mirror` is how the table keeps the copy.
+An actor in the service's own process uses the service's table (`MemoryTable`). An actor in a worker process
+has no table: it reads a copy in shared memory of what it needs (each slot's generation and place). `Memory`
+is the common interface of the two; through `Mirror` the table writes the copy.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ __all__ = ["Memory", "Mirror"]
 
 
 class Mirror(Protocol):
-    """A copy of which slot has which bytes. Written by the table's writer; never blocks."""
+    """A copy of which slot has which bytes. Written by the thread that writes the table; never blocks."""
 
     def seat(self, slot: int, generation: int, arena: int, offset: int, nbytes: int) -> None:
-        """Note that a slot's new buffer has `nbytes` at `offset` bytes into an arena.
+        """Record that a slot's new buffer has `nbytes` at `offset` bytes into an arena.
 
-        Raises `OutOfMemory` when there is no room for the note; nothing has changed then.
+        Raises `OutOfMemory` when there is no room for the record; nothing has changed then.
         """
 
     def vacate(self, slot: int) -> None:
-        """Note that a slot's bytes are its buffer's no more: once for every `seat`."""
+        """Record that a slot's bytes no longer belong to its buffer. Called once for every `seat`."""
 
 
 class Memory(Protocol):
     """The buffers of a service, as its actor sees them. One thread writes at a time; never blocks.
 
-    What each of them does, and raises, stands with `MemoryTable`. Where somebody else gives buffers out and
-    takes them back, the methods that would do so raise `InvalidRequest`.
+    `MemoryTable` documents what the methods do and raise. Where another process allocates and frees buffers,
+    the methods that would do so raise `InvalidRequest`.
     """
 
     @property
     def device(self) -> str:
-        """What references say: "cpu" or "cuda:N"."""
+        """The device that references name: "cpu" or "cuda:N"."""
 
     @property
     def epoch(self) -> int:
-        """Another number after every end of a buffer or of its bindings. Any thread may read it."""
+        """A number that changes whenever a buffer or its bindings end. Any thread may read it."""
 
     @property
     def live_buffers(self) -> int:
-        """The number of buffers whose references resolve, for whoever owns them; else 0."""
+        """The number of buffers whose references resolve; 0 if the buffers are managed elsewhere."""
 
     @property
     def live_bytes(self) -> int:
-        """Their bytes, without rounding."""
+        """The bytes of those buffers, without rounding."""
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of all arenas, for whoever owns them; else 0."""
+        """Bytes of all arenas; 0 if the arenas are managed elsewhere."""
 
     @property
     def limit(self) -> int | None:
-        """Bytes of arenas that may not be passed; None for no limit."""
+        """The limit on the bytes of all arenas; None for no limit."""
 
     # Arenas.
 
     def arenas(self) -> tuple[Arena, ...]:
-        """Every arena that a new incarnation has to map by itself."""
+        """Every arena that a new incarnation must map itself."""
 
     def idle_arenas(self) -> tuple[int, ...]:
         """Numbers of the arenas that may be dropped."""
@@ -82,7 +82,7 @@ class Memory(Protocol):
         """The number and size in bytes of the arena to create so that `spec` fits. Raises `OutOfMemory`."""
 
     def add_arena(self, number: int, nbytes: int, fd: int) -> None:
-        """Take over an arena that an engine created, and its descriptor."""
+        """Take ownership of an arena that an engine created, and of its descriptor."""
 
     def drop_arena(self, number: int) -> None:
         """Forget an idle arena."""
@@ -90,49 +90,49 @@ class Memory(Protocol):
     # Buffers.
 
     def allocate(self, spec: TensorSpec) -> BufferRef:
-        """A new buffer's reference. Raises `OutOfMemory`."""
+        """Allocate a buffer and return its reference. Raises `OutOfMemory`."""
 
     def resolve(self, ref: BufferRef, field: str = "buffer") -> Slot:
         """The slot of a live reference. Raises `StaleBufferError`, `InvalidRequest`."""
 
     def free(self, ref: BufferRef, field: str = "buffer") -> None:
-        """End a buffer; its bytes are free when nothing holds it. Raises what `resolve` raises."""
+        """End a buffer; its bytes become free once nothing holds it. Raises what `resolve` raises."""
 
     def revive(self, ref: BufferRef) -> bool:
-        """Undo the free of a buffer whose bytes are still held; whether it could be."""
+        """Undo the free of a buffer whose bytes are still held. Returns whether that was possible."""
 
     def is_live(self, ref: BufferRef) -> bool:
-        """Whether a reference that was given out here still resolves."""
+        """Whether a reference that this memory issued still resolves."""
 
     def is_withheld(self, ref: BufferRef) -> bool:
-        """Whether a buffer has been ended here while its bytes are still held."""
+        """Whether a buffer has ended while its bytes are still held."""
 
     def hold(self, slot: Slot) -> None:
-        """Note a piece of unfinished work on a slot."""
+        """Count a piece of unfinished work on a slot."""
 
     def release(self, slot: Slot) -> None:
-        """Note its end. Raises `ValueError` when there was none."""
+        """Count the end of a piece of work. Raises `ValueError` when there was none."""
 
     def hold_all(self, slots: Sequence[Slot]) -> None:
-        """Note a piece of work on each of some slots."""
+        """Call `hold` for each of the slots."""
 
     def release_all(self, slots: Sequence[Slot]) -> None:
-        """Note the end of what `hold_all` noted. Raises as `release` does."""
+        """Call `release` for each of the slots. Raises as `release` does."""
 
     def lend(self, slot: Slot) -> BufferOwner:
-        """Hold a slot for as long as the answer lives."""
+        """Hold a slot for as long as the returned object lives."""
 
     def take_back(self) -> None:
-        """Release what was lent to those that have gone."""
+        """Release the slots whose `BufferOwner` has been collected."""
 
     def tear(self, slot: Slot, reason: StaleReason = StaleReason.TORN) -> None:
-        """End a held buffer whose bytes are no longer to be trusted."""
+        """End a held buffer whose contents are no longer reliable."""
 
     def lose_all(self) -> None:
         """End every live buffer: the context died and the memory with it."""
 
     def forget_bindings(self) -> None:
-        """Drop every slot's binding: the incarnation whose handles they are is gone."""
+        """Drop every slot's binding: the incarnation that they belong to has ended."""
 
     def close(self) -> None:
-        """Let go of everything. Safe to call twice."""
+        """Release everything. Safe to call twice."""

@@ -1,4 +1,4 @@
-"""What the system refuses this process (memory, file descriptors), as errors that name the limit."""
+"""Converts the system's refusals (memory, file descriptors) to errors that name the limit."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from cudnn_actor.protocol.errors import CudnnActorError, OutOfDescriptors, OutOf
 __all__ = ["exhaustion"]
 
 _NO_ROOM = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EINVAL})
-"""EINVAL is what `ftruncate` says of a size that no file can have."""
+"""`ftruncate` fails with EINVAL for a size that no file can have."""
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 def exhaustion(error: BaseException, *, requested: int, in_use: int) -> CudnnActorError | None:
-    """The error of a request for which the system had no memory or descriptor; None for any other failure.
+    """The error for a request that failed for lack of memory or descriptors; None for any other failure.
 
     Parameters
     ----------
     error
-        What a call of this process's own has raised.
+        The exception that a call in this process raised.
     requested
         Bytes that the request needed.
     in_use

@@ -1,10 +1,10 @@
 """The free bytes of one arena.
 
-Best fit: the smallest hole that is large enough, the lowest among equals. The
-requests of a service repeat a few sizes (the shapes of its network), so a freed
-place is nearly always refilled exactly and the large holes stay whole, where
-first fit would cut them up for small buffers. Its known weakness, slivers too
-small for anything, is bounded by the granularity of 256 bytes.
+Best fit: the smallest hole that is large enough, the lowest among equals. A
+service's requests repeat a few sizes (the shapes of its network). So a freed
+place is nearly always refilled exactly, and the large holes stay whole; first
+fit would cut them up for small buffers. The known weakness of best fit, holes
+too small for any buffer, is bounded by the granularity of 256 bytes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import bisect
 __all__ = ["GRANULARITY", "FreeList"]
 
 GRANULARITY = 256
-"""Places start at multiples of this many bytes, and sizes are rounded up to them."""
+"""Places start at multiples of this many bytes, and sizes are rounded up to a multiple."""
 
 
 class FreeList:
-    """Places within `nbytes` bytes; neighbouring holes are always one hole.
+    """Allocates places within `nbytes` bytes. Adjacent holes are always merged.
 
     Allocating and releasing cost a few dictionary operations and a bisection; only the list of sizes is
     shifted, by one memmove. Not thread-safe. Never blocks.
@@ -42,7 +42,7 @@ class FreeList:
         self.nbytes = nbytes
         self.free_bytes = 0
         self._taken: dict[int, int] = {}
-        # Each hole stands in all three: by its start, by its end, and in order of (size, start).
+        # Each hole is in all three: by its start, by its end, and in order of (size, start).
         self._end_of: dict[int, int] = {}
         self._start_of: dict[int, int] = {}
         self._by_size: list[tuple[int, int]] = []
@@ -64,7 +64,7 @@ class FreeList:
         return not self._taken
 
     def allocate(self, nbytes: int) -> int | None:
-        """Take `nbytes` (at least 1, rounded up to 256) and return where they start; None without room."""
+        """Take `nbytes` (at least 1, rounded up to 256) and return their offset; None if there is no room."""
         size = rounded(nbytes, GRANULARITY)
         found = bisect.bisect_left(self._by_size, (size, 0))
         if found == len(self._by_size):
@@ -78,9 +78,9 @@ class FreeList:
         return start
 
     def release(self, offset: int) -> None:
-        """Give back the place that starts at `offset`, joining the holes on both its sides.
+        """Release the place that starts at `offset`, and merge it with the holes on both sides.
 
-        Raises `KeyError` when no taken place starts there, so nothing is released twice.
+        Raises `KeyError` when no taken place starts there, so no place is released twice.
         """
         start, end = offset, offset + self._taken.pop(offset)
         if start in self._start_of:

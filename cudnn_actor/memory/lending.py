@@ -1,14 +1,13 @@
-"""Holds that arrays outside own: a buffer's bytes stay its own for as long as somebody can reach them.
+"""Holds owned by the caller's arrays: a buffer's bytes are not reused while an array can reach them.
 
-Why a hold that ends on a thread that may not write the table is still written by the one that may: an
-array dies wherever its last reference goes, on an event loop, on a stranger's thread, or in the cyclic
-collector in the midst of any step of anybody's. So its end does one thing only: it appends the slot to a
-deque, which is a single step under the GIL, takes no lock and so can neither wait nor be waited for. The
-table's writer takes the deque's elements out before it looks for room, so bytes are found free by the
-next allocation that needs them and at no moment before their last reader has gone.
+An array may be collected on any thread: on an event loop, on a thread of the user's, or by the cyclic
+collector in the middle of any operation. Such a thread must not write the table. So the end of a hold does
+one thing only: it appends the slot to a deque. That is atomic under the GIL and takes no lock, so it neither
+waits nor makes another thread wait. The table's writer empties the deque before it looks for room. So the
+bytes are found free by the next allocation that needs them, and never before the last array has gone.
 
-Each element is taken once (there is one writer at a time), and the slot is still the same buffer's then:
-a held slot is given to no other (`Slot.users`).
+Each element is taken out once, since there is one writer at a time. The slot then still belongs to the same
+buffer, since a held slot is given to no other (`Slot.users`).
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ __all__ = ["BufferOwner"]
 
 
 class BufferOwner:
-    """One hold on a slot, ended by this object's own end. Made by `MemoryTable.lend`.
+    """One hold on a slot; it ends when this object is collected. Made by `MemoryTable.lend`.
 
     Parameters
     ----------
     slot
-        Held already.
+        The slot; the caller holds it already.
     ended
-        Where the slot is noted at the end; read by the table's writer.
+        The slot is appended to it at the end; the table's writer empties it.
     """
 
     __slots__ = ("__weakref__", "_ended", "_slot")

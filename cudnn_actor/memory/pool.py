@@ -10,7 +10,7 @@ __all__ = ["ArenaPool"]
 
 
 class ArenaPool:
-    """Arenas by number, and which to add and to drop so that the limit is kept.
+    """Arenas by number; decides which to add and to drop to stay within the limit.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class ArenaPool:
         return tuple(arena for arena in self._arenas.values() if arena.idle)
 
     def to_drop(self, nbytes: int) -> tuple[Arena, ...]:
-        """Idle arenas to drop before one of `nbytes` is added, the largest first: few, and often none."""
+        """Idle arenas to drop before one of `nbytes` is added, the largest first, so that few are dropped."""
         chosen: list[Arena] = []
         excess = 0 if self.limit is None else self.nbytes + nbytes - self.limit
         for arena in sorted(self.idle(), key=lambda arena: -arena.nbytes):
@@ -57,7 +57,7 @@ class ArenaPool:
         needed = rounded(nbytes, ARENA_STEP)
         if self.limit is None:
             return self._next_number, max(needed, self._usual)
-        # A smaller arena beside the idle ones is worth more than a full one in their place.
+        # Prefer a smaller arena beside the idle ones to one of full size in their place.
         untouched = self.limit - self.nbytes
         room = untouched if needed <= untouched else self.limit - self._in_use()
         if needed > room:
@@ -66,11 +66,12 @@ class ArenaPool:
         return self._next_number, max(needed, min(self._usual, room))
 
     def add(self, number: int, nbytes: int, fd: int) -> None:
-        """Own an arena and its descriptor; when this raises, the descriptor is still the caller's."""
+        """Take ownership of an arena and its descriptor; when this raises, the caller keeps the
+        descriptor."""
         if self._closed:
             raise ServiceStopped(reason="its memory has been closed")
         if number < self._next_number:
-            raise ValueError(f"arena number {number} was used before; ask next_arena")
+            raise ValueError(f"arena number {number} was used before; use the number from next_arena")
         self._arenas[number] = Arena(number, nbytes, fd)
         self._next_number = number + 1
         self.nbytes += nbytes
@@ -86,7 +87,7 @@ class ArenaPool:
 
     def place(self, nbytes: int) -> tuple[Arena, int]:
         """Take `nbytes` in some arena: (arena, offset). Raises `OutOfMemory` when none has room."""
-        # The oldest arena with room, so that younger ones run empty and can be given back.
+        # The oldest arena with room, so that younger ones become empty and can be dropped.
         for arena in self._arenas.values():
             offset = arena.free.allocate(nbytes)
             if offset is not None:
@@ -103,7 +104,7 @@ class ArenaPool:
             arena.close()
 
     def _in_use(self) -> int:
-        """Bytes that dropping every idle arena would not give back."""
+        """Bytes of the arenas that are not idle."""
         return self.nbytes - sum(arena.nbytes for arena in self.idle())
 
     def _out_of_memory(self, nbytes: int) -> OutOfMemory:

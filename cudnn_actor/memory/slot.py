@@ -1,4 +1,4 @@
-"""A buffer's seat in the table."""
+"""An entry of the table: one slot, used by one buffer after another."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from cudnn_actor.protocol.tensor import TensorSpec
 __all__ = ["REMEMBERED_ENDS", "Slot"]
 
 REMEMBERED_ENDS = 32
-"""Generations of one slot that are remembered as torn or lost; older ones are reported as freed."""
+"""How many generations of one slot are remembered as torn or lost; older ones are reported as freed."""
 
 
 class Slot:
-    """A seat in the table, taken by one buffer after another.
+    """A slot of the table, used by one buffer after another.
 
-    The object is the same for all of them, so it may be kept only from `hold` to `release`: while
-    `users` is not 0, spec and place stay as they are, also when the buffer has been freed.
+    All of them share this object, so keep it only from `hold` to `release`: while `users` is not 0, spec
+    and place do not change, even when the buffer has been freed.
 
     Attributes
     ----------
     index
-        The seat's number: `BufferRef.slot`.
+        The slot's number: `BufferRef.slot`.
     generation
-        What a reference must say to be live; of an ended buffer, one more than its own.
+        The generation that a live reference must have. After a buffer ended: its own plus one.
     live
-        Whether references of this generation have been given out and resolve.
+        Whether references of this generation have been issued and resolve.
     spec
         The buffer's shape in memory.
     arena, offset, nbytes
-        The place of its bytes: an arena, and the bytes from its start.
+        The place of its bytes: an arena, the offset in it, and the size.
     users
-        How many unfinished pieces of work read or write it, and arrays outside that show its bytes.
+        How many unfinished pieces of work read or write it, plus the caller's arrays that show its bytes.
     binding
-        The engine's handle on the place, for one incarnation; None when it has not been asked for.
+        The engine's handle of the place, for one incarnation; None until it is needed.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class Slot:
         return f"<slot {self.index}.{self.generation & 0xFFFFFFFF} {state}, {self.users} users>"
 
     def seat(self, spec: TensorSpec, arena: Arena, offset: int) -> None:
-        """Give the seat to a buffer of `spec` at `offset` bytes into `arena`."""
+        """Use the slot for a buffer of `spec` at `offset` bytes into `arena`."""
         self.spec = spec
         self.arena = arena
         self.offset = offset
@@ -80,8 +80,8 @@ class Slot:
     def end(self, reason: StaleReason) -> None:
         """End the buffer's generation: its references are stale from here on, for `reason`.
 
-        Freed is what ends are taken for when nothing is written down, so a record exists only of the last
-        32 that were not, and a seat costs the same memory however often it is used.
+        An end without a record counts as freed. Only the last 32 ends for other reasons are recorded, so a
+        slot's memory is bounded however often it is used.
         """
         if reason is not StaleReason.FREED:
             if self._ends is None:
@@ -89,14 +89,15 @@ class Slot:
             elif len(self._ends) == REMEMBERED_ENDS:
                 del self._ends[next(iter(self._ends))]
             self._ends[self.generation] = reason
-        self.generation += 1  # first: to a look from another thread it is past before it is not live
+        # first: another thread then sees the old generation as ended, before `live` is False
+        self.generation += 1
         self.live = False
 
     def revive(self) -> None:
-        """Make the generation live again that a free has just ended; its bytes were held all the time."""
+        """Make the generation live again that a free has just ended. Its bytes were held all the time."""
         self.live = True
         self.generation -= 1
 
     def why_ended(self, generation: int) -> StaleReason:
-        """Why an ended generation of this seat ended."""
+        """Why an ended generation of this slot ended."""
         return (self._ends or {}).get(generation, StaleReason.FREED)

@@ -1,9 +1,10 @@
-"""Which buffer has which bytes, and which references still mean one.
+"""The table of buffers: which bytes each one has, and which references are live.
 
 The table lives on the service's side and outlives the actor's incarnations.
-It moves no bytes and maps no memory: it hands out places in arenas that an
-engine has created. One thread writes at a time; nothing here blocks. What ends
-on other threads, the hold of an array outside, is noted there and applied here.
+It moves no bytes and maps no memory: it allocates places in arenas that an
+engine has created. One thread writes at a time; nothing here blocks. A hold of a
+caller's array may end on any thread: it is recorded there and applied here
+(`lending`).
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ from cudnn_actor.protocol.tensor import TensorSpec
 __all__ = ["MemoryTable"]
 
 _COUNTS = 1 << 32
-"""Generations of one slot; the service's nonce stands above them."""
+"""Generations of one slot; the bits above them are the service's nonce."""
 
 _LOOKS = 3
-"""Looks at a slot before a reference counts as foreign: another thread may end the slot, or undo that,
-between the two words that a look reads."""
+"""Attempts to read a slot before a reference counts as foreign. An attempt reads two fields, and another
+thread may end the slot, or undo that, in between."""
 _epochs = itertools.count(1)
 
 
 class MemoryTable:
-    """Arenas, the buffers in them, and the generations that tell live references from stale ones.
+    """Arenas, the buffers in them, and the generations that distinguish live references from stale ones.
 
     Parameters
     ----------
     device
-        "cpu" or "cuda:N": what references say.
+        "cpu" or "cuda:N": the device that references name.
     nonce
         1 to 2**32 - 1, the upper half of every generation; random unless given.
     arena_bytes
@@ -55,8 +56,9 @@ class MemoryTable:
     limit
         At most this many bytes of arenas, in steps of 2 MiB; None for no limit.
     mirror
-        Told of every buffer's place when it gets it, and when the bytes stop being the buffer's: at the end
-        of whatever may still use them, or at once when they are torn or lost. None for nobody.
+        Records every buffer's place: when the buffer gets it, and when the bytes stop being the buffer's.
+        That is when the last work that may use them ends, or at once if they are torn or lost. None for no
+        mirror.
 
     Raises
     ------
@@ -81,8 +83,8 @@ class MemoryTable:
         self.live_bytes = 0
         """Bytes of the live buffers, without rounding."""
         self.epoch = next(_epochs)
-        """Another number after every end of a buffer or of its bindings, and in every table: while it is the
-        same, whatever could be resolved still can be, and to the same. Any thread may read it."""
+        """Changes whenever a buffer or its bindings end, and differs between tables. While it is unchanged,
+        every reference that resolved still resolves to the same slot. Any thread may read it."""
         self._pool = ArenaPool(arena_bytes=arena_bytes, limit=limit)
         self._first = nonce << 32 | 1
         self._slots: list[Slot] = []
@@ -93,9 +95,10 @@ class MemoryTable:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: close its copies of the descriptors, which would keep device memory taken.
+        """In a forked child: close its copies of the descriptors, which would keep device memory allocated.
 
-        The bookkeeping stays as it is: nothing is freed, and the mirror, which the parent writes, not told.
+        The bookkeeping does not change: nothing is freed, and the mirror, which the parent writes, is not
+        written.
         """
         self._mirror = None
         self._pool.close()
@@ -118,11 +121,11 @@ class MemoryTable:
         return self._pool.limit
 
     def arenas(self) -> tuple[Arena, ...]:
-        """Every arena, by number: what a new incarnation maps again."""
+        """Every arena, by number. A new incarnation maps them again."""
         return self._pool.all()
 
     def idle_arenas(self) -> tuple[int, ...]:
-        """Numbers of the arenas that hold no bytes of any buffer, so that they may be dropped."""
+        """Numbers of the arenas that hold no bytes of any buffer, and so may be dropped."""
         self.take_back()
         return tuple(arena.number for arena in self._pool.idle())
 
@@ -138,13 +141,13 @@ class MemoryTable:
     def next_arena(self, spec: TensorSpec) -> tuple[int, int]:
         """The number and size in bytes of the arena to create so that `spec` fits.
 
-        The usual size, or the buffer's own when that is larger; less where the limit leaves less. Nothing
-        is taken yet: drop `arenas_to_drop(nbytes)`, create the arena, then `add_arena`.
+        The usual size, or the buffer's own if that is larger; less if the limit leaves less. Nothing has
+        changed yet: drop `arenas_to_drop(nbytes)`, create the arena, then call `add_arena`.
 
         Raises
         ------
         OutOfMemory
-            The limit would be passed even after every idle arena was dropped; nothing has changed.
+            The limit would be exceeded even if every idle arena were dropped; nothing has changed.
         """
         self.take_back()
         return self._pool.next(spec.nbytes)
@@ -152,7 +155,7 @@ class MemoryTable:
     def add_arena(self, number: int, nbytes: int, fd: int) -> None:
         """Take over an arena that an engine created, and its descriptor.
 
-        When this raises, the descriptor is still the caller's: `ServiceStopped` after `close`, `ValueError`
+        When this raises, the caller keeps the descriptor: `ServiceStopped` after `close`, `ValueError`
         for a number that was used before or a size that is not a positive multiple of 256.
         """
         self._pool.add(number, nbytes, fd)
@@ -165,23 +168,23 @@ class MemoryTable:
         self._pool.drop(number)
 
     def close(self) -> None:
-        """Free every buffer, whoever holds it, and close every descriptor. Safe to call twice."""
+        """Free every buffer, even held ones, and close every descriptor. Safe to call twice."""
         for slot in tuple(self._live.values()):
             self._end(slot, StaleReason.FREED)
-        self.forget_bindings()  # else those of buffers that are held would keep their arenas mapped
+        self.forget_bindings()  # else the bindings of held buffers would keep their arenas mapped
         self._leave_mirror()
         self._pool.close()
 
     # Buffers
 
     def allocate(self, spec: TensorSpec) -> BufferRef:
-        """A new buffer's reference. Its bytes are 256-byte aligned and hold whatever they held before.
+        """Allocate a buffer and return its reference. The bytes are 256-byte aligned and not initialised.
 
         Raises
         ------
         OutOfMemory
-            No arena has room: add one (`next_arena`), then allocate again; or the mirror has none.
-            Nothing has changed.
+            No arena has room: add one (`next_arena`), then allocate again. Or the mirror has no room. Nothing
+            has changed.
         """
         self.take_back()
         arena, offset = self._pool.place(spec.nbytes)
@@ -193,14 +196,14 @@ class MemoryTable:
         return BufferRef(slot=slot.index, generation=slot.generation, spec=spec, device=self.device)
 
     def resolve(self, ref: BufferRef, field: str = "buffer") -> Slot:
-        """The slot of a live reference; `field` is the message's name for it, for the error's text.
+        """The slot of a live reference; `field` is its name in the message, for the error's text.
 
         Raises
         ------
         StaleBufferError
-            The buffer was freed, torn or lost with its context, or another service gave it out.
+            The buffer was freed, torn or lost with its context, or belongs to another service.
         InvalidRequest
-            The generation is live but spec or device are not the buffer's, or this is no reference.
+            The generation is live, but spec or device are not the buffer's; or this is not a reference.
         """
         try:
             slot = self._live.get(ref.slot)
@@ -216,27 +219,28 @@ class MemoryTable:
         return self._looked_up(ref, field)
 
     def free(self, ref: BufferRef, field: str = "buffer") -> None:
-        """End a buffer: stale at once; its bytes are free when no unfinished work holds it.
+        """End a buffer: it is stale at once; its bytes become free when no unfinished work holds it.
 
-        Raises what `resolve` raises: freeing twice is using a freed buffer.
+        Raises what `resolve` raises: freeing twice is an error like any use of a freed buffer.
         """
         self._end(self.resolve(ref, field), StaleReason.FREED)
 
     def revive(self, ref: BufferRef) -> bool:
-        """Undo the free of a buffer whose bytes are still held: the work that holds them is to run again.
+        """Undo the free of a buffer whose bytes are still held, because the work that holds them runs again.
 
-        Whether it could be: not when nobody holds the bytes, or when the buffer ended in another way.
+        Returns whether that was possible: not if nothing holds the bytes, or if the buffer ended in another
+        way.
         """
         slot = self._slots[ref.slot]
         if not self.is_withheld(ref) or slot.why_ended(ref.generation) is not StaleReason.FREED:
             return False
-        self._live[slot.index] = slot  # first: one that looks alive to any thread is found there
+        self._live[slot.index] = slot  # first: any thread that sees the slot as live also finds it there
         slot.revive()
         self.live_bytes += slot.nbytes
         return True
 
     def is_live(self, ref: BufferRef) -> bool:
-        """Whether a reference that this table gave out still resolves."""
+        """Whether a reference that this table issued still resolves."""
         slot = self._slots[ref.slot]
         return slot.live and slot.generation == ref.generation
 
@@ -246,24 +250,24 @@ class MemoryTable:
         return not slot.live and slot.generation == ref.generation + 1 and slot.users > 0
 
     def hold(self, slot: Slot) -> None:
-        """Note a piece of unfinished work on a slot that `resolve` has just returned."""
+        """Count a piece of unfinished work on a slot that `resolve` has just returned."""
         slot.users += 1
 
     def release(self, slot: Slot) -> None:
-        """Note the end of a piece of work that `hold` noted. Raises `ValueError` when there was none."""
+        """Count the end of a piece of work. Raises `ValueError` when there was none."""
         if slot.users <= 0:
-            raise ValueError(f"{slot!r} is held by nobody")
+            raise ValueError(f"{slot!r} is not held")
         slot.users -= 1
         if not slot.users and not slot.live:
             self._vacate(slot)
 
     def hold_all(self, slots: Sequence[Slot]) -> None:
-        """Note a piece of work on each of some slots: in one call, for it is made for every request."""
+        """Call `hold` for each of the slots: one call, since every request needs it."""
         for slot in slots:
             slot.users += 1
 
     def release_all(self, slots: Sequence[Slot]) -> None:
-        """Note the end of what `hold_all` noted. Raises as `release` does."""
+        """Call `release` for each of the slots. Raises as `release` does."""
         for slot in slots:
             if slot.users > 1 or (slot.users == 1 and slot.live):
                 slot.users -= 1
@@ -271,25 +275,26 @@ class MemoryTable:
                 self.release(slot)
 
     def lend(self, slot: Slot) -> BufferOwner:
-        """Hold a slot that `resolve` has just returned for as long as the answer lives, on whatever thread.
+        """Hold a slot that `resolve` has just returned until the returned object is collected, on any thread.
 
-        The hold outlives the incarnation that took it: it is no piece of its work.
+        The hold outlives the incarnation that took it: it is not part of that incarnation's work.
         """
         self.hold(slot)
         return BufferOwner(slot, self._let_go)
 
     def take_back(self) -> None:
-        """Release what was lent to those that have gone. Every look for room does it first."""
+        """Release the slots whose `BufferOwner` has been collected. Every search for room does this first."""
         while self._let_go:
             self.release(self._let_go.popleft())
 
     def tear(self, slot: Slot, reason: StaleReason = StaleReason.TORN) -> None:
-        """End a held buffer whose bytes are no longer to be trusted; one that has ended stays as it is.
+        """End a held buffer whose contents are no longer reliable. One that has ended already is not changed.
 
-        Its bytes are free when nobody holds them. Raises `ValueError` for reasons but TORN and CONTEXT_LOST.
+        Its bytes become free when nothing holds them. Raises `ValueError` for reasons other than TORN and
+        CONTEXT_LOST.
         """
         if reason not in (StaleReason.TORN, StaleReason.CONTEXT_LOST):
-            raise ValueError(f"a buffer is torn or its context is lost, never {reason}")
+            raise ValueError(f"reason={reason} must be TORN or CONTEXT_LOST")
         if slot.live:
             self._end(slot, reason)
 
@@ -299,7 +304,7 @@ class MemoryTable:
             self._end(slot, StaleReason.CONTEXT_LOST)
 
     def forget_bindings(self) -> None:
-        """Drop every slot's binding: the incarnation whose handles they are is gone."""
+        """Drop every slot's binding: the incarnation that they belong to has ended."""
         self.epoch = next(_epochs)
         for slot in self._slots:
             slot.binding = None
@@ -312,10 +317,10 @@ class MemoryTable:
         return slot
 
     def _end(self, slot: Slot, reason: StaleReason) -> None:
-        slot.end(reason)  # first: a sender's thread that no longer finds it finds out why
+        slot.end(reason)  # first: a sender's thread that finds it gone from `_live` can then read why
         del self._live[slot.index]
         self.live_bytes -= slot.nbytes
-        self.epoch = next(_epochs)  # after the end itself: whoever reads the new number finds it ended
+        self.epoch = next(_epochs)  # after the end: a thread that reads the new number sees the end
         if self._mirror is not None and reason is not StaleReason.FREED:
             self._mirror.vacate(slot.index)
         if not slot.users:
@@ -326,7 +331,7 @@ class MemoryTable:
             self._mirror.vacate(slot.index)
         slot.binding = None
         slot.arena.free.release(slot.offset)
-        # A slot whose count has run out stays empty for good: a generation never comes back.
+        # A slot that has used up its generations is never used again: so no generation is ever reused.
         if slot.generation < self._first - 1 + _COUNTS:
             self._vacant.append(slot.index)
 
@@ -336,13 +341,13 @@ class MemoryTable:
         try:
             self._mirror.seat(slot.index, slot.generation, slot.arena.number, slot.offset, slot.nbytes)
         except OutOfMemory:
-            slot.live = False  # nobody has received its reference
+            slot.live = False  # its reference has not been returned to anyone
             slot.arena.free.release(slot.offset)
             self._vacant.append(slot.index)
             raise
 
     def _leave_mirror(self) -> None:
-        """Vacate the records that were left to those who hold freed bytes: nobody is told of their end."""
+        """Vacate the mirror's records of freed buffers that are still held: later ends are not recorded."""
         mirror, self._mirror = self._mirror, None
         if mirror is not None:
             for slot in self._slots:
@@ -350,9 +355,9 @@ class MemoryTable:
                     mirror.vacate(slot.index)
 
     def _looked_up(self, ref: object, field: str) -> Slot:
-        """What `resolve` answers or raises when its first look has found nothing: off the hot path.
+        """The slow path of `resolve`, when the fast one found nothing: return the slot, or raise.
 
-        A second look, for another thread may be at work here: what this one finds is what counts.
+        It looks again, since another thread may have changed the table meanwhile: the second look decides.
         """
         if not _is_reference(ref):
             raise InvalidRequest(
@@ -371,13 +376,14 @@ class MemoryTable:
             if generation == ref.generation and slot.live:
                 if (ref.spec, ref.device) != (slot.spec, self.device):
                     raise _forged(ref, slot, field, self.device)
-                return slot  # its free has been undone since the first look
-        # Outside what this seat has given out: another service's nonce, or a count yet to come.
+                return slot  # its free has been undone since the fast path
+        # This slot never issued it: the nonce is another service's, or the generation is still to come.
         raise _stale(ref, StaleReason.FOREIGN, field)
 
 
 def _was_freed(slot: Slot) -> bool:
-    """Whether it was a free that ended a slot's last buffer: its record in the mirror is there until now."""
+    """Whether the slot's last buffer ended by a free. Then its record in the mirror has not been vacated
+    yet."""
     return not slot.live and slot.why_ended(slot.generation - 1) is StaleReason.FREED
 
 
@@ -397,7 +403,7 @@ def _forged(ref: BufferRef, slot: Slot, field: str, device: str) -> InvalidReque
         field=f"{field}.{changed}",
         value=Words(given),
         problem=f"is not the {changed} of buffer {ref.slot}, {own}",
-        fix="pass references as the service gave them",
+        fix="pass the reference unchanged, as the service returned it",
     )
 
 
@@ -407,5 +413,5 @@ def _check_range(field: str, value: object, least: int, most: int) -> None:
             field=field,
             value=value,
             problem=f"must be a whole number from {least} to {most}",
-            fix="leave it out",
+            fix="use a number in that range, or leave it out",
         )

@@ -1,1 +1,1 @@
-"""Plans that are kept: the cache of one process, and files that several share."""
+"""Storage of plans: the cache of one process, and files that several processes share."""

@@ -1,4 +1,4 @@
-"""The plan cache: least recently used first out, refusals remembered, builds counted."""
+"""The plan cache: evicts the least recently used, remembers refusals, counts builds."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ CAPACITY = 256
 
 
 class PlanCache:
-    """Plans by the digest of their graph. One thread's own.
+    """Plans by the digest of their graph. Used by one thread only.
 
     A graph that cannot be run is remembered too, in the same order, so that it is not tried again for
-    every request. What is being built elsewhere is known as such, and built once, however many ask: `get`
-    builds on the calling thread, `begin` and `end` frame a build on another.
+    every request. A plan is built once, however many requests need it: `get` builds on the calling thread;
+    `begin` and `end` mark the start and the end of a build on another thread.
 
     Parameters
     ----------
     capacity
-        Plans and refusals held; the least recently used goes first.
+        The most plans and refusals held; the least recently used is evicted first.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._known: OrderedDict[str, Plan | UnsupportedGraph] = OrderedDict()
         self._building: dict[str, int] = {}
-        """How many have asked for a plan that is being built, besides the first."""
+        """For each plan that is being built: how many requests wait for it, besides the first."""
         self._hits = self._misses = self._evictions = 0
         self._build_ns = 0
         self._last_run_ns: dict[str, int] = {}
@@ -44,10 +44,10 @@ class PlanCache:
         return digest in self._known
 
     def get(self, digest: str, build: Callable[[], Plan]) -> Plan:
-        """The plan for a graph; `build` makes it when it is not known. Blocks while it does.
+        """The plan for a graph; `build` makes it when it is not cached. Blocks while it builds.
 
-        Raises `UnsupportedGraph` when the graph is known, or found, to be one. Any other error of
-        `build` passes through and is not remembered.
+        Raises `UnsupportedGraph` if the graph is known or found to be unsupported. Any other error of
+        `build` is passed on and not remembered.
         """
         known = self.find(digest)
         if known is None:
@@ -59,7 +59,8 @@ class PlanCache:
         return known
 
     def find(self, digest: str) -> Plan | UnsupportedGraph | None:
-        """The plan for a graph, or that it has none; None where that is not known, which is no miss yet."""
+        """The plan for a graph, or its refusal; None if neither is cached. A None does not count as a
+        miss."""
         known = self._known.get(digest)
         if known is not None:
             self._hits += 1
@@ -67,11 +68,11 @@ class PlanCache:
         return known
 
     def peek(self, digest: str) -> Plan | UnsupportedGraph | None:
-        """What `find` gives, as no use of it."""
+        """Like `find`, but counts neither as a hit nor as a use."""
         return self._known.get(digest)
 
     def begin(self, digest: str) -> bool:
-        """Count one who asks for a plan that is not known; whether it is the first: it has it built."""
+        """Count a request for a plan that is not cached. True for the first, which must have it built."""
         if digest in self._building:
             self._building[digest] += 1
             return False
@@ -80,9 +81,9 @@ class PlanCache:
         return True
 
     def end(self, digest: str, known: Plan | UnsupportedGraph | None) -> None:
-        """Publish what a build has come to; None for a failure that may pass, which is not remembered.
+        """Store the result of a build; None for a failure that may be temporary, which is not remembered.
 
-        For those who joined the first it was as good as there, or as good as missing.
+        The requests that waited besides the first count as hits if there is a result, else as misses.
         """
         joined = self._building.pop(digest)
         if known is None:
@@ -92,21 +93,21 @@ class PlanCache:
         self._remember(digest, known)
 
     def replace(self, digest: str, plan: Plan) -> None:
-        """Put a better plan in the place of the one that is known."""
+        """Replace the cached plan with a better one."""
         self._remember(digest, plan)
 
     def note_build(self, took_ns: int) -> None:
-        """Count time that was spent on building elsewhere, in nanoseconds."""
+        """Add time that was spent on a build elsewhere, in nanoseconds."""
         self._build_ns += took_ns
 
     def note_run(self, tag: str, ran_ns: int) -> None:
         """Remember how long a run took, in nanoseconds."""
         if len(self._last_run_ns) > 2 * self._capacity and tag not in self._last_run_ns:
-            self._last_run_ns.clear()  # most are of plans that are long gone; the others are soon known again
+            self._last_run_ns.clear()  # most belong to evicted plans; the others are soon measured again
         self._last_run_ns[tag] = ran_ns
 
     def last_run_ns(self, tag: str) -> int:
-        """How long a plan's last run took, in nanoseconds; 0 where that is not known."""
+        """How long a plan's last run took, in nanoseconds; 0 if not known."""
         return self._last_run_ns.get(tag, 0)
 
     def statistics(self) -> PlanStatistics:

@@ -1,4 +1,4 @@
-"""A kept plan as bytes: what a file of the plan store holds. No I/O in here.
+"""The format of a file of the plan store: a plan as bytes. No I/O here.
 
 ========  ==========================================================================
 bytes     what
@@ -8,11 +8,11 @@ bytes     what
 4         length of the header, little-endian
 32        BLAKE2b of everything else, in order
 ...       the header, a msgpack map: the whole key, tuned, workspace, payload length
-...       the payload, which only the device library understands
+...       the payload, in the device library's own format
 ========  ==========================================================================
 
-The hash finds accidents: a disk that filled up, a page that a power cut lost, a flipped bit. It is no
-signature: whoever can write the file can write its hash. That is why the store looks at owners and modes.
+The hash detects accidental damage: a full disk, a page lost in a power cut, a flipped bit. It is not a
+signature: anyone who can write the file can write its hash. So the store checks owners and modes.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _START = _PREFIX.size + _HASH_BYTES
 
 
 class BadPlanFile(Exception):
-    """Raised for bytes that are no plan of the key that was asked for; its text is the reason."""
+    """Raised for bytes that are not a plan of the wanted key. Its text is the reason."""
 
 
 class PlanKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a kept plan is a plan of.
+    """Identifies a stored plan.
 
     Parameters
     ----------
     graph
         The operation graph's digest, which covers its numerics.
     fingerprint
-        Library version and kind of device, as `Builder.fingerprint` says them.
+        Library version and kind of device: `Builder.fingerprint`.
     workspace_limit
-        Bytes that the plan was allowed; None for the engine's own bound. Part of the key, since the best
-        plan under one limit is not the best under another: services that share a directory and differ in
-        it would else replace each other's plans for ever.
+        Bytes of workspace that the plan was allowed; None for the engine's own bound. Part of the key, since
+        the best plan under one limit is not the best under another. Otherwise services that share a directory
+        but have different limits would replace each other's plans for ever.
     """
 
     graph: str
@@ -56,7 +56,7 @@ class PlanKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workspace_limit: int | None = None
 
     def file_name(self) -> str:
-        """A name that stands for the key, the same in every process."""
+        """The file name for this key, the same in every process."""
         return f"{hashlib.blake2b(_key_bytes(self), digest_size=_HASH_BYTES).hexdigest()}.plan"
 
 
@@ -68,9 +68,9 @@ class StoredPlan(msgspec.Struct, frozen=True, kw_only=True):
     data
         For `Builder.restore`.
     workspace
-        Bytes of scratch that a run of it needs.
+        Bytes of workspace that a run needs.
     tuned
-        Whether it won a measurement against the library's other plans.
+        Whether it was the fastest in a measurement of the library's candidates.
     """
 
     data: bytes
@@ -95,7 +95,7 @@ def encode(key: PlanKey, plan: StoredPlan) -> bytes:
 
 
 def decode(key: PlanKey, content: bytes) -> StoredPlan:
-    """The plan in a file. Raises `BadPlanFile` unless the file is whole, and is of this very key."""
+    """The plan in a file. Raises `BadPlanFile` unless the file is complete and has this key."""
     if len(content) < _START:
         raise BadPlanFile(f"has only {len(content)} bytes")
     magic, version, length = _PREFIX.unpack_from(content)
@@ -113,7 +113,7 @@ def _checked(key: PlanKey, header: bytes, data: bytes) -> StoredPlan:
     try:
         facts = msgspec.msgpack.decode(header, type=_Header)
     except msgspec.DecodeError as error:
-        raise BadPlanFile(f"has a header that means nothing: {error}") from error
+        raise BadPlanFile(f"has an invalid header: {error}") from error
     if facts.length != len(data):
         raise BadPlanFile(f"holds {len(data)} bytes of plan, not {facts.length}")
     if facts.key != key:

@@ -1,27 +1,28 @@
 """Plans on disk: a directory of files that any number of processes may share.
 
-Nothing that goes wrong here is anybody's error: a plan that cannot be read is built again, and one that
-cannot be kept is not kept. Either is one line in the log.
+Failures here raise no error: a plan that cannot be read is built again, and one that cannot be written is not
+stored. Each failure is one line in the log.
 
 ==========================  =======  =============================================================
 log event                   level    when
 ==========================  =======  =============================================================
 plan_store.bad_file         warning  a file is truncated, corrupted, of another key or format, not a
-                                     file, not readable, or not only ours to write: path, reason
+                                     file, not readable, or writable by others: path, reason
 plan_store.not_kept         warning  a plan could not be written (disk full, read-only): path, reason
-plan_store.unusable         warning  the directory is not only ours to write, or cannot be opened;
-                                     said once until the reason changes: path, reason
+plan_store.unusable         warning  the directory is writable by others, or cannot be opened;
+                                     logged again only when the reason changes: path, reason
 ==========================  =======  =============================================================
 
-Why processes may share it without a lock: a file is written under a name of its writer's own and then
-renamed onto its place, which is atomic; so whoever opens the place gets one whole file, old or new, and
-keeps what it has opened though it be replaced or deleted meanwhile. Two who save one key race for a place
-where either plan is right. Two who make room may both delete, and so delete too much: it is built again.
+Why processes may share it without a lock: a file is written under a unique name and then renamed to its final
+name, which is atomic. So a process that opens the final name gets one complete file, old or new, and can read
+it even if it is replaced or deleted meanwhile. If two processes save one key, the last rename wins, and
+either plan is right. If two processes make room, both may delete files, and so delete too many: those plans
+are built again.
 
-Why nothing is fsynced: after a power cut the renamed file may be short or empty. Its checksum says so, and
-the plan is built again; to wait for the disk after each of hundreds of builds would cost more than that.
+Why nothing is fsynced: after a power cut the renamed file may be short or empty. Its checksum shows that, and
+the plan is built again. Waiting for the disk after each of hundreds of builds would cost more than that.
 
-Why owners and modes are looked at: the device library runs what it restores as native code.
+Why owners and modes are checked: the device library runs what it restores as native code.
 """
 
 from __future__ import annotations
@@ -43,27 +44,27 @@ LIMIT_BYTES = 256 << 20
 
 _SUFFIX, _UNFINISHED = ".plan", ".unfinished"
 _FORGOTTEN_S = 3600.0
-"""An unfinished file this old is of a process that died over it."""
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would keep us waiting
+"""An unfinished file of this age (seconds) was left by a process that died while writing it."""
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # so that opening a pipe does not block
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 log = Log("cudnn_actor")
 
 
 class PlanStore:
-    """Plans in a directory, least recently used first out. Any thread; every method blocks for the disk.
+    """Plans in a directory; the least recently used is deleted first. Any thread; all methods block for the
+    disk.
 
-    Point it only at a directory that nobody but you can write: what lies there is run as native code. A
-    directory or file that belongs to somebody else (root excepted), or that group or others may write, is
-    ignored.
+    Choose a directory that only you can write to: its files are run as native code. A directory or file is
+    ignored if it belongs to another user (except root), or if its group or others may write it.
 
     Parameters
     ----------
     directory
-        Made with mode 0700 when the first plan is saved, if it is not there. A relative one begins where
-        the process is when the store is first used, and stays there.
+        Created with mode 0700 when the first plan is saved, if it does not exist. A relative path is resolved
+        once, against the current directory at the store's first use.
     limit_bytes
-        Bytes that the plans may take in all.
+        The most bytes that all plans together may take.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -73,18 +74,18 @@ class PlanStore:
 
     @functools.cached_property
     def directory(self) -> str:
-        """The absolute path, found when it is first asked for: that may block, as all here may."""
+        """The absolute path, resolved at the first use. May block, like every method here."""
         return os.path.abspath(self._given)
 
     def load(self, key: PlanKey) -> StoredPlan | None:
-        """The plan of this key, or None where there is none, or none that can be trusted. Never raises."""
+        """The plan of this key; None if there is none that can be trusted. Never raises."""
         with self._opened(create=False) as directory:
             if directory is not None:
                 return self._load(directory, key)
         return None
 
     def is_empty(self) -> bool:
-        """Whether no plan is kept, or none that could be used. Never raises."""
+        """Whether the store has no plan, or cannot be used. Never raises."""
         with self._opened(create=False) as directory, contextlib.suppress(OSError):
             if directory is not None:
                 with os.scandir(directory) as entries:
@@ -92,9 +93,9 @@ class PlanStore:
         return True
 
     def save(self, key: PlanKey, plan: StoredPlan) -> None:
-        """Keep a plan in the place of what is there. Never raises.
+        """Store a plan, replacing an earlier one of its key. Never raises.
 
-        One that is not tuned does not take the place of one that is.
+        A plan that is not tuned does not replace a tuned one.
         """
         with self._opened(create=True) as directory:
             if directory is None or (not plan.tuned and self._holds_tuned(directory, key)):
@@ -106,7 +107,7 @@ class PlanStore:
                 log.warning("plan_store.not_kept", path=self._path(key), reason=_said(error))
 
     def reject(self, key: PlanKey, reason: str) -> None:
-        """Delete the plan of this key: the device library would not have it. Never raises."""
+        """Delete the plan of this key, because the device library refused it. Never raises."""
         log.warning("plan_store.bad_file", path=self._path(key), reason=reason)
         with self._opened(create=False) as directory:
             if directory is not None:
@@ -117,7 +118,7 @@ class PlanStore:
 
     @contextlib.contextmanager
     def _opened(self, *, create: bool) -> Iterator[int | None]:
-        """A descriptor of the directory, so that what was looked at is what is used; None if it won't do."""
+        """A descriptor of the directory, so that the checked directory is the one used; None if unusable."""
         with contextlib.ExitStack() as closing:
             yield self._open(closing, create=create)
 
@@ -128,7 +129,7 @@ class PlanStore:
             directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             closing.callback(os.close, directory)
             _require_ours(directory)
-        except FileNotFoundError:  # nothing has been kept yet
+        except FileNotFoundError:  # nothing has been stored yet
             return None
         except OSError as error:
             self._say_unusable(_said(error))
@@ -155,8 +156,9 @@ class PlanStore:
         try:
             size = _require_ours(file).st_size
             if size > self._limit:
-                raise BadPlanFile(f"has {size} bytes, more than the whole store may")
-            with contextlib.suppress(OSError):  # the last use, for `_make_room`; a read-only disk has none
+                raise BadPlanFile(f"has {size} bytes, more than the whole store's limit of {self._limit}")
+            # records the last use, for `_make_room`; fails on a read-only disk
+            with contextlib.suppress(OSError):
                 os.utime(file)
             with os.fdopen(file, "rb", closefd=False) as stream:
                 return stream.read(size)
@@ -171,7 +173,7 @@ class PlanStore:
 
     def _write(self, directory: int, name: str, content: bytes) -> None:
         if len(content) > self._limit:
-            raise OSError(f"a plan of {len(content)} bytes is more than the whole store may have")
+            raise OSError(f"the plan has {len(content)} bytes, more than the store's limit of {self._limit}")
         unfinished = f"{secrets.token_hex(8)}{_UNFINISHED}"
         try:
             with os.fdopen(os.open(unfinished, _WRITE, 0o600, dir_fd=directory), "wb") as stream:
@@ -182,11 +184,11 @@ class PlanStore:
             raise
 
     def _make_room(self, directory: int) -> None:
-        """Delete what was used longest ago until the rest fits the limit, and what was left unfinished."""
+        """Delete the least recently used plans until the rest fits the limit, and old unfinished files."""
         kept: list[tuple[float, int, str]] = []
         with os.scandir(directory) as entries:
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # another process makes room too
+                with contextlib.suppress(FileNotFoundError):  # another process has deleted it
                     status = entry.stat(follow_symlinks=False)
                     if entry.name.endswith(_SUFFIX):
                         kept.append((status.st_mtime, status.st_size, entry.name))
@@ -201,21 +203,21 @@ class PlanStore:
 
 
 def _require_ours(descriptor: int) -> os.stat_result:
-    """Raise `PermissionError` unless it is a file or directory that nobody else can write."""
+    """Raise `PermissionError` unless it is a file or directory that no other user can write."""
     status = os.fstat(descriptor)
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise PermissionError("is neither a file nor a directory")
     if status.st_uid not in (0, os.geteuid()):
-        raise PermissionError(f"belongs to user {status.st_uid}, whose plans would run as ours")
+        raise PermissionError(f"belongs to user {status.st_uid}, whose code would run as this user")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(
-            f"may be written by others (mode {stat.S_IMODE(status.st_mode):04o}); chmod go-w it"
+            f"may be written by others (mode {stat.S_IMODE(status.st_mode):04o}); run chmod go-w on it"
         )
     return status
 
 
 def _delete(directory: int, name: str) -> None:
-    with contextlib.suppress(OSError):  # it is gone already, or stays: then it is ignored again
+    with contextlib.suppress(OSError):  # it is gone already, or it stays and is ignored again
         os.unlink(name, dir_fd=directory)
 
 

@@ -1,4 +1,4 @@
-"""A builder with a plan store in front of it, and a plan store alone."""
+"""Builders on top of a plan store: with a builder behind it, and without one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ log = Log("cudnn_actor")
 
 
 class StoredPlans:
-    """A `Builder` that looks into a plan store before it builds, and keeps there what it has built.
+    """A `Builder` that looks into a plan store before it builds, and stores what it builds.
 
     Parameters
     ----------
     store
-        Where plans are kept.
+        The plan store.
     builder
-        Makes, exports and restores them. Opened, used and closed through this one.
+        Builds, exports and restores plans. Opened, used and closed only through this object.
     """
 
     def __init__(self, store: PlanStore, builder: Builder) -> None:
@@ -32,11 +32,11 @@ class StoredPlans:
 
     @property
     def fingerprint(self) -> str:
-        """The builder's own."""
+        """The builder's fingerprint."""
         return self._builder.fingerprint
 
     def expect_builds(self) -> None:
-        """As the builder does, unless plans are kept: then those that are wanted may be among them."""
+        """Call the builder's `expect_builds`, unless the store has plans: then no build may be needed."""
         if self._store.is_empty():
             self._builder.expect_builds()
 
@@ -49,9 +49,9 @@ class StoredPlans:
         self._builder.close()
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
-        """The plan that is kept, tuned or not; else a new one, which is kept.
+        """The stored plan, tuned or not; else a new one, which is then stored.
 
-        Raises and blocks as `Builder.build`.
+        Raises and blocks like `Builder.build`.
         """
         plan = self.kept(graph, workspace_limit)
         if plan is None:
@@ -60,7 +60,7 @@ class StoredPlans:
         return plan
 
     def kept(self, graph: OperationGraph, workspace_limit: int | None) -> Plan | None:
-        """The plan that is kept, tuned or not; None where there is none. Raises `StickyError`."""
+        """The stored plan, tuned or not; None if there is none. Raises `StickyError`."""
         key = self._key(graph, workspace_limit)
         return self._restored(graph, key, self._store.load(key))
 
@@ -71,10 +71,10 @@ class StoredPlans:
         workspace_limit: int | None,
         progress: Callable[[int, int, str], None],
     ) -> Plan:
-        """The tuned plan that is kept; else the winner of a new measurement, which is kept.
+        """The stored tuned plan; else the winner of a new measurement, which is then stored.
 
-        Raises and blocks as `Builder.tune`. A plan that is kept is not measured again: `progress` is not
-        called then.
+        Raises and blocks like `Builder.tune`. A stored plan is not measured again; `progress` is not called
+        then.
         """
         key = self._key(graph, workspace_limit)
         stored = self._store.load(key)
@@ -85,7 +85,7 @@ class StoredPlans:
         return plan
 
     def interrupt(self) -> None:
-        """As the builder does. Any thread."""
+        """Call the builder's `interrupt`. Any thread."""
         self._builder.interrupt()
 
     def export(self, plan: Plan) -> bytes | None:
@@ -108,16 +108,16 @@ class StoredPlans:
             self._store.reject(key, f"the library refuses it: {error}")
             if isinstance(
                 error, StickyError
-            ):  # perhaps of its own doing: the next start must not meet it again
+            ):  # the plan may have caused it: it has been rejected, so the next start does not load it
                 raise
             return None
 
     def _keep(self, key: PlanKey, plan: Plan, *, tuned: bool) -> None:
         if not plan.tried:
-            return  # the next process may have the room to try one
+            return  # not verified by a trial run; the next process may have the memory for one
         try:
             data = self._builder.export(plan)
-        except EngineFailure as error:  # the plan is good all the same
+        except EngineFailure as error:  # the plan itself can still be used
             log.warning("plan_store.not_exported", plan=plan.tag, error=str(error))
             return
         if data is not None:
@@ -125,20 +125,20 @@ class StoredPlans:
 
 
 class NotKept(Exception):
-    """Raised when the store does not have a plan: it is to be built."""
+    """Raised when the store does not have a plan, so that it must be built."""
 
 
 class KeptPlans(StoredPlans):
-    """A store's plans and no others: what is not kept is not built.
+    """Serves only stored plans; builds none.
 
-    For a thread of its own, so that a plan which is there waits for no build, however long one takes.
+    Used on its own thread, so that loading a stored plan never waits for a build, however long it takes.
     """
 
     def expect_builds(self) -> None:
-        """Nothing: there are none."""
+        """Do nothing: it never builds."""
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
-        """The plan that is kept. Raises `NotKept`, `StickyError`. Blocks for the disk and for restoring."""
+        """The stored plan. Raises `NotKept`, `StickyError`. Blocks for the disk and for restoring."""
         plan = self.kept(graph, workspace_limit)
         if plan is None:
             raise NotKept(graph.digest())

@@ -1,1 +1,1 @@
-"""A service from outside and as a whole: `spawn`, its handle, its options, where its actor lives."""
+"""The service as a whole: `spawn`, the handle, the options, and where the actor runs."""

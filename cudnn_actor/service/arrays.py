@@ -1,6 +1,6 @@
-"""What callers bring: NumPy's arrays and what becomes one, and other libraries' arrays, wherever they lie.
+"""Arrays that callers pass: NumPy arrays, values that NumPy converts, and arrays of other libraries.
 
-DLPack says where an array lies before it is touched, so one on a device is never read through the host.
+DLPack tells where an array lies before it is read. So an array on a device is never read through the host.
 https://data-apis.org/array-api/latest/design_topics/data_interchange.html
 """
 
@@ -21,30 +21,30 @@ from cudnn_actor.protocol.tensor import LayoutLike, TensorSpec
 __all__ = ["as_values", "packed_like"]
 
 _HOST = {1, 3}
-"""DLPack's kDLCPU and kDLCUDAHost: both are memory that the host reads."""
+"""DLPack's kDLCPU and kDLCUDAHost: the host can read both."""
 _CUDA = {2, 13}
 """kDLCUDA and kDLCUDAManaged."""
 _REFUSALS = (TypeError, ValueError, RuntimeError, BufferError, AttributeError)
-"""What libraries raise where they cannot hand an array out."""
+"""What libraries raise when they cannot export an array."""
 
 
 def as_values(values: Any, device: str, adopt: Callable[[object], DeviceArray] | None) -> Values:
-    """What a message carries of `values`: a NumPy array, or what `adopt` makes of an array on the device.
+    """Convert `values` for a message: to a NumPy array, or by `adopt` if it is an array on the device.
 
     Parameters
     ----------
     values
-        Anything that NumPy takes, or an array with `__dlpack__` or `__cuda_array_interface__`.
+        Anything that NumPy accepts, or an array with `__dlpack__` or `__cuda_array_interface__`.
     device
-        The service's, "cpu" or "cuda:N".
+        The service's device, "cpu" or "cuda:N".
     adopt
-        The engine's; None where it has no device of its own.
+        The engine's function; None if the engine has no device in this process.
 
     Raises
     ------
     InvalidRequest
-        What does not hold real numbers of a fixed size, what its library does not hand out, and arrays on a
-        device that is not the service's.
+        The values are not real numbers of a fixed size; their library does not export them; or the array is
+        on another device than the service's.
     """
     place = _place(values)
     if place is None:
@@ -63,14 +63,14 @@ def as_values(values: Any, device: str, adopt: Callable[[object], DeviceArray] |
 
 
 def packed_like(values: Values, dtype: DTypeLike | None, layout: LayoutLike) -> TensorSpec:
-    """The spec of a packed buffer for `values`, of their own dtype where none is given."""
+    """The spec of a packed buffer for `values`; `dtype` None for their own."""
     if isinstance(values, DeviceArray):
         return TensorSpec.packed(values.dims, values.dtype if dtype is None else dtype, layout)
     return TensorSpec.packed(values.shape, values.dtype if dtype is None else dtype, layout)
 
 
 def _place(values: Any) -> str | None:
-    """Where an array lies, for people; None for all that the host can read."""
+    """Where an array lies, as text for an error; None if the host can read it."""
     if isinstance(values, np.ndarray | np.generic):
         return None
     if _has(values, "__dlpack_device__"):
@@ -85,7 +85,8 @@ def _place(values: Any) -> str | None:
 
 
 def _has(values: object, protocol: str) -> bool:
-    """Whether an object speaks a protocol; its class does not. Some raise more than AttributeError here."""
+    """Whether an object (not a class) supports a protocol. Some objects raise more than AttributeError
+    here."""
     try:
         return not isinstance(values, type) and hasattr(values, protocol)
     except _REFUSALS:
@@ -93,7 +94,8 @@ def _has(values: object, protocol: str) -> bool:
 
 
 def _on_host(values: Any) -> np.ndarray:
-    """Host values as an array. Raises `InvalidRequest` for what is not of real numbers of a fixed size."""
+    """Convert host values to an array. Raises `InvalidRequest` unless they are real numbers of a fixed
+    size."""
     if inspect.isawaitable(values):
         raise InvalidRequest(
             field="array",
@@ -107,7 +109,7 @@ def _on_host(values: Any) -> np.ndarray:
     except _REFUSALS as error:
         raise _refused(values, error) from error
     if DType.of(array.dtype) is None and array.dtype.kind not in "iufb":
-        fix = "pass an array of real numbers, of float32, say"
+        fix = "pass an array of real numbers, for example of float32"
         raise InvalidRequest(
             field="array",
             value=values if values is None or isinstance(values, str) else Words(f"dtype {array.dtype}"),
@@ -118,17 +120,17 @@ def _on_host(values: Any) -> np.ndarray:
 
 
 def _from_dlpack(values: Any) -> np.ndarray | None:
-    """Another library's array, not copied; None where NumPy does not get it this way."""
+    """Another library's array, not copied; None if NumPy cannot import it through DLPack."""
     if isinstance(values, np.ndarray | np.generic) or not _has(values, "__dlpack__"):
         return None
     try:
         return np.from_dlpack(values)
-    except _REFUSALS:  # JAX's bfloat16, say, which NumPy does get by `__array__`
+    except _REFUSALS:  # for example JAX's bfloat16, which NumPy can read by `__array__`
         return None
 
 
 def _refused(values: Any, error: Exception) -> InvalidRequest:
-    fix = "give rows of equal length, or an array on the host"
+    fix = "pass rows of equal length, or an array on the host"
     if getattr(values, "requires_grad", False):
         fix = "pass x.detach()"
     elif str(getattr(values, "dtype", "")).endswith("bfloat16"):
@@ -136,6 +138,6 @@ def _refused(values: Any, error: Exception) -> InvalidRequest:
     return InvalidRequest(
         field="array",
         value=Words(type(values).__name__),
-        problem=f"cannot be made an array: {str(error).rstrip('.')}",
+        problem=f"cannot be converted to an array: {str(error).rstrip('.')}",
         fix=fix,
     )

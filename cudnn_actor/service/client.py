@@ -1,4 +1,4 @@
-"""The handle that async code holds: `spawn` gives it, every await goes through it."""
+"""`CudnnRef`, the handle for async code that `spawn` returns."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ _DRAIN_S = 10.0
 
 
 class CudnnRef:
-    """A service, from asyncio. Any number of tasks and event loops may share one.
+    """A service, for asyncio code. Any number of tasks and event loops may share one.
 
-    Requests of one sender run in the order in which it sent them. Every request ends exactly once: in
-    its answer or in a typed error (`protocol.errors`).
+    Requests of one sender run in the order in which it sent them. Every request ends exactly once: with
+    its answer or with a typed error (`protocol.errors`).
 
     Parameters
     ----------
     service
-        A service that has been started.
+        A started service.
     """
 
     def __init__(self, service: CudnnService) -> None:
@@ -77,29 +77,29 @@ class CudnnRef:
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of the worker that serves; None in thread isolation, and while there is none."""
+        """Process id of the serving worker; None in thread isolation, and while no worker serves."""
         return self._service.worker_pid
 
     @property
     def generation(self) -> int:
-        """Which incarnation of the actor is serving, counted from 1."""
+        """The number of the actor's current incarnation, counted from 1."""
         return self._state.generation
 
     @property
     def alive(self) -> bool:
-        """Whether the service has not ended. No message; any thread; never blocks."""
+        """Whether the service has not ended. Sends no message; any thread; never blocks."""
         return self._service.alive
 
     @property
     def ready(self) -> bool:
-        """Whether an incarnation of the actor serves now. No message; any thread; never blocks.
+        """Whether an incarnation of the actor serves now. Sends no message; any thread; never blocks.
 
-        False while the actor is replaced, though requests that are sent then wait for its successor.
+        False while the actor is being replaced; requests sent then wait for its successor.
         """
         return self._service.ready
 
     def health(self) -> Health:
-        """How the service is, as far as this process knows. No message; any thread; never blocks.
+        """The service's state, as far as this process knows. Sends no message; any thread; never blocks.
 
         Raises `ServiceStopped` in a forked child.
         """
@@ -107,11 +107,11 @@ class CudnnRef:
 
     @property
     def actor_ref(self) -> pykka.ActorRef[Any]:
-        """A pykka reference to the actor, for any thread; it stays good across restarts."""
+        """A pykka reference to the actor, for any thread; it stays valid across restarts."""
         return self._service.actor_ref
 
     def events(self) -> AsyncGenerator[LifecycleEvent, None]:
-        """Every lifecycle event from the service's start on, then each as it happens, until it stops.
+        """All lifecycle events since the service's start, then each new one as it happens, until it stops.
 
         Raises `ServiceStopped` in a forked child.
         """
@@ -119,17 +119,17 @@ class CudnnRef:
         return self._service.events.follow()
 
     async def aclose(self, *, drain_s: float = _DRAIN_S) -> None:
-        """Let what was sent before finish, for up to `drain_s` seconds, then stop. Idempotent.
+        """Wait up to `drain_s` seconds for earlier requests to finish, then stop. Idempotent.
 
-        What has not finished by then gets `ServiceStopped`. A cancellation while it waits is honoured
-        once the service has stopped. Raises `InvalidRequest` for a `drain_s` that is no time in seconds.
-        Returns at once in a forked child, whose parent's service goes on.
+        Requests that have not finished by then get `ServiceStopped`. If the wait is cancelled, the
+        cancellation is raised once the service has stopped. Raises `InvalidRequest` if `drain_s` is not a
+        number of seconds >= 0. In a forked child it returns at once, and the parent's service keeps running.
         """
         if self._service.forked:
             return
         require_seconds("drain_s", drain_s)
         try:
-            with contextlib.suppress(CudnnActorError):  # whatever befalls the drain, the end comes next
+            with contextlib.suppress(CudnnActorError):  # however the drain ends, the service is stopped next
                 await self.ask(Drain(), timeout=drain_s)
         finally:
             stopped = self._service.end("closed")
@@ -137,7 +137,7 @@ class CudnnRef:
 
     @property
     def faults_fired(self) -> tuple[Fired, ...]:
-        """The scripted faults that have come so far, in order; for tests."""
+        """The scripted faults that have fired so far, in order; for tests."""
         faults = self._state.faults
         return faults.fired if isinstance(faults, FaultInjector) else ()
 
@@ -160,27 +160,27 @@ class CudnnRef:
     @overload
     async def ask(self, message: Free | Drain, *, timeout: float | None = None) -> None: ...
     async def ask(self, message: Message, *, timeout: float | None = None) -> Any:
-        """Send a request, waiting for room in the mailbox if need be, and await its answer.
+        """Send a request, queueing it even when the mailbox is full, and await its answer.
 
-        Cancelling the wait withdraws a request that has not started; one that has runs to its end.
+        Cancelling the wait withdraws a request that has not started; a started one runs to its end.
 
         Parameters
         ----------
         message
-            Any message of the protocol; its class says what the answer is.
+            Any message of the protocol; its class determines the type of the answer.
         timeout
-            Seconds after which to give up; a request that has not started by then is dropped unrun.
+            Seconds after which to give up. A request that has not started by then is dropped and never runs.
 
         Raises
         ------
         InvalidRequest, StaleBufferError
-            The request cannot mean anything, or names a buffer that is gone. Nothing was sent.
+            The request is invalid, or names a buffer that no longer exists. Nothing was sent.
         DeadlineExceeded
             No answer within `timeout`.
         ServiceStopped
-            The service has ended, or ends before it takes the request up.
+            The service has ended, or ends before it starts the request.
         CudnnActorError
-            Whatever became of the request; see `protocol.errors`.
+            Any other failure of the request; see `protocol.errors`.
         """
         check_message(self._state, message)
         discard = self._state.discard if type(message) is Allocate else None
@@ -214,7 +214,7 @@ class CudnnRef:
         return submit(self._state.mailbox, message, timeout=timeout, discard=discard)
 
     def tell(self, message: Message) -> None:
-        """Send a request whose answer nobody waits for; a failure is logged. Raises as `submit` does."""
+        """Send a request without waiting for its answer; a failure is logged. Raises as `submit` does."""
         check_message(self._state, message)
         tell(self._state.mailbox, message)
 
@@ -232,22 +232,23 @@ class CudnnRef:
         Parameters
         ----------
         array
-            Anything that NumPy takes, or an array of PyTorch, JAX, CuPy or another library that speaks
-            DLPack or the CUDA array interface; dims in N, C, spatial order. One that lies on the service's
-            device is copied there, behind the work that its own stream has now. It must not change until
+            Anything that NumPy accepts, or an array of PyTorch, JAX, CuPy or another library that supports
+            DLPack or the CUDA array interface; dims in N, C, spatial order. An array on the service's device
+            is copied on the device, after the work that is already on its stream. It must not change until
             this returns.
         layout
-            How the buffer lies in memory.
+            The buffer's memory layout.
         dtype
-            The buffer's; None for the array's own. Values on a device are not cast: it is theirs or None.
+            The buffer's dtype; None for the array's own. Values on a device are not cast: pass their dtype or
+            None.
 
         Raises
         ------
         InvalidRequest
-            Objects, strings, complex numbers; values that do not fit the dtype; an array on another device
-            than the service's.
+            The values are objects, strings or complex numbers, or do not fit the dtype; or the array is on
+            another device than the service's.
         OutOfMemory
-            No room; nothing was taken.
+            There is no room; nothing was allocated.
         """
         values = self._service.values(array)
         return await self.ask(Allocate(spec=packed_like(values, dtype, layout), data=values))
@@ -265,8 +266,8 @@ class CudnnRef:
     async def write(self, dst: BufferRef, array: Any) -> Receipt:
         """Overwrite a buffer with values of the same dims, on the host or the device as for `upload`.
 
-        Values on the host are cast to the buffer's dtype within their kind; those on the device must have
-        it. Raises as `upload` does, and `StaleBufferError`.
+        Values on the host are cast to the buffer's dtype within their kind; values on the device must have
+        that dtype already. Raises as `upload` does, and `StaleBufferError`.
         """
         return await self.ask(Upload(dst=dst, data=self._service.values(array)))
 
@@ -275,22 +276,22 @@ class CudnnRef:
         return await self.ask(Download(src=src))
 
     async def view(self, buffer: BufferRef) -> Any:
-        """A buffer itself, not copied, as an array of the device's own array library; thread isolation only.
+        """A buffer's memory, not copied, as an array of the device's array library; thread isolation only.
 
-        NumPy's on the CPU, CuPy's on CUDA (from there to others: `torch.from_dlpack(array)`), dims in N, C,
-        spatial order with the buffer's strides. It comes once the work sent before that uses the buffer is
-        done, so any stream may read it. From then on it is the memory itself: requests sent later write
-        into it, and whoever writes through it orders that against requests himself, by waiting for his own
-        stream before he sends one.
+        A NumPy array on the CPU, a CuPy array on CUDA (convert it with `torch.from_dlpack(array)` and the
+        like), dims in N, C, spatial order with the buffer's strides. It is returned once earlier work on the
+        buffer is done, so any stream may read it. From then on it is the live memory: later requests write
+        into it. Code that writes through the array must wait for its own stream before it sends a request on
+        the buffer.
 
-        While the array lives, or a slice or a DLPack capsule of it, the bytes are given to no other buffer:
-        after `free`, which makes the reference stale at once as always, after a restart of the actor, and
-        after the service's end. They count towards `memory_limit` for as long.
+        While the array lives, or a slice or a DLPack capsule of it, no other buffer gets the bytes: not after
+        `free` (which still makes the reference stale at once), not after a restart of the actor, and not
+        after the service's end. As long, they count towards `memory_limit`.
 
         Raises
         ------
         StaleBufferError
-            The buffer is gone.
+            The buffer no longer exists.
         """
         return await self.ask(View(buffer=buffer))
 
@@ -303,7 +304,7 @@ class CudnnRef:
         return await self.ask(Fill(dst=dst, value=value))
 
     async def free(self, buffer: BufferRef) -> None:
-        """Give a buffer back, once the work sent before is done. Using it again is `StaleBufferError`."""
+        """Free a buffer, once earlier work is done. Using it again raises `StaleBufferError`."""
         await self.ask(Free(buffer=buffer))
 
     # Convolutions that allocate their result.
@@ -322,7 +323,7 @@ class CudnnRef:
     ) -> BufferRef:
         """Convolution forward into a new buffer; see `ConvFwd`.
 
-        The buffer has x's layout (NCHW where that is strided) and `dtype`; None for x's own, except that
+        The buffer has x's layout (NCHW if that is strided) and `dtype`; None for x's own, except that
         int8 and uint8 give int32, which holds every result.
         """
         require_operands(x=x, w=w, conv=conv)
@@ -349,10 +350,10 @@ class CudnnRef:
         alpha: float = 1.0,
         numerics: Numerics | None = None,
     ) -> BufferRef:
-        """Gradient by the input into a new buffer of dy's dtype and layout; see `ConvBwdData`.
+        """Gradient with respect to the input, in a new buffer of dy's dtype and layout; see `ConvBwdData`.
 
-        `dims` are the result's; None for the smallest input that has such an output. With a stride over
-        1 several do.
+        `dims` are the result's; None for the smallest input that gives an output of dy's dims (with a stride
+        over 1 there are several).
         """
         require_operands(dy=dy, w=w, conv=conv)
         wanted = conv.input_dims(dy.spec.dims, w.spec.dims) if dims is None else dims
@@ -370,7 +371,10 @@ class CudnnRef:
         alpha: float = 1.0,
         numerics: Numerics | None = None,
     ) -> BufferRef:
-        """Gradient by the filter, of dims (K, C / groups, filter), into a new buffer; see `ConvBwdFilter`."""
+        """Gradient with respect to the filter, in a new buffer; see `ConvBwdFilter`.
+
+        `dims` are (K, C / groups, filter).
+        """
         require_operands(x=x, dy=dy, conv=conv)
         dw = await self._result(dims, like=x)
         message = ConvBwdFilter(x=x, dy=dy, dw=dw, conv=conv, alpha=alpha, numerics=numerics or Numerics())
@@ -385,7 +389,7 @@ class CudnnRef:
         return await self.empty(dims, dtype=dtype, layout=layout)
 
     async def _filled(self, result: BufferRef, message: Compute) -> BufferRef:
-        """The result once `message` has filled it; if it does not, the buffer is given back."""
+        """Run `message`, which fills `result`, and return `result`; on failure, free it."""
         try:
             await self.ask(message)
         except BaseException:
@@ -396,7 +400,7 @@ class CudnnRef:
     # Control.
 
     async def ping(self) -> int:
-        """The serving incarnation's number: a sign of life that overtakes a full mailbox."""
+        """The number of the serving incarnation. Overtakes waiting requests: use it as a health check."""
         return await self.ask(Ping())
 
     async def statistics(self) -> Statistics:
@@ -404,20 +408,20 @@ class CudnnRef:
         return await self.ask(GetStatistics())
 
     async def warm(self, messages: Sequence[Compute]) -> int:
-        """Build the plans of `messages` without running them; returns how many were not there yet."""
+        """Build the plans of `messages` without running them; returns how many were newly built."""
         given: Any = messages
-        one = type(given) in COMPUTE or not isinstance(given, Iterable)  # which check_warm refuses
+        one = type(given) in COMPUTE or not isinstance(given, Iterable)  # `check_warm` refuses other types
         return await self.ask(Warm(messages=(given,) if one else tuple(given)))
 
     async def drain(self) -> None:
-        """Wait until everything sent before has been answered."""
+        """Wait until all earlier requests have been answered."""
         await self.ask(Drain())
 
 
 async def _outlast(stopped: Awaitable[Any], service: CudnnService) -> None:
-    """Wait for `stopped` whatever happens, then honour a cancellation that came meanwhile.
+    """Wait for `stopped` even when cancelled, then raise the cancellation.
 
-    In a forked child, where `stopped` never comes, a cancellation is honoured at once.
+    In a forked child `stopped` never completes, so a cancellation is raised at once.
     """
     waiting = asyncio.ensure_future(stopped)
     cancelled: asyncio.CancelledError | None = None

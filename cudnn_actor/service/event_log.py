@@ -1,8 +1,8 @@
-"""A service's lifecycle events: kept, and handed to whoever iterates.
+"""A service's lifecycle events: stored, and passed to every iterator.
 
 What is shared: an append-only list and the set of listeners, both under a lock
-that is held for a moment. The supervisor's thread appends; event loops read at
-their own pace, each from its own position, so none can lose or delay another's.
+that is held briefly. The supervisor's thread appends. Event loops read at their
+own pace, each from its own position, so none can lose or delay another's events.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ class EventLog:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: what has happened stays to be read, and nobody is woken."""
+        """In a forked child: past events stay readable, and no listener is woken."""
         self._lock = threading.Lock()
         self._listeners = set()
 
     def append(self, event: LifecycleEvent) -> None:
-        """Add an event and wake those who wait for one. Any thread; never blocks for long."""
+        """Add an event and wake the waiting iterators. Any thread; never blocks for long."""
         with self._lock:
             self._events.append(event)
             listeners = tuple(self._listeners)
         for loop, wake in listeners:
-            with contextlib.suppress(RuntimeError):  # its loop has closed: nobody listens any more
+            with contextlib.suppress(RuntimeError):  # the listener's loop has closed
                 loop.call_soon_threadsafe(wake.set)
 
     @property
     def all(self) -> tuple[LifecycleEvent, ...]:
-        """What has happened so far."""
+        """The events so far."""
         with self._lock:
             return tuple(self._events)
 
     async def follow(self) -> AsyncGenerator[LifecycleEvent, None]:
-        """All events from the first on, then each as it happens, until the service's own `Stopped`."""
+        """All past events, then each new one as it happens, up to the service's own `Stopped`."""
         listener = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             self._listeners.add(listener)

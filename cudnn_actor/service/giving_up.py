@@ -1,6 +1,6 @@
-"""What a service does with its process when it gives up: `on_give_up`.
+"""What happens to the process when a service gives up: the option `on_give_up`.
 
-Runs on the supervisor's thread, when all that waited has been answered.
+Runs on the supervisor's thread, after all waiting requests have been answered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cudnn_actor.supervision import Escalated
 __all__ = ["EXIT_STATUS", "EXIT_WITHIN_S", "OnGiveUp", "act_on"]
 
 OnGiveUp = Literal["raise", "exit"] | Callable[[Escalated], object]
-"""What `Options.on_give_up` may be."""
+"""The values of `Options.on_give_up`."""
 
 EXIT_WITHIN_S = 30.0
 """How long a process may take to end after SIGTERM."""
@@ -28,7 +28,7 @@ log = Log("cudnn_actor")
 
 
 def act_on(event: Escalated, on_give_up: OnGiveUp) -> None:
-    """Do what was asked for; raises nothing. "raise" is left to whoever awaits the service."""
+    """Carry out `on_give_up`; raises nothing. "raise" is done by the code that awaits the service."""
     if on_give_up == "exit":
         _end_process(event)
     elif callable(on_give_up):
@@ -38,7 +38,7 @@ def act_on(event: Escalated, on_give_up: OnGiveUp) -> None:
 def _tell(event: Escalated, callback: Callable[[Escalated], object]) -> None:
     try:
         callback(event)
-    except BaseException:  # a SystemExit too: on this thread it would end nothing but the supervisor
+    except BaseException:  # SystemExit too: on this thread it would end only the supervisor
         log.exception("service.give_up_callback_failed", callback=repr(callback))
 
 
@@ -46,11 +46,11 @@ def _end_process(event: Escalated) -> None:
     log.error(
         "process.ending", cause=event.cause.kind.value, detail=event.cause.cause, within_s=EXIT_WITHIN_S
     )
-    # Started first, since SIGTERM may end the process at once. A daemon: it goes with a process that ends.
+    # Started first, since SIGTERM may end the process at once. A daemon, so that it does not delay the exit.
     watch = threading.Thread(target=_exit_in_the_end, name="cudnn-actor-exit", daemon=True)
     try:
         watch.start()
-    except RuntimeError:  # the system has no thread to give: this one has nothing else to do
+    except RuntimeError:  # the system cannot start another thread: wait on this one, which is idle
         os.kill(os.getpid(), signal.SIGTERM)
         _exit_in_the_end()
     else:

@@ -1,4 +1,4 @@
-"""How a service is, as a record: for probes and dashboards."""
+"""A service's state as a record, for probes and dashboards."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ __all__ = ["Health", "HealthState", "health_state"]
 
 
 class HealthState(enum.StrEnum):
-    """Where a service is in its life."""
+    """A service's lifecycle state."""
 
     STARTING = "starting"
     """It has not been ready yet, or has not been started."""
     READY = "ready"
     """An incarnation of its actor serves."""
     RESTARTING = "restarting"
-    """It has served, and its actor is being replaced; requests wait."""
+    """It has served before, and its actor is being replaced; requests wait."""
     STOPPING = "stopping"
-    """It was asked to stop, or gives up, and finishes what has begun."""
+    """It was asked to stop, or gives up, and finishes the requests that have started."""
     STOPPED = "stopped"
     """It has ended; requests get `ServiceStopped`."""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A service at one moment, as far as its own process knows: no worker is asked.
+    """A service's state at one moment, as far as its own process knows: no worker is asked.
 
-    A crash, and a successor's readiness, count from when the supervisor has noted them: a worker may have
-    died a moment ago, and an answer may come a moment before `state` is "ready" again.
+    Crashes and readiness count from the moment when the supervisor notes them. So a worker may have died a
+    moment ago, and an answer may come a moment before `state` is "ready" again.
 
     Parameters
     ----------
@@ -40,19 +40,19 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     generation
         Incarnations of the actor that have become ready; 0 before the first.
     working
-        Whether the actor has work in hand. A message that waits in the mailbox is not in hand.
+        Whether the actor has work in progress. A message that waits in the mailbox is not in progress.
     last_progress_s
-        Seconds since the work in hand last made progress, or, where there is none, since the last of it ended
-        or the actor became ready; None before that. With work in hand it is what `hang_after_s` limits.
+        Seconds since the work in progress last advanced. Without work: since the last work ended, or since
+        the actor became ready; None before that. While there is work, `hang_after_s` limits this time.
     queued
         Messages that wait, as in `Statistics`.
     restarts
-        Times the actor was replaced, over the service's life.
+        How often the actor was replaced, over the service's life.
     restarts_left
-        How many more failures, if they happened now, would be answered by a restart. Grows again when
+        How many more failures would be answered by a restart if they happened now. Grows again when
         restarts leave the window of `period_s` seconds; 0 for a service that stops or has ended.
     cause
-        Why the last restart was made, or, of a service that has ended, why it did; None for neither.
+        Why the service ended; while it has not ended, the reason for the last restart; None without either.
     """
 
     state: HealthState
@@ -66,14 +66,14 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def health_state(supervised: SupervisorState | None, *, ended: bool) -> HealthState:
-    """What the supervisor's decisions so far mean for a service of one child.
+    """Translate the supervisor's state into the state of a service with one child.
 
     Parameters
     ----------
     supervised
-        None for a service that nobody supervises: not yet, or no more.
+        None before the supervisor exists and after it has gone.
     ended
-        Whether it takes no more requests.
+        Whether the service accepts no more requests.
     """
     if ended:
         return HealthState.STOPPED

@@ -1,6 +1,7 @@
-"""Where the actor of a service lives: on a thread of this process, or in a worker process of its own.
+"""Where a service's actor runs: on a thread of this process, or in its own worker process.
 
-Both give a service the same things: its mailbox, its memory, what its supervisor starts and how patiently.
+Both kinds supply the same parts: the mailbox, the memory, the actor that the supervisor starts, and the
+backoff between restarts.
 """
 
 from __future__ import annotations
@@ -42,37 +43,37 @@ _BEATS_PER_HANG = 8
 
 
 class Isolation(Protocol):
-    """What a service asks of where its actor lives."""
+    """The interface of both kinds of isolation."""
 
     name: str
     replaceable: bool
-    """Whether a successor can go on where an incarnation ended."""
+    """Whether a successor can continue with the state of an ended incarnation."""
     backoff: Backoff
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of the worker that serves; None where there is none."""
+        """Process id of the serving worker; None if there is none."""
 
     def mailbox(self) -> Mailbox:
-        """The service's mailbox: one for all its lives."""
+        """The service's mailbox; the same for all its lives."""
 
     def memory(self, device: str) -> MemoryTable:
-        """A table for a life that begins."""
+        """A new memory table, for a new life of the service."""
 
     def begin(self, state: ServiceState) -> None:
-        """Get ready for a life, whose table `state` has. Never blocks."""
+        """Prepare for a new life; `state` has its table. Never blocks."""
 
     def actor(self, incarnation: int) -> Actor:
-        """What the supervisor is to start as this incarnation.
+        """The actor that the supervisor starts as this incarnation.
 
-        Raises `StartFailed` while a thread that was given up lives: it may still write what this one would.
+        Raises `StartFailed` while a thread that was given up lives: it may still write the same state.
         """
 
     def progress(self) -> Progress:
-        """How the present incarnation's work gets on. Any thread; never blocks."""
+        """Progress of the current incarnation's work. Any thread; never blocks."""
 
     def end(self) -> None:
-        """Give up what the life had that has ended. Blocks for a process to be killed, where there is one."""
+        """Release the resources of the life that has ended. Blocks until its process, if any, is killed."""
 
 
 class ThreadIsolation:
@@ -100,11 +101,11 @@ class ThreadIsolation:
         return Mailbox(self._options.mailbox)
 
     def memory(self, device: str) -> MemoryTable:
-        """A table of this process."""
+        """A table in this process."""
         return MemoryTable(device, limit=self._options.memory_limit)
 
     def begin(self, state: ServiceState) -> None:
-        """Remember the state, and have a builder process started when a plan is to be built."""
+        """Store the state. A builder process starts when a plan must be built."""
         self._state = state
         state.builders = self._builders = BuilderHost(
             (SERVING, *self._engine.preload), self._options.executable
@@ -117,12 +118,12 @@ class ThreadIsolation:
         return self._actor
 
     def progress(self) -> Progress:
-        """The actor's."""
+        """The actor's progress."""
         actor = self._actor
         return Progress() if actor is None else actor.progress()
 
     def end(self) -> None:
-        """Forget the actor, and end the builder process: all else is the actor's and the table's."""
+        """Forget the actor and end the builder process. The actor and the table release everything else."""
         self._actor = _if_lost(self._actor)
         builders, self._builders = self._builders, None
         if builders is not None:
@@ -130,7 +131,7 @@ class ThreadIsolation:
 
 
 class ProcessIsolation:
-    """The actor in a worker process, kept by a `WorkerMonitor`.
+    """The actor in a worker process that a `WorkerMonitor` looks after.
 
     Parameters
     ----------
@@ -140,51 +141,51 @@ class ProcessIsolation:
     Raises
     ------
     InvalidRequest
-        There is no Python to run workers by: see `find_python`.
+        No Python was found to run the workers with: see `find_python`.
     """
 
     name = "process"
     replaceable = True
     backoff = Backoff(at_once=1, cap_s=1.0, reset_after_s=0.0)
-    """An incarnation that was ready is replaced at once. Failing starts wait longer and longer, up to a
-    second: a start takes less than that, so longer waits would spare little."""
+    """An incarnation that was ready is replaced at once. Failing starts wait longer each time, up to a
+    second: a start takes less than that, so longer waits would save little."""
 
     def __init__(self, options: Options, engine: EngineChoice) -> None:
         self._executable = None if options.executable is None else os.fspath(options.executable)
-        find_python(self._executable)  # now, and not when a worker is started: no other attempt does better
+        find_python(self._executable)  # raise now, not when a worker starts: retrying would not help
         self._options = options
         self._engine = engine
         self._dispatcher = Dispatcher(options.mailbox)
         self._monitor: WorkerMonitor | None = None
         self._remove_plans: weakref.finalize[..., Any] | None = None
-        """Removes the plans' directory, when called or when nobody is left to call it; None for none."""
+        """Removes the plans' directory, when called or when this object is collected; None for none."""
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """Have no worker in a forked child: it is the parent's."""
+        """In a forked child there is no worker: it belongs to the parent."""
         self._monitor = None
 
     @property
     def worker_pid(self) -> int | None:
-        """Of the present worker; None while there is none that serves."""
+        """Process id of the current worker; None while none serves."""
         monitor = self._monitor
         worker = None if monitor is None else monitor.worker
         return None if worker is None or not worker.ready else worker.pid
 
     def mailbox(self) -> Dispatcher:
-        """A mailbox whose senders deliver."""
+        """A mailbox whose senders dispatch their messages to the worker themselves."""
         return self._dispatcher
 
     def memory(self, device: str) -> MemoryTable:
-        """A table whose places a worker can look up. Raises `StartFailed`."""
+        """A table whose entries a worker can read. Raises `StartFailed`."""
         try:
             self._generations = GenerationTable()
         except OSError as error:
-            raise StartFailed(detail=f"a file in memory cannot be had (memfd_create): {error}") from error
+            raise StartFailed(detail=f"cannot create a file in memory (memfd_create): {error}") from error
         return MemoryTable(device, limit=self._options.memory_limit, mirror=self._generations)
 
     def begin(self, state: ServiceState) -> None:
-        """The host of its workers, and where its workers come from."""
+        """Create the worker host, the builder host and the source of workers."""
         self._state = state
         dispatcher = self._dispatcher
         host_arenas = self._engine.host_arenas
@@ -220,14 +221,15 @@ class ProcessIsolation:
 
     @property
     def _preload(self) -> tuple[str, ...]:
-        """One forkserver for workers and builder processes."""
+        """Modules to preload: the same for workers and builder processes, so that they share one
+        forkserver."""
         return (_MAIN, SERVING, *self._engine.preload)
 
     def _plan_store(self) -> str | None:
-        """Where workers keep plans: a successor and a standby find there what was built before them."""
+        """The directory where workers store plans, so that a successor and a standby find earlier plans."""
         if self._options.plan_store is not None:
             return str(self._options.plan_store)
-        if self._engine.host_arenas:  # whose plans take no time to build
+        if self._engine.host_arenas:  # the CPU engine: its plans take no time to build
             return None
         directory = tempfile.mkdtemp(prefix="cudnn-actor-plans-")
         remove = functools.partial(shutil.rmtree, ignore_errors=True)
@@ -235,7 +237,7 @@ class ProcessIsolation:
         return directory
 
     def actor(self, incarnation: int) -> WorkerMonitor:
-        """The monitor of a new worker."""
+        """A monitor for a new worker."""
         _check_lost_thread(self._monitor)
         self._monitor = WorkerMonitor(
             self._state,
@@ -247,17 +249,17 @@ class ProcessIsolation:
         return self._monitor
 
     def progress(self) -> Progress:
-        """What the in-flight table and the worker say."""
+        """Progress according to the in-flight table and the worker."""
         monitor = self._monitor
         return Progress() if monitor is None else monitor.progress()
 
     def end(self) -> None:
-        """Kill the standby, have the rest answered, forget the loop, give up transfer memory and table."""
+        """Kill the standby, answer remaining requests, forget the loop, release transfer memory and table."""
         self._monitor = _if_lost(self._monitor)
         dispatcher = self._dispatcher
         with dispatcher.held() as host:
             self._source.close(host)
-            host.retire()  # what was to run again, and never will: the mailbox, which is closed, answers it
+            host.retire()  # requests that were to run again never will: the closed mailbox answers them
             host.close()
             self._generations.close()
         self._builders.close()
@@ -268,18 +270,18 @@ class ProcessIsolation:
 
 
 def _if_lost(actor: A | None) -> A | None:
-    """An actor that was given up: it is to be remembered."""
+    """The actor if it was given up, since it must be remembered; else None."""
     return actor if actor is not None and actor.lost else None
 
 
 def _check_lost_thread(before: Actor | None) -> None:
-    """Raise `StartFailed` where the actor before was given up and its thread has not ended."""
+    """Raise `StartFailed` if the previous actor was given up and its thread has not ended."""
     if before is not None and before.lost and not before.join(0.0):
-        raise StartFailed(detail="a thread of the service that was given up has not ended")
+        raise StartFailed(detail="an actor thread of this service hung, was given up, and has not ended")
 
 
 def isolation_for(options: Options, engine: EngineChoice) -> Isolation:
-    """What `options.isolation` stands for with this engine."""
+    """The isolation that `options.isolation` selects with this engine."""
     elsewhere, _ = engine.worker
     if not elsewhere and options.isolation != "process":
         return ThreadIsolation(options, engine)

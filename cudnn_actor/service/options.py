@@ -1,4 +1,4 @@
-"""What a service is told when it is spawned."""
+"""The options of a service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cudnn_actor.supervision import Fault, FaultPlan
 __all__ = ["NAME", "Isolation", "Options", "make_options", "takes_options"]
 
 NAME = "cudnn"
-"""What a service is called that is given no name."""
+"""The name of a service for which no name is given."""
 _LONGEST_NAME = 100
 
 Isolation = Literal["process", "thread"]
@@ -27,62 +27,64 @@ _ISOLATIONS = ("process", "thread")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of `spawn`, `start` and `child_spec`: their signatures are made of these fields.
+    """Options of `spawn`, `start` and `child_spec`: their signatures are generated from these fields.
 
     Parameters
     ----------
     name
-        What the service is called in its log lines and events, where a process has several; up to 100
-        characters, which need not be unique. None: "cudnn", or `child_spec`'s `id`.
+        The service's name in its log lines and events, to tell several services in a process apart; up to 100
+        characters, not necessarily unique. None: "cudnn", or `child_spec`'s `id`.
     device
-        "cpu"; "cuda:N", counted from 0 among the GPUs that this process is shown; "auto": the first GPU where
-        one can be used, else the CPU.
+        "cpu"; "cuda:N", counted from 0 among the GPUs that are visible to this process; "auto": the first
+        GPU if one can be used, else the CPU.
     isolation
-        "process": the actor runs in a worker process, whose death harms nobody; "thread": on a thread of
-        this one. None: a process for a GPU, and wherever `standby`, `verify` or a fault asks for one; else
-        a thread.
+        "process": the actor runs in a worker process, whose death does not harm this process; "thread": on a
+        thread of this process. None: a process for a GPU, and if `standby`, `verify` or a fault needs one;
+        else a thread.
     faults
         Scripted failures, for tests; None for none.
     mailbox
         Messages that may wait before `submit` and `tell` are refused.
     max_restarts, period_s
-        The actor is replaced at most so many times within so many seconds; then the service stops.
+        The actor is replaced at most `max_restarts` times within `period_s` seconds. One failure more stops
+        the service.
     hang_after_s
-        Seconds in which an actor that has work may make no progress with it, such as the end of a message,
-        before it counts as hung and is replaced.
+        Seconds that an actor with work may go without progress, such as finishing a message, before it counts
+        as hung and is replaced.
     workspace_limit
         Bytes of workspace that plans may use; None for the engine's own bound.
     memory_limit
-        Bytes that buffers may take from the system, in steps of 2 MiB, so that less holds none; None for no
-        limit.
+        Bytes that buffers may take from the system, in steps of 2 MiB: a limit under 2 MiB allows no buffer.
+        None for no limit.
     plan_store
-        A directory where built plans are kept between processes, which may share it; None for none. What
-        lies there is run as native code, so point it only at a directory that nobody but you can write.
-        Without effect on the CPU engine, whose plans take no time to build.
+        A directory where built plans are stored, for later processes and for others that share it; None for
+        none. Its files are run as native code, so choose a directory that only you can write to. No effect on
+        the CPU engine, whose plans take no time to build.
     autotune
-        Whether `warm` measures every plan that the library offers and keeps the fastest (in `plan_store`
-        too, if there is one). Until it is found the library's own first choice serves, as it does for
-        requests that were never warmed. Without effect on the CPU engine.
+        Whether `warm` measures every candidate plan of the library and keeps the fastest (in `plan_store`
+        too, if there is one). Until it is found, the library's own first choice is used, as it is for
+        requests that were never warmed. No effect on the CPU engine.
     standby
         1 keeps a second worker ready, which takes over when the first one dies; on a GPU its context takes
-        device memory, some hundred MiB. 0 starts a new one then.
+        some hundred MiB of device memory. 0 starts a new worker when the first one dies.
     executable
-        Path of the Python that runs the processes of the service; None for the one that runs this process.
-        For a frozen application and for embedded Python, where that is not to be found: a Python of the same
+        Path of the Python that runs the service's processes; None for the one that runs this process. Needed
+        in a frozen application and for embedded Python, where that one cannot be found: a Python of the same
         version that has this package and its dependencies.
     verify
-        Whether uploaded values are checked after a crash: a checksum of each is kept while nothing else is
-        written to its buffer, and a buffer that has another is torn. Uploads and restarts take longer.
+        Whether uploaded values are checked after a crash. A checksum of each upload is kept until something
+        else is written to its buffer; a buffer whose checksum differs counts as torn. Uploads and restarts
+        take longer.
     on_give_up
-        What happens, beside `ServiceStopped` for all requests, when a service that was ready gives up.
-        "raise": the `async with` body is cancelled, and raises it too. "exit": this process gets SIGTERM, and
-        ends with status 70 if it is still there after 30 s. A callable gets the `Escalated`, on the
-        supervisor's thread; the service's end is told when it returns.
+        What happens when a service that was ready gives up, besides `ServiceStopped` for all requests.
+        "raise": the `async with` body is cancelled, and raises `ServiceStopped` too. "exit": this process
+        gets SIGTERM, and ends with status 70 if it is still running after 30 s. A callable: it gets the
+        `Escalated` event, on the supervisor's thread; the service's end is reported when it returns.
 
     Raises
     ------
     InvalidRequest
-        A value is out of its range, or `isolation="thread"` is given what needs a process.
+        A value is out of its range, or `isolation="thread"` is combined with an option that needs a process.
     """
 
     name: str | None = None
@@ -132,7 +134,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise _invalid(needy, value, "needs a worker process", 'use isolation="process", or leave it out')
 
     def _needs_process(self) -> str | None:
-        """The option that only a worker process can honour; None where there is none."""
+        """The option that only a worker process supports; None if there is none."""
         if self.standby:
             return "standby"
         if self.verify:
@@ -141,14 +143,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return "faults" if kills else None
 
     def isolation_on(self, device: str) -> str:
-        """What `isolation` stands for on a device."""
+        """The isolation that `isolation` selects on a device."""
         if self.isolation is not None:
             return self.isolation
         return "thread" if device == "cpu" and self._needs_process() is None else "process"
 
 
 def make_options(given: Mapping[str, Any]) -> Options:
-    """Options from keyword arguments. Raises `InvalidRequest`, also for a name that is none."""
+    """Options from keyword arguments. Raises `InvalidRequest`, also for an unknown name."""
     return _made(Options, (), given)
 
 
@@ -158,15 +160,15 @@ R = TypeVar("R")
 
 
 def takes_options(record: Callable[P, TakenT]) -> Callable[[Callable[[TakenT], R]], Callable[P, R]]:
-    """Have a function called with the fields of a record as its arguments, where it is written to take one.
+    """Decorate a function of one record, so that callers pass the record's fields as arguments.
 
-    So the fields, their types, defaults and meanings are written once, in `Options`. `help` and
-    `inspect.signature` show them, and type checkers know them, as if each function had listed them itself.
+    So the fields, their types, defaults and meanings are written once, in `Options`. `help`,
+    `inspect.signature` and type checkers show them as if each function had listed them itself.
 
     Parameters
     ----------
     record
-        `Options`, or a class derived from it with what the function takes besides.
+        `Options`, or a derived class with the function's further arguments.
     """
 
     def decorate(function: Callable[[TakenT], R]) -> Callable[P, R]:
@@ -175,7 +177,7 @@ def takes_options(record: Callable[P, TakenT]) -> Callable[[Callable[[TakenT], R
             return function(_made(record, args, given))
 
         shown: Any = call
-        del shown.__wrapped__  # whose one parameter is not what a caller gives
+        del shown.__wrapped__  # its one parameter is not what a caller passes
         returns = inspect.signature(function).return_annotation
         shown.__signature__ = _signature(record).replace(return_annotation=returns)
         shown.__annotations__ = {**_annotations(record), "return": returns}
@@ -207,7 +209,7 @@ def _annotations(record: Callable[..., Options]) -> dict[str, Any]:
 
 
 def _documented(text: str | None, record: Callable[..., Options]) -> str | None:
-    """A function's docstring with the parameters of its options before what it raises."""
+    """A function's docstring with its options' parameters inserted before the Raises section."""
     if text is None:  # python -OO
         return None
     head, raises, tail = text.partition("\nRaises\n------\n")
@@ -226,8 +228,8 @@ def _check_name(name: str | None) -> None:
         return
     require_name("name", name)
     if len(name) > _LONGEST_NAME or not name.isprintable():
-        fix = f'give a short one of printable characters, as in "left"; at most {_LONGEST_NAME}'
-        raise _invalid("name", name, "does not fit a line of the log", fix)
+        fix = f'use at most {_LONGEST_NAME} printable characters, as in "left"'
+        raise _invalid("name", name, "is too long or not printable, so it cannot be logged", fix)
 
 
 def _check_plan_store(path: object) -> None:
@@ -238,19 +240,17 @@ def _check_plan_store(path: object) -> None:
     except TypeError:
         text = None
     if not isinstance(text, str) or not text or "\0" in text:
-        raise _invalid(
-            "plan_store", path, "is not a path", "give a directory's, as in 'plans'; None for none"
-        )
+        raise _invalid("plan_store", path, "is not a path", "give a directory, as in 'plans', or None")
 
 
 def _check_executable(path: object) -> None:
     if path is None:
         return
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise _invalid("executable", path, "is not a path", "give a Python's, as in '/usr/bin/python3'")
+        raise _invalid("executable", path, "is not a path", "give a Python, as in '/usr/bin/python3'")
     if not os.path.isfile(path) or not os.access(path, os.X_OK):
         raise _invalid(
-            "executable", os.fspath(path), "is not a program", "give the path of a Python that exists"
+            "executable", os.fspath(path), "is not an executable file", "give the path of a Python"
         )
 
 
@@ -263,7 +263,7 @@ def _check_faults(faults: FaultPlan | None) -> None:
 
 def _check_on_give_up(on_give_up: object) -> None:
     if inspect.iscoroutinefunction(on_give_up):
-        problem, fix = "is a coroutine function, which nobody would await", "use a plain function"
+        problem, fix = "is a coroutine function, which is never awaited", "use a plain function"
     elif on_give_up not in ("raise", "exit") and not callable(on_give_up):
         problem, fix = "is unknown", 'use "raise", "exit", or a function that takes the Escalated event'
     else:

@@ -1,4 +1,4 @@
-"""What is checked on the caller's side, before a message is sent."""
+"""Checks on the caller's side, before a message is sent."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _OTHERS = frozenset({Ping, GetStatistics, Drain})
 
 
 def check_message(state: ServiceState, message: Message) -> None:
-    """Check shapes, and references that are stale already; the actor checks again.
+    """Check shapes, and that no reference is stale already; the actor checks again.
 
-    Raises `InvalidRequest`, `StaleBufferError`, `ActorStopped`. Never blocks: the first message of a shape
-    takes under a millisecond, later ones some microseconds.
+    Raises `InvalidRequest`, `StaleBufferError`, `ActorStopped`. Never blocks: it takes under a millisecond
+    for the first message of a shape, and some microseconds for later ones.
     """
     state.mailbox.check_open()
     kind = type(message)
@@ -68,19 +68,24 @@ def _resolve(state: ServiceState, message: Message, fields: Sequence[str]) -> No
         for name in fields:
             state.memory.resolve(getattr(message, name), name)
     except StaleBufferError:
-        state.mailbox.check_open()  # a service that ends closes its mailbox, then frees its buffers
+        # A service that ends closes its mailbox, then frees its buffers: report the end, not the freed
+        # buffer.
+        state.mailbox.check_open()
         raise
 
 
 def require_operands(**fields: object) -> None:
-    """References and a `ConvSpec`, before dims are worked out from them; the messages check everything."""
+    """Check the types of references and of a `ConvSpec` before dims are computed from them.
+
+    The messages check everything else.
+    """
     for name, value in fields.items():
         wanted: type = ConvSpec if name == "conv" else BufferRef
         if not isinstance(value, wanted):
             raise InvalidRequest(
                 field=name,
                 value=value,
-                problem=f"is of type {type(value).__name__} where {wanted.__name__} belongs",
+                problem=f"is of type {type(value).__name__}, but must be a {wanted.__name__}",
                 fix="upload arrays first: await gpu.upload(array)"
                 if wanted is BufferRef
                 else "pass one, as in ConvSpec.symmetric(2)",

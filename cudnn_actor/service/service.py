@@ -4,10 +4,11 @@ The threads of a service are the supervisor's and the actor's. `_on_event` runs
 on the supervisor's; everything else may be called on any thread.
 
 A service may have several lives, one after another, under a supervisor of the
-user's. What belongs to one life (supervisor, events, promises, memory) changes
-hands under `_turning`, and a thread of the past that was given up and comes
-back finds there, under the same lock, that it is of the past. Promises are
-resolved when the lock is free: their callbacks are foreign code.
+user's. The state of one life (supervisor, events, promises, memory) is replaced
+under `_turning`. A thread of an earlier life that was given up may resume later.
+Under the same lock it finds that its supervisor is no longer the current one.
+Promises are resolved after the lock is released, because their callbacks are
+code of the user's.
 """
 
 from __future__ import annotations
@@ -59,19 +60,19 @@ __all__ = ["CudnnService", "child_spec", "start"]
 
 T = TypeVar("T")
 
-_FORKED = "this process was forked from its own"
+_FORKED = "this process was forked from the service's process"
 
 CHILD = "cudnn"
 """The actor's id under its supervisor, in events and log lines."""
 _SHUTDOWN_S, _READY_WITHIN_S = 10.0, 300.0
-"""Of a whole service under a supervisor of the user's: more than its own supervisor gives its actor."""
+"""Limits for a whole service under a supervisor of the user's: longer than those for the actor inside."""
 
 
 class CudnnService:
     """One supervised `CudnnActor`, for code without asyncio: plain threads and pykka actors.
 
-    Made by `start`, or by `child_spec` under a supervisor of yours. From asyncio, use `spawn`, or
-    `CudnnRef(service)` on one that exists.
+    Create it with `start`, or with `child_spec` for a supervisor of yours. In asyncio code use `spawn`, or
+    wrap an existing service: `CudnnRef(service)`.
 
     Parameters
     ----------
@@ -80,7 +81,7 @@ class CudnnService:
     parent
         A pykka actor that is told `Escalated` when the restarts are used up.
     engine
-        What runs the work; None for what `options.device` stands for.
+        The engine that runs the work; None for the one that `options.device` selects.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class CudnnService:
     ) -> None:
         self.options = options
         self.name = options.name or NAME
-        """What its log lines and events call it."""
+        """Its name in log lines and events."""
         with speaking_for(self.name):
             self._engine = engine or choose_engine(
                 options.device, apart=options.isolation != "thread", executable=options.executable
@@ -101,12 +102,13 @@ class CudnnService:
         self._isolation = isolation_for(options, self._engine)
         self.events = EventLog()
         self.started: concurrent.futures.Future[None] = _promise()
-        """Done when the actor is ready; fails with `StartFailed` when it never will be."""
+        """Done when the actor is ready; fails with `StartFailed` if it never becomes ready."""
         self.stopped: concurrent.futures.Future[Escalated | None] = _promise()
-        """Done when the service has ended; its result says whether, and why, it gave up."""
+        """Done when the service has ended. The result is the `Escalated` if it gave up, else None."""
         self._gone = threading.Event()
         self._turning = threading.RLock()
-        """Held while a life of the service begins or ends. Re-entrant: a signal's handler may call `end`."""
+        """Held while a life of the service begins or ends. Re-entrant, since a signal handler may call
+        `end`."""
         self.state = ServiceState(
             mailbox=self._isolation.mailbox(),
             memory=self._isolation.memory(self.device),
@@ -118,7 +120,7 @@ class CudnnService:
         )
         self._isolation.begin(self.state)
         self.actor_ref: pykka.ActorRef[Any] = MailboxRef(self.state.mailbox, CudnnActor, self._gone)
-        """A pykka reference that stays good across restarts."""
+        """A pykka reference that stays valid across restarts."""
         self._parent = parent
         self._supervisor: Supervisor | None = None
         self._escalated: Escalated | None = None
@@ -129,15 +131,15 @@ class CudnnService:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """Be stopped in a forked child, also for those who wait for its start or its end."""
-        self._turning = threading.RLock()  # which another thread may have held
+        """In a forked child: become stopped, also for code that waits for the start or the end."""
+        self._turning = threading.RLock()  # another thread may have held the old one
         self.started, self.stopped = _promise(), _promise()
         _resolve(self.started, ServiceStopped(reason=_FORKED, forked=True))
         _resolve(self.stopped, None)
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the one that made the service: it has no part in it then."""
+        """Whether this process was forked from the one that made the service, so that it cannot use it."""
         return self.state.mailbox.forked
 
     @property
@@ -147,7 +149,7 @@ class CudnnService:
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of the worker that serves; None in thread isolation, and while there is none."""
+        """Process id of the serving worker; None in thread isolation, and while no worker serves."""
         return self._isolation.worker_pid
 
     @property
@@ -161,10 +163,10 @@ class CudnnService:
         return self._health_state(self._supervisor) is HealthState.READY
 
     def health(self) -> Health:
-        """How the service is. Any thread; never blocks; nothing is sent.
+        """The service's state. Any thread; never blocks; sends no message.
 
-        Each field is read for itself, so one may be a moment newer than another. Raises `ServiceStopped` in a
-        forked child, which cannot know.
+        The fields are read one by one, so one may be a moment newer than another. Raises `ServiceStopped` in
+        a forked child.
         """
         self.state.mailbox.check_process()
         supervisor, now = self._supervisor, time.monotonic()
@@ -180,7 +182,8 @@ class CudnnService:
         )
 
     def _health_state(self, supervisor: Supervisor | None) -> HealthState:
-        """The supervisor was read before this asks for the end: it goes when the end has been noted."""
+        """The caller reads the supervisor before this checks for the end: it is cleared only after the end is
+        recorded, so a None read here with no end means that the service has not started."""
         return health_state(None if supervisor is None else supervisor.state, ended=not self.alive)
 
     def _restarts_left(self, supervisor: Supervisor | None, now: float) -> int:
@@ -195,7 +198,7 @@ class CudnnService:
         return {"working": progress.working, "last_progress_s": max(0.0, now - last_s) if last_s else None}
 
     def make_supervisor(self) -> Supervisor:
-        """The supervisor of this service, not yet launched. One made after its end starts the service anew.
+        """Create the service's supervisor, not yet launched. After the service's end, this begins a new life.
 
         Raises `InvalidRequest` while the service runs, `ServiceStopped` in a forked child.
         """
@@ -215,7 +218,7 @@ class CudnnService:
 
     def _new_supervisor(self) -> Supervisor:
         isolation = self._isolation
-        # Where the memory dies with the context a successor would have nothing to go on with.
+        # Where the memory dies with the context, a successor could not continue.
         policy = ChildPolicy(id=CHILD, restart=Restart.TRANSIENT, replaceable=isolation.replaceable)
         child = ChildSpec(policy=policy, make=isolation.actor, hang_after_s=self.options.hang_after_s)
         intensity = RestartIntensity(max_restarts=self.options.max_restarts, period_s=self.options.period_s)
@@ -234,23 +237,24 @@ class CudnnService:
         return supervisor
 
     def launch(self) -> None:
-        """Start; `started` tells when it is done. Never blocks."""
+        """Start the service; `started` is done when it is ready. Never blocks."""
         self.make_supervisor().launch()
 
     def end(self, reason: str = "asked to stop") -> concurrent.futures.Future[Escalated | None]:
-        """Stop after the request in work. Never blocks. Idempotent.
+        """Stop after the current request. Never blocks. Idempotent.
 
-        A service that was never started is stopped at once. In a forked child nothing happens.
+        A service that was never started stops at once. In a forked child nothing happens.
 
         Returns
         -------
         concurrent.futures.Future
-            The `stopped` of the life that this ended: a supervisor of the user's may begin another at once.
-            Done already in a forked child.
+            The `stopped` future of the life that this call ends (a supervisor of the user's may begin another
+            life at once). In a forked child it is done already.
         """
         if self.forked:
             return self.stopped
-        if self._telling == threading.get_ident():  # by `on_give_up`: it has ended, and is told behind that
+        # Called by the `on_give_up` callable: the service has ended, and `stopped` is resolved afterwards.
+        if self._telling == threading.get_ident():
             return _kept(self._escalated)
         with self._turning:
             supervisor, stopped, tell = self._supervisor, self.stopped, _nothing
@@ -264,16 +268,16 @@ class CudnnService:
         return stopped
 
     def stop(self, timeout: float | None = None) -> None:
-        """Stop and wait for it, up to `timeout` seconds. Blocks. What still waits gets `ServiceStopped`.
+        """Stop and wait up to `timeout` seconds for the end. Blocks. Waiting requests get `ServiceStopped`.
 
         Raises `TimeoutError`.
         """
         self.end().result(timeout)
 
     def values(self, array: Any) -> Values:
-        """What `Allocate.data` and `Upload.data` take of `array`, for code that sends messages itself.
+        """Convert `array` for `Allocate.data` and `Upload.data`, for code that sends messages itself.
 
-        A NumPy array of whatever NumPy takes; an array on the service's device stays where it lies. Call it
+        Whatever NumPy accepts becomes a NumPy array; an array on the service's device stays there. Call it
         on the thread whose stream fills the array, after that work was enqueued. Never waits for a device.
         Raises `InvalidRequest`, and `ServiceStopped` in a forked child, which has no device.
         """
@@ -283,13 +287,13 @@ class CudnnService:
     def _on_event(self, supervisor: Supervisor, event: LifecycleEvent) -> None:
         with self._turning:
             if self._supervisor is not supervisor:
-                return  # a lost one that came back: its life has ended without it
-            self.events.append(event)  # first: who waits for a start or an end finds it told
+                return  # a supervisor thread that was given up has resumed: its life has ended already
+            self.events.append(event)  # first: code that waits for a start or an end then finds the event
             tell = self._take(supervisor, event)
         tell()
 
     def _take(self, supervisor: Supervisor, event: LifecycleEvent) -> Callable[[], None]:
-        """Note an event of the present life, under the lock; returns what to do when the lock is free."""
+        """Process an event of the current life, under the lock. Returns what to call after releasing it."""
         match event:
             case Started() | Restarted():
                 return functools.partial(_resolve, self.started, None)
@@ -302,24 +306,24 @@ class CudnnService:
                 self._cause = event.reason
                 gave_up = self._escalated
                 tell = self._close(str(event.reason) if gave_up is None else f"gave up: {gave_up.cause}")
-                self._supervisor = None  # behind the end: `health` takes none, before the end, for a start
+                self._supervisor = None  # after the end: `health` reads None without an end as "starting"
                 return tell
-            case Stopped():  # without its actor it serves nobody
+            case Stopped():  # the actor has ended for good, so the service ends too
                 return functools.partial(supervisor.end, event.reason.cause or str(event.reason))
         return _nothing
 
     def _close(self, reason: str) -> Callable[[], None]:
-        """End this life, under the lock; returns what tells those who wait for it, when the lock is free."""
+        """End this life, under the lock. Returns what to call after releasing it, to notify the waiters."""
         self._gone.set()
         self.state.mailbox.close(reason)
         self.state.memory.close()
         started, stopped, escalated = self.started, self.stopped, self._escalated
-        gave_up = escalated if started.done() else None  # else whoever started it gets `StartFailed`
+        gave_up = escalated if started.done() else None  # else the code that started it gets `StartFailed`
 
         def tell() -> None:
             self._isolation.end()
             if gave_up is not None:
-                # Before `stopped`: whoever waits for that, and ends the process then, cannot overtake this.
+                # Before `stopped` is resolved: code that waits for it may end the process.
                 self._telling = threading.get_ident()
                 act_on(gave_up, self.options.on_give_up)
                 self._telling = None
@@ -338,37 +342,37 @@ class CudnnService:
         self._gone.clear()
 
     def failure(self) -> ServiceStopped | None:
-        """The error that stands for a service that gave up; None for one that did not."""
+        """The error to raise if the service gave up; None if it did not."""
         escalated = self._escalated
         return None if escalated is None else ServiceStopped(reason=f"gave up: {escalated.cause}")
 
 
 class _ServiceSupervisor(Supervisor):
-    """A supervisor that a supervisor of the user's may kill: then, too, its service ends for everybody."""
+    """A supervisor that a supervisor of the user's may kill. Then, too, the service's end is reported."""
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
-        """Give up the actor, so that what it was asked is answered; then say that the service has stopped."""
+        """Give up the actor, so that its requests are answered, then report that the service has stopped."""
         super().on_crash(error, current, waiting)
-        if self._failure is None:  # which is raised behind the last event
+        if self._failure is None:  # a failure is raised only after the last event has been emitted
             self._emit(Stopped(child=None, reason=ExitReason.killed(str(error))))
 
 
 def _promise() -> concurrent.futures.Future[Any]:
-    """A future that a waiter who gives up, and so cancels it, cannot take from the others."""
+    """A future that one waiter cannot cancel for the others."""
     promise: concurrent.futures.Future[Any] = concurrent.futures.Future()
     promise.set_running_or_notify_cancel()
     return promise
 
 
 def _kept(outcome: T) -> concurrent.futures.Future[T]:
-    """A promise that has been kept."""
+    """A promise that is resolved already."""
     promise = _promise()
     promise.set_result(outcome)
     return promise
 
 
 def _resolve(promise: concurrent.futures.Future[T], outcome: T | Exception) -> None:
-    """Keep a promise, unless it has been kept already. Its callbacks run here."""
+    """Resolve a promise, unless it is resolved already. Its callbacks run on this thread."""
     with contextlib.suppress(concurrent.futures.InvalidStateError):
         if isinstance(outcome, Exception):
             promise.set_exception(outcome)
@@ -381,12 +385,12 @@ def _nothing() -> None:
 
 
 class _StartOptions(Options, frozen=True, kw_only=True):
-    """What `start` takes.
+    """The options of `start`.
 
     Parameters
     ----------
     parent
-        A pykka actor that is told `Escalated` when the service gives up; None for nobody.
+        A pykka actor that is told `Escalated` when the service gives up; None for none.
     """
 
     parent: pykka.ActorRef[Any] | None = None
@@ -417,26 +421,26 @@ def start(options: _StartOptions) -> CudnnService:
     service.launch()
     try:
         service.started.result()
-    except BaseException:  # a Ctrl-C too: nobody would have a handle to end it with
-        service.end("given up while it started")
+    except BaseException:  # Ctrl-C too: the caller has no handle to end the service with
+        service.end("the call that started it was interrupted")
         raise
     return service
 
 
 class _ChildOptions(Options, frozen=True, kw_only=True):
-    """The options of `child_spec` that are given by name.
+    """The options of `child_spec` that are given by keyword.
 
     Parameters
     ----------
     restart
-        After which ends of the whole service it is started again.
+        After which exits the whole service is started again.
     """
 
     restart: Restart = Restart.PERMANENT
 
 
 class _NamedChildOptions(_ChildOptions, frozen=True):
-    """All options of `child_spec`: `id` may be given by place, too.
+    """All options of `child_spec`: `id` may also be given by position.
 
     Parameters
     ----------
@@ -449,9 +453,9 @@ class _NamedChildOptions(_ChildOptions, frozen=True):
 
 @takes_options(_NamedChildOptions)
 def child_spec(options: _NamedChildOptions) -> tuple[ChildSpec, CudnnService]:
-    """A service as a child of a `Supervisor` of yours, and the handle that reaches it.
+    """A service as a child of a `Supervisor` of yours, and its handle.
 
-    The handle stays good when your supervisor starts the service anew; its buffers do not: they are
+    The handle stays valid when your supervisor restarts the service. Its buffers do not: using them raises
     `StaleBufferError` from then on.
 
     Raises

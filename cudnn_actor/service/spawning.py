@@ -1,4 +1,4 @@
-"""`spawn`: a service for async code, from its start to its end."""
+"""`spawn`: starts and stops a service for async code."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["Spawning", "spawn"]
 
 @takes_options(Options)
 def spawn(options: Options) -> Spawning:
-    """Start a service: `async with spawn(...) as gpu:`, or `gpu = await spawn(...)` and later `gpu.aclose()`.
+    """Start a service: `async with spawn(...) as gpu:`, or `gpu = await spawn(...)` and `await gpu.aclose()`.
 
-    The `async with` body is cancelled when the service gives up for good, and `ServiceStopped` is raised
-    in its place; `on_give_up` asks for something else. Leaving it drains for up to 10 seconds, then stops.
+    When the service gives up for good, the `async with` body is cancelled and `ServiceStopped` is raised
+    in its place; `on_give_up` changes this. Leaving the body drains for up to 10 seconds, then stops.
 
     Raises
     ------
     InvalidRequest
-        An option is out of its range, or `device` is none: raised at once. The device is not to be had here:
-        raised when awaited or entered, since a driver has to be asked, in a process of its own.
+        An option is out of its range, or `device` does not name a device: raised at once. The device is not
+        available here: raised when awaited or entered, since a separate process has to query the driver.
     StartFailed
         The actor could not be started. Raised when awaited or entered.
     """
@@ -40,12 +40,12 @@ def spawn(options: Options) -> Spawning:
 
 
 class Spawning:
-    """A service about to be started; what `spawn` returns.
+    """A service that is about to start: the result of `spawn`.
 
     Parameters
     ----------
     service
-        The service; None for one that `make` makes, on a thread, since that takes a moment.
+        The service. None: `make` creates it, on a thread, since that takes a moment.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Spawning:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"a service that is only being spawned has no {name!r}: "
+            f"the result of spawn() has no {name!r} before it is awaited or entered: "
             "use `async with spawn(...) as gpu`, or `gpu = await spawn(...)`"
         )
 
@@ -68,7 +68,7 @@ class Spawning:
 
     @property
     def _service(self) -> CudnnService:
-        assert self._made is not None, "it is made when it starts"
+        assert self._made is not None, "the service is created when it starts"
         return self._made
 
     async def _start(self) -> CudnnRef:
@@ -90,7 +90,7 @@ class Spawning:
         loop = asyncio.get_running_loop()
 
         def ended(_: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed: there is no body any more
+            with contextlib.suppress(RuntimeError):  # the loop has closed, so the body has ended
                 loop.call_soon_threadsafe(self._fail_body)
 
         self._gpu = gpu
@@ -102,7 +102,7 @@ class Spawning:
             self._cancelled = self._body.cancel()
 
     def _failure(self) -> ServiceStopped | None:
-        """What the body fails with, where that was asked for."""
+        """The error that the body raises, if `on_give_up` is "raise"."""
         return self._service.failure() if self._service.options.on_give_up == "raise" else None
 
     async def __aexit__(

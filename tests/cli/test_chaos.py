@@ -433,8 +433,8 @@ def without_forkserver(folder: Path) -> dict[str, str]:
         (("--out", "/"), "is a directory"),
         (("--faults", "kill-standby"), "there is no standby"),
         (("--faults", "hang-builder", "--standby", "1"), "no process builds plans"),
-        (("--load", "uploads,cancels"), "nobody sends anything"),
-        (("--load", "tasks", "--without", "tasks"), "nobody sends anything"),
+        (("--load", "uploads,cancels"), "no caller is selected"),
+        (("--load", "tasks", "--without", "tasks"), "no caller is selected"),
     ],
 )
 def test_what_cannot_be_carried_out_is_one_line(words: tuple[str, ...], problem: str) -> None:

@@ -40,7 +40,7 @@ def test_the_version_is_told() -> None:
 
 
 def test_a_number_that_is_none_is_named_with_what_would_be_one() -> None:
-    assert "x is not a whole number from 0" in cudnn_actor("demo", "--seed", "x").stderr
+    assert "x must be a whole number from 0" in cudnn_actor("demo", "--seed", "x").stderr
 
 
 def test_importing_the_command_line_imports_no_command() -> None:

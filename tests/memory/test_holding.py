@@ -38,7 +38,7 @@ def test_a_held_seat_is_not_given_to_another_buffer(grown: Grown) -> None:
 
 def test_a_release_without_a_hold_is_an_error(grown: Grown) -> None:
     slot = grown.table.resolve(grown.allocate(1))
-    with pytest.raises(ValueError, match="held by nobody"):
+    with pytest.raises(ValueError, match="is not held"):
         grown.table.release(slot)
     assert slot.users == 0
 
@@ -67,7 +67,7 @@ def test_tearing_a_freed_buffer_changes_nothing(grown: Grown) -> None:
 @pytest.mark.parametrize("reason", [StaleReason.FREED, StaleReason.FOREIGN])
 def test_a_tear_has_a_reason_that_is_a_tear(grown: Grown, reason: StaleReason) -> None:
     ref = grown.allocate(1)
-    with pytest.raises(ValueError, match="never"):
+    with pytest.raises(ValueError, match="must be TORN or CONTEXT_LOST"):
         grown.table.tear(grown.table.resolve(ref), reason)
     grown.table.resolve(ref)
 

@@ -110,7 +110,7 @@ def test_the_next_generation_of_an_empty_slot_is_foreign(grown: Grown) -> None:
 )
 def test_a_forged_reference_is_refused_by_field(grown: Grown, field: str, change: dict[str, object]) -> None:
     ref = grown.allocate(1)
-    with pytest.raises(InvalidRequest, match="pass references") as caught:
+    with pytest.raises(InvalidRequest, match="pass the reference unchanged") as caught:
         grown.table.resolve(msgspec.structs.replace(ref, **change), "x")
     assert caught.value.field == field
     grown.table.resolve(ref)

@@ -238,7 +238,7 @@ async def test_a_changed_reference_is_refused() -> None:
             spec=TensorSpec.packed((1, 1, 999, 999)),
             device=ref.device,
         )
-        with pytest.raises(InvalidRequest, match="as the service gave them") as caught:
+        with pytest.raises(InvalidRequest, match="as the service returned it") as caught:
             await gpu.download(larger)
         assert caught.value.field == "src.spec"
 
@@ -246,7 +246,7 @@ async def test_a_changed_reference_is_refused() -> None:
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
 async def test_a_timeout_that_is_no_time_is_refused(timeout: float) -> None:
     async with spawn(device="cpu") as gpu:
-        with pytest.raises(InvalidRequest, match="None waits forever") as caught:
+        with pytest.raises(InvalidRequest, match="use None to wait forever") as caught:
             await gpu.ask(Free(buffer=await gpu.upload(single(1))), timeout=timeout)
         assert caught.value.field == "timeout"
         assert (await gpu.statistics()).live_buffers == 1

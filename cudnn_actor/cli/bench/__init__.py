@@ -1,8 +1,8 @@
 """`cudnn-actor bench`: latencies and throughput on the CPU engine, in both isolations.
 
 Asserts nothing: it prints tables and, with `--out`, writes every raw number as JSON.
-What is compared is measured in the same run, in turns, round after round; a ratio is the
-median of the rounds' ratios.
+Things that are compared are measured in the same run, alternately, in several rounds;
+a ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cudnn_actor.cli.placement import PLACEMENTS, others_cpu, place
 __all__ = ["PARTS", "add_arguments", "run"]
 
 PARTS = ("hops", "isolation", "work", "transfers", "recovery", "growth", "idle", "busy")
-"""What can be measured alone."""
+"""The parts that can be measured alone."""
 _WIDTH = 100
 _PACKAGES = ("cudnn-actor", "numpy", "pykka", "msgspec", "uvloop")
 
@@ -43,7 +43,7 @@ _PACKAGES = ("cudnn-actor", "numpy", "pykka", "msgspec", "uvloop")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
     parser.add_argument("--out", metavar="DIR", type=Path, help="also write the numbers to DIR, as JSON")
-    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="run a few seconds, to check that it works")
     parser.add_argument("--only", metavar="PARTS", type=_parts, default=PARTS, help=", ".join(PARTS))
 
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Run:
-    """A run: a method for each of `PARTS`, which fills in its place of the report."""
+    """A run: one method for each of `PARTS`, which fills in its part of the report."""
 
     def __init__(self, report: Report, plan: Plan, say: Callable[[str], None]) -> None:
         self._report = report

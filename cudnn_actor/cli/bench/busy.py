@@ -1,4 +1,4 @@
-"""Pings from a loop that is busy with something else."""
+"""Pings from a loop that is busy with other work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["busy_loops"]
 
 
 async def busy_loops(plan: Plan, loop: str, placement: str) -> list[Starving]:
-    """Every load, with one and many pings in flight, with and without letting go of the GIL."""
+    """Every load, with one and many pings in flight, with and without releasing the GIL."""
     rows = []
     async with spawn(device="cpu", isolation="thread") as gpu:
         place(placement)
@@ -49,7 +49,7 @@ async def busy_loops(plan: Plan, loop: str, placement: str) -> list[Starving]:
 
 @asynccontextmanager
 async def _busy_with(load: str) -> Any:
-    """Keep the loop from idling for as long as the block runs; gives a count of its turns."""
+    """Keep the loop busy while the block runs; yields a count of its turns."""
     turns = [0]
 
     async def turn() -> None:

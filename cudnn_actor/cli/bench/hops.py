@@ -18,7 +18,7 @@ __all__ = ["round_trips", "trivial_convolution"]
 
 
 async def round_trips(plan: Plan, loop: str, placement: str) -> list[Hop]:
-    """Every subject, in turns, round after round."""
+    """Measure every subject alternately, in several rounds."""
     rows = {name: Hop(loop=loop, placement=placement, subject=name) for name in SUBJECTS}
     async with spawn(device="cpu", isolation="thread") as gpu:
         with _subjects(gpu, await trivial_convolution(gpu)) as subjects:
@@ -57,7 +57,7 @@ def _subjects(gpu: CudnnRef, trivial: ConvFwd) -> Iterator[dict[str, tuple[Reque
 
 
 async def trivial_convolution(gpu: CudnnRef) -> ConvFwd:
-    """1×1×1×1, forward: everything that a request costs except arithmetic."""
+    """A 1×1×1×1 forward convolution: all costs of a request except arithmetic."""
     one = np.ones((1, 1, 1, 1), "float32")
     x, w, y = await gpu.upload(one), await gpu.upload(one), await gpu.empty((1, 1, 1, 1))
     return ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2))

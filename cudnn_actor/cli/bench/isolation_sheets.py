@@ -1,4 +1,4 @@
-"""The tables of both isolations side by side: what each costs, and how fast a worker is replaced."""
+"""The tables that compare both isolations: their costs, and how fast a worker is replaced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Measure = Callable[[Side], list[float]]
 
 
 def sheets(report: Report) -> Iterator[Sheet]:
-    """All of them; none for a run that has not measured this."""
+    """All tables; none if the run has not measured the isolations."""
     for loop, rows in itertools.groupby(report.sides, key=lambda side: side.loop):
         yield _side_by_side(loop, list(rows))
     if report.sides:
@@ -35,7 +35,7 @@ def sheets(report: Report) -> Iterator[Sheet]:
 
 
 def others_sheet(report: Report) -> Sheet:
-    """What else the machine did meanwhile."""
+    """CPU that other processes used during the run."""
     shares = {name: share for name, share in report.others_cpu.items() if name.startswith(APART)}
     rows = ((name.removeprefix(APART), number(100 * share)) for name, share in shares.items())
     return Sheet("CPU that other processes used meanwhile", ("section", "% of the cores"), tuple(rows))
@@ -95,7 +95,7 @@ def _ratios(subject: str, pair: dict[str, Side]) -> tuple[str, ...]:
 
 
 def _short(subject: str) -> str:
-    """So that a row fits on a terminal."""
+    """A shorter name, so that a row fits on a terminal."""
     return subject.removeprefix("trivial ")
 
 
@@ -157,7 +157,7 @@ def _recovery(found: dict[str, list[float]]) -> Sheet:
 
 
 def recovery_row(name: str, ms: list[float], within_ms: float | None) -> tuple[str, ...]:
-    """Name, count, percentiles, and what was aimed at of the median."""
+    """Name, count, percentiles, and the target for the median."""
     ordered = sorted(ms)
     if not ordered:
         return (name, "0", *["–"] * 4)

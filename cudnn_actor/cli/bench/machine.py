@@ -1,4 +1,4 @@
-"""What a benchmark ran on."""
+"""The machine and the software that a benchmark ran on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _cpu_model() -> str:
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """Python's, and those of the packages among `names` that are installed."""
+    """The versions of Python and of those packages among `names` that are installed."""
     known = {"python": platform.python_version()}
     for name in names:
         try:

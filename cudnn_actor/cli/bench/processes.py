@@ -1,4 +1,4 @@
-"""What threads and processes compute, and where those of a service are."""
+"""CPU time of threads and processes, and where a service's actor runs."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from cudnn_actor.service.client import CudnnRef
 __all__ = ["actor_thread", "of_workers", "process_cpu_s", "thread_cpu_s", "worker_cpu_s"]
 
 _CPU_FIELDS = slice(11, 15)
-"""Of `/proc/PID/stat`, behind the name: user and system time, its own and of children that it has reaped."""
+"""Fields of `/proc/PID/stat` after the name: user and system time, its own and of children it has reaped."""
 _ALL_THREADS = 2
 """CPUCLOCK_SCHED of the kernel's linux/posix-timers.h: nanoseconds of all threads of a process."""
 
 
 def actor_thread() -> threading.Thread:
-    """The actor's thread of the one service of this process that has it here."""
+    """The actor's thread of this process's only service in thread isolation."""
     return next(thread for thread in threading.enumerate() if thread.name.startswith("CudnnActor-"))
 
 
 def thread_cpu_s(thread: threading.Thread) -> float:
-    """Seconds that a thread has computed."""
+    """CPU seconds of a thread."""
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
 
 
 def process_cpu_s(pid: int) -> float:
-    """Seconds that a process has computed, all of its threads, those that have ended too.
+    """CPU seconds of a process: of all its threads, ended ones included.
 
-    The clock's number is made as `clock_getcpuclockid(3)` makes it. Raises `OSError` when it has gone.
+    The clock's id is computed as `clock_getcpuclockid(3)` does. Raises `OSError` if the process has ended.
     """
     return time.clock_gettime(~pid << 3 | _ALL_THREADS)
 
 
 def worker_cpu_s(gpu: CudnnRef) -> float:
-    """Seconds computed by where the actor of a service is: its worker process, or its thread of this one."""
+    """CPU seconds of a service's worker process, or of its actor's thread in this process."""
     pid = gpu.worker_pid
     return thread_cpu_s(actor_thread()) if pid is None else process_cpu_s(pid)
 
 
 @contextlib.contextmanager
 def of_workers() -> Iterator[list[float]]:
-    """Measure, during the block, which share of all cores workers used: the list's only item.
+    """Measure the share of all cores that workers used during the block: the list's only item.
 
-    They are children of this process's children, which reap them, and so count only once they have ended.
+    Workers are children of this process's children, which reap them. So they count only once they have ended.
     """
     began, before = time.monotonic(), _descendants_s()
     share = [0.0]
@@ -56,10 +56,10 @@ def of_workers() -> Iterator[list[float]]:
 
 
 def _descendants_s() -> float:
-    """Seconds that this process's children have computed, and those of theirs that have ended."""
+    """CPU seconds of this process's children, and of their ended children."""
     ticks = 0
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # the thread has ended meanwhile, or a child of it
+        with contextlib.suppress(OSError):  # the thread, or a child of it, has ended meanwhile
             for child in (task / "children").read_text().split():
                 fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
                 ticks += sum(int(field) for field in fields[_CPU_FIELDS])

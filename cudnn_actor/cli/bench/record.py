@@ -1,4 +1,4 @@
-"""What a run of the benchmark says: every raw number, so that its tables can be made again."""
+"""The record of a benchmark run: every raw number, so that its tables can be made again."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ ISOLATIONS: tuple[Isolation, ...] = ("thread", "process")
 SIDE_SUBJECTS = ("ping", "trivial convolution")
 SIDES_IN_FLIGHT = (8, 64, 256)
 APART = "isolation: "
-"""What names of sections begin with that compare isolations."""
+"""Prefix of the names of sections that compare isolations."""
 LOADS = ("idle", "sleep(0) in a loop", "50 us callbacks")
 
 
 class Hop(msgspec.Struct, kw_only=True):
-    """One subject in one loop and placement; a number a round."""
+    """One subject with one loop and placement; one number per round."""
 
     loop: str
     placement: str
@@ -52,11 +52,11 @@ class Hop(msgspec.Struct, kw_only=True):
     per_s: dict[int, list[float]] = {}
     """Requests a second, by requests in flight."""
     shared_core: list[bool] = []
-    """Samples, with one in flight: whether the loop's and the other thread had run on the same core."""
+    """Samples, with one request in flight: whether the loop's and the other thread last ran on one core."""
 
 
 class Starving(msgspec.Struct, frozen=True, kw_only=True):
-    """Pings to an actor from a loop that is busy with something else."""
+    """Pings to an actor from a loop that is busy with other work."""
 
     loop: str
     placement: str
@@ -70,7 +70,7 @@ class Starving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Side(msgspec.Struct, kw_only=True):
-    """One subject in one loop and isolation; a number a round."""
+    """One subject with one loop and isolation; one number per round."""
 
     loop: str
     isolation: str
@@ -80,13 +80,13 @@ class Side(msgspec.Struct, kw_only=True):
     per_s: dict[int, list[float]] = {}
     """Requests a second, by requests in flight."""
     loop_cpu_us: list[float] = []
-    """CPU time of the loop's thread for each request, 64 in flight."""
+    """CPU time of the loop's thread per request, 64 in flight."""
     worker_cpu_us: list[float] = []
-    """Likewise of the actor's thread, or of the whole worker process."""
+    """The same for the actor's thread, or for the whole worker process."""
 
 
 class Moves(msgspec.Struct, kw_only=True):
-    """An array of 64 MiB, seconds a round: copied by NumPy, uploaded and downloaded by isolation."""
+    """An array of 64 MiB, seconds per round: copied by NumPy; uploaded and downloaded, by isolation."""
 
     nbytes: int
     copy_s: list[float] = []
@@ -95,7 +95,7 @@ class Moves(msgspec.Struct, kw_only=True):
 
 
 class Grown(msgspec.Struct, frozen=True, kw_only=True):
-    """Recovery from SIGKILL with so much memory; milliseconds."""
+    """Recovery from SIGKILL with a given amount of memory; milliseconds."""
 
     arenas: int
     buffers: int
@@ -104,7 +104,7 @@ class Grown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """All that was measured."""
+    """Everything that was measured."""
 
     date: str
     quick: bool
@@ -122,16 +122,16 @@ class Report(msgspec.Struct, kw_only=True):
     idle: dict[str, list[float]] = {}
     """Percent of one core, by isolation and process."""
     others_cpu: dict[str, float]
-    """By section, the share of this process's cores that other processes used: over 0.05, distrust it."""
+    """By section, the share of this process's cores that other processes used; distrust it if over 0.05."""
 
 
 def now() -> str:
-    """The present, to the second, in UTC."""
+    """The current time in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def target(folder: Path, date: str) -> Path:
-    """The file of a run, tried at once: at its end would be late to learn that it can't be written.
+    """The file of a run. It is opened at once, so that a path that cannot be written fails before the run.
 
     Raises `UserError`.
     """

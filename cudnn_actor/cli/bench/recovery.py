@@ -19,18 +19,18 @@ from cudnn_actor.protocol.messages import Compute
 __all__ = ["FOR_EVER", "after_kills", "growth", "recoveries", "standby_ready"]
 
 FOR_EVER = 1_000_000
-"""Restarts that no measurement uses up."""
+"""More restarts than any measurement uses up."""
 _BIG = (1, 1, 3 << 8, 20 << 10)
-"""Of float32: 60 of an arena's 64 MiB, so that each has its own and there is room for small ones."""
+"""Elements (float32): 60 of an arena's 64 MiB, so that each has its own arena with room for small buffers."""
 _STANDBY_WITHIN_S = 60.0
 _LOOK_S = 0.002
 _AT_ONCE = 100
 _APART = 5
-"""Requests from one scripted fault to the next: the struck one's second run is counted as well."""
+"""Requests from one scripted fault to the next; the second run of the failed request counts too."""
 
 
 async def recoveries(plan: Plan) -> dict[str, list[float]]:
-    """Milliseconds, by what ended the worker and whether another stood by."""
+    """Milliseconds, by what ended the worker and whether there was a standby."""
     found: dict[str, list[float]] = {}
     for standby, name in ((1, "with standby"), (0, "without")):
         async with spawn(device="cpu", isolation="process", standby=standby, max_restarts=FOR_EVER) as gpu:
@@ -41,7 +41,7 @@ async def recoveries(plan: Plan) -> dict[str, list[float]]:
 
 
 async def after_kills(gpu: CudnnRef, message: Compute, count: int, *, settle_s: float = 0.0) -> list[float]:
-    """Milliseconds from SIGKILL to the next receipt; before each kill the service is whole, and idle."""
+    """Milliseconds from SIGKILL to the next receipt. Before each kill the service is complete and idle."""
     taken = []
     for _ in range(count):
         await gpu.ask(message)
@@ -58,7 +58,7 @@ async def after_kills(gpu: CudnnRef, message: Compute, count: int, *, settle_s: 
 
 
 async def _after_sticky_errors(count: int, standby: int) -> list[float]:
-    """Milliseconds from sending a request that a sticky error strikes to its second run's reply."""
+    """Milliseconds from sending a request that fails with a sticky error to the reply of its second run."""
     faults = FaultPlan()
     for number in range(1, count + 1):
         faults = faults.at(_APART * number, Fault.STICKY, of=ConvFwd)
@@ -76,9 +76,9 @@ async def _after_sticky_errors(count: int, standby: int) -> list[float]:
 
 
 async def standby_ready(gpu: CudnnRef) -> None:
-    """Wait until the standby can take over; at once where none is kept. Raises `TimeoutError`.
+    """Wait until the standby can take over. Returns at once if there is none. Raises `TimeoutError`.
 
-    A service tells nobody but its log of its standby, and whoever measures must not read logs: so this looks.
+    A service reports its standby only in its log, and a benchmark must not read logs: so this polls.
     """
     source = getattr(gpu._service._isolation, "_source", None)
     if source is None or not source._keeps_standby:
@@ -89,7 +89,7 @@ async def standby_ready(gpu: CudnnRef) -> None:
 
 
 async def growth(plan: Plan) -> list[Grown]:
-    """Recovery by SIGKILL with ever more memory in ever more pieces."""
+    """Recovery from SIGKILL with growing amounts of memory and numbers of buffers."""
     return [
         Grown(arenas=arenas, buffers=buffers, standby=standby, ms=await _with(plan, arenas, buffers, standby))
         for arenas, buffers, standby in itertools.product(plan.arenas, plan.buffers, (0, 1))

@@ -1,4 +1,4 @@
-"""A table as data: the terminal's and a page's are made from the same one."""
+"""A table as data, for output on a terminal or on a page."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Sheet(NamedTuple):
     title
         What it shows.
     columns
-        The heads; the first column's cells are names, the others' are figures.
+        The headings; the first column has names, the others have figures.
     rows
-        As many cells in each as there are heads.
+        The rows, with one cell for each heading.
     note
         What a reader must know, in a sentence or two.
     """
@@ -49,23 +49,23 @@ def as_text(sheet: Sheet) -> Group:
 
 
 def median(values: Iterable[float]) -> float | None:
-    """The median; None of nothing."""
+    """The median; None without values."""
     known = list(values)
     return statistics.median(known) if known else None
 
 
 def ratio(values: list[float], others: list[float]) -> float | None:
-    """The median of the rounds' own ratios; None where either was not measured."""
+    """The median of the rounds' ratios; None if either was not measured."""
     return median(value / other for value, other in zip(values, others, strict=False) if other)
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A figure, or a dash where there is none."""
+    """A figure, or a dash if there is none."""
     return MISSING if value is None else f"{value:,.{digits}f}"
 
 
 def verdict(value: float | None, aim: float, *, at_least: bool = True) -> str:
-    """A ratio beside what was aimed at."""
+    """A ratio, and whether it meets its target."""
     if value is None:
         return MISSING
     met = value >= aim if at_least else value <= aim

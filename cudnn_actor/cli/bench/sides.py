@@ -1,4 +1,4 @@
-"""The same requests to an actor on a thread and to one in a process, in turns, in one run."""
+"""The same requests to an actor on a thread and to one in a process, alternately, in one run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cudnn_actor.cli.measure import Request, one_by_one, rate
 __all__ = ["CPU_IN_FLIGHT", "idle", "moves", "sides"]
 
 CPU_IN_FLIGHT = 64
-"""The CPU time of a request is taken with so many in flight."""
+"""The CPU time per request is measured with this many in flight."""
 _ELEMENTS = 64 << 18
 
 
@@ -35,7 +35,8 @@ async def _both() -> AsyncIterator[dict[str, CudnnRef]]:
 
 
 async def sides(plan: Plan, loop: str) -> list[Side]:
-    """Ping and the trivial convolution, one and many in flight; both services in turns, round after round."""
+    """Ping and the trivial convolution, one and many in flight; both services alternately, in several
+    rounds."""
     async with _both() as services:
         requests: dict[tuple[str, str], Request] = {}
         for name, gpu in services.items():
@@ -63,9 +64,9 @@ async def _one_round(plan: Plan, row: Side, request: Request, gpu: CudnnRef) -> 
 
 
 async def moves(plan: Plan) -> Moves:
-    """64 MiB up and down, and copied by NumPy from one array to another, in turns.
+    """64 MiB uploaded, downloaded, and copied by NumPy from one array to another, alternately.
 
-    The arena is warm, as are the arrays: what is timed takes no memory from the system for the first time.
+    The arena and the arrays have been used before, so no timed operation allocates memory from the system.
     """
     values = np.random.default_rng(0).random(_ELEMENTS, np.float32).reshape(-1, 64, 64, 64)
     other = values.copy()
@@ -96,12 +97,12 @@ async def _up_and_down(gpu: CudnnRef, values: np.ndarray) -> tuple[float, float]
 
 
 async def idle(plan: Plan) -> dict[str, list[float]]:
-    """Percent of one core that a service takes that has worked and has nothing to do; an item a round."""
+    """Percent of one core that an idle service uses after it has worked; one item per round."""
     found: dict[str, list[float]] = {}
     for name, _ in itertools.product(ISOLATIONS, range(plan.idle_rounds)):
         async with spawn(device="cpu", isolation=name) as gpu:
             await gpu.ask(await trivial_convolution(gpu))
-            await asyncio.sleep(plan.idle_s / 4)  # what was asked before is then well over
+            await asyncio.sleep(plan.idle_s / 4)  # earlier requests are well over by then
             wall, own, theirs = time.perf_counter(), time.process_time(), worker_cpu_s(gpu)
             await asyncio.sleep(plan.idle_s)
             took_s = time.perf_counter() - wall

@@ -1,4 +1,4 @@
-"""The tables of a run, for a terminal of 80 columns; of 100, for those of both isolations."""
+"""The tables of a run, for a terminal of 80 columns (those of both isolations: of 100 columns)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["tables"]
 
 
 def tables(report: Report) -> Iterator[RenderableType]:
-    """All of what was measured."""
+    """The tables of everything that was measured."""
     for _, hops in itertools.groupby(report.hops, key=lambda hop: (hop.loop, hop.placement)):
         yield _hop_table(list(hops))
     for sheet in sheets(report):

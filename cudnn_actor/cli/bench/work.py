@@ -1,4 +1,4 @@
-"""Convolutions of a useful size, and a crash, as their caller sees them."""
+"""Convolutions of a realistic size, and a crash, as measured by the caller."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def _milliseconds(request: Callable[[], Awaitable[Any]], count: int) -> li
 
 
 async def crash() -> float:
-    """Milliseconds from sending the request that a sticky error strikes to the reply of its second run."""
+    """Milliseconds from sending a request that fails with a sticky error to the reply of its second run."""
     async with spawn(
         device="cpu", isolation="thread", faults=FaultPlan().at(2, Fault.STICKY, of=ConvFwd)
     ) as gpu:

@@ -1,8 +1,8 @@
-"""`cudnn-actor chaos`: full load, faults all the time, and every answer checked.
+"""`cudnn-actor chaos`: full load, continuous faults, and every answer checked.
 
-The command's options are here; `harness` and `run` do the run, `report` prints it. A service that keeps its
-promises loses no request, gives no wrong answer and lets nobody wait for long, whatever faults come; the
-command's exit status is 1 where it did not.
+The command's options are here; `harness` and `run` do the run, `report` prints it. A correct service loses no
+request, gives no wrong answer and lets no caller wait for long, whatever faults come. The exit status is 1 if
+it did.
 """
 
 from __future__ import annotations
@@ -33,62 +33,62 @@ _DEFAULTS = Settings()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's words."""
+    """Declare the command's arguments."""
     parser.add_argument("--seconds", type=_seconds, default=_DEFAULTS.seconds, help="how long (%(default)s)")
     parser.add_argument("--engine", choices=("cpu", "cuda"), default="cpu", help="what runs (%(default)s)")
     parser.add_argument(
         "--isolation", choices=("process", "thread"), default="process", help="where it runs (%(default)s)"
     )
     parser.add_argument(
-        "--standby", type=int, choices=(0, 1), default=0, help="workers that stand by (%(default)s)"
+        "--standby", type=int, choices=(0, 1), default=0, help="number of standby workers (%(default)s)"
     )
     parser.add_argument(
         "--kill-every",
         type=_seconds,
         default=_DEFAULTS.kill_every,
         metavar="SECONDS",
-        help="between two signals to processes, on average (%(default)s)",
+        help="mean time between two signals to processes (%(default)s)",
     )
     parser.add_argument(
         "--faults",
         type=_kinds(FaultKind),
         metavar="KINDS",
-        help=f"which faults: some of {','.join(FaultKind)}, or none; all that can (the default)",
+        help=f"faults to inject, from {','.join(FaultKind)}, or none; default: all that are possible",
     )
     parser.add_argument(
         "--load",
         type=_kinds(LoadKind),
         metavar="KINDS",
-        help=f"who sends: some of {','.join(LoadKind)}; all (the default)",
+        help=f"kinds of callers, from {','.join(LoadKind)}; default: all",
     )
     parser.add_argument(
         "--without",
         type=_either,
         default=(),
         metavar="KINDS",
-        help="kinds of faults and of load that are left out",
+        help="kinds of faults and of load to leave out",
     )
     parser.add_argument(
         "--tasks", type=_count, default=_DEFAULTS.tasks, help="tasks that send requests (%(default)s)"
     )
     parser.add_argument(
-        "--seed", type=_whole, default=0, help="decides programs, faults and pauses (%(default)s)"
+        "--seed", type=_whole, default=0, help="determines programs, faults and pauses (%(default)s)"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="also write everything as JSON")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="also draw it; needs matplotlib")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write all results as JSON")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="also plot the results; needs matplotlib")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the harness; the exit status is 1 where a request was lost or stalled, or an answer wrong.
+    """Run the harness; the exit status is 1 if a request was lost or stalled, or an answer was wrong.
 
-    It is 130 after a Ctrl-C: the first ends the load, and what was found is reported; the second ends this
-    process at once.
+    It is 130 after a Ctrl-C: the first ends the load, and the results so far are reported; the second ends
+    this process at once.
 
     Raises
     ------
     UserError
-        The words do not go together, a file can't be written, matplotlib is not installed, or there is no
-        such service.
+        The arguments cannot be combined, a file cannot be written, matplotlib is not installed, or such a
+        service cannot run here.
     CudnnActorError
         The service did not start.
     """
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _finish(report: Report, args: argparse.Namespace, console: Console) -> None:
-    """Print the report, and write what was asked for."""
+    """Print the report, and write the requested files."""
     print_report(report, console)
     if args.out is not None:
         write(report, args.out)
@@ -133,7 +133,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         seed=args.seed,
     )
     if not set(settings.load) - {LoadKind.UPLOADS, LoadKind.CANCELS}:
-        raise UserError("--load: nobody sends anything; choose some of tasks,loops,threads,pykka,alarms")
+        raise UserError("--load: no caller is selected; choose some of tasks,loops,threads,pykka,alarms")
     return settings
 
 
@@ -149,9 +149,9 @@ def _check_files(args: argparse.Namespace) -> None:
         if path.is_dir():
             raise UserError(f"{option} {path} is a directory; give a file name in it")
         if not path.parent.is_dir():
-            raise UserError(f"{option} {path}: there is no directory {path.parent}; make it first")
+            raise UserError(f"{option} {path}: there is no directory {path.parent}; create it first")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise UserError(f"{option} {path} cannot be written; give a place where you may write")
+            raise UserError(f"{option} {path} cannot be written; give a path that you can write")
 
 
 def _check_matplotlib() -> None:
@@ -188,7 +188,8 @@ def _either(words: str) -> tuple[FaultKind | LoadKind, ...]:
 
 
 def _unknown(words: str, known: Iterable[str]) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(f"{words!r}: the kinds are {', '.join(known)}, with commas; or none")
+    listed = ", ".join(known)
+    return argparse.ArgumentTypeError(f"{words!r}: give kinds separated by commas, from {listed}; or none")
 
 
 def _seconds(word: str) -> float:
@@ -197,17 +198,17 @@ def _seconds(word: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{word} is not a number of seconds > 0")
+        raise argparse.ArgumentTypeError(f"{word} must be a number of seconds > 0")
     return seconds
 
 
 def _count(word: str) -> int:
     if not word.isdecimal() or not 1 <= int(word) <= 1000:
-        raise argparse.ArgumentTypeError(f"{word} is not a whole number from 1 to 1000")
+        raise argparse.ArgumentTypeError(f"{word} must be a whole number from 1 to 1000")
     return int(word)
 
 
 def _whole(word: str) -> int:
     if not word.isdecimal() or int(word) >= 1 << 63:
-        raise argparse.ArgumentTypeError(f"{word} is not a whole number from 0 to 2**63 - 1")
+        raise argparse.ArgumentTypeError(f"{word} must be a whole number from 0 to 2**63 - 1")
     return int(word)

@@ -1,8 +1,8 @@
-"""The convolutions of the load, and their results, worked out here in whole numbers.
+"""The convolutions of the load, and their expected results, computed here in whole numbers.
 
-All values are small whole numbers, so every sum is exact in float32 in whatever order it is taken, and
-results are compared bit by bit. The few inputs of each problem are made once and the results are kept: in
-the long run the oracle looks up what the service has to compute.
+All values are small whole numbers. So every sum is exact in float32 in any order, and results are compared
+bit by bit. The few inputs of each problem are made once and the results are cached: in the long run the
+oracle only looks up what the service has to compute.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 VALUES = 3
-"""Different inputs of each operand."""
+"""Number of different inputs of each operand."""
 _LARGEST = 3
 
 
@@ -49,7 +49,7 @@ INPUTS = ("x", "w", "dy")
 
 
 class Problem(NamedTuple):
-    """Dims of input and filter, and how they are convolved."""
+    """Dims of input and filter, and the convolution's parameters."""
 
     x: tuple[int, int, int, int]
     w: tuple[int, int, int, int]
@@ -57,7 +57,7 @@ class Problem(NamedTuple):
     layout: LayoutName = "NCHW"
 
     def dims(self, role: str) -> tuple[int, ...]:
-        """Of an operand, or of a gradient, which has its operand's."""
+        """The dims of an operand, or of a gradient (the same as its operand's)."""
         match role.removeprefix("d"):
             case "x":
                 return self.x
@@ -67,7 +67,7 @@ class Problem(NamedTuple):
                 return self.conv.output_dims(self.x, self.w)
 
     def spec(self, role: str) -> TensorSpec:
-        """Of an operand in memory."""
+        """The spec of an operand's buffer."""
         return TensorSpec.packed(self.dims(role), "float32", self.layout)
 
 
@@ -89,11 +89,11 @@ PROBLEMS = (
     Problem((2, 1, 160, 160), (2, 1, 1, 1), _square()),
     Problem((1, 1, 260, 260), (1, 1, 1, 1), _square()),
 )
-"""Many, since a quarantined one is not used again. The last two have much to write and little to compute: at
-times it is in the middle of its writing that a fault meets them."""
+"""Many problems, since a quarantined one is not used again. The last two write much and compute little, so
+that a fault sometimes hits them while they write."""
 
 HEAVY = len(PROBLEMS) - 1
-"""The last: its arrays are of 264 KiB, more than an event loop copies itself."""
+"""The last problem: its arrays have 264 KiB, more than an event loop copies itself."""
 
 
 class Answers:
@@ -114,11 +114,12 @@ class Answers:
         self._results: dict[tuple[int, Kind, int, int], np.ndarray] = {}
 
     def value(self, problem: int, role: str, number: int) -> np.ndarray:
-        """One of the inputs of an operand. Nobody may write into it."""
+        """One of the inputs of an operand. Do not write to it."""
         return self._inputs[problem, role][number]
 
     def result(self, kind: Kind, problem: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """The result for two of the inputs, `READS[kind]`. Known by identity: they live as long as this."""
+        """The result for two of the inputs, `READS[kind]`. Cached by the inputs' ids, since they live as long
+        as this."""
         key = (problem, kind, id(first), id(second))
         result = self._results.get(key)
         if result is None:
@@ -162,7 +163,7 @@ def _grouped(array: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _taps(problem: Problem) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
-    """Each tap of the filter, and which part of the padded input it meets."""
+    """Each tap of the filter, and the part of the padded input that it multiplies."""
     stride, dilation = problem.conv.stride, problem.conv.dilation
     out = problem.dims("y")[2:]
     for row, column in np.ndindex(*problem.w[2:]):

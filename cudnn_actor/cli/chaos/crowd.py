@@ -1,4 +1,4 @@
-"""Those who send from threads of their own: started together, and ended in bounded time."""
+"""The callers that send from their own threads: started together, and ended in bounded time."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ __all__ = ["Crowd", "bursts", "run_under_alarms"]
 _LOOPS = 3
 _THREADS = 2
 _NUMBERS = {LoadKind.LOOPS: 1000, LoadKind.THREADS: 2000, LoadKind.PYKKA: 3000, LoadKind.ALARMS: 4000}
-"""Of the first task of each kind: they decide its program."""
+"""The number of the first task of each kind; a task's number determines its program."""
 
 
 class Crowd:
-    """The callers on threads. Made and ended on the thread of the run's first loop.
+    """The callers on threads. Created and ended on the thread of the run's first loop.
 
     Parameters
     ----------
     ground
         What all callers share.
     settings
-        Which of them there are.
+        Determines which callers there are.
     """
 
     def __init__(self, ground: Ground, settings: Settings) -> None:
         self._ground = ground
         self._settings = settings
         self.failures: list[Exception] = []
-        """The harness's own: of callers that have ended in an error that is no answer."""
+        """Errors of the harness itself: callers that have ended with an error that is not an answer."""
         self._loops: list[asyncio.AbstractEventLoop] = []
         self._threads: list[threading.Thread] = []
 
@@ -66,18 +66,18 @@ class Crowd:
                 self._run(f"chaos-pykka-{number}", self._on_a_thread, asking, number)
 
     def alive(self) -> list[str]:
-        """The names of those that have not ended."""
+        """The names of the callers that have not ended."""
         return [thread.name for thread in self._threads if thread.is_alive()]
 
     def end(self, within_s: float) -> list[str]:
-        """Have all end, and wait for it; returns the names of those that have not. Blocks.
+        """End all callers and wait for them. Returns the names of those that have not ended. Blocks.
 
         The run must be ending, or have been given up.
         """
         deadline = time.monotonic() + within_s
         if self._ground.abandoned.is_set():
             for loop in self._loops:
-                with contextlib.suppress(RuntimeError):  # it has closed
+                with contextlib.suppress(RuntimeError):  # the loop has closed
                     loop.call_soon_threadsafe(_cancel_all)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -88,7 +88,7 @@ class Crowd:
             try:
                 target(*args)
             except (GivenUp, ServiceStopped, asyncio.CancelledError):
-                pass  # the first loop's tasks tell of it
+                pass  # the first loop's tasks report it
             except Exception as error:  # noqa: BLE001 - the run's end raises it
                 self.failures.append(error)
 
@@ -124,7 +124,7 @@ def bursts(settings: Settings, number: int) -> Any:
 
 
 def run_under_alarms(ground: Ground, settings: Settings) -> int:
-    """Be the main thread's caller until the run is ending; returns how often an alarm went off. Blocks."""
+    """Run the main thread's caller until the run is ending. Returns how often an alarm went off. Blocks."""
     number = _NUMBERS[LoadKind.ALARMS]
     sender = AlarmedSender(ground.gpu, ground.abandoned, settings.seed)
     try:

@@ -1,8 +1,8 @@
-"""Who strikes when.
+"""When which fault is injected.
 
-Signals come from outside, after random pauses. What is injected strikes inside the service, by a fault plan:
-its chances are per message, so it finds the service in the middle of a request, of those that accumulate too.
-All of it is drawn from the seed; when a signal meets which request is up to the machine.
+Signals come from outside, after random pauses. Other faults are injected inside the service by a fault plan,
+with a probability per message: so they hit the service in the middle of requests, also of those that
+accumulate. Everything is drawn from the seed; which request a signal hits depends on timing.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _TARGETS = _KILLS | _HANGS
 _OF_THE_SERVING = (FaultKind.KILL, FaultKind.HANG)
 _WEIGHTS = dict.fromkeys(_HANGS, 1) | dict.fromkeys(_KILLS, 2) | {FaultKind.KILL: 5}
 _OUTLASTED = 0.75
-"""Of the serving workers that were stopped, how many are left to the watchdog; the others are killed, or
-continued, meanwhile. Of the other processes so many stay stopped until somebody ends them."""
+"""The fraction of stopped serving workers that are left to the watchdog; the others are killed, or continued,
+before. Of the other stopped processes, the same fraction stays stopped until something ends them."""
 _CONTINUED_WITHIN_S = 2.0
 _LOOK_S, _SEARCH_S = 0.002, 0.05
-"""Between two looks at who serves, and between two at all processes."""
+"""Seconds between two checks of the serving worker, and between two of all processes."""
 _PATIENCE_S = 1.0
-"""So long a process of a kind is looked for, before another kind strikes."""
+"""How long to look for a process of a kind before another kind of fault is chosen."""
 _IDLE_S = 0.25
-"""A forkserver that has had nothing to do for so long has imported its modules. One that has not is let be:
-were it struck again and again in its start, nothing could start for as long."""
+"""A forkserver that has been idle this long has imported its modules. Before that it gets no signal: if it
+were hit again and again during its start, nothing could start all that time."""
 _FAILING_STARTS = 0.2
 _MOST_STARTS = 5000
 _MESSAGES_PER_S = {"cpu": 3000, "cuda": 15000}
-"""What a service does about, with faults: only this much of the rates is known beforehand."""
+"""Rough rate of a service under faults: only this is known of the rates beforehand."""
 _PER_STRIKE = {FaultKind.POISON: 0.5, FaultKind.FAIL: 4.0, FaultKind.MEMORY: 4.0}
-"""Injected faults for each signal, about."""
+"""Approximate number of injected faults per signal."""
 _INJECTED = {
     FaultKind.POISON: Fault.STICKY,
     FaultKind.FAIL: Fault.FAIL_EXECUTION,
@@ -64,18 +64,19 @@ _STRUCK: dict[FaultKind, tuple[str | None, ...]] = {
     FaultKind.FAIL: _FALLIBLE,
     FaultKind.MEMORY: _FALLIBLE,
 }
-"""Which messages; None: all. No `Free` is made to fail: nobody repeats that of a buffer nobody received."""
+"""The messages affected; None: all. No `Free` is made to fail: for a buffer that no caller received, no one
+would repeat it."""
 _FELT = ((ExecutionFailed, FaultKind.FAIL), (OutOfMemory, FaultKind.MEMORY))
-"""The errors by which callers learn of the kinds that one request feels."""
+"""The error that a caller gets for each kind of fault that affects one request."""
 _CAUSES = (
     (ExitKind.CRASH, "INJECTED_STICKY_ERROR", FaultKind.POISON),
     (ExitKind.START_FAILED, "injected crash in start", FaultKind.START),
 )
-"""What a restart's cause says where it was injected."""
+"""The cause that a restart has if it was injected."""
 
 
 def fault_plan(settings: Settings) -> FaultPlan:
-    """What strikes inside the service."""
+    """The faults that are injected inside the service."""
     per_message = 1 / (_MESSAGES_PER_S[settings.engine] * settings.kill_every)
     rules = [
         FaultRule(fault=_INJECTED[kind], probability=min(1.0, _PER_STRIKE[kind] * per_message), of=name)
@@ -94,14 +95,15 @@ def fault_plan(settings: Settings) -> FaultPlan:
 
 
 def injected_errors(settings: Settings) -> dict[type[Exception], FaultKind]:
-    """The errors that callers are to see of it, and what each stands for."""
+    """The errors that callers get from injected faults, and the kind of each."""
     return {error: kind for error, kind in _FELT if kind in settings.faults}
 
 
 async def watch(gpu: CudnnRef, tally: Tally, *, pauses: bool) -> None:
-    """Count the events of a service, and the faults that only they tell of.
+    """Count a service's events, and the faults that only events reveal.
 
-    `pauses` says that it waits before its restarts, as it does on a thread: up to 5 s, which are no stall.
+    `pauses`: the service waits before its restarts, as it does on a thread: up to 5 s, which do not count as
+    a stall.
     """
     async for event in gpu.events():
         tally.events[type(event).__name__] += 1
@@ -119,9 +121,9 @@ class Injector:
     Parameters
     ----------
     gpu, tally
-        Whom, and where it is counted.
+        The service, and the counters.
     settings
-        How often, and which.
+        Which signals, and how often.
     """
 
     def __init__(self, gpu: CudnnRef, tally: Tally, settings: Settings) -> None:
@@ -132,10 +134,10 @@ class Injector:
         self._chance = random.Random(f"{settings.seed} strikes")
         self._continuing: set[asyncio.Task[None]] = set()
         self._idle: dict[tuple[int, int], float] = {}
-        """When a process was first seen with so much work done, by its id and that."""
+        """When a process was first seen with a given amount of CPU time used; by its id and that amount."""
 
     async def run(self) -> None:
-        """Inject until cancelled: each kind once, then as chance has it."""
+        """Inject until cancelled: each kind once, then at random."""
         first = self._chance.sample(self._kinds, len(self._kinds))
         try:
             while self._kinds:
@@ -155,7 +157,7 @@ class Injector:
                 task.cancel()
 
     async def _strike(self, kind: FaultKind) -> Found | None:
-        """Send one signal, to a process of this kind; None where there is none for a while."""
+        """Send one signal to a process of this kind; None if none was found for a while."""
         patience_s = self._tally.now_s + _PATIENCE_S
         number = signal.SIGSTOP if kind in _HANGS else signal.SIGKILL
         while True:
@@ -182,7 +184,7 @@ class Injector:
         return now_s - self._idle.setdefault((found.pid, found.ticks), now_s) > _IDLE_S
 
     async def _until_replaced(self, worker: int) -> None:
-        while True:  # no event tells of it at once: a standby takes over without one
+        while True:  # polls, since no event reports it at once: a standby takes over without one
             if self._gpu.worker_pid != worker:
                 return
             await asyncio.sleep(_LOOK_S)

@@ -1,6 +1,6 @@
-"""The harness of the command: who runs on which thread, and how it ends whatever befalls it.
+"""The harness of the command: its threads, and how it ends in every case.
 
-The run's first event loop has a thread of its own. The main thread, which alone is interrupted by signals, is
+The run's first event loop has its own thread. The main thread, the only one that signals interrupt, is
 a caller under alarms, or waits. A watchdog reports what waits for what, and ends a run that does not end.
 """
 
@@ -34,9 +34,10 @@ from cudnn_actor.protocol import InvalidRequest
 __all__ = ["Harness"]
 
 _AROUND_S = 240.0
-"""Beside load and deadline: two starts, the plans, the last answers and the stop, each at its longest."""
+"""Time in addition to load and deadline: two starts, the plans, the last answers and the stop, each at
+most."""
 _LAST_S = 15.0
-"""Until the processes must have ended that the service leaves to the interpreter's exit."""
+"""Seconds within which the processes that the service leaves to the interpreter's exit must have ended."""
 _LOOK_S = 0.1
 _INTERRUPTED = 130
 
@@ -47,9 +48,9 @@ class Harness:
     Parameters
     ----------
     settings
-        How.
+        The settings.
     console
-        Where the progress goes.
+        Where the progress is shown.
     finish
         Called with the report.
     """
@@ -110,7 +111,7 @@ class Harness:
         outcome = await run_once(
             self._settings, self._tally, self._ending, show=self._show, ready=self._note_ready
         )
-        self._end_with(outcome)  # now: a loop with tasks that do not end takes its time to close
+        self._end_with(outcome)  # now, since a loop with tasks that do not end takes long to close
 
     def _end_with(self, result: Outcome | Exception) -> None:
         if self._result is None:
@@ -148,9 +149,9 @@ class Harness:
 
     @contextlib.contextmanager
     def _told_of_interrupts(self) -> Iterator[None]:
-        """The first Ctrl-C ends the load early, and what was found is reported; the second ends at once."""
+        """The first Ctrl-C ends the load early, and the results are reported; the second ends the process."""
         before = signal.getsignal(signal.SIGINT)
-        if before in (signal.SIG_IGN, None):  # of a job in the background; it stays so
+        if before in (signal.SIG_IGN, None):  # a background job: it stays ignored
             yield
             return
         signal.signal(signal.SIGINT, self._interrupt)
@@ -190,10 +191,10 @@ class Harness:
     def _report(self, outcome: Outcome) -> Report:
         return report_of(self._settings, self._tally, outcome, alarms=self._alarms)
 
-    # Ends that cannot wait.
+    # Ending at once.
 
     def _give_up(self) -> None:
-        """Report what there is, and end this process: a run has not ended. The watchdog's thread."""
+        """Report the results so far and end this process: the run has not ended. On the watchdog's thread."""
         self._progress.stop()
         lost, seconds = self._tally.lost(), self._tally.now_s
         stuck = ("the run did not end",)
@@ -213,10 +214,10 @@ class Harness:
 
 
 def _wait_for(event: threading.Event) -> None:
-    """Wait, and have Ctrl-C answered meanwhile.
+    """Wait in short intervals, so that Ctrl-C is handled meanwhile.
 
-    A signal ends a wait in progress, not one that begins just after the signal has come, nor when the kernel
-    gives it to another thread. Its handler would run when the wait is over.
+    A signal interrupts a wait in progress. It does not interrupt a wait that begins just after the signal, or
+    when the kernel delivers the signal to another thread: its handler would run only after the wait.
     """
     while not event.wait(_LOOK_S):
         pass

@@ -1,8 +1,8 @@
-"""The load: tasks that carry out their programs on a service, and have every answer judged.
+"""The load: tasks that run their programs on a service, and have every answer judged.
 
-A task owns its buffers and is the only one to write them, so its models need no lock and no luck. The inputs
-that all share are written by nobody. The requests of a task reach the service in the order in which they are
-sent, whichever of the `senders` it uses, so a burst can be judged in that order afterwards.
+A task owns its buffers, and only it writes them, so its models need no lock. No task writes the shared
+inputs. The requests of a task reach the service in the order in which they are sent, whichever of the
+`senders` it uses. So a burst can be judged in that order afterwards.
 """
 
 from __future__ import annotations
@@ -63,33 +63,33 @@ class _Place(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class Ground:
-    """What the tasks of a run have in common."""
+    """The state that all tasks of a run share."""
 
     gpu: CudnnRef
     answers: Answers
     oracle: Oracle
     tally: Tally
     ending: threading.Event
-    """Set when no new burst is to begin."""
+    """Set when no new burst may begin."""
     abandoned: threading.Event
-    """Set when nobody is to wait any more: what has not been answered is lost."""
+    """Set when all callers must stop waiting: unanswered requests count as lost."""
     problems: range
-    """Those of the load, by number."""
+    """The problems of the load, by number."""
     others: set[str] = field(default_factory=set)
-    """Callers beside those of the run itself that have not ended: they still read the shared inputs."""
+    """Callers outside the run itself that have not ended, and so still read the shared inputs."""
     inputs: dict[tuple[int, str, int], Model] = field(default_factory=dict)
-    """By problem, role and number; read by all and written by nobody."""
+    """The shared inputs by problem, role and number; all tasks read them, none writes them."""
     quarantined: set[tuple[int, Kind, bool]] = field(default_factory=set)
-    """Problem, kind, and whether it accumulates: plans that are not used any more."""
+    """Quarantined plans, which are not used again: problem, kind, and whether it accumulates."""
 
 
 class Task:
-    """One sender of requests, with buffers of its own.
+    """One sender of requests, with its own buffers.
 
     Parameters
     ----------
     ground
-        What it shares with the others.
+        The state shared with the others.
     number
         Its number, for reports.
     sender
@@ -135,7 +135,8 @@ class Task:
                 await self._give_up(self._own.pop(place))
 
     async def _replace_torn(self) -> None:
-        """Look that what is torn says so, and let go of it: it is taken anew when it is needed."""
+        """Check that torn buffers are reported as torn, and free them: they are allocated again when
+        needed."""
         for place, model in tuple(self._own.items()):
             if model.torn is Torn.YES:
                 await self._send([Deed(Download(src=model.ref), (model,))])
@@ -145,7 +146,7 @@ class Task:
     # Buffers.
 
     def _needed(self, step: Step) -> list[_Place]:
-        """The task's own buffers that a step names."""
+        """The task's own buffers that a step uses."""
         meant = self._meant(step)
         match step.action:
             case Action.CONVOLVE | Action.ACCUMULATE:
@@ -173,7 +174,7 @@ class Task:
         return _Place(step.problem, WRITES[step.kind], (step.place + 1) % PLACES)
 
     async def _take(self, place: _Place, step: Step) -> None:
-        """Allocate, with the step's impatience at the first attempt."""
+        """Allocate, with the step's timeout or cancellation at the first attempt."""
         value = self._values(place, step) if step.filled else None
         self._own[place] = await self._allocate(place.spec, value, step.timeout_s, step.cancel_after_s)
 
@@ -184,7 +185,7 @@ class Task:
         timeout_s: float | None = None,
         cancel_after_s: float | None = None,
     ) -> Model:
-        """A new buffer: asked for again and again while that is made to fail."""
+        """A new buffer. Retries while injected faults make the allocation fail."""
         while True:
             message = Allocate(spec=spec, data=value)
             deed = Deed(message, (), timeout_s=timeout_s, cancel_after_s=cancel_after_s)
@@ -209,9 +210,10 @@ class Task:
         return answers.result(kind, step.problem, *operands)
 
     async def _give_up(self, model: Model) -> None:
-        """Read a buffer back, then free it: again and again while that is made to fail.
+        """Read a buffer back, then free it; retries while injected faults make that fail.
 
-        Between the two it is filled: a receipt says which incarnation gave it, and so when a fault was over.
+        In between the buffer is filled: the receipt names the incarnation, and so shows when a fault was
+        over.
         """
         zeros = np.zeros(model.ref.spec.dims, np.float32)
         for deed in (
@@ -227,7 +229,7 @@ class Task:
                 return
 
     async def share(self) -> None:
-        """Upload the inputs that all share. Raises `ServiceStopped`."""
+        """Upload the shared inputs. Raises `ServiceStopped`."""
         for problem, role, number in itertools.product(self._ground.problems, INPUTS, range(VALUES)):
             value = self._ground.answers.value(problem, role, number)
             model = await self._allocate(PROBLEMS[problem].spec(role), value)
@@ -235,7 +237,7 @@ class Task:
             self._ground.inputs[problem, role, number] = model
 
     async def unshare(self) -> None:
-        """Look that the shared inputs are what they were, and free them. Raises `ServiceStopped`."""
+        """Check that the shared inputs are unchanged, and free them. Raises `ServiceStopped`."""
         while self._ground.inputs:
             _, model = self._ground.inputs.popitem()
             await self._give_up(model)
@@ -292,7 +294,7 @@ class Task:
 
     def _fill(self, step: Step) -> Deed:
         place = self._meant(step)
-        if place.role == "x":  # holds one of the inputs, always
+        if place.role == "x":  # always holds one of the inputs
             return self._upload(step)
         model = self._own[place]
         value = np.full(place.spec.dims, step.value, np.float32)
@@ -306,7 +308,7 @@ class Task:
         return Deed(Copy(src=src.ref, dst=dst.ref), (src, dst), dst, lambda: src.contents)
 
     async def _send(self, burst: Sequence[Deed]) -> list[object]:
-        """Send a burst, wait for all of it, have it judged. Raises `ServiceStopped`."""
+        """Send a burst, wait for all answers, and have them judged. Raises `ServiceStopped`."""
         if not burst:
             return []
         tally, sender = self._ground.tally, self._sender

@@ -1,11 +1,12 @@
-"""What the service owes: a model of each buffer, and a judge of each answer.
+"""The expected behaviour of the service: a model of each buffer, and a judge of each answer.
 
-A buffer's model is the list of contents that it may have: one where its requests ended in receipts, more
-where a caller gave up on a request that may have run, anything where an error says that the bytes are not to
-be trusted. Beside it stands whether a crash may have torn the buffer. Reading it back leaves one.
+A buffer's model is the list of contents that it may have: one if all its requests ended in receipts; more
+if a caller gave up on a request that may have run; anything if an error says that the contents are
+unreliable. The model also records whether a crash may have torn the buffer. After it is read back, one is
+left.
 
 =================================  ==================================  =====================================
-a request that ended in            did to what it writes               is right only where
+a request that ended in            did to what it writes               is right only if
 =================================  ==================================  =====================================
 a receipt, or an array             what it says, once                  nothing that it names is torn
 `OutcomeUnknown`                   tore it                             it accumulates, or a later request of
@@ -21,9 +22,9 @@ a receipt, or an array             what it says, once                  nothing t
 `Alarmed`                          the same, or was never sent         its caller set an alarm
 =================================  ==================================  =====================================
 
-Everything else is wrong. Requests of a burst are judged in the order in which they were sent. One thing goes
-against that order: a crash tears what request 2 writes, and request 1, which was running too and is run
-again, then finds the buffer torn. So what any request of a burst may have torn excuses the others.
+Everything else is wrong. Requests of a burst are judged in the order in which they were sent, with one
+exception: a crash may tear what request 2 writes, and request 1, which was running too and runs again, then
+finds the buffer torn. So a buffer that any request of a burst may have torn excuses the other requests.
 """
 
 from __future__ import annotations
@@ -55,18 +56,18 @@ from cudnn_actor.protocol.messages import Download
 __all__ = ["Alarmed", "Contents", "Deed", "Model", "Oracle", "Torn", "Wrong", "both", "describe", "text"]
 
 Contents = tuple[np.ndarray, ...] | None
-"""What a buffer may hold: one of these, or, None, anything."""
+"""What a buffer may hold: one of these; None: anything."""
 
 _Finding = tuple[str, str] | None
-"""What was expected and what came, where that is wrong."""
+"""What was expected and what came, if that is wrong."""
 
 _REMEMBERED = 12
 _MOST = 8
-"""Contents that are told apart; more count as anything."""
+"""The most alternatives that are tracked; more count as anything."""
 
 
 class Alarmed(Exception):
-    """Raised by an alarm's handler in the middle of a call: nobody knows whether its request was sent."""
+    """Raised by an alarm's handler in the middle of a call: it is unknown whether the request was sent."""
 
 
 class Torn(enum.Enum):
@@ -79,33 +80,33 @@ class Torn(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Model:
-    """What ought to be in a buffer."""
+    """The expected contents of a buffer."""
 
     ref: BufferRef
     contents: Contents = None
     torn: Torn = Torn.NO
     owned: bool = True
-    """Whether it is one task's: others are never written."""
+    """Whether it belongs to one task. Shared buffers are never written."""
     story: deque[tuple[Deed, object]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """The last requests that named it, each with its outcome."""
 
 
 @dataclass(slots=True, eq=False)
 class Deed:
-    """A request, and what it means.
+    """A request, and its effect on the models.
 
     Parameters
     ----------
     message
-        What is sent.
+        The message.
     uses
         The buffers that it names.
     writes
-        The one that it writes, if any.
+        The buffer that it writes, if any.
     after
-        What that one holds once the request has run, worked out from the models as they are when called.
+        Computes what that buffer holds once the request has run, from the models at the time of the call.
     accumulates
-        Whether it reads what it writes: then it may not run twice.
+        Whether it reads what it writes: then it must not run twice.
     timeout_s, cancel_after_s
         When its caller gives up; None for never.
     alarmed
@@ -123,7 +124,7 @@ class Deed:
 
     @property
     def reads(self) -> tuple[Model, ...]:
-        """What it names and does not write."""
+        """The buffers that it names and does not write."""
         return tuple(model for model in self.uses if model is not self.writes)
 
 
@@ -135,11 +136,11 @@ class Wrong:
     expected: str
     got: str
     story: tuple[str, ...] = ()
-    """What had become of the buffer before: its last requests and their outcomes."""
+    """The history of the buffer: its last requests and their outcomes."""
 
 
 def both(one: Contents, other: Contents) -> Contents:
-    """What a buffer holds that holds the one or the other."""
+    """The contents of a buffer that holds either the one or the other."""
     if one is None or other is None or len(one) + len(other) > _MOST:
         return None
     return one + other
@@ -153,8 +154,8 @@ class Oracle:
     injected
         The errors that are being injected.
     excusable
-        Whether a request that is not run again may be one that could be: where a thread that hangs cannot
-        be ended, as in thread isolation.
+        Whether a request that could run again may be refused instead: in thread isolation, where a hung
+        thread cannot be ended.
     """
 
     def __init__(self, injected: Container[type[Exception]] = (), *, excusable: bool = False) -> None:
@@ -162,13 +163,13 @@ class Oracle:
         self._excusable = excusable
 
     def judge(self, burst: Sequence[Deed], outcomes: Sequence[object]) -> list[Wrong]:
-        """Bring the models up to date with a burst; returns what is wrong about it.
+        """Update the models after a burst. Returns the wrong answers.
 
         Each outcome is an answer or an exception.
         """
         shaken: dict[
             int, bool
-        ] = {}  # by a model's id: whether one did it that was not itself refused for that
+        ] = {}  # by a model's id: whether a request that was not itself refused for it may have torn it
         for deed, outcome in zip(burst, outcomes, strict=True):
             if deed.writes is not None and _may_have_torn(outcome):
                 shaken[id(deed.writes)] = shaken.get(id(deed.writes), False) or not _was_refused(outcome)
@@ -178,7 +179,7 @@ class Oracle:
             if found is not None:
                 wrongs.append(Wrong(describe(deed), *found, _story(deed)))
                 for model in deed.uses if deed.writes is None else (deed.writes,):
-                    model.contents = None  # one wrong answer is told once
+                    model.contents = None  # report one wrong answer only once
             for model in deed.uses:
                 if model.owned:
                     model.story.append((deed, outcome))
@@ -236,7 +237,7 @@ def _may_have_torn(outcome: object) -> bool:
 
 
 def _was_refused(outcome: object) -> bool:
-    """Whether it is of a request whose second run was refused: another has torn what it names."""
+    """Whether the second run was refused, because another request had torn what it names."""
     return isinstance(outcome, OutcomeUnknown) and "refused" in outcome.why
 
 
@@ -256,7 +257,7 @@ def _forget(model: Model | None) -> None:
 
 
 def _perhaps(deed: Deed) -> None:
-    """A request that may have run to its end, or not at all, or may have been interrupted."""
+    """Update for a request that may have run to its end, or not at all, or may have been interrupted."""
     if deed.writes is not None:
         deed.writes.contents = both(deed.writes.contents, deed.after())
         _tear(deed.writes, Torn.MAYBE)
@@ -300,7 +301,7 @@ def _read_back(model: Model, answer: object) -> _Finding:
 
 
 def _difference(wanted: np.ndarray, got: np.ndarray) -> str:
-    """Where two arrays part, for people."""
+    """Where two arrays differ, as text."""
     differs = np.argwhere(wanted != got)
     first = tuple(int(index) for index in differs[0])
     where = f"at {first} {wanted[first]:g}, not {got[first]:g}"
@@ -308,13 +309,13 @@ def _difference(wanted: np.ndarray, got: np.ndarray) -> str:
 
 
 def _story(deed: Deed) -> tuple[str, ...]:
-    """Of the buffer that an answer was wrong about."""
+    """The history of the buffer that an answer was wrong about."""
     model = deed.uses[0] if deed.writes is None else deed.writes
     return tuple(f"{describe(earlier)}: {text(outcome)}" for earlier, outcome in model.story)
 
 
 def describe(deed: Deed) -> str:
-    """A request in a line."""
+    """A request as one line of text."""
     message, words = deed.message, [type(deed.message).__name__]
     for name in message.__struct_fields__:
         given = getattr(message, name)
@@ -327,7 +328,7 @@ def describe(deed: Deed) -> str:
 
 
 def text(outcome: object) -> str:
-    """An outcome in a line."""
+    """An outcome as one line of text."""
     if isinstance(outcome, np.ndarray):
         head = ", ".join(f"{value:g}" for value in outcome.ravel()[:6])
         return f"[{head}{', ...' if outcome.size > 6 else ''}]"

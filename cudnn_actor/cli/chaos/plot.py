@@ -1,4 +1,4 @@
-"""A run as a picture: what the service did through it all, and how soon it was back after each fault."""
+"""Plots a run: the throughput, and how soon the service answered again after each fault."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw(report: Report, out: Path) -> None:
-    """Draw and write a PNG of 1680 x 1080 pixels. Raises `UserError` where it can't be written."""
+    """Draw and write a PNG of 1680 x 1080 pixels. Raises `UserError` if it cannot be written."""
     with mpl.rc_context():
         mpl.rcdefaults()  # the page does not depend on the user's own matplotlib settings
         mpl.rcParams.update(_STYLE)
@@ -102,7 +102,7 @@ def _write_headline(figure: Figure, report: Report) -> None:
 
 
 def _draw_throughput(axes: Axes, report: Report) -> None:
-    """Requests finished per second, over time; a few bins are taken together where there are many."""
+    """Requests finished per second, over time; with many bins, a few are combined."""
     finished = np.array(report.finished, dtype=float)
     together = -(-len(finished) // _MOST_BINS)
     padded = np.pad(finished, (0, -len(finished) % together)).reshape(-1, together)
@@ -132,7 +132,7 @@ def _draw_strikes(axes: Axes, report: Report, kinds: list[FaultKind]) -> None:
 
 
 def _draw_recoveries(axes: Axes, report: Report, kinds: list[FaultKind]) -> None:
-    """The share of the faults of a kind that were over after a time."""
+    """The share of the faults of each kind that were over after a given time."""
     axes.set_title("From a fault to the next finished request: share of the faults that were over by then")
     for kind in kinds:
         took = np.sort([1e3 * each.took_s for each in report.recoveries if each.kind is kind])

@@ -1,7 +1,7 @@
-"""The processes of a service, found from outside: which there are, and what each is for.
+"""The processes of a service, found from outside: which there are, and the role of each.
 
-Every process that the command starts, and every one that those start or fork, inherits a mark in its
-environment; `/proc/PID/environ` has it whoever the parent is by now.
+Every process that the command starts, and every process that those start or fork, inherits a mark in its
+environment. `/proc/PID/environ` shows it, whatever the process's parent is by now.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARK = "CUDNN_ACTOR_CHAOS_RUN"
 
 
 class Role(enum.StrEnum):
-    """What a process of a service is for."""
+    """The role of a process of a service."""
 
     WORKER = "worker"
     FORKSERVER = "forkserver"
@@ -34,13 +34,13 @@ class Role(enum.StrEnum):
 
 
 _ROLES = {WORKER: Role.WORKER, LAUNCHER: Role.FORKSERVER, BUILDER: Role.BUILDER}
-"""By the processes' names."""
+"""The role by the process's name."""
 
 
 class Found(NamedTuple):
-    """A process: its id, what it is for, its state as the kernel has it ("R", "S", "T": stopped), its work.
+    """A process: its id, its role, its state in the kernel ("R", "S", "T": stopped), its CPU time.
 
-    `ticks` is the processor time that it has used, in the kernel's unit.
+    `ticks` is the CPU time that it has used, in the kernel's unit.
     """
 
     pid: int
@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
 @contextlib.contextmanager
 def marked() -> Iterator[None]:
-    """Have the processes that are started from here on be found by `find`."""
+    """Mark the processes that are started from here on, so that `find` finds them."""
     before = os.environ.get(_MARK)
     os.environ[_MARK] = uuid.uuid4().hex
     try:
@@ -75,23 +75,23 @@ def _look_at(pid: int) -> Found | None:
         if mark not in (place / "environ").read_bytes().split(b"\0"):
             return None
         name, stat = (place / "comm").read_text().strip(), _stat(pid)
-    except (OSError, ValueError):  # it has ended, or is another user's
+    except (OSError, ValueError):  # it has ended, or belongs to another user
         return None
     state, ticks = stat[0].decode(), int(stat[11]) + int(stat[12])
     return None if state in ("Z", "X") else Found(pid, _ROLES.get(name, Role.OTHER), state, ticks)
 
 
 def _stat(pid: int) -> list[bytes]:
-    """From the third field of proc(5) on."""
+    """The fields of `/proc/PID/stat` from the third on, see proc(5)."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 
 def send_signal(found: Found, number: signal.Signals) -> bool:
-    """Send a signal; whether the process was still there, and still what it was found to be."""
+    """Send a signal. Returns whether the process still existed, and was still the one that was found."""
     with contextlib.suppress(ProcessLookupError):
         process = os.pidfd_open(found.pid)
         try:
-            now = _look_at(found.pid)  # the descriptor names one process; this says that it is the one meant
+            now = _look_at(found.pid)  # the descriptor names one process; check that it is the one meant
             if now is not None and now.role is found.role:
                 signal.pidfd_send_signal(process, number)
                 return True
@@ -101,7 +101,7 @@ def send_signal(found: Found, number: signal.Signals) -> bool:
 
 
 def end_all() -> list[Found]:
-    """Kill every process with this run's mark; returns those that were there."""
+    """Kill every process with this run's mark. Returns those that existed."""
     left = find()
     for each in left:
         send_signal(each, signal.SIGKILL)

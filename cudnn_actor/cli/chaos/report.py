@@ -1,4 +1,4 @@
-"""What a run says at its end: tables for people, and a record from which tables and picture can be made."""
+"""The report of a run: tables, and a record from which tables and plot can be made again."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["Report", "print_report", "report_of", "write"]
 
 _PACKAGES = ("cudnn-actor", "numpy", "pykka", "msgspec", "cupy-cuda13x", "nvidia-cudnn-frontend")
 _SHOWN = 10
-"""Wrong answers and lost requests that are printed; the record has more."""
+"""The most wrong answers and lost requests that are printed; the record has more."""
 
 
 class RecoveryTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """How long after faults of a kind the service answered, in milliseconds."""
+    """How long after faults of a kind the service answered again, in milliseconds."""
 
     faults: int
     over: int
-    """Faults after which it has answered; the times are theirs."""
+    """The number of faults after which it has answered; the times are for these."""
     p50_ms: float | None
     p90_ms: float | None
     max_ms: float | None
@@ -54,22 +54,22 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     recoveries: list[Recovery]
     bin_s: float
     finished: list[int]
-    """Requests finished, by `bin_s` since the load began."""
+    """Requests finished in each interval of `bin_s` since the load began."""
     lost: list[LostRequest]
     wrong: list[WrongAnswer]
     stalls: list[Stall]
     """Requests that took longer than `settings.STALL_S`."""
     longest_s: float
     senders: dict[LoadKind, int]
-    """Requests, by who sent them."""
+    """Requests by kind of sender."""
     alarms: int
-    """Calls that an alarm has interrupted."""
+    """Calls that an alarm interrupted."""
     stuck: tuple[str, ...]
     """What did not end in time."""
 
     @property
     def good(self) -> bool:
-        """Whether the service did what it owes."""
+        """Whether the service behaved correctly."""
         counts = self.counts
         return not (counts["lost"] or counts["wrong"] or counts["stalls"] or self.stopped or self.stuck)
 
@@ -162,7 +162,7 @@ _WORDS = {
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Print the tables, and what went wrong."""
+    """Print the tables, and every failure."""
     console.print(_count_table(report))
     if report.recovery:
         console.print(_recovery_table(report))

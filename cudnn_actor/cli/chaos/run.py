@@ -1,6 +1,6 @@
-"""One run, from the service's start to its end: load, faults, and what is left when they cease.
+"""One run, from the service's start to its end: load, faults, and the requests left at the end.
 
-Every wait here has an end: a service that loses requests, hangs or does not stop is reported, not waited for.
+Every wait here is bounded: a service that loses requests, hangs or does not stop is reported, not waited for.
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ __all__ = ["Interrupted", "Outcome", "run_once"]
 T = TypeVar("T")
 
 _RESTARTS = 1_000_000
-"""More than a run can need: no fault here is a reason to give up."""
+"""More restarts than a run can need: no fault here is a reason to give up."""
 _START_S = 60.0
-"""So long a service may take for its start. The first of a machine reads its libraries from a cold disk."""
+"""Seconds that a service's start may take. The first on a machine reads its libraries from a cold disk."""
 _WARM_S, _STOP_S = 60.0, 30.0
 _LOOK_S = 0.1
 _DEVICES = {"cpu": "cpu", "cuda": "cuda:0"}
 
 
 class Interrupted(Exception):
-    """Raised where the run was ended before there was anything to report."""
+    """Raised when the run was ended before there was anything to report."""
 
 
 class Outcome(NamedTuple):
-    """What came of a run.
+    """The outcome of a run.
 
     Parameters
     ----------
     device
-        What it ran on.
+        The device that it ran on.
     lost
         Requests that had not ended by the deadline.
     injected
-        The scripted faults that came, by name.
+        The scripted faults that fired, by name.
     statistics
-        The service's own at the end; None where it did not say.
+        The service's statistics at the end; None if it did not answer.
     stopped
-        Why the service ended before its time; empty where it did not.
+        Why the service ended early; empty if it did not.
     seconds
         How long load and faults lasted.
     stuck
-        What did not end in time: the service, or threads that sent.
+        What did not end in time: the service, or threads of callers.
     """
 
     device: str
@@ -95,13 +95,13 @@ async def run_once(
     Parameters
     ----------
     settings
-        How. `LoadKind.ALARMS` is the caller's to run: it needs the main thread.
+        The settings. The caller of this function runs `LoadKind.ALARMS`, which needs the main thread.
     tally
-        Filled in on the way.
+        The counters, updated during the run.
     ending
         Set it to end early; it is set at the end.
     faults
-        What is injected; None for what the settings stand for.
+        The faults to inject; None for those that the settings determine.
     show
         Called a few times a second.
     ready
@@ -110,7 +110,7 @@ async def run_once(
     Raises
     ------
     InvalidRequest
-        The service cannot be had like that.
+        Such a service cannot run here.
     StartFailed
         It did not start.
     Interrupted
@@ -143,7 +143,7 @@ def _spawned(settings: Settings, faults: FaultPlan | None) -> Coroutine[Any, Any
 async def _try_a_start(settings: Settings, ending: threading.Event) -> None:
     """Start a service without faults, and stop it.
 
-    One that may restart without end, as the run's own may, would try for ever where no worker can start.
+    The run's own service may restart without limit: it would try for ever if no worker can start.
     """
 
     async def start_and_stop() -> None:
@@ -154,7 +154,7 @@ async def _try_a_start(settings: Settings, ending: threading.Event) -> None:
 
 
 async def _within(seconds: float, ending: threading.Event, start: Coroutine[Any, Any, T]) -> T:
-    """What a start gives. Raises `StartFailed` after so many seconds, `Interrupted` when the run is ended."""
+    """The result of a start. Raises `StartFailed` after `seconds`, `Interrupted` when the run is ended."""
     starting = asyncio.ensure_future(start)
     deadline = time.monotonic() + seconds
     while not starting.done():
@@ -171,7 +171,7 @@ async def _within(seconds: float, ending: threading.Event, start: Coroutine[Any,
 
 
 async def _ends(gpu: CudnnRef, settings: Settings) -> bool:
-    """Whether the service has stopped, in time."""
+    """Stop the service. Returns whether it stopped in time."""
     closing = asyncio.ensure_future(gpu.aclose(drain_s=min(10.0, settings.deadline_s)))
     await asyncio.wait([closing], timeout=_STOP_S)
     return closing.done()
@@ -209,7 +209,7 @@ class _Run:
         self._crowd = Crowd(self._ground, settings)
 
     async def run(self) -> Outcome:
-        """Everything, in order. What it starts has ended when it returns, but for requests that are lost."""
+        """Do everything, in order. When it returns, all that it started has ended, except lost requests."""
         tally, deadline_s = self._tally, self._settings.deadline_s
         problems = [PROBLEMS[number] for number in self._ground.problems]
         with contextlib.suppress(TimeoutError):
@@ -253,7 +253,7 @@ class _Run:
             self._stopped = str(stops.exceptions[0])
 
     async def _watch(self, load: asyncio.Task[None], over: Callable[[], bool]) -> None:
-        """Wait until it is over, or the load has ended."""
+        """Wait until `over` returns True, or the load has ended."""
         while not (over() or load.done()):
             left = max(self._settings.seconds - self._tally.now_s, 0.01)
             await asyncio.wait([load], timeout=min(left, _LOOK_S))
@@ -262,13 +262,13 @@ class _Run:
     async def _conclude(self, load: asyncio.Task[None], seconds: float) -> Outcome:
         lost = [] if load.done() else self._tally.lost()
         if load.done():
-            load.result()  # an error here is the harness's own
+            load.result()  # an error here is a bug of the harness
         if self._crowd.failures:
             raise self._crowd.failures[0]
         statistics: Statistics | None = None
         patience_s = min(5.0, self._settings.deadline_s)
         with contextlib.suppress(CudnnActorError):
-            await self._gpu.ask(Drain(), timeout=patience_s)  # of buffers that nobody received, too
+            await self._gpu.ask(Drain(), timeout=patience_s)  # also for buffers that no caller received
         with contextlib.suppress(CudnnActorError):
             statistics = await self._gpu.ask(GetStatistics(), timeout=patience_s)
         self._ground.abandoned.set()
@@ -286,7 +286,7 @@ class _Run:
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for it; an error of its own is raised."""
+    """Cancel a task and wait for it; its error, if any, is raised."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task

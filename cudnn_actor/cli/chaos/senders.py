@@ -1,8 +1,8 @@
-"""The ways to send a burst of requests, and to wait for its answers: of a loop, of threads, under an alarm.
+"""The ways to send a burst of requests and to wait for the answers: on a loop, on threads, under an alarm.
 
-A sender belongs to one thread. Those without an event loop of their own block in `send`, so their task's
-coroutine runs in one go: `run_without_a_loop`. Every wait looks now and then whether the run has been given
-up, so that a request that is lost holds up nobody's end.
+A sender belongs to one thread. Senders without an event loop block in `send`, so their task's coroutine runs
+in one go: `run_without_a_loop`. Every wait checks regularly whether the run has been given up, so that a lost
+request delays no caller's end.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ __all__ = [
 
 _LOOK_S = 0.25
 _ALARMS = 0.5
-"""Of the calls of an alarmed sender, how many may be interrupted."""
+"""The fraction of an alarmed sender's calls that may be interrupted."""
 _ALARM_S = 300e-6
-"""An alarm comes within this time: a call takes about as long."""
+"""An alarm goes off within this time, in seconds: about the duration of a call."""
 
 Note = Callable[[Waiting, Deed], None]
 
 
 class GivenUp(Exception):
-    """Raised where the run has been given up: what has not been answered is lost."""
+    """Raised when the run has been given up: unanswered requests are lost."""
 
 
 class Sender(Protocol):
@@ -53,30 +53,31 @@ class Sender(Protocol):
     kind: LoadKind
 
     async def send(self, burst: Sequence[Deed], note: Note) -> list[tuple[Waiting | None, object]]:
-        """Send a burst, and wait for all of it: each request, where it was sent at all, and its outcome.
+        """Send a burst and wait for all of it. Returns each request (None if it was not sent) and its
+        outcome.
 
-        `note` is called with every request on its way. Raises `GivenUp`.
+        `note` is called with every request that was sent. Raises `GivenUp`.
         """
 
 
 def run_without_a_loop(task: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that never waits for anything that is not there."""
+    """Run a coroutine that never suspends."""
     try:
         task.send(None)
     except StopIteration:
         return
-    raise RuntimeError("it waits for an event loop, and there is none")
+    raise RuntimeError("the coroutine waits for an event loop, but there is none")
 
 
 class LoopSender:
-    """Sends from tasks of a running loop, all of a burst at once.
+    """Sends from tasks of a running loop: a whole burst at once.
 
     Parameters
     ----------
     gpu
         The service.
     kind
-        What it is counted as.
+        The kind of load that it is counted as.
     """
 
     def __init__(self, gpu: CudnnRef, kind: LoadKind = LoadKind.TASKS) -> None:
@@ -84,7 +85,7 @@ class LoopSender:
         self.kind = kind
 
     async def send(self, burst: Sequence[Deed], note: Note) -> list[tuple[Waiting | None, object]]:
-        """See `Sender`. Never raises `GivenUp`: its task is cancelled then."""
+        """See `Sender`. Never raises `GivenUp`: its task is cancelled instead."""
         started = [_begin(self._gpu, deed, alone=len(burst) == 1) for deed in burst]
         futures = [each for each in started if isinstance(each, asyncio.Future)]
         for deed, each in zip(burst, started, strict=True):
@@ -128,7 +129,7 @@ class NewLoopSender:
 
 
 class PykkaSender:
-    """Sends by the service's pykka reference: one after another, or all of a burst and then the waits.
+    """Sends through the service's pykka reference: one by one, or a whole burst before the first wait.
 
     Parameters
     ----------
@@ -159,7 +160,7 @@ class PykkaSender:
         return outcomes + [self._get(*each) for each in asked]
 
     def _ask(self, deed: Deed) -> object:
-        """A pykka future, or the error of what was refused."""
+        """A pykka future, or the error if the request was refused."""
         try:
             return self._ref.ask(deed.message, block=False)
         except Exception as error:  # noqa: BLE001 - the outcome, for the oracle to judge
@@ -172,10 +173,10 @@ class PykkaSender:
 
 
 class AlarmedSender:
-    """Sends from the main thread, one after another, while an alarm's handler may raise in the middle of it.
+    """Sends from the main thread, one by one, while an alarm's handler may raise in the middle of a call.
 
-    By turns it asks pykka's way, and from a running loop. Of a loop only the sending is interrupted: asyncio
-    itself promises nothing to those who raise in the middle of its own work.
+    It alternates between pykka's `ask` and a running loop. On a loop only the sending is interrupted: asyncio
+    itself guarantees nothing if a handler raises in the middle of its own code.
 
     Parameters
     ----------
@@ -193,14 +194,14 @@ class AlarmedSender:
         self._chance = random.Random(f"{seed} alarms")
         self._armed = False
         self.alarms = 0
-        """How often a call was interrupted."""
+        """How many calls were interrupted."""
         self._before = signal.signal(signal.SIGALRM, self._interrupt)
         self._hook_before, sys.unraisablehook = sys.unraisablehook, self._not_raised
         self._runner = asyncio.Runner()
-        self._runner.get_loop().set_exception_handler(_ignore)  # futures that nobody was given
+        self._runner.get_loop().set_exception_handler(_ignore)  # for futures that no caller received
 
     def close(self) -> None:
-        """Put the handler back that was there."""
+        """Restore the previous handler."""
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, self._before)
         sys.unraisablehook = self._hook_before
@@ -237,7 +238,7 @@ class AlarmedSender:
         return self._runner.run(ask())
 
     def _called(self, deed: Deed, call: Callable[[], object]) -> object:
-        """What a call gives, or the error that it raises: the alarm's, perhaps, at most once."""
+        """The result of a call, or the error that it raises: possibly the alarm's, at most once."""
         try:
             try:
                 if deed.alarmed:
@@ -258,12 +259,13 @@ class AlarmedSender:
             raise Alarmed
 
     def _not_raised(self, unraisable: Any) -> None:
-        if not isinstance(unraisable.exc_value, Alarmed):  # it rang in a finalizer, which loses it
+        # the alarm went off in a finalizer, where it is lost
+        if not isinstance(unraisable.exc_value, Alarmed):
             self._hook_before(unraisable)
 
 
 class _Asked:
-    """A request of a thread, on its way."""
+    """A request of a thread, in flight."""
 
     def __init__(self) -> None:
         self._done = False
@@ -291,7 +293,7 @@ def _wait_for(future: pykka.Future[Any], abandoned: threading.Event) -> object:
 
 
 def _begin(gpu: CudnnRef, deed: Deed, *, alone: bool) -> asyncio.Future[Any] | Exception:
-    """Send a request; what is refused on the spot has its error at once."""
+    """Send a request. Returns its future, or the error if it is refused at once."""
     request: asyncio.Future[Any]
     try:
         if alone:

@@ -1,4 +1,4 @@
-"""What a run of the chaos harness is told, and the kinds of faults and of load that it knows."""
+"""The settings of a run of the chaos harness, and its kinds of faults and of load."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from cudnn_actor.service.options import Isolation
 __all__ = ["STALL_S", "FaultKind", "LoadKind", "Settings", "possible_faults"]
 
 STALL_S = 5.0
-"""A request that takes longer than this has stalled, whatever faults came meanwhile."""
+"""Seconds: a request that takes longer has stalled, whatever faults came meanwhile."""
 
 
 class FaultKind(enum.StrEnum):
-    """What befalls the service."""
+    """A kind of fault."""
 
     KILL = "kill"
-    """SIGKILL of the worker process that serves."""
+    """SIGKILL of the serving worker process."""
     HANG = "hang"
-    """SIGSTOP of the worker process that serves: the watchdog has to notice and replace it."""
+    """SIGSTOP of the serving worker process: the watchdog must notice and replace it."""
     KILL_STANDBY = "kill-standby"
-    """SIGKILL of a worker that does not serve: the standby, or one that starts."""
+    """SIGKILL of a worker that does not serve: the standby, or a starting one."""
     HANG_STANDBY = "hang-standby"
     """SIGSTOP of such a worker."""
     KILL_FORKSERVER = "kill-forkserver"
@@ -36,20 +36,20 @@ class FaultKind(enum.StrEnum):
     POISON = "poison"
     """A sticky error: the device context dies in the middle of a request."""
     START = "start"
-    """A worker that fails in its start."""
+    """A start of a worker fails."""
     FAIL = "fail"
-    """One run fails, and the context lives."""
+    """One run fails, and the context survives."""
     MEMORY = "memory"
     """One allocation fails."""
 
 
 class LoadKind(enum.StrEnum):
-    """Who sends requests, and which."""
+    """A kind of caller, or a kind of request."""
 
     TASKS = "tasks"
     """Tasks of one event loop."""
     LOOPS = "loops"
-    """Tasks of further event loops, each on a thread of its own."""
+    """Tasks of further event loops, each on its own thread."""
     THREADS = "threads"
     """Plain threads, each of which runs a new event loop for every few requests."""
     PYKKA = "pykka"
@@ -57,9 +57,9 @@ class LoadKind(enum.StrEnum):
     ALARMS = "alarms"
     """The main thread, with an alarm whose handler raises while it sends."""
     UPLOADS = "uploads"
-    """Of all these: arrays of over 256 KiB too."""
+    """All of the above also send arrays of over 256 KiB."""
     CANCELS = "cancels"
-    """Of all those with an event loop: cancellations and tiny timeouts too."""
+    """All callers with an event loop also use cancellations and tiny timeouts."""
 
 
 _INJECTED = (FaultKind.POISON, FaultKind.START, FaultKind.FAIL, FaultKind.MEMORY)
@@ -68,7 +68,7 @@ _OF_A_BUILDER = (FaultKind.KILL_BUILDER, FaultKind.HANG_BUILDER)
 
 
 def possible_faults(engine: str, isolation: str, standby: int) -> dict[FaultKind, str]:
-    """Each kind, with why such a service cannot have it; empty for those that can."""
+    """Each kind, with the reason why it cannot be injected into such a service; empty if it can."""
     why = dict.fromkeys(FaultKind, "")
     if isolation == "thread":
         signals = [kind for kind in FaultKind if kind not in _INJECTED]
@@ -89,29 +89,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     seconds
-        How long load and faults last. What is outstanding then has `deadline_s` more.
+        How long load and faults last. Requests in flight then have `deadline_s` more.
     engine
         "cpu" or "cuda".
     isolation
         "process" or "thread".
     standby
-        Workers that stand by: 0 or 1.
+        Number of standby workers: 0 or 1.
     kill_every
-        Mean seconds between two signals to processes. The scripted faults come at message numbers that
-        come about as often, or oftener.
+        Mean seconds between two signals to processes. The scripted faults come about as often, or more often.
     faults
-        Which kinds come.
+        The kinds to inject.
     load
-        Who sends what.
+        The kinds of callers and of requests.
     tasks
         Asyncio tasks that send requests, on the first event loop. The others have fewer.
     seed
-        Decides the programs, which fault comes and after how long, and the injected faults.
+        Determines the programs, which signal comes when, and the injected faults.
     hang_after_s
-        The watchdog's patience, in seconds.
+        The watchdog's limit, in seconds.
     deadline_s
-        Seconds after the end, and after the last fault that took a process, within which each request must
-        have ended; those that have not are lost.
+        Each request must have ended within this many seconds after the end, and after the last fault that
+        took a process; otherwise it is lost.
     """
 
     seconds: float = 30.0

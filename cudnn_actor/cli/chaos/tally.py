@@ -1,8 +1,9 @@
-"""What is counted while the harness runs: outcomes, faults, and how soon after a fault the service answers.
+"""The counters of a run: outcomes, faults, and how soon after a fault the service answers.
 
-Any thread, under one lock: requests come from several. A fault that takes the worker is over with the first
-receipt of a later generation: an answer that was on its way when the fault came proves nothing. One that a
-single request feels, or that befalls another process, is over with the next answer to anybody.
+Any thread may call it, under one lock, since several send requests. A fault that takes the worker is over
+with the first receipt of a later generation: an answer that was already on its way when the fault came proves
+nothing. A fault that affects a single request, or another process, is over with the next answer to any
+caller.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cudnn_actor.protocol import Receipt
 __all__ = ["BIN_S", "InjectedFault", "LostRequest", "Recovery", "Stall", "Tally", "Waiting", "WrongAnswer"]
 
 BIN_S = 0.05
-"""Seconds of one figure of the throughput."""
+"""Seconds per bin of the throughput."""
 _MOST_KEPT = 100
 
 
@@ -40,7 +41,7 @@ class Recovery(NamedTuple):
 
 
 class WrongAnswer(NamedTuple):
-    """A wrong answer, and where in which program."""
+    """A wrong answer, and its place in the program."""
 
     task: int
     burst: int
@@ -51,7 +52,7 @@ class WrongAnswer(NamedTuple):
 
 
 class LostRequest(NamedTuple):
-    """A request that never ended, whose, where in which program, and when it was sent."""
+    """A request that never ended: its sender, its place in the program, and when it was sent."""
 
     sender: LoadKind
     task: int
@@ -72,13 +73,13 @@ class Stall(NamedTuple):
 
 
 class Waiting(Protocol):
-    """A request on its way, of whichever kind of caller."""
+    """A request in flight, of any kind of caller."""
 
     def done(self) -> bool:
         """Whether it has ended."""
 
     def cancel(self) -> object:
-        """Let nobody wait for it any more. On the thread that sent it."""
+        """Stop waiting for it. On the thread that sent it."""
 
 
 class _Sent(NamedTuple):
@@ -101,7 +102,8 @@ class Tally:
     Parameters
     ----------
     injected
-        The errors that are faults, and of which kind: they count from when their caller sees them.
+        The errors that are injected faults, with their kinds. Such a fault counts from when its caller sees
+        it.
     clock
         Seconds.
     """
@@ -120,10 +122,10 @@ class Tally:
         self.requests = 0
         """Sent."""
         self.senders: Counter[LoadKind] = Counter()
-        """The same, by who sent them."""
+        """The same, by kind of sender."""
         self.stalls: list[Stall] = []
         self.longest_s = 0.0
-        """The longest that a request has taken."""
+        """The longest time that a request has taken."""
         self.finished = 0
         """Answered without an error."""
         self.outcomes: Counter[str] = Counter()
@@ -131,7 +133,7 @@ class Tally:
         self.torn = 0
         """Buffers that were lost and replaced."""
         self.bins: Counter[int] = Counter()
-        """Requests finished, by `BIN_S` since the load began."""
+        """Requests finished in each interval of `BIN_S` since the load began."""
         self.faults: list[InjectedFault] = []
         self.recoveries: list[Recovery] = []
         self.wrong = 0
@@ -149,24 +151,24 @@ class Tally:
 
     @property
     def answered(self) -> int:
-        """Requests that have ended, however."""
+        """Requests that have ended in any way."""
         return self.finished + self.outcomes.total()
 
     def begin(self) -> None:
-        """The load begins now: times are counted from here."""
+        """Note that the load begins: times are counted from here."""
         self._origin = self._clock()
 
     # Requests.
 
     def sent(self, request: Waiting, deed: Deed, sender: LoadKind, task: int, burst: int) -> None:
-        """A request is on its way."""
+        """Note that a request was sent."""
         with self._lock:
             self.requests += 1
             self.senders[sender] += 1
             self._outstanding[request] = _Sent(sender, deed, task, burst, self.now_s, self._excused_s)
 
     def ended(self, request: Waiting | None, outcome: object) -> None:
-        """A request has an outcome; one that was refused before it was sent has no `Waiting`."""
+        """Note a request's outcome; `request` is None if it was refused before it was sent."""
         with self._lock:
             sent = None if request is None else self._outstanding.pop(request, None)
             if sent is None:
@@ -188,7 +190,7 @@ class Tally:
             self.stalls.append(self._stall(sent))
 
     def _waited_s(self, sent: _Sent) -> float:
-        """Since it was sent, but for the time that is excused."""
+        """Seconds since it was sent, without the excused time."""
         return self.now_s - sent.at_s - (self._excused_s - sent.excused_s)
 
     def _stall(self, sent: _Sent) -> Stall:
@@ -196,12 +198,12 @@ class Tally:
         return Stall(sent.sender, sent.task, sent.burst, request, sent.at_s, self._waited_s(sent))
 
     def excuse(self, seconds: float) -> None:
-        """Count so many seconds against no request: nothing ran, or the service waits on purpose."""
+        """Excuse so many seconds for all requests: nothing ran, or the service waited on purpose."""
         with self._lock:
             self._excused_s += seconds
 
     def judged(self, task: int, burst: int, wrongs: list[Wrong]) -> None:
-        """The oracle has found answers wrong."""
+        """Note answers that the oracle found wrong."""
         with self._lock:
             self.wrong += len(wrongs)
             for wrong in wrongs[: _MOST_KEPT - len(self.wrongs)]:
@@ -221,7 +223,7 @@ class Tally:
     def stalled(self) -> list[Stall]:
         """The requests that have taken too long: those that have ended, then those that have not.
 
-        Also those that have been given up: nobody has answered them.
+        It includes requests that were given up, since they were not answered.
         """
         with self._lock:
             waiting = self._outstanding.values()
@@ -229,17 +231,14 @@ class Tally:
             return [*self.stalls, *still]
 
     def give_up(self, *senders: LoadKind) -> None:
-        """Cancel the requests of some senders that have not ended: nobody waits for them any more.
-
-        On the thread that has sent them.
-        """
+        """Cancel the unfinished requests of some senders. On the thread that sent them."""
         with self._lock:
             waiting = [each for each, sent in self._outstanding.items() if sent.sender in senders]
         for request in waiting:
             request.cancel()
 
     def overdue(self, after_s: float) -> int:
-        """How many requests have been on their way for longer than that: they look lost."""
+        """How many requests have been in flight for longer than `after_s`: they are probably lost."""
         with self._lock:
             return sum(self._waited_s(sent) > after_s for sent in self._outstanding.values())
 
@@ -253,14 +252,14 @@ class Tally:
     # Faults.
 
     def note_fault(self, kind: FaultKind, generation: int | None = None, *, signal: bool = False) -> None:
-        """A fault comes now.
+        """Note that a fault comes now.
 
         Parameters
         ----------
         kind
             Which.
         generation
-            Which incarnation it takes; None where it takes none.
+            The incarnation that it ends; None if it ends none.
         signal
             Whether it is sent to a process.
         """
@@ -273,12 +272,12 @@ class Tally:
 
     @property
     def last_outage_s(self) -> float:
-        """When the last fault that takes a process came; 0 before the first."""
+        """When the last fault that ends or stops a process came; 0 before the first."""
         return self._last_outage_s
 
     @property
     def unrecovered(self) -> int:
-        """Faults after which nothing has finished yet."""
+        """Faults after which no request has finished yet."""
         return len(self._open)
 
     def _close(self, now: float, generation: int | None) -> None:

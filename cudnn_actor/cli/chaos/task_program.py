@@ -1,7 +1,7 @@
-"""What each task does: a random program, decided by the seed alone.
+"""The program of each task: random, but determined by the seed alone.
 
-A program knows nothing of outcomes, so with one seed it is the same in every run, whatever faults come. How a
-step meets a world in which its buffer has been torn, or its plan quarantined, is `load`'s business.
+A program does not depend on outcomes: with one seed it is the same in every run, whatever faults come. `load`
+handles a step whose buffer has been torn, or whose plan has been quarantined.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ PLACES = 2
 _LONGEST_BURST = 8
 _CANCELLED, _HURRIED = 0.04, 0.04
 _SHORT_S = (0.0, 0.0, 0.0005, 0.002, 0.01)
-"""Of a caller who gives up: seconds."""
+"""After how many seconds a caller gives up."""
 _FILLS = (-2.0, 0.0, 1.0, 5.0)
 _HEAVY = 0.1
-"""Of the bursts, how many are of large arrays, where there are any."""
+"""The fraction of bursts with large arrays, if there are any."""
 
 
 class Action(enum.StrEnum):
@@ -36,9 +36,9 @@ class Action(enum.StrEnum):
     COPY = "copy"
     DOWNLOAD = "download"
     INSPECT = "inspect"
-    """Download one of the inputs that all share."""
+    """Download one of the shared inputs."""
     RENEW = "renew"
-    """Read the buffer back, free it and take another."""
+    """Read the buffer back, free it and allocate another."""
 
 
 _WEIGHTS = {
@@ -62,18 +62,18 @@ class Step(NamedTuple):
     action
         What is done.
     kind, problem
-        Which convolution; for what is none, they name the buffer: the one that it writes.
+        The convolution. For other requests they name the buffer: the one that such a convolution writes.
     first, second
         Which inputs.
     own_input
-        Whether x is the task's own buffer, which is overwritten at times, and not a shared one. Of an upload,
-        a fill, a copy and a download: whether that is the buffer meant.
+        Whether x is the task's own buffer, which is sometimes overwritten, and not a shared one. For an
+        upload, a fill, a copy and a download: whether x is the buffer that they use.
     place
         Which of the task's buffers of this kind.
     value
-        What is filled in.
+        The value of a fill.
     filled
-        Whether a buffer that has to be taken first is given contents.
+        Whether a buffer that must be allocated first is uploaded with contents.
     timeout_s, cancel_after_s
         When the caller gives up; None for never.
     """
@@ -94,18 +94,18 @@ class Step(NamedTuple):
 def program(
     seed: int, task: int, *, heavy: bool = True, impatient: bool = True
 ) -> Iterator[tuple[Step, ...]]:
-    """An endless program: bursts of steps, each sent without waiting for the one before.
+    """An endless program: bursts of steps, each sent without waiting for the previous one.
 
-    The steps of a burst are of one problem, and mostly of one kind: they have much to do with each other.
+    The steps of a burst have one problem, and mostly one kind: so they often use the same buffers.
 
     Parameters
     ----------
     seed, task
-        Decide the program.
+        They determine the program.
     heavy
-        Whether some bursts are of large arrays, mostly uploads.
+        Whether some bursts use large arrays, mostly uploads.
     impatient
-        Whether callers give up at times.
+        Whether callers sometimes give up.
     """
     chance = random.Random(f"{seed} program {task}")
     kinds = tuple(Kind)

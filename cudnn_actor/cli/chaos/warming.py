@@ -1,4 +1,4 @@
-"""The load's plans, built before the first fault: a run is about crashes, not about how long builds take."""
+"""Builds the load's plans before the first fault, so that a run measures crashes and not build times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["warm"]
 
 
 async def warm(gpu: CudnnRef, problems: Sequence[Problem], show: Callable[[], None]) -> None:
-    """Have every plan of the load built; what a fault meanwhile prevents is left out."""
+    """Build every plan of the load; plans whose build fails through a fault are left out."""
     for problem in problems:
         with contextlib.suppress(CudnnActorError):
             await _warm_one(gpu, problem)

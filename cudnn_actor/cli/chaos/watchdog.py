@@ -1,4 +1,4 @@
-"""Watches the harness itself: who waits for what when a request stalls, and an end for a run without one."""
+"""Watches the harness itself: reports what waits when a request stalls, and ends a run that does not end."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["Watchdog", "tell_who_waits"]
 
 _LOOK_S = 0.1
 _ASLEEP_S = 1.0
-"""A look that comes later than that by so much: this process did not run, as when a machine sleeps."""
+"""Seconds: if a check is later than that, this process did not run, as when the machine sleeps."""
 _SHOWN = 20
 
 
 class Watchdog:
-    """A thread that looks at the harness ten times a second.
+    """A thread that checks the harness ten times a second.
 
     Parameters
     ----------
     tally
         Where requests are counted.
     limit_s
-        Seconds after which the run should have ended, whatever befell it.
+        Seconds within which the run should have ended, whatever happened.
     expired
-        Called on the watchdog's thread when it has not.
+        Called on the watchdog's thread if the run has not ended.
     """
 
     def __init__(self, tally: Tally, limit_s: float, expired: Callable[[], None]) -> None:
@@ -65,14 +65,14 @@ class Watchdog:
 
 
 def tell_who_waits(tally: Tally) -> None:
-    """Print on stderr which requests wait, which processes there are, and what every thread does."""
+    """Print on stderr the waiting requests, the processes, and the stack of every thread."""
     out = sys.stderr
-    print("\n--- who waits for what", file=out)
+    print("\n--- what waits for what", file=out)
     stalled = tally.stalled()
     for stall in stalled[-_SHOWN:]:
         where = f"{stall.sender} task {stall.task}, burst {stall.burst}"
         print(f"{stall.took_s:6.1f} s  {stall.request}  ({where})", file=out)
-    print(f"{len(stalled)} requests have taken too long; {len(tally.lost())} are on their way", file=out)
+    print(f"{len(stalled)} requests have taken too long; {len(tally.lost())} are in flight", file=out)
     for each in processes.find():
         print(f"process {each.pid}  {each.role}  state {each.state}", file=out)
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
