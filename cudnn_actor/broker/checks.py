@@ -108,7 +108,7 @@ def check_device_array(values: object, spec: object, device: str) -> None:
     if values.device != device:
         problem, fix = f"is on {values.device}, but this service runs on {device}", f"move it to {device}"
     elif values.dims != spec.dims:
-        problem = f"has different dims than the buffer, {spec.dims}"
+        problem = f"has other dims than the buffer, {spec.dims}"
         fix = "reshape it, or upload it to a new buffer"
     elif values.dtype is not spec.dtype:
         problem = f"does not hold {spec.dtype}, as the buffer does"
@@ -128,7 +128,7 @@ def check_copy(message: Copy, src: Slot, dst: Slot) -> None:
         raise InvalidRequest(
             field="dst",
             value=Words(dst.spec),
-            problem=f"has different dims or a different dtype than src, {src.spec}",
+            problem=f"has other dims or another dtype than src, {src.spec}",
             fix="allocate one with the dims and dtype of src; only the layout may differ",
         )
 

@@ -70,7 +70,7 @@ class HazardQueue(Generic[T]):
         )
 
     def add(self, item: T, footprint: Footprint = NOTHING, *, ready: bool = True) -> Entry[T]:
-        """Add an entry behind those that conflict with it. If it is not `ready`, it also awaits `make_ready`."""
+        """Add an entry behind those that conflict with it. If not `ready`, it also waits for `make_ready`."""
         entry = self._enter(item, footprint, ready=ready)
         before = {found.number: found for found in self._before(footprint)}
         for found in before.values():
@@ -81,20 +81,20 @@ class HazardQueue(Generic[T]):
         return entry
 
     def add_barrier(self, item: T) -> None:
-        """Add an entry behind all that are here now, and before nobody."""
+        """Add an entry that waits for all present entries. No later entry waits for it."""
         self._barriers.append(self._enter(item, NOTHING, ready=True))
 
     def make_ready(self, entry: Entry[T]) -> None:
-        """What an entry waited for, besides its turn, has come. Once."""
+        """Mark an entry as ready: it now waits only for its turn. Call once per entry."""
         entry.ready = True
         self._offer(entry)
 
     def may_run(self) -> bool:
-        """Whether `take` has one to give."""
+        """Whether `take` would return an item."""
         return bool(self._runnable) or self._barrier_is_first()
 
     def take(self) -> T | None:
-        """The next one that may run, in order of arrival: it leaves. None where all must wait."""
+        """Remove and return the next item that may run, in order of arrival. None if all must wait."""
         if self._barrier_is_first():
             return self._entries.pop(self._barriers.popleft().number).item
         if not self._runnable:
@@ -104,7 +104,7 @@ class HazardQueue(Generic[T]):
         return entry.item
 
     def clear(self) -> list[T]:
-        """Give all of them up, in order of arrival."""
+        """Remove and return all items, in order of arrival."""
         items = [entry.item for entry in self._entries.values()]
         for index in (self._entries, self._runnable, self._barriers, self._writer, self._readers):
             index.clear()

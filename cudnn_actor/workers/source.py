@@ -247,7 +247,7 @@ class Source:
             case Dying():
                 log.warning("standby.dying", pid=worker.pid, cause=frame.cause)
             case _:
-                raise Violation(f"it said {type(frame).__name__} where nobody had asked")
+                raise Violation(f"it sent {type(frame).__name__}, which was not asked for")
 
     def warm(self, host: WorkerHost) -> None:
         """Have the standby get the plans that have run lately and that it has not, some at a time."""
