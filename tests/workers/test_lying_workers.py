@@ -57,7 +57,7 @@ LIES = [
     ("make an arena unasked", "it named arena 9, which it was not asked to make"),
     ("refuse an arena unasked", "it named arena 9, which it was not asked to make"),
     ("log badly", "a line of its log cannot be written"),
-    ("drown in descriptors", "descriptors that no frame has asked for"),
+    ("drown in descriptors", "descriptors came that belong to no frame"),
 ]
 
 
@@ -164,7 +164,7 @@ STARTS = [
     ("answer a stranger", "it answered request 1000000"),
     ("make an arena unasked", "it named arena 9"),
     ("log badly", "a line of its log cannot be written"),
-    ("drown in descriptors", "descriptors that no frame has asked for"),
+    ("drown in descriptors", "descriptors came that belong to no frame"),
 ]
 
 
@@ -180,7 +180,7 @@ STANDBYS = [
     ("answer a stranger", "it sent Answers, which was not asked for"),
     ("make an arena unasked", "it sent ArenaMade, which was not asked for"),
     ("log badly", "a line of its log cannot be written"),
-    ("drown in descriptors", "descriptors that no frame has asked for"),
+    ("drown in descriptors", "descriptors came that belong to no frame"),
 ]
 
 
