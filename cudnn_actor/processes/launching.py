@@ -525,9 +525,7 @@ class _Heir:
 
     def kill(self) -> None:
         if self.pidfd != _NOWHERE:
-            with contextlib.suppress(
-                OSError
-            ):  # it has ended; or the kernel refuses, and the lifeline does it
+            with contextlib.suppress(OSError):  # it has ended, or the kernel refuses: the lifeline does it
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         self._lifeline.cut()
 

@@ -120,7 +120,7 @@ class WorkerMonitor(Actor):
     # From outside.
 
     def end(self, reason: str) -> None:
-        """Stop after the request in work. Any thread; never blocks."""
+        """Have the worker finish what it has begun, then stop. Any thread; never blocks."""
         super().end(reason)
         self._wake_event.wake()
 

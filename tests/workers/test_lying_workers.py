@@ -56,7 +56,7 @@ LIES = [
     ("be ready again", "it sent Ready, which was not asked for"),
     ("make an arena unasked", "it named arena 9, which it was not asked to make"),
     ("refuse an arena unasked", "it named arena 9, which it was not asked to make"),
-    ("log badly", "a line of its log cannot be written"),
+    ("log badly", "it sent a log line with a reserved field name"),
     ("drown in descriptors", "descriptors came that belong to no frame"),
 ]
 
@@ -163,7 +163,7 @@ STARTS = [
     ("be ready as another", "it said that it is ready as incarnation 7"),
     ("answer a stranger", "it answered request 1000000"),
     ("make an arena unasked", "it named arena 9"),
-    ("log badly", "a line of its log cannot be written"),
+    ("log badly", "it sent a log line with a reserved field name"),
     ("drown in descriptors", "descriptors came that belong to no frame"),
 ]
 
@@ -179,7 +179,7 @@ STANDBYS = [
     ("say noise", "MessagePack data is malformed"),
     ("answer a stranger", "it sent Answers, which was not asked for"),
     ("make an arena unasked", "it sent ArenaMade, which was not asked for"),
-    ("log badly", "a line of its log cannot be written"),
+    ("log badly", "it sent a log line with a reserved field name"),
     ("drown in descriptors", "descriptors came that belong to no frame"),
 ]
 
