@@ -4,13 +4,13 @@
         x = await gpu.upload(image)
         ...
 
-`spawn` for async code, `start` for threads and pykka actors, `child_spec` for a supervisor of yours,
+Use `spawn` in async code, `start` with threads and pykka actors, `child_spec` with your own supervisor, and
 `FaultPlan` to test what your service does when the GPU side fails.
 """
 
 from __future__ import annotations
 
-from cudnn_actor import _linux  # noqa: F401 - first: it refuses other systems in words
+from cudnn_actor import _linux  # noqa: F401 - first: on other systems it raises a clear error
 from cudnn_actor import logging as logging
 from cudnn_actor.protocol import (
     Activation,

@@ -1,4 +1,4 @@
-"""Refuses other systems than Linux when the package is imported, before anything else of it is."""
+"""Raises `ImportError` on systems other than Linux, before any other module of the package is imported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 _platform = (
     sys.platform
-)  # by a name of its own: type checkers elsewhere would take what follows for dead code
+)  # a separate name: on other systems, type checkers would take the code below for unreachable
 if _platform != "linux":
     raise ImportError(
         f"cudnn_actor runs on Linux only, and this is {_platform}: it needs memfd_create, pidfd_open and "

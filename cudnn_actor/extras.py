@@ -1,4 +1,4 @@
-"""How to install what an extra brings, as a command that works here: the project is on no package index."""
+"""The command that installs an extra. It works without a package index, because the project is on none."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _ROOT = Path(__file__).resolve().parents[1]
 def install_command(extra: str) -> str:
     """The command that installs the packages of an extra ("demo", "cuda13", "cuda12").
 
-    Where this runs from a clone: the clone anew, with its extra. Else the packages themselves, by the names
-    and versions that the installed project declares.
+    In a clone, it installs the clone again, with the extra. Else it installs the extra's packages, with the
+    names and versions that the installed project declares.
     """
     if (_ROOT / "pyproject.toml").is_file():
         return f'pip install -e "{_ROOT}[{extra}]"'
-    import importlib.metadata  # noqa: PLC0415 - takes longer than all else, and is rarely needed
+    import importlib.metadata  # noqa: PLC0415 - slow to import, and rarely needed
 
     try:
         declared = importlib.metadata.requires("cudnn-actor") or []

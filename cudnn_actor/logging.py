@@ -1,6 +1,6 @@
-"""Log lines on a stream, for programs that have no logging of their own.
+"""Prints log lines to a stream, for programs that do not configure logging themselves.
 
-Without this, or a configuration of the standard library's, nothing is printed: the loggers are
+Without this, or a configuration of the standard library's logging, nothing is printed: the loggers are
 `logging.getLogger("cudnn_actor")` and those below it, with a `NullHandler`.
 """
 
@@ -20,16 +20,16 @@ __all__ = ["JsonFormatter", "TextFormatter", "configure"]
 def configure(*, json: bool = False, level: int | str = "INFO", stream: TextIO | None = None) -> None:
     """Print the log lines of this process's services and of their workers. A second call replaces the first.
 
-    The program's other loggers are left alone, and its handlers get none of these lines any more.
+    The program's other loggers stay unchanged. Its handlers no longer get these lines.
 
     Parameters
     ----------
     json
-        One JSON object a line (`JsonFormatter`) in place of text (`TextFormatter`).
+        Whether to print one JSON object per line (`JsonFormatter`) instead of text (`TextFormatter`).
     level
-        The least level that is printed: "DEBUG", "INFO", "WARNING", "ERROR", or `logging`'s number.
+        The lowest level to print: "DEBUG", "INFO", "WARNING", "ERROR", or a number of `logging`.
     stream
-        Where to print; None for standard error, as it is when a line is written.
+        Where to print; None for `sys.stderr`, looked up for each line.
 
     Raises
     ------
@@ -57,9 +57,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: timestamp (ISO 8601, UTC), level, logger, event, the fields, an exception's text.
+    """One object per line: timestamp (ISO 8601, UTC), level, logger, event, the fields, an exception's text.
 
-    What JSON has no word for is its text.
+    A value that JSON cannot represent is written as `str(value)`.
     """
 
     def format(self, record: logging.LogRecord) -> str:

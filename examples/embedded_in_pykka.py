@@ -1,9 +1,9 @@
-"""A plain pykka system whose own actor owns the service, and hears when it gives up.
+"""A plain pykka system. One of its actors owns the service, and is told when the service gives up.
 
     python examples/embedded_in_pykka.py
 
-No asyncio anywhere. `start(parent=...)` names the actor that is told `Escalated` when the service has
-used its restarts up. What happens then is the parent's decision: this one starts a fresh service.
+It does not use asyncio. `start(parent=...)` names the actor that gets `Escalated` when the service has used
+up its restarts. The parent decides what happens then: this one starts a new service.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from cudnn_actor import (
 )
 from cudnn_actor.protocol import Message
 
-# So that there is something to escalate: every start of the worker but the first one fails, and the 4th
-# message kills it. With max_restarts=1 the service gives up at once.
+# These faults make the service give up: every start of the worker except the first fails, and the 4th message
+# kills the worker. With max_restarts=1 the service gives up at once.
 BROKEN = FaultPlan().at(4, Fault.STICKY).at_start(2, times=10)
 
 
@@ -90,7 +90,7 @@ def allocate(array: np.ndarray) -> Allocate:
 
 
 def main() -> None:
-    """Ask, see the service fail, ask its successor."""
+    """Ask, see the service fail, and ask the new service."""
     vision = Vision.start()
     image = np.ones((1, 1, 8, 8), dtype=np.float32)
     try:
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def send(vision: pykka.ActorRef[Vision], image: np.ndarray) -> None:
-    """Send an image, and where that fails, send it again once the actor has reacted."""
+    """Send an image. If that fails, send it again once the actor has reacted."""
     try:
         vision.ask(image, block=True, timeout=10)
     except ServiceStopped as error:

@@ -4,9 +4,9 @@
     uvicorn examples.fastapi_service:app --workers 2 --timeout-graceful-shutdown 20
     python examples/fastapi_service.py    # one process, PORT=8000
 
-Each server process has a service of its own, with a worker process of its own. When a worker dies, requests
-take longer and none fails. When it dies too often the server ends, and whoever runs it (systemd, Kubernetes,
-uvicorn with several workers, gunicorn) starts a new one: `on_give_up="exit"`.
+Each server process has its own service, with its own worker process. When a worker dies, requests take longer
+and none fails. When workers die too often, the server ends (`on_give_up="exit"`), and its supervisor starts a
+new one (systemd, Kubernetes, uvicorn with several workers, gunicorn).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def blur(request: Request, height: Side, width: Side) -> Response:
 
 
 async def read(request: Request, expected: int) -> bytes:
-    """The body, of which no more is kept than expected."""
+    """The body. Reading stops as soon as it is longer than expected."""
     body = bytearray()
     async for chunk in request.stream():
         if len(body) + len(chunk) > expected:
@@ -101,18 +101,18 @@ async def convolve(gpu: CudnnRef, image: np.ndarray, kernel: BufferRef) -> np.nd
 
 
 async def free(gpu: CudnnRef, buffer: BufferRef) -> None:
-    """Give a buffer back. One that has gone with the service need not be."""
+    """Free a buffer, unless the service has stopped."""
     with contextlib.suppress(CudnnActorError):
         await gpu.free(buffer)
 
 
 async def livez(request: Request) -> JSONResponse:
-    """Whether this process is of any use still: restart it where not."""
+    """Liveness: whether the service can still answer. If not, restart this process."""
     return report(request, request.app.state.gpu.alive)
 
 
 async def readyz(request: Request) -> JSONResponse:
-    """Whether to send requests here: not while the GPU's worker is being replaced."""
+    """Readiness: whether to send requests here. Not while the worker is being replaced."""
     return report(request, request.app.state.gpu.ready)
 
 
@@ -123,7 +123,7 @@ def report(request: Request, well: bool) -> JSONResponse:
 
 
 async def answer_error(_: Request, error: Exception) -> JSONResponse:
-    """503 for what passes, with `Retry-After` where sending the same again can do no harm; else 500."""
+    """503 for temporary errors, with `Retry-After` if the request is safe to repeat; else 500."""
     assert isinstance(error, CudnnActorError)
     passes = error.retry_safe or isinstance(error, ServiceStopped | OutcomeUnknown)
     headers = {"Retry-After": "1"} if error.retry_safe else {}

@@ -3,8 +3,8 @@
     pip install pytest pytest-asyncio
     pytest examples/fault_injection_test.py
 
-`Averager` is the code under test, a small service of yours; a `FaultPlan` scripts what goes wrong under it.
-Nothing is mocked: a real service computes, its worker really is replaced, and the results are checked.
+`Averager` is the code under test, a small service of yours. A `FaultPlan` scripts the failures below it.
+Nothing is mocked: a real service computes, its worker is really replaced, and the results are checked.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Averager:
         self.sum = await self.upload(self.saved)
 
     async def upload(self, array: np.ndarray) -> BufferRef:
-        """Upload, again if need be: a full device may have room a moment later."""
+        """Upload, and try again if the device is full: it may have room a moment later."""
         message = Allocate(spec=TensorSpec.packed(array.shape, "float32"), data=array)
         for _ in range(self.attempts - 1):
             try:
@@ -71,7 +71,7 @@ class Averager:
             await self.gpu.ask(self.addition(x))
         except OutcomeUnknown:
             self.retries += 1
-            self.sum = await self.upload(self.saved)  # nobody knows what the old one holds
+            self.sum = await self.upload(self.saved)  # it is unknown what the old one holds
             await self.gpu.ask(self.addition(x))
         await self.gpu.free(x)
         self.saved = await self.gpu.download(self.sum)
@@ -104,7 +104,7 @@ async def test_a_dead_context_is_latency_and_not_an_error() -> None:
         x, w = await gpu.upload(IMAGE), await gpu.upload(ONE)
         y = await gpu.conv_fwd(x, w, conv=ConvSpec.symmetric(2))  # no try: nothing is raised
         assert np.array_equal(await gpu.download(y), IMAGE)
-        assert gpu.generation == 2  # but it was a second worker that answered
+        assert gpu.generation == 2  # but a second worker has answered
 
 
 async def test_a_sum_that_a_crash_has_torn_is_uploaded_again() -> None:
@@ -113,7 +113,7 @@ async def test_a_sum_that_a_crash_has_torn_is_uploaded_again() -> None:
         await averager.open()
         await averager.add(IMAGE)
         torn = averager.sum
-        assert np.array_equal(await averager.add(IMAGE), 2 * IMAGE)  # added once, not twice and not never
+        assert np.array_equal(await averager.add(IMAGE), 2 * IMAGE)  # added exactly once
         assert averager.retries == 1
         with pytest.raises(StaleBufferError, match="torn"):
             await gpu.download(torn)

@@ -39,15 +39,15 @@ class Detector:
         self.given_up = 0
 
     async def open(self) -> None:
-        """Put the pattern on the device: once, whatever happens to workers."""
+        """Put the pattern on the device. Once is enough, even if workers die."""
         self.pattern = await self.gpu.upload(PATTERN)
 
     async def detect(self, frame: np.ndarray) -> float | None:
-        """The strongest response. There is no `except` for a killed worker: that is no error."""
+        """The strongest response. A killed worker is not an error, so there is no `except` for it."""
         x = await self.gpu.upload(frame)
         try:
             y = await self.gpu.conv_fwd(x, self.pattern, conv=ConvSpec.symmetric(2))
-        except QuarantinedRequest:  # it has killed two workers: it shall not kill a third
+        except QuarantinedRequest:  # it has killed two workers, and must not kill a third
             self.given_up += 1
             return None
         finally:
@@ -58,7 +58,7 @@ class Detector:
 
 
 def expected(frame: np.ndarray) -> float:
-    """The same by NumPy alone: the pattern is a Laplacian."""
+    """The same, computed with NumPy only: the pattern is a Laplacian."""
     f = frame[0, 0]
     laplacian = f[:-2, 1:-1] + f[2:, 1:-1] + f[1:-1, :-2] + f[1:-1, 2:] - 4 * f[1:-1, 1:-1]
     return float(np.abs(laplacian).max())
@@ -95,7 +95,7 @@ async def test_a_frame_that_kills_two_workers_is_given_up_and_the_service_lives(
         await detector.open()
         assert await detector.detect(FRAMES[0]) is None
         assert detector.given_up == 1
-        assert await detector.detect(np.ones((1, 1, 20, 20), np.float32)) == 0.0  # another plan, another fate
+        assert await detector.detect(np.ones((1, 1, 20, 20), np.float32)) == 0.0  # another plan
 
 
 async def test_with_a_standby_the_successor_was_there_before_the_kill() -> None:

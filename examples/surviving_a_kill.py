@@ -1,9 +1,9 @@
-"""Kill the worker while requests are in flight, and look at what their callers see: nothing but time.
+"""Kill the worker while requests are in flight. Their callers only see a longer wait.
 
     python examples/surviving_a_kill.py
 
-SIGKILL leaves a process no last word. The buffers survive it because they never were the worker's: this
-process holds the memory by file descriptors, and the next worker maps it where it lies.
+SIGKILL ends a process without any cleanup. The buffers survive because the worker does not own them: this
+process holds the memory by file descriptors, and the next worker maps the same memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FRAMES = 32
 
 
 async def main() -> None:
-    """Send 32 convolutions, kill whoever runs them, and collect 32 answers."""
+    """Send 32 convolutions, kill the worker that runs them, and collect 32 answers."""
     rng = np.random.default_rng(0)
     frames = rng.integers(-2, 3, (FRAMES, 1, 16, 96, 96)).astype(np.float32)  # whole numbers: exact sums
     kernel = rng.integers(-2, 3, (16, 16, 3, 3)).astype(np.float32)
@@ -60,7 +60,7 @@ async def main() -> None:
 
 
 async def tell(gpu: CudnnRef) -> None:
-    """Say who serves now, how long nobody did, and what was interrupted."""
+    """Print which worker serves now, how long none did, and what was interrupted."""
     async for event in gpu.events():
         if isinstance(event, Restarted):
             print(f"worker {gpu.worker_pid} served after {1e3 * event.downtime_s:.0f} ms")

@@ -1,10 +1,10 @@
-"""Two services, each with a worker process of its own, under one supervisor of yours.
+"""Two services, each with its own worker process, under your own supervisor.
 
     python examples/two_services.py
 
-A service replaces its worker by itself, and its buffers stay. Only when it has used its restarts up does it
-give up, and your supervisor decides: `one_for_one` starts that service anew, `one_for_all` both, for services
-whose buffers mean nothing without each other's. A service that is started anew has no buffers.
+A service replaces its worker by itself, and its buffers stay. It gives up only when it has used up its
+restarts. Then your supervisor decides: `one_for_one` starts only that service anew; `one_for_all` starts
+both, for services whose buffers depend on each other. A service that is started anew has no buffers.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def main() -> None:
 
 
 def show(strategy: Strategy) -> None:
-    """Kill the left service's worker twice, once more than the service puts up with."""
+    """Kill the left service's worker twice, once more than the service's restarts allow."""
     events: queue.SimpleQueue[LifecycleEvent] = queue.SimpleQueue()
-    # device="cuda:0" and "cuda:1", say; worker processes work on the CPU too, so this runs anywhere.
+    # With two GPUs: device="cuda:0" and "cuda:1". Workers work on the CPU too, so this runs anywhere.
     first, left = child_spec("left", device="cpu", isolation="process", max_restarts=1)
     second, right = child_spec("right", device="cpu", isolation="process", max_restarts=1)
     supervisor = Supervisor.start([first, second], strategy=strategy, listener=events.put)
@@ -78,7 +78,7 @@ def ask(service: CudnnService, message: Message) -> Any:
 
 
 def kill(service: CudnnService) -> None:
-    """SIGKILL a service's worker, and wait until it has gone."""
+    """SIGKILL a service's worker, and wait until it has ended."""
     pid = service.worker_pid
     assert pid is not None  # it has just answered
     process = os.pidfd_open(pid)
@@ -88,7 +88,7 @@ def kill(service: CudnnService) -> None:
 
 
 def restarted(events: queue.SimpleQueue[LifecycleEvent]) -> str:
-    """Wait until a child of the supervisor's is ready again; its name."""
+    """Wait until a child of the supervisor is ready again. Returns its name."""
     while True:
         event = events.get(timeout=PATIENCE_S)
         if isinstance(event, Restarted):
@@ -96,7 +96,7 @@ def restarted(events: queue.SimpleQueue[LifecycleEvent]) -> str:
 
 
 def fate(service: CudnnService, buffer: BufferRef) -> str:
-    """What has become of a buffer that was there before the kills."""
+    """The state of a buffer that was there before the kills."""
     try:
         ask(service, Download(src=buffer))
     except StaleBufferError as error:

@@ -1,4 +1,4 @@
-"""What becomes of each message of a service: the bookkeeping, without an engine, threads or I/O."""
+"""The broker: it handles each message of a service, without an engine, threads or I/O."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Every message of the protocol, and what becomes of it: here, and nowhere else.
+"""The broker: the one place that decides how each message of the protocol is handled.
 
-A broker answers what is bookkeeping alone (taking and freeing buffers, waiting for what was sent before). All
-else it checks and hands to its host as `Work`: the host runs it, on an engine of its own or in a worker, and
-tells what has come of it. So
+The broker itself answers messages that need only bookkeeping: allocating and freeing buffers, and waiting for
+earlier messages. It checks every other message and returns it to its host as `Work`. The host runs the work,
+on its own engine or in a worker, and reports the result. This has two consequences:
 
-- a `Free` takes effect in its turn: what was sent before it holds the bytes, and runs on them, also when it
-  runs again after a crash; what is sent after it is refused;
-- at a crash everything that must not be lost lies here and with the host: what had begun, what had not, and
-  which bytes it uses.
+- A `Free` takes effect in its turn. Requests sent before it hold the bytes and run on them, also when they
+  run again after a crash. Requests sent after it are refused.
+- At a crash, the broker and the host together hold all that must not be lost: which requests had begun, which
+  had not, and which bytes they use.
 
-It knows no threads, loops, processes or engines, so its behaviour is a function of the calls made to it. One
-caller at a time; the host sees to that.
+The broker knows no threads, event loops, processes or engines, so its behaviour is a function of the calls
+made to it. The host makes sure that there is one caller at a time.
 """
 
 from __future__ import annotations
@@ -75,15 +75,18 @@ __all__ = ["Broker", "Host", "bound_of"]
 W = TypeVar("W", bound=Work)
 
 _IDLE_ARENAS = 1
-"""Empty arenas kept for the next allocation; the others go back to the system."""
+"""How many empty arenas are kept for the next allocation. The others are returned to the system."""
 _BOOKKEEPING = frozenset({Allocate, Free, Drain, View})
-"""Messages that may never run, so that a fault of theirs is work of its own."""
+"""Messages that may never reach the engine. A fault for one of them is therefore run as separate work."""
 
 log = Log("cudnn_actor")
 
 
 def bound_of(cached: CachedMessage, message: Compute, memory: Memory) -> Bound:
-    """What a message runs on, noted for the next time. Raises `StaleBufferError`, `InvalidRequest`."""
+    """The slots and scalars of a message, cached for its next use.
+
+    Raises `StaleBufferError`, `InvalidRequest`.
+    """
     bound = cached.bound
     if bound is None or bound.epoch != memory.epoch:
         epoch, lowered = memory.epoch, cached.lowered
@@ -96,34 +99,34 @@ def bound_of(cached: CachedMessage, message: Compute, memory: Memory) -> Bound:
 
 
 class Host(Protocol):
-    """Where a broker's work is run."""
+    """Runs a broker's work."""
 
     has_views: bool
-    """Whether a caller can be given a buffer's memory itself."""
+    """Whether a caller can get a view of a buffer's memory, without a copy."""
 
     def waits_for(self, number: int) -> bool:
-        """Whether any work is unfinished that was sent before this number."""
+        """Whether any work with a lower number than this one is unfinished."""
 
     def create_arena(self, number: int, nbytes: int) -> None:
-        """Make an arena, now or later: `Broker.arena_made` or `Broker.arena_refused` follows."""
+        """Make an arena, now or later, and then call `Broker.arena_made` or `Broker.arena_refused`."""
 
     def drop_arena(self, number: int) -> None:
-        """Give an arena back in which nothing lies."""
+        """Release an empty arena."""
 
 
 class Broker(Generic[W]):
-    """The bookkeeping of one life of a service.
+    """The bookkeeping of a service, from its start to its end.
 
     Parameters
     ----------
     state
-        The service's. Its memory, counters and quarantine are written here alone.
+        The service's state. Only the broker writes its memory table, counters and quarantine.
     reply
         Called with an envelope, a value and an error: exactly once for each envelope that was started.
     host
         Runs the work.
     work
-        Makes it.
+        The class of the work objects.
     """
 
     def __init__(
@@ -135,11 +138,11 @@ class Broker(Generic[W]):
     ) -> None:
         self.state = state
         self.memory: Memory = state.memory
-        """The table of this life of the service."""
+        """The service's memory table."""
         self.arena: tuple[int, int] | None = None
         """Number and bytes of the arena that the host is making; None for none."""
         self.awaiting_arena: deque[Envelope] = deque()
-        """Allocations that wait for it, in order."""
+        """Allocations that wait for this arena, in order."""
         self._reply = reply
         self._host = host
         self._work = work
@@ -162,19 +165,19 @@ class Broker(Generic[W]):
     # Starting.
 
     def start(self, envelope: Envelope, *, injected: bool = False) -> W | None:
-        """Take a message up: answer it, or return the work that it is.
+        """Start a message: answer it, or return the work for the host to run.
 
         Parameters
         ----------
         envelope
             The message.
         injected
-            Whether it was taken up before, and its fault, if it had one, has been done.
+            Whether the message was started before, and its fault, if it had one, was injected then.
 
         Raises
         ------
         CudnnActorError, TypeError, OSError, MemoryError
-            What is wrong with the message; it has not begun, and is the caller's to `refuse`.
+            What is wrong with the message. It has not begun; the caller must `refuse` it.
         """
         if envelope.future is not None and envelope.withdrawn:
             self.withdraw(envelope)
@@ -185,7 +188,7 @@ class Broker(Generic[W]):
         return self.take_up(envelope, injected=injected)
 
     def take_up(self, envelope: Envelope, *, injected: bool = False) -> W | None:
-        """As `start`, of a message whose caller is known to wait."""
+        """Like `start`, for a message whose caller is known to be still waiting."""
         message = envelope.message
         handler = self._handlers.get(type(message))
         if handler is None:
@@ -207,7 +210,7 @@ class Broker(Generic[W]):
         return work
 
     def prepared(self, envelope: Envelope, message: Compute) -> W:
-        """The work of a request that runs a plan. Raises what is wrong with it. Changes caches alone."""
+        """The work for a request that runs a plan. Changes caches only. Raises what is wrong with it."""
         cached = self.state.cached(message)
         if self.state.quarantined:
             self._refuse_quarantined(cached, envelope.number)
@@ -245,7 +248,7 @@ class Broker(Generic[W]):
             raise InvalidRequest(
                 field="message",
                 value=Words("View"),
-                problem="asks for memory of another process",
+                problem="asks for memory that belongs to another process",
                 fix='download the buffer, or spawn with isolation="thread"',
             )
         require_asker(envelope, "array")
@@ -287,7 +290,7 @@ class Broker(Generic[W]):
             self.succeed(envelope, None)
 
     def end_buffer(self, ref: BufferRef) -> None:
-        """Free a buffer, and give back what arenas that leaves empty, but for one."""
+        """Free a buffer. Of the arenas that are then empty, keep one and release the others."""
         self.memory.free(ref)
         for number in self.memory.idle_arenas()[_IDLE_ARENAS:]:
             self._drop_arena(number)
@@ -297,7 +300,7 @@ class Broker(Generic[W]):
         self.memory.drop_arena(number)
 
     def _await_arena(self, envelope: Envelope, spec: TensorSpec) -> None:
-        """Let an allocation wait for an arena. Raises `OutOfMemory` when there may be none."""
+        """Queue an allocation until an arena is made. Raises `OutOfMemory` if the limit allows no arena."""
         if self.arena is not None:
             self.awaiting_arena.append(envelope)
             return
@@ -309,25 +312,28 @@ class Broker(Generic[W]):
         self._host.create_arena(number, nbytes)
 
     def arena_made(self, descriptor: int) -> None:
-        """Own the arena that the host was asked for. Those that wait are to be started again, `injected`."""
+        """Take over the arena that the host has made.
+
+        The caller must then start the waiting allocations again, with `injected`.
+        """
         assert self.arena is not None
         self.memory.add_arena(*self.arena, descriptor)
         self.arena = None
 
     def arena_refused(self, error: Exception) -> None:
-        """Do without it: the first that waits is refused, and the others are to be started again."""
+        """Fail the first waiting allocation. The caller must then start the others again."""
         self.arena = None
         if self.awaiting_arena:
             self.fail(self.awaiting_arena.popleft(), error)
 
     def take_awaiting(self) -> list[Envelope]:
-        """Take out those that wait for an arena, in order."""
+        """Remove and return the allocations that wait for an arena, in order."""
         self.arena = None
         waiting = list(self.awaiting_arena)
         self.awaiting_arena.clear()
         return waiting
 
-    # Waiting for what was sent before.
+    # Waiting for earlier messages.
 
     def _drain(self, envelope: Envelope, _message: Drain) -> None:
         if self.begins(envelope):
@@ -336,27 +342,27 @@ class Broker(Generic[W]):
 
     @property
     def has_drains(self) -> bool:
-        """Whether there is a `Drain` that is not answered."""
+        """Whether any `Drain` is unanswered."""
         return bool(self._drains)
 
     @property
     def has_drains_due(self) -> bool:
-        """Whether there is one for which nothing is awaited any more."""
+        """Whether the first unanswered `Drain` can be answered now."""
         return bool(self._drains) and not self.is_awaited(self._drains[0].number)
 
     def settle_drains(self) -> None:
-        """Answer those who wait for all that was sent before them, where it has been answered."""
+        """Answer each `Drain` for which all earlier messages have been answered."""
         while self._drains and not self.is_awaited(self._drains[0].number):
             self.succeed(self._drains.popleft(), None)
 
     def is_awaited(self, number: int) -> bool:
-        """Whether anything is unanswered that was sent before this number."""
+        """Whether any message with a lower number than this one is unanswered."""
         return self._host.waits_for(number) or any(
             envelope.number < number for envelope in self.awaiting_arena
         )
 
     def take_waiting(self) -> list[Envelope]:
-        """Take out all that waits here: for an arena, or for what was sent before."""
+        """Remove and return all messages that wait in the broker: for an arena, or as a `Drain`."""
         drains = list(self._drains)
         self._drains.clear()
         return [*self.take_awaiting(), *drains]
@@ -364,7 +370,7 @@ class Broker(Generic[W]):
     # Answers.
 
     def begins(self, envelope: Envelope) -> bool:
-        """Begin a message that is answered at once, unless its caller has been told that it never will be."""
+        """Begin a message that is answered at once. False if its caller was already told that it expired."""
         if envelope.begin():
             return True
         self.expire(envelope)
@@ -376,7 +382,7 @@ class Broker(Generic[W]):
         self._reply(envelope, value, None)
 
     def fail(self, envelope: Envelope, error: BaseException) -> None:
-        """Answer with an error; of a message that was told, in the log."""
+        """Answer with an error. If nobody waits for a reply, log the error as well."""
         self.state.counters.failed += 1
         if not envelope.wants_reply:
             fields = {"actor": "CudnnActor", "message": repr(envelope.message), "error": repr(error)}
@@ -384,7 +390,10 @@ class Broker(Generic[W]):
         self._reply(envelope, None, error)
 
     def refuse(self, envelope: Envelope, error: Exception) -> None:
-        """Answer a message that could not be started, or run. A refusal of the system names the limit."""
+        """Fail a message that could not be started or run.
+
+        If the system had no memory or no descriptor left, the error names the limit.
+        """
         message = envelope.message
         spec = getattr(getattr(message, "src", None), "spec", None) or getattr(message, "spec", None)
         requested = spec.nbytes if isinstance(spec, TensorSpec) else 0
@@ -392,25 +401,25 @@ class Broker(Generic[W]):
         self.fail(envelope, typed or error)
 
     def expire(self, envelope: Envelope) -> None:
-        """Answer that time is up, and whether it had started."""
+        """Answer with `DeadlineExceeded`, which says whether the message had started."""
         self.state.counters.expired += 1
         started = envelope.started_ns > 0
         self._reply(envelope, None, DeadlineExceeded(timeout_s=envelope.timeout_s or 0.0, started=started))
 
     def withdraw(self, envelope: Envelope) -> None:
-        """Drop a message that nobody waits for."""
+        """Drop a message that nobody waits for any more."""
         counters = self.state.counters
         counters.expired += envelope.timed_out
         counters.withdrawn += not envelope.timed_out
-        self._reply(envelope, None, ActorStopped(reason="withdrawn"))  # for its loop's count
+        self._reply(envelope, None, ActorStopped(reason="withdrawn"))  # its loop counts its replies
 
     def end_unreceived(self, work: W) -> None:
-        """Free the buffer that a request was to fill, and that nobody receives now."""
+        """Free the buffer that a request was to fill, because no caller receives it now."""
         if work.ref is not None and self.memory.is_live(work.ref):
             self.end_buffer(work.ref)
 
     def write_in(self, context: Context | None, write: Callable[[], None]) -> None:
-        """Write a line of the service's, in the context of who has asked. On any thread that sends."""
+        """Write a log line of the service, in the context of the caller. May run on any sender's thread."""
         with speaking_for(self.state.name):
             if context is None:
                 write()
@@ -427,19 +436,20 @@ class Broker(Generic[W]):
         Parameters
         ----------
         begun
-            They, in order.
+            These requests, in order.
         cause
-            For people: what happened.
+            What happened, as text for people.
         may_still_write
-            Whether what ran them could not be ended.
+            Whether the thread or process that ran them could not be ended.
         memory_survives
-            Whether the buffers' memory outlives what has crashed. Where it does not, none runs again.
+            Whether the buffers' memory outlives the crash. If it does not, no request runs again.
 
         Returns
         -------
         tuple
-            Those that are to run again, before all else; and those that are lost: they are answered, and
-            what they write is torn. Who holds their buffers lets go of them when nobody can write there.
+            The requests that must run again, before all others; and those that are lost. Lost requests have
+            been answered, and their outputs are torn. The caller releases their buffers once nothing can
+            write there any more.
         """
         spoiled = overwritten([footprint(work.message, self.state.lowered) for work in begun])
         again, lost = [], []
@@ -462,9 +472,9 @@ class Broker(Generic[W]):
     def _judge(
         self, work: W, cause: str, *, is_spoiled: bool, memory_survives: bool, may_still_write: bool
     ) -> CudnnActorError | None:
-        """What a request ends in that was running at a crash; None for one that runs again.
+        """The error for a request that was running at a crash; None if it runs again.
 
-        `is_spoiled`: a later request, which was running too, may have overwritten its input.
+        `is_spoiled`: a later request that was running too may have overwritten its input.
         """
         envelope, message = work.envelope, work.message
         lowered = self.state.lowered(message) if type(message) in COMPUTE else None
@@ -495,17 +505,17 @@ class Broker(Generic[W]):
         return OutcomeUnknown(request_id=work.number, cause=cause, why=why)
 
     def lose(self, work: W, error: CudnnActorError) -> None:
-        """Answer a request that had begun and is not run again: what it writes is torn."""
+        """Fail a request that had begun and does not run again. Its output is torn."""
         reason = StaleReason.CONTEXT_LOST if isinstance(error, ContextLost) else StaleReason.TORN
         self._tear_output(work, reason)
         self.end_unreceived(work)
         self.fail(work.envelope, error)
 
     def _tear_output(self, work: W, reason: StaleReason = StaleReason.TORN) -> None:
-        """End what a request was writing that is not run again.
+        """Mark the output of a request that does not run again as torn.
 
-        A buffer that was freed behind it is brought back for that: what was sent before the free, and is
-        still to read it, is to find it torn.
+        If a later message has freed that buffer, the buffer is revived first: a request that was sent before
+        the free, and has yet to read the buffer, must find it torn.
         """
         if work.injects:
             return
@@ -517,23 +527,23 @@ class Broker(Generic[W]):
                     self.memory.tear(self.memory.resolve(ref), reason)
 
     def why_not_again(self, work: W) -> CudnnActorError | None:
-        """Why a request cannot be run again: what it reads is torn, or its plan is to blame."""
-        if work.injects:  # its message has not been looked at yet
+        """Why a request cannot run again: its input is torn, or its plan is quarantined. None if it can."""
+        if work.injects:  # its message has not been checked yet
             return None
         for name, ref in named_buffers(work.message).items():
             try:
                 self.memory.resolve(ref, name)
             except StaleBufferError as error:
-                # Freed behind it: the bytes are held for this very request, so it still runs on them.
+                # A later message has freed it. The bytes are held for this request, so it still runs on them.
                 if error.reason is not StaleReason.FREED or not self.memory.is_withheld(ref):
                     return error
         return None if work.cached is None else self.state.why_quarantined(work.cached.lowered, work.number)
 
     def refused_again(self, work: W, error: CudnnActorError) -> CudnnActorError:
-        """What a request ends in whose second run has made nothing whole of what its first had begun.
+        """The error for a request whose first run was interrupted and whose second run failed.
 
-        `ExecutionFailed` says itself that its outputs hold no result, `QuarantinedRequest` that they are
-        torn; no other error does.
+        The first run may have left its output half-written, so the caller must learn that the output holds
+        no result. `ExecutionFailed` and `QuarantinedRequest` say so themselves; any other error is replaced.
         """
         writes = not work.injects and footprint(work.message, self.state.lowered).writes
         if not writes or isinstance(error, ExecutionFailed):

@@ -1,4 +1,4 @@
-"""Checks of single messages that need more than their shapes: types of fields, and who overlaps whom."""
+"""Checks of single messages that need more than shapes: the types of fields, and overlapping buffers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def not_a_message(given: object) -> InvalidRequest:
-    """The error for what was sent, and is no message of a service."""
+    """The error for an object that was sent and is not a message of a service."""
     is_class = isinstance(given, type)
     return InvalidRequest(
         field="message",
@@ -39,7 +39,7 @@ def not_a_message(given: object) -> InvalidRequest:
 
 
 def require_asker(envelope: Envelope, what: str) -> None:
-    """Raise `InvalidRequest` for a message that is told, where the answer is all that it is for."""
+    """Raise `InvalidRequest` for a message that was sent by tell but only makes sense with a reply."""
     if not envelope.wants_reply:
         raise InvalidRequest(
             field="message",
@@ -50,7 +50,7 @@ def require_asker(envelope: Envelope, what: str) -> None:
 
 
 def require_type(field: str, value: object, kind: type) -> None:
-    """Raise `InvalidRequest` unless a message's field is of its type; a bool is no number."""
+    """Raise `InvalidRequest` unless a message's field has the right type. A bool is not a number."""
     if not isinstance(value, kind) or isinstance(value, bool):
         wanted = "real number" if kind is numbers.Real else kind.__name__
         raise InvalidRequest(
@@ -62,7 +62,7 @@ def require_type(field: str, value: object, kind: type) -> None:
 
 
 def check_fits_float(value: float) -> None:
-    """Raise `InvalidRequest` for a whole number past the largest float."""
+    """Raise `InvalidRequest` for an integer larger than the largest float."""
     try:
         float(value)
     except OverflowError:
@@ -72,7 +72,7 @@ def check_fits_float(value: float) -> None:
 
 
 def check_no_overlap(lowered: Lowered, slots: list[Slot]) -> None:
-    """Raise `InvalidRequest` where an input is the output's own buffer."""
+    """Raise `InvalidRequest` if an input is the same buffer as the output."""
     output = slots[-1]
     if slots.count(output) == lowered.output_uses:
         return
@@ -81,27 +81,27 @@ def check_no_overlap(lowered: Lowered, slots: list[Slot]) -> None:
     raise InvalidRequest(
         field=lowered.output,
         value=Words(f"buffer {output.index}"),
-        problem=f"is also {shared}, and no convolution can work in place",
+        problem=f"is also {shared}, and a convolution cannot work in place",
         fix=f"give {lowered.output} a buffer of its own (accumulating with beta is allowed)",
     )
 
 
 def check_values(values: object, spec: TensorSpec, device: str) -> None:
-    """Raise `InvalidRequest` unless these can be written to a buffer of `spec`, as far as types tell."""
+    """Raise `InvalidRequest` if the types show that these values cannot be written to a buffer of `spec`."""
     if not isinstance(values, np.ndarray | DeviceArray):
         raise InvalidRequest(
             field="data",
             value=values,
             problem=f"is {type(values).__name__} where an array belongs",
-            fix="pass a NumPy array; gpu.upload and gpu.write make one of what they get, service.values too",
+            fix="pass a NumPy array; gpu.upload, gpu.write and service.values convert what they are given",
         )
     check_device_array(values, spec, device)
 
 
 def check_device_array(values: object, spec: object, device: str) -> None:
-    """Raise `InvalidRequest` for an array on a device that is not just what a buffer of `spec` holds.
+    """Raise `InvalidRequest` for a device array whose device, dims or dtype differ from those of `spec`.
 
-    Of all else the engine knows more.
+    The engine checks everything else.
     """
     if not isinstance(values, DeviceArray) or not isinstance(spec, TensorSpec):
         return
@@ -119,7 +119,7 @@ def check_device_array(values: object, spec: object, device: str) -> None:
 
 
 def check_copy(message: Copy, src: Slot, dst: Slot) -> None:
-    """Raise `InvalidRequest` unless the buffers of a copy are two, of the same dims and dtype."""
+    """Raise `InvalidRequest` unless a copy names two different buffers of the same dims and dtype."""
     if src is dst:
         raise InvalidRequest(
             field="dst", value=Words(message.dst), problem="is also src", fix="copy to another buffer"
@@ -134,7 +134,7 @@ def check_copy(message: Copy, src: Slot, dst: Slot) -> None:
 
 
 def check_warm(message: Warm) -> None:
-    """Raise `InvalidRequest` unless all that a `Warm` holds are requests that run a plan."""
+    """Raise `InvalidRequest` unless a `Warm` holds only requests that run a plan."""
     given: object = message.messages
     wrong = [r for r in given if type(r) not in COMPUTE] if isinstance(given, tuple) else [given]
     if wrong:

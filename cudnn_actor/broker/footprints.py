@@ -1,4 +1,4 @@
-"""Which buffers a message reads and which it writes, by the numbers of their slots."""
+"""Which buffers a message reads and which it writes, as slot numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _READ: dict[type, tuple[str, ...]] = {Copy: ("src",), Download: ("src",)}
 
 
 def compute_footprint(message: Compute, lowered: Lowered) -> Footprint:
-    """Of a request that runs a plan: its output is written, whatever it reads besides."""
+    """The footprint of a request that runs a plan. Its output counts as written, even if it is read too."""
     output = getattr(message, lowered.output).slot
     slots = {getattr(message, name).slot for name in lowered.buffers}
     return Footprint(slots - {output}, (output,))
@@ -29,10 +29,10 @@ def named_buffers(message: Any) -> dict[str, BufferRef]:
 
 
 def memory_footprint(message: Any) -> Footprint:
-    """Of any other message: a buffer that it names is written, unless it is known to be read only.
+    """The footprint of any other message. A buffer counts as written unless it is known to be only read.
 
-    `Free` counts as writing, so that nothing that waits loses its buffer; and `View`, since whoever has the
-    array may write.
+    `Free` counts as writing, so that no waiting request loses its buffer. `View` counts as writing, because
+    its caller may write to the array.
     """
     refs = named_buffers(message)
     if not refs:
@@ -43,7 +43,7 @@ def memory_footprint(message: Any) -> Footprint:
 
 
 def footprint(message: Any, lowered: Callable[[Compute], Lowered]) -> Footprint:
-    """Of any message that has been found valid."""
+    """The footprint of any valid message."""
     return (
         compute_footprint(message, lowered(message))
         if type(message) in COMPUTE
@@ -52,9 +52,9 @@ def footprint(message: Any, lowered: Callable[[Compute], Lowered]) -> Footprint:
 
 
 def overwritten(footprints: Iterable[Footprint]) -> list[bool]:
-    """For each of a row of requests that were running at once, whether a later one writes what it reads.
+    """For each of several requests that were running together: whether a later one writes what it reads.
 
-    Such a one cannot be run again: nobody knows whether its input is still what it was.
+    Such a request cannot run again, because its input may have been overwritten.
     """
     written: set[int] = set()
     answers = []

@@ -1,15 +1,14 @@
-"""Requests that wait for a plan, and those that must not overtake them: the order, and nothing else.
+"""The hazard queue: the order of requests that wait for a plan, and of those that must not overtake them.
 
-Two requests conflict when one writes a buffer that the other reads or writes.
-Requests that do not may run in any order, so a request whose plan is being
-built holds up only what conflicts with it, and what conflicts with that.
+Two requests conflict when one writes a buffer that the other reads or writes. Requests that do not conflict
+may run in any order. So a request whose plan is being built delays only the requests that conflict with it,
+and those that conflict with these.
 
-Each entry counts the entries that it must wait for: for a buffer that it
-reads, the last one before it that writes it; for one that it writes, also those that
-read it since. Longer chains follow from these, because an entry leaves only
-when it waits for nobody. So every order of leaving is one in which no two
-that conflict have changed places. Entering and leaving cost the number of
-neighbours, not the number of entries.
+Each entry counts the entries that it must wait for: for a buffer that it reads, the last earlier entry that
+writes the buffer; for a buffer that it writes, also the entries that read it since that write. Longer chains
+follow from these, because an entry leaves only when it waits for no other. So the entries may leave in
+different orders, but two conflicting entries never change places. Entering and leaving cost time in
+proportion to the number of neighbours, not to the number of entries.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ T = TypeVar("T")
 
 
 class Footprint(NamedTuple):
-    """The buffers, by the numbers of their slots, that a request reads only, and those that it writes."""
+    """The slot numbers of the buffers that a request only reads, and of those that it writes."""
 
     reads: Collection[int]
     writes: Collection[int]
@@ -36,7 +35,7 @@ NOTHING = Footprint((), ())
 
 
 class Entry(Generic[T]):
-    """One that waits; `HazardQueue.add` makes it."""
+    """An item that waits; `HazardQueue.add` makes it."""
 
     __slots__ = ("followers", "footprint", "item", "number", "predecessors", "ready")
 
@@ -50,7 +49,7 @@ class Entry(Generic[T]):
 
 
 class HazardQueue(Generic[T]):
-    """Entries in order, and which of them may run. Pure; true while there are any."""
+    """Entries in order, and which of them may run. Does no I/O. Truthy while it has entries."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[int, Entry[T]] = OrderedDict()
@@ -64,14 +63,14 @@ class HazardQueue(Generic[T]):
         return len(self._entries)
 
     def conflicts(self, footprint: Footprint) -> bool:
-        """Whether a request must wait behind any that is here, though it waits for nothing else."""
+        """Whether a request that is ready to run conflicts with an entry and must wait behind it."""
         reads, writes = footprint
         return any(slot in self._writer for slot in reads) or any(
             slot in self._writer or slot in self._readers for slot in writes
         )
 
     def add(self, item: T, footprint: Footprint = NOTHING, *, ready: bool = True) -> Entry[T]:
-        """Add an entry behind what conflicts. One that is not `ready` waits for `make_ready`, too."""
+        """Add an entry behind those that conflict with it. If not `ready`, it also waits for `make_ready`."""
         entry = self._enter(item, footprint, ready=ready)
         before = {found.number: found for found in self._before(footprint)}
         for found in before.values():
@@ -82,20 +81,20 @@ class HazardQueue(Generic[T]):
         return entry
 
     def add_barrier(self, item: T) -> None:
-        """Add an entry behind all that are here now, and before nobody."""
+        """Add an entry that waits for all present entries. No later entry waits for it."""
         self._barriers.append(self._enter(item, NOTHING, ready=True))
 
     def make_ready(self, entry: Entry[T]) -> None:
-        """What an entry waited for, besides its turn, has come. Once."""
+        """Mark an entry as ready: it now waits only for its turn. Call once per entry."""
         entry.ready = True
         self._offer(entry)
 
     def may_run(self) -> bool:
-        """Whether `take` has one to give."""
+        """Whether `take` would return an item."""
         return bool(self._runnable) or self._barrier_is_first()
 
     def take(self) -> T | None:
-        """The next one that may run, in order of arrival: it leaves. None where all must wait."""
+        """Remove and return the next item that may run, in order of arrival. None if all must wait."""
         if self._barrier_is_first():
             return self._entries.pop(self._barriers.popleft().number).item
         if not self._runnable:
@@ -105,7 +104,7 @@ class HazardQueue(Generic[T]):
         return entry.item
 
     def clear(self) -> list[T]:
-        """Give all of them up, in order of arrival."""
+        """Remove and return all items, in order of arrival."""
         items = [entry.item for entry in self._entries.values()]
         for index in (self._entries, self._runnable, self._barriers, self._writer, self._readers):
             index.clear()
@@ -128,7 +127,7 @@ class HazardQueue(Generic[T]):
             self._readers.setdefault(slot, {})[entry.number] = entry
         for slot in entry.footprint.writes:
             self._writer[slot] = entry
-            self._readers.pop(slot, None)  # whoever waits for the writer waits for them
+            self._readers.pop(slot, None)  # an entry that waits for the writer waits for them through it
 
     def _offer(self, entry: Entry[T]) -> None:
         if entry.ready and not entry.predecessors:

@@ -1,4 +1,4 @@
-"""What progress an incarnation makes."""
+"""The progress of an incarnation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["Progress"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """What progress an incarnation makes with its work.
+    """The progress of an incarnation.
 
     Parameters
     ----------
     working
-        Whether it has work in hand.
+        Whether it has unfinished work.
     last_s
-        When the work in hand last made progress; without work, when the last of it ended. In
+        When the unfinished work last made progress; without such work, when the last request ended. In
         `time.monotonic()` seconds; 0 for never.
     """
 

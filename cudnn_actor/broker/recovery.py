@@ -1,4 +1,4 @@
-"""What becomes of a request that was running at a crash: a pure decision.
+"""What happens to a request that was running at a crash, as a pure function.
 
 ==========================  ======================  ==============================  ===============
 request                     crashes before this     answer                          what it writes
@@ -10,11 +10,12 @@ any                         1                       `QuarantinedRequest`        
 writes, may still write     0                       `OutcomeUnknown`                torn, withheld
 ==========================  ======================  ==============================  ===============
 
-A worker that the kernel has not ended in time may still write. What its last
-requests write is torn, and the bytes go to no other buffer until it has ended.
+A worker that the kernel has not ended in time may still write. The outputs of
+its last requests are torn, and no other buffer gets their bytes until it has
+ended.
 
-Where the context's memory dies with it (`outlives_context` is False), every
-request ends in `ContextLost` and every buffer is lost.
+If memory does not outlive the device context (`outlives_context` is False),
+every request fails with `ContextLost` and every buffer is lost.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import enum
 __all__ = ["MOST_CRASHES", "Verdict", "judge"]
 
 MOST_CRASHES = 2
-"""A request that was running at this many crashes is taken for their cause."""
+"""A request that was running at this many crashes is assumed to be their cause."""
 
 
 class Verdict(enum.Enum):

@@ -1,4 +1,4 @@
-"""What outlives an incarnation of the actor: the service's memory of itself."""
+"""The state of a service that outlives an incarnation of its actor."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ _MOST_SIGNATURES, _MOST_MESSAGES = 4096, 1024
 
 
 class CachedMessage:
-    """A message that has been sent, with what need not be found out again when it is sent again as it is.
+    """A message that has been sent, with what was computed for it, to be reused when it is sent again.
 
-    Messages do not change, so only the end of a buffer can make it wrong: each piece carries the number of
-    ends (`MemoryTable.epoch`) that had been counted before it was found, and holds while that is the number.
-    An end in between leaves an old number, never a new one with old knowledge.
+    Messages are immutable, so only the end of a buffer can make a cached piece wrong. Each piece that depends
+    on buffers carries the epoch (`MemoryTable.epoch`: how many buffers have ended), and is valid while the
+    table still has that epoch. The epoch is read before the piece is computed. So if a buffer ends in
+    between, the piece carries an old epoch and is computed anew; it never carries a new epoch with old
+    contents.
     """
 
     __slots__ = ("body", "bound", "live_at", "lowered", "message", "noted")
@@ -38,17 +40,17 @@ class CachedMessage:
         self.message = message
         self.lowered = lowered
         self.live_at = -1
-        """At which number of ends its references were live. A sender's, on any thread."""
+        """The epoch at which its references were live. Written by senders, on any thread."""
         self.bound: Bound | None = None
-        """The live incarnation's."""
+        """Written by the live incarnation."""
         self.body: bytes | None = None
         """The message as bytes, for a worker process."""
         self.noted = False
-        """Whether its plan is known to those that warm another worker."""
+        """Whether its plan is on the list of plans with which another worker is warmed."""
 
 
 class Bound(NamedTuple):
-    """What a message runs on: its slots and scalars. The engine's bindings are the slots' to keep or drop."""
+    """The slots and scalars that a message runs on. Each slot keeps or drops the engine's binding itself."""
 
     epoch: int
     slots: Sequence[Slot]
@@ -56,12 +58,12 @@ class Bound(NamedTuple):
 
 
 class ServiceState:
-    """Shared between a service's handle, its supervisor and one incarnation of its actor after another.
+    """Shared by a service's handle, its supervisor and the successive incarnations of its actor.
 
-    Who writes what: the mailbox guards itself. Memory, counters, quarantine and faults are written by
-    the one live incarnation alone; the supervisor starts a successor only after its predecessor's last
-    act, so there are never two writers. `lowered` and `cached` are caches of pure functions, filled by any
-    thread: the worst that a race costs is the same answer computed twice.
+    Who writes what: The mailbox has its own lock. Only the one live incarnation writes memory, counters,
+    quarantine and faults; the supervisor starts a successor only after the predecessor has handled its crash
+    or stop, so there are never two writers. `lowered` and `cached` are caches of pure functions, which any
+    thread fills: a race only computes the same result twice.
 
     Parameters
     ----------
@@ -72,11 +74,11 @@ class ServiceState:
     workspace_limit
         Bytes of workspace that plans may use; None for the engine's own bound.
     plan_store
-        Where plans are kept between processes; None for nowhere.
+        Keeps plans on disk, for later processes; None for no store.
     autotune
         Whether warming a plan measures the library's candidates for it.
     name
-        What the service's log lines say that they are of; None in a worker, whose parent says it.
+        The service's name in its log lines. None in a worker, whose parent adds the name.
     """
 
     def __init__(
@@ -98,33 +100,33 @@ class ServiceState:
         self.autotune = autotune
         self.name = name
         self.builders: BuilderAccess | None = None
-        """The way to the service's builder process; None where plans are built in this one."""
+        """Connects to the service's builder process; None if plans are built in this process."""
         self.announce_build: Callable[[bool], None] = _nothing
-        """Told on the build thread when a build begins, and when none is in work."""
+        """Called on the build thread: with True when a build begins, with False when none is running."""
         self.counters = Counters()
         self.quarantined: dict[str, str] = {}
         """Digests of graphs that were running at two crashes → the crash's cause."""
         self.ended_by_build: dict[str, int] = {}
-        """Digests of graphs → the incarnations that their builds have ended."""
+        """Digests of graphs → how many incarnations their builds have ended."""
         self.generation = 0
-        """Incarnations that have become ready; the present one's number."""
+        """The number of the present incarnation: how many have become ready so far."""
         self.replayed = 0
         self.restarts = 0
         self._lowered: dict[Signature, Lowered] = {}
         self._cached: dict[int, CachedMessage] = {}
 
     def lowered(self, message: Compute) -> Lowered:
-        """The graph of a message, remembered. Any thread. Raises `InvalidRequest`."""
+        """The graph of a message, cached. Any thread. Raises `InvalidRequest`."""
         return self.cached(message).lowered
 
     def cached(self, message: Compute) -> CachedMessage:
-        """What is known of a message, which may come again and again. Any thread. Raises `InvalidRequest`."""
+        """The cache entry of a message. Any thread. Raises `InvalidRequest`."""
         known = self._cached.get(id(message))
         if known is None or known.message is not message:
             known = CachedMessage(message, self._lower(message))
             if len(self._cached) >= _MOST_MESSAGES:
                 self._cached.clear()
-            self._cached[id(message)] = known  # which keeps the message, so that no other gets its id
+            self._cached[id(message)] = known  # the entry keeps the message alive: no other gets its id
         return known
 
     def _lower(self, message: Compute) -> Lowered:
@@ -133,7 +135,7 @@ class ServiceState:
             key = signature(message)
             known = self._lowered.get(key)
         except (AttributeError, TypeError):
-            return lower(message)  # which says what is wrong with a field
+            return lower(message)  # raises the error that names the wrong field
         if known is None:
             known = lower(message)
             if len(self._lowered) >= _MOST_SIGNATURES:
@@ -142,7 +144,7 @@ class ServiceState:
         return known
 
     def why_quarantined(self, lowered: Lowered, number: int) -> QuarantinedRequest | None:
-        """The error of a request whose plan is quarantined; None where it is not."""
+        """The error for a request whose plan is quarantined; None if it is not."""
         if not self.quarantined:
             return None
         digest = lowered.graph.digest()
@@ -152,13 +154,13 @@ class ServiceState:
         return QuarantinedRequest(request_id=number, digest=digest, cause=cause)
 
     def blame_build(self, digest: str, cause: str) -> None:
-        """Note which graph's build ended an incarnation: the second time it is quarantined."""
+        """Note which graph's build ended an incarnation. The second time, the graph is quarantined."""
         self.ended_by_build[digest] = self.ended_by_build.get(digest, 0) + 1
         if self.ended_by_build[digest] >= MOST_CRASHES:
             self.quarantined[digest] = cause
 
     def statistics(self, plans: PlanStatistics) -> Statistics:
-        """The service's counters at this moment, and those of its plans, which the live incarnation keeps."""
+        """The service's counters at this moment, with the plan statistics of the live incarnation."""
         counters, mailbox, memory = self.counters, self.mailbox, self.memory
         return Statistics(
             generation=self.generation,
@@ -177,12 +179,12 @@ class ServiceState:
         )
 
     def discard(self, result: object) -> None:
-        """Free a buffer that was allocated for a caller who has gone. Any thread."""
+        """Free a buffer that was allocated for a caller who no longer waits. Any thread."""
         if isinstance(result, BufferRef):
             try:
                 self.mailbox.admit(Envelope(Free(buffer=result)))
             except ActorStopped:
-                return  # and with the service goes its memory
+                return  # the service has stopped, and its memory goes with it
 
 
 def _nothing(_: bool) -> None:

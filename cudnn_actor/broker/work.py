@@ -1,4 +1,4 @@
-"""A request that is to be run."""
+"""A request that must be run."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ __all__ = ["Work"]
 
 
 class Work:
-    """A request that the broker has found valid, and that its host is to run.
+    """A request that the broker has found valid and that its host runs.
 
     Attributes
     ----------
     envelope
-        With the address of the reply.
+        The message, with the address of the reply.
     number
-        The request's.
+        The request's number.
     request
-        What is to be run: the envelope's message, or what is left of it.
+        What to run: the envelope's message, or the part of it that remains to be done.
     slots
         The buffers that it uses. The host holds them from when the work may run until it has ended.
     cached
-        What is known of its message; None for one that runs no plan.
+        The cache entry of its message; None for a message that runs no plan.
     ref
-        The buffer that it fills and nobody has received yet; None for all but an `Allocate`.
+        The buffer that an `Allocate` fills, which no caller has received yet; None for all other messages.
     fault
-        What is to befall it; None for nothing.
+        The fault to inject; None for none.
     injects
-        Whether it is run for its fault alone, and its message taken up again behind it.
+        Whether it is run only to inject its fault. Afterwards its message is started again.
     suspect
         Whether it was running at a crash.
     """
 
-    # Of most requests these stay as they are.
+    # Most requests keep these defaults.
     fault: FaultRule | None = None
     injects = False
     suspect = False
@@ -55,10 +55,10 @@ class Work:
 
     @property
     def started_ns(self) -> int:
-        """When it began, on `time.perf_counter_ns`'s clock; 0 where it has not."""
+        """When it began, on `time.perf_counter_ns`'s clock; 0 if it has not."""
         return self.envelope.started_ns
 
     @property
     def message(self) -> Any:
-        """What was asked."""
+        """The message as it was sent."""
         return self.envelope.message

@@ -1,17 +1,17 @@
-"""One end of a socket between two processes: frames and descriptors, in and out.
+"""One end of a socket between two processes: sends and receives frames and descriptors.
 
-A stream socket of an unnamed pair, so that nobody else can connect, and frames of any size keep their order
-with the descriptors that belong to them: the kernel delivers descriptors with the first byte that they were
-sent with, never later and never earlier than what was sent before.
+The socket is a stream socket of an unnamed pair, so that no other process can connect. Frames of any size
+keep their order with the descriptors that belong to them: the kernel delivers descriptors with the first byte
+that they were sent with, never later, and never before earlier bytes.
 
-Why a socket and no ring in shared memory: with requests and answers in batches, the system call is a small
-part of a batch, a ring is a few per cent faster at most, and it would need its own wake-ups and its own
-protection against a peer that scribbles.
+Why a socket and not a ring in shared memory: with requests and answers in batches, the system call is a small
+part of a batch. A ring is a few per cent faster at most, and it would need its own wake-ups and its own
+protection against a peer that writes garbage.
 
-Not thread-safe: whoever uses an end sees to it that nobody else does. He may be interrupted by an exception
-that a signal's handler raises (`actors.interrupts`), and then whoever comes next goes on: what the kernel has
-taken or given is written down in the call that it was taken or given in; bytes become frames, and a queued
-frame leaves, in one step.
+Not thread-safe: callers must make sure that one thread at a time uses an end. A signal handler may raise an
+exception in any of its methods (`actors.interrupts`). The next call then continues: the call that passes
+bytes to or from the kernel also records them, and received bytes become frames, and a sent frame leaves the
+queue, in one step.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ __all__ = ["LOST", "Channel", "channel_pair", "descriptors_in"]
 
 _CHUNK = 256 << 10
 _BUFFER = 1 << 20
-"""Asked of the kernel for each direction: a window of requests fits in."""
+"""The socket buffer's size for each direction. A window of requests fits into it."""
 _MOST_DESCRIPTORS = 64
-"""That may be waiting for their frames: more is no protocol of ours."""
+"""How many descriptors may wait for their frames. More break the protocol."""
 _CUT_OFF = int(socket.MSG_CTRUNC)
 LOST = -1
-"""In place of a descriptor that came, and that this process had no room for."""
+"""Stands for a descriptor that was sent, but for which this process had no room."""
 _SHORT_S = 0.005
-"""Before another try where the kernel has no memory to send with: a poll says that there is room even so."""
+"""Seconds until the next try when the kernel has no memory to send: poll would report room all the same."""
 _LATER = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
-"""The kernel cannot send for now; the other side is there."""
+"""Errors after which sending may succeed later. The other side still exists."""
 _ANCILLARY = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
 _run_through = deque[None](maxlen=0).extend
 _LOOK = ((_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC),)
@@ -67,9 +67,9 @@ class Channel:
     Parameters
     ----------
     connection
-        The end, owned from here on.
+        The socket, owned by this object from now on.
     decoder
-        Of what the other side sends.
+        Decodes the other side's frames.
     """
 
     def __init__(self, connection: socket.socket, decoder: msgspec.msgpack.Decoder[Any]) -> None:
@@ -77,34 +77,35 @@ class Channel:
         self._socket = connection
         self._decoder = decoder
         self.frames: deque[Any] = deque()
-        """What has come and was not taken: whoever has dealt with the left one takes it out."""
+        """Received frames. The user of the channel removes the leftmost once it has handled it."""
         self.taken = 0
-        """How many parts of that one have been dealt with; for whoever does so in parts."""
+        """How many parts of the leftmost frame have been handled, for a user who handles it in parts."""
         self._look = connection.recvmsg
         self._raw: list[tuple[bytes, Sequence[tuple[int, int, bytes]], int, Any]] = []
-        """What the kernel gave and is no frames yet: one piece, or none."""
+        """What the kernel has returned and is not yet made into frames: one item, or none."""
         self._in = bytearray()
         self._needed = LENGTH.size
-        """Bytes that `_in` must have before there is more to be made of it."""
+        """Bytes that `_in` must have before it is looked at again."""
         self._descriptors: deque[int] = deque()
         self._out: deque[tuple[bytes, Sequence[int]]] = deque()
         self._copies: set[int] = set()
-        """Descriptors that wait with their frames, and are this object's own."""
+        """Duplicated descriptors, owned by this object, that wait with their frames."""
         self._queued: Any = None
         """The frame that was queued last."""
         self._sent: list[int] = []
-        """Bytes of the frame at the head that the kernel has taken, each time."""
+        """For the frame at the head: the bytes that each call has passed to the kernel."""
         self._is_short = False
-        """Whether the kernel had no memory to send with, the last time."""
+        """Whether the kernel had no memory to send at the last try."""
         self.ended = False
-        """Whether the other side has gone, or this one has been closed: nothing more comes."""
+        """Whether the other side has gone, or this end is closed, so that no more data comes."""
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: what is read or written here would be missing, or too much, in the parent.
+        """In a forked child: close the channel. Bytes read here would be missing in the parent, and bytes
+        written here would come from nowhere.
 
-        Closing lets go of this process's copies alone: the socket, and its place in the selectors of the
-        parent's event loops, which have a copy of their own (`duplicate`), stay as they are.
+        This closes only this process's copies. The socket itself stays open, and so do the duplicates in the
+        selectors of the parent's event loops.
         """
         self.close()
 
@@ -115,12 +116,12 @@ class Channel:
     # Out.
 
     def send(self, frame: Any, descriptors: Sequence[int] = ()) -> None:
-        """Queue a frame and send what the socket takes. The descriptors stay the caller's.
+        """Queue a frame and send what the socket accepts. The caller keeps the descriptors.
 
-        What the other side will never read is dropped. The frame that was queued last is not queued again:
-        whoever was interrupted in sending it sends it once more. Raises `BadFrame` for a frame that is too
-        long, and `OSError` when there is no descriptor to be had for one that has to wait: nothing of it has
-        been sent.
+        If the other side has gone, the frame is dropped. If this frame is the one that was queued last, it is
+        not queued again, so that an interrupted caller can repeat the call. Raises `BadFrame` for a frame
+        that is too long. If the frame must wait, its descriptors are duplicated; raises `OSError` if that
+        fails, and then nothing of the frame has been sent.
         """
         if frame is not self._queued:
             entry = ((encode(frame), descriptors),)
@@ -131,16 +132,16 @@ class Channel:
         if not descriptors or not self._out or self._out[-1][1] is not descriptors:
             return
         data, _ = self._out.pop()
-        if len(self._out) or not self._sent:  # else they went with the part of it that has been sent
+        if len(self._out) or not self._sent:  # else they were sent with the first part of the frame
             descriptors = self._copied(descriptors)
         self._out.append((data, descriptors))
 
     def _copied(self, descriptors: Sequence[int]) -> Sequence[int]:
-        """Duplicates for a frame that waits: the originals may be closed by then. Raises `OSError`."""
+        """Duplicates for a waiting frame, because the caller may close the originals. Raises `OSError`."""
         copies: list[int] = []
         try:
             for descriptor in descriptors:
-                copies.append(os.dup(descriptor))  # noqa: PERF401 - those that were made are to be closed
+                copies.append(os.dup(descriptor))  # noqa: PERF401 - after an error, those made must be closed
         except OSError:
             for copy in copies:
                 os.close(copy)
@@ -149,7 +150,7 @@ class Channel:
         return copies
 
     def flush(self) -> bool:
-        """Send what is queued, as far as the socket takes it; whether everything has gone."""
+        """Send queued frames as far as the socket accepts them. Returns whether the queue is empty."""
         self._is_short = False
         while self._out and not self.ended:
             data, descriptors = self._out[0]
@@ -166,7 +167,7 @@ class Channel:
                     return False
                 if is_of_a_handler(error):
                     raise
-                break  # it has gone: that it has is learnt by reading, or by its exit
+                break  # the other side has gone; reading, or its exit, will show that
             self._drop(descriptors)
             # One step.
             del self._out[0]
@@ -177,7 +178,7 @@ class Channel:
         return True
 
     def send_all(self) -> None:
-        """Send what is queued. Blocks while the socket has no room; nothing is sent to one who has gone."""
+        """Send all queued frames, or drop them if the other side has gone. Blocks while there is no room."""
         room = select.poll()
         if self._out:
             room.register(self._socket, select.POLLOUT)
@@ -211,22 +212,22 @@ class Channel:
 
     @property
     def backed_up(self) -> bool:
-        """Whether something waits for the socket to have room."""
+        """Whether frames wait for room in the socket."""
         return bool(self._out)
 
     # In.
 
     def receive(self) -> list[Any]:
-        """The frames that are there, decoded, after one look at the socket. Raises `BadFrame`."""
+        """Read the socket once, and remove and return all received frames. Raises `BadFrame`."""
         self.fetch()
         frames = list(self.frames)
         self.frames.clear()
         return frames
 
     def fetch(self) -> bool:
-        """Add to `frames` what is there, after one look at the socket; whether it was anything. Never blocks.
+        """Read the socket once, and add what has come to `frames`. Returns whether anything came.
 
-        Raises `BadFrame`.
+        Never blocks. Raises `BadFrame`.
         """
         raw = self._raw
         if not raw:
@@ -243,15 +244,15 @@ class Channel:
         descriptors = descriptors_in(ancillary, flags) if ancillary or flags & _CUT_OFF else ()
         self._take_in(data, descriptors)
         if descriptors and len(self._descriptors) > _MOST_DESCRIPTORS:
-            raise BadFrame(f"{len(self._descriptors)} descriptors that no frame has asked for")
+            raise BadFrame(f"{len(self._descriptors)} descriptors came that belong to no frame")
         return bool(data)
 
     def _take_in(self, data: bytes, descriptors: Sequence[int]) -> None:
-        """Make frames of what the kernel gave, in one step, which leaves nothing of it in `_raw`."""
+        """Make frames of what the kernel has returned, and remove it from `_raw`, in one step."""
         if not data:
             self.ended = True
         elif self._in and len(self._in) + len(data) < self._needed:
-            # The middle of a long frame, which is looked at once, not at each piece.
+            # The middle of a long frame: it is decoded once, when it is whole.
             self._in += data
             self._descriptors += descriptors
             del self._raw[0]
@@ -267,13 +268,13 @@ class Channel:
         del self._raw[0]
 
     def _cut(self, data: bytes) -> tuple[list[Any], memoryview, int]:
-        """The whole frames at the head of `data`, what is left of it, and the bytes that the next needs."""
+        """The complete frames at the head of `data`, the rest, and the bytes that the next frame needs."""
         frames: list[Any] = []
         rest = memoryview(data)
         while len(rest) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(rest)
             if length > LONGEST:
-                raise BadFrame(f"a frame of {length:,} bytes, where {LONGEST:,} is the most")
+                raise BadFrame(f"a frame of {length:,} bytes, and the limit is {LONGEST:,}")
             end = LENGTH.size + length
             if len(rest) < end:
                 return frames, rest, end
@@ -288,9 +289,9 @@ class Channel:
             raise BadFrame(str(error)) from error
 
     def take_descriptor(self) -> int:
-        """The next descriptor that came, which is the caller's.
+        """Remove and return the next received descriptor. The caller owns it.
 
-        Raises `BadFrame` when there is none, and `OSError` when it came and this process had no room for it.
+        Raises `BadFrame` if none has come, and `OSError` if this process had no room for it.
         """
         if not self._descriptors:
             raise BadFrame("a frame came without the descriptor that belongs to it")
@@ -300,7 +301,7 @@ class Channel:
         return descriptor
 
     def close(self) -> None:
-        """Close the end, and every descriptor that nobody took. Idempotent."""
+        """Close the socket, and every descriptor that was not taken. Idempotent."""
         self.ended = True
         self._give_up_sending()
         self._socket.close()
@@ -313,13 +314,13 @@ class Channel:
 
 
 def descriptors_in(ancillary: Sequence[tuple[int, int, bytes]], flags: int) -> list[int]:
-    """The descriptors that came with some bytes, in order; `LOST` for what this process had no room for."""
+    """The descriptors that came with some bytes, in order. `LOST` if this process had no room for one."""
     found: list[int] = []
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             numbers = array.array("i")
             numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
             found += numbers
-    if flags & _CUT_OFF:  # there was no room for one: this stands in its place
+    if flags & _CUT_OFF:  # this process had no room for at least one
         found.append(LOST)
     return found

@@ -1,26 +1,28 @@
-"""What forks workers for another process: `python -m cudnn_actor.processes.forkserver FD PARENT PRELOAD...`.
+"""The forkserver, which forks workers: `python -m cudnn_actor.processes.forkserver FD PARENT PRELOAD...`.
 
-FD is its end of a socket pair, on which it is told what to launch and answers (`launch_messages`); PARENT is
-the process id of the other end's owner; PRELOAD are the modules that every worker is to find imported. It
-runs nobody's code but those imports, so that no launch waits for anything but a fork.
+FD is its end of a socket pair, on which it gets launch messages and answers them (`launch_messages`). PARENT
+is the process id of the other end's owner. PRELOAD are the modules that it imports for every worker. It runs
+no other code than these imports, so a launch waits only for a fork.
 
-Who outlives whom, and who sees to it:
+Which process outlives which, and why:
 
-- this process never outlives its parent. The socket's end says that the parent has gone, unless another
-  process holds a copy of it (the parent has forked), and then the parent's pidfd does. Only the imports are
-  not interrupted: it looks again after them. That the pidfd is the parent's, and not that of a later process
-  of the same number, follows from having the parent still as its parent after it was opened;
-- workers outlive this process, where it is killed: their service goes on. They never outlive the parent: the
-  kernel kills them when it ends (`lifeline`), and this process does so too, if it is there. It gives them no
-  cause to end of its own: an error in here ends this process alone;
-- nobody mistakes a worker for another. This process alone reaps its workers, so the number of one that it
-  has forked stays that one's until then: it opens the pidfd, and hands that out. When it has died, they are
-  reaped by the kernel's choice of another parent, and nobody tells how they ended.
+- The forkserver never outlives its parent. The end of the socket shows that the parent has gone. If another
+  process holds a copy of the parent's end (the parent has forked), the parent's pidfd shows it. Only the
+  imports are not interrupted; the forkserver checks again after them. It opens the pidfd by the process id,
+  and then checks that this process is still its parent. So the pidfd is the parent's, and not that of a later
+  process with the same id.
+- Workers outlive a killed forkserver, and their service goes on. They never outlive the parent: the kernel
+  kills them when it ends (`lifeline`), and so does the forkserver, if it still runs. An error in the
+  forkserver ends only the forkserver.
+- No worker is mistaken for another process. Only the forkserver reaps its workers, so a worker's process id
+  is not reused before that. Meanwhile the forkserver opens the pidfd, and sends it to the parent. When the
+  forkserver has died, the kernel gives the workers another parent, which reaps them, and their exit status is
+  lost.
 
-Workers inherit the environment that this process was started with, secrets in it included.
+Workers inherit the environment that the forkserver was started with, including secrets.
 
-Ctrl-C and TERM are for the parent to answer. TERM is also blocked in here, so that one which is sent to a
-worker before it takes such signals waits until then, and is not lost.
+The forkserver ignores Ctrl-C and TERM, which the parent handles. It also blocks TERM, so that a TERM that is
+sent to a new worker stays pending until the worker handles such signals, and is not lost.
 """
 
 from __future__ import annotations
@@ -66,11 +68,11 @@ _STANDARD = frozenset((0, 1, 2))
 
 
 class _ParentGone(Exception):
-    """Raised when there is nobody left to serve."""
+    """Raised when the parent has gone."""
 
 
 class _Server:
-    """Forks, reaps and tells, until its parent has gone. One thread.
+    """Forks workers, reaps them, and reports both, until its parent has gone. Single-threaded.
 
     Parameters
     ----------
@@ -85,13 +87,13 @@ class _Server:
         self._channel = Channel(connection, TO_SERVER)
         self._parent = parent
         self._workers: dict[int, int] = {}
-        """Those that have not been reaped: number of the launch by pidfd."""
+        """The workers that have not been reaped: number of the launch by pidfd."""
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._poll.register(parent, select.POLLIN)
 
     def serve(self) -> None:
-        """Do what the parent asks until it has gone, and leave no worker behind then. Blocks."""
+        """Do what the parent asks until it has gone, then kill all workers. Blocks."""
         try:
             self._tell(Ready())
             while True:
@@ -101,7 +103,7 @@ class _Server:
             self._end_workers()
 
     def fail(self, why: str) -> None:
-        """Say why there will be no worker."""
+        """Tell the parent why there will be no workers."""
         with contextlib.suppress(_ParentGone):
             self._tell(PreloadFailed(why[-_LONGEST_TEXT:]))
 
@@ -129,15 +131,15 @@ class _Server:
             raise _ParentGone
 
     def _take_descriptors(self, count: int) -> list[int]:
-        """Those that came with an order; fewer, where this process has no room for all."""
+        """The descriptors that came with a launch; fewer if this process had no room for all."""
         taken: list[int] = []
-        with contextlib.suppress(OSError):  # one that was lost stands for itself and those behind it
+        with contextlib.suppress(OSError):  # a lost descriptor stands for itself and all after it
             while len(taken) < count:
                 taken.append(self._channel.take_descriptor())
         return taken
 
     def _tell(self, record: FromServer, descriptors: Sequence[int] = ()) -> None:
-        """Send; while a parent that is busy leaves no room, wait for that, or for its end."""
+        """Send a message. If the socket is full, wait until the parent reads, or ends."""
         room = select.poll()
         room.register(self._socket, select.POLLOUT)
         room.register(self._parent, select.POLLIN)
@@ -160,29 +162,29 @@ class _Server:
         self._tell(Launched(launch.number, pid), [pidfd])
 
     def _forked(self, launch: Launch, descriptors: list[int]) -> tuple[int, int]:
-        """Id and pidfd of a new worker. Returns in this process only. Raises `OSError`."""
+        """Process id and pidfd of a new worker. Returns in this process only. Raises `OSError`."""
         if (lost := launch.descriptors - len(descriptors)) != 0:
-            raise OSError(f"{lost} of its descriptors found no room in the forkserver")
+            raise OSError(f"the forkserver had no room for {lost} of its descriptors")
         _flush()
         if (pid := _fork()) == 0:
-            self._socket.detach()  # the number is about to be free for others, whom no finalizer may close
+            self._socket.detach()  # its number may soon be another file's, which no finalizer may close
             _work(launch.main, descriptors)
-        with contextlib.suppress(OSError):  # it has ended; else it does this itself as well
+        with contextlib.suppress(OSError):  # the worker has ended; a running worker does this itself, too
             bind(descriptors[-1], pid)
         try:
             return pid, os.pidfd_open(pid)
         except OSError:
-            os.kill(pid, signal.SIGKILL)  # still its own number: it has not been reaped
+            os.kill(pid, signal.SIGKILL)  # the id is still the worker's: it has not been reaped
             os.waitpid(pid, 0)
             raise
 
     def _reaped(self, pidfd: int) -> Exited:
-        """Take leave of a worker that has exited."""
+        """Reap a worker that has exited."""
         number = self._workers.pop(pidfd)
         self._poll.unregister(pidfd)
         try:
             end = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-        except ChildProcessError:  # a preloaded module reaps what it has not forked
+        except ChildProcessError:  # a preloaded module has reaped it
             end = None
         os.close(pidfd)
         if end is None:
@@ -192,7 +194,7 @@ class _Server:
         return Exited(number, signal=end.si_status)
 
     def _end_workers(self) -> None:
-        """Kill all, then wait for each. Blocks for as long as the kernel takes to end a process."""
+        """Kill all workers, then wait for each. Blocks for as long as the kernel takes to end a process."""
         for pidfd in self._workers:
             _kill(pidfd)
         for pidfd in list(self._workers):
@@ -210,14 +212,14 @@ def main() -> None:
         if os.getppid() == parent:
             _serve(_Server(socket.socket(fileno=fd), pidfd), preload)
     _flush()
-    os._exit(0)  # what the modules do at exit is for processes that have used them
+    os._exit(0)  # without the modules' exit handlers: this process has not used them
 
 
 def succeed(descriptors: Sequence[int]) -> None:
-    """Serve the same parent, behind the server that has forked this process (see `launching`).
+    """Serve the same parent, as the successor of the server that has forked this process (see `launching`).
 
-    The descriptors are its end of a socket pair, and the parent's pidfd. It may wait for ever: it is tied to
-    the parent's life as any fork of the server is.
+    The descriptors are its end of a socket pair, and the parent's pidfd. It may wait for ever, because a
+    lifeline ends it with the parent, like every fork of the server.
     """
     connection, parent = descriptors
     _set_signals()
@@ -229,18 +231,18 @@ def _serve(server: _Server, preload: Sequence[str]) -> None:
     for name in preload:
         try:
             importlib.import_module(name)
-        except BaseException as error:  # noqa: BLE001 - also SystemExit; whoever launches is told
+        except BaseException as error:  # noqa: BLE001 - also SystemExit; the launching process is told
             server.fail(f"{name} cannot be preloaded: {type(error).__name__}: {error}")
             traceback.print_exc()
             return
-    _set_signals()  # an import may have had its own ideas
+    _set_signals()  # an import may have changed them
     gc.collect()
-    gc.freeze()  # no collection of a worker touches what it shares with the others
+    gc.freeze()  # so that a worker's garbage collector does not touch the pages that it shares with others
     server.serve()
 
 
 def _set_signals() -> None:
-    """Also undo what may have been handed down: signals that are blocked, children that reap themselves."""
+    """Also reset inherited settings: blocked signals, and children that are reaped automatically."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -248,10 +250,10 @@ def _set_signals() -> None:
 
 
 def _fork() -> int:
-    """`os.fork`, without the warning that native threads of a module draw from it.
+    """`os.fork`, without its warning about native threads of a module.
 
-    Both sides leave the block: a worker has the filters that the imports left, and shows anew what has been
-    shown in here.
+    Both processes leave the `with` block. So a worker has the warning filters that the imports left, and
+    shows again what was shown in the forkserver.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -259,7 +261,7 @@ def _fork() -> int:
 
 
 def _work(main: str, descriptors: list[int]) -> NoReturn:
-    """Be a worker: run `main`, and end without anything that a Python process does at its end."""
+    """Run `main` as a worker, and exit without Python's usual cleanup."""
     status = 1
     try:
         call_this_process("cudnn-starting")
@@ -270,7 +272,7 @@ def _work(main: str, descriptors: list[int]) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         random.seed()
         status = _ran(main, descriptors[:-1])
-    except BaseException:  # noqa: BLE001 - nothing may run on in the server's frames
+    except BaseException:  # noqa: BLE001 - a worker must not continue in the server's stack frames
         traceback.print_exc()
     finally:
         _flush()
@@ -278,7 +280,7 @@ def _work(main: str, descriptors: list[int]) -> NoReturn:
 
 
 def _ran(main: str, descriptors: list[int]) -> int:
-    """The exit status of a worker that has run `main`: 0, or the number of a `SystemExit`."""
+    """Run `main` in a worker. Returns the exit status: 0, or the number of a `SystemExit`."""
     module, _, name = main.partition(":")
     try:
         getattr(importlib.import_module(module), name)(descriptors)
@@ -291,12 +293,12 @@ def _ran(main: str, descriptors: list[int]) -> int:
 
 def _keep_only(kept: set[int]) -> None:
     for fd in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
-        with contextlib.suppress(OSError):  # the one that listed them
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             os.close(fd)
 
 
 def _kill(pidfd: int) -> None:
-    with contextlib.suppress(OSError):  # it has gone; or the kernel refuses, and the lifeline does it
+    with contextlib.suppress(OSError):  # it has ended; or the kernel refuses, and the lifeline kills it
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 

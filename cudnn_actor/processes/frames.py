@@ -1,7 +1,7 @@
-"""Bytes between two processes, in frames: four bytes of length, little-endian, and so many of MessagePack.
+"""Frames between two processes: a length of four bytes, little-endian, then that many bytes of MessagePack.
 
-No I/O in here. Decoding runs no code that the sender chose: what does not decode, or is too long, is a
-`BadFrame`.
+Does no I/O. Decoding runs no code that the sender chooses. A frame that does not decode, or is too long,
+raises `BadFrame`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import msgspec
 __all__ = ["LENGTH", "LONGEST", "BadFrame", "encode"]
 
 LONGEST: Final = 64 << 20
-"""Bytes of the longest frame that either side takes in: a batch of requests has some ten thousand, a plan up
-to 65 thousand."""
+"""Bytes of the longest frame that either side accepts. A batch of requests has some ten thousand bytes, a
+plan up to 65 thousand."""
 
 LENGTH: Final = struct.Struct("<I")
 
@@ -23,12 +23,12 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class BadFrame(Exception):
-    """Raised for bytes that are no frame of a protocol; its text is the reason."""
+    """Raised for bytes that are not a valid frame. Its text is the reason."""
 
 
 def encode(frame: msgspec.Struct) -> bytes:
-    """A frame as bytes, its length first. Raises `BadFrame` for one that the other side would not take."""
+    """A frame as bytes, with its length first. Raises `BadFrame` if it is too long for the other side."""
     body = _ENCODER.encode(frame)
     if len(body) > LONGEST:
-        raise BadFrame(f"a frame of {len(body):,} bytes, where {LONGEST:,} is the most")
+        raise BadFrame(f"a frame of {len(body):,} bytes, and the limit is {LONGEST:,}")
     return LENGTH.pack(len(body)) + body

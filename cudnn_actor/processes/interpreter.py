@@ -1,7 +1,7 @@
-"""Which Python runs the processes that a service needs: forkserver, builder, and those that ask a driver.
+"""Which Python runs the processes of a service: forkserver, builder process, and those that query a driver.
 
-`sys.executable` is not always one. In a frozen application (PyInstaller) it is the application, which would
-start itself once more; where Python is embedded (uWSGI) it is the program that embeds it, or nothing.
+`sys.executable` is not always a Python. In a frozen application (PyInstaller) it is the application, which
+would start itself again. If Python is embedded (uWSGI), it is the embedding program, or empty.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 def find_python(executable: str | os.PathLike[str] | None = None) -> str:
     """The interpreter for processes of a service: `executable` if it is given, else one like this process's.
 
-    That is `sys.executable` if its name is an interpreter's, else the one that belongs to the installation
-    which this process uses. A frozen application has none: its modules are in no installation.
+    The latter is `sys.executable` if its name is that of an interpreter, else the interpreter of the
+    installation that this process uses. A frozen application has none, because its modules are in no
+    installation.
 
     Raises
     ------
     InvalidRequest
-        There is none; `executable=` and `isolation="thread"` are named as what helps.
+        There is none. The error suggests `executable=` and `isolation="thread"`.
     """
     if executable is not None:
         return os.fspath(executable)
@@ -40,10 +41,11 @@ def find_python(executable: str | os.PathLike[str] | None = None) -> str:
 
 
 def environment() -> dict[str, str]:
-    """The environment for such a process: it finds its modules where this one does, in the same order.
+    """The environment for such a process. It finds its modules where this process does, in the same order.
 
-    A frozen application's modules are of no use to another interpreter, which has to have its own; nor are
-    the libraries that PyInstaller has unpacked, in front of which it keeps what was there before.
+    Another interpreter cannot use the modules of a frozen application, and needs its own. Nor can it use the
+    libraries that PyInstaller has unpacked; so the earlier `LD_LIBRARY_PATH`, which PyInstaller has saved, is
+    restored.
     """
     found = dict(os.environ)
     if not getattr(sys, "frozen", False):

@@ -1,8 +1,8 @@
-"""What a process and its forkserver say to each other (`frames` has the bytes).
+"""The messages between a process and its forkserver (`frames` has the framing).
 
-The parent sends a `Launch` at a time, and `Discard`; the server sends one `Ready` or `PreloadFailed`, one
-`Launched` or `Refused` for each launch, and between them an `Exited` whenever a worker has. Workers go by the
-number of their launch: a process id may be another's once its worker has been reaped.
+The parent sends one `Launch` at a time, and `Discard`. The server sends one `Ready` or `PreloadFailed`, one
+`Launched` or `Refused` for each launch, and an `Exited` whenever a worker has exited. Workers are identified
+by the number of their launch, because a process id may be reused once its worker has been reaped.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Launch(_Record, frozen=True, array_like=True, forbid_unknown_fields=True, 
     Parameters
     ----------
     number
-        Of this launch, never used twice by one parent.
+        The number of this launch, which one parent never uses twice.
     main
         Import path of what the worker runs: "package.module:function".
     descriptors
-        How many come with this. The last one is the worker's end of its lifeline.
+        How many descriptors come with this. The last one is the worker's end of its lifeline.
     """
 
     number: int
@@ -49,7 +49,7 @@ class Launch(_Record, frozen=True, array_like=True, forbid_unknown_fields=True, 
 
 
 class Discard(_Record, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Kill a worker: whoever launched it has no use for it, or no descriptor to hold it by."""
+    """Kill a worker, because its parent has no use for it, or has no room for its pidfd."""
 
     number: int
 
@@ -59,27 +59,27 @@ class Ready(_Record, frozen=True, array_like=True, forbid_unknown_fields=True, t
 
 
 class PreloadFailed(_Record, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """A module cannot be imported: the server's last word."""
+    """A module cannot be imported. The server ends after this."""
 
     why: str
 
 
 class Launched(_Record, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """The worker lives; its pidfd comes with this."""
+    """The worker has been forked. Its pidfd comes with this."""
 
     number: int
     pid: int
 
 
 class Refused(_Record, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """There is no process or descriptor to be had."""
+    """The system gives no process or no descriptor."""
 
     number: int
     why: str
 
 
 class Exited(_Record, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """The worker has been reaped. Both are None when somebody else has reaped it."""
+    """The worker has exited. `status` and `signal` are both None if other code has reaped it."""
 
     number: int
     status: int | None = None

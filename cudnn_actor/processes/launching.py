@@ -1,30 +1,31 @@
-"""Launching workers: processes forked from a server of ours that has their modules imported already.
+"""Launches workers: processes forked from a forkserver ("the server") that has imported their modules.
 
-Why a forkserver of ours: the standard library's listens on a socket in the file system, sends pickles, and
-has one list of modules for the whole of the user's process. Why a forkserver: a worker is there in
-milliseconds, and a fork of the user's process would inherit its threads' locks and its CUDA state.
+Why a forkserver: a worker is there in milliseconds, and a fork of the user's process would inherit its
+threads' locks and its CUDA state. Why not the standard library's: it listens on a socket in the file system,
+sends pickles, and has one list of modules for the whole user's process.
 
-What is shared: a launcher's server and its children, by number. Both are written under the launcher's lock,
-which is held for a launch: some milliseconds, or as long as the imports take when the server has just been
-started. One launch at a time is in work, so what comes from the server is the answer to it or a notice, and
-whoever holds the lock takes in both; a notice that nobody has asked for waits in the socket.
+What is shared: a launcher's server, and its children by number. Both are written under the launcher's lock,
+which is held during a launch: some milliseconds, or as long as the imports take if the server has just been
+started. There is one launch at a time. So each message from the server is either the answer to that launch or
+a notice, and the thread that holds the lock handles both. A notice that comes at another time waits in the
+socket.
 
-What is not under the lock, and why it may be so:
+What is not under the lock, and why this is safe:
 
-- a child's exit is looked at by its pidfd, and its signals go through that: neither needs the server;
-- `close` wakes a launch that waits, before it waits for the lock itself. It only shuts the socket down, which
-  leaves the descriptor to those who hold the lock.
+- A child's exit is seen through its pidfd, and its signals are sent through it. Neither needs the server.
+- `close` wakes a waiting launch before it waits for the lock itself. It only shuts the socket down, and
+  leaves the descriptor to the thread that holds the lock.
 
-A fork of the user's process has none of this: its copies of the descriptors are closed right after it, so
-that neither its end nor its exit handlers touch what belongs to the process that it was forked from.
-(A descriptor that another thread is about to make at that very moment is missed, and does no harm: the server
-and its workers watch this process, not only the socket and the lifeline.)
+A fork of the user's process keeps none of this: its copies of the descriptors are closed right after the
+fork, so that neither its end nor its exit handlers affect the processes of its parent. (A descriptor that
+another thread is making at that moment is missed. This does no harm: the server and its workers watch the
+pidfd of their parent, not only the socket and the lifeline.)
 
-Workers outlive their server, and nothing waits for one that is stopped: it is killed, and its heir takes
-over, a fork of it that has all modules imported and waits. So nobody waits for imports again, unless both die
-at once: then another server is started by exec. A server forks its heir behind its first worker.
+Workers outlive their server. A stopped server is not waited for, but killed. Its successor takes over: a fork
+of the server that has all modules imported and waits. So imports are waited for again only if both die at
+once; then another server is started by exec. A server forks its successor after its first worker.
 
-No worker outlives this process, however that ends: `lifeline` has the argument.
+No worker outlives this process, however that ends: `lifeline` says why.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ from cudnn_actor.processes.waiting import wait_for
 __all__ = ["Child", "LaunchFailed", "Launcher", "close_launchers"]
 
 _UNTIL_ENDED_S = 5.0
-"""So long a server may take to end its workers, and then the kernel to end the server."""
+"""How long a server may take to end its workers, and then the kernel to end the server."""
 _LOOK_EVERY_S = 0.05
-"""So often somebody who waits for a server looks whether it is stopped."""
+"""Seconds between two checks whether an awaited server is stopped."""
 _LOOKS = 200
-"""After so many in vain a server that has its imports behind it counts as one that hangs. Looks are counted,
-not seconds, since this process may have been stopped itself meanwhile."""
+"""After this many checks without an answer, a server that has finished its imports counts as hung. Checks are
+counted instead of seconds, because this process may have been stopped itself meanwhile."""
 _NOWHERE = -1
 _HEIR = "cudnn_actor.processes.forkserver:succeed"
 
@@ -79,30 +80,30 @@ def _never() -> bool:
 
 
 class LaunchFailed(OSError):
-    """Raised when there is no worker to be had: no process, no descriptor, no server, or a failing preload.
+    """Raised when a launch fails: no process, no descriptor, no server, or a failing preload.
 
-    Nothing of the worker is left running. A later launch may succeed: it starts another server when the last
-    one has gone. Its text is the reason.
+    Nothing of the worker is left running. A later launch may succeed; it starts another server if the last
+    one has gone. The text is the reason.
     """
 
 
 class _ServerLost(OSError):
-    """Raised when a launch has failed of its server, where another server may do better."""
+    """Raised when a launch has failed because of its server, so that another server may succeed."""
 
 
 class Child:
-    """A worker as its parent sees it. All may be called on any thread, `close` only once nobody else does.
+    """A worker as its parent sees it. Any thread may call its methods; `close` must be the last call.
 
-    It is made by `Launcher.launch`, and must be closed. It lives no longer than this is open.
+    `Launcher.launch` makes it, and the caller must close it. Closing it kills the worker.
     """
 
     def __init__(
         self, launcher: Launcher, server: _Server, *, number: int, pid: int, pidfd: int, lifeline: Lifeline
     ) -> None:
         self.pid = pid
-        """Its process id: for people, and for logs. It may be another's once this one has exited."""
+        """Its process id, for people and logs. It may be reused once the worker has exited."""
         self.pidfd = pidfd
-        """Readable when the worker has exited. This object's own; -1 once that is closed."""
+        """Readable when the worker has exited. Owned by this object; -1 once it is closed."""
         self._launcher = launcher
         self._server = server
         self._number = number
@@ -114,10 +115,10 @@ class Child:
         return f"<Child {self.pid}>"
 
     def signal(self, number: int) -> None:
-        """Send a signal; nothing happens when the worker has gone, or this is closed. Never raises.
+        """Send a signal. No effect if the worker has ended or this is closed. Never raises.
 
-        Where the kernel refuses (this process has another user now, or a filter of system calls), SIGKILL
-        goes by the lifeline, which asks nobody, and other signals go nowhere.
+        If the kernel refuses (this process has changed its user, or filters system calls), SIGKILL is sent by
+        cutting the lifeline, which needs no permission, and other signals are dropped.
         """
         with self._lock:
             if self.pidfd == _NOWHERE:
@@ -138,11 +139,11 @@ class Child:
         return bool(wait_for((self.pidfd,), timeout_s))
 
     def how_it_ended(self, timeout_s: float) -> str:
-        """How, for people: "was killed by SIGKILL", "exited with status 3".
+        """How the worker ended, as text: "was killed by SIGKILL", "exited with status 3".
 
-        Blocks for up to `timeout_s` seconds: for the exit, and for the server to tell of it. When there is
-        no server that could, it "has ended"; a worker that is still there then "has not ended". Raises
-        `ValueError` when this is closed.
+        Blocks for up to `timeout_s` seconds: for the exit, and for the server's report. Without a report, the
+        text is "has ended"; for a worker that still runs, "has not ended". Raises `ValueError` if this is
+        closed.
         """
         deadline = time.monotonic() + timeout_s
         if not self.wait(timeout_s):
@@ -150,7 +151,7 @@ class Child:
         return self._launcher._told(self, self._server, deadline) or self._reaped() or "has ended"
 
     def close(self) -> None:
-        """Let go of the worker, which is killed if it still runs. Does not wait for that. Idempotent."""
+        """Release the worker, which is killed if it still runs. Does not wait for its end. Idempotent."""
         self._lifeline.cut()
         self._launcher._children.pop(self._number, None)
         self._reaped()
@@ -160,10 +161,10 @@ class Child:
                 os.close(pidfd)
 
     def _reaped(self) -> str | None:
-        """How it ended, where that falls to this process; else None. Never blocks.
+        """How the worker ended, if this process must reap it; else None. Never blocks.
 
-        A worker that has outlived its server has another parent: process 1, which this one is in many a
-        container, or whoever has asked to adopt.
+        A worker that has outlived its server gets another parent: process 1, or a process that has asked to
+        adopt orphans. In many containers, this process is process 1.
         """
         with self._lock, contextlib.suppress(OSError):
             if self.pidfd != _NOWHERE and (end := os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)):
@@ -172,7 +173,7 @@ class Child:
         return self._end
 
     def _awaited(self, timeout_s: float) -> None:
-        """Wait for its exit, so long, whoever closes this meanwhile."""
+        """Wait for its exit, for up to `timeout_s` seconds, even if another thread closes this meanwhile."""
         with self._lock:
             pidfd = _NOWHERE if self.pidfd == _NOWHERE else os.dup(self.pidfd)
         if pidfd != _NOWHERE:
@@ -180,7 +181,7 @@ class Child:
             os.close(pidfd)
 
     def _forget(self) -> None:
-        """In a fork of the process: another thread may have held the lock, which stays so."""
+        """In a fork of the process: make the lock anew, because another thread may have held it."""
         self._lock = threading.Lock()
         self._lifeline.forget()
         pidfd, self.pidfd = self.pidfd, _NOWHERE
@@ -195,19 +196,19 @@ class Launcher:
     """One forkserver process for a set of preloaded modules, started at first use. Any thread.
 
     The server is started by exec, with the environment and the module search path that this process has
-    then: its workers have them too, secrets in the environment included. It is in a session of its own, where
-    a terminal's signals do not come. What it and its workers print goes where this process prints.
+    then. Its workers inherit both, including secrets in the environment. The server has its own session, so a
+    terminal's signals do not reach it. It and its workers print to this process's standard output and error.
 
-    It may be killed or stopped, and its workers go on. One that has died is followed by another at once where
-    somebody watches (`fileno`, `revive`), else at the next launch; one that is stopped, at the next launch.
+    If the server is killed or stopped, its workers go on. A dead server is replaced at once if a monitor
+    watches it (`fileno`, `revive`), else at the next launch. A stopped server is replaced at the next launch.
 
     Parameters
     ----------
     preload
         Modules that the server imports, in order. They must not start threads that matter after a fork, nor
-        initialise CUDA: a process that was forked from one with a context can have none.
+        initialise CUDA, because a process that was forked from one with a context cannot use CUDA.
     executable
-        Path of the Python that the server is run by; None for what `find_python` finds.
+        Path of the Python that runs the server; None for the one that `find_python` finds.
     """
 
     _shared: ClassVar[dict[tuple[tuple[str, ...], str | None], Launcher]] = {}
@@ -219,11 +220,11 @@ class Launcher:
         self._lock = threading.Lock()
         self._server: _Server | None = None
         self._heir: _Server | None = None
-        """What takes over from the server."""
+        """The successor, which takes over when the server dies."""
         self._watch: select.epoll | None = None
         self._numbers = itertools.count(1)
         self._children: _Children = {}
-        """By the number of their launch: those that have not been closed."""
+        """The children that have not been closed, by the number of their launch."""
 
     @classmethod
     def shared(cls, preload: tuple[str, ...], executable: str | None = None) -> Launcher:
@@ -238,9 +239,9 @@ class Launcher:
         return None if server is None else server.pid
 
     def warm(self) -> None:
-        """Start the server, unless there is one, and do not wait for its imports. Blocks for the exec only.
+        """Start the server, unless there is one, without waiting for its imports. Blocks for the exec only.
 
-        What goes wrong is for `launch` to report. Nothing happens while another thread launches or closes.
+        Errors are reported by the next `launch`. No effect while another thread launches or closes.
         """
         if not self._lock.acquire(blocking=False):
             return
@@ -252,15 +253,15 @@ class Launcher:
             self._lock.release()
 
     def fileno(self) -> int:
-        """Readable when the server has died, so that there is something to `revive`; -1 before the first."""
+        """A descriptor that is readable when the server has died: call `revive` then. -1 before the first."""
         return _NOWHERE if self._watch is None else self._watch.fileno()
 
     def revive(self) -> str | None:
-        """Have a server behind one that has died, and do not wait for imports. Blocks for a fork.
+        """Replace a server that has died, without waiting for imports. Blocks for a fork.
 
-        Returns how that one ended; None where none has, and while another thread launches, which does the
-        same. One that died before it was ready has no successor, which might die of the same again and again:
-        the next launch reports it.
+        Returns how it ended. None if it has not died, and while another thread launches, which does the same.
+        A server that died before it was ready is not replaced, because its successor might die of the same
+        cause again and again; the next launch reports it.
         """
         if not self._lock.acquire(blocking=False):
             return None
@@ -268,7 +269,7 @@ class Launcher:
             server = self._server
             if server is None or not server.has_gone():
                 return None
-            end = server.end()  # also where it has no successor: nobody is woken by it again
+            end = server.end()  # also if it is not replaced: `fileno` must not stay readable
             if server.ready:
                 self._server = None
                 with contextlib.suppress(OSError):
@@ -279,27 +280,28 @@ class Launcher:
             self._lock.release()
 
     def launch(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool] = _never) -> Child:
-        """Fork a worker and run `main` in it. Blocks: for the fork, and before it for the imports.
+        """Fork a worker and run `main` in it. Blocks for the imports, if they are not done, and for the fork.
 
-        Imports that never end are waited for until somebody calls `close`, or `unwanted` says so. A server
-        that is stopped, has died or says nothing for ten seconds is killed, and another one started, once.
+        If the imports never end, this waits until another thread calls `close`, or `unwanted` returns True. A
+        server that is stopped, has died or is silent for ten seconds is killed, and another one is started,
+        once.
 
         Parameters
         ----------
         main
-            "package.module:function". It is called with the list of the worker's numbers for `fds`; when it
-            returns, the worker exits with status 0 at once, without exit handlers or waiting for threads.
-            An exception is printed to stderr, status 1. A path that leads nowhere is such an exception.
+            "package.module:function". It is called with the list of the worker's descriptors for `fds`. When
+            it returns, the worker exits with status 0 at once, without exit handlers or waiting for threads.
+            An exception is printed to stderr, and the status is 1; so is the error of a wrong path.
         fds
-            Descriptors for the worker, which gets copies and has no others but 0, 1 and 2, and its end of the
-            lifeline. 62 at most.
+            At most 62 descriptors for the worker, which gets copies. It has no others except 0, 1 and 2, and
+            its end of the lifeline.
         unwanted
-            Asked some twenty times a second: whether the caller has no use for the worker any more.
+            Returns whether the worker is not wanted any more. Called some twenty times a second.
 
         Raises
         ------
         LaunchFailed
-            As its docstring says.
+            See `LaunchFailed`.
         """
         try:
             while not self._lock.acquire(timeout=_LOOK_EVERY_S):
@@ -313,15 +315,16 @@ class Launcher:
                 self._provide_heir(unwanted)
             finally:
                 self._lock.release()
-            return child  # noqa: TRY300 - what raises above is told of here
-        except (OSError, ValueError) as error:  # `InvalidRequest` is one: there is no Python to run it
+            return child  # noqa: TRY300 - errors above become `LaunchFailed` below
+        except (OSError, ValueError) as error:  # `InvalidRequest`, a ValueError: there is no Python to run it
             raise LaunchFailed(f"{main} was not launched: {error}") from error
 
     def _launched(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
-        """A worker, with a lifeline of its own.
+        """Launch a worker with its own lifeline.
 
-        A server may die between the fork and its word of it. So each order has another lifeline, which is cut
-        when it fails: what was forked for it ends, and does not share descriptors with the next one's worker.
+        A server may die after the fork and before it reports it. So each try has its own lifeline, which is
+        cut if the try fails. This ends a worker that was forked for it, so that it does not share descriptors
+        with the next try's worker.
         """
         lifeline = Lifeline()
         try:
@@ -343,13 +346,13 @@ class Launcher:
             return (number, *server.launch(number, main, fds, unwanted))
         except OSError:
             if self._server is not None and self._server.gone:
-                self._server = None  # its end has been told: the next launch starts another
+                self._server = None  # its end has been reported: the next launch starts another
             raise
 
     def close(self) -> None:
-        """End the server and all workers. Blocks until they have ended; a launch in work fails.
+        """End the server and all workers. Blocks until they have ended. A running launch fails.
 
-        A later launch starts another. Idempotent.
+        A later launch starts another server. Idempotent.
         """
         if (server := self._server) is not None:
             server.unwanted = True
@@ -358,7 +361,7 @@ class Launcher:
             server, self._server = self._server, None
             heir, self._heir = self._heir, None
             children = tuple(self._children.values())
-            for child in children:  # first: a server may have died, or be stopped, and nobody else kills them
+            for child in children:  # first: if the server is dead or stopped, it does not kill them
                 child._lifeline.cut()
             for one in (server, heir):
                 if one is not None:
@@ -367,9 +370,9 @@ class Launcher:
             child._awaited(_UNTIL_ENDED_S)
 
     def _ready_for_orders(self) -> _Server:
-        """The server; a new one if the last has gone after it had been ready. Under the lock.
+        """The server; a new one if the last one was ready and has ended. Under the lock.
 
-        Raises `OSError`, also with what a server that was started ahead has failed of.
+        Raises `OSError`, also with the cause if a server that `warm` has started has failed.
         """
         if self._server is not None and self._server.has_gone():
             end = self._server.end()
@@ -381,7 +384,7 @@ class Launcher:
         return self._server
 
     def _successor(self) -> _Server:
-        """The heir, where there is one that lives; else a new server. Raises `OSError`."""
+        """The forked successor if it lives; else a new server. Raises `OSError`."""
         heir, self._heir = self._heir, None
         if heir is not None:
             if not heir.has_gone() and not is_stopped(heir.pid):
@@ -405,9 +408,9 @@ class Launcher:
         return _Server(process, ours, self._children, self._watch)
 
     def _provide_heir(self, unwanted: Callable[[], bool] = _never) -> None:
-        """Have the server fork an heir, where there is none that lives. Blocks for a fork.
+        """Have the server fork its successor, if none lives. Blocks for a fork.
 
-        One that still imports has none yet. Where it fails there is none, and the next launch tries again.
+        No effect while the server still imports. If the fork fails, the next launch tries again.
         """
         if self._server is None or not self._server.ready:
             return
@@ -443,8 +446,8 @@ class Launcher:
         return _Server(_Heir(pid, pidfd, lifeline), ours, self._children, watch, ready=True)
 
     def _told(self, child: Child, server: _Server, deadline: float) -> str | None:
-        """What the server says of a worker's end, waiting until `deadline` for it; None if it does not."""
-        if server.gone:  # and the lock may be held for long: a launch waits for its successor's imports
+        """The server's report of a worker's end, awaited until `deadline`; None if there is none."""
+        if server.gone:  # do not wait for the lock: a launch may hold it during the successor's imports
             return child._end
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return child._end
@@ -459,10 +462,10 @@ class Launcher:
             self._lock.release()
 
     def _forget(self) -> None:
-        """In a fork of the process: the server and the children are another's."""
+        """In a fork of the process: drop the server and the children, which belong to the parent."""
         self._lock = threading.Lock()
         watch, self._watch = self._watch, None
-        if watch is not None:  # nothing is unregistered from it: it is the parent's as well
+        if watch is not None:  # only close it: unregistering would change the parent's epoll, too
             watch.close()
         server, self._server = self._server, None
         heir, self._heir = self._heir, None
@@ -481,7 +484,7 @@ class Launcher:
 
 
 class _Started:
-    """A server's process that was started by exec. Raises `OSError`, `InvalidRequest`: there is none."""
+    """A server's process, started by exec. Raises `OSError`, `InvalidRequest`."""
 
     def __init__(self, python: str, theirs: socket.socket, preload: Sequence[str]) -> None:
         self._python = python
@@ -490,18 +493,18 @@ class _Started:
         self.pid = self._process.pid
 
     def kill(self) -> None:
-        with contextlib.suppress(PermissionError):  # this process has another user now
+        with contextlib.suppress(PermissionError):  # this process has changed its user
             self._process.kill()
 
     def status(self) -> int | None:
-        """As `subprocess` has it; None while it runs, or where nobody can tell."""
+        """The exit status, as in `subprocess`; None while it runs, or if it is unknown."""
         return self._process.poll()
 
     def origin(self) -> str:
         return f", run by {self._python}"
 
     def forget(self) -> None:
-        """In a fork of its parent: it is not a child of this process."""
+        """In a fork of its parent: drop it, because it is not a child of this process."""
         self._process.returncode = 0
         self.close()
 
@@ -513,7 +516,7 @@ class _Started:
 
 
 class _Heir:
-    """A server's process that another server has forked."""
+    """A server's process that another server has forked as its successor."""
 
     def __init__(self, pid: int, pidfd: int, lifeline: Lifeline) -> None:
         self.pid = pid
@@ -522,12 +525,12 @@ class _Heir:
 
     def kill(self) -> None:
         if self.pidfd != _NOWHERE:
-            with contextlib.suppress(OSError):  # it has gone; or the kernel refuses, and the lifeline does it
+            with contextlib.suppress(OSError):  # it has ended, or the kernel refuses: the lifeline does it
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         self._lifeline.cut()
 
     def status(self) -> int | None:
-        """None, but where this process has had to adopt it: see `Child._reaped`."""
+        """The exit status if this process has had to adopt it (see `Child._reaped`); else None."""
         with contextlib.suppress(OSError):
             if end := os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG):
                 return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
@@ -542,7 +545,7 @@ class _Heir:
         self.close()
 
     def close(self) -> None:
-        """Let go of it; it is killed if it still runs. Idempotent."""
+        """Release it. It is killed if it still runs. Idempotent."""
         self._lifeline.cut()
         pidfd, self.pidfd = self.pidfd, _NOWHERE
         if pidfd != _NOWHERE:
@@ -550,18 +553,20 @@ class _Heir:
 
 
 class _Server:
-    """The server process and this side of its socket. All but `hang_up` and `pid`: under the launcher's lock.
+    """The server process and this side of its socket.
+
+    Used under the launcher's lock, except `hang_up` and `pid`.
 
     Parameters
     ----------
     process
-        The process, owned from here on.
+        The process, owned by this object from now on.
     connection
-        This end of its socket, owned from here on.
+        This end of its socket, owned by this object from now on.
     children
-        Those who want to know how they ended, by number of their launch.
+        The children, by the number of their launch. They are told how they ended.
     watch
-        Where its end is to be seen, from `be_watched` until it has been taken note of.
+        The epoll that shows its end, from `be_watched` until the end has been handled.
     ready
         Whether its imports are done.
     """
@@ -579,14 +584,14 @@ class _Server:
         self._children = children
         self._watch = watch
         self.unwanted = False
-        """Whether its launcher is being closed, so that no other is to take its place. Any thread."""
+        """Whether its launcher is being closed, so that it is not replaced. Any thread."""
         self.ready = ready
-        """Whether its imports are done, as far as it has been listened to."""
+        """Whether its imports are done, according to the messages read so far."""
         self.gone = False
-        """Whether nothing more will come from it."""
+        """Whether no more messages will come from it."""
         self._last_word = ""
         self._awaited = 0
-        """Number of the launch in work; 0 when there is none."""
+        """Number of the running launch; 0 for none."""
         self._ended = False
         self.pid = process.pid
         self._socket = connection
@@ -596,15 +601,15 @@ class _Server:
         self._poll.register(process.pidfd, select.POLLIN)
 
     def be_watched(self) -> None:
-        """Have its end be seen by whoever watches for it: it is the one that launches from here on."""
+        """Show its end in `watch`: it is the server that launches from now on."""
         self._watch.register(self._process.pidfd, select.EPOLLIN)
 
     def launch(
         self, number: int, main: str, fds: Sequence[int], unwanted: Callable[[], bool]
     ) -> tuple[int, int]:
-        """Id and pidfd of a new worker. Blocks. Raises `OSError`."""
+        """Process id and pidfd of a new worker. Blocks. Raises `OSError`."""
         for fd in fds:
-            os.fstat(fd)  # what is no descriptor is said here, and not taken for the server's end
+            os.fstat(fd)  # raises here for an invalid descriptor; sending it would look like the server's end
         self._awaited = number
         try:
             self._channel.send(Launch(number, main, len(fds)), fds)
@@ -624,27 +629,27 @@ class _Server:
         raise (_ServerLost if (self.ready or killed) and not self.unwanted else OSError)(end)
 
     def _heard(self, unwanted: Callable[[], bool]) -> tuple[FromServer, list[int]] | None:
-        """The next record; None, and `gone`, for none. Blocks; one that is stopped or hangs is killed."""
+        """The next message; None, and `gone`, at the end. Blocks. Kills a server that is stopped or hangs."""
         in_vain = 0
         while (received := self.receive(_LOOK_EVERY_S)) is None and not self.gone:
             _refuse_if(unwanted)
             in_vain += self.ready
             if in_vain > _LOOKS or is_stopped(self.pid):
-                self._kill()  # and not hung up on: one that woke up would end its workers, which serve
+                self._kill()  # not `hang_up`: a server that went on would end its workers, which still serve
                 self.gone = True
         return received
 
     def has_gone(self) -> bool:
-        """Whether it has ended, after taking in all that it had said. Never blocks."""
+        """Whether it has ended and all of its messages have been handled. Never blocks."""
         while not self.gone and self.receive(0.0) is not None:
             pass
         return self.gone
 
     def receive(self, timeout_s: float | None) -> tuple[FromServer, list[int]] | None:
-        """The next record, noted if it is a notice; None when there is none in time, or never again (`gone`).
+        """The next message; if it is a notice, it has been handled. None if none comes in time, or `gone`.
 
-        Blocks. The end of the process counts as much as that of the socket, which a process that a preloaded
-        module has started may keep open; what it said before is read first.
+        Blocks. The end of the process counts like the end of the socket, because a process that a preloaded
+        module has started may keep the socket open. Earlier messages are read first.
         """
         ended = False
         while (received := self._read()) is None and not self.gone:
@@ -660,14 +665,14 @@ class _Server:
         return received
 
     def hang_up(self) -> None:
-        """Let the server see an end of the socket, and wake whoever waits at this one. Any thread."""
+        """Shut the socket down: the server sees its end, and a thread that waits here wakes. Any thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> str:
-        """End it and its workers, and say how it ended, or why. Blocks. Idempotent."""
+        """End it and its workers. Returns how or why it ended. Blocks. Idempotent."""
         self.hang_up()
-        self.has_gone()  # which takes in what it had said before
+        self.has_gone()  # handles its earlier messages
         if not self._ended:
             self._ended = True
             self._how = self._awaited_end()
@@ -675,7 +680,7 @@ class _Server:
         return self._last_word or self._how
 
     def _awaited_end(self) -> str:
-        # One that is still importing does not listen, and has no workers that it should wait for.
+        # A server that is still importing does not read its socket, and has no workers to end.
         grace_s = _UNTIL_ENDED_S if self.ready and not is_stopped(self.pid) else 0.0
         ended = wait_for((self._process.pidfd,), grace_s)
         if not ended:
@@ -685,13 +690,13 @@ class _Server:
         return how if self.ready else how + self._process.origin()
 
     def forget(self) -> None:
-        """Let go of it in a fork of its parent: it is not a child of this process."""
+        """In a fork of its parent: drop it, because it is not a child of this process."""
         self._ended = self.gone = True
         self._channel.close()
         self._process.forget()
 
     def _let_go(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # nobody watches it; or a fork's: that has another
+        with contextlib.suppress(OSError, ValueError):  # it is not watched, or `watch` is closed
             self._watch.unregister(self._process.pidfd)
         self._channel.close()
         self._process.close()
@@ -701,7 +706,7 @@ class _Server:
         wait_for((self._process.pidfd,), _UNTIL_ENDED_S)
 
     def _read(self) -> tuple[FromServer, list[int]] | None:
-        """A record that is there already; None, and `gone`, at the end of the socket."""
+        """A message that has come already; None if there is none. Sets `gone` at the end of the socket."""
         channel = self._channel
         channel.flush()
         try:
@@ -709,7 +714,7 @@ class _Server:
                 if not channel.fetch():
                     self.gone = self.gone or channel.ended
                     return None
-        except BadFrame:  # of no server of ours
+        except BadFrame:  # not from our forkserver
             self.gone = True
             return None
         record: FromServer = channel.frames.popleft()
@@ -721,7 +726,7 @@ class _Server:
 
     def _note(self, record: FromServer, descriptors: Sequence[int]) -> None:
         match record:
-            case Launched(number) if number != self._awaited:  # that launch has ended in an exception here
+            case Launched(number) if number != self._awaited:  # that launch was ended by an exception here
                 self._channel.send(Discard(number))
                 for fd in descriptors:
                     os.close(fd)
@@ -738,7 +743,7 @@ class _Server:
 def close_launchers() -> None:
     """End all servers of this process, and their workers. Blocks until they have ended.
 
-    For tests; the interpreter does it at its exit.
+    For tests. The interpreter does this at its exit.
     """
     with Launcher._shared_lock:
         launchers = list(Launcher._shared.values())
@@ -747,9 +752,9 @@ def close_launchers() -> None:
 
 
 def _started(python: str, theirs: socket.socket, preload: Sequence[str]) -> subprocess.Popen[bytes]:
-    """The server, with its end of the socket pair and no other descriptor of ours but 1 and 2.
+    """Start the server. Of our descriptors, it gets its end of the socket pair, 1 and 2, and no others.
 
-    It finds its modules where this process does, in the same order (`-P`: and nowhere else).
+    It finds its modules where this process does, in the same order, and nowhere else (`-P`).
     """
     fd = str(theirs.fileno())
     module = ["-P", "-X", "faulthandler", "-m", "cudnn_actor.processes.forkserver"]
@@ -774,11 +779,11 @@ def _pidfd_of(process: subprocess.Popen[bytes]) -> int:
 
 def _refuse_if(unwanted: Callable[[], bool]) -> None:
     if unwanted():
-        raise OSError("nobody wants it any more")
+        raise OSError("it is not wanted any more")
 
 
 def _ending_of(status: int | None) -> str:
-    """A status as `subprocess` has it, in words."""
+    """An exit status, as in `subprocess`, as text."""
     if status is None:
         return "has ended"
     if status >= 0:

@@ -1,16 +1,17 @@
-"""What ends a worker with the process that it works for: a pipe that only that process can write to.
+"""The lifeline: a pipe that ends a worker together with the process that it works for.
 
-Nobody ever writes. The worker has the reading end, and has asked the kernel to send it SIGKILL when anything
-happens there; what happens there is that the last writing end is closed, which the kernel does when its owner
-dies. No code of the worker runs for it: one that is idle, stopped, or in a library that holds the
-interpreter's lock, is killed like any other.
+Nothing is ever written to it. The worker has the reading end, and has asked the kernel to send it SIGKILL at
+any event there. The only event is the closing of the last writing end, and the kernel closes it when its
+owner dies. This needs no code of the worker: a worker that is idle, stopped, or in a library that holds the
+interpreter's lock is killed like any other.
 
-Who has a writing end: the process that launches, one for each worker, and nobody else. It is close-on-exec;
-forks that Python makes close it (`launching`); the forkserver is never given one, so its workers cannot have
-inherited one. A copy that another fork keeps (of a C library, or made while a worker is being launched) holds
-the kill up for as long as that fork lives; for this the worker also watches its parent's pidfd.
+Only the launching process has writing ends, one for each worker. They are close-on-exec, and forks that
+Python makes close them (`launching`). The forkserver never gets one, so its workers cannot inherit one. If
+another fork keeps a copy (a fork by a C library, or one made during a launch), the kill is delayed until that
+fork ends. For this case, the worker also watches its parent's pidfd.
 
-A pipe, not the worker's socket: that has an event for every frame, and copies of its end are about.
+It is a pipe and not the worker's socket, because the socket has an event for every frame, and copies of its
+end exist.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Lifeline:
         self._lock = threading.Lock()
 
     def hand_over(self) -> None:
-        """Close the worker's end here: it has its own, or there is no worker. Idempotent."""
+        """Close this process's copy of the worker's end, after the launch or its failure. Idempotent."""
         with self._lock:
             theirs, self.theirs = self.theirs, _NOWHERE
             if theirs != _NOWHERE:
@@ -55,10 +56,11 @@ class Lifeline:
 
 
 def bind(fd: int, pid: int) -> None:
-    """Have the kernel kill a process when the other end of a lifeline goes. Raises `OSError`.
+    """Have the kernel kill a process when the other end of a lifeline is closed. Raises `OSError`.
 
-    Whom it signals is noted with the open file, which this process shares with the worker that it has forked.
-    So its parent can do this for a worker that does not get to it: one that is stopped at once, say.
+    The kernel stores the process to signal with the open file, which this process shares with the worker that
+    it has forked. So the forking process can call this for a worker that does not get so far, because it is
+    stopped at once, for example.
     """
     fcntl.fcntl(fd, fcntl.F_SETOWN, pid)
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
@@ -66,12 +68,12 @@ def bind(fd: int, pid: int) -> None:
 
 
 def tie(fd: int) -> None:
-    """Tie this process's life to the other end of a lifeline. Ends this process if that has gone already.
+    """Tie this process's life to the other end of a lifeline. If that is closed already, ends this process.
 
-    The descriptor must stay open, and its open file be nobody else's lifeline: see `bind`.
+    The descriptor must stay open. No other process may use its open file as a lifeline (see `bind`).
     """
     bind(fd, os.getpid())
-    # Only what happens from here on is signalled, so an end that came before is looked for now.
+    # The kernel signals only events from now on, so check for an earlier one.
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     if poll.poll(0):

@@ -1,4 +1,4 @@
-"""What the kernel says of another process, and is told of this one."""
+"""The state and identity of processes: whether one is stopped, this process's pidfd and name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 __all__ = ["LOOK_EVERY_S", "StoppedTime", "call_this_process", "is_stopped", "own_pidfd"]
 
 LOOK_EVERY_S = 0.25
-"""So often whoever waits for a process looks whether it is stopped."""
+"""Seconds between two checks whether an awaited process is stopped."""
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, by SIGSTOP or a debugger. False where there is no such process.
+    """Whether a process is stopped, by SIGSTOP or a debugger. False if there is no such process.
 
-    The kernel's word for it is in `/proc/PID/stat`, behind the name: proc(5).
+    The state is in `/proc/PID/stat`, after the name: proc(5).
     """
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
@@ -28,7 +28,7 @@ def is_stopped(pid: int) -> bool:
 
 @contextlib.contextmanager
 def own_pidfd() -> Iterator[int]:
-    """A pidfd of this process: who is given it takes no other process for its parent. Raises `OSError`."""
+    """A pidfd of this process, for a child to watch: unlike an id, it is never reused. Raises `OSError`."""
     pidfd = os.pidfd_open(os.getpid())
     try:
         yield pidfd
@@ -37,14 +37,14 @@ def own_pidfd() -> Iterator[int]:
 
 
 def call_this_process(name: str) -> None:
-    """Give this process a name, of 15 bytes at most, for `ps -o comm`. On its main thread."""
+    """Set this process's name, of at most 15 bytes, for `ps -o comm`. Call on its main thread."""
     Path("/proc/self/comm").write_text(name)
 
 
 class StoppedTime:
-    """For how long a process has been stopped, for one who waits for it and looks now and then.
+    """Measures for how long a process has been stopped. The waiting process calls `look` now and then.
 
-    Time in which nobody looked does not count: whoever waits may have been stopped, too, with the machine.
+    Long gaps between two looks do not count, because the waiting process may have been stopped, too.
     """
 
     def __init__(self, pid: int) -> None:
@@ -53,7 +53,7 @@ class StoppedTime:
         self._seen_s = 0.0
 
     def look(self) -> float:
-        """Look, and answer in seconds; 0 for a process that runs. Reads a file, at most every 0.1 s or so."""
+        """The seconds so far; 0 for a running process. Reads a file, at most every 0.1 s or so."""
         now = time.monotonic()
         passed_s = now - self._looked_at
         if passed_s >= LOOK_EVERY_S / 2:

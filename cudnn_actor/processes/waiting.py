@@ -1,4 +1,4 @@
-"""Waiting for descriptors, however many a process has open: `select` takes none above 1,023."""
+"""Waits for descriptors of any number. (`select` accepts none above 1,023.)"""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ __all__ = ["wait_for"]
 
 
 def wait_for(descriptors: Sequence[int], timeout_s: float | None, sending: int | None = None) -> set[int]:
-    """Those of some descriptors that have something to read, or have ended. Blocks until one has.
+    """Wait until a descriptor has something to read or has ended. Returns those that have.
 
-    One of them may be waited for until it has room to send, too: `sending`. Raises `ValueError` for one that
-    is closed, -1.
+    For `sending`, which is one of them, room to send counts, too. Raises `ValueError` for a closed one, -1.
     """
     poll = select.poll()
     for descriptor in descriptors:

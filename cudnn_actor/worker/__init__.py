@@ -1,1 +1,1 @@
-"""Who runs an engine: the actor, its executor, what it defers, and how its plans come about."""
+"""Running an engine: the actor, the runner, the executor, deferred requests and the building of plans."""

@@ -1,8 +1,8 @@
 """The actor of thread isolation: one thread with the broker, the engine, its stream and the plan cache.
 
-Messages come in batches and are taken up in order. The broker answers what is bookkeeping alone, and checks
-all else at the moment that it is enqueued, against the memory table that only this thread writes: a `Free`
-that was sent first is done first, so no request can pass it. What is left to do, the runner does.
+Messages come in batches and are started in order. The broker answers messages that need only bookkeeping. It
+checks every other message just before it is enqueued, against the memory table that only this thread writes.
+So a `Free` takes effect before any request that was sent after it is checked. The runner does the rest.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CudnnActor(Actor):
     Parameters
     ----------
     state
-        What outlives this incarnation.
+        The state that outlives this incarnation.
     engine
         Makes the engine; called on the actor's thread.
     generation
@@ -75,7 +75,7 @@ class CudnnActor(Actor):
         )
         self._faults = self._runner.faults
         self._work: Work | None = None
-        """What is being run, or was last in this batch."""
+        """The work that is running, or ran last in this batch."""
         self._crashed = False
         self._ways: dict[type, Callable[[Work], Any]] = {
             **dict.fromkeys(COMPUTE, self._compute),
@@ -101,7 +101,7 @@ class CudnnActor(Actor):
         self._state.generation = self._generation
 
     def on_stop(self) -> None:
-        """Finish what is enqueued and close the engine. What was deferred is handed back."""
+        """Finish what is enqueued and close the engine. Deferred messages go back to the mailbox."""
         if self._build_hangs():
             self._blame_build(self._runner.digest_in_work, "its build did not end")
         self._runner.outlast()
@@ -112,8 +112,8 @@ class CudnnActor(Actor):
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
         """Judge every request that was running, and leave the others, in order, to the successor.
 
-        Where the memory died with the context there is none: whoever waits gets `ContextLost`. Nor is there
-        one while the thread does not end: the service stops.
+        There is no successor in two cases. If the memory died with the context, everything pending fails with
+        `ContextLost`. If the thread does not end, the service stops.
         """
         runner, mailbox = self._runner, self._state.mailbox
         if self.lost:
@@ -144,7 +144,7 @@ class CudnnActor(Actor):
         runner.close(wait=False)
 
     def _running(self, current: Envelope | None) -> list[Work]:
-        """What has begun, in order: what the device has not finished, and what is in hand."""
+        """The requests that have begun, in order: those on the device, and the one being handled."""
         runner = self._runner
         running = [one.task for one in runner.executor.unfinished()] if runner.is_open else []
         if current is not None and all(current is not work.envelope for work in running):
@@ -155,7 +155,7 @@ class CudnnActor(Actor):
         return running
 
     def _revived(self, again: Sequence[Work]) -> list[BufferRef]:
-        """Undo the frees of buffers that requests use which are to run again; they are freed behind those."""
+        """Undo the frees of buffers that these requests use. They are freed once these have run again."""
         memory = self._state.memory
         used = {ref.slot: ref for work in again for ref in named_buffers(work.message).values()}
         return [ref for ref in used.values() if memory.revive(ref) and memory.is_live(ref)]
@@ -168,10 +168,10 @@ class CudnnActor(Actor):
             self.settle(envelope, None, lost)
 
     def _answer_for_lost_thread(self, cause: str, current: Envelope | None, waiting: list[Envelope]) -> None:
-        """Answer what may still be writing, and leave the others to the service's end.
+        """Fail the requests that may still be writing. The others are answered when the service ends.
 
-        On the supervisor's thread. The memory table and the engine are the lost thread's: they stay as they
-        are.
+        Runs on the supervisor's thread. The memory table and the engine still belong to the lost thread, so
+        this leaves them untouched.
         """
         ended: list[Envelope] = []
         for work in self._running(current):
@@ -189,45 +189,45 @@ class CudnnActor(Actor):
         self._runner.close(wait=False)
 
     def working_since(self) -> float | None:
-        """Since when the message in work, the device or the build thread has not got on; the oldest."""
+        """Since when the current message, the device or a build thread has made no progress: the earliest."""
         mine, runs = self.busy_since, self._runner.working_since()
         if mine is None or runs is None:
             return runs if mine is None else mine
         return min(mine, runs)
 
     def progress(self) -> Progress:
-        """How its work gets on. Any thread; never blocks."""
+        """The progress of its work. Any thread; never blocks."""
         since = self.working_since()
         return Progress(working=since is not None, last_s=self.last_turn_s if since is None else since)
 
     def _build_hangs(self) -> bool:
-        """Whether it is for the build thread that this actor was given up."""
+        """Whether this actor was given up because the build thread made no progress."""
         since = self._runner.builds_since()
         return self.abandoned.is_set() and since is not None and since == self.working_since()
 
     def _blame_build(self, digest: str | None, cause: str) -> None:
-        """Note which graph's build ended this incarnation: the second time it is quarantined."""
+        """Note which graph's build ended this incarnation. The second time, the graph is quarantined."""
         if digest is not None:
             self._state.blame_build(digest, cause)
 
     # Turns.
 
     def defers(self, envelope: Envelope) -> Callable[[], None] | None:
-        """Whether a message must wait for a plan, or behind one that does."""
+        """The call that defers a message which must wait for a plan or behind a deferred one; else None."""
         deferred = self._runner.deferred
         return None if deferred is None else deferred.defers(envelope)
 
     def take_deferred(self) -> list[Envelope]:
-        """What was deferred, in order: it has not started."""
+        """Remove and return the deferred messages, in order. None of them has started."""
         return self._runner.take_deferred()
 
     def on_batch_end(self) -> None:
         """Put one fence behind all that the batch enqueued."""
-        self._work = None  # nothing of a batch outlives its turn
+        self._work = None  # keep nothing of a batch after its turn
         self._runner.fence()
 
     def poll(self) -> float | None:
-        """Look after builds, those who wait for them, and the device."""
+        """Collect builds, start the requests that waited for them, and check the device's fences."""
         runner = self._runner
         runner.collect_builds()
         if runner.may_resume:
@@ -245,7 +245,7 @@ class CudnnActor(Actor):
     # Messages.
 
     def on_receive(self, message: Any) -> Any:
-        """Answer the message in work. Raises what its caller is to get."""
+        """Answer the current message. Raises the error for its caller."""
         envelope = self.current
         assert envelope is not None, "a message is handled in its turn"
         broker, injected = self._broker, False
@@ -258,14 +258,14 @@ class CudnnActor(Actor):
                 self._faults.inject(type(message).__name__.lower())
             elif not broker.take_awaiting():
                 return DEFERRED  # the broker has answered it
-            injected = True  # it is taken up again, its fault done, or the arena made that it waited for
+            injected = True  # start it again: its fault has been injected, or its arena has been made
 
     def _run_work(self, work: Work) -> Any:
         self._faults.rule = work.fault
         try:
             return self._ways[type(work.request)](work)
         except Crash:
-            raise  # the last act judges it
+            raise  # `on_crash` judges it
         except Exception:
             self._broker.end_unreceived(work)
             raise
@@ -280,7 +280,7 @@ class CudnnActor(Actor):
     # As the host of the broker.
 
     def waits_for(self, number: int) -> bool:
-        """Whether any work is unfinished that was sent before this number."""
+        """Whether any work with a lower number than this one is unfinished."""
         if not self._runner.is_open:
             return False
         return any(one.task.number < number for one in self._runner.executor.unfinished())
@@ -303,14 +303,14 @@ class CudnnActor(Actor):
             raise
 
     def drop_arena(self, number: int) -> None:
-        """Have the engine forget an arena; one that has died forgets all when it is closed."""
+        """Have the engine unmap an arena. After a crash, closing the engine unmaps all of them."""
         if not self._crashed:
             self._runner.executor.drop_arena(number)
 
     # As the host of the runner.
 
     def proof(self, task: Work, tag: str, now_ns: int) -> Receipt:
-        """A receipt."""
+        """The receipt of a finished request."""
         envelope = task.envelope
         started_ns = envelope.started_ns
         return Receipt(
@@ -322,14 +322,14 @@ class CudnnActor(Actor):
         )
 
     def answer(self, task: Work, value: Any) -> None:
-        """Give an answer."""
+        """Answer a request."""
         self.settle_together(task.envelope, value)
 
     def refuse(self, task: Work, error: Exception) -> None:
-        """Give an error."""
+        """Fail a request."""
         self._answer_error(task.envelope, error)
 
 
 def _cause(error: BaseException) -> str:
-    """What ended the actor, for people: in the words of whoever gave it up, where somebody did."""
+    """Why the actor ended, as text. If it was given up, the reason that was given then."""
     return error.reason if isinstance(error, ServiceStopped) else str(error) or repr(error)

@@ -1,10 +1,10 @@
-"""The thread that builds plans: jobs in, results out, nobody waits for it.
+"""The thread that builds plans. It takes jobs from a queue and appends results to a deque.
 
-The actor's thread asks and collects; the build thread opens, uses and closes
-the builder. They share a queue of jobs under a condition and a deque of
-results. A result is appended first and the actor nudged second; the actor
-looks at the deque before every wait, and a nudge that finds it awake is kept
-for its next wait (`Mailbox.nudge`), so no result is slept through.
+The actor's thread adds jobs and collects results, and never waits for the build thread. The build thread
+opens, uses and closes the builder. The two share a queue of jobs, under a condition, and a deque of results.
+The build thread appends a result first and nudges the actor second. The actor looks at the deque before every
+wait, and a nudge that finds it awake is kept for its next wait (`Mailbox.nudge`). So the actor never sleeps
+while a result is there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = Log("cudnn_actor")
 
 
 class Job(NamedTuple):
-    """A plan to build, in at most so many bytes of workspace; or to tune."""
+    """A plan to build or to tune. `workspace_limit` is in bytes."""
 
     digest: str
     graph: OperationGraph
@@ -34,7 +34,7 @@ class Job(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What came of a job, and how long it took in nanoseconds. Of no job: the thread itself has died."""
+    """The outcome of a job, and how long it took in nanoseconds. If `job` is None, the thread has died."""
 
     job: Job | None
     outcome: Plan | BaseException
@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
 
 class _ClosedError(Exception):
-    """Raised in the middle of tuning when nobody wants its plan any more."""
+    """Raised during tuning when the build thread is being closed."""
 
 
 class BuildThread:
@@ -53,15 +53,16 @@ class BuildThread:
     builder
         Not open yet; nobody else may use it.
     nudge
-        Called on the build thread after each result, to wake whoever collects; must not block.
+        Called on the build thread after each result, to wake the thread that collects it. Must not block.
     announce
-        Called on the build thread when it takes up a job, and when it has none: a library may hold the
-        interpreter's lock for as long as it builds, so nothing else of the process can say so then.
+        Called on the build thread with True when it starts a job, and with False when it has none. It is
+        called beforehand because a library may hold the interpreter's lock during a whole build, so that no
+        other thread of the process can report it then.
     name
-        The thread's.
+        The thread's name.
     newest_first
-        Whether the build that was asked for last is the next: where each is short, and many may have been
-        asked for ahead of need.
+        Whether the latest build asked for is done first. Of use where each build is short and many are asked
+        for before they are needed.
     """
 
     def __init__(
@@ -89,12 +90,12 @@ class BuildThread:
     # The actor's side.
 
     def start(self) -> None:
-        """Start the thread, which opens the builder. Raises `RuntimeError` when there is no thread."""
+        """Start the thread, which opens the builder. Raises `RuntimeError` if the system gives no thread."""
         self._since = time.monotonic()
         self._thread.start()
 
     def ask(self, job: Job) -> None:
-        """Have a plan built, or tuned. Never blocks for longer than a queue takes."""
+        """Add a job. Blocks only for the queue's lock."""
         with self._changed:
             (self._tunes if job.tune else self._builds).append(job)
             if self._since is None:
@@ -102,7 +103,7 @@ class BuildThread:
             self._changed.notify()
 
     def hurry(self, digest: str) -> None:
-        """Make a build the next one, if it waits for its turn: a request waits for it now."""
+        """Move a queued build to the front, because a request waits for it now."""
         with self._changed:
             for job in [job for job in self._builds if job.digest == digest]:
                 self._builds.remove(job)
@@ -114,22 +115,22 @@ class BuildThread:
         return bool(self._results)
 
     def collect(self) -> Iterator[Result]:
-        """What has come out, in order."""
+        """Remove and return the results, in order."""
         while self._results:
             yield self._results.popleft()
 
     def working_since(self) -> float | None:
-        """Since when the thread has not got on, in `time.monotonic()` seconds; None when it is idle."""
+        """Since when the thread has made no progress, in `time.monotonic()` seconds; None when it is idle."""
         return self._since
 
     @property
     def digest_in_work(self) -> str | None:
-        """The graph that is being built or tuned; None between jobs."""
+        """The digest of the graph that is being built or tuned; None between jobs."""
         job = self._job
         return None if job is None else job.digest
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Ask the thread to end, and wait so long for the job in work: after that it is interrupted."""
+        """Ask the thread to end. Wait up to `wait_s` seconds for the running job, then interrupt it."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -146,7 +147,7 @@ class BuildThread:
             self._builder.open()
             while (job := self._next()) is not None:
                 self._post(self._do(job))
-        except BaseException as error:  # noqa: BLE001 - whoever waits for a plan must hear of it
+        except BaseException as error:  # noqa: BLE001 - the requests that wait for a plan must be told
             self._post(Result(None, error, 0))
         finally:
             self._since = None
@@ -174,8 +175,8 @@ class BuildThread:
         try:
             outcome = self._tune(job) if job.tune else self._build(job)
         except StickyError:
-            raise  # no other job could do better
-        except Exception as error:  # noqa: BLE001 - the actor says what it means, for it knows the context
+            raise  # the context is dead: every other job would fail too
+        except Exception as error:  # noqa: BLE001 - the actor interprets it: it can probe the context
             outcome = error
         return Result(job, outcome, time.perf_counter_ns() - started)
 
@@ -198,5 +199,5 @@ class BuildThread:
     def _close_builder(self) -> None:
         try:
             self._builder.close()
-        except Exception:  # of a dead context, say: there is nothing more to be done with it
+        except Exception:  # its context may be dead; nothing more can be done with it
             log.exception("builder.close_failed")

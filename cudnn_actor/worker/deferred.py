@@ -1,11 +1,11 @@
-"""Messages that cannot start yet: they are deferred, and keep their place in the order.
+"""Deferred messages: those that cannot start yet. They keep their place in the order.
 
-Deferred are a message whose plan is being built, one that conflicts with a deferred one, and a `Drain` behind
-any. Everything else starts, and passes them. While nothing is deferred and the plan is there, the cost is one
-lookup.
+A message is deferred if its plan is being built or if it conflicts with a deferred message. A `Drain` is
+deferred if any message is. All other messages start, and overtake the deferred ones. If nothing is deferred
+and the plan is there, this costs one lookup.
 
-A deferred message has not started. So cancelling withdraws it, its deadline says that it had not started, a
-stop answers it with `ServiceStopped`, and after a crash the successor runs it.
+A deferred message has not started. So its caller can still cancel it, its `DeadlineExceeded` says that it had
+not started, a stop answers it with `ServiceStopped`, and after a crash the successor runs it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Defer = Callable[[], None]
 
 
 class _Waiting:
-    """A message that is deferred, and what its plans have come to."""
+    """A deferred message, and the outcomes of the builds that it waits for."""
 
     __slots__ = ("item", "lowered", "missing", "outcomes")
 
@@ -41,14 +41,14 @@ class _Waiting:
 
 
 class DeferredWork:
-    """The messages that one incarnation has deferred. The actor's thread.
+    """The messages that one incarnation has deferred. Used by the runner's thread only.
 
     Parameters
     ----------
     state
-        The service's.
+        The service's state.
     planner
-        Knows the plans.
+        Gets the plans.
     """
 
     def __init__(self, state: ServiceState, planner: Planner) -> None:
@@ -60,19 +60,19 @@ class DeferredWork:
         self._warmed: tuple[Any, dict[str, Outcome]] | None = None
 
     def found_for(self, item: Any) -> Outcome | None:
-        """The plan of the request about to run, when it has been looked up; once."""
+        """The plan of the request about to run, if it has been looked up. Returned once."""
         found, self._found = self._found, None
         return found[1] if found is not None and found[0] is item else None
 
     def warmed_for(self, item: Any) -> dict[str, Outcome]:
-        """What has come of the graphs, by their digests, that a `Warm` about to be answered has had built."""
+        """The outcomes, by digest, of the builds that the `Warm` about to be answered has asked for."""
         warmed, self._warmed = self._warmed, None
         return warmed[1] if warmed is not None and warmed[0] is item else {}
 
     # Going in.
 
     def defers(self, item: Any) -> Defer | None:
-        """What defers a message that must wait, None for one that can start. See `Actor.defers`."""
+        """The call that defers a message which must wait; None if it can start. See `Actor.defers`."""
         message = item.message
         kind = type(message)
         if kind in COMPUTE:
@@ -90,7 +90,7 @@ class DeferredWork:
             for ref in named_buffers(message).values():
                 self._state.memory.resolve(ref)
             footprint = memory_footprint(message)
-        except Exception:  # noqa: BLE001 - it is started, and told what is wrong with it
+        except Exception:  # noqa: BLE001 - it starts, and fails there with its own error
             return None
         if self._hazards.conflicts(footprint):
             return functools.partial(self._behind, _Waiting(item), footprint)
@@ -184,11 +184,11 @@ class DeferredWork:
 
     @property
     def may_resume(self) -> bool:
-        """Whether any of those that are deferred can start now."""
+        """Whether any deferred message can start now."""
         return bool(self._hazards) and self._hazards.may_run()
 
     def take(self) -> Any:
-        """The next message that can start; None where there is none."""
+        """Remove and return the next message that can start; None if there is none."""
         waiting = self._hazards.take()
         if waiting is None:
             return None
@@ -201,7 +201,7 @@ class DeferredWork:
         return waiting.item
 
     def clear(self) -> list[Any]:
-        """Give all of them up, in order."""
+        """Remove and return all deferred messages, in order."""
         waiting: list[Any] = self._hazards.clear()
         self._count()
         return [one.item for one in waiting]

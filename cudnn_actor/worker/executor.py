@@ -1,9 +1,8 @@
-"""The engine at work: what it has enqueued and not yet finished, and the fences behind it.
+"""The executor: calls the engine, and keeps the enqueued work that has not finished, with its fences.
 
-With a synchronous engine nothing is ever unfinished, and a reply is given as
-soon as the call returns. With an asynchronous one a batch shares one fence,
-and its replies wait for it; until then the buffers that it uses are held, so
-that freeing one does not hand its bytes to somebody else.
+With a synchronous engine, work has finished when the call returns. With an asynchronous engine, all work of a
+batch shares one fence, and its replies wait for the fence. Until it passes, the executor holds the buffers of
+that work, so that a freed buffer's bytes go to no other buffer meanwhile.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ __all__ = ["LATER", "RECEIPT", "Enqueued", "Executor", "reproducible"]
 log = Log("cudnn_actor")
 
 RECEIPT: Final = object()
-"""The reply of most work: a receipt for its tag, made when it has finished."""
+"""The reply of most work: a receipt, made when the work has finished."""
 LATER: Final = DEFERRED
-"""In place of an answer: it comes when the device has come by."""
+"""Returned in place of an answer that follows when the device has finished."""
 
 T = TypeVar("T")
 
 
 class Enqueued(NamedTuple, Generic[T]):
-    """A task that the engine has enqueued and whose fence is still to come.
+    """A task that has been enqueued on the engine and has not finished.
 
-    Its answer is `reply`; or what `late` gives, which is called once the fence has passed, also when nobody
-    waits for it any more: what it raises is the request's own error.
+    Its answer is `reply`, or the result of `late`. `late` is called once the fence has passed, even if no
+    caller waits any more. An exception that it raises is the request's own error.
     """
 
     task: T
@@ -50,33 +49,33 @@ class Enqueued(NamedTuple, Generic[T]):
 
 
 def reproducible(error: CudnnActorError, graph: OperationGraph) -> CudnnActorError:
-    """An error of a plan's, with what it takes to see it again: the token of the plan's graph."""
+    """An error of a plan, with the token of the plan's graph, by which the error can be reproduced."""
     if not isinstance(error, ExecutionFailed) or error.reproduce:
         return error
     return ExecutionFailed(status=error.status, detail=error.detail, plan=error.plan, reproduce=token(graph))
 
 
 class Executor(Generic[T]):
-    """One incarnation's engine and the memory that it maps. One thread's own.
+    """One incarnation's engine and the memory that it maps. Used by one thread.
 
     Parameters
     ----------
     engine
         Not yet opened.
     memory
-        The service's table. This thread is its one writer.
+        The service's memory table. Only this thread writes it.
     """
 
     def __init__(self, engine: Engine, memory: Memory) -> None:
         self.engine = engine
         self.synchronous = engine.synchronous
         self.progress_s = 0.0
-        """When the device last got on, in `time.monotonic()` seconds; while work is fenced."""
+        """When the device last made progress, in `time.monotonic()` seconds. Valid while work is fenced."""
         self._memory = memory
         self._unfenced: list[Enqueued[T]] = []
         self._fenced: deque[tuple[Fence, list[Enqueued[T]]]] = deque()
         self._passed: deque[Enqueued[T]] = deque()
-        """Finished work that is not to be answered yet: the first is late, and all others wait for it."""
+        """Finished work that cannot be answered yet: the first has a `late` answer, the others follow it."""
         self._done: deque[Enqueued[T]] = deque()
 
     def open(self) -> None:
@@ -99,11 +98,11 @@ class Executor(Generic[T]):
         return plan
 
     def building(self, graph: OperationGraph) -> str:
-        """The tag of a plan that is being built."""
+        """The tag for errors of a plan that is being built."""
         return f"{self.engine.name}/{kind_of(graph)}/{graph.digest()[:8]}/build"
 
     def call(self, tag: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Make one call of the engine; what it raises becomes this request's error, or a crash.
+        """Call the engine. An exception becomes the request's own error or a crash.
 
         Raises `CudnnActorError` or `Crash`, and nothing else.
         """
@@ -115,7 +114,7 @@ class Executor(Generic[T]):
             raise self.diagnose(error, tag) from error
 
     def diagnose(self, error: BaseException, tag: str) -> CudnnActorError | Crash:
-        """What a failure of the engine means: a crash in a dead context, else a request's own error."""
+        """Interpret a failure of the engine: a crash if its context is dead, else the request's own error."""
         if isinstance(error, CudnnActorError | Crash):
             return error
         if isinstance(error, StickyError):
@@ -133,17 +132,17 @@ class Executor(Generic[T]):
     # Memory.
 
     def binding(self, slot: Slot) -> Binding:
-        """The engine's handle on a buffer, remembered for the incarnation's life."""
+        """The engine's handle on a buffer, cached for the life of the incarnation."""
         if slot.binding is None:
             slot.binding = self.bind(slot, slot.spec)
         return slot.binding
 
     def bind(self, slot: Slot, spec: TensorSpec) -> Binding:
-        """The engine's handle on a buffer, seen in other dims than its own."""
+        """The engine's handle on a buffer, seen with the dims of `spec`."""
         return self.engine.bind(slot.arena.number, slot.offset, spec)
 
     def create_arena(self, number: int, nbytes: int) -> int:
-        """Have the engine take memory; its descriptor is the caller's. Raises `OutOfMemory`, `Crash`."""
+        """Have the engine make an arena. The caller owns its descriptor. Raises `OutOfMemory`, `Crash`."""
         try:
             return self.engine.create_arena(number, nbytes)
         except MemoryError:
@@ -153,30 +152,30 @@ class Executor(Generic[T]):
             raise self.diagnose(error, "arena") from error
 
     def drop_arena(self, number: int) -> None:
-        """Unmap an arena in which nothing lies."""
+        """Unmap an empty arena."""
         self.call("arena", self.engine.unmap_arena, number)
 
     # Unfinished work.
 
     def defer(self, work: Enqueued[T]) -> None:
-        """Note work that is enqueued, and hold its buffers until it has finished."""
+        """Note enqueued work, and hold its buffers until it has finished."""
         self._memory.hold_all(work.slots)
         self._unfenced.append(work)
 
     @property
     def busy(self) -> bool:
-        """Whether any work has not finished, or has and is not answered."""
+        """Whether any work has not finished, or has finished and awaits its late answer."""
         return bool(self._fenced or self._unfenced or self._passed)
 
     def working_since(self) -> float | None:
-        """Since when the device has not got on, in `time.monotonic()` seconds; None when it has no work.
+        """Since when the device has made no progress, in `time.monotonic()` seconds; None without work.
 
-        What is not fenced yet is the actor's to get on with: `progress_s` says nothing of it.
+        Work without a fence does not count: the actor is still enqueueing it.
         """
         return self.progress_s if self._fenced or self._passed else None
 
     def fence(self) -> None:
-        """Put one fence behind all that was enqueued since the last."""
+        """Put one fence behind all that was enqueued since the last fence."""
         if self._unfenced:
             fence = self.engine.fence()
             if not self._fenced:
@@ -184,15 +183,15 @@ class Executor(Generic[T]):
             self._fenced.append((fence, self._unfenced))
             self._unfenced = []
 
-    # Finished work. Each piece is in one place, and answered by whoever takes it out, the actor or its last
-    # act. Answers are given in the order in which the work was enqueued. So what has been answered at a crash
-    # came before all that runs again: nothing runs again on an input that a later request, which has been
-    # answered, has written since.
+    # Finished work. Each item is in exactly one container. The actor, or its crash handler, takes it out and
+    # answers it. Answers are given in the order in which the work was enqueued. So at a crash, all answered
+    # requests come before all that run again: no request runs again on an input that a later, already
+    # answered request has overwritten.
 
     def passed(self) -> bool:
-        """Whether the oldest fence has passed: then its work is done, or late. Never blocks.
+        """Whether the oldest fence has passed. If so, its work becomes done or late. Never blocks.
 
-        The fence is void then, so it goes in the same step.
+        A passed fence must not be asked again, so it is removed in the same step.
         """
         if not self._fenced or not self.engine.finished(self._fenced[0][0]):
             return False
@@ -203,7 +202,7 @@ class Executor(Generic[T]):
         return True
 
     def _advance(self) -> None:
-        """Let everything be answered that comes before the next late work."""
+        """Move the work before the next late item to the work that can be answered."""
         passed = self._passed
         while passed and passed[0].late is None:
             work = passed.popleft()
@@ -211,26 +210,26 @@ class Executor(Generic[T]):
             self._done.append(work)
 
     def take_done(self) -> Enqueued[T] | None:
-        """Work that has finished, in order, which the caller must answer; None when there is none left."""
+        """Remove and return the next finished work, which the caller must answer; None if there is none."""
         return self._done.popleft() if self._done else None
 
     def first_late(self) -> Enqueued[T] | None:
-        """Finished work whose answer is to be called for. It holds its buffers until `take_late`."""
+        """Finished work whose `late` must be called next. It holds its buffers until `take_late`."""
         return self._passed[0] if self._passed else None
 
     def take_late(self) -> None:
-        """Take out the first late work, which the caller must answer."""
+        """Remove the first late work, which the caller must answer."""
         self._release(self._passed.popleft().slots)
         self._advance()
 
     # The end.
 
     def unfinished(self) -> list[Enqueued[T]]:
-        """What has not finished, or has no answer, in order."""
+        """The work that has not finished, or has no answer yet, in order."""
         return [*self._passed, *(work for _, batch in self._fenced for work in batch), *self._unfenced]
 
     def forget(self) -> list[Enqueued[T]]:
-        """Give up on what is unfinished: hold no buffers for it. Returns it, in order."""
+        """Drop the unfinished work and release its buffers. Returns that work, in order."""
         lost = self.unfinished()
         self._unfenced, self._fenced, self._passed = [], deque(), deque()
         for work in lost:

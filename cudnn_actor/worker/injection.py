@@ -1,4 +1,4 @@
-"""Doing what a fault plan says, at the places where a device would have done it."""
+"""Injects the faults of a fault plan, at the places where a device would have failed."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ log = Log("cudnn_actor")
 
 
 def fail_start() -> NoReturn:
-    """Fail a start as a fault plan says. Raises `Crash`."""
+    """Fail a start, as a fault plan asks. Raises `Crash`."""
     log.info("fault.injected", fault=Fault.CRASH_IN_START.value, plan="start")
     raise Crash("injected crash in start")
 
 
 class Injection:
-    """The faults of one incarnation. One thread's.
+    """The faults of one incarnation. Used by one thread.
 
     Parameters
     ----------
     flush
         Delivers the answers so far, before a fault that takes long.
     abandoned
-        Set when its actor is given up: ends an injected hang.
+        Set when the actor is given up. Ends an injected hang.
     """
 
     def __init__(self, flush: Callable[[], None], abandoned: threading.Event) -> None:
         self._flush = flush
         self._abandoned = abandoned
         self.rule: FaultRule | None = None
-        """What is to befall the request in work; None for nothing, and once it has."""
+        """The fault for the current request; None for none, and after it has been injected."""
 
     def reject(self, engine: str, lowered: Lowered) -> None:
-        """The place where a plan is built. Raises `UnsupportedGraph` where that was scripted."""
+        """Called where a plan is looked up or built. Raises `UnsupportedGraph` if the fault plan says so."""
         if self.rule is not None and self.rule.fault is Fault.REJECT_BUILD:
             self.rule = None
             log.info("fault.injected", fault=Fault.REJECT_BUILD.value, plan="build")
@@ -52,7 +52,7 @@ class Injection:
             raise UnsupportedGraph(engine=engine, digest=digest, detail="injected: rejected at build")
 
     def inject(self, tag: str) -> None:
-        """The place where the engine runs. Raises, hangs or waits as was scripted for this message."""
+        """Called where the engine runs. Raises, hangs or waits as the fault plan says for this message."""
         rule = self.rule
         if rule is None or rule.fault is Fault.REJECT_BUILD:
             return

@@ -1,11 +1,10 @@
-"""From a graph to the plan that runs it: what is known, what is being built, who waits for it.
+"""The planner: finds or builds the plan for a graph, and tells the requests that wait for it.
 
-Where the engine has a builder, a plan that is not known is built on the build
-thread, once, and those who want it wait elsewhere; where it has none, `here`
-builds it on the spot. Plans that are kept on disk have a thread of their own:
-a request whose plan is ready waits for no build, which matters most behind a
-crash, when all plans are unknown and a build may be the first in line.
-Everything in this module is the actor's thread's own, but for `_Announcer`.
+If the engine has a builder, the build thread builds a missing plan, once, and the requests that need it are
+deferred. If it has none, `here` builds the plan on the runner's own thread. A second thread restores plans
+that are kept on disk, so that a request whose plan is on disk waits for no build. This matters most after a
+crash, when no plan is in the cache and a build may be first in the queue. Only the runner's thread uses this
+module, except for `_Announcer`.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from cudnn_actor.worker.executor import Executor, reproducible
 __all__ = ["BuildCrash", "Outcome", "Planner", "Waiter", "less_workspace"]
 
 Outcome = Plan | CudnnActorError
-"""What a build has come to."""
+"""The result of a build."""
 Waiter = Callable[[str, Outcome], None]
-"""Told a graph's digest and what has become of it. On the actor's thread; must not raise."""
+"""Called with a graph's digest and the result of its build, on the runner's thread. Must not raise."""
 
 _CLOSE_WAIT_S = 1.0
-"""How long an actor that stops waits for the build in work, which then ends by itself."""
+"""How long an actor that stops waits for the running build. A build that takes longer is interrupted."""
 
 log = Log("cudnn_actor")
 
 
 def less_workspace(needed: int, limit: int | None) -> int | None:
-    """The limit under which to look for a plan when the device had no room for one that needs `needed` bytes.
+    """The limit for the next try, after the device had no room for a plan that needs `needed` bytes.
 
-    None where no plan was found that keeps the limit, or the one that needs none has failed: it is final.
+    None if the failure is final: no plan keeps the limit, or even a plan without workspace has failed.
     """
     return needed - 1 if needed > 0 and (limit is None or needed <= limit) else None
 
@@ -50,7 +49,7 @@ def less_workspace(needed: int, limit: int | None) -> int | None:
 class BuildCrash(Crash):
     """Raised when the build thread has found the context dead, or has died itself.
 
-    Carries the `digest` of the graph whose build it was; None where none was in work.
+    Carries the `digest` of the graph that was being built; None if there was none.
     """
 
     def __init__(self, cause: str, digest: str | None) -> None:
@@ -64,13 +63,13 @@ class Planner:
     Parameters
     ----------
     executor
-        Its engine, open.
+        The executor of the open engine.
     cache
-        Empty.
+        The plan cache, empty.
     state
-        The service's: the limit on workspace, the plan store, and whether warming tunes.
+        The service's state. It has the limit on workspace, the plan store, and whether warming tunes.
     nudge
-        Wakes the actor when a build has come to something. Any thread.
+        Wakes the runner's host when a build has a result. Called on any thread.
     """
 
     def __init__(
@@ -89,33 +88,33 @@ class Planner:
 
     @property
     def _all_threads(self) -> list[BuildThread]:
-        """The one that restores kept plans, and the one that builds; where there are such."""
+        """The thread that restores kept plans, and the one that builds, as far as they exist."""
         return [thread for thread in (self._shelf, self._thread) if thread is not None]
 
     @property
     def builds_elsewhere(self) -> bool:
-        """Whether there is a build thread, so that whoever wants a plan can be deferred."""
+        """Whether there is a build thread, so that requests for missing plans can be deferred."""
         return self._thread is not None
 
     @property
     def digest_in_work(self) -> str | None:
-        """The graph that the build thread has in work, or the one that restores."""
+        """The digest of the graph that is being built, or else of the one that is being restored."""
         return next(filter(None, (thread.digest_in_work for thread in reversed(self._all_threads))), None)
 
     def working_since(self) -> float | None:
-        """Since when a thread has not got on, in `time.monotonic()` seconds; None when none is at work."""
+        """Since when a thread has made no progress, in `time.monotonic()` seconds; None if both are idle."""
         since = (thread.working_since() for thread in self._all_threads)
         return min((one for one in since if one is not None), default=None)
 
     def close(self, *, wait: bool) -> None:
-        """End the threads; `wait` a moment for the build in work, which is abandoned otherwise."""
+        """End the threads. `wait`: give the running build a moment to finish; else it is interrupted."""
         for thread in self._all_threads:
             thread.close(_CLOSE_WAIT_S if wait else 0.0)
 
-    # On the spot.
+    # On the runner's thread.
 
     def here(self, graph: OperationGraph) -> Plan:
-        """A plan that is known, or built now. Blocks.
+        """The cached plan of a graph, or one that is built now. Blocks.
 
         Raises `UnsupportedGraph`, `OutOfMemory`, `ExecutionFailed`, `Crash`.
         """
@@ -130,10 +129,10 @@ class Planner:
                 if (limit := less_workspace(error.requested, limit)) is None:
                     raise
 
-    # Elsewhere.
+    # On the build thread.
 
     def wait_for(self, graph: OperationGraph, waiter: Waiter) -> None:
-        """Have a plan built that is not known, unless it is being built; `waiter` hears what it comes to."""
+        """Have a missing plan built, unless its build is under way. `waiter` is called with the result."""
         digest = graph.digest()
         self._waiting[digest].append(waiter)
         if self.cache.begin(digest):
@@ -142,16 +141,16 @@ class Planner:
             self._shelf.hurry(digest)
 
     def wants_tuning(self, digest: str) -> bool:
-        """Whether warming a graph is to end in a tuned plan, and has not."""
+        """Whether warming this graph should tune its plan, and the plan is not tuned yet."""
         if not self._tunes or digest in self._tuned:
             return False
         return not isinstance(self.cache.peek(digest), UnsupportedGraph)
 
     def wait_for_tuned(self, graph: OperationGraph, waiter: Waiter) -> None:
-        """Have a plan measured against its rivals; `waiter` hears which is used from then on.
+        """Have a plan tuned. `waiter` is called with the plan that is used from then on.
 
-        One that is not known must be in work already: it is measured when it is built. The waiter is told
-        the plan there was when measuring fails, and the failure when there was none.
+        A missing plan must be under way already; it is tuned once it is built. If tuning fails, the waiter
+        gets the untuned plan; if there is none either, it gets the error.
         """
         digest = graph.digest()
         first = digest not in self._for_tuned
@@ -167,14 +166,14 @@ class Planner:
         return any(thread.has_results for thread in self._all_threads)
 
     def collect(self) -> None:
-        """Publish what the threads have come to, and tell who waits for it. Raises `Crash`."""
+        """Put the threads' results into the cache, and call the waiters. Raises `Crash`."""
         for thread in self._all_threads:
             for result in thread.collect():
                 self._take(result)
 
     @property
     def _builder_thread(self) -> BuildThread:
-        assert self._thread is not None, "whoever waits does so for a build thread"
+        assert self._thread is not None, "requests are deferred only if there is a build thread"
         return self._thread
 
     def _ask(self, job: Job) -> None:
@@ -204,7 +203,7 @@ class Planner:
             self._end_build(job, outcome)
 
     def _prepared(self, job: Job, outcome: Plan | BaseException) -> Outcome | None:
-        """A plan that can run, or why there is none; None while one with less workspace is being built."""
+        """A plan that is ready to run, or the error. None while one with less workspace is being built."""
         if isinstance(outcome, BaseException):
             return self._meaning(outcome, job.graph)
         try:
@@ -222,14 +221,14 @@ class Planner:
     def _meaning(self, error: BaseException, graph: OperationGraph) -> CudnnActorError:
         meant = self._executor.diagnose(error, self._executor.building(graph))
         if isinstance(meant, Crash):
-            raise BuildCrash(str(meant), graph.digest()) from error  # the thread is at another by now
+            raise BuildCrash(str(meant), graph.digest()) from error  # the thread may build another by now
         return reproducible(meant, graph)
 
     def _end_build(self, job: Job, outcome: Outcome) -> None:
         if isinstance(outcome, UnsupportedGraph) or not isinstance(outcome, CudnnActorError):
             self.cache.end(job.digest, outcome)
         else:
-            self.cache.end(job.digest, None)  # it may pass
+            self.cache.end(job.digest, None)  # the error may be temporary, so it is not cached
         self._tuned.discard(job.digest)
         _tell(self._waiting.pop(job.digest), job.digest, outcome)
 
@@ -244,7 +243,7 @@ class Planner:
 
 
 class _Announcer:
-    """Says that something is being built, for as long as any of several threads is at it.
+    """Combines the announcements of several threads: something is being built while any of them builds.
 
     Parameters
     ----------
@@ -258,7 +257,7 @@ class _Announcer:
         self._at_work: set[str] = set()
 
     def of(self, thread: str) -> Callable[[bool], None]:
-        """What a thread of that name calls."""
+        """The `announce` callback for the thread of that name."""
 
         def announce(builds: bool) -> None:
             with self._lock:
@@ -271,7 +270,7 @@ class _Announcer:
 def _threads(
     engine: Engine, state: ServiceState, nudge: Callable[[], None]
 ) -> tuple[BuildThread | None, BuildThread | None]:
-    """The thread that restores kept plans, and the one that builds: each with a builder of its own."""
+    """The thread that restores kept plans, and the one that builds. Each has its own builder."""
     builds = engine.builder(state.builders)
     if builds is None:
         return None, None
@@ -282,7 +281,7 @@ def _threads(
         return None, BuildThread(builds, nudge, announcer.of(name), name=name)
     restores = engine.builder(state.builders)
     assert restores is not None, "an engine either has builders or has none"
-    # Newest first: a standby has been told to warm many plans when it is promoted, and requests need few.
+    # Newest first: a promoted standby may have many plans still to warm, of which requests need only a few.
     shelf = BuildThread(
         KeptPlans(store, restores),
         nudge,

@@ -1,7 +1,7 @@
-"""What runs on an engine: enqueued in order, fenced, and answered when the device has come by.
+"""The runner: enqueues work on an engine in order, sets fences, and reports the work that has finished.
 
-The same in both isolations: an actor's thread has one, and so has a worker. Its host takes what comes of the
-work, and says what a proof of it looks like.
+It is the same in both isolations: the actor's thread has a runner, and so has a worker. The runner's host
+receives the results and makes the receipts.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from cudnn_actor.worker.polling import pause_s
 __all__ = ["Runner", "RunnerHost", "Task"]
 
 _LONG_RUN_NS = 200_000
-"""A plan that took this long last time is worth a flush of the answers before it."""
+"""Before a synchronous plan that took longer than this last time, the earlier answers are delivered."""
 _STOPPING_POLL_S = 50e-6
-"""How often fences are looked at by one that only waits for their end."""
+"""Seconds between two looks at the fences while the runner stops."""
 
 log = Log("cudnn_actor")
 
 
 class Task(Protocol):
-    """A request that is run."""
+    """A request that a runner runs."""
 
     @property
     def number(self) -> int:
-        """The request's."""
+        """The request's number."""
 
     @property
     def fault(self) -> FaultRule | None:
-        """What is to befall it; None for nothing."""
+        """The fault to inject; None for none."""
 
     @property
     def started_ns(self) -> int:
@@ -65,36 +65,40 @@ T_contra = TypeVar("T_contra", bound=Task, contravariant=True)
 
 
 class RunnerHost(Protocol[T_contra]):
-    """Who has a runner. Each task's answer is given once: what `Runner`'s verbs return, or one of these."""
+    """The owner of a runner.
+
+    Each task is answered exactly once: by what the `Runner` method returns or raises, or, where it returned
+    `LATER`, by `answer` or `refuse`.
+    """
 
     def proof(self, task: T_contra, tag: str, now_ns: int) -> Any:
-        """What the caller gets of a task that has finished now, under the tag of its plan."""
+        """The receipt of a task that finished at `now_ns`. `tag` names its plan."""
 
     def answer(self, task: T_contra, value: Any) -> None:
-        """Give an answer that was to come `LATER`. One of several that are there at the same time."""
+        """Answer a task that returned `LATER`. Several answers may follow each other before `flush`."""
 
     def refuse(self, task: T_contra, error: Exception) -> None:
-        """Give an error in its place."""
+        """Fail a task that returned `LATER`."""
 
     def flush(self) -> None:
-        """Deliver what was answered: what comes next may take long."""
+        """Deliver the answers so far, because the next step may take long."""
 
 
 class Runner(Generic[T]):
-    """Owns an engine from its start to its end. One thread's.
+    """Owns an engine from its start to its end. Used by one thread.
 
     Parameters
     ----------
     state
-        The service's.
+        The service's state.
     make
         Makes the engine.
     host
         See `RunnerHost`.
     abandoned
-        Set when the host is given up: ends a scripted hang, and the wait for a device.
+        Set when the host is given up. Ends a scripted hang, and the wait for a device.
     nudge
-        Wakes the host when a build has come to something. Any thread.
+        Wakes the host when a build has a result. Called on any thread.
     """
 
     def __init__(
@@ -108,7 +112,7 @@ class Runner(Generic[T]):
     ) -> None:
         self.plans = PlanCache()
         self.busy_since: float | None = None
-        """Since when a step that is no task's has not got on; None between such."""
+        """When the current step that belongs to no task began; None between such steps."""
         self._state = state
         self._memory = state.memory
         self._make = make
@@ -116,17 +120,17 @@ class Runner(Generic[T]):
         self._abandoned = abandoned
         self._nudge = nudge
         self.faults = Injection(host.flush, abandoned)
-        """Before a task is run, its host sets the `rule`."""
+        """The host sets its `rule` before it runs a task."""
         self._executor: Executor[T] | None = None
         self._planner: Planner | None = None
         self.deferred: DeferredWork | None = None
-        """Where requests wait for their plans, which its host asks before it starts one; None where plans are
-        built on the spot."""
+        """Requests that wait for plans. The host asks it before it starts a request. None if the runner's own
+        thread builds plans when they are needed."""
 
     # Life.
 
     def open(self) -> None:
-        """Open the engine, map the memory that there is, and start the build thread."""
+        """Open the engine, map the existing arenas, and start the build thread."""
         executor: Executor[T] = Executor(self._make(), self._memory)
         self._executor = executor
         executor.open()
@@ -135,33 +139,33 @@ class Runner(Generic[T]):
             self.deferred = DeferredWork(self._state, self._planner)
 
     def close(self, *, wait: bool) -> None:
-        """End the build thread, and close the engine; `wait` a moment for the build in work."""
+        """End the build thread, and close the engine. `wait`: give the running build a moment to finish."""
         self.abandon_builds(wait=wait)
         executor, self._executor = self._executor, None
         if executor is not None:
             try:
                 executor.engine.close()
-            except Exception:  # of a dead context, say: there is nothing more to be done with it
+            except Exception:  # its context may be dead; nothing more can be done with it
                 log.exception("engine.close_failed")
 
     def abandon_builds(self, *, wait: bool = False) -> None:
-        """End the build thread alone."""
+        """End the build thread only."""
         if self._planner is not None:
             self._planner.close(wait=wait)
 
     @property
     def is_open(self) -> bool:
-        """Whether the engine has been opened, and not closed."""
+        """Whether the engine has been opened and not yet closed."""
         return self._executor is not None
 
     @property
     def executor(self) -> Executor[T]:
-        """The open engine, and its memory."""
+        """The executor of the open engine."""
         assert self._executor is not None, "requests come only between `open` and `close`"
         return self._executor
 
     def outlast(self) -> None:
-        """Wait until all has finished, and answer it. Raises `Crash` where the host is given up meanwhile."""
+        """Wait for all work, and answer it. Raises `Crash` if the host is given up meanwhile."""
         executor = self.executor
         executor.fence()
         while executor.busy:
@@ -172,7 +176,7 @@ class Runner(Generic[T]):
     # For the watchdog, on its thread.
 
     def working_since(self) -> float | None:
-        """Since when the device, a step in between or the build thread has not got on; the oldest."""
+        """Since when the device, the current step or a build thread has made no progress: the earliest."""
         executor, planner = self._executor, self._planner
         mine = self.busy_since
         if mine is None and executor is not None:
@@ -183,33 +187,33 @@ class Runner(Generic[T]):
         return min(mine, built)
 
     def builds_since(self) -> float | None:
-        """Since when the build thread has not got on; None while it builds nothing."""
+        """Since when a build thread has made no progress; None while none builds."""
         return None if self._planner is None else self._planner.working_since()
 
     @property
     def digest_in_work(self) -> str | None:
-        """The graph that the build thread has in work."""
+        """The digest of the graph that is being built; None for none."""
         return None if self._planner is None else self._planner.digest_in_work
 
-    # What waits for a plan.
+    # Deferred requests.
 
     def take_deferred(self) -> list[Any]:
-        """Take out what was deferred, in order: it has not started."""
+        """Remove and return the deferred items, in order. None of them has started."""
         return [] if self.deferred is None else self.deferred.clear()
 
     def next_resumed(self) -> Any:
-        """The next item that can start; None where there is none."""
+        """Remove and return the next deferred item that can start; None if there is none."""
         return None if self.deferred is None else self.deferred.take()
 
     @property
     def may_resume(self) -> bool:
-        """Whether anything that was deferred can start now."""
+        """Whether any deferred item can start now."""
         return self.deferred is not None and self.deferred.may_resume
 
     def collect_builds(self) -> None:
-        """Take in what the build thread has come to. Raises `Crash`."""
+        """Take the results of the build threads. Raises `Crash`."""
         if self._planner is not None and self._planner.has_results:
-            self.busy_since = time.monotonic()  # taking their workspace may wait for the device
+            self.busy_since = time.monotonic()  # allocating their workspace may wait for the device
             self._planner.collect()
             self.busy_since = None
 
@@ -218,12 +222,12 @@ class Runner(Generic[T]):
     def fence(self) -> None:
         """Put one fence behind all that was enqueued."""
         if self._executor is not None and self._executor.busy:
-            self.busy_since = time.monotonic()  # for the watchdog: this too may hang
+            self.busy_since = time.monotonic()  # for the watchdog: setting a fence may hang too
             self._executor.fence()
             self.busy_since = None
 
     def settle(self) -> float | None:
-        """Answer what the device has finished; seconds until the next look, None while it has no work."""
+        """Answer what the device has finished. Returns seconds until the next look; None if it is idle."""
         executor = self._executor
         if executor is None or not executor.busy:
             return None
@@ -232,7 +236,7 @@ class Runner(Generic[T]):
         return None if since is None else pause_s(time.monotonic() - since)
 
     def settle_done(self) -> None:
-        """Answer what has been seen to be finished, and is not answered."""
+        """Answer work that is known to have finished and has not been answered."""
         if self._executor is not None:
             self._settle_done(self._executor)
 
@@ -252,7 +256,8 @@ class Runner(Generic[T]):
             host.answer(task, host.proof(task, work.tag, now_ns) if work.reply is RECEIPT else work.reply)
 
     def _settle_late(self, executor: Executor[T], work: Enqueued[T]) -> None:
-        """Call for an answer. Until it is there the work is the executor's, and a crash finds it there."""
+        """Make an answer that is computed after the fence. Until it is there, the executor keeps the work, so
+        that a crash finds it."""
         assert work.late is not None
         self.busy_since = time.monotonic()
         value, error = None, None
@@ -269,12 +274,12 @@ class Runner(Generic[T]):
             self._host.refuse(work.task, error)
         self.busy_since = None
 
-    # Running. Each returns an answer, or `LATER`; raises the error that is one, or `Crash`.
+    # Running. Each method returns the answer or `LATER`. It raises the request's own error, or `Crash`.
 
     def compute(self, task: T, cached: CachedMessage, key: object) -> Any:
-        """Run a plan on what the message is bound to. `key` is what was asked whether it is deferred."""
+        """Run a plan on the message's buffers. `key` is the item that was passed to `DeferredWork.defers`."""
         bound, executor, deferred = cached.bound, self._executor, self.deferred
-        assert bound is not None, "whoever checks a message binds it"
+        assert bound is not None, "a checked message is bound"
         assert executor is not None
         plan = self._plan(cached.lowered, None if deferred is None else deferred.found_for(key))
         if executor.synchronous and self.plans.last_run_ns(plan.tag) > _LONG_RUN_NS:
@@ -300,12 +305,12 @@ class Runner(Generic[T]):
         return known
 
     def write(self, task: T, slot: Slot, data: Any, reply: Any = RECEIPT) -> Any:
-        """Write host values, or those of a device array, to a buffer."""
+        """Write the values of a host array or a device array to a buffer."""
         place = self.executor.binding(slot)
         return self._enqueue(task, "upload", [slot], self.executor.engine.write, place, data, reply=reply)
 
     def read(self, task: T, slot: Slot, into: Any = None) -> Any:
-        """A buffer's values, in `into` where that is given: now, or when all before it has run."""
+        """A buffer's values, in `into` if given: now, or `LATER`, when all earlier work has run."""
         self.faults.inject("download")
         executor, place = self.executor, self.executor.binding(slot)
         if not executor.synchronous:
@@ -313,14 +318,14 @@ class Runner(Generic[T]):
             if late is not None:
                 executor.defer(Enqueued(task, "download", [slot], late=late))
                 return LATER
-        self._host.flush()  # this takes as long as all that was enqueued before it
+        self._host.flush()  # the next call waits for all that was enqueued before it
         executor.fence()
         try:
             array = executor.call("download", executor.engine.read, place, into)
-        except OutOfMemory as error:  # of the array: only here is it known how large that was to be
+        except OutOfMemory as error:  # for the array; the engine does not say how large it would have been
             in_use = self._memory.arena_bytes
             raise OutOfMemory(requested=slot.spec.nbytes, in_use=in_use, limit=None) from error
-        self._settle_passed(executor)  # all of it: what has written the buffer is answered before
+        self._settle_passed(executor)  # first answer all earlier work, also what has written the buffer
         return array
 
     def view(self, task: T, slot: Slot) -> Any:
@@ -345,7 +350,7 @@ class Runner(Generic[T]):
         return self._enqueue(task, "fill", [slot], self.executor.engine.fill, place, value)
 
     def warm(self, message: Warm, key: object, on_build: Callable[[], None]) -> int:
-        """How many plans were built, of requests that run none yet. `on_build` is called before each."""
+        """Build the plans that the requests lack. Returns how many; calls `on_build` before each build."""
         wanted = {}
         for request in message.messages:
             lowered = self._state.lowered(request)

@@ -1,3 +1,3 @@
-"""Worker processes: the same actor, in a process of its own that may die without harm to anybody."""
+"""Process isolation: the engine runs in a worker process, which may die without harm to its parent."""
 
 from __future__ import annotations

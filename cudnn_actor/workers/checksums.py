@@ -1,8 +1,8 @@
-"""Checksums of what was uploaded, for as long as nothing else is written to its buffer.
+"""Checksums of uploaded values. A checksum is valid until something else writes to its buffer.
 
-A sum is that of the values, C-contiguous in the buffer's dtype, so it is the same wherever they lie. It is
-taken when they are on their way, and kept when they have arrived: unless another writer has been handed over
-in between, which the count of a slot's writers tells.
+The checksum is computed over the values, C-contiguous in the buffer's dtype, so it does not depend on where
+they lie. It is computed when the upload is sent, and kept when the upload has finished, unless another writer
+of the same slot was dispatched in between. A count of each slot's writers shows that.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["Checksums", "Sum"]
 
 
 class Sum(NamedTuple):
-    """A CRC-32 of values, and how many writers their buffer's slot had had by then."""
+    """A CRC-32 of values, and the number of writers that their slot had had when it was computed."""
 
     value: int
     writers: int
 
 
 class Checksums:
-    """The sums that hold, by slot. One thread's at a time."""
+    """The valid checksums, by slot. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._writers: dict[int, int] = {}
@@ -36,29 +36,29 @@ class Checksums:
         return bool(self._kept)
 
     def note_writes(self, slots: Iterable[int]) -> None:
-        """Something is about to write to these: what was known of them holds no more."""
+        """Note that something is about to write to these slots. Their checksums become invalid."""
         for slot in slots:
             self._writers[slot] = self._writers.get(slot, 0) + 1
             self._kept.pop(slot, None)
 
     def of(self, slot: Slot, values: np.ndarray) -> Sum:
-        """The sum of values that are written to a slot, whose writer has been noted."""
+        """The checksum of values that are being written to a slot. Call `note_writes` first."""
         return Sum(checksum(values), self._writers.get(slot.index, 0))
 
     def keep(self, slot: Slot, sum_: Sum) -> None:
-        """The values have arrived: their sum holds, unless there has been another writer."""
+        """Keep the checksum of values that have been written, unless there has been another writer."""
         if self._writers.get(slot.index, 0) == sum_.writers:
             self._kept[slot.index] = slot, slot.generation, sum_.value
 
     def held(self) -> list[tuple[Slot, int]]:
-        """The slots whose sums hold, with them; those that have ended are forgotten."""
+        """The slots with valid checksums, and these. Removes those of buffers that have ended."""
         for index, (slot, generation, _) in tuple(self._kept.items()):
             if not slot.live or slot.generation != generation:
                 del self._kept[index]
         return [(slot, value) for slot, _, value in self._kept.values()]
 
     def forget(self, slot: Slot) -> None:
-        """Know nothing of a slot any more."""
+        """Remove a slot's checksum."""
         self._kept.pop(slot.index, None)
 
 

@@ -1,31 +1,35 @@
-"""The mailbox of a service whose actor is in another process: one thread sends to the worker and reads.
+"""The dispatcher: the mailbox in process isolation. It sends requests to the worker and reads the answers.
 
-A **turn** at the host encodes the messages that wait, sends them, and completes the requests whose answers
-have come. Who takes the turns is the **owner** of the socket:
+A **turn** encodes the waiting messages, sends them, and completes the requests whose answers have come. It
+works on the worker host (`worker_host`; "the host" below). The thread that takes the turns is the **owner**
+of the socket:
 
-- The first event loop that sends owns it. Its turns run on its own thread, so a request costs no hop to
-  another thread and back, and a turn serves all that has gathered since the last.
-- The first request of anybody else (another loop, a pykka caller) makes the monitor's thread the owner, for
-  the rest of the service's life. From then on senders only put messages into the mailbox and wake it.
+- The first event loop that sends becomes the owner. Its turns run on its own thread, so a request costs no
+  hop to another thread and back, and one turn serves all messages that have gathered since the last turn.
+- The first request from anywhere else (another loop, a pykka caller) makes the monitor's thread the owner,
+  for the rest of the service's life. From then on, senders only put messages into the mailbox and wake it.
 
-The monitor takes turns of its own also while a loop is the owner: it looks after the worker, and does what
-would hold the loop up (copies of large arrays, a socket that is full). So two threads may want the host, and
-whoever has noted that he has it (`_taken`) may touch it. The look and the note are one step under the GIL.
-A loop never waits for the host, the monitor does. No wish is lost: whoever wants a turn notes it first and
-looks whether the host is free second; the holder frees it first and looks at the notes second. If it was not
-free, the holder has not looked yet, and takes the turn on the other's behalf.
+The monitor also takes turns while a loop is the owner. It watches the worker, and does what would hold up the
+loop: copies of large arrays, and sending to a full socket. So two threads may want the host. Only the thread
+that has set `_taken` may touch it; testing and setting that flag is one step under the GIL. A loop never
+waits for the host; the monitor does.
 
-Correctness does not depend on who is the owner: a loop that was it a moment ago may still take a turn, since
-it has to find the host free, too. What the owner adds is that somebody reads. A loop reads from its first
-turn until it is told to stop; the monitor looks before each of its waits who the owner is, and is woken when
-that changes. A loop that is blocked, or has stopped, therefore delays its own callers alone: whoever else
-asks takes the socket away from it.
+No wanted turn is lost. A thread that wants a turn notes this first, and tests second whether the host is
+free. The holder frees the host first, and looks at the notes second. So if the thread finds the host taken,
+the holder has not looked at the notes yet, and takes that turn itself.
 
-A turn on the main thread may end anywhere in an exception of a signal's handler (`actors.interrupts`). It
-takes the fast path only (`fast_path`), which leaves the host whole wherever it ends, and leaves the rest to
-the monitor. Whoever is interrupted frees the host and wakes the monitor in the same step, and the monitor
-does whatever there is to do: it completes what has been read, delivers what is complete, and sends what was
-handed over. So the exception costs its own caller his answer, and nobody else anything.
+Correctness does not depend on which thread is the owner: a loop that has just lost the socket may still take
+a turn, because it too must find the host free. The owner's duty is that the socket is read. A loop reads from
+its first turn until it is told to stop. The monitor checks before each of its waits who the owner is, and is
+woken when that changes. So a loop that is blocked, or has stopped, delays only its own callers: a request
+from anywhere else takes the socket away from it.
+
+On the main thread, a signal handler may raise an exception anywhere in a turn (`actors.interrupts`). There a
+turn takes only the fast path (`fast_path`), which keeps the host consistent wherever it is interrupted, and
+leaves the rest to the monitor. An interrupted turn frees the host and wakes the monitor in the same step. The
+monitor then finishes the turn: it completes the answers that were read, delivers the replies, and sends the
+requests that were dispatched. So the exception costs the interrupted caller its answer, and no other caller
+anything.
 """
 
 from __future__ import annotations
@@ -54,7 +58,8 @@ __all__ = ["Dispatcher"]
 
 LEAST_GATHERED, MOST_GATHERED = 4, 32
 SHARE = 3
-"""A loop's messages are sent without more ado when they are this part of those in flight, within bounds."""
+"""A loop sends at once when the gathered messages are at least 1/SHARE of those in flight. The two numbers
+above bound this threshold."""
 
 log = Log("cudnn_actor")
 
@@ -76,70 +81,71 @@ class Dispatcher(Mailbox):
         super().__init__(capacity)
         self.needs_thread = False
         self.wake_monitor: Callable[[], Any] = bool
-        """Wakes the monitor's thread for a look around, in one call of C. Where there is none, the next one
-        begins with a turn."""
+        """Wakes the monitor's thread, in a single call of a C function. If there is no monitor, this does
+        nothing: the next monitor begins with a turn."""
         self.begun: Callable[[], int] = _none_begun
-        """How many of the requests handed to the present worker it has begun."""
+        """How many of the requests dispatched to the present worker it has begun."""
         self.channel: Channel | None = None
         """The present worker's socket. Written with the host held."""
         self.why_condemned = ""
-        """What a worker has said that no honest one would say."""
+        """How the worker has broken the protocol; empty if it has not."""
         self.short_of_memory = False
-        """Whether something was left undone since the monitor's last turn, for want of memory here."""
+        """Whether this process had too little memory to finish something since the monitor's last turn."""
         self.on_stop_asked: Callable[[], None] = _nothing
         self._taken = False
         self._waiting: list[Any] = []
-        """A lock of each thread that waits for the host, released when it is free."""
+        """One lock for each thread that waits for the host. It is released when the host becomes free."""
         self._wants_turn = self._wants_reading = False
         self._heavy = False
-        """A message that loops leave to the monitor is next."""
+        """Whether the next message is one that loops leave to the monitor."""
         self._left = False
-        """Whether the monitor was woken for something that the main thread leaves to others."""
+        """Whether the monitor was woken for work that the main thread leaves to other threads."""
         self._stop: Envelope | None = None
-        """pykka's stop, which ends the service in its turn; what came behind it is not taken up."""
+        """pykka's stop message, which ends the service in its turn. Later messages are not started."""
         self._stop_told = False
         self._owner: _OwningLoop | None = None
-        """Written under the lock. None before anybody has asked, and where the monitor owns the socket."""
+        """Written under the lock. None before the first request, and when the monitor owns the socket."""
         self._shared = False
-        """Whether somebody else than one event loop has asked: then the monitor owns the socket."""
+        """Whether anyone but a single event loop has sent requests. Then the monitor owns the socket."""
         self._outbox: deque[Reply] = deque()
-        """Replies that have been given and not delivered: the left one is next."""
+        """Replies that have not been delivered yet; the leftmost is next."""
         self._loops_to_wake: set[LoopBridge] = set()
-        """Loops that replies have been posted for, and that are woken before the host is free."""
+        """Loops for which replies have been posted. They are woken before the host is freed."""
         self._here: LoopBridge | None = None
-        """Of the loop whose thread has the host; None for a thread without one."""
+        """The bridge of the loop whose thread has the host; None for a thread without a loop."""
 
     # Senders.
 
     def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
-        """Accept a message, and see to it that it goes on. See `Mailbox.admit`."""
+        """Accept a message, and arrange the turn that sends it. See `Mailbox.admit`."""
         owner = self._owner
         if owner is None or envelope.bridge is not owner.bridge:
             owner = self._owner_for(envelope)  # before the admission: after an error nothing was sent
         try:
             super().admit(envelope, waits=waits)
             if self._afterwards:
-                # Sent by a finalizer, or a handler, amid a step of this very thread's, which is no place for
-                # a turn: it may be looking through the messages. Whoever is inside admits it on the way out.
+                # A finalizer or a signal handler sent it, in the middle of a mailbox operation of this same
+                # thread. No turn is possible here. The interrupted operation admits the message at its end.
                 self.wake_monitor()
             elif owner is not None:
                 owner.schedule()
-            elif not self._wants_turn:  # else whoever takes the turn that is wanted finds the message
+            elif not self._wants_turn:  # else a turn is already wanted, and will find the message
                 self._wants_turn = True
                 self.wake_monitor()
         except (ActorStopped, MailboxFull, ReentrantAsk):
             raise
         except BaseException:
-            self.wake_monitor()  # one step from the exception on: what was admitted is sent by the monitor
+            self.wake_monitor()  # in one step with the exception: the monitor sends what was admitted
             raise
 
     def waiting_elsewhere(self) -> int:
-        """Requests that the worker was handed, or will be again, and has not begun, as far as it says."""
+        """Requests that were dispatched, or wait to be dispatched again, and that the worker has not begun,
+        according to its status page."""
         table = self.host.in_flight
         return max(0, table.handed - self.begun()) + table.waiting_again
 
     def _owner_for(self, envelope: Envelope) -> _OwningLoop | None:
-        """The loop that takes the turn for a message that the owner has not asked; None for the monitor."""
+        """The owner after a message that the present owner did not send; None for the monitor."""
         bridge = envelope.bridge
         with self._lock:
             owner = self._owner
@@ -164,12 +170,12 @@ class Dispatcher(Mailbox):
     # Turns.
 
     def turn(self, bridge: LoopBridge | None = None, *, read: bool = False) -> None:
-        """Do what there is to do at the host, unless another is at it, who then does. Any thread.
+        """Take a turn. If another thread has the host, that thread takes the turn instead. Any thread.
 
         Parameters
         ----------
         bridge
-            Of the event loop whose thread this is; None for a thread without one.
+            The bridge of this thread's event loop; None for a thread without a loop.
         read
             Whether answers may have come.
         """
@@ -179,22 +185,23 @@ class Dispatcher(Mailbox):
         mine = False
         try:
             while True:
-                # Looking and taking are one step. So the look is no condition of the loop: behind that comes
-                # the back-edge, where another thread might take the host too. Those that wait come first.
+                # Testing and taking are one step. Therefore the test is not the condition of the loop: after
+                # the condition comes the loop's back-edge, where another thread could run and take the host
+                # too. Threads that wait for the host go first.
                 if not self._wants_turn or self._taken or self._waiting:
                     return
                 self._taken = mine = True
                 self._here = bridge
                 self._serve()
-                # One step, as where it ends in an exception.
+                # One step, like the handler below.
                 self._taken = mine = False
                 try:
                     if self._waiting:
                         self._waiting[0].release()
-                except RuntimeError:  # it has been told
+                except RuntimeError:  # the lock has been released already
                     pass
         except BaseException:
-            # One step: the host is free, and another thread does whatever there is to do.
+            # One step: the host becomes free, and another thread finishes the turn.
             if mine:
                 self._taken = False
             self._wants_turn = self._wants_reading = True
@@ -203,12 +210,12 @@ class Dispatcher(Mailbox):
                     self._waiting[0].release()
                 else:
                     self.wake_monitor()
-            except RuntimeError:  # it has been told
+            except RuntimeError:  # the lock has been released already
                 pass
             raise
 
     def _serve(self, *, monitor: bool = False) -> None:
-        """What a turn does. With the host held. Raises what a signal's handler raises, and nothing else."""
+        """The work of a turn. With the host held. Raises what a signal handler raises, and nothing else."""
         fast_only = is_interruptible()
         self._wants_turn = False
         if not fast_only:
@@ -223,13 +230,13 @@ class Dispatcher(Mailbox):
             except (Violation, BadFrame) as error:
                 self.condemn(str(error))
             except MemoryError:
-                # This process's own want, for which no worker is to blame. What has come, or was to be sent,
-                # is where it was: the monitor tries again, until there is memory.
+                # This process is out of memory; the worker is not to blame. Answers that have come, and
+                # requests to be sent, are where they were. The monitor tries again until there is memory.
                 self.short_of_memory = self._wants_reading = True
                 self.wake_monitor()
-            except Exception as error:  # a bug of ours must not end an event loop's callback in silence
+            except Exception as error:  # a bug in this library must not silently end a loop's callback
                 if fast_only:
-                    raise  # or a handler's: the monitor goes on, and finds a bug of ours again
+                    raise  # perhaps a signal handler's; if it is a bug, the monitor meets and logs it
                 with speaking_for(self.host.state.name):
                     log.exception("dispatcher.failed")
                 self.condemn(repr(error))
@@ -242,7 +249,7 @@ class Dispatcher(Mailbox):
             self.wake_monitor()
 
     def _exchange(self, channel: Channel, *, fast_only: bool, monitor: bool) -> bool:
-        """Read answers and send requests; whether anything is left to other threads."""
+        """Read answers and send requests. Returns whether anything is left to other threads."""
         leaves = False
         self.host.finish_sending()
         if self._wants_reading:
@@ -309,14 +316,14 @@ class Dispatcher(Mailbox):
                 self.host.take_up(envelope)
 
     def _stop_in_its_turn(self, stop: Envelope) -> None:
-        """Pass pykka's stop on, once all that was sent before it has been answered."""
+        """Stop the service for pykka's stop message, once all earlier messages have been answered."""
         if not self._stop_told and not self.host.broker.is_awaited(stop.number):
             self._stop_told = True
             self.on_stop_asked()
             self.reply(stop, None, None)
 
     def condemn(self, why: str) -> None:
-        """Have nothing more to do with the present worker, and tell the monitor. With the host held."""
+        """Stop using the present worker, and tell the monitor why. With the host held."""
         # One step.
         self.channel = None
         self.why_condemned = why
@@ -325,14 +332,15 @@ class Dispatcher(Mailbox):
     # Replies. With the host held.
 
     def reply(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
-        """Answer: it is delivered before the host is free."""
+        """Put a reply into the outbox. It is delivered before the host is freed."""
         self._outbox.append((envelope, value, error))
 
     def _deliver(self, *, fast_only: bool) -> bool:
-        """Deliver what is in the outbox: at once where this thread's loop waits for it, else by its bridge.
+        """Deliver the replies in the outbox: at once to this thread's loop, to other loops by their bridges.
 
-        A reply leaves the outbox when it has been delivered; whoever delivers one again finds that it was.
-        Whether one is left to other threads: a pykka future takes more than a step.
+        A reply leaves the outbox after it has been delivered. If an interrupted turn leaves a delivered reply
+        there, delivering it again has no effect. Returns whether a reply is left to other threads: settling a
+        pykka future takes more than one step.
         """
         outbox, here = self._outbox, self._here
         while outbox:
@@ -363,13 +371,13 @@ class Dispatcher(Mailbox):
     def _wake(self) -> None:
         for bridge in tuple(self._loops_to_wake):
             bridge.wake()
-        self._loops_to_wake.clear()  # behind it: a wake-up in which somebody was interrupted is made again
+        self._loops_to_wake.clear()  # last: if a wake-up is interrupted, it is made again
 
     # The monitor's side.
 
     @contextlib.contextmanager
     def held(self) -> Iterator[WorkerHost]:
-        """The host, for the monitor, who waits for it; then, what there is to do. Never on the main thread
+        """Wait for the host, hold it, and finish with a turn. For the monitor. Never used on the main thread
         while requests are served."""
         self._await_host()
         try:
@@ -382,15 +390,15 @@ class Dispatcher(Mailbox):
             raise
         finally:
             self._taken = False
-            with contextlib.suppress(IndexError, RuntimeError):  # nobody waits; he has been told
+            with contextlib.suppress(IndexError, RuntimeError):  # none waits, or it has been woken
                 self._waiting[0].release()
             self.turn()
 
     def _await_host(self) -> None:
         """Wait until the host is free, and take it.
 
-        Whoever waits joins the list first and looks second; whoever frees the host does so first, and looks
-        at the list second. So one of the two sees the other.
+        A waiting thread joins the list first and tests `_taken` second. The holder frees the host first and
+        looks at the list second. So at least one of the two sees the other.
         """
         freed = threading.Lock()
         freed.acquire(blocking=False)
@@ -398,16 +406,16 @@ class Dispatcher(Mailbox):
         try:
             while self._taken:
                 freed.acquire()
-            self._taken = True  # one step with the look
+            self._taken = True  # one step with the test above
         finally:
             self._waiting.remove(freed)
 
     @contextlib.contextmanager
     def monitors_turn(self) -> Iterator[WorkerHost]:
-        """Read, do all that there is to do, also what the loop leaves to the monitor, and keep the host.
+        """Take a full turn, which includes the work that loops leave to the monitor, and hold the host.
 
-        It waits for the host. Were it only to try, each of its tries could find a loop in its turn, and what
-        that loop has left to it, and has woken it for once, would be left for good.
+        The monitor waits for the host. If it only tried to take it, every try could coincide with a loop's
+        turn, and the work that the loop has left to it, and woken it for only once, would never be done.
         """
         self._wants_reading = True
         self.short_of_memory = False
@@ -416,18 +424,18 @@ class Dispatcher(Mailbox):
             yield host
 
     def monitor_reads(self) -> bool:
-        """Whether the monitor must read: no loop owns the socket, or it does not read this worker's yet."""
+        """Whether the monitor must read: no loop owns the socket, or the loop does not read this one yet."""
         owner = self._owner
         return owner is None or not owner.reads(self.channel)
 
     @property
     def needs_writer(self) -> bool:
-        """Whether the socket had no room for all that was to be sent."""
+        """Whether the socket was full, so that frames are still to be sent."""
         channel = self.channel
         return channel is not None and channel.backed_up
 
     def connect(self, channel: Channel, begun: Callable[[], int]) -> None:
-        """Serve with this worker from now on. With the host held."""
+        """Use this worker from now on. With the host held."""
         self.channel = channel
         self.begun = begun
         self.why_condemned = ""
@@ -436,7 +444,7 @@ class Dispatcher(Mailbox):
             owner.follow_soon()
 
     def disconnect(self) -> None:
-        """Serve with nobody. With the host held."""
+        """Use no worker. With the host held."""
         stop, told, self._stop, self._stop_told = self._stop, self._stop_told, None, False
         if stop is not None and not told:
             self.restore([stop])
@@ -446,23 +454,23 @@ class Dispatcher(Mailbox):
             owner.follow_soon()
 
     def forget_parent(self) -> None:
-        """Have no worker in a forked child, and leave the sockets to the parent's event loops.
+        """In a forked child: have no worker, and leave the sockets to the parent's event loops.
 
-        A turn that a copy of a loop takes here finds no channel, and so does nothing.
+        If a copied loop takes a turn in the child, it finds no channel, and so does nothing.
         """
         super().forget_parent()
-        self._taken = False  # another thread may have had it
+        self._taken = False  # another thread may have had the host
         self._waiting = []
         self.channel = self._stop = self._here = None
         self.wake_monitor, self.on_stop_asked = bool, _nothing
         self.begun = _none_begun
-        self._outbox.clear()  # answered in the parent
+        self._outbox.clear()  # the parent answers them
         self._loops_to_wake.clear()
         if (owner := self._owner) is not None:
             owner.forget_parent()
 
     def forget_owner(self) -> None:
-        """Let go of the owning loop, and of the last monitor: the service has ended."""
+        """Drop the references to the owning loop and the last monitor, because the service has ended."""
         self.wake_monitor = bool
         with self._lock:
             owner, self._owner, self._shared, self.needs_thread = self._owner, None, False, False
@@ -471,9 +479,9 @@ class Dispatcher(Mailbox):
 
 
 class _OwningLoop:
-    """The event loop that owns the socket: its turns, and its reader.
+    """The event loop that owns the socket: it schedules turns and reads.
 
-    What another thread may call says so.
+    Methods run on the loop's own thread unless they say otherwise.
     """
 
     def __init__(self, dispatcher: Dispatcher, bridge: LoopBridge) -> None:
@@ -484,13 +492,13 @@ class _OwningLoop:
         """Messages since the last turn."""
         self._channel: Channel | None = None
         self._descriptors: list[int] = []
-        """Of the socket that the loop reads: one, or none."""
+        """The duplicated descriptor of the socket that the loop reads: one, or none."""
 
     def schedule(self) -> None:
-        """Take a turn: at once for a worker that has nothing to do, else for what is sent in the next moment.
+        """Take a turn: at once if the worker is idle or enough has gathered, else in a callback of the loop.
 
-        A loop's tasks send one after another. Were all of it sent together, the worker would wait for the
-        last of them, and then they for the worker; in small lots the two work side by side.
+        A loop's tasks send one after another. If one turn sent all their messages together, the worker would
+        wait for the last task, and then all tasks for the worker. In small batches the two work in parallel.
         """
         dispatcher = self._dispatcher
         self._gathered = gathered = self._gathered + 1
@@ -502,7 +510,7 @@ class _OwningLoop:
         ):
             self._gathered = 0
             dispatcher.turn(self.bridge)
-        elif not self._scheduled or self._gathered > MOST_GATHERED:  # more than that: asyncio has lost it
+        elif not self._scheduled or self._gathered > MOST_GATHERED:  # then asyncio has lost the callback
             self.bridge.loop.call_soon(self._run)
             self._scheduled = True
 
@@ -514,19 +522,19 @@ class _OwningLoop:
                 self._follow()
             self._dispatcher.turn(self.bridge)
         except BaseException:
-            self._dispatcher.wake_monitor()  # one step from the exception on
+            self._dispatcher.wake_monitor()  # in one step with the exception
             raise
 
     def is_running_here(self) -> bool:
-        """Whether this thread runs it. Any thread."""
+        """Whether this loop is running on the calling thread. Any thread."""
         return asyncio._get_running_loop() is self.bridge.loop
 
     def reads(self, channel: Channel | None) -> bool:
-        """Whether the loop looks at this socket, as far as is known. Any thread."""
+        """Whether the loop reads this socket, as far as this object knows. Any thread."""
         return channel is not None and self._channel is channel and not self.bridge.loop.is_closed()
 
     def follow_soon(self) -> None:
-        """Have the loop read the present worker's socket, or none. Any thread."""
+        """Have the loop switch to the present worker's socket, or to none. Any thread."""
         try:
             self.bridge.loop.call_soon_threadsafe(self._follow)
         except RuntimeError:  # it has closed, and its selector with it
@@ -541,13 +549,13 @@ class _OwningLoop:
         if channel is None:
             return
         try:
-            self._descriptors.extend(map(os.dup, (channel.fileno(),)))  # noted by the call that makes it
-        except OSError as error:  # it has gone already: the monitor knows
+            self._descriptors.extend(map(os.dup, (channel.fileno(),)))  # one call makes and stores it
+        except OSError as error:  # the socket is closed already: the monitor knows
             if is_of_a_handler(error):
                 raise
             return
         self.bridge.loop.add_reader(self._descriptors[0], self._readable)
-        self._channel = channel  # last: a loop of which it is thought that it reads does
+        self._channel = channel  # last: so a loop that `reads` reports as reading does read
         dispatcher.turn(self.bridge, read=True)
 
     def _readable(self) -> None:
@@ -562,18 +570,18 @@ class _OwningLoop:
         self.close()
 
     def forget_parent(self) -> None:
-        """Read no socket in a forked child. The selector is the parent's: nothing is taken out of it."""
+        """In a forked child: read no socket. The selector is the parent's, so it is left unchanged."""
         self._channel = None
 
     def __del__(self) -> None:
-        self.close()  # its loop was closed between being told to let go and doing so
+        self.close()  # for a loop that was closed before it could run `_follow`
 
     def close(self) -> None:
-        """Let go of the socket, of a loop that reads it no more. Any thread; idempotent."""
+        """Close the descriptor, which the loop does not read any more. Any thread; idempotent."""
         self._channel = None
-        # None is left, or this object was interrupted while it was made.
+        # Suppressed: no descriptor is left, or this object's construction was interrupted.
         with contextlib.suppress(IndexError, AttributeError):
-            os.close(self._descriptors.pop())  # taking it out is one step: of two that close, one does
+            os.close(self._descriptors.pop())  # `pop` is one step: of two concurrent closers, one gets it
 
 
 def _nothing() -> None:

@@ -1,13 +1,13 @@
-"""The fast path of a request that runs a plan, and of its answer: each in one step.
+"""The fast path: dispatches a request that runs a plan, or completes it, in one step each.
 
-Nearly all requests take it. Whatever is not plain takes the slow path, by the host's own methods: what
-allocates or frees, what fails, what waits, what a crash or a fault plan has to do with. The two do the same,
-so this module knows the mailbox, the host and its in-flight table from inside.
+Nearly all requests take it. All others take the slow path, by the host's own methods: messages that allocate
+or free, requests that fail or wait, and all requests after a crash or with a fault plan. Both paths have the
+same effect, so this module uses the internals of the mailbox, the host and the in-flight table.
 
-The main thread takes this path only, since a signal's handler may raise there (`actors.interrupts`). What
-comes before a step changes nothing that counts, and is made again by whoever comes next; after a step, a
-request has left the mailbox and is in flight, or is complete and its reply is in the outbox. The slow path is
-left to another thread.
+The main thread takes only this path, because a signal handler may raise an exception there
+(`actors.interrupts`). Everything before a step changes only caches, and the next turn repeats it. After a
+step, a request has left the mailbox and is in flight, or it is complete and its reply is in the outbox.
+Another thread takes the slow path.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ __all__ = ["Reply", "complete", "hand_over"]
 Reply = tuple[Envelope, Any, BaseException | None]
 
 _NOBODY = Slot(-1, 0)
-"""Fills up a request's slots to as many as a step counts: there is no loop in one."""
+"""Pads a request's slots to the fixed number that a step counts, because a step contains no loop."""
 _NOBODY.live = True
 _MOST_SLOTS = 6
 _FILL = tuple((_NOBODY,) * (_MOST_SLOTS - n) for n in range(_MOST_SLOTS + 1))
 
 
 def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
-    """Hand over what waits, in order, while the window has room. With the host held.
+    """Dispatch the waiting requests, in order, while the window has room. With the host held.
 
     Returns
     -------
     bool
-        Whether the next one has to take the slow path, if there is one.
+        Whether the next message, if there is one, must take the slow path.
     """
     worker, table = host.worker, host.in_flight
     if worker is None or _takes_long(host):
@@ -65,9 +65,9 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
         with mailbox._lock:
             queue = mailbox._control or mailbox._ordinary
             if not queue or queue[0] is not envelope:
-                continue  # another has overtaken it; or the mailbox was closed, and has answered it
+                continue  # a control message has overtaken it; or the mailbox was closed, and has answered it
             if not claim:
-                return True  # its time was up
+                return True  # its deadline has passed, and its caller has been told
             # One step.
             del claim[0]
             request.place = place
@@ -88,7 +88,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
 
 
 def _takes_long(host: WorkerHost) -> bool:
-    """Whether nobody can take the fast path at the moment."""
+    """Whether no request can take the fast path at the moment."""
     table, state = host.in_flight, host.state
     return bool(
         table._again
@@ -102,7 +102,7 @@ def _takes_long(host: WorkerHost) -> bool:
 
 
 def _prepared(host: WorkerHost, envelope: Envelope) -> WorkerRequest | None:
-    """A request ready to be handed over; None for one that takes long. Changes nothing but caches."""
+    """A request ready to be dispatched; None for one that needs the slow path. Changes only caches."""
     message, future = envelope.message, envelope.future
     if envelope.started_ns or (future is not None and future.done()):
         return None
@@ -116,18 +116,18 @@ def _prepared(host: WorkerHost, envelope: Envelope) -> WorkerRequest | None:
             request.body = encode_message(message)
         else:
             return None
-    except (CudnnActorError, TypeError, MemoryError):  # which the slow path answers
+    except (CudnnActorError, TypeError, MemoryError):  # the slow path raises and answers it
         return None
     return None if len(request.body) > BULKY_BYTES or len(request.slots) > _MOST_SLOTS else request
 
 
 def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
-    """Take the answers that have come, in order. With the host held.
+    """Complete the requests whose answers have come, in order. With the host held.
 
     Returns
     -------
     bool
-        Whether the next one, or the next frame, has to take the slow path.
+        Whether the next answer, or the next frame, must take the slow path.
     """
     table, frames, counters = host.in_flight, channel.frames, host.state.counters
     in_flight, places = table.requests, table._places
@@ -146,7 +146,7 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
                 return True
             a, b, c, d, e, f = (*request.slots, *_FILL[len(request.slots)])
             if not (a.live and b.live and c.live and d.live and e.live and f.live):
-                return True  # its bytes may be free with this
+                return True  # a freed buffer: releasing it may free its bytes
             place = [request.place]
             reply = ((request.envelope, value, None),)
             with claims_lock:
@@ -172,7 +172,7 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
 
 
 def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> Any:
-    """What an answer brings; None for one that takes long."""
+    """The reply for an answer; None for one that needs the slow path."""
     cached = request.cached
     if type(answer) is Done and cached is not None:
         if not cached.noted:

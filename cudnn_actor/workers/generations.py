@@ -1,29 +1,29 @@
-"""Which bytes each slot has, in memory that a worker reads and only its parent writes.
+"""The generation table: which bytes each slot has. The worker reads it, and only its parent writes it.
 
-A worker checks every reference once more at the moment it enqueues a request, and finds out there which bytes
-it means. The answers are records in an anonymous file that both have mapped, one for each slot, so asking
+A worker checks every reference again when it enqueues a request, and looks up there which bytes the reference
+means. The table is an anonymous file that both processes map, with one record for each slot, so a look-up
 costs no message:
 
 ====================  =======================================================================================
 header, 64 bytes      `epoch`: how often any record has been vacated
-record, 32 bytes      generation (0: nobody's), arena, offset in bytes, size in bytes
+record, 32 bytes      generation (0: the slot is free), arena, offset in bytes, size in bytes
 ====================  =======================================================================================
 
-All are 64-bit words at their natural alignment. Each is written by one 8-byte store and read by one 8-byte
-load (`memoryview.cast("Q")` copies an item so), and so is never seen half-written.
+All fields are 64-bit words at their natural alignment. Each is written by one 8-byte store and read by one
+8-byte load (`memoryview.cast("Q")` copies an item this way), so a field is never seen half-written.
 
-Why a worker never takes another buffer's place for its own. `seat` writes the place first and the
-generation last, `vacate` takes the generation away first, and a generation never comes back, so on a
-processor that keeps stores in order (x86) whoever reads the same generation before and after the place has
-read that buffer's place. On one that does not, the order comes from elsewhere: a reference reaches the worker
-through a socket, in which it was sent after its record had been written, and a record is written anew only
-when no request holds its bytes, that is, when the last answer to one that used them has come back likewise.
+Why a worker never uses the place of a different buffer. `seat` writes the place first and the generation
+last, `vacate` clears the generation first, and a generation is never used again. So on a processor that keeps
+stores in order (x86), a reader that sees the same generation before and after it reads the place has read
+that buffer's place. On other processors the order comes from the socket. The parent sends a reference through
+it after it has written the record. And the parent rewrites a record only when no request holds its bytes,
+that is, after the last answer of a request that used them has come back through the socket.
 
-Why a worker cannot write here, even when it has gone mad: the file is sealed against writing
-(`F_SEAL_FUTURE_WRITE`, Linux 5.1) once the parent has mapped it, so no descriptor of it maps writable any
-more, the worker's or another. An older kernel knows no such seal; there the descriptor that is handed out is
-open for reading only, which keeps errors out, though not somebody who opens the file anew through /proc.
-The size is sealed in any case: the file cannot be cut off under the parent's feet, which would be a SIGBUS.
+Why a worker cannot write the table, even if it runs wild. Once the parent has mapped the file, it is sealed
+against writing (`F_SEAL_FUTURE_WRITE`, Linux 5.1), so that no descriptor of it can be mapped writable any
+more. An older kernel has no such seal. There the worker's descriptor is open for reading only, which prevents
+accidents, but not a process that opens the file again through /proc. The size is always sealed: a truncated
+file would kill the parent with SIGBUS.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cudnn_actor.protocol.errors import OutOfMemory
 __all__ = ["CAPACITY", "GenerationTable", "GenerationView"]
 
 CAPACITY: Final = 1 << 20
-"""Slots; the file is sparse, so those that no buffer has ever sat in cost nothing."""
+"""Slots. The file is sparse, so slots that no buffer has used cost nothing."""
 
 _F_SEAL_FUTURE_WRITE = 0x0010  # in `fcntl` since Python 3.13
 _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -52,19 +52,19 @@ _NOBODY = (0, 0, 0, 0)
 
 
 class GenerationTable:
-    """The parent's side: the only writer. One thread at a time; never blocks.
+    """The parent's side: the only writer. Used by one thread at a time; never blocks.
 
-    Its `seat` and `vacate` are those of `memory.base.Mirror`.
+    It implements `memory.base.Mirror` (`seat` and `vacate`).
 
     Parameters
     ----------
     capacity
-        How many slots it has room for.
+        The number of slots.
 
     Raises
     ------
     OSError
-        The machine has no memory or no descriptor for it.
+        The system has no memory or no descriptor for it.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -75,8 +75,8 @@ class GenerationTable:
             os.ftruncate(descriptor, nbytes)
             self._map = mmap.mmap(descriptor, nbytes)
             self.fd = _sealed(descriptor)
-            """What a worker maps: it cannot write by it. Owned by the table."""
-            # A service that is never started is never closed: then the descriptor goes with the table.
+            """The descriptor that a worker maps, and through which it cannot write. Owned by the table."""
+            # A service that is never started is never closed. Then the descriptor is closed with the table.
             self._let_go = weakref.finalize(self, os.close, self.fd)
             self._let_go.atexit = False
         except BaseException:
@@ -88,16 +88,16 @@ class GenerationTable:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: the parent is the one writer."""
+        """In a forked child: close the table, because only the parent may write it."""
         self.close()
 
     def seat(self, slot: int, generation: int, arena: int, offset: int, nbytes: int) -> None:
-        """Note that a slot's new buffer, of a generation other than 0, has this place.
+        """Record the place of a slot's new buffer. Its generation is not 0.
 
         Raises
         ------
         OutOfMemory
-            The slot is past the capacity; nothing has changed.
+            The slot is past the capacity. Nothing has changed.
         """
         if slot >= self.capacity:
             raise OutOfMemory(requested=nbytes, in_use=self._seated_bytes, limit=None)
@@ -105,18 +105,18 @@ class GenerationTable:
         words[record + 1] = arena
         words[record + 2] = offset
         words[record + 3] = nbytes
-        words[record] = generation  # last: what it stands for is there
+        words[record] = generation  # last: the place must be there first
         self._seated_bytes += nbytes
 
     def vacate(self, slot: int) -> None:
-        """Note that a slot's bytes are its buffer's no more."""
+        """Record that the buffer of a slot has ended."""
         words, record = self._words, _HEADER_WORDS + _RECORD_WORDS * slot
         words[record] = 0
-        words[_ENDS] += 1  # after the end itself: whoever reads the new number finds it ended
+        words[_ENDS] += 1  # after the record: a reader that sees the new epoch sees the end, too
         self._seated_bytes -= words[record + 3]
 
     def close(self) -> None:
-        """Unmap and close it; a worker's mapping stays as it is. Safe to call twice."""
+        """Unmap and close the table. A worker's mapping stays valid. Safe to call twice."""
         if self._open:
             self._open = False
             self._words.release()
@@ -125,12 +125,12 @@ class GenerationTable:
 
 
 class GenerationView:
-    """A worker's side: reads, and cannot write. Any thread.
+    """A worker's side, which only reads. Any thread.
 
     Parameters
     ----------
     fd
-        The table's, mapped here. It stays the caller's, who may close it at once.
+        The table's descriptor. The caller keeps it, and may close it at once.
 
     Raises
     ------
@@ -150,7 +150,7 @@ class GenerationView:
 
     @property
     def epoch(self) -> int:
-        """How many buffers have ended: while it is the same, whatever was found still is so."""
+        """How many buffers have ended. While it stays the same, earlier look-ups stay valid."""
         return self._words[_ENDS]
 
     def generation(self, slot: int) -> int:
@@ -160,7 +160,7 @@ class GenerationView:
     def at(self, slot: int) -> tuple[int, int, int, int]:
         """Generation, arena, offset and size (both in bytes) of the buffer in a slot; zeros for none.
 
-        Also zeros for one that comes or goes at this very moment: no request that may run names it.
+        Also zeros for a buffer that begins or ends during this call: no request that may run names it.
         """
         if not 0 <= slot < self._capacity:
             return _NOBODY
@@ -172,13 +172,13 @@ class GenerationView:
         return generation, arena, offset, nbytes
 
     def close(self) -> None:
-        """Unmap it. Safe to call twice."""
+        """Unmap the table. Safe to call twice."""
         self._words.release()
         self._map.close()
 
 
 def _sealed(descriptor: int) -> int:
-    """A descriptor of the same file by which it can be read, and never mapped writable or resized."""
+    """Seal the file, so that it can be read but not mapped writable or resized. Returns its descriptor."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _FIXED_SIZE | _F_SEAL_FUTURE_WRITE)
     except OSError as error:
@@ -189,7 +189,7 @@ def _sealed(descriptor: int) -> int:
 
 
 def _reading_only(descriptor: int) -> int:
-    """What takes the seal's place where the kernel does not know it. Closes what it replaces."""
+    """A read-only descriptor, for kernels without the seal. Closes the given descriptor."""
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _FIXED_SIZE)
     reading = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     os.close(descriptor)

@@ -1,12 +1,13 @@
-"""The requests that a worker has, and those that the next one must be given first: a pure record.
+"""The in-flight table: the requests that a worker has, and those that the next worker gets first. No I/O.
 
-A request that has been handed to a worker is in flight. It has a place in the window, and it holds its
-buffers until its answer is there. When the worker dies all that is in flight comes back; what is to run again
-is handed over before anything else, with the holds and bytes that it had:
+A request that was dispatched to a worker is in flight. It has a place in the window, and it holds its buffers
+until its answer is there. When the worker dies, all requests in flight are taken back. Those that must run
+again are dispatched before all others, with the same holds and the same encoded bytes:
 
-- first what was running: these are **suspects**, for one of them may be what the worker died of. A suspect
-  goes alone. If the next worker dies too, it is known whose fault it was, and nobody else is blamed;
-- then what had not begun, in its order, together.
+- First the requests that were running. These are **suspects**, because one of them may have killed the
+  worker. A suspect runs alone. If the next worker dies too, that suspect is the cause, and no other request
+  is blamed.
+- Then the requests that had not begun, in order, together.
 """
 
 from __future__ import annotations
@@ -27,44 +28,45 @@ __all__ = ["Claims", "InFlightTable", "Violation", "WorkerRequest", "claims_lock
 
 
 claims_lock: Any = threading.RLock()
-"""Taken for a request's place and claims. Re-entered by a finalizer that withdraws amid a step."""
+"""Guards each request's place and claims. Reentrant, because a finalizer that withdraws a request may run
+while this thread holds it."""
 
 
 forks.call_in_child(claims_lock._at_fork_reinit)  # another thread may have held it
 
 
 class Violation(Exception):
-    """Raised when a worker says what no honest one would say; its text is what it said."""
+    """Raised when a worker breaks the protocol. Its text says how."""
 
 
 class Claims(Protocol):
-    """Who decides whether a request has begun: the page that a worker shares with its parent."""
+    """Decides whether a request has begun: the status page that a worker shares with its parent."""
 
     def withdraw(self, place: int, number: int) -> bool:
-        """Whether the request in this place certainly never begins from here on."""
+        """Withdraw the request in this place. Returns whether it is certain that it never begins."""
 
     def has_begun(self, place: int, number: int) -> bool:
-        """Whether it has begun; asked of a worker that has gone."""
+        """Whether the request has begun. Asked only about a worker that has ended."""
 
     def finished(self, place: int, number: int) -> Finished | None:
-        """What such a worker has noted of it, if it had finished it and perhaps not said so; else None."""
+        """What an ended worker has noted of a request that it finished and may not have answered; or None."""
 
 
 class WorkerRequest(Work):
-    """Work as a worker is given it.
+    """Work in the form that a worker receives.
 
     Attributes
     ----------
     body
         The request as bytes.
     block
-        Where its host data lies; None for none.
+        The block with its host data; None for none.
     sum
-        Checksum of the values that it writes; None where it is not wanted.
+        Checksum of the values that it writes; None if no checksum is kept.
     unwanted
-        Whether a worker has ever been asked not to start it: no other is one dropped.
+        Whether a worker was ever asked not to start it. A worker may drop only such requests.
     place, claims
-        Where it is in flight; `claims` is None while it is not.
+        Its place in the window, and the status page of its worker; `claims` is None if it is not in flight.
     gone
         Whether its caller has been promised that it never begins.
     """
@@ -78,11 +80,12 @@ class WorkerRequest(Work):
     gone = False
 
     def withdraw(self) -> bool:
-        """See `actors.envelope.Elsewhere`: the worker decides; when it has gone, nobody can.
+        """See `actors.envelope.Elsewhere`. The status page decides; once the worker has ended, nothing can.
 
-        Under the lock that handing over, completing and taking back take too: else a place could be another's
-        by the time that it is written to, or a promise lie on the page of a worker that has gone, and the
-        next one not know of it. A suspect has begun already, and runs to its end.
+        This holds the lock that dispatching, completing and taking back also hold. Without it, the place
+        could belong to another request by the time it is written, or a promise could be noted on the page of
+        an ended worker, where the next worker does not see it. A suspect has begun already, and runs to its
+        end.
         """
         with claims_lock:
             self.unwanted = True
@@ -93,7 +96,7 @@ class WorkerRequest(Work):
 
 
 class InFlightTable:
-    """What one worker after another has in flight. One thread's at a time.
+    """The requests in flight, for successive workers. Used by one thread at a time.
 
     Parameters
     ----------
@@ -104,27 +107,27 @@ class InFlightTable:
     def __init__(self, window: int) -> None:
         self.window = window
         self.requests: dict[int, WorkerRequest] = {}
-        """In flight, by number, in the order in which they were handed over."""
+        """The requests in flight, by number, in the order of dispatch."""
         self.handed = 0
-        """How many the present worker has been handed so far."""
+        """How many requests have been dispatched to the present worker so far."""
         self.progress_s = 0.0
-        """When the first of those in flight was handed over, or one has ended since: `time.monotonic()`."""
+        """When the first of those in flight was dispatched, or when one last ended: `time.monotonic()`."""
         self._again: deque[WorkerRequest] = deque()
         self._alone = False
         self._places = list(range(window))
 
     @property
     def room(self) -> int:
-        """How many new ones may be handed over: none while others go first."""
+        """How many new requests may be dispatched: none while taken-back requests go first."""
         return 0 if self._again or self._alone else len(self._places)
 
     @property
     def waiting_again(self) -> int:
-        """How many wait to be handed over again."""
+        """How many requests wait to be dispatched again."""
         return len(self._again)
 
     def next_again(self) -> WorkerRequest | None:
-        """The next of those that go first; None while it has to wait, and when there is none."""
+        """Remove and return the next request to dispatch again; None if there is none or it must wait."""
         if not self._again or self._alone or not self._places:
             return None
         if self._again[0].suspect and self.requests:
@@ -132,7 +135,7 @@ class InFlightTable:
         return self._again.popleft()
 
     def hand_over(self, request: WorkerRequest, claims: Claims) -> int:
-        """Give a request a place in the window, which there must be."""
+        """Give a request a place in the window, which must have room."""
         if not self.requests:
             self.progress_s = time.monotonic()
         with claims_lock:
@@ -144,14 +147,14 @@ class InFlightTable:
         return place
 
     def find(self, number: int, place: int) -> WorkerRequest:
-        """The request that is said to have ended. Raises `Violation` when there is no such one."""
+        """The request that an answer names. Raises `Violation` if it is not in flight in this place."""
         request = self.requests.get(number)
         if request is None or request.place != place:
             raise Violation(f"it answered request {number} in place {place}, which it does not have")
         return request
 
     def complete(self, request: WorkerRequest) -> None:
-        """Take a request out that has ended."""
+        """Remove a request that has ended."""
         del self.requests[request.number]
         with claims_lock:
             request.claims = None
@@ -159,11 +162,14 @@ class InFlightTable:
         self._alone = False
 
     def note_progress(self) -> None:
-        """Something has ended."""
+        """Note that a request has ended now."""
         self.progress_s = time.monotonic()
 
     def take_back(self) -> list[WorkerRequest]:
-        """Take out all that is in flight, in order: the worker has gone. What goes first stays."""
+        """Remove and return all requests in flight, in order, after the worker's end.
+
+        Requests that wait to be dispatched again stay.
+        """
         requests = list(self.requests.values())
         with claims_lock:
             for request in requests:
@@ -175,17 +181,17 @@ class InFlightTable:
         return requests
 
     def first(self, requests: Sequence[WorkerRequest]) -> None:
-        """Have requests handed over again before all others."""
+        """Have requests dispatched again before all others."""
         self._again.extendleft(reversed(requests))
 
     def give_up(self) -> list[WorkerRequest]:
-        """Take out those that were to go first: there will be no next worker."""
+        """Remove and return the requests that wait to be dispatched again, if no worker may follow."""
         requests = list(self._again)
         self._again.clear()
         return requests
 
     def waits_for(self, number: int) -> bool:
-        """Whether any request is older than a number: in flight, or to be handed over again."""
+        """Whether any request with a lower number is in flight or waits to be dispatched again."""
         return any(other < number for other in self.requests) or any(
             request.number < number for request in self._again
         )

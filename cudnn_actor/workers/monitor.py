@@ -1,21 +1,21 @@
-"""The monitor of a worker: the supervised child whose process does the work.
+"""The monitor of a worker process. The supervisor supervises the monitor, and the worker does the work.
 
-To its supervisor it is an actor like any other, which starts, is ready, crashes, hangs and stops. Its thread
-starts the process, and then waits for the process's end, for what comes on its socket where no event loop
-owns that, and to be woken for what the owning loop leaves to it. The messages themselves pass it by
-(`dispatcher`).
+To its supervisor the monitor is an actor like any other: it starts, becomes ready, crashes, hangs and stops.
+Its thread starts the worker. Then it waits for three things: the worker's end, data on the worker's socket if
+no event loop owns that, and wake-ups for work that the owning loop leaves to it. The messages themselves
+bypass the monitor (`dispatcher`).
 
-What it sees of a worker's end, and what it does:
+How a worker ends, and what the monitor does:
 
 ==================================  ===========================================================
-a last word: its context is dead    nothing of it runs any more, so its successor starts at once
-the process has gone                its requests are judged, and a successor starts
-a word that no honest worker says   it is killed, and when it has gone, the same
-given up by the supervisor: it      the same
-makes no progress
+`Dying`: its context is dead        nothing of it runs any more, so its successor starts at once
+the process has ended               its requests are judged, and a successor starts
+it breaks the protocol              it is killed; once it has ended, the same
+the supervisor gives it up because  the same
+it makes no progress
 ==================================  ===========================================================
 
-Answers that were sent before the end count: they are read, to the last, before anything is judged.
+Answers that the worker sent before its end count. The monitor reads all of them before it judges any request.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from cudnn_actor.workers.worker_host import PendingReclaim, WorkerHost
 __all__ = ["WorkerMonitor"]
 
 ASKED_S, TERMINATED_S = 3.0, 1.0
-"""How long a worker may take to end that is asked to, and then one that is told by SIGTERM."""
+"""How long a worker may take to end after it was asked to, and then after a SIGTERM."""
 KILLED_S, KILLED_BY_SUPERVISOR_S = 5.0, 0.8
-"""How long the kernel may take to end one; less, where a supervisor waits for the monitor itself."""
+"""How long the kernel may take to end a killed worker. Shorter if the supervisor waits for the monitor."""
 BUILT_S = 60.0
-"""How long a worker may give no sign of life that builds a plan: a library that is read from a cold disk for
-the first time takes ten seconds."""
+"""How long a worker that builds a plan may be without a heartbeat. The first read of a library from a cold
+disk takes ten seconds."""
 MEMORY_S = 0.02
-"""Between two tries where this process has no memory."""
+"""Seconds between two tries when this process has no memory."""
 
 log = Log("cudnn_actor")
 
 
 class _WakingMailbox(Mailbox):
-    """The monitor's own, which pykka's `stop_all` writes to: a message wakes it where it waits."""
+    """The monitor's own mailbox, to which pykka's `stop_all` writes. A message wakes the monitor's thread."""
 
     def __init__(self, wake_event: WakeEvent) -> None:
         super().__init__(capacity=1)
@@ -77,12 +77,12 @@ class _WakingMailbox(Mailbox):
 
 
 class WorkerMonitor(Actor):
-    """One incarnation's worker, from its start to its end.
+    """Watches one incarnation's worker, from its start to its end.
 
     Parameters
     ----------
     state, dispatcher, source
-        The service's.
+        The service's own.
     generation
         Which incarnation this is, counted from 1.
     hang_after_s
@@ -100,7 +100,7 @@ class WorkerMonitor(Actor):
     ) -> None:
         self._wake_event = WakeEvent()
         super().__init__(mailbox=_WakingMailbox(self._wake_event))
-        self._owns_mailbox = True  # made for this one alone, it ends with it
+        self._owns_mailbox = True  # it was made for this monitor, and ends with it
         self.service = state.name
         self._state = state
         self._dispatcher = dispatcher
@@ -111,32 +111,32 @@ class WorkerMonitor(Actor):
         """The process; None before it is started, and after its end."""
         self._serving = False
         self._pause_s: float | None = None
-        """Seconds until the next look around at the latest; None for whenever something happens."""
+        """The longest wait before the next look around, in seconds; None to wait until something happens."""
         self._was_short = False
-        """Whether the last look round has wanted for memory."""
+        """Whether memory was short at the last look around."""
         self._read_into: Block | None = None
-        """The block that the worker copies a buffer to, for a comparison before it serves; None for none."""
+        """The block to which the worker is copying a buffer, to verify it before it serves; None for none."""
 
     # From outside.
 
     def end(self, reason: str) -> None:
-        """Stop after the request in work. Any thread; never blocks."""
+        """Have the worker finish what it has begun, then stop. Any thread; never blocks."""
         super().end(reason)
         self._wake_event.wake()
 
     def abandon(self, reason: str) -> None:
         """Kill the worker. Any thread; never blocks."""
-        self.abandoned.set()  # first: an end that was not asked for with it would be an orderly one
+        self.abandoned.set()  # first: without it, the thread would take this for an orderly stop
         super().abandon(reason)
         self._wake_event.wake()
 
     def working_since(self) -> float | None:
-        """Since when the worker has not got on, in `time.monotonic()` seconds; None while it has no work.
+        """Since when the worker has made no progress, in `time.monotonic()` seconds; None without requests.
 
-        It says itself since when (a plan's build, and each step of tuning, counts anew there), with a sign
-        of life now and then; one that is stopped, or in a library with the interpreter's lock, gives none.
-        While it has said that it builds a plan, which may be such a time, it is given `BUILT_S` at the least;
-        unless the kernel says that it is stopped: then it builds nothing.
+        The worker's heartbeat reports since when; a plan's build and each step of tuning count as progress. A
+        worker has no heartbeat while it is stopped, or while a library holds the interpreter's lock. The
+        latter may happen while it builds a plan. So a worker that has reported a build gets at least
+        `BUILT_S`, unless the kernel says that it is stopped: then it builds nothing.
         """
         worker, table = self.worker, self._dispatcher.host.in_flight
         if worker is None or not self._serving or not table.requests:
@@ -148,7 +148,7 @@ class WorkerMonitor(Actor):
         return max(since_s, table.progress_s)
 
     def progress(self) -> Progress:
-        """How the worker's requests get on. Any thread; never blocks: the worker's state is not looked up."""
+        """The progress of the worker's requests. Any thread. Never blocks: it does not ask the kernel."""
         worker, table = self.worker, self._dispatcher.host.in_flight
         last_s, working = table.progress_s, bool(table.requests)
         if worker is not None and working:
@@ -179,10 +179,11 @@ class WorkerMonitor(Actor):
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[WorkerHost]:
-        """The host, for a start that goes on. Raises `Crash` where it was given up while it waited for it.
+        """Hold the host during the start. Raises `Crash` if the monitor was given up meanwhile.
 
-        Its last act, on whichever thread, takes the host too. So a monitor that was given up either finds
-        that out here, or has done its step before the last act, which undoes it."""
+        `on_crash`, on whichever thread it runs, holds the host too. So a monitor that was given up either
+        finds that out here, or has finished this step before `on_crash`, which then undoes it.
+        """
         with self._dispatcher.held() as host:
             if self.abandoned.is_set():
                 raise Crash("it was given up while it started")
@@ -196,7 +197,7 @@ class WorkerMonitor(Actor):
         self.worker = worker
         with self._held() as host:
             host.last_word = None
-            host.starting = worker  # first: what is made from here on, it is told of as it is made
+            host.starting = worker  # first: from here on, it is told of every new arena and segment
             try:
                 host.introduce(worker)
             except OSError as error:
@@ -218,9 +219,9 @@ class WorkerMonitor(Actor):
                 raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
 
     def _hear_of(self, worker: Worker, stopped: StoppedTime) -> set[int]:
-        """Wait for a word of a worker that starts, or for its end; in vain, now and then. Raises `Crash`.
+        """Wait for a frame from a starting worker, for its end, or for room in its socket. Raises `Crash`.
 
-        Also until it takes more of what it is to be told, where that had to wait.
+        May return without any of these.
         """
         channel = worker.channel
         descriptors = (channel.fileno(), worker.child.pidfd, self._wake_event.descriptor)
@@ -233,16 +234,16 @@ class WorkerMonitor(Actor):
         return events
 
     def _received(self, worker: Worker) -> list[Any]:
-        """What a worker that starts has said. Waits for memory, where there is none.
+        """The frames that a starting worker has sent. If this process has no memory, waits for some.
 
-        And sends what is left of what it is told: a socket takes some hundred frames, and has room for more
-        when it has read them. Raises `BadFrame`, `Crash`.
+        Also sends what is left of the frames for the worker: the socket holds only some hundred frames until
+        the worker reads them. Raises `BadFrame`, `Crash`.
         """
         worker.channel.flush()
         while True:
             try:
                 return worker.channel.receive()
-            except MemoryError:  # the frames are still to come, but no descriptor may tell of them
+            except MemoryError:  # frames remain to be read, but `poll` may not report them again
                 time.sleep(MEMORY_S)
             if self._is_given_up():
                 raise Crash("it was given up while it started")
@@ -262,7 +263,7 @@ class WorkerMonitor(Actor):
             raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
 
     def _verify(self) -> None:
-        """See whether what was uploaded is still there, where a crash has come between. Raises `Crash`."""
+        """Compare uploaded buffers with their checksums, if there are any. Raises `Crash`."""
         worker = self.worker
         assert worker is not None
         with self._dispatcher.held() as host:
@@ -270,13 +271,13 @@ class WorkerMonitor(Actor):
                 return
             for slot, body, block in verification(host):
                 if block is not None:
-                    self._read_into = block  # the worker's, until it has said that it is done
+                    self._read_into = block  # the worker may write to it until it reports that it is done
                     self._await_done(worker, worker.ask(body), host)
                     self._read_into = None
                 compare(host, slot, block)
 
     def _await_done(self, worker: Worker, number: int, host: WorkerHost) -> None:
-        """Wait until the worker has done what it was asked for. Raises `Crash`, also where it could not."""
+        """Wait until the worker has finished the internal request. Raises `Crash`, also if that failed."""
         stopped = StoppedTime(worker.pid)
         while True:
             events = self._hear_of(worker, stopped)
@@ -284,7 +285,7 @@ class WorkerMonitor(Actor):
             host.receive(frames)
             done = [frame for frame in frames if isinstance(frame, InternalDone) and frame.number == number]
             if done:
-                if (error := done[0].error) is not None:  # what lies in the block is not the buffer's
+                if (error := done[0].error) is not None:  # the block does not hold the buffer's values
                     raise Crash(f"worker {worker.pid} could not read a buffer: {error.kind} {error.facts}")
                 return
             if worker.channel.ended or worker.child.pidfd in events:
@@ -305,11 +306,11 @@ class WorkerMonitor(Actor):
     # Serving.
 
     def poll(self) -> float | None:
-        """Wait for what there is to do, and do it. Raises `Crash` at the worker's end."""
+        """Wait until something happens, and handle it. Raises `Crash` at the worker's end."""
         try:
             self._look_around()
             short = self._dispatcher.short_of_memory
-        except MemoryError:  # of this process, and no reason to end a worker: the next look does what is left
+        except MemoryError:  # this process has none: no reason to end the worker; the next look does the rest
             short = True
         if short and not self._was_short:
             log.warning("memory.short", doing="trying again until there is some")
@@ -330,19 +331,19 @@ class WorkerMonitor(Actor):
             self._pause_s = self._tend(host)
 
     def _tend(self, host: WorkerHost) -> float | None:
-        """Look after the standby and those that end; seconds until that is due again, None for never."""
+        """Handle the standby and dying workers. Returns seconds until this is due again; None for never."""
         source, wake = self._source, self._wake_present_monitor
-        source.hear_standby(host, wake)  # first: one that has died is to be followed by another
+        source.hear_standby(host, wake)  # first: it notices a standby's death, and `tend` starts another
         pause_s = source.tend(host, time.monotonic(), wake)
         source.warm(host)
         source.reap(host)
         return pause_s
 
     def _wake_present_monitor(self) -> None:
-        """Wake whoever is the monitor by then: what this one has begun may be done when another serves.
+        """Wake the present monitor. A job that this monitor has begun may end when another monitor serves.
 
-        A monitor is noted before it looks for the first time, and what is done is noted before this call. So
-        it is woken, or finds it done.
+        A monitor sets `wake_monitor` before its first look, and a job sets its result before this call. So
+        the present monitor is woken, or finds the result at its first look.
         """
         self._dispatcher.wake_monitor()
 
@@ -353,7 +354,7 @@ class WorkerMonitor(Actor):
         dispatcher = self._dispatcher
         wanted = select.POLLIN if dispatcher.monitor_reads() else 0
         wanted |= select.POLLOUT if dispatcher.needs_writer else 0
-        poll.register(worker.channel.fileno(), wanted)  # its end is told of whatever is wanted
+        poll.register(worker.channel.fileno(), wanted)  # a hang-up is reported in any case
         if (standby := self._source.standby) is not None:
             poll.register(standby.child.pidfd, select.POLLIN)
             telling = select.POLLOUT if standby.channel.backed_up else 0
@@ -370,7 +371,7 @@ class WorkerMonitor(Actor):
         if why := self._dispatcher.why_condemned:
             raise Crash(f"worker {worker.pid} broke the protocol: {why}")
         gone = worker.child.wait(0.0) or worker.channel.ended
-        if gone:  # its last word may still lie there
+        if gone:  # its `Dying` frame may still be unread
             self._read_to_the_end(worker)
         if (last := host.last_word) is not None:
             raise Crash(last.cause)
@@ -380,7 +381,7 @@ class WorkerMonitor(Actor):
     # The end.
 
     def on_stop(self) -> None:
-        """Have the worker finish what it has begun, and end: asked, then told, then killed."""
+        """Have the worker finish what it has begun, and end: by `Stop`, then by SIGTERM, then by SIGKILL."""
         if self.abandoned.is_set():
             raise Crash("it was given up by its supervisor")
         worker = self.worker
@@ -406,7 +407,7 @@ class WorkerMonitor(Actor):
         self._close(worker)
 
     def _ends_within(self, worker: Worker, within_s: float) -> bool:
-        """Whether the worker has gone, within so many seconds, with its answers delivered. Raises `Crash`."""
+        """Whether the worker ends within this time. Delivers its answers meanwhile. Raises `Crash`."""
         deadline = time.monotonic() + within_s
         while not worker.child.wait(0.0):
             left = deadline - time.monotonic()
@@ -423,7 +424,7 @@ class WorkerMonitor(Actor):
         return True
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
-        """See to it that the process is at its end, then judge what it had."""
+        """Make sure that the process ends, then judge its requests."""
         super().on_crash(error, current, waiting)
         worker = self.worker
         if worker is None:
@@ -466,12 +467,12 @@ class WorkerMonitor(Actor):
         return host.crash(cause, may_still_write=may_still_write)
 
     def _read_to_the_end(self, worker: Worker) -> None:
-        """Take every answer that the worker has sent. With the host held."""
+        """Read every answer that the worker has sent. With the host held."""
         try:
             self._dispatcher.read_to_the_end(worker.channel)
         except (Violation, BadFrame) as error:
             log.warning("worker.broke_the_protocol", pid=worker.pid, why=str(error))
-        except Exception:  # a bug of ours: what it had is still to be judged
+        except Exception:  # a bug in this library: the requests must still be judged
             log.exception("worker.last_words_failed", pid=worker.pid)
 
     def _close(self, worker: Worker) -> None:
@@ -481,7 +482,7 @@ class WorkerMonitor(Actor):
         self._wake_event.close()
 
     def on_late_end(self) -> None:
-        """Kill a worker that it has started since it was given up."""
+        """Kill a worker that this monitor has started after it was given up."""
         if self.worker is not None:
             self.worker.child.signal(signal.SIGKILL)
             self._close(self.worker)

@@ -1,17 +1,17 @@
-"""Where a service's workers come from, and where they go: the next one, the standby, those that are dying.
+"""The source of a service's workers: it launches the next worker and the standby, and reaps dying workers.
 
-All of it is one monitor's at a time, as the service is: a monitor hands over what is here to its successor by
-ending. What outlives a worker, and so is not a monitor's own:
+One monitor uses it at a time; its successor takes it over when it ends. It keeps what outlives a worker, and
+so cannot belong to a monitor:
 
 - the **standby**: a worker that has its engine open, the arenas mapped and the recent plans built, and waits.
-  Its death is a line in the log; another is started behind it, after a pause that grows;
-- those that are **dying**: their context is known to be dead, so their successor has not waited for them;
-  what they may still have mapped for writing is given back when they have gone for certain;
-- the **forkserver**, which is many a service's: whoever sees its death starts another behind it.
+  Its death is only a line in the log. Another standby is started after a pause that grows;
+- **dying** workers: their context is known to be dead, so their successor has not waited for their end. The
+  memory that they may still have mapped for writing is released when they have certainly ended;
+- the **forkserver**, which many services share. The first monitor that notices its death starts another.
 
-What may block, the launch of a standby and the wait for a lost one's end, is done on a thread of its own, one
-such job at a time (`_job`). The thread writes nothing but the job's result; the monitor takes that in, with
-the host held as for all else. So neither the host nor the monitor waits for a forkserver that is stopped."""
+Two things may block: launching a standby, and waiting for a lost standby's end. These run on a separate
+thread, one job at a time (`_job`). The thread writes only the job's result, and the monitor takes the result
+while it holds the host. So neither the host nor the monitor waits for a forkserver that is stopped."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from cudnn_actor.workers.worker_host import PendingReclaim, WorkerHost
 __all__ = ["Source"]
 
 _PAUSES = Backoff(initial_s=0.2, factor=2.0, cap_s=10.0, reset_after_s=30.0, at_once=1)
-"""Between the death of a standby and the start of the next."""
+"""The pauses between the death of a standby and the start of the next."""
 _WARMED_AT_ONCE = 16
 _UNTIL_KILLED_S = 5.0
 _BEHIND_S = 0.05
-"""From a promotion to the start of the next standby: the recovery comes first."""
+"""Seconds from a promotion to the start of the next standby, because the recovery goes first."""
 _SILENT_BEATS = 8
-"""Without so many signs of life in a row a standby is not relied on."""
+"""A standby that has missed this many heartbeats in a row is not used."""
 
 log = Log("cudnn_actor")
 
@@ -60,23 +60,23 @@ class Dead(NamedTuple):
 
 
 class _Lost(NamedTuple):
-    """A standby that has ended, or never was."""
+    """A standby that has ended, or could not be started."""
 
     why: str
     pid: int | None = None
 
 
 class Source:
-    """See the module's docstring. The monitor's thread, one after another.
+    """See the module's docstring. Used by successive monitors' threads, one at a time.
 
     Parameters
     ----------
     recipe
-        Says how workers are made; asked once, by the first monitor.
+        Returns how workers are made. Called once, by the first monitor.
     generations
-        The service's table, which each maps.
+        The service's generation table, which each worker maps.
     standby
-        Whether to keep one.
+        Whether to keep a standby.
     """
 
     def __init__(self, recipe: Callable[[], Recipe], generations: GenerationTable, *, standby: bool) -> None:
@@ -88,15 +88,15 @@ class Source:
         self._deaths = 0
         self._next_at = 0.0
         self._warming: set[str] = set()
-        """Digests that the standby has been told of."""
+        """Digests of the plans that the standby was asked to build."""
         self._job: concurrent.futures.Future[Worker | _Lost] | None = None
-        """What is done on a thread: a standby's start or end, which follows as its result."""
+        """The job on the separate thread: a standby's start or end. Its result is the outcome."""
         self._closed = threading.Event()
 
     def launch(self, generation: int, unwanted: Callable[[], bool], *, fails: bool) -> Worker:
-        """A worker that is starting. Raises `OSError`, also for one that is unwanted before it is there.
+        """Launch a worker. Raises `OSError`, also if `unwanted` becomes true before the worker is there.
 
-        Blocks for milliseconds, or for a server's imports.
+        Blocks for milliseconds, or for the forkserver's imports.
         """
         return Worker(self._recipe, generation, self._generations.fd, unwanted, fails=fails)
 
@@ -108,13 +108,13 @@ class Source:
 
     @functools.cached_property
     def forkserver(self) -> Launcher:
-        """Where workers come from: readable when it has died."""
+        """The launcher of the workers. Its descriptor is readable when the forkserver has died."""
         return self._recipe.launcher
 
     def mind_forkserver(self) -> None:
-        """Start another behind one that has died, so that the next worker does not wait for its imports.
+        """Start another forkserver if it has died, so that the next worker does not wait for the imports.
 
-        Blocks for the start of a process; the host need not be held.
+        Blocks for the start of a process. The host need not be held.
         """
         if (end := self.forkserver.revive()) is not None:
             log.warning("forkserver.died", why=end)
@@ -122,7 +122,7 @@ class Source:
     # The standby.
 
     def take_standby(self, host: WorkerHost, generation: int) -> Worker | None:
-        """The standby as the next incarnation, perhaps still starting; None when there is none that lives.
+        """The standby, promoted to the next incarnation; it may still be starting. None if none is usable.
 
         With the host held.
         """
@@ -133,19 +133,19 @@ class Source:
         if worker is None:
             return None
         if worker.child.wait(0.0) or is_stopped(worker.pid) or (worker.ready and self._is_silent(worker)):
-            self.let_die(worker, PendingReclaim())  # it has never had a request, so it may write nothing
+            self.let_die(worker, PendingReclaim())  # it has never had a request, so it writes nothing
             return None
         worker.send(Promote(generation))
         return worker
 
     def _is_silent(self, worker: Worker) -> bool:
-        """Whether it has given no sign of life for too long."""
+        """Whether its last heartbeat is too old."""
         return time.monotonic() - worker.claims.beat_ns / 1e9 > _SILENT_BEATS * self._recipe.hello.beat_s
 
     def tend(self, host: WorkerHost, now: float, wake: Callable[[], None]) -> float | None:
-        """Have a standby started when one is due; seconds until one is, None for never.
+        """Start a standby if one is due. Returns the seconds until one is due; None for never.
 
-        Never blocks. With the host held. `wake` wakes the monitor, for another look.
+        Never blocks. With the host held. `wake` wakes the monitor when the job is done.
         """
         self._take_in(host)
         if not self._keeps_standby or self.standby is not None or self._job is not None:
@@ -160,9 +160,9 @@ class Source:
         return None
 
     def _own_copies(self) -> tuple[Recipe, int]:
-        """The recipe and the table's descriptor, for a thread: the service may end, and close its own.
+        """The recipe and the table's descriptor, with duplicated descriptors for the thread.
 
-        Raises `OSError`.
+        The service may end meanwhile, and close its own. Raises `OSError`.
         """
         generations = os.dup(self._generations.fd)
         recipe = self._recipe
@@ -191,17 +191,17 @@ class Source:
         def run() -> None:
             try:
                 result.set_result(job())
-            except BaseException as error:  # noqa: BLE001 - the monitor says so
+            except BaseException as error:  # noqa: BLE001 - the monitor raises it
                 result.set_exception(error)
             wake()  # last: the monitor finds the result
 
         try:
             threading.Thread(target=run, name="standby", daemon=True).start()
-        except RuntimeError:  # no thread is to be had: a job that is not done would leave what it has open
+        except RuntimeError:  # the system gives no thread: run it here, or its descriptors would stay open
             run()
 
     def _take_in(self, host: WorkerHost) -> None:
-        """Note what has become of a job that is done."""
+        """Take the result of a finished job."""
         job = self._job
         if job is None or not job.done():
             return
@@ -211,7 +211,7 @@ class Source:
                 try:
                     host.introduce(worker)
                 except OSError as error:
-                    self.let_die(worker, PendingReclaim())  # it has never had a request: it writes nothing
+                    self.let_die(worker, PendingReclaim())  # it has never had a request, so it writes nothing
                     why = f"it could not be given the memory: {error}"
                     self._note_death(why, time.monotonic(), pid=worker.pid)
                 else:
@@ -220,7 +220,7 @@ class Source:
                 self._note_death(lost.why, time.monotonic(), pid=lost.pid)
 
     def hear_standby(self, host: WorkerHost, wake: Callable[[], None]) -> None:
-        """Take what the standby says, and see whether it lives. Never blocks. With the host held."""
+        """Handle the standby's frames, and check whether it lives. Never blocks. With the host held."""
         worker = self.standby
         if worker is None:
             return
@@ -247,10 +247,10 @@ class Source:
             case Dying():
                 log.warning("standby.dying", pid=worker.pid, cause=frame.cause)
             case _:
-                raise Violation(f"it said {type(frame).__name__} where nobody had asked")
+                raise Violation(f"it sent {type(frame).__name__}, which was not asked for")
 
     def warm(self, host: WorkerHost) -> None:
-        """Have the standby get the plans that have run lately and that it has not, some at a time."""
+        """Ask the standby to build recent plans that it lacks, some at a time."""
         worker = self.standby
         if worker is None or not worker.ready:
             return
@@ -274,7 +274,7 @@ class Source:
             self._end(worker)
             return _Lost(cause, worker.pid)
 
-        self._begin(end, wake)  # there is no other job: that of its own start is done, and no other is due
+        self._begin(end, wake)  # there is no other job: its start is done, and no other standby is due
 
     def _note_death(self, why: str, now: float, pid: int | None = None) -> float:
         self._deaths += 1
@@ -283,16 +283,16 @@ class Source:
         log.warning("standby.died", pid=pid, why=why, next_in_s=pause_s)
         return pause_s
 
-    # Those that end.
+    # Dying workers.
 
     def let_die(self, worker: Worker, pending: PendingReclaim) -> None:
-        """Have a worker end whose context is dead, without waiting for it."""
+        """Kill a worker, and do not wait for its end. `pending` is what it may still write."""
         worker.child.signal(signal.SIGKILL)
         worker.channel.close()
         self.dying.append(Dead(worker, pending))
 
     def reap(self, host: WorkerHost) -> None:
-        """Give back what those had that have gone by now. With the host held."""
+        """Reap the dying workers that have ended, and release their memory. With the host held."""
         for dead in tuple(self.dying):
             if dead.worker.child.wait(0.0):
                 self.dying.remove(dead)
@@ -300,14 +300,14 @@ class Source:
                 dead.worker.close()
 
     def close(self, host: WorkerHost) -> None:
-        """End the standby, and wait for everybody. The service has ended. Blocks."""
+        """End the standby, and wait for dying workers, because the service has ended. Blocks."""
         self._closed.set()
         worker, self.standby, host.standby = self.standby, None, None
         if worker is not None:
             self._end(worker)
         job, self._job = self._job, None
         if job is not None:
-            job.add_done_callback(self._end_late)  # here and now, or on its own thread
+            job.add_done_callback(self._end_late)  # called now, or later on the job's thread
         for dead in self.dying:
             dead.worker.child.wait(_UNTIL_KILLED_S)
             dead.worker.close()

@@ -1,11 +1,11 @@
 """Host memory that a worker maps too, for values on their way to and from its device.
 
-Segments are anonymous files, like the arenas of the host engine, and blocks are places in them. The parent
-gives blocks out and takes them back; a worker only reads or writes the one that a request names. So a block
-is free again when its request has landed, or when the worker that had it is gone for certain.
+Segments are anonymous files, like the arenas of the CPU engine, and blocks are places in them. The parent
+allocates and frees blocks; a worker only reads or writes the block that a request names. So a block is free
+again when its request is complete, or when the worker that had it has certainly ended.
 
-A large result is handed to the caller as it lies in its block, not copied: the block is free when the last
-array on it has gone. Like `memory.lending`, that end only appends to a deque, on whatever thread it comes.
+A large result is given to the caller in its block, without a copy. The block is free when the last array on
+it has gone. As in `memory.lending`, the finalizer only appends to a deque, on whatever thread it runs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SEGMENT_BYTES = 32 << 20
 _IDLE_SEGMENTS = 1
 """Empty segments kept for the next transfer."""
 _COPY_BYTES = 64 << 10
-"""Up to here a result is copied out of its block, which is free at once."""
+"""A result of up to this size is copied out of its block, so that the block is free at once."""
 
 
 def map_segment(descriptor: int, nbytes: int) -> mmap.mmap:
-    """Map a segment, to read and write. The descriptor stays the caller's. Raises `OSError`."""
+    """Map a segment for reading and writing. The caller keeps the descriptor. Raises `OSError`."""
     if sys.version_info >= (3, 13):
         return mmap.mmap(descriptor, nbytes, trackfd=False)
     return mmap.mmap(descriptor, nbytes)
@@ -50,13 +50,13 @@ class Block(NamedTuple):
 
 
 class Staging:
-    """The segments of one service. One thread's at a time, but for the ends of arrays.
+    """The segments of one service. Used by one thread at a time; only arrays may end on any thread.
 
     Parameters
     ----------
     announce
         Called with the number, size in bytes and descriptor of a new segment, before a block of it is used.
-        When it raises, nobody has the segment.
+        If it raises, no worker has the segment mapped.
     retire
         Called with the number of a segment that is no longer used.
     """
@@ -69,11 +69,11 @@ class Staging:
         self._ended: deque[Block] = deque()
 
     def segments(self) -> list[tuple[int, int, int]]:
-        """Number, size in bytes and descriptor of each: what another worker maps."""
+        """Number, size in bytes and descriptor of each segment, for a new worker to map."""
         return [(arena.number, arena.nbytes, arena.fd) for arena in self._pool.all()]
 
     def take(self, nbytes: int) -> Block:
-        """A block of at least one byte. Raises `OutOfMemory`, `OutOfDescriptors`; nothing has changed."""
+        """Allocate a block. Raises `OutOfMemory`, `OutOfDescriptors`; then nothing has changed."""
         nbytes = max(nbytes, 1)
         self._take_back()
         if not self._pool.room_for(nbytes):
@@ -82,20 +82,19 @@ class Staging:
         return Block(arena.number, offset, nbytes)
 
     def give_back(self, block: Block) -> None:
-        """End a block that nobody reads or writes any more."""
+        """Free a block. Nothing may read or write it any more."""
         arena = next(arena for arena in self._pool.all() if arena.number == block.segment)
         arena.free.release(block.offset)
         for idle in self._pool.idle()[_IDLE_SEGMENTS:]:
             self._drop(idle.number)
 
     def array(self, block: Block, dims: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """A block as a C-contiguous array, for as long as it is taken."""
+        """A block as a C-contiguous array, valid until the block is freed."""
         return np.ndarray(dims, dtype, buffer=self._mapped[block.segment], offset=block.offset)
 
     def result(self, block: Block, dims: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An array for the caller with what a block holds. The block is not the asker's any more.
-
-        Nor where this raises `MemoryError`.
+        """An array with a block's values, for the service's caller. This takes over the block, also if it
+        raises `MemoryError`.
         """
         if block.nbytes > _COPY_BYTES:
             holder = _Holder(block, self._ended)
@@ -106,7 +105,7 @@ class Staging:
             self.give_back(block)
 
     def close(self) -> None:
-        """Close every descriptor. What arrays outside show stays mapped until they have gone."""
+        """Close every descriptor. A segment stays mapped while a caller's array uses it."""
         self._pool.close()
         self._mapped.clear()
 
@@ -122,7 +121,7 @@ class Staging:
         self._pool.add(number, size, descriptor)
 
     def _make(self, number: int, size: int) -> int:
-        """A segment that is mapped, and of which everybody has been told; its descriptor."""
+        """Make a segment, map it, and announce it to all workers. Returns its descriptor."""
         descriptor = os.memfd_create(f"cudnn-actor-stage-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, size)
@@ -146,7 +145,7 @@ class Staging:
 
 
 class _Holder:
-    """A caller's hold on a block, which ends with this object, on whatever thread."""
+    """A caller's hold on a block. It ends with this object, on whatever thread that happens."""
 
     __slots__ = ("__weakref__", "_block", "_ended")
 

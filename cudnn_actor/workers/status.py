@@ -1,52 +1,54 @@
-"""What a worker and its parent tell each other without a message: what has begun, and what is not to begin.
+"""The status page: what a worker and its parent tell each other without a message.
 
-One anonymous file that both have mapped. The worker writes on its first pages, the parent on the rest, and
-every word has one side that writes it:
+The page says which requests have begun, have finished, or are withdrawn. It is an anonymous file that both
+processes map. The worker writes its first pages, the parent the rest, and only one side writes each word:
 
 =========================  =======  =========================================================================
 `begun_count`              worker   requests that it has begun or dropped so far
-`beat_ns`                  worker   its last sign of life, on the machine's monotonic clock
-`since_ns`                 worker   since when the work in hand has not got on; 0 for none in hand
+`beat_ns`                  worker   its last heartbeat, on the machine's monotonic clock
+`since_ns`                 worker   since when its work has made no progress; 0 without work
 `begun`, for each place    worker   the number of the request that it has begun there
 `finished`, likewise       worker   the number of the request that it has finished there, and beside it the
                                     plan, the beginning and the time of its run
-`withdrawn`, likewise      parent   the number of the request there whose caller has gone
+`withdrawn`, likewise      parent   the number of the request there that its caller has withdrawn
 =========================  =======  =========================================================================
 
-The claim. A request may be withdrawn in the moment in which the worker takes it up, and the parent must not
-tell a caller "it never started" of a request that runs. Neither side can wait for the other. So each writes
-down what it is about to do, and only then looks at what the other has written (Dekker's pattern):
+The claim. A caller may withdraw a request at the moment when the worker begins it. The parent must not tell a
+caller "it never started" if the request runs, and neither side can wait for the other. So each side first
+writes what it is about to do, and then reads what the other has written (Dekker's pattern):
 
-- the worker, in `begin`: `begun[place] = number`, barrier, look at `withdrawn[place]`; run it unless the
-  number is there;
-- the parent, in `withdraw`: `withdrawn[place] = number`, barrier, look at `begun[place]`; promise that it
-  never starts only if the number is not there.
+- the worker, in `begin`: write `begun[place] = number`, barrier, read `withdrawn[place]`; run the request
+  unless its number is there;
+- the parent, in `withdraw`: write `withdrawn[place] = number`, barrier, read `begun[place]`; promise that the
+  request never starts only if its number is not there.
 
-Suppose that the worker runs it and the parent has promised. Then the worker's look came before the parent's
-word was there, and the parent's look before the worker's was; each look came after its own side's word, so
-each of the four steps came before itself. What cannot be ruled out is that both see each other: then the
-worker leaves it and the parent says that it may have started. That is a promise less, never one too many.
+Suppose that the worker runs the request although the parent has promised. Then the worker's read came before
+the parent's write, and the parent's read before the worker's write. But each read came after its own side's
+write. So each of the four steps would come before itself, which is impossible. It is possible that both reads
+find the other's number. Then the worker skips the request, and the parent says that it may have started. This
+is safe: the parent promises too little, never too much.
 
-The words are numbers of requests and not flags, so a place's former occupant is never mistaken for its
-present one. A number is in one place at a time, and a place has another occupant only when the last has been
-answered; whoever withdraws sees to it that the request is not answered, and its place given away, meanwhile.
+The words are request numbers and not flags, so an earlier request in a place is never mistaken for the
+present one. A request has one place at a time, and its place is reused only after it has been answered. The
+caller of `withdraw` makes sure that the request is not answered, and its place not reused, meanwhile.
 
-What has finished. A worker gathers answers before it sends them, and may die first. So it notes here that a
-request has finished, before it begins the next: what has begun and has not finished is then at most one
-request of an engine that works on one at a time. The mark is written last, behind what stands beside it, and
-is read only when the process has gone: then every store that it made is there, in its order. A mark is of the
-place's present occupant only if it is that one's number, and what stands beside it was written before it.
+Finished requests. A worker gathers answers before it sends them, and may die in between. So it marks a
+request as finished here before it begins the next. If the engine runs one request at a time, at most one
+request has then begun and not finished. The worker writes the mark last, after the fields that belong to it.
+The parent reads it only after the process has ended, when all of its stores are visible, in order. A mark is
+valid for the present request of a place only if it is that request's number; the fields were written before
+it.
 
-The barrier. "Each look came after its own side's word" is just what a processor does not keep by itself:
-a store waits in its buffer while the next load goes ahead. Between the two, therefore, a lock that nobody
-else ever takes is released and taken again. Both are atomic read-modify-writes: on x86 either is a full
-barrier. On ARM the store stays before the release, the load after the acquire, and an acquire never
-overtakes the release before it (which is why it is in this order: taking and releasing would let both into
-the middle, where they may change places). The compiler moves nothing across the calls.
+The barrier. A processor does not by itself keep a read after its own side's earlier write: the store waits in
+a buffer while the next load goes ahead. So between the two, the code releases a lock that no other thread
+ever takes, and takes it again. Both are atomic read-modify-writes. On x86, each is a full barrier. On ARM,
+the store stays before the release, the load stays after the acquire, and an acquire never overtakes the
+release before it. (The order matters: taking first and releasing second would let the store and the load move
+between the two, where they could change places.) The compiler moves nothing across the calls.
 
-The parent trusts nothing that it reads here. It only ever compares `begun` with a number of its own; a
-worker that writes nonsense fools itself about its own requests, and is found out by its answers. The size is
-sealed, so it cannot be cut off under the parent's feet.
+The parent trusts nothing that it reads here. It only compares `begun` with its own numbers. A worker that
+writes nonsense harms only its own requests, and its answers reveal it. The size is sealed: a truncated file
+would kill the parent with SIGBUS.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ __all__ = ["Finished", "StatusPage"]
 
 _WORD_BYTES = 8
 _PLAN_BYTES = 120
-"""Of a plan's tag that there is room for; the rest of a longer one is cut off."""
+"""Bytes for a plan's tag. A longer tag is cut off."""
 _RECORD_BYTES = 4 * _WORD_BYTES + _PLAN_BYTES
 """What the worker writes for each place: begun, finished, when its run began, how long it took, the plan."""
 _COUNT, _BEAT, _SINCE, _BUILDING = range(4)
@@ -73,9 +75,9 @@ _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class Finished(NamedTuple):
-    """What a worker has noted of a request that it has finished.
+    """What a worker has noted about a request that it has finished.
 
-    `started_ns` is 0 where its answer was more than a receipt: then it is known only that it has finished.
+    `started_ns` is 0 if the answer was more than a receipt. Then it is only known that it has finished.
     """
 
     plan: str
@@ -84,7 +86,7 @@ class Finished(NamedTuple):
 
 
 class StatusPage:
-    """One worker process's, for its life. Made by `create` in the parent and by `attach` in the worker.
+    """The page of one worker process. Made by `create` in the parent and by `attach` in the worker.
 
     Parameters
     ----------
@@ -132,7 +134,7 @@ class StatusPage:
         self._plans = whole[last + window * _WORD_BYTES : last + window * (_WORD_BYTES + _PLAN_BYTES)]
         whole.release()
         self._plan_in: list[str] = [""] * window
-        """What this process has written of each place's plan; the worker's."""
+        """The plan's tag that this process last wrote for each place. Used in the worker."""
         first = theirs // _WORD_BYTES
         self._withdrawn = self._words[first : first + window]
         self._count = 0
@@ -140,17 +142,17 @@ class StatusPage:
         fence.acquire()
         self._release, self._acquire = fence.release, fence.acquire
         self.fd = fd
-        """What the parent hands to the worker; of an attached page, what was given."""
+        """The descriptor that the parent gives to the worker; in the worker, the one that it was given."""
         self._owned = owned
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: the page is its parent's, which a word written here would deceive."""
+        """In a forked child: close the page. A word written here would mislead the worker and its parent."""
         self.close()
 
     @classmethod
     def create(cls, window: int) -> Self:
-        """A new page, all zeros; the parent's. Its descriptor is closed with it. Raises `OSError`."""
+        """A new page, all zeros, for the parent. `close` closes its descriptor. Raises `OSError`."""
         fd = os.memfd_create("cudnn-actor-status", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, _worker_bytes(window) + _parent_bytes(window))
@@ -162,9 +164,9 @@ class StatusPage:
 
     @classmethod
     def attach(cls, fd: int, window: int) -> Self:
-        """The page that the parent made for as many places; the worker's.
+        """The parent's page, mapped in the worker.
 
-        The descriptor stays the caller's, who may close it at once.
+        The caller keeps the descriptor, and may close it at once.
         """
         return cls(fd, window, owned=False)
 
@@ -182,9 +184,9 @@ class StatusPage:
     # The claim.
 
     def begin(self, place: int, number: int) -> bool:
-        """Whether to run the request in this place; when not, its caller has gone. The worker's.
+        """Claim the request in this place. Returns whether to run it; if not, it was withdrawn. Worker only.
 
-        For the one thread that takes requests up, once for each of them: it counts them, too.
+        Called on the one thread that starts requests, once for each request. It also counts them.
         """
         self._begun[place] = number
         self._count = count = self._count + 1
@@ -194,18 +196,17 @@ class StatusPage:
         return self._withdrawn[place] != number
 
     def forget(self, place: int) -> None:
-        """Take back that the request in this place has begun. The worker's, before its answer is sent.
+        """Clear the mark that the request in this place has begun. Worker only, before its answer is sent.
 
-        For what was sent for its fault alone: the message itself follows under the same number, and may get
-        the same place.
+        For an injected fault: its message follows under the same number, and may get the same place.
         """
         self._begun[place] = 0
 
     def withdraw(self, place: int, number: int) -> bool:
-        """Whether the request in this place certainly never begins from here on. The parent's; any thread.
+        """Withdraw the request in this place. Returns whether it is certain that it never begins.
 
-        False when it has begun, or may have: of a page that has been closed nobody can know. The caller
-        keeps the request in its place meanwhile.
+        Parent only; any thread. False if it has begun or may have begun, also for a closed page, which no
+        longer tells. The caller keeps the request in its place meanwhile.
         """
         try:
             self._withdrawn[place] = number
@@ -215,21 +216,21 @@ class StatusPage:
             return False
 
     def has_begun(self, place: int, number: int) -> bool:
-        """Whether the request in this place has begun, for a worker that has gone. The parent's.
+        """Whether an ended worker has begun the request in this place. Parent only.
 
-        Also for one that was left because it had been withdrawn: its caller has gone in any case. A worker
-        that lives may begin it a moment later. Of a page that has been closed, True.
+        Also True for a withdrawn request that the worker has skipped, and for a closed page. Not for a living
+        worker, which may begin the request a moment later.
         """
         try:
             return self._begun[place] == number
         except ValueError:  # closed
             return True
 
-    # What has finished.
+    # Finished requests.
 
     def finish(self, place: int, number: int, plan: str, started_ns: int, run_us: float) -> None:
-        """Note that the request in this place has finished, and what its receipt says. The worker's."""
-        if self._plan_in[place] is not plan:  # mostly it is that of the place's last
+        """Note that the request in this place has finished, and what its receipt says. Worker only."""
+        if self._plan_in[place] is not plan:  # mostly the place's last request had the same plan
             written = plan.encode()[:_PLAN_BYTES]
             first = place * _PLAN_BYTES
             self._plans[first : first + _PLAN_BYTES] = written.ljust(_PLAN_BYTES, b"\0")
@@ -239,14 +240,14 @@ class StatusPage:
         self._finished[place] = number
 
     def finish_otherwise(self, place: int, number: int) -> None:
-        """Note that the request in this place has finished, with an answer that does not fit in here."""
+        """Note that the request in this place has finished, if its answer does not fit into the page."""
         self._started[place] = 0
         self._finished[place] = number
 
     def finished(self, place: int, number: int) -> Finished | None:
-        """What a worker that has gone has noted of the request in this place; None: it had not finished.
+        """What an ended worker has noted about the request in this place; None if it had not finished.
 
-        The parent's. Also None of a page that has been closed.
+        Parent only. None for a closed page.
         """
         try:
             if self._finished[place] != number:
@@ -257,18 +258,18 @@ class StatusPage:
         except ValueError:  # closed
             return None
 
-    # What the watchdog and the figures look at; all 0 for a page that has been closed.
+    # For the watchdog and the statistics. All are 0 for a closed page.
 
     @property
     def begun_count(self) -> int:
-        """Requests begun or dropped so far, as the worker says: to the parent, any number below 2**64."""
+        """Requests begun or dropped so far, as the worker claims: it may write any number below 2**64."""
         return self._read(_COUNT)
 
     @property
     def beat_ns(self) -> int:
-        """When the worker last gave a sign of life, as `time.monotonic_ns` counts; 0 for never.
+        """The time of the worker's last heartbeat, on `time.monotonic_ns`'s clock; 0 for never.
 
-        Written by one thread of the worker. A time yet to come is none, and read as 0.
+        Written by one thread of the worker. A time in the future is invalid, and read as 0.
         """
         return self._past(_BEAT)
 
@@ -278,7 +279,7 @@ class StatusPage:
 
     @property
     def since_ns(self) -> int:
-        """Since when the work in hand has not got on, likewise; 0 when there is none."""
+        """Since when the worker's work has made no progress, on the same clock; 0 without work."""
         return self._past(_SINCE)
 
     @since_ns.setter
@@ -287,7 +288,7 @@ class StatusPage:
 
     @property
     def building_ns(self) -> int:
-        """Since when a plan is being built, likewise, and signs of life may be missing; 0 for none."""
+        """Since when a plan is being built, on the same clock; 0 for none. Heartbeats may be missing then."""
         return self._past(_BUILDING)
 
     @building_ns.setter
@@ -295,7 +296,7 @@ class StatusPage:
         self._words[_BUILDING] = since_ns
 
     def _past(self, word: int) -> int:
-        """A time that has been; the clock is one for all processes of the machine."""
+        """A time in the past; else 0. All processes of the machine share this clock."""
         then_ns = self._read(word)
         return then_ns if then_ns <= time.monotonic_ns() else 0
 
@@ -307,10 +308,10 @@ class StatusPage:
 
 
 def _barrier() -> None:
-    """Let no load behind this go before a store ahead of it; see the module's docstring.
+    """Keep every later load after every earlier store. See the module's docstring.
 
-    The lock is new each time. With one for all, threads would wait for each other here, and a thread whose
-    collector runs a caller's end in the middle of this (which may withdraw, too) would wait for itself.
+    The lock is new each time. With a shared lock, threads would wait for each other here. And a thread would
+    deadlock with itself if the garbage collector ran a finalizer here that withdraws a request, too.
     """
     fence = threading.Lock()
     fence.acquire()

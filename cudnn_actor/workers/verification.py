@@ -1,7 +1,7 @@
-"""After a crash: is what was uploaded still what there is?
+"""Verification after a crash: do the buffers still hold the values that were uploaded?
 
-Only buffers are looked at that nothing has been written to since; where others' bytes lie wrong, nobody can
-know. A buffer that does not hold what was uploaded is torn, and a line in the log says so.
+Only buffers that nothing has written since their upload are checked; for others, the right values are not
+known. A buffer that holds other values is torn, with a log line.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ log = Log("cudnn_actor")
 
 
 def verification(host: WorkerHost) -> Iterator[tuple[Slot, bytes, Block | None]]:
-    """For each buffer to be looked at: its slot, and what to ask a worker so that its values are there.
+    """For each buffer to check: its slot, the message that makes a worker copy it, and the copy's block.
 
-    A message as bytes, and the block where the values will lie; no block where this process sees the buffer
-    itself. The block is `compare`'s to give back. Raises `OutOfMemory`.
+    The message is encoded. The block is None if this process has the buffer mapped itself. `compare` frees
+    the block. Raises `OutOfMemory`.
     """
     assert host.checksums is not None
     for slot, _ in host.checksums.held():
@@ -42,7 +42,7 @@ def verification(host: WorkerHost) -> Iterator[tuple[Slot, bytes, Block | None]]
 
 
 def compare(host: WorkerHost, slot: Slot, block: Block | None) -> None:
-    """Tear a buffer whose values are not those that were uploaded."""
+    """Mark a buffer as torn if its values are not those that were uploaded."""
     assert host.checksums is not None
     spec = slot.spec
     values: np.ndarray

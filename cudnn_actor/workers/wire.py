@@ -1,17 +1,17 @@
-"""What a worker process and its parent say to each other, as bytes. No I/O in here.
+"""The messages between a worker process and its parent, as bytes. Does no I/O.
 
-`processes.frames` has the framing; descriptors travel beside the frame that needs them. What does not decode,
-or is too long, ends the worker, never its parent.
+`processes.frames` has the framing. Descriptors travel with the frame that needs them. A frame that does not
+decode, or is too long, ends the worker, never its parent.
 
 =============  ==========================================================================================
 parent sends   `Hello` once; `MapArena`, `UnmapArena`, `CreateArena`, `MapStage`, `UnmapStage`; `Requests`;
-               `Internal`, work that is no caller's; `Promote` to a standby; `Stop`
+               `Internal`, for work of the service itself; `Promote` to a standby; `Stop`
 worker sends   `Ready` once; `Answers`, in the order in which requests finished; `InternalDone`; `ArenaMade`
-               or `ArenaRefused`; `Logged`; `Dying`, its last word
+               or `ArenaRefused`; `Logged`; `Dying`, its last frame
 =============  ==========================================================================================
 
-A request carries its message as bytes of its own, so that the parent encodes a message once however often
-it is sent, and the worker finds one that it has seen by a look-up.
+A request carries its message as separately encoded bytes. So the parent encodes a message once, however often
+it is sent, and the worker finds a message that it has seen before by a look-up of these bytes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 LONGEST_MESSAGE: Final = LONGEST - (4 << 10)
-"""Bytes of the longest message that a frame has room for, beside what it says of the request."""
+"""Bytes of the longest message that fits into a frame, beside the request's other fields."""
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -101,7 +101,7 @@ class WriteStaged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ReadStaged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """Copy the values of `src` to a place that is staged."""
+    """Copy the values of `src` to staging memory."""
 
     control = False
     src: BufferRef
@@ -109,7 +109,7 @@ class ReadStaged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class InjectFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """Let a scripted fault befall a message that the parent answers itself; `tag` is the log line's plan."""
+    """Inject a fault for a message that the parent answers itself. `tag` is the `plan` of the log line."""
 
     control = False
     tag: str
@@ -140,23 +140,23 @@ class Hello(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     Parameters
     ----------
     make, arguments
-        Import path of what makes the engine, "package.module:Name", and what that is called with.
+        Import path of the engine's factory, "package.module:Name", and its arguments.
     device
-        What references say: "cpu" or "cuda:N".
+        The device in buffer references: "cpu" or "cuda:N".
     generation
-        The incarnation that it is to be; a standby is told another when it is promoted.
+        The number of its incarnation. A standby gets another when it is promoted.
     window
         Places of the status page.
     workspace_limit, plan_store, autotune
         As in `Options`.
     beat_s
-        Seconds between two signs of life.
+        Seconds between two heartbeats.
     journal
-        As of `engines.base.BuilderAccess`.
+        As in `engines.base.BuilderAccess`.
     scripted
         Whether requests may carry faults.
     fails
-        Whether this start is to fail, by a fault plan.
+        Whether a fault plan makes this start fail.
     """
 
     make: str
@@ -181,13 +181,13 @@ class MapArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class UnmapArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Forget an arena: nothing lies in it any more."""
+    """Unmap an arena, which is empty."""
 
     number: int
 
 
 class CreateArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Take memory for an arena, map it, and hand its descriptor over."""
+    """Make an arena, map it, and send its descriptor."""
 
     number: int
     nbytes: int
@@ -201,7 +201,7 @@ class MapStage(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class UnmapStage(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Forget a segment: nothing lies in it any more."""
+    """Unmap a segment, which is unused."""
 
     segment: int
 
@@ -209,7 +209,7 @@ class UnmapStage(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tru
 class Request(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
 ):
-    """A request to run: its number and place in the window, its message as bytes, and what befalls it."""
+    """A request to run: its number and place in the window, its message as bytes, and its fault."""
 
     number: int
     place: int
@@ -224,10 +224,10 @@ class Requests(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class Internal(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Work of the service's own: a message as bytes, numbered from 1 for each worker.
+    """Work of the service itself: a message as bytes, numbered from 1 for each worker.
 
-    It is no caller's, so it has no place in the window, is never withdrawn, and is not counted among what has
-    begun: the numbers and places of requests are the requests' alone.
+    It has no caller. So it has no place in the window, is never withdrawn, and is not counted as begun. Its
+    number is independent of the requests' numbers.
     """
 
     number: int
@@ -235,7 +235,7 @@ class Internal(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class Promote(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """To a standby: it serves from now on, as this incarnation."""
+    """Tell a standby that it serves from now on, as this incarnation."""
 
     generation: int
 
@@ -253,7 +253,7 @@ FromParent = (
 
 
 class Ready(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """The engine is open; `generation` is the one that it was told."""
+    """The engine is open. `generation` is the number from `Hello`."""
 
     generation: int
 
@@ -264,7 +264,7 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Done(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1, gc=False):
-    """A request has finished: by which plan, begun when (the machine's monotonic clock), in what time."""
+    """A request has finished: its plan, when it began (the machine's monotonic clock), and its run time."""
 
     plan: str
     started_ns: int
@@ -278,7 +278,7 @@ class Given(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, t
 
 
 class Refused(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3, gc=False):
-    """The error that a request ends in."""
+    """A request has failed with this error."""
 
     error: ErrorRecord
 
@@ -297,27 +297,27 @@ class Answers(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, 
 
 
 class InternalDone(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Work of the service's own has come to its end; `error`: what it ended in, None when it was done."""
+    """Work of the service itself has ended. `error` is None if it succeeded."""
 
     number: int
     error: ErrorRecord | None
 
 
 class ArenaMade(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """An arena has been taken and mapped; its descriptor comes with this."""
+    """An arena has been made and mapped. Its descriptor comes with this frame."""
 
     number: int
 
 
 class ArenaRefused(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """There is no room for an arena, or another error that the context survived."""
+    """An arena could not be made: there is no room, or another error that the context has survived."""
 
     number: int
     error: ErrorRecord
 
 
 class Logged(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """A line for the log. `number`: of the request that was in work, 0 for none."""
+    """A log line. `number` is that of the request that was running; 0 for none."""
 
     number: int
     logger: str
@@ -332,9 +332,9 @@ class Dying(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     Parameters
     ----------
     cause
-        For people.
+        What happened, as text for people.
     context_dead
-        Whether its device context is known to be dead: then nothing of it runs any more, or writes.
+        Whether its device context is known to be dead. Then nothing of it runs or writes any more.
     digest
         The graph whose build ended it; None for none.
     """
@@ -355,5 +355,5 @@ MESSAGES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Asked)
 
 
 def encode_message(message: Asked) -> bytes:
-    """A message as the bytes of a `Request`. Raises `TypeError` for fields that are no protocol data."""
+    """A message as the bytes of a `Request`. Raises `TypeError` for fields that are not protocol data."""
     return codec.encode_message(message)  # type: ignore[arg-type]  # which takes any struct of plain data

@@ -1,4 +1,4 @@
-"""A worker process as its parent sees it: the process, its socket, and the page that both write."""
+"""A worker process as its parent sees it: the process, its socket, and the status page."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     preload
         Modules that their forkserver has imported.
     executable
-        Path of the Python that their forkserver is run by; None for what `find_python` finds.
+        Path of the Python that runs their forkserver; None for the one that `find_python` finds.
     hello
-        What each is told first, but for its generation and whether its start fails.
+        The first frame for each worker, without its generation and whether its start fails.
     builders
         Descriptor of the queue to the service's builder process; -1 where workers build their plans.
     """
@@ -46,30 +46,32 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def launcher(self) -> Launcher:
-        """What launches them."""
+        """The launcher of these workers."""
         return Launcher.shared(self.preload, self.executable)
 
 
 class Worker:
-    """One process. Its maker must call `close`. One thread's at a time, but for `claims` and `child`.
+    """One worker process. Its maker must call `close`.
+
+    Used by one thread at a time, except `claims` and `child`, which any thread may use.
 
     Parameters
     ----------
     recipe
         How it is made.
     generation
-        Which incarnation it is to be.
+        The number of its incarnation.
     generations
         Descriptor of the service's generation table.
     unwanted
-        Whether it is not wanted any more: asked while its launch waits.
+        Returns whether the worker is not wanted any more. Called while the launch waits.
     fails
-        Whether its start is to fail.
+        Whether its start must fail.
 
     Raises
     ------
     OSError
-        There is no process to be had, or it is not wanted any more.
+        The system gives no process, or the worker is not wanted any more.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Worker:
     ) -> None:
         self.generation = generation
         self.ready = False
-        """Whether it has said that its engine is open."""
+        """Whether it has reported that its engine is open."""
         self.started = time.monotonic()
         self._internal = 0
         self.claims = StatusPage.create(recipe.hello.window)
@@ -110,14 +112,14 @@ class Worker:
         return self.child.pid
 
     def send(self, frame: FromParent, descriptors: Sequence[int] = ()) -> None:
-        """Tell it something. Never blocks. Descriptors are duplicated where the socket has no room yet.
+        """Send a frame. Never blocks. If the socket has no room yet, the descriptors are duplicated.
 
-        Raises `OSError` where that cannot be done: then it is told nothing.
+        Raises `OSError` if that fails. Then nothing is sent.
         """
         self.channel.send(frame, descriptors)
 
     def ask(self, body: bytes) -> int:
-        """Have it do work of the service's own, a message as bytes; the number of its `InternalDone`."""
+        """Send work of the service itself, as an encoded message. Returns its number, for `InternalDone`."""
         self._internal += 1
         self.send(Internal(self._internal, body))
         return self._internal
@@ -127,9 +129,10 @@ class Worker:
         return self.channel.take_descriptor()
 
     def take_ready(self, frames: list[Any]) -> list[Any]:
-        """Note a `Ready` at the head of frames; the others, where a second one is for the host to refuse.
+        """Handle a `Ready` at the head of the frames, and return the others.
 
-        Raises `Violation` for one of another incarnation.
+        A second `Ready` stays among these; the host refuses it. Raises `Violation` for a `Ready` with another
+        generation.
         """
         if not self.ready and frames and isinstance(frames[0], Ready):
             said = frames.pop(0).generation
@@ -139,59 +142,59 @@ class Worker:
         return frames
 
     def close(self) -> None:
-        """Let go of the socket, the page and the process, which is killed if it still runs. Idempotent."""
+        """Close the socket, the page and the process, which is killed if it still runs. Idempotent."""
         self.channel.close()
         self.claims.close()
         self.child.close()
 
 
 class WakeEvent:
-    """Wakes a thread that waits at descriptors. `wake` on any thread; all else is the waiter's."""
+    """Wakes a thread that waits for descriptors. Any thread calls `wake`; only the waiter uses the rest."""
 
     def __init__(self) -> None:
         self._open: _Eventfd | None = _Eventfd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self.descriptor = self._open.number
         self.wake_call: Callable[[], Any] = self._open.wake_call()
-        """What `wake` does, in one call of C, for `actors.interrupts`."""
+        """Does what `wake` does, in a single call of a C function. `actors.interrupts` says why."""
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: whoever waits is a thread of the parent."""
+        """In a forked child: close it, because the waiter is a thread of the parent."""
         self.close()
 
     def wake(self) -> None:
-        """Wake the waiter, now or when it waits next. Any thread; harmless after the end."""
+        """Wake the waiter, now or at its next wait. Any thread; no effect after `close`."""
         self.wake_call()
 
     def clear(self) -> None:
-        """Take back that it was woken. Harmless after the end."""
+        """Reset it after a wake-up. No effect after `close`."""
         eventfd = self._open
         with contextlib.suppress(BlockingIOError):
             if eventfd is not None:
                 os.eventfd_read(eventfd.number)
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """Close it. Idempotent."""
         self._open, self.wake_call = None, bool
 
 
 class _Eventfd:
-    """An eventfd, closed when nobody can write to it any more.
+    """An eventfd, which is closed when no thread can write to it any more.
 
-    Were it closed by the waiter, a thread that wakes it at that moment would write to whatever has its number
-    by then.
+    If the waiter closed it, a thread that wakes the waiter at that moment could write to another file that
+    has got the same number.
 
     Parameters
     ----------
     number
-        The descriptor, owned from here on.
+        The descriptor, owned by this object from now on.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def wake_call(self) -> Callable[[], Any]:
-        """What writes to it, and keeps it open for as long as it is held, or runs."""
+        """A call that writes to the eventfd. It keeps the eventfd open while it exists or runs."""
         write = functools.partial(os.eventfd_write, self.number, 1)
         vars(write)["keeps"] = self
         return write

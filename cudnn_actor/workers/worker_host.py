@@ -1,19 +1,19 @@
-"""Where the broker's work runs in process isolation: what this process keeps of its workers, and no I/O.
+"""The worker host: the broker's host in process isolation. It keeps the parent's state of its workers.
 
-Work is encoded and handed to the worker, with its buffers held until the answer is there. Arenas and staging
-memory are announced to every worker, the one that starts and the standby too. Host data is copied once on
-this side, into or out of memory that both sides map:
+It encodes requests and dispatches them to the worker, and holds their buffers until the answers are there. It
+announces arenas and staging memory to every worker, including a starting one and the standby. Host data is
+copied once on this side, into or out of memory that both sides map:
 
 =====================  ========================================================================
 arenas are             values go
 =====================  ========================================================================
 device memory          through staging memory (`staging`), which the engine reads and writes
-host memory            straight into the buffer, or out of it, when no unfinished request uses
-                       it; else through staging memory, in their turn
+host memory            straight into the buffer, or out of it, if no unfinished request uses it;
+                       else through staging memory, in their turn
 =====================  ========================================================================
 
-One caller at a time (`dispatcher.Dispatcher` sees to that). It knows no threads, loops or processes, so its
-behaviour is a function of the calls made to it.
+There is one caller at a time (`dispatcher.Dispatcher` makes sure of that). The host knows no threads, loops
+or processes, and does no I/O itself, so its behaviour is a function of the calls made to it.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ __all__ = ["BULKY_BYTES", "HEAVY_BYTES", "WINDOW", "PendingReclaim", "WorkerEnd"
 WINDOW = 256
 """Requests that a worker may have at once."""
 BULKY_BYTES = 64 << 10
-"""A longer message goes in a frame of its own: so whole windows of the others fit in one, four times over."""
+"""A longer message gets its own frame. So a frame has room for four whole windows of the others."""
 HEAVY_BYTES = 256 << 10
-"""A copy of more is not made on an event loop's thread: it takes some 50 us."""
+"""A larger copy is not made on an event loop's thread. A copy of this size takes some 50 us."""
 
 _WITH_VALUES = frozenset({Upload, Allocate, Download})
 _GIVEN: dict[type, type] = {Ping: int, Warm: int, GetStatistics: Statistics}
-"""What a worker answers these with."""
+"""The types of a worker's answers to these messages."""
 
 log = Log("cudnn_actor")
 
@@ -108,12 +108,13 @@ class WorkerEnd(Protocol):
 
     @property
     def claims(self) -> Claims:
-        """Who says which requests have begun."""
+        """Says which requests have begun."""
 
     def send(self, frame: FromParent, descriptors: Sequence[int] = ()) -> None:
-        """Tell it something. Never blocks; what it will never read is dropped.
+        """Send a frame. Never blocks. Frames for a worker that has ended are dropped.
 
-        Raises `OSError` when there is no descriptor to be had for one that has to wait: it is told nothing.
+        If a frame must wait, its descriptors are duplicated. Raises `OSError` if that fails; then nothing is
+        sent.
         """
 
     def take_descriptor(self) -> int:
@@ -121,7 +122,7 @@ class WorkerEnd(Protocol):
 
 
 class PendingReclaim:
-    """What a dying process may still write: held until it has gone for certain."""
+    """Memory that a dying process may still write. It is held until the process has certainly ended."""
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
@@ -132,14 +133,14 @@ class PendingReclaim:
 
 
 class WorkerHost:
-    """One life of a service in process isolation: its broker, and what its workers have.
+    """A service in process isolation: its broker, and the state of its workers.
 
     Parameters
     ----------
     state
-        The service's. Its memory and counters are written here and in the broker alone.
+        The service's state. Only this object and its broker write its memory table and counters.
     reply
-        Called with an envelope, a value and an error: exactly once for each envelope that was taken up.
+        Called with an envelope, a value and an error: exactly once for each envelope that was started.
     host_arenas
         Whether arenas are host memory, which this process maps too.
     window
@@ -164,37 +165,37 @@ class WorkerHost:
         """The arenas, mapped here too; None where they are device memory."""
         self.worker: WorkerEnd | None = None
         self.starting: WorkerEnd | None = None
-        """The one that is to serve next, from when it has been told what there is until it serves."""
+        """The worker that serves next: set before it is told of the memory, until it serves."""
         self.standby: WorkerEnd | None = None
         self.stopping = False
-        """Whether nothing more is to be handed over: the worker has been asked to end."""
+        """Whether the worker has been asked to end, so that nothing more is dispatched."""
         self.last_word: Dying | None = None
-        """What the present worker has said of its own end."""
+        """The present worker's `Dying` frame; None if it has sent none."""
         self.checksums: Checksums | None = None
-        """Of what was uploaded; None where they are not wanted."""
+        """Checksums of uploads; None if none are kept."""
         self.recent: dict[str, Compute] = {}
-        """A request of each plan that has run lately, by its graph's digest; the latest last."""
+        """One request for each plan that has run lately, by its graph's digest; the latest last."""
         self.on_new_plan: Callable[[], None] = _nothing
         self._unsent: list[Request] = []
         self._sending: Requests | None = None
-        """What is being sent; also of a sender who was interrupted in it."""
+        """The frame that is being sent. It stays set if the sender is interrupted."""
 
     @property
     def memory(self) -> Any:
-        """The service's table."""
+        """The service's memory table."""
         return self.state.memory
 
     # Workers.
 
     def attach(self, worker: WorkerEnd) -> None:
-        """Serve with a worker that has every arena and segment mapped."""
+        """Use a worker, which has every arena and segment mapped, from now on."""
         self.worker = worker
         self.starting = None
         self.last_word = None
         self.stopping = False
 
     def introduce(self, worker: WorkerEnd) -> None:
-        """Give a worker that has just started every arena and segment there is."""
+        """Send a new worker every arena and segment."""
         for arena in self.memory.arenas():
             worker.send(MapArena(arena.number, arena.nbytes), (arena.fd,))
         for number, nbytes, descriptor in self.staging.segments():
@@ -206,7 +207,8 @@ class WorkerHost:
                 worker.send(frame)
 
     def _have_mapped(self, frame: FromParent, descriptor: int, undo: FromParent) -> None:
-        """Have every worker map something, but for its maker; or none, where it raises `OSError`."""
+        """Have every worker map an arena or segment, except the arena's maker. If this raises `OSError`, none
+        has it mapped."""
         told: list[WorkerEnd] = []
         makes = self.worker if isinstance(frame, MapArena) else None
         for worker in (self.worker, self.starting, self.standby):
@@ -230,13 +232,13 @@ class WorkerHost:
 
     @property
     def room(self) -> int:
-        """How many new messages may be taken up: those that wait for an arena will need a place each."""
+        """How many new messages may be started. Each message that waits for an arena will need a place."""
         if self.worker is None or self.stopping:
             return 0
         return max(0, self.in_flight.room - len(self.broker.awaiting_arena))
 
     def is_heavy(self, message: Any) -> bool:
-        """Whether taking a message up copies so much that an event loop should leave it to a thread."""
+        """Whether starting a message copies so much that an event loop leaves it to the monitor's thread."""
         if type(message) not in _WITH_VALUES:
             return False
         match message:
@@ -249,10 +251,10 @@ class WorkerHost:
                 )
         return False
 
-    # Handing over.
+    # Dispatching.
 
     def take_up(self, envelope: Envelope, *, injected: bool = False) -> None:
-        """Start a message: answer it, or hand it over. `injected`: its fault has been done."""
+        """Start a message: answer it, or dispatch it. `injected`: its fault has been injected already."""
         work = None
         try:
             work = self.broker.start(envelope, injected=injected)
@@ -277,7 +279,7 @@ class WorkerHost:
             self.hand(request)
 
     def prepared(self, envelope: Envelope, message: Compute) -> WorkerRequest:
-        """A request that runs a plan, ready to be handed over. Raises what is wrong with it."""
+        """A request that runs a plan, ready to be dispatched. Raises what is wrong with it."""
         request = self.broker.prepared(envelope, message)
         self._encode(request)
         return request
@@ -294,12 +296,12 @@ class WorkerHost:
             raise InvalidRequest(
                 field="messages",
                 value=Words(f"{len(request.request.messages):,} requests"),
-                problem=f"are {len(body):,} bytes, where {LONGEST_MESSAGE:,} is the most that a worker takes",
-                fix="warm some at a time",
+                problem=f"take {len(body):,} bytes, and a worker accepts at most {LONGEST_MESSAGE:,}",
+                fix="warm fewer requests at a time",
             )
 
     def hand(self, request: WorkerRequest) -> None:
-        """Have the worker run a request, and hold its buffers until it is complete."""
+        """Dispatch a request to the worker, and hold its buffers until it is complete."""
         assert self.worker is not None
         envelope = request.envelope
         if not envelope.hand_over(request):
@@ -322,7 +324,7 @@ class WorkerHost:
             self.flush()
 
     def hand_again(self) -> None:
-        """Hand over what goes first after a crash, as far as it may go now."""
+        """Dispatch the requests that go first after a crash, as far as they may go now."""
         while (
             self.worker is not None
             and not self.stopping
@@ -331,10 +333,10 @@ class WorkerHost:
             self._hand_again(request)
 
     def _hand_again(self, request: WorkerRequest) -> None:
-        """Hand over one that a worker had when it died.
+        """Dispatch a request that a worker had when it died.
 
-        One that had begun runs again whoever waits for it: what it was writing is half-written, and is made
-        whole, or torn.
+        A request that had begun runs again even if no caller waits any more: its output may be half-written,
+        so it must be completed or marked as torn.
         """
         envelope, broker = request.envelope, self.broker
         if not request.suspect and (envelope.withdrawn or request.gone):
@@ -352,12 +354,12 @@ class WorkerHost:
             broker.expire(envelope)
             self._release(request, end_ref=True)
         else:
-            if self.state.faults is not None and request.suspect:  # it runs again, so it counts again
+            if self.state.faults is not None and request.suspect:  # it runs again, so it counts as a message
                 request.fault = self.state.faults.on_message(type(request.message).__name__)
             self._send(request)
 
     def flush(self) -> None:
-        """Send what has been handed over since the last time."""
+        """Send the requests that were dispatched since the last call."""
         if self._unsent and self.worker is not None:
             fresh: list[Request] = []
             frame = Requests(self._unsent)
@@ -368,9 +370,9 @@ class WorkerHost:
             self._sending = None
 
     def finish_sending(self) -> None:
-        """Go on where somebody was interrupted in `flush`. Before anything else is sent.
+        """Complete a `flush` that was interrupted. Must be called before anything else is sent.
 
-        The frame that a worker was sent last is not queued again.
+        If the frame is the last one that was passed to the worker's `send`, it is not queued again.
         """
         if self._sending is not None and self.worker is not None:
             self.worker.send(self._sending)
@@ -379,13 +381,13 @@ class WorkerHost:
     # Values.
 
     def _write(self, request: WorkerRequest) -> None:
-        """Write an array to a buffer: here, or in the worker by way of staging memory."""
+        """Write an array to a buffer: in this process, or in the worker through staging memory."""
         (slot,) = request.slots
         data, envelope, broker = request.message.data, request.envelope, self.broker
         if not self._goes_here(request):
             self._write_staged(request, slot, data)
         elif request.ref is not None:
-            self._write_here(slot, data)  # nobody has the buffer yet
+            self._write_here(slot, data)  # no caller has the buffer yet
             if broker.begins(envelope):
                 broker.succeed(envelope, request.ref)
             else:
@@ -395,14 +397,14 @@ class WorkerHost:
             broker.succeed(envelope, self._done_here(envelope, "upload"))
 
     def _goes_here(self, request: WorkerRequest) -> bool:
-        """Whether values go straight into a buffer, or out of it.
+        """Whether values are copied straight into the buffer, or out of it, in this process.
 
-        Not where a fault is to befall them: it does so in the worker, in their turn.
+        Not if the request has a fault, which is injected in the worker, in the request's turn.
         """
         return self.arenas is not None and not request.slots[0].users and request.fault is None
 
     def _write_here(self, slot: Slot, data: Any) -> None:
-        assert isinstance(data, np.ndarray)  # there is no other kind on the host
+        assert isinstance(data, np.ndarray)  # host memory takes no device arrays
         values = self._bytes_of(slot)
         if self.checksums is not None:
             self.checksums.note_writes([slot.index])
@@ -454,7 +456,7 @@ class WorkerHost:
         return self.in_flight.waits_for(number)
 
     def create_arena(self, number: int, nbytes: int) -> None:
-        """See `broker.Host`. The worker is asked."""
+        """See `broker.Host`. Asks the worker."""
         assert self.worker is not None
         self.worker.send(CreateArena(number, nbytes))
 
@@ -465,10 +467,10 @@ class WorkerHost:
             self.arenas.unmap(number)
 
     def take_arena(self, frame: ArenaMade | ArenaRefused) -> None:
-        """Take what has come of a wish for an arena, and go on with those who waited."""
+        """Handle the worker's answer to `CreateArena`, and start the allocations that waited for it."""
         wanted = self.broker.arena
         if wanted is None or frame.number != wanted[0]:
-            raise Violation(f"it speaks of arena {frame.number}, which it was not asked for")
+            raise Violation(f"it named arena {frame.number}, which it was not asked to make")
         if isinstance(frame, ArenaRefused):
             self.broker.arena_refused(self._refusal(frame, wanted[1]))
         else:
@@ -480,7 +482,7 @@ class WorkerHost:
             self.broker.settle_drains()
 
     def _own_arena(self, number: int, nbytes: int) -> None:
-        """Take an arena over; where this process has no room for it, the first that waits is refused."""
+        """Take over an arena. If this process has no room for it, the first waiting allocation fails."""
         assert self.worker is not None
         try:
             descriptor = self.worker.take_descriptor()
@@ -499,7 +501,10 @@ class WorkerHost:
             self.broker.arena_made(descriptor)
 
     def _map_arena(self, number: int, nbytes: int, descriptor: int) -> None:
-        """Map a worker's arena here and in the standby, or nowhere. Raises `OSError`, `Violation`."""
+        """Map a worker's arena in this process, if it is host memory, and in the other workers.
+
+        Raises `OSError`, `Violation`. Then it is mapped in none of these.
+        """
         if self.arenas is not None:
             if not is_whole(descriptor, nbytes):
                 raise Violation(f"its arena {number} is not sealed memory of {nbytes:,} bytes")
@@ -515,9 +520,9 @@ class WorkerHost:
             raise
 
     def _refuse_arena(self, number: int, nbytes: int, error: OSError) -> None:
-        """Do without an arena that the worker has made: it is this process that has no room for it.
+        """Give up an arena that the worker has made, because this process has no room for it.
 
-        Raises `Violation` where the worker is to blame after all.
+        Raises `Violation` if the error is not a lack of room, because then the worker is to blame.
         """
         refusal = exhaustion(error, requested=nbytes, in_use=self.memory.arena_bytes)
         if refusal is None:
@@ -541,7 +546,7 @@ class WorkerHost:
     # Answers.
 
     def receive(self, frames: Sequence[FromWorker]) -> None:
-        """Take what the worker has said. Raises `Violation`, `BadFrame`: then it is not to be served with."""
+        """Handle frames from the worker. Raises `Violation`, `BadFrame`: then the worker must be replaced."""
         for frame in frames:
             match frame:
                 case Answers():
@@ -551,23 +556,23 @@ class WorkerHost:
                 case ArenaMade() | ArenaRefused():
                     self.take_arena(frame)
                 case InternalDone():
-                    pass  # asked for when it was a standby
+                    pass  # for a request that it got as a standby
                 case Logged():
                     self.write_log(frame)
                 case Dying():
                     self.last_word = frame
                 case other:
-                    raise Violation(f"it said {type(other).__name__} where nobody had asked")
+                    raise Violation(f"it sent {type(other).__name__}, which was not asked for")
 
     def note_completed(self) -> None:
-        """Answers have been taken."""
+        """Note that a frame of answers has been handled."""
         self.in_flight.note_progress()
         if self.broker.has_drains:
             self.broker.settle_drains()
 
     def complete(self, answer: Answer) -> None:
-        """Take one answer. Raises `Violation`."""
-        # What it says is looked at first: if it is a lie, the request is in flight, and judged with the rest.
+        """Handle one answer. Raises `Violation`."""
+        # Check the answer first: if it does not fit, the request is still in flight and judged with the rest.
         request = self.in_flight.find(answer.number, answer.place)
         cached = request.cached
         if type(answer) is Done and cached is not None:
@@ -585,7 +590,7 @@ class WorkerHost:
         self._complete_other(request, answer, value)
 
     def _value(self, request: WorkerRequest, answer: Answer) -> Any:
-        """What an answer brings: a decoded value, or error. Raises `Violation` for one that does not fit."""
+        """The decoded value or error of an answer. Raises `Violation` for an answer that does not fit."""
         match answer:
             case Refused():
                 return self._error(answer)
@@ -595,11 +600,11 @@ class WorkerHost:
                 asked = "InjectFault" if request.injects else type(request.message).__name__
                 raise Violation(f"it answered {asked} with a receipt")
             case Dropped() if not request.unwanted:
-                raise Violation(f"it dropped request {answer.number}, which nobody had withdrawn")
+                raise Violation(f"it dropped request {answer.number}, which was not withdrawn")
         return None
 
     def receipt(self, envelope: Envelope, done: Done) -> Receipt:
-        """What the caller of a request that has finished gets."""
+        """The receipt for the caller of a finished request."""
         return Receipt(
             request_id=envelope.number,
             generation=self.state.generation,
@@ -626,7 +631,7 @@ class WorkerHost:
             case Done():
                 try:
                     value = self._finished(request, answer)
-                except MemoryError as error:  # of this process: it has no room for what has come
+                except MemoryError as error:  # this process has no room for the result
                     broker.refuse(envelope, error)
                 else:
                     broker.succeed(envelope, value)
@@ -656,7 +661,7 @@ class WorkerHost:
         if wanted is None or type(value) is not wanted:
             asked = type(envelope.message).__name__
             raise Violation(f"it answered {asked} with {type(value).__name__}")
-        # Of a service's counters only the plans are the worker's; all else is counted here.
+        # Of the service's counters, the worker keeps only the plan statistics; this process counts the rest.
         return self.state.statistics(value.plans) if isinstance(value, Statistics) else value
 
     @staticmethod
@@ -669,7 +674,7 @@ class WorkerHost:
             ) from error
 
     def _discharge(self, request: WorkerRequest, *, end_ref: bool) -> None:
-        """Give back what a request had beside its holds; `end_ref`: and the buffer that nobody receives."""
+        """Give back a request's block. `end_ref`: also free the buffer that no caller will receive."""
         if request.block is not None:
             self.staging.give_back(request.block)
             request.block = None
@@ -677,12 +682,12 @@ class WorkerHost:
             self.broker.end_unreceived(request)
 
     def _release(self, request: WorkerRequest, *, end_ref: bool) -> None:
-        """The same, of a request that is not in flight and holds its buffers still."""
+        """The same for a request that is not in flight. Also releases the buffers that it still holds."""
         self.memory.release_all(request.slots)
         self._discharge(request, end_ref=end_ref)
 
     def note_plan(self, cached: CachedMessage) -> None:
-        """Remember a message for workers that are to be warmed. May be interrupted, and made again."""
+        """Remember a message with whose plan other workers are warmed. May be interrupted and repeated."""
         digest = cached.lowered.graph.digest()
         new = self.recent.pop(digest, None) is None
         self.recent[digest] = cached.message
@@ -693,9 +698,9 @@ class WorkerHost:
             self.on_new_plan()
 
     def write_log(self, line: Logged) -> None:
-        """Write a worker's line, in the context of the request that was in work. Raises `Violation`."""
+        """Write a worker's log line, in the context of the request that was running. Raises `Violation`."""
         if "event" in line.fields or "self" in line.fields:
-            raise Violation("a line of its log cannot be written: a field has a name that is taken")
+            raise Violation("it sent a log line with a reserved field name (event or self)")
         request = self.in_flight.requests.get(line.number)
         context = None if request is None else request.envelope.context
         said = Line(line.logger, LEVELS[line.level], line.event, line.fields)
@@ -704,15 +709,15 @@ class WorkerHost:
     # The end of a worker.
 
     def crash(self, cause: str, *, may_still_write: bool) -> PendingReclaim:
-        """Judge every request that the worker had; those that may run again are handed over first.
+        """Judge every request that the worker had. Those that may run again are dispatched first.
 
-        What it may still have been writing to, and nobody needs any more, is in the answer: for `reclaim`,
-        once the process has gone for certain.
+        Returns the memory of lost requests, to which the process may still write. Pass it to `reclaim` once
+        the process has certainly ended.
 
         Parameters
         ----------
         cause
-            For people: what happened.
+            What happened, as text for people.
         may_still_write
             Whether the process could not be ended.
         """
@@ -730,38 +735,38 @@ class WorkerHost:
             if request.block is not None:
                 pending.blocks.append(request.block)
         self.in_flight.first([*again, *others])
-        # A drain, too: what waits for an arena and was sent before it is to be answered before it.
+        # Drains, too: an allocation that waits for an arena must be answered before a drain sent after it.
         self._restore(self.broker.take_waiting())
         return pending
 
     def _take_back(self) -> tuple[list[WorkerRequest], list[WorkerRequest]]:
-        """Take everything out of the worker's hands: what it had begun, and the rest."""
+        """Take back all requests in flight: those that the worker had begun, and the others."""
         unsaid = set() if self.worker is None else self._complete_finished(self.worker.claims)
         worker, self.worker = self.worker, None
-        self.last_word = None  # whoever starts next is not to be taken for the one that said it
+        self.last_word = None  # it must not be attributed to the next worker
         self._unsent.clear()
         self._sending = None
         begun: list[WorkerRequest] = []
         others: list[WorkerRequest] = []
         for request in self.in_flight.take_back():
-            # One whose caller has been promised that it never begins counts as begun, too, where it was left.
+            # A withdrawn request that the worker skipped is marked as begun, too. `gone` excludes it here.
             began = (
                 worker is not None
                 and not request.gone
                 and worker.claims.has_begun(request.place, request.number)
             )
             request.envelope.hand_back(begun=began)
-            # What is asked again cannot be what the worker died of: it had finished, or is only a question.
+            # These cannot have killed the worker: they had finished, or are control messages. They run again.
             harmless = request.number in unsaid or request.message.control
             (begun if began and not harmless else others).append(request)
         return begun, others
 
     def _complete_finished(self, claims: Claims) -> set[int]:
-        """Answer what the worker had finished and had not said: it has been done, and is not done again.
+        """Answer requests that the worker had finished and not answered, so that they do not run again.
 
-        Not only for its callers' sake. What it read may have been written since, by a later request of the
-        same worker, so it could not be run again; and it is not what the worker died of. The numbers of those
-        whose answer has gone with the worker (of a `Warm`, say) come back: they are asked again.
+        This is needed for two more reasons. A later request of the same worker may have overwritten their
+        input, so that they could not run again. And they did not kill the worker. Returns the numbers of
+        finished requests whose answers are lost with the worker (a `Warm`'s, for example): these run again.
         """
         unsaid = set()
         for request in tuple(self.in_flight.requests.values()):
@@ -773,12 +778,12 @@ class WorkerHost:
                 continue
             try:
                 self.complete(Done(request.number, request.place, *found))
-            except Violation as lie:  # no worker of ours: it is judged with those that have begun
+            except Violation as lie:  # the page is wrong: the request is judged with those that have begun
                 log.warning("worker.broke_the_protocol", why=str(lie))
         return unsaid
 
     def reclaim(self, pending: PendingReclaim) -> None:
-        """Take back what a process that has gone for certain had."""
+        """Release the memory of a process that has certainly ended."""
         self.memory.release_all(pending.slots)
         for block in pending.blocks:
             self.staging.give_back(block)
@@ -786,9 +791,9 @@ class WorkerHost:
         pending.blocks.clear()
 
     def retire(self) -> None:
-        """Give everything that is unfinished back to the mailbox, after `crash`: perhaps no worker follows.
+        """After `crash`, give all unfinished requests back to the mailbox, because no worker may follow.
 
-        What is to run again, and does not, says so when it is answered with `ServiceStopped`.
+        If a request that had begun does not run again, its `ServiceStopped` says that it had begun.
         """
         left = self.in_flight.give_up()
         for request in left:
@@ -799,14 +804,14 @@ class WorkerHost:
         self.state.mailbox.restore(sorted(envelopes, key=lambda envelope: envelope.number))
 
     def close(self) -> None:
-        """Give up the memory for transfers. Idempotent."""
+        """Free the staging memory, and unmap the arenas. Idempotent."""
         self.staging.close()
         if self.arenas is not None:
             self.arenas.clear()
 
 
 def _nbytes(spec: TensorSpec) -> int:
-    """Bytes of the values, without what lies between them."""
+    """Bytes of the values, without gaps between them."""
     return spec.size * spec.dtype.itemsize
 
 

@@ -22,7 +22,9 @@ async def test_a_warm_that_no_frame_has_room_for_is_refused_and_the_worker_stays
     async with world(HERE, logs) as here:
         request = here.trio.product()
         each = len(encode_message(Warm(messages=(request,) * 100))) // 100
-        with pytest.raises(InvalidRequest, match="is the most that a worker takes; warm some at a time"):
+        with pytest.raises(
+            InvalidRequest, match=r"a worker accepts at most .*; warm fewer requests at a time"
+        ):
             await here.gpu.ask(Warm(messages=(request,) * (LONGEST // each)))
         assert await here.gpu.ping() == 1
 

@@ -53,11 +53,11 @@ LIES = [
     ("refuse oddly", "unknown error class 'NoSuchError'"),
     ("refuse with wrong facts", "wrong facts for ExecutionFailed"),
     ("drop", "it dropped request"),
-    ("be ready again", "it said Ready where nobody had asked"),
-    ("make an arena unasked", "it speaks of arena 9, which it was not asked for"),
-    ("refuse an arena unasked", "it speaks of arena 9, which it was not asked for"),
-    ("log badly", "a line of its log cannot be written"),
-    ("drown in descriptors", "descriptors that no frame has asked for"),
+    ("be ready again", "it sent Ready, which was not asked for"),
+    ("make an arena unasked", "it named arena 9, which it was not asked to make"),
+    ("refuse an arena unasked", "it named arena 9, which it was not asked to make"),
+    ("log badly", "it sent a log line with a reserved field name"),
+    ("drown in descriptors", "descriptors came that belong to no frame"),
 ]
 
 
@@ -162,9 +162,9 @@ STARTS = [
     ("say noise", "MessagePack data is malformed"),
     ("be ready as another", "it said that it is ready as incarnation 7"),
     ("answer a stranger", "it answered request 1000000"),
-    ("make an arena unasked", "it speaks of arena 9"),
-    ("log badly", "a line of its log cannot be written"),
-    ("drown in descriptors", "descriptors that no frame has asked for"),
+    ("make an arena unasked", "it named arena 9"),
+    ("log badly", "it sent a log line with a reserved field name"),
+    ("drown in descriptors", "descriptors came that belong to no frame"),
 ]
 
 
@@ -177,10 +177,10 @@ async def test_a_lie_in_the_start_is_a_failed_start(lie: str, why: str) -> None:
 
 STANDBYS = [
     ("say noise", "MessagePack data is malformed"),
-    ("answer a stranger", "it said Answers where nobody had asked"),
-    ("make an arena unasked", "it said ArenaMade where nobody had asked"),
-    ("log badly", "a line of its log cannot be written"),
-    ("drown in descriptors", "descriptors that no frame has asked for"),
+    ("answer a stranger", "it sent Answers, which was not asked for"),
+    ("make an arena unasked", "it sent ArenaMade, which was not asked for"),
+    ("log badly", "it sent a log line with a reserved field name"),
+    ("drown in descriptors", "descriptors came that belong to no frame"),
 ]
 
 

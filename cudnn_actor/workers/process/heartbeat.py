@@ -1,4 +1,4 @@
-"""Signs of life from a worker, since when its work has not got on, and its end with its parent's."""
+"""A worker's heartbeat, and its end when its parent ends."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ __all__ = ["Heartbeat", "end_with"]
 
 
 class Heartbeat:
-    """A thread that beats. A worker that is stopped, or holds the interpreter's lock for long, beats no more.
+    """A thread that writes heartbeats to the status page.
+
+    It writes none while the worker is stopped or a library holds the interpreter's lock.
 
     Parameters
     ----------
     page
-        Where it is noted, for the parent.
+        The status page, which the parent reads.
     every_s
-        Seconds between two beats.
+        Seconds between two heartbeats.
     since
-        Since when the work in hand has not got on, in `time.monotonic()` seconds; None for none.
+        Returns since when the work has made no progress, in `time.monotonic()` seconds; None without work.
     """
 
     def __init__(self, page: StatusPage, every_s: float, since: Callable[[], float | None]) -> None:
@@ -33,7 +35,7 @@ class Heartbeat:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Beat once, and from then on."""
+        """Write a first heartbeat, and start the thread."""
         self._beat()
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
@@ -47,16 +49,17 @@ class Heartbeat:
         self._page.beat_ns = time.monotonic_ns()
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Stop the heartbeats."""
         self._ended.set()
 
 
 def end_with(parent: int) -> None:
-    """Have this process end when its parent does, by the parent's pidfd.
+    """Have this process end when its parent does, by watching the parent's pidfd.
 
-    The second line: the kernel kills a worker whose lifeline is cut. But a process that was forked from the
-    parent behind Python's back may hold a copy of the other end, and then nobody cuts it. This one needs the
-    interpreter to run.
+    This is the second safeguard. The first is the lifeline: the kernel kills a worker whose lifeline is cut.
+    But a process that was forked from the parent without Python's knowledge may hold a copy of the lifeline's
+    other end. Then the parent's end does not cut the lifeline, and this thread ends the worker. Unlike the
+    lifeline, it needs the interpreter to run.
     """
     threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True).start()
 

@@ -1,8 +1,8 @@
-"""What comes to a worker from its parent.
+"""The inbox: the frames that a worker gets from its parent.
 
-Its main thread reads the socket when it has nothing left to do, so a request costs no hop here either. It
-waits for the socket and for an eventfd, by which other threads of the worker (the one that builds plans, the
-one that logs) wake it. What is not a request is done on the spot, by whoever was registered for it.
+The worker's main thread reads the socket when it has nothing left to do, so a request costs no thread hop. It
+waits for the socket and for an eventfd, by which other threads of the worker wake it (the one that builds
+plans, and any that logs). Frames that are not requests are handled at once, by registered handlers.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from cudnn_actor.workers.wire import MESSAGES, Internal, Request, Requests
 __all__ = ["Inbox"]
 
 _MOST_KNOWN = 1024
-"""Messages that are remembered by their bytes."""
+"""How many decoded messages are cached, by their bytes."""
 
 
 class Inbox:
-    """Requests from the parent, in order. The main thread's own, but for `nudge`.
+    """Requests from the parent, in order. Used by the main thread, except `nudge`.
 
     Parameters
     ----------
     channel
-        The worker's end.
+        The worker's end of the socket.
     outbox
-        Its log lines are sent before a wait.
+        The outbox, whose log lines are sent before a wait.
     page
-        Where it is noted what has begun.
+        The status page, where tasks note that they have begun.
     """
 
     def __init__(self, channel: Channel, outbox: Outbox, page: StatusPage) -> None:
         self.on_frame: dict[type, Callable[[Any], None]] = {Internal: self._put_internal}
-        """What is done with frames that are no requests."""
+        """The handlers for frames that are not requests."""
         self._channel = channel
         self._outbox = outbox
         self._page = page
@@ -58,7 +58,7 @@ class Inbox:
     def take(self, most: int, timeout: float | None = None) -> list[WorkerTask | InternalTask]:
         """The next requests in order, control messages first; waits up to `timeout` seconds for one.
 
-        Raises `SystemExit` when the parent has gone, `BadFrame` for bytes that are none of its.
+        Raises `SystemExit` when the parent has gone, and `BadFrame` for invalid bytes.
         """
         if not (self._tasks or self._urgent or self._early):
             self._wait(timeout)
@@ -69,11 +69,11 @@ class Inbox:
         return batch
 
     def nudge(self) -> None:
-        """Wake the main thread for a look around. Any thread."""
+        """Wake the main thread. Any thread."""
         os.eventfd_write(self._wake_event, 1)
 
     def put_back(self, frames: Iterable[Any]) -> None:
-        """Take frames that were read before this was made, at the next `take`."""
+        """Add frames that were read before this object was made. The next `take` handles them."""
         self._early.extend(frames)
 
     def _wait(self, timeout: float | None) -> None:
@@ -81,7 +81,7 @@ class Inbox:
             self._outbox.send_lines()
         if timeout is not None and timeout <= 0.0:
             return
-        # Not poll: its timeouts are whole milliseconds, and a device is asked every few microseconds.
+        # Not poll: its timeouts are whole milliseconds, and a device is polled every few microseconds.
         ready, _, _ = select.select(self._waited_for, (), (), timeout)
         if self._wake_event in ready:
             os.eventfd_read(self._wake_event)
@@ -97,7 +97,7 @@ class Inbox:
             else:
                 self.on_frame[type(frame)](frame)
         if self._channel.ended:
-            raise SystemExit(0)  # nobody is left to work for
+            raise SystemExit(0)  # the parent has gone
 
     def _put(self, request: Request) -> None:
         message = self._known.get(request.body)

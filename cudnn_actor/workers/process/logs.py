@@ -1,4 +1,4 @@
-"""Log lines of a worker, sent to its parent, and written there by the loggers that its user configured."""
+"""Sends a worker's log lines to its parent, whose loggers, as the user has configured them, write them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["forward_logs"]
 
 
 def forward_logs(outbox: Outbox, inbox: Inbox, in_work: Callable[[], int]) -> None:
-    """Send every line to the parent from now on; `in_work` says the number of the request at hand.
+    """Send every line to the parent from now on. `in_work` returns the number of the current request.
 
-    A line of another thread than the main one wakes that, which sends it.
+    The main thread sends the lines. A line of any other thread wakes it.
     """
 
     def forward(line: Line) -> None:
@@ -27,5 +27,5 @@ def forward_logs(outbox: Outbox, inbox: Inbox, in_work: Callable[[], int]) -> No
 
 
 def _level(number: int) -> Any:
-    """The name of the highest of `logging`'s levels that is not above this one."""
+    """The name of the highest of `logging`'s levels that does not exceed this number."""
     return next((name for name, level in reversed(LEVELS.items()) if level <= number), "debug")

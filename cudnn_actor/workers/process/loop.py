@@ -1,4 +1,4 @@
-"""What a worker does all day: it takes requests from its parent, has them run, and answers."""
+"""A worker's main loop: it takes requests from the parent, runs them, and answers."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ Task = WorkerTask | InternalTask
 
 
 class WorkerLoop:
-    """Answers requests of a parent. Its last act is to say why it ends: to judge is the parent's.
+    """Runs requests of a parent and answers them. When it ends, it says why; the parent judges the requests.
 
-    All but `working_since` is the thread's that runs it. It is the host of its runner.
+    It is the host of its runner. Only `working_since` and `number_in_work` may be called on other threads.
 
     Parameters
     ----------
     state
-        The service's, as far as a worker has it.
+        The worker's part of the service's state.
     engine
         Makes the engine.
     inbox, outbox
-        The ways from and to the parent.
+        Receive from the parent, and send to it.
     stages
-        The host memory that values come and go in.
+        Staging memory for values.
     fails
-        Whether its start is to fail.
+        Whether its start must fail.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class WorkerLoop:
         fails: bool,
     ) -> None:
         self.current: Task | None = None
-        """The request in work; None between requests."""
+        """The current request; None between requests."""
         self._state = state
         self._inbox = inbox
         self._outbox = outbox
@@ -91,33 +91,33 @@ class WorkerLoop:
 
     @property
     def engine(self) -> Engine:
-        """The engine, open."""
+        """The open engine."""
         return self._runner.executor.engine
 
     def create_arena(self, number: int, nbytes: int) -> int:
-        """Take and map memory; its descriptor, which is the caller's. Raises `CudnnActorError`, `Crash`."""
+        """Make an arena. The caller owns its descriptor. Raises `CudnnActorError`, `Crash`."""
         return self._runner.executor.create_arena(number, nbytes)
 
     def stop(self) -> None:
-        """End after the request in work."""
+        """End after the current request."""
         self._stopping = True
 
     def working_since(self) -> float | None:
-        """Since when the request in work, the device or the build thread has not got on. Any thread."""
+        """Since when the current request, the device or a build thread has made no progress. Any thread."""
         mine, runs = self._busy_since, self._runner.working_since()
         if mine is None or runs is None:
             return runs if mine is None else mine
         return min(mine, runs)
 
     def number_in_work(self) -> int:
-        """The number of the request in work; 0 where there is none. Any thread."""
+        """The number of the current request; 0 for none. Any thread."""
         task = self.current
         return task.number if isinstance(task, WorkerTask) else 0
 
     def run(self, on_ready: Callable[[], None]) -> None:
-        """Open the engine, say so, and serve until the parent has had enough.
+        """Open the engine, call `on_ready`, and serve until the parent asks for the end.
 
-        Whatever else ends it is told to the parent, and not raised.
+        Any other reason to end is sent to the parent, and not raised.
         """
         runner = self._runner
         try:
@@ -131,7 +131,7 @@ class WorkerLoop:
             runner.outlast()
             self.flush()
             runner.close(wait=True)
-        except BaseException as error:  # noqa: BLE001 - also SystemExit: nobody is left to work for
+        except BaseException as error:  # noqa: BLE001 - also SystemExit, when the parent has gone
             self._die(error)
 
     def _turn(self, wait: float | None) -> None:
@@ -142,7 +142,7 @@ class WorkerLoop:
         self.flush()
 
     def _poll(self) -> float | None:
-        """Look after builds, those who wait for them, and the device."""
+        """Collect builds, start the requests that waited for them, and check the device's fences."""
         runner = self._runner
         runner.collect_builds()
         if runner.may_resume:
@@ -165,7 +165,7 @@ class WorkerLoop:
 
     def _start(self, task: Task) -> None:
         if not task.begin():
-            assert isinstance(task, WorkerTask), "nobody withdraws the service's own work"
+            assert isinstance(task, WorkerTask), "the service's own work is never withdrawn"
             self._outbox.dropped(task)
             return
         self.current = task
@@ -183,7 +183,7 @@ class WorkerLoop:
         self.current = self._busy_since = None
 
     def _die(self, error: BaseException) -> None:
-        """Send the answers that are there, then say what happened. The process ends behind it."""
+        """Send the answers that are there, then the cause of the end. The process ends after this."""
         runner = self._runner
         digest = error.digest if isinstance(error, BuildCrash) else runner.digest_in_work
         runner.settle_done()
@@ -217,7 +217,7 @@ class WorkerLoop:
     # As the host of the runner.
 
     def proof(self, task: Task, tag: str, now_ns: int) -> Any:
-        """What the parent makes a receipt of."""
+        """The facts of which the parent makes a receipt."""
         if isinstance(task, InternalTask):
             return None
         started_ns = task.started_ns
@@ -240,5 +240,5 @@ class WorkerLoop:
             self._outbox.refused(task, error)
 
     def flush(self) -> None:
-        """Send what there is, log lines too: what comes next may take long, or be the end."""
+        """Send the queued answers and log lines, because the next step may take long or end the process."""
         self._outbox.flush()

@@ -1,13 +1,12 @@
-"""What a worker process does, from its fork to its end.
+"""A worker process, from its fork to its end.
 
-It has five descriptors or six: its end of the socket, the service's generation table (which it cannot write),
-the page that it shares with its parent, its parent's pidfd, the queue to the service's builder process where
-there is one, and the end of its lifeline, which it never looks at.
-It runs its loop on the main thread, and ends when its parent asks it to, when its parent has gone, or when
-its device context has died.
+It has five or six descriptors: its end of the socket, the service's generation table (which it cannot write),
+the status page that it shares with its parent, its parent's pidfd, the queue to the service's builder process
+if there is one, and its end of the lifeline, which it never reads. It runs its loop on the main thread. It
+ends when its parent asks for it, when its parent has gone, or when its device context has died.
 
-Signals: Ctrl-C is the parent's. So is a SIGTERM, until the parent has asked for the end: from then on
-it means that the parent has waited long enough.
+Signals: it ignores Ctrl-C, which the parent handles. It also ignores SIGTERM until the parent has asked it to
+end. After that, SIGTERM ends it at once.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ NAME = "cudnn-worker"
 
 
 def main(descriptors: Sequence[int]) -> None:
-    """Serve one parent. Returns at an orderly end; what ends it otherwise, the parent has been told."""
+    """Serve one parent. Returns at the end; if that was not orderly, the parent has been told the cause."""
     call_this_process(NAME)
     connection, generations, status, parent, *builders = descriptors
     end_with(parent)
@@ -71,7 +70,7 @@ def main(descriptors: Sequence[int]) -> None:
 
 
 class _Process:
-    """The parts of a worker, put together. The main thread's."""
+    """Assembles the parts of a worker. Used by the main thread."""
 
     def __init__(
         self, channel: Channel, generations: int, status: int, builders: socket.socket | None
@@ -83,7 +82,7 @@ class _Process:
         self._outbox = outbox = Outbox(channel, page)
         self._inbox = inbox = Inbox(channel, outbox, page)
         state = ServiceState(
-            mailbox=Mailbox(1),  # whose numbers nobody asks a worker for
+            mailbox=Mailbox(1),  # a placeholder: the parent has the real mailbox
             memory=BorrowedTable(hello.device, GenerationView(generations), None),
             workspace_limit=hello.workspace_limit,
             plan_store=None if hello.plan_store is None else PlanStore(hello.plan_store),
@@ -112,14 +111,14 @@ class _Process:
         inbox.put_back(early)
 
     def run(self) -> None:
-        """Live and die."""
+        """Run the worker until it ends."""
         signal.signal(signal.SIGTERM, self._told_to_end)
         self._loop.run(self._say_ready)
         self._heartbeat.stop()
         self._outbox.send_lines()
 
     def _say_ready(self) -> None:
-        """Say so, with a first sign of life before it."""
+        """Start the heartbeat, then tell the parent that the worker is ready."""
         self._heartbeat.start()
         self._outbox.say(Ready(self._generation))
 
@@ -168,7 +167,7 @@ class _Process:
 
 
 def _first_frames(channel: Channel) -> list[Any]:
-    """The first frames from the parent, a `Hello` at their head. Blocks. Raises `SystemExit` at its end."""
+    """The first frames from the parent, beginning with a `Hello`. Blocks. Raises `SystemExit` without one."""
     frames: list[Any] = []
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)

@@ -1,6 +1,6 @@
-"""The way back from a worker: answers, log lines and last words, sent in batches.
+"""The outbox: a worker's answers, log lines and other frames to its parent, sent in batches.
 
-Only the worker's main thread gives answers; log lines come from any.
+Only the worker's main thread gives answers. Log lines come from any thread.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """Answers on their way to the parent.
+    """Collects answers and sends them to the parent.
 
     Parameters
     ----------
     channel
-        The worker's end.
+        The worker's end of the socket.
     page
-        Where it is noted what has finished.
+        The status page, where finished requests are marked.
     """
 
     def __init__(self, channel: Channel, page: StatusPage) -> None:
         self._channel = channel
         self._finish, self._finish_otherwise, self._forget = page.finish, page.finish_otherwise, page.forget
         self.notes = True
-        """Whether the page says what has finished. Not with an engine that has several requests at work: a
-        crash would find some of them done and others, which came before, not. There only an answer counts,
-        and answers are given in the order of the work."""
+        """Whether the page says which requests have finished. False for an engine that has several requests at
+        work: a crash would find some of them finished and earlier ones not. There only an answer counts, and
+        answers are given in the order of the work."""
         self._answers: list[Answer] = []
         self._lines: deque[Logged] = deque()
 
-    # Answers. Until one is sent the page says that the request has finished (see `notes`), so that a crash in
-    # between finds it done and not begun.
+    # Answers. Before an answer is sent, the page says that the request has finished (see `notes`), so that
+    # after a crash in between the request counts as finished, not as begun.
 
     def done(self, answer: Done) -> None:
-        """Queue that a request has run."""
+        """Queue the answer of a request that has run."""
         if self.notes:
             self._finish(answer.place, answer.number, answer.plan, answer.started_ns, answer.run_us)
         self._answers.append(answer)
@@ -64,38 +64,38 @@ class Outbox:
     def given(self, task: WorkerTask, value: Any) -> None:
         """Queue a value."""
         number, place, message = task.number, task.place, task.message
-        if isinstance(value, np.ndarray):  # it is where it was wanted
+        if isinstance(value, np.ndarray):  # a download, which lies in staging memory already
             self.done(Done(number, place, "download", task.started_ns, 0.0))
             return
         if type(message) is InjectFault:
             self._forget(place)
-        elif not message.control:  # else it is asked again, whatever had become of it
+        elif not message.control:  # a control message is simply sent again after a crash
             self._finish_otherwise(place, number)
         self._answers.append(Given(number, place, encode_reply(value)))
 
     def dropped(self, task: WorkerTask) -> None:
-        """Queue that a request has never run, because its caller had gone."""
+        """Queue the answer that a request never ran, because it was withdrawn."""
         self._answers.append(Dropped(task.number, task.place))
 
     def refused(self, task: WorkerTask, error: Exception) -> None:
-        """Send an error, at once: the page has no room for it."""
+        """Send an error at once, because the page has no room for it."""
         self._answers.append(Refused(task.number, task.place, _known(error).to_record()))
         self.flush()
 
     def internal_done(self, number: int, error: Exception | None) -> None:
-        """Send that work of the service's own is done, behind all answers so far."""
+        """Send that work of the service itself is done, after all answers so far."""
         self.flush()
         self.say(InternalDone(number, None if error is None else _known(error).to_record()))
 
     def flush(self) -> None:
-        """Send what has been queued. Waits for room in the socket when the parent does not read."""
+        """Send all queued answers and lines. Waits for room in the socket if the parent does not read."""
         self.send_lines()
         if self._answers:
             answers, self._answers = self._answers, []
             self.say(Answers(answers))
 
     def say(self, frame: FromWorker, descriptors: tuple[int, ...] = ()) -> None:
-        """Send a frame behind all that was sent before. Waits for room in the socket."""
+        """Send a frame. Waits for room in the socket."""
         self._channel.send(frame, descriptors)
         self._channel.send_all()
 
@@ -115,7 +115,7 @@ class Outbox:
 
 
 def _known(error: BaseException) -> CudnnActorError:
-    """An error that travels: what is none of ours says its name."""
+    """An error that can be encoded. Another exception becomes an `ExecutionFailed` with its type's name."""
     if isinstance(error, CudnnActorError):
         return error
     return ExecutionFailed(status=type(error).__name__, detail=str(error), plan="worker")

@@ -1,4 +1,4 @@
-"""Host memory that the parent gives out, as a worker sees it."""
+"""Staging memory as a worker sees it: segments that the parent has made."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Stages"]
 
 
 class Stages:
-    """The segments that are mapped, by number.
+    """The mapped segments, by number.
 
     Parameters
     ----------
     engine
-        Says which engine is told of each segment's bytes, after it is mapped and before it goes.
+        Returns the engine, which pins each segment after it is mapped and unpins it before it is unmapped.
     """
 
     def __init__(self, engine: Callable[[], Engine]) -> None:
@@ -32,16 +32,16 @@ class Stages:
         self._refused: dict[int, CudnnActorError] = {}
 
     def map(self, segment: int, descriptor: int, nbytes: int) -> None:
-        """Map a segment. The descriptor stays the caller's. Raises `OSError`."""
+        """Map a segment. The caller keeps the descriptor. Raises `OSError`."""
         self._mapped[segment] = mapped = map_segment(descriptor, nbytes)
         self._engine().pin(memoryview(mapped))
 
     def refuse(self, segment: int, error: CudnnActorError) -> None:
-        """Have requests that name a segment end in an error: this process had no room to map it."""
+        """Have requests that name this segment fail, because this process had no room to map it."""
         self._refused[segment] = error
 
     def unmap(self, segment: int) -> None:
-        """Forget a segment that nothing uses any more."""
+        """Unmap a segment, which nothing uses any more."""
         if self._refused.pop(segment, None) is not None:
             return
         self._engine().unpin(memoryview(self._mapped[segment]))
@@ -50,7 +50,7 @@ class Stages:
     def array(self, staged: Staged, spec: TensorSpec) -> np.ndarray:
         """The values of a buffer, C-contiguous.
 
-        Raises `BadFrame` for a place that does not exist, and what `refuse` was given for a segment.
+        Raises `BadFrame` for a place that does not exist, and the error that `refuse` was given.
         """
         if self._refused and (refusal := self._refused.get(staged.segment)) is not None:
             raise refusal.again()

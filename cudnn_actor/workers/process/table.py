@@ -1,14 +1,14 @@
-"""A worker's memory table: it owns nothing, and looks up in its parent's records what it must know.
+"""A worker's memory table. It owns no buffers, and looks up what it needs in the parent's generation table.
 
-The parent gives buffers out, takes them back and decides which references are stale, and why. A worker is
-sent only requests that the parent has checked, and whose buffers it holds until they are answered. What
-is left to the worker is the check at the moment of enqueueing, against records that only the parent can
-write (`workers.generations`), and what its own engine needs: a slot object for each buffer, with the
-engine's binding on it.
+The parent allocates and frees buffers, and decides which references are stale, and why. It sends only
+requests that it has checked, and holds their buffers until they are answered. The worker only checks each
+reference again when it enqueues the request, against records that only the parent can write
+(`workers.generations`). And it keeps what its own engine needs: a slot object for each buffer, with the
+engine's binding.
 
-A slot object is made from the first reference that comes for a generation, and serves until another
-generation sits there. One that unfinished work still holds is left to that work, and the newcomer gets
-another: its place stays as it was, whatever the parent has written since.
+A slot object is made from the first reference of a generation, and is used until the slot has another
+generation. If unfinished work still holds it then, that work keeps it unchanged, and the new generation gets
+a new slot object.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from cudnn_actor.workers.generations import GenerationView
 __all__ = ["BorrowedTable"]
 
 _EPOCH = 1 << 64
-"""Ends that are the worker's own are counted above all that the parent's word can say."""
+"""The worker's own changes count in steps of this size, above every value of the parent's 64-bit epoch."""
 
 
 class _ArenaName:
-    """What a worker's slot knows of its arena. The memory itself is the engine's, by this number."""
+    """A slot's arena in a worker: only its number, by which the engine finds the memory."""
 
     __slots__ = ("number",)
 
@@ -38,23 +38,25 @@ class _ArenaName:
 
 
 class BorrowedTable:
-    """The buffers of a service as its worker sees them: a `memory.base.Memory`. One thread's; never blocks.
+    """The buffers of a service as its worker sees them: a `memory.base.Memory`.
+
+    Used by one thread; never blocks.
 
     Parameters
     ----------
     device
-        "cpu" or "cuda:N": what references say.
+        The device in references: "cpu" or "cuda:N".
     view
-        The parent's records. Its maker closes it, after the table's last use.
+        The parent's generation table. Its maker closes it, after the last use of this object.
     limit
-        For the texts of errors: bytes of arenas that the parent may not pass; None for no limit.
+        For error texts: the parent's limit on bytes of arenas; None for no limit.
     """
 
     def __init__(self, device: str, view: GenerationView, limit: int | None = None) -> None:
         self.device = device
         self.limit = limit
         self.live_buffers = 0
-        """Nothing is owned here, so nothing is counted: this and the next two are 0."""
+        """0, like the next two, because the worker owns no buffers."""
         self.live_bytes = 0
         self.arena_bytes = 0
         self._view = view
@@ -63,7 +65,7 @@ class BorrowedTable:
 
     @property
     def epoch(self) -> int:
-        """Another number after every end that the parent notes, and after every `forget_bindings`."""
+        """Changes whenever the parent notes the end of a buffer, and with every `forget_bindings`."""
         return self._epoch + self._view.epoch
 
     # Buffers.
@@ -74,9 +76,10 @@ class BorrowedTable:
         Raises
         ------
         StaleBufferError
-            The generation does not sit there. FREED says so: the parent knows better, and says it first.
+            The slot has another generation. The reason is FREED; the parent, which checks first, knows the
+            exact reason.
         InvalidRequest
-            Spec or device are not the buffer's, or this is no reference.
+            Spec or device differ from the buffer's, or this is not a reference.
         """
         try:
             slot = self._slots.get(ref.slot)
@@ -93,11 +96,11 @@ class BorrowedTable:
         return self._seated(_checked(ref, field), field)
 
     def is_live(self, ref: BufferRef) -> bool:
-        """Whether a reference's generation sits in its slot."""
+        """Whether a reference's slot still has its generation."""
         return ref.generation != 0 and self._view.generation(ref.slot) == ref.generation
 
     def hold(self, slot: Slot) -> None:
-        """Note a piece of unfinished work on a slot: it stays as it is."""
+        """Note a piece of unfinished work on a slot, which stays unchanged until its end."""
         slot.users += 1
 
     def release(self, slot: Slot) -> None:
@@ -117,27 +120,27 @@ class BorrowedTable:
             self.release(slot)
 
     def forget_bindings(self) -> None:
-        """Drop every slot's binding: the engine whose handles they are is gone."""
+        """Drop every slot's binding, because the engine that made them has gone."""
         self._epoch += _EPOCH
         for slot in self._slots.values():
             slot.binding = None
 
     def tear(self, slot: Slot, reason: StaleReason = StaleReason.TORN) -> None:  # noqa: ARG002 - the parent's
-        """Forget a slot. That its buffer has ended, and why, is noted by the parent."""
+        """Forget a slot. The parent notes that its buffer has ended, and why."""
         self._epoch += _EPOCH
         if self._slots.get(slot.index) is slot:
             del self._slots[slot.index]
 
     def lose_all(self) -> None:
-        """Forget every slot. That the buffers have ended is noted by the parent."""
+        """Forget every slot. The parent notes that the buffers have ended."""
         self._epoch += _EPOCH
         self._slots.clear()
 
     def close(self) -> None:
-        """Forget every slot; the records are not this table's to close. Safe to call twice."""
+        """Forget every slot. Does not close `view`. Safe to call twice."""
         self.lose_all()
 
-    # What there is nothing of: arenas of its own, frees to undo, loans.
+    # A worker's table has no arenas of its own, no frees to undo, and no loans.
 
     def arenas(self) -> tuple[Arena, ...]:
         """None: the parent has each arena mapped by a message."""
@@ -162,14 +165,14 @@ class BorrowedTable:
     def take_back(self) -> None:
         """Nothing is lent here."""
 
-    # What is the parent's to do.
+    # Operations that only the parent performs.
 
     def lend(self, slot: Slot) -> BufferOwner:
         """Raise `InvalidRequest`: an array over a buffer's bytes cannot leave the process."""
         raise InvalidRequest(
             field="message",
             value=Words("View"),
-            problem=f"asks for an array over the bytes of buffer {slot.index}, which a worker process has",
+            problem=f"asks for an array over the bytes of buffer {slot.index}, which is in a worker process",
             fix='spawn with isolation="thread", or download the buffer',
         )
 
@@ -182,7 +185,7 @@ class BorrowedTable:
         _parents("create an arena")
 
     def add_arena(self, number: int, nbytes: int, fd: int) -> None:  # noqa: ARG002 - whatever it is
-        """Raise `InvalidRequest`; the descriptor is still the caller's."""
+        """Raise `InvalidRequest`. The caller keeps the descriptor."""
         _parents("add an arena")
 
     def drop_arena(self, number: int) -> None:  # noqa: ARG002 - whatever it is
@@ -200,7 +203,7 @@ class BorrowedTable:
     # Off the hot path.
 
     def _seated(self, ref: BufferRef, field: str) -> Slot:
-        """The slot of a reference, seated anew when it is another buffer's. Raises as `resolve` does."""
+        """The slot of a reference, made anew if it had another generation. Raises as `resolve` does."""
         generation, arena, offset, nbytes = self._view.at(ref.slot)
         if generation != ref.generation or not generation:
             inside = 0 <= ref.slot < self._view.capacity
@@ -221,7 +224,7 @@ class BorrowedTable:
         if slot is None or slot.users:
             slot = self._slots[ref.slot] = Slot(ref.slot, ref.generation)
         slot.generation = ref.generation
-        # Of an arena, the executor and the engine use the number alone.
+        # The executor and the engine use only the arena's number.
         slot.seat(ref.spec, cast(Arena, _ArenaName(arena)), offset)
         return slot
 
@@ -250,6 +253,6 @@ def _parents(what: str) -> NoReturn:
     raise InvalidRequest(
         field="message",
         value=Words(what),
-        problem="is not a worker's to do: the parent process owns the memory",
-        fix="ask the service, which answers this without its worker",
+        problem="is not possible in a worker: the parent process owns the memory",
+        fix="send it to the service, which answers it without its worker",
     )

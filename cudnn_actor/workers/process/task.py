@@ -12,16 +12,16 @@ __all__ = ["InternalTask", "WorkerTask"]
 
 
 class WorkerTask:
-    """One request, its place in the window, and what a fault plan has for it.
+    """One request, with its place in the window and its fault.
 
     Parameters
     ----------
     message
-        Decoded.
+        The decoded message.
     number, place, fault
-        As they came.
+        As in the `Request`.
     page
-        Where it is noted that it has begun.
+        The status page, where it notes that it has begun.
     """
 
     __slots__ = ("fault", "message", "number", "page", "place", "started_ns")
@@ -35,10 +35,10 @@ class WorkerTask:
         self.fault = fault
         self.page = page
         self.started_ns = 0
-        """When it began, on `time.perf_counter_ns`'s clock; 0 where it has not."""
+        """When it began, on `time.perf_counter_ns`'s clock; 0 if it has not."""
 
     def begin(self) -> bool:
-        """Start it, unless its caller has gone: see `StatusPage.begin`."""
+        """Start it, unless it was withdrawn. See `StatusPage.begin`."""
         if not self.page.begin(self.place, self.number):
             return False
         self.started_ns = time.perf_counter_ns()
@@ -46,14 +46,14 @@ class WorkerTask:
 
 
 class InternalTask:
-    """Work of the service's own: it begins without a word on the page, where each place is a request's.
+    """Work of the service itself. It has no place in the window, so its begin is not noted on the page.
 
     Parameters
     ----------
     message
-        Decoded.
+        The decoded message.
     number
-        As it came, which is what its end is told under.
+        As in the `Internal` frame. Its `InternalDone` has the same number.
     """
 
     fault = None
@@ -66,6 +66,6 @@ class InternalTask:
         self.started_ns = 0
 
     def begin(self) -> bool:
-        """Start it: nobody withdraws it."""
+        """Start it. It is never withdrawn, so this always returns True."""
         self.started_ns = time.perf_counter_ns()
         return True
