@@ -46,9 +46,9 @@ class Outbox:
         self._channel = channel
         self._finish, self._finish_otherwise, self._forget = page.finish, page.finish_otherwise, page.forget
         self.notes = True
-        """Whether the page says which requests have finished. False for an engine that has several requests at
-        work: a crash would find some of them finished and earlier ones not. There only an answer counts, and
-        answers are given in the order of the work."""
+        """Whether the page says which requests have finished. False for an engine that runs several requests
+        at once: a crash would find some of them finished and earlier ones not. There only an answer counts,
+        and answers are given in the order of the work."""
         self._answers: list[Answer] = []
         self._lines: deque[Logged] = deque()
 
