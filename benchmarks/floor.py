@@ -3,7 +3,8 @@
 The least that any such design needs, with nothing else: 64 tasks, a future for each request, a number that
 finds it again, requests and answers as frames of packed numbers on a socket pair, so many in a frame as ours
 has, and a process that sends each frame back. Then a ping and a convolution of a service in process
-isolation, in turns with it. CPU time of the loop's thread for each request, and of the other process.
+isolation, in turns with it. CPU time of the loop's thread for each request, and of the other process; and, in
+a measurement of its own, the functions of the loop's thread by their share of it.
 
 On the CPU engine the other process computes the convolution too. With `--device cuda:0` it launches it.
 """
@@ -12,14 +13,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import signal
 import socket
 import statistics
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -31,6 +36,7 @@ from cudnn_actor.cli.bench.record import now
 
 _IN_FLIGHT, _GATHERED = 64, 21
 _FRAME = 65536
+_SAMPLED_S = 0.0007
 _PACKAGES = ("numpy", "pykka", "msgspec")
 _ECHO = """
 import socket, sys
@@ -58,6 +64,8 @@ class Report(msgspec.Struct, kw_only=True):
     machine: dict[str, Any]
     versions: dict[str, str]
     costs: dict[str, Cost]
+    functions: dict[str, float]
+    """Of the loop's thread, under convolutions: per cent of its CPU time, by a signal every 0.7 ms of it."""
 
 
 class Echo:
@@ -123,8 +131,8 @@ async def _measured(ask: Callable[[], Awaitable[object]], pid: int, seconds: flo
     cost.other_us.append(1e6 * (time.clock_gettime(clock) - other) / asked)
 
 
-async def measure(device: str, seconds: float, rounds: int) -> dict[str, Cost]:
-    """The floor, a ping and a convolution, in turns."""
+async def measure(device: str, seconds: float, rounds: int) -> tuple[dict[str, Cost], dict[str, float]]:
+    """The floor, a ping and a convolution, in turns; then what the loop's thread does under convolutions."""
     costs = {name: Cost() for name in ("floor", "ping", "convolution")}
     async with spawn(device=device, isolation="process") as gpu:
         x = await gpu.upload(np.ones((1, 8, 16, 16), np.float32))
@@ -139,7 +147,27 @@ async def measure(device: str, seconds: float, rounds: int) -> dict[str, Cost]:
             await _measured(lambda: gpu.ask(ping), worker, seconds, costs["ping"])
             await _measured(lambda: gpu.ask(message), worker, seconds, costs["convolution"])
         echo.close()
-    return costs
+        with _sampled() as functions:
+            await _measured(lambda: gpu.ask(message), worker, 12 * seconds, Cost())
+    return costs, {name: 100 * count / functions.total() for name, count in functions.most_common()}
+
+
+@contextlib.contextmanager
+def _sampled() -> Iterator[Counter[str]]:
+    functions: Counter[str] = Counter()
+
+    def note(_number: int, frame: FrameType | None) -> None:
+        assert frame is not None
+        code = frame.f_code
+        functions[f"{Path(code.co_filename).name} {code.co_qualname}"] += 1
+
+    before = signal.signal(signal.SIGPROF, note)
+    signal.setitimer(signal.ITIMER_PROF, _SAMPLED_S, _SAMPLED_S)
+    try:
+        yield functions
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def main() -> None:
@@ -150,13 +178,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the numbers there, as JSON")
     args = parser.parse_args()
-    costs = asyncio.run(measure(args.device, args.seconds, args.rounds))
+    costs, functions = asyncio.run(measure(args.device, args.seconds, args.rounds))
     for name, cost in costs.items():
         rate, loop, other = (statistics.median(each) for each in (cost.per_s, cost.loop_us, cost.other_us))
         print(f"{name:12} {rate:9,.0f}/s  loop's thread {loop:5.1f} us, the other process {other:5.1f} us")
+    for name, percent in list(functions.items())[:24]:
+        print(f"{percent:5.1f} %  {name}")
     if args.out is not None:
         report = Report(
-            date=now(), device=args.device, machine=machine(), versions=versions(_PACKAGES), costs=costs
+            date=now(),
+            device=args.device,
+            machine=machine(),
+            versions=versions(_PACKAGES),
+            costs=costs,
+            functions=functions,
         )
         args.out.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
 

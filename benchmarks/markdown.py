@@ -1,7 +1,7 @@
-"""The tables of docs/performance.md, from a recorded run and a recorded profile.
+"""The tables of docs/measurements.md, from a recorded run and a recorded profile.
 
-With `--page docs/performance.md` they replace, there, those of the two files that the page names, and so does
-the section of both isolations, which stands between two comments. Its prose is yours to read again.
+With `--page docs/measurements.md` they replace, there, those of the two files that the page names, and so
+does the section of both isolations, which stands between two comments. Its prose is yours to read again.
 """
 
 from __future__ import annotations

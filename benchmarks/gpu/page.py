@@ -1,4 +1,4 @@
-"""The GPU's section of docs/performance.md, from a recorded run.
+"""The GPU's section of docs/measurements.md, from a recorded run.
 
 It stands between two comments, and is exchanged as a whole; at the first time it is put at the page's end.
 The prose around it is yours to read again.

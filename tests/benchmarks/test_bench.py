@@ -135,7 +135,7 @@ def test_a_folder_that_cannot_be_written_is_noticed_before_anything_is_measured(
     assert printed.out == ""
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
 
 
 def recorded() -> tuple[Path, Path]:
@@ -192,7 +192,7 @@ def test_a_page_gets_the_tables_of_another_run_and_the_section_of_both_isolation
     for name in ("hops", "convolutions_ms", "crash_to_next_reply_ms", "starvation"):
         setattr(new, name, getattr(run, name))
     new.others_cpu |= dict.fromkeys(run.others_cpu, 0.123)
-    path, page = tmp_path / "cpu-20260102T030405.json", tmp_path / "performance.md"
+    path, page = tmp_path / "cpu-20260102T030405.json", tmp_path / "measurements.md"
     write(new, path)
     page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     markdown.update(page, path, profile)

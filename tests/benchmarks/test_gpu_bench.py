@@ -24,7 +24,7 @@ from ..once import once
 from .synthetic_gpu_run import gpu_run
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "measurements.md"
 WIDTH = 100
 LIMIT_S = 110.0
 
@@ -143,7 +143,7 @@ def test_every_table_of_a_run_is_rectangular() -> None:
 
 
 def test_a_section_is_put_at_the_end_of_a_page_and_then_exchanged(tmp_path: Path) -> None:
-    page = tmp_path / "performance.md"
+    page = tmp_path / "measurements.md"
     page.write_text("# Performance\n\nProse.\n")
     for name, more in (("gpu-first.json", "\nMore prose.\n"), ("gpu-second.json", "")):
         write(gpu_run(), tmp_path / name)
