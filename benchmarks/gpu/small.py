@@ -19,7 +19,7 @@ from benchmarks.gpu.setting import Setting, actor_thread
 from benchmarks.gpu.sheet import Sheet, median, number, ratio, verdict
 from benchmarks.gpu.stage import Call, random_values, staged
 from cudnn_actor import CudnnRef
-from cudnn_actor.cli.bench.processes import worker_cpu_s
+from cudnn_actor.cli.bench.cpu_time import worker_cpu_s
 from cudnn_actor.cli.bench.record import ISOLATIONS
 from cudnn_actor.cli.measure import Timing, one_by_one, rate
 from cudnn_actor.protocol.messages import Compute

@@ -23,7 +23,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cudnn_actor.actors import ActorStopped, Envelope
 from cudnn_actor.actors.logs import Log, speaking_for
-from cudnn_actor.broker.checks import (
+from cudnn_actor.broker.footprints import footprint, named_buffers, overwritten
+from cudnn_actor.broker.recovery import Verdict, judge
+from cudnn_actor.broker.request_checks import (
     check_copy,
     check_fits_float,
     check_no_overlap,
@@ -33,9 +35,7 @@ from cudnn_actor.broker.checks import (
     require_asker,
     require_type,
 )
-from cudnn_actor.broker.footprints import footprint, named_buffers, overwritten
-from cudnn_actor.broker.recovery import Verdict, judge
-from cudnn_actor.broker.state import Bound, CachedMessage, ServiceState
+from cudnn_actor.broker.service_state import Bound, CachedMessage, ServiceState
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import Memory
 from cudnn_actor.memory.exhaustion import exhaustion

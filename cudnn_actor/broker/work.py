@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cudnn_actor.actors import Envelope
-from cudnn_actor.broker.state import CachedMessage
+from cudnn_actor.broker.service_state import CachedMessage
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.supervision import FaultRule

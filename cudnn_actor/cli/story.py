@@ -18,14 +18,14 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from cudnn_actor.cli.demo_kills import MOST_KILLS, kill_at_work
+from cudnn_actor.cli.demo_tables import request_table, verdict
 from cudnn_actor.cli.filters import Filter, camera_shake, filter_bank
 from cudnn_actor.cli.findings import Findings, Kill
 from cudnn_actor.cli.fit import FilterFit, PhotoFit, convolved
-from cudnn_actor.cli.killing import MOST_KILLS, kill_at_work
 from cudnn_actor.cli.photograph import luminance, read_photograph
 from cudnn_actor.cli.picture import draw
 from cudnn_actor.cli.recorder import Recorder
-from cudnn_actor.cli.tables import request_table, verdict
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, Copy, Fill, Message
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.spawning import spawn

@@ -35,7 +35,6 @@ class PlanCache:
         """For each plan that is being built: how many requests wait for it, besides the first."""
         self._hits = self._misses = self._evictions = 0
         self._build_ns = 0
-        self._last_run_ns: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -99,16 +98,6 @@ class PlanCache:
     def note_build(self, took_ns: int) -> None:
         """Add time that was spent on a build elsewhere, in nanoseconds."""
         self._build_ns += took_ns
-
-    def note_run(self, tag: str, ran_ns: int) -> None:
-        """Remember how long a run took, in nanoseconds."""
-        if len(self._last_run_ns) > 2 * self._capacity and tag not in self._last_run_ns:
-            self._last_run_ns.clear()  # most belong to evicted plans; the others are soon measured again
-        self._last_run_ns[tag] = ran_ns
-
-    def last_run_ns(self, tag: str) -> int:
-        """How long a plan's last run took, in nanoseconds; 0 if not known."""
-        return self._last_run_ns.get(tag, 0)
 
     def statistics(self) -> PlanStatistics:
         """Counters since the cache was made."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from cudnn_actor.actors import Actor, Mailbox, forks
 from cudnn_actor.broker.progress import Progress
-from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.remote import SERVING, BuilderHost
 from cudnn_actor.memory import MemoryTable
@@ -23,7 +23,7 @@ from cudnn_actor.processes.interpreter import find_python
 from cudnn_actor.protocol.errors import StartFailed
 from cudnn_actor.service.options import Options
 from cudnn_actor.supervision import Backoff
-from cudnn_actor.worker.actor import CudnnActor
+from cudnn_actor.worker.cudnn_actor import CudnnActor
 from cudnn_actor.workers.checksums import Checksums
 from cudnn_actor.workers.dispatcher import Dispatcher
 from cudnn_actor.workers.generations import GenerationTable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudnn_actor.broker.checks import check_device_array, check_warm, not_a_message
-from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.broker.request_checks import check_device_array, check_warm, not_a_message
+from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError

@@ -26,7 +26,7 @@ import pykka
 
 from cudnn_actor.actors import Envelope, MailboxRef, forks
 from cudnn_actor.actors.logs import speaking_for
-from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice, choose_engine
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StartFailed, Words
@@ -54,7 +54,7 @@ from cudnn_actor.supervision import (
     Supervisor,
 )
 from cudnn_actor.supervision.events import stamped
-from cudnn_actor.worker.actor import CudnnActor
+from cudnn_actor.worker.cudnn_actor import CudnnActor
 
 __all__ = ["CudnnService", "child_spec", "start"]
 

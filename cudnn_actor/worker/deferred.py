@@ -14,10 +14,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from cudnn_actor.broker.checks import check_no_overlap, check_warm
 from cudnn_actor.broker.footprints import compute_footprint, memory_footprint, named_buffers
 from cudnn_actor.broker.hazards import NOTHING, Entry, Footprint, HazardQueue
-from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.broker.request_checks import check_no_overlap, check_warm
+from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import COMPUTE, Compute, Drain, Warm

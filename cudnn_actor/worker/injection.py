@@ -10,7 +10,6 @@ from typing import NoReturn
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.base import ContextDead
 from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.supervision import Fault, FaultRule
@@ -64,7 +63,8 @@ class Injection:
             case Fault.OUT_OF_MEMORY:
                 raise OutOfMemory(requested=0, in_use=0, limit=None)
             case Fault.STICKY:
-                raise ContextDead("INJECTED_STICKY_ERROR: scripted by the fault plan")
+                # No `ContextDead`: the device still runs what was enqueued, until the process has ended.
+                raise Crash("INJECTED_STICKY_ERROR: scripted by the fault plan")
             case Fault.HANG:
                 self._flush()
                 self._abandoned.wait()

@@ -16,7 +16,7 @@ from typing import Any
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.plans.cache import PlanCache
 from cudnn_actor.plans.stored import KeptPlans, NotKept, StoredPlans

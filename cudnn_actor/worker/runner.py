@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.broker.state import CachedMessage, ServiceState
+from cudnn_actor.broker.service_state import CachedMessage, ServiceState
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.memory import Slot
 from cudnn_actor.plans.cache import PlanCache
@@ -38,6 +38,7 @@ __all__ = ["Runner", "RunnerHost", "Task"]
 
 _LONG_RUN_NS = 200_000
 """Before a synchronous plan that took longer than this last time, the earlier answers are delivered."""
+_MOST_LONG_RUNS = 4096
 _STOPPING_POLL_S = 50e-6
 """Seconds between two looks at the fences while the runner stops."""
 
@@ -123,6 +124,8 @@ class Runner(Generic[T]):
         """The host sets its `rule` before it runs a task."""
         self._executor: Executor[T] | None = None
         self._planner: Planner | None = None
+        self._long_runs: set[str] = set()
+        """Tags whose last run, on a synchronous engine, took longer than `_LONG_RUN_NS`."""
         self.deferred: DeferredWork | None = None
         """Requests that wait for plans. The host asks it before it starts a request. None if the runner's own
         thread builds plans when they are needed."""
@@ -282,7 +285,7 @@ class Runner(Generic[T]):
         assert bound is not None, "a checked message is bound"
         assert executor is not None
         plan = self._plan(cached.lowered, None if deferred is None else deferred.found_for(key))
-        if executor.synchronous and self.plans.last_run_ns(plan.tag) > _LONG_RUN_NS:
+        if self._long_runs and plan.tag in self._long_runs:
             self._host.flush()
         binding = executor.binding
         buffers = [slot.binding if slot.binding is not None else binding(slot) for slot in bound.slots]
@@ -387,5 +390,10 @@ class Runner(Generic[T]):
         if reply is not RECEIPT:
             return reply
         now_ns = time.perf_counter_ns()
-        self.plans.note_run(tag, now_ns - task.started_ns)
+        if now_ns - task.started_ns > _LONG_RUN_NS:
+            if len(self._long_runs) >= _MOST_LONG_RUNS:
+                self._long_runs.clear()  # most belong to evicted plans; the others are soon known again
+            self._long_runs.add(tag)
+        elif self._long_runs:
+            self._long_runs.discard(tag)
         return self._host.proof(task, tag, now_ns)

@@ -30,7 +30,7 @@ from typing import Any
 from cudnn_actor.actors import Actor, Crash, Envelope, Mailbox
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.progress import Progress
-from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.process_state import LOOK_EVERY_S, StoppedTime, is_stopped
 from cudnn_actor.processes.waiting import wait_for

@@ -30,7 +30,7 @@ from cudnn_actor.actors.diverting import LEVELS, Line, write_line
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker import Broker
 from cudnn_actor.broker.footprints import footprint
-from cudnn_actor.broker.state import CachedMessage, ServiceState
+from cudnn_actor.broker.service_state import CachedMessage, ServiceState
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas, is_whole
 from cudnn_actor.memory import Slot

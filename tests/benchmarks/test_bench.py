@@ -20,8 +20,8 @@ from benchmarks import markdown
 from benchmarks.markdown import BEGIN, END, exchange, isolation_section
 from cudnn_actor.cli import main
 from cudnn_actor.cli.bench import PARTS
+from cudnn_actor.cli.bench.cpu_time import process_cpu_s
 from cudnn_actor.cli.bench.isolation_sheets import sheets
-from cudnn_actor.cli.bench.processes import process_cpu_s
 from cudnn_actor.cli.bench.record import ISOLATIONS, LOADS, SIDE_SUBJECTS, SUBJECTS, Report, write
 from cudnn_actor.cli.bench.tables import tables
 from cudnn_actor.cli.placement import PLACEMENTS

@@ -19,7 +19,7 @@ from structlog.typing import EventDict
 
 from cudnn_actor import spawn
 from cudnn_actor.cli.chaos.convolutions import CLASS, PROBLEMS, READS, WRITES, Answers, Kind
-from cudnn_actor.cli.chaos.faults import fault_plan
+from cudnn_actor.cli.chaos.injector import fault_plan
 from cudnn_actor.cli.chaos.oracle import Alarmed, Oracle, Torn
 from cudnn_actor.cli.chaos.run import run_once
 from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind, Settings

@@ -21,7 +21,7 @@ from cudnn_actor.protocol.messages import Message
 from cudnn_actor.service import giving_up, isolation
 from cudnn_actor.service.options import Options
 from cudnn_actor.supervision import Fault, LifecycleEvent
-from cudnn_actor.worker.actor import CudnnActor
+from cudnn_actor.worker.cudnn_actor import CudnnActor
 from cudnn_actor.workers import monitor, source, staging, worker_host
 
 from .page import PAGE, ROOT, figures, table, words

@@ -23,7 +23,7 @@ import pykka
 
 from cudnn_actor.actors import Envelope, Mailbox
 from cudnn_actor.broker.footprints import named_buffers
-from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.memory import MemoryTable

@@ -9,7 +9,7 @@ import pytest
 from cudnn_actor.memory.base import Memory
 from cudnn_actor.protocol import BufferRef, InvalidRequest, StaleBufferError, StaleReason, TensorSpec
 from cudnn_actor.workers.generations import GenerationTable, GenerationView
-from cudnn_actor.workers.process.table import BorrowedTable
+from cudnn_actor.workers.process.borrowed_table import BorrowedTable
 
 GENERATION = 0xC0DA << 32 | 1
 

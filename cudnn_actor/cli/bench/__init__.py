@@ -21,15 +21,15 @@ from typing import Any
 from rich.console import Console
 
 from cudnn_actor.cli.bench.busy import busy_loops
+from cudnn_actor.cli.bench.convolutions import convolutions, crash
+from cudnn_actor.cli.bench.cpu_time import of_workers
+from cudnn_actor.cli.bench.crashes import growth, recoveries
+from cudnn_actor.cli.bench.durations import FULL, QUICK, Plan
 from cudnn_actor.cli.bench.hops import round_trips
 from cudnn_actor.cli.bench.machine import machine, versions
-from cudnn_actor.cli.bench.plan import FULL, QUICK, Plan
-from cudnn_actor.cli.bench.processes import of_workers
 from cudnn_actor.cli.bench.record import APART, Report, now, target, write
-from cudnn_actor.cli.bench.recovery import growth, recoveries
 from cudnn_actor.cli.bench.sides import idle, moves, sides
 from cudnn_actor.cli.bench.tables import tables
-from cudnn_actor.cli.bench.work import convolutions, crash
 from cudnn_actor.cli.placement import PLACEMENTS, others_cpu, place
 
 __all__ = ["PARTS", "add_arguments", "run"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from cudnn_actor import spawn
 from cudnn_actor.actors import LoopBridge
-from cudnn_actor.cli.bench.plan import Plan
+from cudnn_actor.cli.bench.durations import Plan
 from cudnn_actor.cli.bench.record import LOADS, Starving
 from cudnn_actor.cli.measure import rate
 from cudnn_actor.cli.placement import place

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, Ping, spawn
-from cudnn_actor.cli.bench.plan import Plan
+from cudnn_actor.cli.bench.durations import Plan
 from cudnn_actor.cli.bench.record import IN_FLIGHT, SUBJECTS, Hop
 from cudnn_actor.cli.measure import BareHop, PykkaWay, Request, one_by_one, rate
 from cudnn_actor.cli.placement import last_cores, place

@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import numpy as np
 
 from cudnn_actor import CudnnRef, Ping, spawn
+from cudnn_actor.cli.bench.cpu_time import worker_cpu_s
+from cudnn_actor.cli.bench.durations import Plan
 from cudnn_actor.cli.bench.hops import trivial_convolution
-from cudnn_actor.cli.bench.plan import Plan
-from cudnn_actor.cli.bench.processes import worker_cpu_s
 from cudnn_actor.cli.bench.record import ISOLATIONS, SIDE_SUBJECTS, SIDES_IN_FLIGHT, Moves, Side
 from cudnn_actor.cli.measure import Request, one_by_one, rate
 

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from cudnn_actor.cli.chaos import processes
 from cudnn_actor.cli.chaos.crowd import run_under_alarms
-from cudnn_actor.cli.chaos.faults import injected_errors
+from cudnn_actor.cli.chaos.injector import injected_errors
 from cudnn_actor.cli.chaos.load import Ground
 from cudnn_actor.cli.chaos.report import Report, report_of
 from cudnn_actor.cli.chaos.run import Interrupted, Outcome, run_once

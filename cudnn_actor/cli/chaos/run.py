@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from cudnn_actor.cli.chaos.convolutions import HEAVY, PROBLEMS, Answers
 from cudnn_actor.cli.chaos.crowd import Crowd, bursts
-from cudnn_actor.cli.chaos.faults import Injector, fault_plan, injected_errors, watch
+from cudnn_actor.cli.chaos.injector import Injector, fault_plan, injected_errors, watch
 from cudnn_actor.cli.chaos.load import Ground, Task
 from cudnn_actor.cli.chaos.oracle import Oracle
 from cudnn_actor.cli.chaos.senders import LoopSender

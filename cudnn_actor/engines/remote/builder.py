@@ -41,6 +41,7 @@ from weakref import WeakKeyDictionary
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Builder, BuilderAccess, EngineFailure, Plan, StickyError
+from cudnn_actor.engines.remote.builder_messages import Build, Built, Open, Request, Tune
 from cudnn_actor.engines.remote.connection import (
     Connection,
     ProcessLeft,
@@ -48,7 +49,6 @@ from cudnn_actor.engines.remote.connection import (
     ProcessSilent,
     ProcessStopped,
 )
-from cudnn_actor.engines.remote.messages import Build, Built, Open, Request, Tune
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.supervision.policy import RestartIntensity
 

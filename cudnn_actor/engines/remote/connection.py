@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 from cudnn_actor.actors.diverting import write_line
 from cudnn_actor.engines.base import BuilderAccess, EngineFailure
-from cudnn_actor.engines.remote.killing import is_marked_killed, mark_killed
-from cudnn_actor.engines.remote.messages import (
+from cudnn_actor.engines.remote.builder_messages import (
     ANSWERS,
     Accepted,
     Answer,
@@ -31,6 +30,7 @@ from cudnn_actor.engines.remote.messages import (
     Refused,
     Request,
 )
+from cudnn_actor.engines.remote.kill_mark import is_marked_killed, mark_killed
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.process_state import LOOK_EVERY_S, is_stopped

@@ -34,7 +34,7 @@ from typing import Self
 
 from cudnn_actor.actors import forks
 from cudnn_actor.actors.logs import Log, carrying
-from cudnn_actor.engines.remote.killing import mark_killed
+from cudnn_actor.engines.remote.kill_mark import mark_killed
 from cudnn_actor.engines.remote.queue import BuilderQueue, take_connection
 from cudnn_actor.processes.launching import Child, Launcher
 from cudnn_actor.processes.process_state import is_stopped, own_pidfd

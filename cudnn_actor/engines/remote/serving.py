@@ -30,7 +30,7 @@ from typing import Any
 
 from cudnn_actor.actors.diverting import Line, divert_lines
 from cudnn_actor.engines.base import Builder, EngineFailure, StickyError
-from cudnn_actor.engines.remote.messages import (
+from cudnn_actor.engines.remote.builder_messages import (
     REQUESTS,
     Accepted,
     Answer,

@@ -10,7 +10,7 @@ from typing import Any
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.broker.broker import bound_of
-from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import ContextDead, Engine
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.messages import COMPUTE, Copy, Fill, GetStatistics, Ping, Warm

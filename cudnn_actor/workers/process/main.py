@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.actors import Mailbox
-from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.engines.remote.queue import BuilderQueue
 from cudnn_actor.memory.exhaustion import exhaustion
@@ -30,13 +30,13 @@ from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.process_state import call_this_process
 from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.workers.generations import GenerationView
+from cudnn_actor.workers.process.borrowed_table import BorrowedTable
 from cudnn_actor.workers.process.heartbeat import Heartbeat, end_with
 from cudnn_actor.workers.process.inbox import Inbox
-from cudnn_actor.workers.process.logs import forward_logs
+from cudnn_actor.workers.process.log_forwarding import forward_logs
 from cudnn_actor.workers.process.loop import WorkerLoop
 from cudnn_actor.workers.process.outbox import Outbox
 from cudnn_actor.workers.process.stages import Stages
-from cudnn_actor.workers.process.table import BorrowedTable
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import (
     FROM_PARENT,

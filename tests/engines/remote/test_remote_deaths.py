@@ -13,7 +13,7 @@ from structlog.typing import EventDict
 
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.remote import BuilderHost, RemoteBuilder
-from cudnn_actor.engines.remote.messages import Progress, Ready, Refused
+from cudnn_actor.engines.remote.builder_messages import Progress, Ready, Refused
 from cudnn_actor.processes.frames import LONGEST, encode
 from cudnn_actor.protocol.errors import ErrorRecord
 

@@ -17,7 +17,7 @@ import pytest
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.remote import BuilderHost, RemoteBuilder
-from cudnn_actor.engines.remote.messages import ANSWERS, Accepted, Busy
+from cudnn_actor.engines.remote.builder_messages import ANSWERS, Accepted, Busy
 from cudnn_actor.processes.channel import Channel
 
 from .conftest import NewBuilder

@@ -16,7 +16,7 @@ from cudnn_actor.actors import DEFERRED, Actor, Crash, Envelope
 from cudnn_actor.broker import Broker, Work
 from cudnn_actor.broker.footprints import footprint, named_buffers
 from cudnn_actor.broker.progress import Progress
-from cudnn_actor.broker.state import ServiceState
+from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import (
@@ -251,23 +251,21 @@ class CudnnActor(Actor):
         broker, injected = self._broker, False
         while True:
             work = self._work = broker.take_up(envelope, injected=injected)
-            if work is not None and not work.injects:
-                return self._run_work(work)
-            if work is not None:
+            if work is None:
+                if not broker.take_awaiting():
+                    return DEFERRED  # the broker has answered it
+            else:
                 self._faults.rule = work.fault
+                if not work.injects:
+                    break
                 self._faults.inject(type(message).__name__.lower())
-            elif not broker.take_awaiting():
-                return DEFERRED  # the broker has answered it
             injected = True  # start it again: its fault has been injected, or its arena has been made
-
-    def _run_work(self, work: Work) -> Any:
-        self._faults.rule = work.fault
         try:
             return self._ways[type(work.request)](work)
         except Crash:
             raise  # `on_crash` judges it
         except Exception:
-            self._broker.end_unreceived(work)
+            broker.end_unreceived(work)
             raise
 
     def _compute(self, work: Work) -> Any:

@@ -10,10 +10,10 @@ import time
 from typing import Any
 
 from cudnn_actor import ConvFwd, CudnnRef, Fault, FaultPlan, spawn
+from cudnn_actor.cli.bench.convolutions import crash
+from cudnn_actor.cli.bench.durations import Plan
 from cudnn_actor.cli.bench.hops import trivial_convolution
-from cudnn_actor.cli.bench.plan import Plan
 from cudnn_actor.cli.bench.record import Grown
-from cudnn_actor.cli.bench.work import crash
 from cudnn_actor.protocol.messages import Compute
 
 __all__ = ["FOR_EVER", "after_kills", "growth", "recoveries", "standby_ready"]
