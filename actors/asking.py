@@ -55,8 +55,9 @@ async def ask(
     timer = None
     try:
         mailbox.admit(envelope)
-        if bridge.posted or (bridge.watch is None and mailbox.needs_thread):  # else `sent` does nothing
-            bridge.sent(needs_thread=mailbox.needs_thread)
+        needs_thread = mailbox.needs_thread
+        if bridge.watch is None if needs_thread else bridge.posted:  # else `sent` does nothing
+            bridge.sent(needs_thread=needs_thread)
         if timeout is not None:
             timer = bridge.loop.call_later(timeout, envelope.expire)
         return await future

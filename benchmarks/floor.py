@@ -3,8 +3,11 @@
 The least that any such design needs, with nothing else: 64 tasks, a future for each request, a number that
 finds it again, requests and answers as frames of packed numbers on a socket pair, so many in a frame as ours
 has, and a process that sends each frame back. Then a ping and a convolution of a service in process
-isolation, in turns with it. CPU time of the loop's thread for each request, and of the other process; and, in
-a measurement of its own, the functions of the loop's thread by their share of it.
+isolation, in turns with it. CPU time of the loop's thread for each request, and of the other process.
+
+Then, in a measurement of its own, the functions of the loop's thread by their share of it. At the end pings,
+one and 64 in flight, while the loop owns the worker's socket, and again after a pykka caller has asked, so
+that it is shared.
 
 On the CPU engine the other process computes the convolution too. With `--device cuda:0` it launches it.
 """
@@ -37,6 +40,7 @@ from cudnn_actor.cli.bench.record import now
 _IN_FLIGHT, _GATHERED = 64, 21
 _FRAME = 65536
 _SAMPLED_S = 0.0007
+_NAMES = ("floor", "ping", "convolution", "ping, one", "ping, 64", "ping, one, shared", "ping, 64, shared")
 _PACKAGES = ("numpy", "pykka", "msgspec")
 _ECHO = """
 import socket, sys
@@ -113,8 +117,10 @@ class Echo:
         self._process.wait()
 
 
-async def _measured(ask: Callable[[], Awaitable[object]], pid: int, seconds: float, cost: Cost) -> None:
-    """Measure so many seconds of 64 tasks that ask, one request at a time each."""
+async def _measured(
+    ask: Callable[[], Awaitable[object]], pid: int, seconds: float, cost: Cost, in_flight: int = _IN_FLIGHT
+) -> None:
+    """Measure so many seconds of tasks, one for each request in flight, that ask one at a time."""
     clock = (~pid << 3) | 2  # Linux: the CPU time of all threads of a process
     until, asked = time.perf_counter() + seconds, 0
 
@@ -125,7 +131,7 @@ async def _measured(ask: Callable[[], Awaitable[object]], pid: int, seconds: flo
             asked += 1
 
     began, mine, other = time.perf_counter(), time.thread_time(), time.clock_gettime(clock)
-    await asyncio.gather(*[sender() for _ in range(_IN_FLIGHT)])
+    await asyncio.gather(*[sender() for _ in range(in_flight)])
     cost.per_s.append(asked / (time.perf_counter() - began))
     cost.loop_us.append(1e6 * (time.thread_time() - mine) / asked)
     cost.other_us.append(1e6 * (time.clock_gettime(clock) - other) / asked)
@@ -133,7 +139,7 @@ async def _measured(ask: Callable[[], Awaitable[object]], pid: int, seconds: flo
 
 async def measure(device: str, seconds: float, rounds: int) -> tuple[dict[str, Cost], dict[str, float]]:
     """The floor, a ping and a convolution, in turns; then what the loop's thread does under convolutions."""
-    costs = {name: Cost() for name in ("floor", "ping", "convolution")}
+    costs = {name: Cost() for name in _NAMES}
     async with spawn(device=device, isolation="process") as gpu:
         x = await gpu.upload(np.ones((1, 8, 16, 16), np.float32))
         w = await gpu.upload(np.ones((8, 8, 3, 3), np.float32))
@@ -149,6 +155,13 @@ async def measure(device: str, seconds: float, rounds: int) -> tuple[dict[str, C
         echo.close()
         with _sampled() as functions:
             await _measured(lambda: gpu.ask(message), worker, 12 * seconds, Cost())
+        for owner in ("", ", shared"):
+            if owner:
+                await asyncio.to_thread(gpu.actor_ref.ask, ping)  # from here on the monitor owns the socket
+            for _ in range(rounds):
+                one, many = costs[f"ping, one{owner}"], costs[f"ping, 64{owner}"]
+                await _measured(lambda: gpu.ask(ping), worker, seconds, one, 1)
+                await _measured(lambda: gpu.ask(ping), worker, seconds, many)
     return costs, {name: 100 * count / functions.total() for name, count in functions.most_common()}
 
 
@@ -181,7 +194,7 @@ def main() -> None:
     costs, functions = asyncio.run(measure(args.device, args.seconds, args.rounds))
     for name, cost in costs.items():
         rate, loop, other = (statistics.median(each) for each in (cost.per_s, cost.loop_us, cost.other_us))
-        print(f"{name:12} {rate:9,.0f}/s  loop's thread {loop:5.1f} us, the other process {other:5.1f} us")
+        print(f"{name:17} {rate:9,.0f}/s  loop's thread {loop:5.1f} us, the other process {other:5.1f} us")
     for name, percent in list(functions.items())[:24]:
         print(f"{percent:5.1f} %  {name}")
     if args.out is not None:
