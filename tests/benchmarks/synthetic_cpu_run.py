@@ -9,7 +9,6 @@ from cudnn_actor.cli.bench.record import (
     ISOLATIONS,
     SIDE_SUBJECTS,
     SIDES_IN_FLIGHT,
-    Grown,
     Moves,
     Report,
     Side,
@@ -49,10 +48,6 @@ def cpu_run() -> Report:
             "sticky error, without": _some(44.0),
             "sticky error, thread": _some(2.0),
         },
-        growth=[
-            Grown(arenas=arenas, buffers=buffers, standby=standby, ms=_some(1234.5))
-            for arenas, buffers, standby in itertools.product((1, 64), (100, 10_000), (0, 1))
-        ],
         idle={name: _some(0.3) for name in ("thread: this process", "process: the worker")},
     )
 

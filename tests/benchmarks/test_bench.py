@@ -89,10 +89,6 @@ def test_workers_were_ended_in_every_way(report: Any) -> None:
     ends = itertools.product(("SIGKILL", "sticky error"), ("with standby", "without"))
     assert set(report["recovery_ms"]) == {"sticky error, thread", *(", ".join(end) for end in ends)}
     assert all(ms > 0 for taken in report["recovery_ms"].values() for ms in taken)
-    assert {(row["arenas"], row["buffers"], row["standby"]) for row in report["growth"]} == {
-        (2, 100, 0),
-        (2, 100, 1),
-    }
     assert set(report["idle"]) == {"thread: this process", "process: this process", "process: the worker"}
 
 
@@ -164,7 +160,7 @@ def test_the_tables_of_both_isolations_fit_in_100_columns() -> None:
 
 def test_every_table_of_both_isolations_is_rectangular() -> None:
     found = list(sheets(cpu_run()))
-    assert len(found) == 7
+    assert len(found) == 6
     assert [s.title for s in found if any(len(cells) != len(s.columns) for cells in s.rows)] == []
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from cudnn_actor.cli.bench.busy import busy_loops
 from cudnn_actor.cli.bench.convolutions import convolutions, crash
 from cudnn_actor.cli.bench.cpu_time import of_workers
-from cudnn_actor.cli.bench.crashes import growth, recoveries
+from cudnn_actor.cli.bench.crashes import recoveries
 from cudnn_actor.cli.bench.durations import FULL, QUICK, Plan
 from cudnn_actor.cli.bench.hops import round_trips
 from cudnn_actor.cli.bench.machine import machine, versions
@@ -34,7 +34,7 @@ from cudnn_actor.cli.placement import PLACEMENTS, others_cpu, place
 
 __all__ = ["PARTS", "add_arguments", "run"]
 
-PARTS = ("hops", "isolation", "work", "transfers", "recovery", "growth", "idle", "busy")
+PARTS = ("hops", "isolation", "work", "transfers", "recovery", "idle", "busy")
 """The parts that can be measured alone."""
 _WIDTH = 100
 _PACKAGES = ("cudnn-actor", "numpy", "pykka", "msgspec", "uvloop")
@@ -122,10 +122,6 @@ class _Run:
     def recovery(self) -> None:
         with self._section(f"{APART}recovery"):
             self._report.recovery_ms = _on("asyncio", recoveries(self._plan))
-
-    def growth(self) -> None:
-        with self._section(f"{APART}recovery with more memory"):
-            self._report.growth = _on("asyncio", growth(self._plan))
 
     def idle(self) -> None:
         with self._section(f"{APART}idling"):

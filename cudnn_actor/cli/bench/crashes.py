@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import signal
 import time
@@ -13,18 +12,14 @@ from cudnn_actor import ConvFwd, CudnnRef, Fault, FaultPlan, spawn
 from cudnn_actor.cli.bench.convolutions import crash
 from cudnn_actor.cli.bench.durations import Plan
 from cudnn_actor.cli.bench.hops import trivial_convolution
-from cudnn_actor.cli.bench.record import Grown
 from cudnn_actor.protocol.messages import Compute
 
-__all__ = ["FOR_EVER", "after_kills", "growth", "recoveries", "standby_ready"]
+__all__ = ["FOR_EVER", "after_kills", "recoveries", "standby_ready"]
 
 FOR_EVER = 1_000_000
 """More restarts than any measurement uses up."""
-_BIG = (1, 1, 3 << 8, 20 << 10)
-"""Elements (float32): 60 of an arena's 64 MiB, so that each has its own arena with room for small buffers."""
 _STANDBY_WITHIN_S = 60.0
 _LOOK_S = 0.002
-_AT_ONCE = 100
 _APART = 5
 """Requests from one scripted fault to the next; the second run of the failed request counts too."""
 
@@ -86,21 +81,3 @@ async def standby_ready(gpu: CudnnRef) -> None:
     async with asyncio.timeout(_STANDBY_WITHIN_S):
         while (standby := source.standby) is None or not standby.ready:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)
-
-
-async def growth(plan: Plan) -> list[Grown]:
-    """Recovery from SIGKILL with growing amounts of memory and numbers of buffers."""
-    return [
-        Grown(arenas=arenas, buffers=buffers, standby=standby, ms=await _with(plan, arenas, buffers, standby))
-        for arenas, buffers, standby in itertools.product(plan.arenas, plan.buffers, (0, 1))
-    ]
-
-
-async def _with(plan: Plan, arenas: int, buffers: int, standby: int) -> list[float]:
-    options: Any = {"isolation": "process", "standby": standby, "max_restarts": FOR_EVER}
-    async with spawn(device="cpu", **options) as gpu:
-        for _ in range(arenas):
-            await gpu.empty(_BIG)
-        for _ in range(buffers // _AT_ONCE):
-            await asyncio.gather(*(gpu.empty((1, 1, 1, 1)) for _ in range(_AT_ONCE)))
-        return await after_kills(gpu, await trivial_convolution(gpu), plan.growing_kills)

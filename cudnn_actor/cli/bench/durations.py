@@ -19,9 +19,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Of 64 MiB, each way."""
     kills: int
     """Of each kind."""
-    growing_kills: int
-    arenas: tuple[int, ...]
-    buffers: tuple[int, ...]
     idle_rounds: int
     idle_s: float
 
@@ -33,9 +30,6 @@ FULL = Plan(
     repeats=15,
     moves=15,
     kills=20,
-    growing_kills=7,
-    arenas=(1, 8, 64),
-    buffers=(100, 1000, 10_000),
     idle_rounds=3,
     idle_s=1.0,
 )
@@ -46,9 +40,6 @@ QUICK = Plan(
     repeats=2,
     moves=1,
     kills=2,
-    growing_kills=1,
-    arenas=(2,),
-    buffers=(100,),
     idle_rounds=1,
     idle_s=0.02,
 )

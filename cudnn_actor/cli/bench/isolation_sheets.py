@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from cudnn_actor.cli.bench.record import APART, ISOLATIONS, SIDES_IN_FLIGHT, Grown, Moves, Report, Side
+from cudnn_actor.cli.bench.record import APART, ISOLATIONS, SIDES_IN_FLIGHT, Moves, Report, Side
 from cudnn_actor.cli.bench.sheet import Sheet, median, number, ratio, verdict
 from cudnn_actor.cli.measure import percentile
 
@@ -28,8 +28,6 @@ def sheets(report: Report) -> Iterator[Sheet]:
         yield _moves(report.moves)
     if report.recovery_ms:
         yield _recovery(report.recovery_ms)
-    if report.growth:
-        yield _growth(report.growth)
     if report.idle:
         yield _idle(report.idle)
 
@@ -165,20 +163,6 @@ def recovery_row(name: str, ms: list[float], within_ms: float | None) -> tuple[s
     met = "met" if within_ms is not None and p50 < within_ms else "missed"
     aim = "–" if within_ms is None else f"< {within_ms:,.0f} {met}"
     return (name, str(len(ordered)), number(p50), number(p90), number(ordered[-1]), aim)
-
-
-def _growth(rows: list[Grown]) -> Sheet:
-    found = {(row.arenas, row.buffers, row.standby): row.ms for row in rows}
-    cells = []
-    for arenas, buffers in dict.fromkeys((row.arenas, row.buffers) for row in rows):
-        pair = [found.get((arenas, buffers, standby), []) for standby in (1, 0)]
-        figures = (figure for ms in pair for figure in (median(ms), max(ms, default=None)))
-        cells.append((f"{arenas} arenas, {buffers:,} buffers", *(number(figure) for figure in figures)))
-    return Sheet(
-        "Recovery from SIGKILL with more memory",
-        ("of 64 MiB each", "standby: p50 ms", "max", "without: p50 ms", "max"),
-        tuple(cells),
-    )
 
 
 def _idle(found: dict[str, list[float]]) -> Sheet:

@@ -20,7 +20,6 @@ __all__ = [
     "SIDES_IN_FLIGHT",
     "SIDE_SUBJECTS",
     "SUBJECTS",
-    "Grown",
     "Hop",
     "Moves",
     "Report",
@@ -94,15 +93,6 @@ class Moves(msgspec.Struct, kw_only=True):
     down_s: dict[str, list[float]] = {}
 
 
-class Grown(msgspec.Struct, frozen=True, kw_only=True):
-    """Recovery from SIGKILL with a given amount of memory; milliseconds."""
-
-    arenas: int
-    buffers: int
-    standby: int
-    ms: list[float]
-
-
 class Report(msgspec.Struct, kw_only=True):
     """Everything that was measured."""
 
@@ -118,7 +108,6 @@ class Report(msgspec.Struct, kw_only=True):
     moves: Moves | None = None
     recovery_ms: dict[str, list[float]] = {}
     """From a worker's end to the next finished request, by what ended it."""
-    growth: list[Grown] = []
     idle: dict[str, list[float]] = {}
     """Percent of one core, by isolation and process."""
     others_cpu: dict[str, float]

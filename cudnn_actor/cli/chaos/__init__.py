@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import enum
-import importlib
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -23,7 +22,6 @@ from cudnn_actor.cli.chaos.harness import Harness
 from cudnn_actor.cli.chaos.report import Report, print_report, write
 from cudnn_actor.cli.chaos.settings import FaultKind, LoadKind, Settings, possible_faults
 from cudnn_actor.cli.user_error import UserError
-from cudnn_actor.extras import install_command
 
 __all__ = ["add_arguments", "run"]
 
@@ -75,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=_whole, default=0, help="determines programs, faults and pauses (%(default)s)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write all results as JSON")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="also plot the results; needs matplotlib")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,13 +84,12 @@ def run(args: argparse.Namespace) -> int:
     Raises
     ------
     UserError
-        The arguments cannot be combined, a file cannot be written, matplotlib is not installed, or such a
-        service cannot run here.
+        The arguments cannot be combined, the file cannot be written, or such a service cannot run here.
     CudnnActorError
         The service did not start.
     """
     settings = _settings(args)
-    _check_files(args)
+    _check_file(args.out)
     console = Console(highlight=False)
     with processes.marked():
         harness = Harness(settings, console, finish=lambda report: _finish(report, args, console))
@@ -101,16 +97,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _finish(report: Report, args: argparse.Namespace, console: Console) -> None:
-    """Print the report, and write the requested files."""
+    """Print the report, and write the requested file."""
     print_report(report, console)
     if args.out is not None:
         write(report, args.out)
         console.print(f"wrote {args.out}", soft_wrap=True)
-    if args.plot is not None:
-        from cudnn_actor.cli.chaos.plot import draw  # noqa: PLC0415 - only this needs matplotlib
-
-        draw(report, args.plot)
-        console.print(f"wrote {args.plot}", soft_wrap=True)
 
 
 def _settings(args: argparse.Namespace) -> Settings:
@@ -137,32 +128,16 @@ def _settings(args: argparse.Namespace) -> Settings:
     return settings
 
 
-def _check_files(args: argparse.Namespace) -> None:
+def _check_file(path: Path | None) -> None:
     """Fail before the work, not after it."""
-    if args.plot is not None:
-        if args.plot.suffix.lower() != ".png":
-            raise UserError(f"--plot {args.plot} is not a PNG; give a name that ends in .png")
-        _check_matplotlib()
-    for option, path in (("--out", args.out), ("--plot", args.plot)):
-        if path is None:
-            continue
-        if path.is_dir():
-            raise UserError(f"{option} {path} is a directory; give a file name in it")
-        if not path.parent.is_dir():
-            raise UserError(f"{option} {path}: there is no directory {path.parent}; create it first")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise UserError(f"{option} {path} cannot be written; give a path that you can write")
-
-
-def _check_matplotlib() -> None:
-    try:
-        importlib.import_module("cudnn_actor.cli.chaos.plot")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise UserError(
-            f"--plot draws with matplotlib, which is not installed: {install_command('demo')}"
-        ) from None
+    if path is None:
+        return
+    if path.is_dir():
+        raise UserError(f"--out {path} is a directory; give a file name in it")
+    if not path.parent.is_dir():
+        raise UserError(f"--out {path}: there is no directory {path.parent}; create it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"--out {path} cannot be written; give a path that you can write")
 
 
 def _kinds(enumeration: type[K]) -> Callable[[str], tuple[K, ...]]:

@@ -1,4 +1,4 @@
-"""The report of a run: tables, and a record from which tables and plot can be made again."""
+"""The report of a run: tables, and a record from which the tables can be made again."""
 
 from __future__ import annotations
 
