@@ -181,7 +181,8 @@ class CudnnActor(Actor):
                 self.settle(work.envelope, None, error)
             else:
                 ended.append(work.envelope)
-        self._state.mailbox.restore([*ended, *self._broker.take_waiting(), *waiting])
+        waiting_here = [one for one in self._broker.take_waiting() if one is not current]
+        self._state.mailbox.restore([*ended, *waiting_here, *waiting])
         self._runner.abandon_builds()
 
     def on_late_end(self) -> None:
@@ -289,6 +290,8 @@ class CudnnActor(Actor):
         try:
             descriptor = self._runner.executor.create_arena(number, nbytes)
         except CudnnActorError as error:
+            if self.lost:
+                raise Crash("came back after it had been given up") from error
             broker.arena_refused(error)
             return
         if self.lost:

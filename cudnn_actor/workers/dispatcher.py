@@ -149,18 +149,18 @@ class Dispatcher(Mailbox):
         bridge = envelope.bridge
         with self._lock:
             owner = self._owner
-            if owner is None or owner.bridge.loop.is_closed():
-                if bridge is None or self._shared:
-                    return None
+            if bridge is not None and not self._shared and (owner is None or owner.bridge.loop.is_closed()):
                 before, self._owner = owner, _OwningLoop(self, bridge)
                 if before is not None:
                     before.close()
-            elif bridge is not owner.bridge:
-                if not envelope.wants_reply:
-                    return owner if owner.is_running_here() else None
+            elif envelope.wants_reply and not self._shared and (owner is None or bridge is not owner.bridge):
+                # One step, with the wake-up: the monitor reads from here on, whatever the loop does.
                 self._shared, self._owner, self.needs_thread = True, None, True
-                owner.follow_soon()
                 self.wake_monitor()
+                if owner is not None:
+                    owner.follow_soon()
+            elif owner is not None and bridge is not owner.bridge and not owner.is_running_here():
+                return None
             return self._owner
 
     def is_owner(self, loop: _OwningLoop) -> bool:
@@ -424,9 +424,20 @@ class Dispatcher(Mailbox):
             yield host
 
     def monitor_reads(self) -> bool:
-        """Whether the monitor must read: no loop owns the socket, or the loop does not read this one yet."""
+        """Whether the monitor must read.
+
+        No loop owns the socket, or the loop does not read this one yet; or a message that somebody else has
+        told waits for room among the requests in flight, which only answers give: the loop may be blocked.
+        """
         owner = self._owner
-        return owner is None or not owner.reads(self.channel)
+        return owner is None or not owner.reads(self.channel) or self._holds_up_others(owner)
+
+    def _holds_up_others(self, owner: _OwningLoop) -> bool:
+        try:
+            first = (self._control or self._ordinary)[0]
+        except IndexError:  # nothing waits
+            return False
+        return not self.host.in_flight.room and first.bridge is not owner.bridge
 
     @property
     def needs_writer(self) -> bool:
@@ -513,6 +524,8 @@ class _OwningLoop:
         elif not self._scheduled or self._gathered > MOST_GATHERED:  # then asyncio has lost the callback
             self.bridge.loop.call_soon(self._run)
             self._scheduled = True
+        if self._channel is not dispatcher.channel:  # if the callback is lost, no answer makes up for it
+            dispatcher.wake_monitor()
 
     def _run(self) -> None:
         try:
@@ -543,10 +556,12 @@ class _OwningLoop:
     def _follow(self) -> None:
         dispatcher = self._dispatcher
         channel = dispatcher.channel if dispatcher.is_owner(self) else None
-        if channel is self._channel:
+        if channel is self._channel and (channel is not None or not self._descriptors):
             return
         self._let_go()
         if channel is None:
+            if dispatcher.needs_thread and self.bridge.awaited:
+                self.bridge.sent(needs_thread=True)
             return
         try:
             self._descriptors.extend(map(os.dup, (channel.fileno(),)))  # one call makes and stores it
@@ -560,7 +575,8 @@ class _OwningLoop:
 
     def _readable(self) -> None:
         self._dispatcher.turn(self.bridge, read=True)
-        if self._channel is not None and self._channel.ended:
+        channel = self._channel  # None if an exception has interrupted `_follow` or `_let_go`
+        if channel is None or channel.ended or channel is not self._dispatcher.channel:
             self._let_go()
 
     def _let_go(self) -> None:
@@ -571,7 +587,7 @@ class _OwningLoop:
 
     def forget_parent(self) -> None:
         """In a forked child: read no socket. The selector is the parent's, so it is left unchanged."""
-        self._channel = None
+        self.close()
 
     def __del__(self) -> None:
         self.close()  # for a loop that was closed before it could run `_follow`

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from cudnn_actor import CudnnRef, CudnnService, Ping, QuarantinedRequest, start
+from cudnn_actor import CudnnRef, CudnnService, DeadlineExceeded, Ping, QuarantinedRequest, start
 from cudnn_actor.workers.dispatcher import Dispatcher
 
 PATIENCE_S = 30.0
@@ -234,3 +234,74 @@ def test_a_loop_that_follows_a_closed_one_is_the_next_owner(service: CudnnServic
         owners.append(dispatcher._owner)
     assert None not in owners
     assert owners[0] is not owners[1]
+
+
+def test_a_pykka_caller_who_asked_before_the_first_loop_is_answered_after_that_has_stopped(
+    service: CudnnService,
+) -> None:
+    gpu = CudnnRef(service)
+    pid = gpu.worker_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)  # so that nothing is answered before the loop has stopped
+    asked = [service.actor_ref.ask(Ping(), block=False) for _ in range(600)]
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(DeadlineExceeded):
+            loop.run_until_complete(gpu.ask(Ping(), timeout=0.05))
+        os.kill(pid, signal.SIGCONT)
+        assert {future.get(timeout=PATIENCE_S) for future in asked} == {1}
+    finally:
+        loop.close()
+
+
+def test_what_threads_tell_is_sent_while_the_owner_is_blocked(service: CudnnService) -> None:
+    dispatcher, loop = dispatcher_of(service), Loop(service)
+    loop.ask()
+    loop.settle()
+    loop.block()
+    for _ in range(900):
+        service.actor_ref.tell(Ping())
+    sent = threading.Event()
+
+    def look() -> None:
+        while len(dispatcher):  # what is told last is in flight, whether it is answered or not
+            os.sched_yield()
+        sent.set()
+
+    threading.Thread(target=look, daemon=True).start()
+    assert sent.wait(PATIENCE_S)
+    loop.close()
+
+
+def test_an_exception_while_the_socket_changes_hands_leaves_it_with_a_reader(
+    service: CudnnService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler raises as the owner is told to let go: the loop's own answers are read all the same."""
+
+    class Raised(BaseException):
+        pass
+
+    dispatcher, loop = dispatcher_of(service), Loop(service)
+    loop.ask()
+    loop.settle()
+    owner = dispatcher._owner
+    assert owner is not None
+    follow_soon = owner.follow_soon
+
+    def interrupted() -> None:
+        follow_soon()
+        raise Raised
+
+    monkeypatch.setattr(owner, "follow_soon", interrupted)
+    gpu = CudnnRef(service)
+    pid = gpu.worker_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    for _ in range(40):
+        loop.ask()
+    with pytest.raises(Raised):
+        service.actor_ref.ask(Ping(), block=False)
+    loop.do(lambda: None)  # the loop has let go by now
+    os.kill(pid, signal.SIGCONT)
+    loop.settle()
+    loop.close()
