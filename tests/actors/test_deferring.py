@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cudnn_actor.actors import Actor, ActorStopped, Crash, Envelope, Mailbox, ask, submit
-from cudnn_actor.protocol.errors import DeadlineExceeded, MailboxFull, ServiceStopped
+from cudnn_actor.protocol.errors import ServiceStopped
 
 from .actor_fixtures import PATIENCE_S, Gate, running
 
@@ -60,39 +60,6 @@ async def looked_at(actor: Actor) -> None:
     """Until the actor has taken up what was sent before, and looked after what it had deferred."""
     for _ in range(2):
         await ask(actor.mailbox, lambda: None)
-
-
-async def test_what_is_set_aside_runs_when_it_is_resumed_and_others_pass_it() -> None:
-    with running(Shelf()) as actor:
-        later = [submit(actor.mailbox, name) for name in "ab"]
-        assert await ask(actor.mailbox, lambda: "at once") == "at once"
-        assert not any(future.done() for future in later)
-        actor.resume_all()
-        assert await asyncio.gather(*later) == ["a, later", "b, later"]
-        assert actor.started == ["a", "b"]
-
-
-async def test_a_message_that_expires_while_it_is_set_aside_had_not_started_and_never_does() -> None:
-    with running(Shelf()) as actor:
-        future = submit(actor.mailbox, "a", timeout=0.02)
-        with pytest.raises(DeadlineExceeded) as caught:
-            await future
-        assert not caught.value.started
-        actor.resume_all()
-        await looked_at(actor)
-        assert actor.started == []
-        assert actor.counters.expired == 1
-
-
-async def test_a_message_that_is_cancelled_while_it_is_set_aside_never_starts() -> None:
-    with running(Shelf()) as actor:
-        future = submit(actor.mailbox, "a")
-        await looked_at(actor)
-        future.cancel()
-        actor.resume_all()
-        await looked_at(actor)
-        assert actor.started == []
-        assert actor.counters.withdrawn == 1
 
 
 async def test_a_stop_answers_what_is_set_aside() -> None:
@@ -150,14 +117,3 @@ async def test_a_supervisor_that_gives_a_hanging_thread_up_answers_it() -> None:
     gate.open()
     assert await asyncio.to_thread(actor.join, PATIENCE_S)
     assert actor.started == []
-
-
-async def test_what_is_set_aside_takes_room() -> None:
-    with running(Shelf(Mailbox(2))) as actor:
-        for _ in range(2):
-            submit(actor.mailbox, "a")
-            await looked_at(actor)
-        assert actor.mailbox.waiting == 2
-        with pytest.raises(MailboxFull):
-            submit(actor.mailbox, "b")
-        actor.mailbox.deferred = 0

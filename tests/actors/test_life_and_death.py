@@ -14,7 +14,6 @@ import pytest
 
 from cudnn_actor.actors import DEFERRED, Actor, ActorStopped, Crash, Envelope, Mailbox, ask, submit, tell
 
-from ..log_lines import capture_logs
 from .actor_fixtures import PATIENCE_S, Caller, Gate, Urgent, Witness, held, running
 
 
@@ -35,14 +34,6 @@ async def test_a_handlers_error_is_the_answer_and_the_actor_goes_on() -> None:
         assert await ask(actor.mailbox, "alive") == "alive"
         assert actor.counters.failed == 1
         assert actor.counters.finished == 1
-
-
-async def test_a_failing_tell_is_logged_and_the_actor_goes_on() -> None:
-    with running(Caller()) as actor, capture_logs() as logs:
-        tell(actor.mailbox, raising(ValueError("nobody asked")))
-        assert await ask(actor.mailbox, "alive") == "alive"
-    failed = [line for line in logs if line["event"] == "actor.tell_failed"]
-    assert [line["error"] for line in failed] == ["ValueError('nobody asked')"]
 
 
 async def test_a_crash_ends_the_actor_and_is_the_answer() -> None:

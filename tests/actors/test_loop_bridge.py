@@ -216,34 +216,3 @@ def test_a_loop_that_closes_between_the_question_and_the_wake_up_raises_nothing(
 
 async def answered(actor: Caller) -> Any:
     return await ask(actor.mailbox, "another loop")
-
-
-def test_an_actor_serves_loop_after_loop() -> None:
-    with running(Caller()) as actor:
-        for _ in range(5):
-            assert asyncio.run(answered(actor)) == "another loop"
-
-
-def test_one_loop_closing_leaves_the_other_its_replies() -> None:
-    gate = Gate()
-    with running(Caller()) as actor:
-        asked_and_left(actor, gate)
-
-        async def main() -> None:
-            behind = [submit(actor.mailbox, number) for number in range(10)]
-            gate.open()
-            assert await asyncio.wait_for(asyncio.gather(*behind), PATIENCE_S) == list(range(10))
-
-        asyncio.run(main())
-    assert actor.mailbox.dropped == 1
-
-
-def test_uvloop_gets_its_replies_too() -> None:
-    uvloop = pytest.importorskip("uvloop")
-    with running(Caller()) as actor:
-
-        async def main() -> list[Any]:
-            return await asyncio.gather(*(ask(actor.mailbox, number) for number in range(1_000)))
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            assert runner.run(main()) == list(range(1_000))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 from pykka import ActorDeadError
 
 from cudnn_actor.actors import ActorStopped, Envelope, Mailbox, ask, submit, tell
-from cudnn_actor.protocol.errors import InvalidRequest, MailboxFull, ReentrantAsk
+from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
 
-from .actor_fixtures import Caller, Urgent, held, ref_of, running
+from .actor_fixtures import Caller, Urgent, ref_of, running
 
 
 def messages(mailbox: Mailbox, most: int = 100) -> list[Any]:
@@ -35,35 +34,6 @@ def test_a_take_gives_no_more_than_was_asked_for() -> None:
     assert [messages(mailbox, 2), messages(mailbox, 2), messages(mailbox, 2)] == [[0, 1], [2, 3], [4]]
 
 
-def test_a_tell_is_refused_when_there_is_no_room() -> None:
-    with pytest.raises(MailboxFull) as raised:
-        tell(filled(3), "one too many")
-    assert raised.value.capacity == 3
-
-
-async def test_a_submit_is_refused_when_there_is_no_room() -> None:
-    with pytest.raises(MailboxFull):
-        submit(filled(3), "one too many")
-
-
-def test_a_pykka_ask_is_refused_when_there_is_no_room() -> None:
-    with pytest.raises(MailboxFull):
-        ref_of(filled(3)).ask("one too many", block=False)
-
-
-async def test_an_ask_waits_for_its_turn_when_there_is_no_room() -> None:
-    with running(Caller(mailbox=Mailbox(2))) as actor:
-        with held(actor):
-            tell(actor.mailbox, "a")
-            tell(actor.mailbox, "b")
-            asked = asyncio.ensure_future(ask(actor.mailbox, "mine"))
-            await asyncio.sleep(0)
-            assert len(actor.mailbox) == 3
-            with pytest.raises(MailboxFull):
-                tell(actor.mailbox, "c")
-        assert await asked == "mine"
-
-
 def test_a_stop_gets_into_a_full_mailbox() -> None:
     mailbox = filled(2)
     ref_of(mailbox).stop(block=False)
@@ -75,18 +45,6 @@ def test_control_overtakes_what_waits_in_order_among_itself() -> None:
     tell(mailbox, first := Urgent("first"))
     tell(mailbox, second := Urgent("second"))
     assert messages(mailbox, 3) == [first, second, 0]
-
-
-async def test_control_is_answered_before_what_waited_in_a_full_mailbox() -> None:
-    order: list[str] = []
-    with running(Caller(mailbox=Mailbox(1))) as actor:
-        with held(actor):
-            waiting = submit(actor.mailbox, "ordinary")
-            urgent = submit(actor.mailbox, Urgent())
-            waiting.add_done_callback(lambda _: order.append("ordinary"))
-            urgent.add_done_callback(lambda _: order.append("control"))
-        await asyncio.gather(waiting, urgent)
-    assert order == ["control", "ordinary"]
 
 
 async def test_withdrawn_messages_give_their_places_back_when_the_mailbox_is_full() -> None:
@@ -163,12 +121,6 @@ async def test_an_actor_that_asks_itself_is_told_so_at_once() -> None:
             await ask(actor.mailbox, lambda: actor.actor_ref.ask("hello me"))
         tell_itself = await ask(actor.mailbox, lambda: actor.actor_ref.tell("later"))
         assert tell_itself is None
-
-
-@pytest.mark.parametrize("timeout", [-1.0, float("nan")])
-async def test_a_timeout_that_is_no_time_is_refused(timeout: float) -> None:
-    with pytest.raises(InvalidRequest, match="timeout"):
-        await ask(Mailbox(), "message", timeout=timeout)
 
 
 def test_messages_are_numbered_in_the_order_of_admission() -> None:

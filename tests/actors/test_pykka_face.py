@@ -77,12 +77,6 @@ def test_a_plain_pykka_actor_talks_to_ours() -> None:
     plain.stop()
 
 
-def test_stop_all_stops_ours() -> None:
-    ref = Caller.start()
-    pykka.ActorRegistry.stop_all(timeout=PATIENCE_S)
-    assert not ref.is_alive()
-
-
 def test_an_actor_may_stop_itself() -> None:
     ref = Caller.start()
     actor = ref._actor_weakref()

@@ -10,7 +10,7 @@ from typing import Any
 import pykka
 import pytest
 
-from cudnn_actor.actors import Actor, Crash, Envelope, LoopBridge, ask, submit, tell
+from cudnn_actor.actors import Actor, Crash, Envelope, ask, submit, tell
 from cudnn_actor.protocol.errors import DeadlineExceeded
 
 from .actor_fixtures import PATIENCE_S, Caller, Gate, held, in_threads, running
@@ -44,20 +44,6 @@ def test_of_many_threads_that_answer_at_once_one_is_heard() -> None:
 
 
 # Senders who have gone.
-
-
-async def test_cancelling_an_ask_withdraws_what_has_not_started() -> None:
-    ran: list[str] = []
-    with running(Caller()) as actor:
-        with held(actor):
-            asked = asyncio.ensure_future(ask(actor.mailbox, lambda: ran.append("withdrawn")))
-            await asyncio.sleep(0)
-            asked.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asked
-        await ask(actor.mailbox, lambda: ran.append("not withdrawn"))
-        assert actor.counters.withdrawn == 1
-    assert ran == ["not withdrawn"]
 
 
 async def test_cancelling_an_ask_that_has_started_lets_it_finish_and_discards_its_result() -> None:
@@ -139,18 +125,6 @@ async def test_a_stop_iteration_reaches_its_asker_and_holds_up_no_other_reply() 
 # Deadlines.
 
 
-async def test_a_deadline_that_passes_before_the_start_drops_the_message_unrun() -> None:
-    ran: list[str] = []
-    with running(Caller()) as actor:
-        with held(actor):
-            with pytest.raises(DeadlineExceeded) as raised:
-                await ask(actor.mailbox, lambda: ran.append("too late"), timeout=0.01)
-            assert not raised.value.started
-        await ask(actor.mailbox, "behind it")
-    assert ran == []
-    assert actor.counters.expired + actor.counters.withdrawn == 1
-
-
 async def test_a_deadline_that_passes_during_the_run_says_that_it_had_started() -> None:
     gate = Gate()
     discarded: list[str] = []
@@ -163,19 +137,6 @@ async def test_a_deadline_that_passes_during_the_run_says_that_it_had_started() 
         gate.open()
         await ask(actor.mailbox, "behind it")
     assert discarded == ["opened"]
-
-
-async def test_an_actor_drops_what_expired_before_its_loop_could_say_so() -> None:
-    ran: list[str] = []
-    with running(Caller()) as actor:
-        with held(actor) as gate:
-            future = submit(actor.mailbox, lambda: ran.append("too late"), timeout=0.0)
-            gate.open()
-            assert actor.actor_ref.ask("behind it", timeout=PATIENCE_S) == "behind it"
-        with pytest.raises(DeadlineExceeded):
-            await future
-        assert actor.counters.expired == 1
-    assert ran == []
 
 
 async def test_a_reply_in_time_needs_no_deadline_any_more() -> None:
@@ -214,49 +175,6 @@ async def test_a_tell_carries_its_context_too() -> None:
 
 
 # Many senders.
-
-
-async def test_loops_and_threads_share_one_actor_and_each_gets_its_own_replies() -> None:
-    each, at_once = 300, 20
-
-    def from_a_loop(tag: str) -> list[str]:
-        async def talk() -> list[str]:
-            answers: list[Any] = []
-            for start in range(0, each, at_once):
-                asked = (ask(actor.mailbox, f"{tag}{n}") for n in range(start, start + at_once))
-                answers += await asyncio.gather(*asked)
-            return answers
-
-        return asyncio.run(talk())
-
-    def from_a_thread(tag: str) -> list[Any]:
-        return [actor.actor_ref.ask(f"{tag}{n}", timeout=PATIENCE_S) for n in range(each)]
-
-    tags = ("loop1-", "loop2-", "thread1-", "thread2-", "thread3-")
-    with running(Caller()) as actor:
-        talks = [from_a_loop if "loop" in tag else from_a_thread for tag in tags]
-        jobs = [lambda talk=talk, tag=tag: talk(tag) for talk, tag in zip(talks, tags, strict=True)]
-        answers = in_threads(*jobs)
-    assert answers == [[f"{tag}{n}" for n in range(each)] for tag in tags]
-
-
-async def test_every_request_of_thousands_settles_once_with_cancellations_mixed_in() -> None:
-    count = 5_000
-    discarded: list[int] = []
-    with running(Caller()) as actor:
-        actor.mailbox.capacity = count
-        with held(actor):
-            futures = [submit(actor.mailbox, number, discard=discarded.append) for number in range(count)]
-            for future in futures[::3]:
-                future.cancel()
-        answers = await asyncio.gather(*futures, return_exceptions=True)
-        bridge = LoopBridge.of_running_loop()
-        await ask(actor.mailbox, "the last")
-        assert bridge.awaited == 0
-    for number, answer in enumerate(answers):
-        assert isinstance(answer, asyncio.CancelledError) if number % 3 == 0 else answer == number
-    assert actor.counters.withdrawn == len(futures[::3])
-    assert discarded == []
 
 
 async def test_a_crash_with_one_running_and_many_queued_settles_each_once_and_in_order() -> None:

@@ -6,7 +6,7 @@ from cudnn_actor.protocol import ConvFwd, ConvSpec, DType, Layout, TensorSpec
 
 from .problems import FLOATS, PROBLEMS, Problem, normal
 from .references import assert_close, scipy_forward
-from .workbench import Workbench, spread
+from .workbench import Workbench
 
 
 def check_forward(
@@ -41,20 +41,6 @@ def test_half_precision_operands_may_have_a_float32_result(bench: Workbench, dty
     problem = PROBLEMS["padded"]
     x, w, _ = packed(problem, dtype, Layout.NHWC)
     check_forward(bench, problem, (x, w, TensorSpec.packed(problem.y, DType.FLOAT32)))
-
-
-def test_layouts_may_differ_between_tensors(bench: Workbench) -> None:
-    problem = PROBLEMS["strided"]
-    x, _, _ = packed(problem, DType.FLOAT32, Layout.NHWC)
-    _, w, y = packed(problem, DType.FLOAT32, Layout.NCHW)
-    check_forward(bench, problem, (x, w, y))
-
-
-@pytest.mark.parametrize("name", ["grouped", "pointwise", "three_dimensional"])
-def test_tensors_with_gaps_match_scipy(bench: Workbench, name: str) -> None:
-    problem = PROBLEMS[name]
-    x, w, y = (spread(dims, DType.FLOAT32) for dims in (problem.x, problem.w, problem.y))
-    check_forward(bench, problem, (x, w, y))
 
 
 def test_a_layer_of_a_real_network_matches_scipy(bench: Workbench) -> None:

@@ -7,7 +7,7 @@ from cudnn_actor.protocol import BufferRef, ConvBwdData, ConvBwdFilter, ConvFwd,
 
 from .problems import FLOATS, PROBLEMS, Problem, normal
 from .references import assert_close, direct_backward_data, direct_backward_filter, scipy_forward
-from .workbench import Workbench, spread
+from .workbench import Workbench
 
 
 class Gradients:
@@ -117,14 +117,3 @@ def test_backward_filter_takes_alpha_and_beta(bench: Workbench, dtype: DType) ->
     x, w, dy = (array.astype("float64") for array in (g.x, g.w, g.dy))
     wanted = -1.5 * direct_backward_filter(x, dy, g.problem.conv, g.problem.w) + 0.5 * w
     assert_close(bench.run(message), wanted)
-
-
-def test_gradients_of_tensors_with_gaps_match_a_direct_sum(bench: Workbench) -> None:
-    g = Gradients(bench, PROBLEMS["dilated"], DType.FLOAT32)
-    x, w, dy = (bench.place(array, spread(array.shape, g.dtype)) for array in (g.x, g.w, g.dy))
-    dx, dw = (bench.empty(spread(array.shape, g.dtype)) for array in (g.x, g.w))
-    conv = g.problem.conv
-    assert_close(bench.run(ConvBwdData(dy=dy, w=w, dx=dx, conv=conv)), g.backward_data().astype("float64"))
-    assert_close(
-        bench.run(ConvBwdFilter(x=x, dy=dy, dw=dw, conv=conv)), g.backward_filter().astype("float64")
-    )

@@ -128,12 +128,6 @@ def test_what_passes_between_operations_is_not_rounded(bench: Workbench) -> None
     assert bench.run_graph(asked, {0: np.array([1 / 3])})[2] == 2 / 3
 
 
-def test_a_plan_of_very_many_tiles_computes_the_same(bench: Workbench) -> None:
-    x, w = bench.place(normal((2, 2, 16, 16), F64, 0)), bench.place(normal((2, 2, 3, 3), F64, 1))
-    message = ConvFwd(x=x, w=w, y=bench.empty(TensorSpec.packed((2, 2, 16, 16), F64)), conv=SAME)
-    assert_close(bench.run(message, workspace_limit=1024), bench.run(message))
-
-
 def test_backward_convolutions_of_integers_are_unsupported(bench: Workbench) -> None:
     problem = PROBLEMS["padded"]
     for dtype in (DType.INT8, DType.UINT8):

@@ -81,11 +81,3 @@ async def test_a_thread_that_hangs_there_ends_its_service_as_everywhere() -> Non
     finally:
         gate.open()
     await asyncio.wrap_future(service.stopped)
-
-
-async def test_other_failures_are_only_their_own_request_s() -> None:
-    faults = FaultPlan().at(1, Fault.FAIL_EXECUTION, of=Fill)
-    async with spawn_on(lambda: MortalEngine(Gate()), faults=faults) as gpu:
-        trio = await Trio.on(gpu)
-        assert not isinstance(await outcome(gpu.submit(Fill(dst=trio.x, value=1))), ContextLost)
-        assert isinstance(await gpu.ask(trio.product()), Receipt)

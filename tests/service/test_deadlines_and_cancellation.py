@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor import Allocate, CudnnRef, DeadlineExceeded, Drain, Fill, Receipt, TensorSpec
+from cudnn_actor import Allocate, CudnnRef, DeadlineExceeded, Drain, Receipt, TensorSpec
 
 from .rigs import Gate, Trio, in_thread, outcome, single, spawn, spawn_gated
 
@@ -92,13 +92,6 @@ async def test_a_request_that_expires_while_its_event_loop_is_busy_never_runs_ei
         await first
         assert gate.passed == 1
         assert (await gpu.statistics()).expired == 1
-
-
-async def test_a_timeout_that_is_long_enough_changes_nothing() -> None:
-    async with spawn(device="cpu") as gpu:
-        trio = await Trio.on(gpu)
-        assert isinstance(await gpu.ask(trio.product(), timeout=20), Receipt)
-        assert isinstance(await gpu.submit(trio.product(), timeout=20), Receipt)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -197,19 +190,3 @@ async def test_a_request_that_is_cancelled_as_its_answer_arrives_is_settled_once
         await gpu.drain()
         assert (await gpu.statistics()).live_buffers == 3
         assert isinstance(await gpu.ask(trio.product()), Receipt)
-
-
-async def test_a_withdrawn_request_gives_its_place_back() -> None:
-    gate = Gate()
-    async with spawn_gated(gate, mailbox=3) as gpu:
-        trio = await Trio.on(gpu)
-        with gate.closed():
-            first = gpu.submit(trio.product())
-            await in_thread(gate.wait_for_arrival)
-            fills = [gpu.submit(Fill(dst=trio.x, value=n)) for n in range(3)]
-            fills[1].cancel()
-            late = gpu.submit(Fill(dst=trio.x, value=9))
-            await asyncio.sleep(0)  # a future tells of its end in the loop's next turn
-        await asyncio.gather(first, fills[0], fills[2], late)
-        assert (await gpu.download(trio.x)).item() == 9
-        assert (await gpu.statistics()).withdrawn == 1

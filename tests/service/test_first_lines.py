@@ -10,16 +10,11 @@ import pytest
 from cudnn_actor import (
     ConvFwd,
     ConvSpec,
-    CudnnRef,
-    FaultPlan,
     InvalidRequest,
-    Ping,
     Receipt,
-    ServiceStopped,
-    StartFailed,
 )
 
-from .rigs import Trio, spawn, start
+from .rigs import Trio, spawn
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
@@ -42,21 +37,6 @@ async def test_the_fifteen_lines_work_as_they_stand() -> None:
     assert receipt.generation == 1
     assert receipt.plan.startswith("cpu/conv_fwd/")
     assert receipt.run_us > 0
-
-
-async def test_an_awaited_spawn_gives_the_same_handle_and_aclose_ends_it() -> None:
-    gpu = await spawn(device="cpu")
-    assert isinstance(gpu, CudnnRef)
-    assert await gpu.ping() == 1
-    await gpu.aclose()
-    with pytest.raises(ServiceStopped, match="closed"):
-        await gpu.ping()
-
-
-async def test_closing_twice_is_closing_once() -> None:
-    gpu = await spawn(device="cpu")
-    await asyncio.gather(gpu.aclose(), gpu.aclose())
-    await gpu.aclose()
 
 
 async def test_closing_lets_what_was_sent_before_finish() -> None:
@@ -113,12 +93,6 @@ async def _entered() -> None:
         await asyncio.Event().wait()
 
 
-async def test_a_start_that_fails_for_good_is_a_start_failed() -> None:
-    with pytest.raises(StartFailed, match="injected crash in start") as caught:
-        await spawn(device="cpu", faults=FaultPlan().at_start(1, times=9), max_restarts=1)
-    assert "cudnn-actor doctor" in str(caught.value)
-
-
 async def test_a_service_can_be_spawned_from_one_spawning_only_once() -> None:
     spawning = spawn(device="cpu")
     gpu = await spawning
@@ -126,10 +100,3 @@ async def test_a_service_can_be_spawned_from_one_spawning_only_once() -> None:
         await spawning
     assert await gpu.ping() == 1
     await gpu.aclose()
-
-
-def test_start_serves_threads_without_any_event_loop() -> None:
-    service = start(device="cpu")
-    assert service.actor_ref.ask(Ping()) == 1
-    service.stop(timeout=10)
-    assert not service.actor_ref.is_alive()

@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from cudnn_actor import (
-    ConvFwd,
     CudnnRef,
     Fault,
     FaultPlan,
@@ -139,15 +138,6 @@ async def test_a_task_group_around_the_body_sees_the_failure_and_no_cancellation
         async with asyncio.TaskGroup() as group:
             group.create_task(body())
     assert caught.group_contains(ServiceStopped)
-
-
-async def test_within_the_restarts_nobody_is_told_anything() -> None:
-    faults = FaultPlan().at(1, Fault.STICKY, of=ConvFwd).at(3, Fault.STICKY, of=ConvFwd)
-    async with spawn(device="cpu", faults=faults, max_restarts=2) as gpu:
-        trio = await Trio.on(gpu)
-        for _ in range(2):
-            await gpu.ask(trio.product())
-        assert gpu.generation == 3
 
 
 async def test_leaving_a_body_whose_service_was_stopped_from_outside_is_no_failure() -> None:

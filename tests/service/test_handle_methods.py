@@ -163,16 +163,6 @@ async def test_a_convolution_that_fails_gives_its_result_buffer_back() -> None:
         assert (await gpu.statistics()).live_buffers == 1
 
 
-async def test_submit_gives_a_future_at_once_and_in_order() -> None:
-    async with spawn(device="cpu") as gpu:
-        trio = await Trio.on(gpu)
-        futures = [gpu.submit(trio.product()) for _ in range(10)]
-        assert all(isinstance(future, asyncio.Future) for future in futures)
-        receipts = await asyncio.gather(*futures)
-        numbers = [receipt.request_id for receipt in receipts]
-        assert numbers == sorted(numbers)
-
-
 async def test_tell_has_its_effect_before_what_is_sent_later() -> None:
     async with spawn(device="cpu") as gpu:
         trio = await Trio.on(gpu)

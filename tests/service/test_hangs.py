@@ -69,6 +69,7 @@ async def test_a_hang_that_listens_is_ended_and_the_request_finishes(message: ty
         assert restarting.cause.cause == f"no progress for {SOON_S} s"
         statistics = await gpu.statistics()
         assert (statistics.generation, statistics.replayed, statistics.live_buffers) == (2, 1, 3)
+        assert await trio.result() == (1 if message is Allocate else 6)
 
 
 async def test_an_accumulating_request_that_hangs_is_not_run_twice() -> None:

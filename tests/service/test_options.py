@@ -72,6 +72,10 @@ BAD: list[tuple[str, Any]] = [
 ]
 
 
+BAD_BY_WAY: list[tuple[Any, str, Any]] = [(child_spec, *bad) for bad in BAD]
+BAD_BY_WAY += [(way, *bad) for way in (spawn, start) for bad in BAD[:4]]  # `Options` checks all of them
+
+
 def _made(way: Any, options: dict[str, Any]) -> None:
     """Make a service; where its driver is asked only when it starts, start it too."""
     made = way(**options)
@@ -83,8 +87,7 @@ async def _started(spawning: Spawning) -> None:
     await spawning
 
 
-@pytest.mark.parametrize(("name", "value"), BAD)
-@pytest.mark.parametrize("way", [spawn, start, child_spec])
+@pytest.mark.parametrize(("way", "name", "value"), BAD_BY_WAY)
 def test_a_bad_option_is_named_and_nothing_is_started(way: Any, name: str, value: Any) -> None:
     threads = threading.active_count()
     with pytest.raises(InvalidRequest) as caught:

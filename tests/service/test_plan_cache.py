@@ -274,12 +274,3 @@ async def test_a_crash_empties_the_cache_and_the_next_request_builds_again() -> 
             await gpu.ask(message)
         plans = (await gpu.statistics()).plans
         assert (plans.size, plans.refused, plans.misses) == (2, 1, 2)
-
-
-async def test_an_injected_rejection_is_of_one_request_and_is_not_remembered() -> None:
-    async with spawn(device="cpu", faults=FaultPlan().at(1, Fault.REJECT_BUILD, of=ConvFwd)) as gpu:
-        trio = await Trio.on(gpu)
-        with pytest.raises(UnsupportedGraph, match="injected"):
-            await gpu.ask(trio.product())
-        assert isinstance(await gpu.ask(trio.product()), Receipt)
-        assert (await gpu.statistics()).plans.refused == 0

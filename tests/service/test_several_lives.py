@@ -38,7 +38,6 @@ from .rigs import (
     in_thread,
     outcome,
     service_on,
-    spawn_on,
     start,
 )
 
@@ -216,13 +215,6 @@ async def test_who_asks_a_stopped_service_reads_the_public_name_of_the_error() -
 
 
 # An engine whose memory dies with its context.
-
-
-@THREAD_ONLY
-async def test_a_first_start_that_fails_is_tried_again_there_too() -> None:
-    faults = FaultPlan().at_start(1).at(1, Fault.STICKY, of=Fill)
-    async with spawn_on(lambda: MortalEngine(Gate()), faults=faults) as gpu:
-        assert await gpu.ping() == 2
 
 
 @THREAD_ONLY

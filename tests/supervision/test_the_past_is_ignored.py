@@ -38,15 +38,6 @@ def test_a_child_that_is_not_ready_in_time_is_killed_and_counts_once() -> None:
     assert world.escalations == []
 
 
-def test_a_readiness_that_comes_too_late_is_ignored() -> None:
-    world = World(policy_of("a", backoff=ONE_SECOND))
-    world.send(StartRequested())
-    world.advance(30.0)
-    state = world.state
-    assert world.send(ChildReady(child="a", incarnation=1)) == ()
-    assert world.state == state
-
-
 def test_a_readiness_timeout_names_itself() -> None:
     world = World(policy_of("a", intensity=RestartIntensity(max_restarts=0)))
     world.send(StartRequested())
@@ -62,15 +53,6 @@ def test_a_hung_child_is_killed_and_restarted() -> None:
     world = World(policy_of("ab")).up().forget()
     world.hang("a")
     assert (world.kills, world.stops, world.starts) == ("a", "", "a")
-
-
-def test_a_watchdog_that_saw_an_old_incarnation_hang_kills_no_successor() -> None:
-    world = World(policy_of("a")).up()
-    world.exit("a")
-    world.ready_all()
-    state = world.state
-    assert world.send(RestartRequested(child="a", reason=ExitReason.hung(), incarnation=1)) == ()
-    assert world.state == state
 
 
 def test_a_restart_asked_for_without_an_incarnation_takes_whichever_lives() -> None:
@@ -100,11 +82,6 @@ def test_a_timer_of_a_dead_incarnation_is_harmless(kind: TimerKind) -> None:
     state = world.state
     assert world.send(TimerFired(key=TimerKey(kind=kind, child="a", incarnation=1))) == ()
     assert world.state == state
-
-
-def test_a_cancelled_timer_that_fires_all_the_same_is_harmless() -> None:
-    world = World(policy_of("a")).up()
-    assert world.send(TimerFired(key=TimerKey(kind=TimerKind.READINESS, child="a", incarnation=1))) == ()
 
 
 def test_an_unknown_child_is_an_error_of_the_shell() -> None:

@@ -38,7 +38,7 @@ from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.processes.frames import encode
 from cudnn_actor.processes.launching import Launcher
 from cudnn_actor.protocol.codec import encode_reply
-from cudnn_actor.protocol.errors import ErrorRecord, UnsupportedGraph
+from cudnn_actor.protocol.errors import ErrorRecord
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.service.options import make_options
 from cudnn_actor.workers.process.loop import WorkerLoop
@@ -279,10 +279,6 @@ def _have_no_room() -> NoReturn:
     raise MemoryError("the test says that there is no room")
 
 
-def _refuse() -> NoReturn:
-    raise UnsupportedGraph(engine="cpu", digest="", detail="the test says so")
-
-
 def _abort() -> NoReturn:
     os.kill(os.getpid(), signal.SIGABRT)
     raise AssertionError("a signal that does not kill")
@@ -393,7 +389,6 @@ ORDERS: dict[str, Callable[[], None]] = {
     "stick": _stick,
     "fail": _fail,
     "have no room": _have_no_room,
-    "refuse": _refuse,
     "leave": _leave,
     "abort": _abort,
     "raise": _raise_odd,

@@ -441,15 +441,3 @@ async def test_hundreds_in_the_air_all_end_and_none_runs_twice() -> None:
                 assert await here.value(ref) == 7.0
             else:
                 await stale(here, ref, StaleReason.TORN)
-
-
-# Callers without an event loop.
-
-
-async def test_a_caller_on_a_thread_sees_latency_too() -> None:
-    async with world() as here:
-        here.points.hold("execute")
-        answer = here.gpu.actor_ref.ask(here.trio.product(), block=False)
-        (await in_thread(lambda: here.points.arrival("execute"))).kill()
-        here.points.let_go()
-        assert isinstance(await in_thread(lambda: answer.get(timeout=PATIENCE_S)), Receipt)

@@ -1,4 +1,4 @@
-"""Workers under supervision: each row of the table of failures, hangs, restarts used up, nested services."""
+"""Workers under supervision: failures, hangs, restarts used up, nested services."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from cudnn_actor import (
     Escalated,
     ExecutionFailed,
     ExitKind,
-    Fault,
-    FaultPlan,
-    Fill,
     InvalidRequest,
     OutOfMemory,
     QuarantinedRequest,
@@ -31,10 +28,9 @@ from cudnn_actor import (
     StartFailed,
     Stopped,
     TensorSpec,
-    UnsupportedGraph,
     child_spec,
 )
-from cudnn_actor.supervision import ChildSpec, Strategy
+from cudnn_actor.supervision import ChildSpec
 from cudnn_actor.workers import monitor
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 from tests.service.test_nested_supervisors import built
@@ -45,7 +41,6 @@ from .crash_rigs import (
     freeze,
     gone,
     kill,
-    pid_of,
     sent,
     service_of,
     workers,
@@ -60,7 +55,7 @@ async def restarts_of(gpu: CudnnRef) -> int:
     return (await gpu.statistics()).restarts
 
 
-# The table of failures. First, those that end one request and nothing else.
+# Failures. First, those that end one request and nothing else.
 
 
 async def test_a_bad_request_and_a_stale_reference_are_refused_without_a_word_to_the_worker() -> None:
@@ -75,16 +70,6 @@ async def test_a_bad_request_and_a_stale_reference_are_refused_without_a_word_to
             await gpu.ask(trio.product(y=spare))
         assert caught.value.reason is StaleReason.FREED
         assert points.visits("execute") == 0
-        assert await restarts_of(gpu) == 0
-
-
-async def test_an_unsupported_graph_is_refused_and_not_tried_again() -> None:
-    async with workers() as (gpu, points):
-        trio = await Trio.on(gpu)
-        points.order("build", "refuse")
-        for _ in range(3):
-            assert isinstance(await outcome(gpu.submit(trio.product())), UnsupportedGraph)
-        assert points.visits("build") == 1
         assert await restarts_of(gpu) == 0
 
 
@@ -182,15 +167,6 @@ async def test_a_service_whose_workers_never_start_says_so() -> None:
         points.close()
 
 
-async def test_the_window_forgets_restarts_that_are_long_past() -> None:
-    async with workers(max_restarts=1, period_s=0.05) as (gpu, _):
-        for generation in range(2, 6):
-            await gone(kill(gpu))
-            assert await gpu.ping() == generation
-            while not gpu.health().restarts_left:  # noqa: ASYNC110 - the window is real time
-                await asyncio.sleep(0)
-
-
 # No progress.
 
 
@@ -220,30 +196,6 @@ async def test_a_frozen_worker_without_work_is_no_event_and_is_replaced_when_wor
         assert isinstance(await outcome(gpu.submit(trio.sum())), Receipt)
         assert await trio.result() == 7.0
         assert await restarts_of(gpu) == 1
-
-
-async def test_a_worker_that_hangs_in_a_run_is_replaced_and_the_run_judged() -> None:
-    async with workers(hang_after_s=HANG_AFTER_S) as (gpu, points):
-        trio = await Trio.on(gpu)
-        points.hold("execute")
-        product = gpu.submit(trio.product())
-        await in_thread(lambda: points.arrival("execute"))
-        await seen(gpu, Restarting)
-        points.let_go()
-        assert isinstance(await outcome(product), Receipt)
-        assert (await gpu.statistics()).replayed == 1
-
-
-async def test_an_injected_hang_is_ended_by_the_watchdog() -> None:
-    faults = FaultPlan().at(1, Fault.HANG, of=Fill)
-    async with workers(hang_after_s=HANG_AFTER_S, faults=faults) as (gpu, _):
-        buffer = await gpu.upload(single(1.0))
-        receipt = await gpu.fill(buffer, 2.0)
-        assert receipt.generation == 2
-        event = await seen(gpu, Restarting)
-        assert isinstance(event, Restarting)
-        assert event.cause.kind is ExitKind.HUNG
-        assert (await gpu.download(buffer)).item() == 2.0
 
 
 async def test_many_short_runs_that_take_longer_than_the_limit_together_are_no_hang() -> None:
@@ -303,32 +255,6 @@ def points() -> Iterator[Points]:
         points.close()
 
 
-@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
-async def test_two_services_under_one_supervisor(strategy: Strategy, points: Points) -> None:
-    (a_spec, _, a), (b_spec, _, b) = child("a", points), child("b", points)
-    async with built(a_spec, b_spec, strategy=strategy) as house:
-        kept = await b.upload(single(7.0))
-        lost = await a.upload(single(5.0))
-        was = pid_of(b)
-        kill(a)
-        await house.until(Restarted, "a")
-        with pytest.raises(StaleBufferError):
-            await a.download(lost)
-        if strategy is Strategy.ONE_FOR_ALL:
-            await house.until(Restarted, "b")
-            await gone(was)
-            with pytest.raises(StaleBufferError):
-                await b.download(kept)
-        else:
-            assert pid_of(b) == was
-            assert (await b.download(kept)).item() == 7.0
-            assert house.told(Restarting) == ["a"]
-        for gpu in (a, b):
-            trio = await Trio.on(gpu)
-            await gpu.ask(trio.product())
-            assert await trio.result() == 6.0
-
-
 async def test_a_service_mends_its_worker_itself_while_its_own_restarts_last(points: Points) -> None:
     spec, _, gpu = child("gpu", points, max_restarts=1)
     async with built(spec, restarts=1) as house:
@@ -342,22 +268,6 @@ async def test_a_service_mends_its_worker_itself_while_its_own_restarts_last(poi
         with pytest.raises(StaleBufferError):
             await gpu.download(kept)
         assert await gpu.ping() == 1
-
-
-async def test_a_service_that_keeps_giving_up_takes_its_supervisor_with_it(points: Points) -> None:
-    spec, service, gpu = child("gpu", points)
-    async with built(spec, restarts=1) as house:
-        kill(gpu)
-        await house.until(Restarted, "gpu")
-        assert await gpu.ping() == 1
-        kill(gpu)
-        escalated = await house.until(Escalated, "gpu")
-        assert isinstance(escalated, Escalated)
-        assert "was killed by SIGKILL" in escalated.cause.cause
-        await house.until(Stopped, None)
-        with pytest.raises(ServiceStopped):
-            await gpu.ping()
-        assert service.worker_pid is None
 
 
 async def test_a_hung_service_that_its_supervisor_stops_leaves_no_worker(
