@@ -6,8 +6,11 @@ of the socket:
 
 - The first event loop that sends becomes the owner. Its turns run on its own thread, so a request costs no
   hop to another thread and back, and one turn serves all messages that have gathered since the last turn.
-- The first request from anywhere else (another loop, a pykka caller) makes the monitor's thread the owner,
-  for the rest of the service's life. From then on, senders only put messages into the mailbox and wake it.
+- The first request from anywhere else (another loop, or a pykka caller, also before any loop) makes the
+  monitor's thread the owner, for the rest of the service's life. From then on, senders only put messages into
+  the mailbox and wake it.
+- A `tell` from another thread changes nothing: the monitor sends it, and the owner reads on. While such a
+  message waits for room and the loop does not read, the monitor reads too.
 
 The monitor also takes turns while a loop is the owner. It watches the worker, and does what would hold up the
 loop: copies of large arrays, and sending to a full socket. So two threads may want the host. Only the thread
