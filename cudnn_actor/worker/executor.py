@@ -228,13 +228,12 @@ class Executor(Generic[T]):
         """The work that has not finished, or has no answer yet, in order."""
         return [*self._passed, *(work for _, batch in self._fenced for work in batch), *self._unfenced]
 
-    def forget(self) -> list[Enqueued[T]]:
-        """Drop the unfinished work and release its buffers. Returns that work, in order."""
+    def forget(self) -> None:
+        """Drop the unfinished work and release its buffers."""
         lost = self.unfinished()
         self._unfenced, self._fenced, self._passed = [], deque(), deque()
         for work in lost:
             self._release(work.slots)
-        return lost
 
     def _release(self, slots: Sequence[Slot]) -> None:
         self._memory.release_all(slots)

@@ -82,7 +82,9 @@ class Dispatcher(Mailbox):
 
     def __init__(self, capacity: int = 1024) -> None:
         super().__init__(capacity)
-        self.needs_thread = False
+        self.needs_thread = (
+            False  # until anyone but a single event loop asks: then the monitor owns the socket
+        )
         self.wake_monitor: Callable[[], Any] = bool
         """Wakes the monitor's thread, in a single call of a C function. If there is no monitor, this does
         nothing: the next monitor begins with a turn."""
@@ -108,8 +110,6 @@ class Dispatcher(Mailbox):
         self._stop_told = False
         self._owner: _OwningLoop | None = None
         """Written under the lock. None before the first request, and when the monitor owns the socket."""
-        self._shared = False
-        """Whether anyone but a single event loop has sent requests. Then the monitor owns the socket."""
         self._outbox: deque[Reply] = deque()
         """Replies that have not been delivered yet; the leftmost is next."""
         self._loops_to_wake: set[LoopBridge] = set()
@@ -152,13 +152,14 @@ class Dispatcher(Mailbox):
         bridge = envelope.bridge
         with self._lock:
             owner = self._owner
-            if bridge is not None and not self._shared and (owner is None or owner.bridge.loop.is_closed()):
+            shared = self.needs_thread
+            if bridge is not None and not shared and (owner is None or owner.bridge.loop.is_closed()):
                 before, self._owner = owner, _OwningLoop(self, bridge)
                 if before is not None:
                     before.close()
-            elif envelope.wants_reply and not self._shared and (owner is None or bridge is not owner.bridge):
+            elif envelope.wants_reply and not shared and (owner is None or bridge is not owner.bridge):
                 # One step, with the wake-up: the monitor reads from here on, whatever the loop does.
-                self._shared, self._owner, self.needs_thread = True, None, True
+                self._owner, self.needs_thread = None, True
                 self.wake_monitor()
                 if owner is not None:
                     owner.follow_soon()
@@ -487,7 +488,7 @@ class Dispatcher(Mailbox):
         """Drop the references to the owning loop and the last monitor, because the service has ended."""
         self.wake_monitor = bool
         with self._lock:
-            owner, self._owner, self._shared, self.needs_thread = self._owner, None, False, False
+            owner, self._owner, self.needs_thread = self._owner, None, False
         if owner is not None:
             owner.follow_soon()
 

@@ -44,7 +44,7 @@ def make_new(service: CudnnService) -> None:
     """Let nobody have asked yet."""
     dispatcher = dispatcher_of(service)
     with dispatcher._lock:
-        owner, dispatcher._owner, dispatcher._shared = dispatcher._owner, None, False
+        owner, dispatcher._owner, dispatcher.needs_thread = dispatcher._owner, None, False
     if owner is not None:
         owner.follow_soon()
 
