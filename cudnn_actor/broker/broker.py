@@ -70,7 +70,7 @@ from cudnn_actor.protocol.messages import (
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.supervision import Fault
 
-__all__ = ["Broker", "Host", "bound_of"]
+__all__ = ["Broker", "Host", "bind"]
 
 W = TypeVar("W", bound=Work)
 
@@ -82,19 +82,13 @@ _BOOKKEEPING = frozenset({Allocate, Free, Drain, View})
 log = Log("cudnn_actor")
 
 
-def bound_of(cached: CachedMessage, message: Compute, memory: Memory) -> Bound:
-    """The slots and scalars of a message, cached for its next use.
-
-    Raises `StaleBufferError`, `InvalidRequest`.
-    """
-    bound = cached.bound
-    if bound is None or bound.epoch != memory.epoch:
-        epoch, lowered = memory.epoch, cached.lowered
-        slots = [memory.resolve(getattr(message, name), name) for name in lowered.buffers]
-        check_no_overlap(lowered, slots)
-        bound = cached.bound = Bound(
-            epoch, slots, [float(getattr(message, name)) for name in lowered.scalars]
-        )
+def bind(cached: CachedMessage, memory: Memory) -> Bound:
+    """Find a message's slots and scalars, and cache them. Raises `StaleBufferError`, `InvalidRequest`."""
+    epoch, message, lowered = memory.epoch, cached.message, cached.lowered
+    slots = [memory.resolve(getattr(message, name), name) for name in lowered.buffers]
+    check_no_overlap(lowered, slots)
+    bound = Bound(epoch, slots, [float(getattr(message, name)) for name in lowered.scalars])
+    cached.bound = bound
     return bound
 
 
@@ -200,7 +194,7 @@ class Broker(Generic[W]):
         if rule is None:
             return handler(envelope, message)
         if type(message) in _BOOKKEEPING and rule.fault is not Fault.REJECT_BUILD:
-            work: W | None = self._work(envelope, message)
+            work: W | None = self._work(envelope, envelope.number, message)
             assert work is not None
             work.injects = True
         else:
@@ -214,17 +208,17 @@ class Broker(Generic[W]):
         cached = self.state.cached(message)
         if self.state.quarantined:
             self._refuse_quarantined(cached, envelope.number)
-        bound = bound_of(cached, message, self.memory)
-        work = self._work(envelope, message, bound.slots)
-        work.cached = cached
-        return work
+        bound = cached.bound
+        if bound is None or bound.epoch != self.memory.epoch:
+            bound = bind(cached, self.memory)
+        return self._work(envelope, envelope.number, message, bound.slots, cached)
 
     def _refuse_quarantined(self, cached: CachedMessage, number: int) -> None:
         if (error := self.state.why_quarantined(cached.lowered, number)) is not None:
             raise error
 
     def _question(self, envelope: Envelope, message: Ping | GetStatistics) -> W:
-        return self._work(envelope, message)
+        return self._work(envelope, envelope.number, message)
 
     def _warm(self, envelope: Envelope, message: Warm) -> W:
         check_warm(message)
@@ -232,15 +226,15 @@ class Broker(Generic[W]):
         wanted = tuple(
             request for request in message.messages if self.state.lowered(request).graph.digest() not in known
         )
-        return self._work(envelope, Warm(messages=wanted))
+        return self._work(envelope, envelope.number, Warm(messages=wanted))
 
     def _upload(self, envelope: Envelope, message: Upload) -> W:
         slot = self.memory.resolve(message.dst, "dst")
         check_values(message.data, slot.spec, self.memory.device)
-        return self._work(envelope, message, (slot,))
+        return self._work(envelope, envelope.number, message, (slot,))
 
     def _download(self, envelope: Envelope, message: Download) -> W:
-        return self._work(envelope, message, (self.memory.resolve(message.src, "src"),))
+        return self._work(envelope, envelope.number, message, (self.memory.resolve(message.src, "src"),))
 
     def _view(self, envelope: Envelope, message: View) -> W:
         slot = self.memory.resolve(message.buffer, "buffer")
@@ -252,18 +246,18 @@ class Broker(Generic[W]):
                 fix='download the buffer, or spawn with isolation="thread"',
             )
         require_asker(envelope, "array")
-        return self._work(envelope, message, (slot,))
+        return self._work(envelope, envelope.number, message, (slot,))
 
     def _copy(self, envelope: Envelope, message: Copy) -> W:
         src, dst = self.memory.resolve(message.src, "src"), self.memory.resolve(message.dst, "dst")
         check_copy(message, src, dst)
-        return self._work(envelope, message, (src, dst))
+        return self._work(envelope, envelope.number, message, (src, dst))
 
     def _fill(self, envelope: Envelope, message: Fill) -> W:
         slot = self.memory.resolve(message.dst, "dst")
         require_type("value", message.value, numbers.Real)
         check_fits_float(message.value)
-        return self._work(envelope, message, (slot,))
+        return self._work(envelope, envelope.number, message, (slot,))
 
     # Buffers.
 
@@ -276,7 +270,7 @@ class Broker(Generic[W]):
             self._await_arena(envelope, message.spec)
         elif message.data is not None:
             ref = self.memory.allocate(message.spec)
-            work = self._work(envelope, message, (self.memory.resolve(ref),))
+            work = self._work(envelope, envelope.number, message, (self.memory.resolve(ref),))
             work.ref = ref
             return work
         elif self.begins(envelope):

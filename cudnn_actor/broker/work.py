@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.service_state import CachedMessage
 from cudnn_actor.memory import Slot
@@ -14,7 +16,7 @@ from cudnn_actor.supervision import FaultRule
 __all__ = ["Work"]
 
 
-class Work:
+class Work(msgspec.Struct, eq=False):
     """A request that the broker has found valid and that its host runs.
 
     Attributes
@@ -39,19 +41,15 @@ class Work:
         Whether it was running at a crash.
     """
 
-    # Most requests keep these defaults.
-    fault: FaultRule | None = None
-    injects = False
-    suspect = False
-
+    envelope: Envelope
+    number: int
+    request: Any
+    slots: Sequence[Slot] = ()
     cached: CachedMessage | None = None
     ref: BufferRef | None = None
-
-    def __init__(self, envelope: Envelope, request: Any, slots: Sequence[Slot] = ()) -> None:
-        self.envelope = envelope
-        self.number = envelope.number
-        self.request = request
-        self.slots = slots
+    fault: FaultRule | None = None
+    injects: bool = False
+    suspect: bool = False
 
     @property
     def started_ns(self) -> int:

@@ -26,7 +26,6 @@ from cudnn_actor.protocol.errors import (
     ServiceStopped,
 )
 from cudnn_actor.protocol.messages import (
-    COMPUTE,
     Allocate,
     Copy,
     Download,
@@ -78,7 +77,6 @@ class CudnnActor(Actor):
         """The work that is running, or ran last in this batch."""
         self._crashed = False
         self._ways: dict[type, Callable[[Work], Any]] = {
-            **dict.fromkeys(COMPUTE, self._compute),
             Allocate: lambda work: self._runner.write(work, work.slots[0], work.request.data, work.ref),
             Upload: lambda work: self._runner.write(work, work.slots[0], work.request.data),
             Download: lambda work: self._runner.read(work, work.slots[0]),
@@ -150,7 +148,7 @@ class CudnnActor(Actor):
         if current is not None and all(current is not work.envelope for work in running):
             work = self._work
             if work is None or work.envelope is not current:
-                work = Work(current, current.message)
+                work = Work(current, current.number, current.message)
             running.append(work)
         return running
 
@@ -262,16 +260,14 @@ class CudnnActor(Actor):
                 self._faults.inject(type(message).__name__.lower())
             injected = True  # start it again: its fault has been injected, or its arena has been made
         try:
+            if work.cached is not None:
+                return self._runner.compute(work, work.cached, envelope)
             return self._ways[type(work.request)](work)
         except Crash:
             raise  # `on_crash` judges it
         except Exception:
             broker.end_unreceived(work)
             raise
-
-    def _compute(self, work: Work) -> Any:
-        assert work.cached is not None
-        return self._runner.compute(work, work.cached, work.envelope)
 
     def _note_build(self) -> None:
         self.busy_since = time.monotonic()  # each build is progress

@@ -112,7 +112,7 @@ def _prepared(host: WorkerHost, envelope: Envelope) -> WorkerRequest | None:
         if type(message) in COMPUTE:
             request = host.prepared(envelope, message)
         elif type(message) is Ping:
-            request = WorkerRequest(envelope, message)
+            request = WorkerRequest(envelope, envelope.number, message)
             request.body = encode_message(message)
         else:
             return None

@@ -52,7 +52,7 @@ class Claims(Protocol):
         """What an ended worker has noted of a request that it finished and may not have answered; or None."""
 
 
-class WorkerRequest(Work):
+class WorkerRequest(Work, eq=False):
     """Work in the form that a worker receives.
 
     Attributes
@@ -71,13 +71,13 @@ class WorkerRequest(Work):
         Whether its caller has been promised that it never begins.
     """
 
-    body = b""
+    body: bytes = b""
     block: Block | None = None
     sum: Sum | None = None
-    unwanted = False
-    place = -1
+    unwanted: bool = False
+    place: int = -1
     claims: Claims | None = None
-    gone = False
+    gone: bool = False
 
     def withdraw(self) -> bool:
         """See `actors.envelope.Elsewhere`. The status page decides; once the worker has ended, nothing can.

@@ -25,7 +25,7 @@ class Page:
 def request(number: int, *, suspect: bool = False) -> WorkerRequest:
     envelope = Envelope(Ping())
     envelope.number = number
-    made = WorkerRequest(envelope, envelope.message)
+    made = WorkerRequest(envelope, envelope.number, envelope.message)
     made.suspect = suspect
     return made
 

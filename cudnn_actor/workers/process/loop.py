@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cudnn_actor.actors import Crash
-from cudnn_actor.broker.broker import bound_of
+from cudnn_actor.broker.broker import bind
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import ContextDead, Engine
 from cudnn_actor.memory import Slot
@@ -197,8 +197,9 @@ class WorkerLoop:
 
     def _compute(self, task: Task) -> Any:
         message = task.message
-        cached = self._state.cached(message)
-        bound_of(cached, message, self._state.memory)
+        cached, memory = self._state.cached(message), self._state.memory
+        if cached.bound is None or cached.bound.epoch != memory.epoch:
+            bind(cached, memory)
         return self._runner.compute(task, cached, task)
 
     def _write(self, task: Task) -> Any:
