@@ -19,6 +19,7 @@ from cudnn_actor.engines.cuda.plans.graphs import takes_bytes
 from cudnn_actor.engines.cuda.plans.journal import Journal
 from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Scalar, elementwise, source
 from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, KernelStep, Number, Recipe, Scratch
+from cudnn_actor.engines.cuda.plans.self_check import difference
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, DType, Layout, TensorSpec
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower
@@ -239,3 +240,21 @@ def test_nothing_is_fused_with_tensors_that_have_gaps() -> None:
     more = msgspec.structs.replace(one, alpha=2.0)
     assert erratum(lower(one).graph, "eng45_k1=3") is None
     assert "gaps" in (erratum(lower(more).graph, "eng45_k1=3") or "")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        (DType.FLOAT16, [4e-10, 1e-20, 0.0]),
+        (DType.BFLOAT16, [1e-39, 0.0, 0.0]),
+        (DType.FLOAT32, [1e-39, -1e-44, 0.0]),
+        (DType.FLOAT64, [1e-310, 0.0, 0.0]),
+    ],
+)
+def test_a_result_that_underflows_to_zero_is_right(dtype: DType, values: list[float]) -> None:
+    assert difference(np.array(values), np.zeros(3), dtype) is None
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.is_floating])
+def test_a_result_that_is_zero_without_underflow_is_wrong(dtype: DType) -> None:
+    assert "computes 0 instead of 0.01" in (difference(np.full(3, 0.01), np.zeros(3), dtype) or "")

@@ -133,6 +133,7 @@ class Device:
     def __init__(self) -> None:
         self.fences: list[threading.Event] = []
         self.fenced = threading.Semaphore(0)
+        self.fencing = Gate()
         self.dead = threading.Event()
         self.free_running = threading.Event()
         self.reads_block = False
@@ -184,6 +185,7 @@ class AsynchronousEngine(CpuEngine):
         self._void: set[Any] = set()
 
     def fence(self) -> Any:
+        self._device.fencing.go_through()
         fence = threading.Event()
         self._device.fences.append(fence)
         self._device.fenced.release()

@@ -29,7 +29,7 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, Pointwise
 
-__all__ = ["BuildContext", "SelfCheck"]
+__all__ = ["BuildContext", "SelfCheck", "difference"]
 
 
 class BuildContext(NamedTuple):
@@ -45,15 +45,16 @@ class _Tolerance(NamedTuple):
     """Relative to the value itself: its rounding."""
     sums: float
     """Relative to the root mean square of all values: the error of transforms such as Winograd's."""
+    underflow: float
+    """Absolute: the smallest number, or the smallest normal one where subnormal ones may become zero."""
 
 
 _TOLERANCES = {
-    DType.FLOAT64: _Tolerance(1e-12, 1e-11),
-    DType.FLOAT32: _Tolerance(1e-5, 1e-4),
-    DType.FLOAT16: _Tolerance(2**-9, 4e-3),
-    DType.BFLOAT16: _Tolerance(2**-6, 4e-3),
+    DType.FLOAT64: _Tolerance(1e-12, 1e-11, 2.0**-1022),
+    DType.FLOAT32: _Tolerance(1e-5, 1e-4, 2.0**-126),
+    DType.FLOAT16: _Tolerance(2**-9, 4e-3, 2.0**-24),
+    DType.BFLOAT16: _Tolerance(2**-6, 4e-3, 2.0**-126),
 }
-_EXACT = _Tolerance(0.0, 0.0)
 _LARGEST_HALF = 65504.0
 
 
@@ -177,14 +178,14 @@ class SelfCheck:
         if self._reference is None:
             return None
         wanted, got = self._reference.compare(lambda uid: self._tensors[uid].pointer, self.scalars)
-        return _difference(wanted, got, self._graph.tensor(self._reference.result).dtype)
+        return difference(wanted, got, self._graph.tensor(self._reference.result).dtype)
 
 
 def _alike(tensor: GraphTensor, other: GraphTensor) -> bool:
     return (tensor.dims, tensor.strides, tensor.dtype) == (other.dims, other.strides, other.dtype)
 
 
-def _difference(wanted: np.ndarray, got: np.ndarray, dtype: DType) -> str | None:
+def difference(wanted: np.ndarray, got: np.ndarray, dtype: DType) -> str | None:
     """How a result differs from the wanted one by more than rounding explains; None if it does not."""
     if not dtype.is_floating:
         wanted = np.clip(wanted, *integer_range(dtype.numpy))
@@ -193,10 +194,11 @@ def _difference(wanted: np.ndarray, got: np.ndarray, dtype: DType) -> str | None
         wanted, got = wanted[finite], got[finite]
     if not len(wanted):
         return None
-    own, sums = _TOLERANCES.get(dtype, _EXACT)
-    scale = float(np.sqrt(np.mean(np.square(wanted))))
-    allowed = own * np.abs(wanted) + sums * scale
-    if not dtype.is_floating:  # rounding to a whole number, and float32 rounding before that
+    if dtype.is_floating:
+        own, sums, underflow = _TOLERANCES[dtype]
+        scale = float(np.sqrt(np.mean(np.square(wanted))))
+        allowed = own * np.abs(wanted) + sums * scale + underflow
+    else:  # rounding to a whole number, and float32 rounding before that
         allowed = 0.5 + 1e-3 + 1e-6 * np.abs(wanted)
     wrong = ~(np.abs(got - wanted) <= allowed)
     if not wrong.any():
