@@ -80,16 +80,13 @@ class Planner:
         self._limit = state.workspace_limit
         self._tunes = state.autotune
         self._shelf, self._thread = _threads(executor.engine, state, nudge)
+        self._all_threads = [thread for thread in (self._shelf, self._thread) if thread is not None]
+        """The thread that restores kept plans, and the one that builds, as far as they exist."""
         self._waiting: defaultdict[str, list[Waiter]] = defaultdict(list)
         self._for_tuned: defaultdict[str, list[Waiter]] = defaultdict(list)
         self._tuned: set[str] = set()
         for thread in self._all_threads:
             thread.start()
-
-    @property
-    def _all_threads(self) -> list[BuildThread]:
-        """The thread that restores kept plans, and the one that builds, as far as they exist."""
-        return [thread for thread in (self._shelf, self._thread) if thread is not None]
 
     @property
     def builds_elsewhere(self) -> bool:
@@ -163,7 +160,7 @@ class Planner:
     @property
     def has_results(self) -> bool:
         """Whether there is anything to collect."""
-        return any(thread.has_results for thread in self._all_threads)
+        return bool(self._all_threads) and any(thread.has_results for thread in self._all_threads)
 
     def collect(self) -> None:
         """Put the threads' results into the cache, and call the waiters. Raises `Crash`."""
