@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+from typing import Any
+
+import msgspec
 
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import is_finite
@@ -11,11 +15,12 @@ from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.epilogue import Epilogue
 from cudnn_actor.protocol.errors import InvalidRequest, Words
-from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.messages import ConvBwdData, ConvBwdFilter, ConvFwd
 from cudnn_actor.protocol.numerics import Numerics
+from cudnn_actor.protocol.operations import Operation
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["check_bias", "check_dtypes", "check_result", "check_scalars", "check_types"]
+__all__ = ["check_bias", "check_dtypes", "check_operation", "check_result", "check_scalars", "check_types"]
 
 _FIELD_TYPES: dict[str, type] = {
     "conv": ConvSpec,
@@ -39,38 +44,82 @@ _RESULT_DTYPES = {
 }
 
 
-def check_types(message: Compute) -> None:
+def check_types(message: ConvFwd | ConvBwdData | ConvBwdFilter) -> None:
     """Raise `InvalidRequest` unless every field of a message has its declared type."""
     for name in message.__struct_fields__:
         value = getattr(message, name)
         expected = _FIELD_TYPES.get(name, BufferRef)
         if name in ("alpha", "beta") or (name == "bias" and value is None):
             continue
-        if not isinstance(value, expected) or isinstance(value, bool):
-            if inspect.isawaitable(value):
-                raise InvalidRequest(
-                    field=name,
-                    value=Words(type(value).__name__),
-                    problem="was never awaited",
-                    fix=f"write {name} = await ...",
-                )
-            given, wanted = type(value).__name__, expected.__name__
-            raise InvalidRequest(
-                field=name,
-                value=value,
-                problem=f"has type {given}, but {type(message).__name__} takes {wanted}",
-                fix=_FIXES[expected],
-            )
-        if isinstance(value, BufferRef) and not isinstance(value.spec, TensorSpec):
-            raise InvalidRequest(
-                field=name,
-                value=value.spec,
-                problem="is not a TensorSpec",
-                fix="pass references unchanged, as the service returned them",
-            )
+        _require(message, name, value, expected)
 
 
-def check_scalars(message: Compute) -> None:
+def _require(message: object, name: str, value: object, expected: type) -> None:
+    """Raise `InvalidRequest` unless a field's value has the type that the message takes."""
+    if not isinstance(value, expected) or isinstance(value, bool):
+        if inspect.isawaitable(value):
+            raise InvalidRequest(
+                field=name,
+                value=Words(type(value).__name__),
+                problem="was never awaited",
+                fix=f"write {name} = await ...",
+            )
+        given, wanted = type(value).__name__, expected.__name__
+        raise InvalidRequest(
+            field=name,
+            value=value,
+            problem=f"has type {given}, but {type(message).__name__} takes {wanted}",
+            fix=_FIXES.get(expected, f"pass a {wanted}"),
+        )
+    if isinstance(value, BufferRef) and not isinstance(value.spec, TensorSpec):
+        raise InvalidRequest(
+            field=name,
+            value=value.spec,
+            problem="is not a TensorSpec",
+            fix="pass references unchanged, as the service returned them",
+        )
+
+
+def check_operation(message: Operation[BufferRef]) -> None:
+    """Raise `InvalidRequest` unless an operation's fields have their types, and its operands fit together."""
+    operands = (*message.inputs, *message.outputs)
+    for name in operands:
+        value = getattr(message, name)
+        if isinstance(value, tuple):
+            continue
+        if value is not None or name not in message.optional:
+            _require(message, name, value, BufferRef)
+    named = dict(message.named(operands))
+    for name, ref in named.items():
+        _require(message, name, ref, BufferRef)
+    if message.numerics is not None:
+        _require(message, "numerics", message.numerics, Numerics)
+    for name, hint in _attribute_types(type(message)).items():
+        _check_attribute(message, name, hint)
+    message.check({name: ref.spec for name, ref in named.items()})
+
+
+@functools.cache
+def _attribute_types(kind: type[Operation[BufferRef]]) -> dict[str, Any]:
+    """The types of an operation's fields that are no operands."""
+    others = {*kind.inputs, *kind.outputs, "numerics"}
+    return {field.name: field.type for field in msgspec.structs.fields(kind) if field.name not in others}
+
+
+def _check_attribute(message: Operation[BufferRef], name: str, hint: Any) -> None:
+    value = getattr(message, name)
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(
+            field=name,
+            value=value,
+            problem=f"has another type than {type(message).__name__} takes: {error}",
+            fix=f"pass {getattr(hint, '__name__', hint)}",
+        ) from None
+
+
+def check_scalars(message: ConvFwd | ConvBwdData | ConvBwdFilter) -> None:
     """Raise `InvalidRequest` unless alpha and beta are finite: `signature` does not cover their values."""
     for name in ("alpha", "beta"):
         value = getattr(message, name)

@@ -24,6 +24,7 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
+from cudnn_actor.protocol.operands import operand
 
 __all__ = ["check_message", "require_operands"]
 
@@ -66,7 +67,7 @@ def check_message(state: ServiceState, message: Message) -> None:
 def _resolve(state: ServiceState, message: Message, fields: Sequence[str]) -> None:
     try:
         for name in fields:
-            state.memory.resolve(getattr(message, name), name)
+            state.memory.resolve(operand(message, name), name)
     except StaleBufferError:
         # A service that ends closes its mailbox, then frees its buffers: report the end, not the freed
         # buffer.

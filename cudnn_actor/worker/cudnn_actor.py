@@ -14,7 +14,7 @@ from typing import Any
 
 from cudnn_actor.actors import DEFERRED, Actor, Crash, Envelope
 from cudnn_actor.broker import Broker, Work
-from cudnn_actor.broker.footprints import footprint, named_buffers
+from cudnn_actor.broker.footprints import footprint
 from cudnn_actor.broker.progress import Progress
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import Engine
@@ -37,6 +37,7 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
+from cudnn_actor.protocol.operands import operands
 from cudnn_actor.protocol.receipts import Receipt
 from cudnn_actor.worker.injection import fail_start
 from cudnn_actor.worker.planning import BuildCrash
@@ -155,7 +156,7 @@ class CudnnActor(Actor):
     def _revived(self, again: Sequence[Work]) -> list[BufferRef]:
         """Undo the frees of buffers that these requests use. They are freed once these have run again."""
         memory = self._state.memory
-        used = {ref.slot: ref for work in again for ref in named_buffers(work.message).values()}
+        used = {ref.slot: ref for work in again for ref in operands(work.message).values()}
         return [ref for ref in used.values() if memory.revive(ref) and memory.is_live(ref)]
 
     def _lose_all(self, cause: str) -> None:

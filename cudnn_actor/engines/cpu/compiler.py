@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cudnn_actor.engines.cpu.boxes import Dims, largest_tile
@@ -11,15 +12,16 @@ from cudnn_actor.engines.cpu.plan import Convolved, CpuPlan, Mapped, Stage, Targ
 from cudnn_actor.engines.cpu.pointwise import Elementwise, Loaded, Operand, Passed
 from cudnn_actor.engines.cpu.rounding import rounding_to
 from cudnn_actor.engines.cpu.scratch import footprint
-from cudnn_actor.engines.support import Convolution, check_graph, kind_of
+from cudnn_actor.engines.support import check_graph, kind_of
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
+    Convolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
-    Operation,
+    Node,
     Pointwise,
     TensorRole,
 )
@@ -28,6 +30,13 @@ __all__ = ["compile_plan"]
 
 _TILE_BYTES = 16 << 20
 """Scratch for one box. With ResNet shapes, run times are flat from 8 to 32 MiB and rise on both sides."""
+
+
+_KERNELS: dict[type, Callable[[ConvGeometry, int, int], Kernel]] = {
+    ConvolutionForward: Forward,
+    ConvolutionBackwardData: BackwardData,
+    ConvolutionBackwardFilter: BackwardFilter,
+}
 
 
 def compile_plan(graph: OperationGraph, workspace_limit: int | None) -> CpuPlan:
@@ -44,32 +53,33 @@ class _Draft:
     """A stage while operations are being added to it."""
 
     dims: Dims
-    convolution: Convolution | None = None
-    pointwise: list[Pointwise] = field(default_factory=list)
+    convolution: Convolution[int] | None = None
+    pointwise: list[Pointwise[int]] = field(default_factory=list)
     results: set[int] = field(default_factory=set)
 
-    def admits(self, operation: Operation, dims: Dims) -> bool:
+    def admits(self, operation: Node, dims: Dims) -> bool:
         """Whether an operation can run box by box together with the stage's other operations."""
         if dims != self.dims:
             return False
         if isinstance(operation, Pointwise):
             return True
         # A convolution reads beyond the box, so its inputs must be complete before the stage begins.
-        return self.convolution is None and self.results.isdisjoint(operation.inputs)
+        return self.convolution is None and self.results.isdisjoint(operation.reads)
 
-    def add(self, operation: Operation) -> None:
+    def add(self, operation: Node) -> None:
         if isinstance(operation, Pointwise):
             self.pointwise.append(operation)
         else:
+            assert isinstance(operation, Convolution)
             self.convolution = operation
-        self.results.add(operation.output)
+        self.results.update(operation.writes)
 
 
 class _Compiler:
     def __init__(self, graph: OperationGraph) -> None:
         check_graph(graph, "cpu")
         self._graph = graph
-        self._operations = tuple(graph.in_order())
+        self._operations = tuple(graph.operations)
         self._drafts = self._cut()
         self._intermediates = self._crossing()
         order = (*self._intermediates, *graph.bound, *graph.scalars)
@@ -104,7 +114,7 @@ class _Compiler:
         """Group consecutive operations that can run box by box together."""
         drafts: list[_Draft] = []
         for operation in self._operations:
-            dims = self._dims(operation.output)
+            dims = self._dims(operation.writes[0])
             if not drafts or not drafts[-1].admits(operation, dims):
                 drafts.append(_Draft(dims))
             drafts[-1].add(operation)
@@ -116,7 +126,7 @@ class _Compiler:
         crossing: dict[int, None] = {}
         for draft in self._drafts:
             for operation in (*draft.pointwise, *([draft.convolution] if draft.convolution else ())):
-                for uid in operation.inputs:
+                for uid in operation.reads:
                     virtual = self._graph.tensor(uid).role is TensorRole.VIRTUAL
                     if virtual and home[uid] is not draft:
                         crossing[uid] = None
@@ -125,15 +135,15 @@ class _Compiler:
     def _stage(self, draft: _Draft) -> Stage:
         mapped = []
         for number, operation in enumerate(draft.pointwise):
-            later = {uid for other in draft.pointwise[number + 1 :] for uid in other.inputs}
+            later = {uid for other in draft.pointwise[number + 1 :] for uid in other.reads}
             mapped.append(self._mapped(operation, later))
         convolved = None
         if draft.convolution is not None:
-            uid = draft.convolution.output
+            (uid,) = draft.convolution.writes
             convolved = Convolved(self._kernel(draft.convolution), uid, self._target(uid))
         return Stage(draft.dims, convolved, tuple(mapped))
 
-    def _mapped(self, operation: Pointwise, later: set[int]) -> Mapped:
+    def _mapped(self, operation: Pointwise[int], later: set[int]) -> Mapped:
         operands = tuple(self._operand(uid, later) for uid in operation.operands)
         dims = self._dims(operation.result)
         elementwise = Elementwise(operation.mode, operation.parameter, operands, dims)
@@ -152,18 +162,11 @@ class _Compiler:
         dtype = tensor.dtype if tensor.role is TensorRole.BOUND else DType.FLOAT64
         return Target(self._index[uid], rounding_to(dtype.numpy))
 
-    def _kernel(self, operation: Convolution) -> Kernel:
-        first, second = (self._index[uid] for uid in operation.inputs)
-        match operation:
-            case ConvolutionForward(x=x, w=w, y=y):
-                return Forward(self._geometry(operation, x, w, y), first, second)
-            case ConvolutionBackwardData(dx=x, w=w, dy=y):
-                return BackwardData(self._geometry(operation, x, w, y), first, second)
-            case ConvolutionBackwardFilter(x=x, dw=w, dy=y):
-                return BackwardFilter(self._geometry(operation, x, w, y), first, second)
-
-    def _geometry(self, operation: Convolution, x: int, w: int, y: int) -> ConvGeometry:
-        return ConvGeometry(self._dims(x), self._dims(w), self._dims(y), operation.conv)
+    def _kernel(self, operation: Convolution[int]) -> Kernel:
+        first, second = (self._index[uid] for uid in operation.reads)
+        kernel = _KERNELS[type(operation)]
+        x, w, y = map(self._dims, operation.of_shape)
+        return kernel(ConvGeometry(x, w, y, operation.conv), first, second)
 
     def _dims(self, uid: int) -> Dims:
         return self._graph.tensor(uid).dims

@@ -27,7 +27,6 @@ from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.engines.cuda.plans.self_check_memory import CheckedTensor, Findings, Guarded
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import GraphTensor, Pointwise
 
 __all__ = ["BuildContext", "SelfCheck", "difference"]
 
@@ -78,7 +77,6 @@ class SelfCheck:
         self._graph = graph
         self.context = context
         self._pool = libraries().cupy.cuda.MemoryPool()
-        self._written = {operation.output for operation in graph.operations}
         self.scalars = [0.5 + 0.25 * number for number in range(len(graph.scalars))]
         self._reference: Reference | None = None
         try:
@@ -89,8 +87,11 @@ class SelfCheck:
         except libraries().cupy.cuda.memory.OutOfMemoryError as error:
             self._pool.free_all_blocks()
             raise MemoryError(str(error)) from error
-        self._accumulated = self._find_accumulated()
-        self.pointers = [self._tensors[self._accumulated.get(uid, uid)].pointer for uid in graph.bound]
+        self._overwritten = {
+            before: uid for uid in graph.results if (before := graph.tensor(uid).overwrites) is not None
+        }
+        """Uid of a tensor that a result overwrites → uid of that result. Both are bound to one buffer."""
+        self.pointers = [self._tensors[self._overwritten.get(uid, uid)].pointer for uid in graph.bound]
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
@@ -104,23 +105,6 @@ class SelfCheck:
         self._reference = None
         self._tensors.clear()
         self._pool.free_all_blocks()
-
-    def _find_accumulated(self) -> dict[int, int]:
-        """Uid of a tensor that is accumulated into a result → uid of that result.
-
-        A service binds both to one buffer, so the check does too.
-        """
-        convolved = {
-            uid for op in self._graph.operations if not isinstance(op, Pointwise) for uid in op.inputs
-        }
-        found = {}
-        for uid in self._graph.bound:
-            if uid in self._written or uid in convolved:
-                continue
-            for result in self._written & set(self._graph.bound):
-                if _alike(self._graph.tensor(uid), self._graph.tensor(result)):
-                    found[uid] = result
-        return found
 
     def fault(self, plan: CudaPlan) -> str | None:
         """What is wrong with a plan; None if it passes. Blocks for milliseconds.
@@ -140,9 +124,9 @@ class SelfCheck:
 
     def _fault(self, plan: CudaPlan) -> str | None:
         with self._working():
-            for uid in self._written & set(self._graph.bound):
+            for uid in self._graph.results:
                 self._tensors[uid].poison()
-            for read, result in self._accumulated.items():
+            for read, result in self._overwritten.items():
                 self._tensors[result].copy_from(self._tensors[read])
             try:
                 workspace = self.room_for(plan)
@@ -168,7 +152,7 @@ class SelfCheck:
         findings = Findings(self._pool)
         for memory in (*self._tensors.values(), workspace):
             memory.check(findings)
-        for uid in self._written & set(self._graph.bound):
+        for uid in self._graph.results:
             self._tensors[uid].look_for_nan(findings)
         strayed, nan = findings.read()
         if strayed:
@@ -179,10 +163,6 @@ class SelfCheck:
             return None
         wanted, got = self._reference.compare(lambda uid: self._tensors[uid].pointer, self.scalars)
         return difference(wanted, got, self._graph.tensor(self._reference.result).dtype)
-
-
-def _alike(tensor: GraphTensor, other: GraphTensor) -> bool:
-    return (tensor.dims, tensor.strides, tensor.dtype) == (other.dims, other.strides, other.dtype)
 
 
 def difference(wanted: np.ndarray, got: np.ndarray, dtype: DType) -> str | None:

@@ -19,10 +19,9 @@ from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Node, Scala
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import KernelStep, Scratch, Source, Step, aligned
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
-from cudnn_actor.engines.support import Convolution
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import GraphTensor, Pointwise, TensorRole
+from cudnn_actor.protocol.operations import Convolution, GraphTensor, Pointwise, TensorRole
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
 __all__ = ["MOST_FORMS", "compile_split"]
@@ -54,29 +53,31 @@ class _Splitter:
         self._sources = given_sources(graph)
         self._forms = {tensor.uid: tensor for tensor in graph.tensors}
         """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
-        self._expressions: dict[int, Pointwise] = {}
+        self._expressions: dict[int, Pointwise[int]] = {}
         """Pointwise operations that are in no step yet. The step that reads their result computes it."""
         self._steps: list[Step] = []
         self._graphs: list[Any] = []
         self._scratch = 0
 
     def plan(self) -> CudaPlan:
-        for operation in self._graph.in_order():
+        for operation in self._graph.operations:
             if isinstance(operation, Pointwise):
-                self._expressions[operation.output] = operation
-                if self._graph.tensor(operation.output).role is TensorRole.BOUND:
-                    self._compute(operation.output)
-            else:
+                self._expressions[operation.result] = operation
+                if self._graph.tensor(operation.result).role is TensorRole.BOUND:
+                    self._compute(operation.result)
+            elif isinstance(operation, Convolution):
                 self._convolve(operation)
+            else:
+                raise Refused(f"there is no kernel for {operation.kind}")
         return finish(self._graph, self._steps, self._graphs, self._scratch, self._limit)
 
     # Convolutions.
 
-    def _convolve(self, operation: Convolution) -> None:
+    def _convolve(self, operation: Convolution[int]) -> None:
         """Add a convolution on tensors of the wanted form, copied where they differ. Raises `Refused`."""
-        for uid in operation.inputs:
+        for uid in operation.reads:
             self._compute(uid)
-        tensors = [self._forms[uid] for uid in (*operation.inputs, operation.output)]
+        tensors = [self._forms[uid] for uid in (*operation.reads, *operation.writes)]
         forms = next(itertools.islice(_forms(tensors), self._form, None), None)
         if forms is None:
             raise Refused("there is no other form for its tensors")
@@ -93,14 +94,13 @@ class _Splitter:
             self._copy(form, sources[result.uid], result, place)
 
     def _built(
-        self, operation: Convolution, tensors: Sequence[GraphTensor], forms: Sequence[GraphTensor]
+        self, operation: Convolution[int], tensors: Sequence[GraphTensor], forms: Sequence[GraphTensor]
     ) -> tuple[OperationGraph, Any]:
         """A convolution of those forms as its own graph, and cuDNN's built graph. Raises `Refused`."""
         # Values of half types and bytes are exact in float32, and in TF32, with ten bits and float32's range.
         numerics = self._graph.numerics
         if tensors[0].dtype is not forms[0].dtype:
             numerics = msgspec.structs.replace(numerics, tf32=True)
-            operation = msgspec.structs.replace(operation, compute=forms[0].dtype)
         alone = OperationGraph(tensors=tuple(forms), operations=(operation,), numerics=numerics)
         lowered = candidates(alone, self._handle, self._limit)
         left = self._choice
@@ -134,10 +134,10 @@ class _Splitter:
         value = self._expression(operation, leaves)
         if uid not in self._sources:
             self._sources[uid] = self._take(tensor)
-        double = operation.compute is DType.FLOAT64
+        double = self._graph.compute(operation) is DType.FLOAT64
         self._add_kernel(value, leaves, tensor, self._sources[uid], double=double)
 
-    def _expression(self, operation: Pointwise, leaves: list[GraphTensor]) -> Expression:
+    def _expression(self, operation: Pointwise[int], leaves: list[GraphTensor]) -> Expression:
         operands = tuple(self._operand(uid, leaves) for uid in operation.operands)
         return Expression(operation.mode, operands, operation.parameter)
 
