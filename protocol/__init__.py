@@ -49,15 +49,20 @@ from cudnn_actor.protocol.messages import (
 )
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import (
+    AvgPool,
+    AvgPoolBackward,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
     GraphTensor,
+    MaxPool,
+    MaxPoolBackward,
     Node,
     Operation,
     Pointwise,
     PointwiseMode,
     TensorRole,
+    Window,
 )
 from cudnn_actor.protocol.receipts import PlanStatistics, Receipt, Statistics
 from cudnn_actor.protocol.tensor import Layout, TensorSpec, packed_strides
@@ -65,6 +70,8 @@ from cudnn_actor.protocol.tensor import Layout, TensorSpec, packed_strides
 __all__ = [
     "Activation",
     "Allocate",
+    "AvgPool",
+    "AvgPoolBackward",
     "BufferRef",
     "Compute",
     "ContextLost",
@@ -93,6 +100,8 @@ __all__ = [
     "Layout",
     "MailboxFull",
     "MalformedMessage",
+    "MaxPool",
+    "MaxPoolBackward",
     "Message",
     "Node",
     "Numerics",
@@ -119,6 +128,7 @@ __all__ = [
     "Upload",
     "View",
     "Warm",
+    "Window",
     "decode_message",
     "decode_reply",
     "encode_message",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 
@@ -17,7 +17,7 @@ from cudnn_actor.protocol.epilogue import Epilogue
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.messages import ConvBwdData, ConvBwdFilter, ConvFwd
 from cudnn_actor.protocol.numerics import Numerics
-from cudnn_actor.protocol.operations import Operation
+from cudnn_actor.protocol.operations import Operation, Window
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["check_bias", "check_dtypes", "check_operation", "check_result", "check_scalars", "check_types"]
@@ -32,6 +32,8 @@ _FIXES: dict[type, str] = {
     ConvSpec: "pass one, as in ConvSpec.symmetric(2)",
     Epilogue: 'pass one, as in Epilogue(activation="relu")',
     Numerics: "pass one, as in Numerics(tf32=True)",
+    Window: "pass one, as in Window.symmetric(2, size=3)",
+    tuple: "pass a tuple of buffers, as in operands=(a, b)",
 }
 _RESULT_DTYPES = {
     DType.FLOAT64: (DType.FLOAT64,),
@@ -41,6 +43,7 @@ _RESULT_DTYPES = {
     DType.INT8: (DType.INT32, DType.INT8, DType.FLOAT32),
     DType.UINT8: (DType.INT32, DType.UINT8, DType.FLOAT32),
     DType.INT32: (DType.INT32,),
+    DType.INT64: (DType.INT64,),
 }
 
 
@@ -83,39 +86,37 @@ def _require(message: object, name: str, value: object, expected: type) -> None:
 def check_operation(message: Operation[BufferRef]) -> None:
     """Raise `InvalidRequest` unless an operation's fields have their types, and its operands fit together."""
     operands = (*message.inputs, *message.outputs)
-    for name in operands:
+    for name, kind in _field_types(type(message)).items():
         value = getattr(message, name)
-        if isinstance(value, tuple):
-            continue
-        if value is not None or name not in message.optional:
+        if name not in operands:
+            _check_attribute(message, name, value, kind)
+        elif get_origin(kind) is tuple:
+            _require(message, name, value, tuple)
+        elif value is not None or name not in message.optional:
             _require(message, name, value, BufferRef)
     named = dict(message.named(operands))
     for name, ref in named.items():
         _require(message, name, ref, BufferRef)
-    if message.numerics is not None:
-        _require(message, "numerics", message.numerics, Numerics)
-    for name, hint in _attribute_types(type(message)).items():
-        _check_attribute(message, name, hint)
     message.check({name: ref.spec for name, ref in named.items()})
 
 
 @functools.cache
-def _attribute_types(kind: type[Operation[BufferRef]]) -> dict[str, Any]:
-    """The types of an operation's fields that are no operands."""
-    others = {*kind.inputs, *kind.outputs, "numerics"}
-    return {field.name: field.type for field in msgspec.structs.fields(kind) if field.name not in others}
+def _field_types(kind: type[Operation[BufferRef]]) -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(kind)}
 
 
-def _check_attribute(message: Operation[BufferRef], name: str, hint: Any) -> None:
-    value = getattr(message, name)
+def _check_attribute(message: Operation[BufferRef], name: str, value: object, kind: Any) -> None:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        _require(message, name, value, kind)
+        return
     try:
-        msgspec.convert(value, hint)
+        msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise InvalidRequest(
             field=name,
             value=value,
-            problem=f"has another type than {type(message).__name__} takes: {error}",
-            fix=f"pass {getattr(hint, '__name__', hint)}",
+            problem=f"is not what {type(message).__name__} takes: {error}",
+            fix=f"pass {getattr(kind, '__name__', kind)}",
         ) from None
 
 

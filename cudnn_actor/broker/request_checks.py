@@ -143,5 +143,5 @@ def check_warm(message: Warm) -> None:
             field="messages",
             value=Words(type(wrong[0]).__name__),
             problem="has no plan that could be built",
-            fix="give a sequence of ConvFwd, ConvBwdData or ConvBwdFilter",
+            fix="give a sequence of convolutions or other operations",
         )

@@ -74,5 +74,4 @@ def _check_integers(graph: OperationGraph, operation: Convolution[int], operands
 
 
 def _floating(tensor: GraphTensor) -> bool:
-    # A tensor between operations counts as floating-point, whatever type the graph gives it.
-    return tensor.dtype.is_floating or tensor.role is TensorRole.VIRTUAL
+    return tensor.dtype.is_floating

@@ -15,20 +15,26 @@ from cudnn_actor.protocol.operations.convolution import (
     ConvolutionForward,
 )
 from cudnn_actor.protocol.operations.pointwise import Pointwise, PointwiseMode
+from cudnn_actor.protocol.operations.pooling import AvgPool, AvgPoolBackward, MaxPool, MaxPoolBackward, Window
 
 __all__ = [
     "OPERATIONS",
+    "AvgPool",
+    "AvgPoolBackward",
     "Convolution",
     "ConvolutionBackwardData",
     "ConvolutionBackwardFilter",
     "ConvolutionForward",
     "GraphTensor",
+    "MaxPool",
+    "MaxPoolBackward",
     "Node",
     "Operation",
     "Pointwise",
     "PointwiseMode",
     "Specs",
     "TensorRole",
+    "Window",
 ]
 
 OPERATIONS: tuple[type[Operation[Any]], ...] = (
@@ -36,6 +42,10 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     Pointwise,
+    MaxPool,
+    MaxPoolBackward,
+    AvgPool,
+    AvgPoolBackward,
 )
 """Every operation."""
 

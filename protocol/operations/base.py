@@ -15,11 +15,19 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["Array", "GraphTensor", "Operation", "Specs", "TensorRole"]
+__all__ = [
+    "Array",
+    "GraphTensor",
+    "Operation",
+    "Specs",
+    "TensorRole",
+    "require",
+    "require_floating",
+]
 
 T = TypeVar("T", covariant=True)  # noqa: PLC0105 - the name that a reader expects
 
@@ -155,13 +163,8 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
         """Raise `InvalidRequest`, which names the field, unless all given operands fit together."""
         inputs = {name: specs[name] for name, _ in self.named(self.inputs)}
         for name, wanted in self.infer(inputs).items():
-            if name in specs and specs[name].dims != wanted.dims:
-                raise InvalidRequest(
-                    field=name,
-                    value=specs[name].dims,
-                    problem=f"is not the shape of {name} of {type(self).__name__}",
-                    fix=f"give it dims {wanted.dims}",
-                )
+            if name in specs:
+                require(specs, name, wanted.dims, wanted.dtype)
 
     def compute(self, dtypes: tuple[DType, ...]) -> DType:
         """The type that it computes in, from the dtypes of its inputs."""
@@ -185,3 +188,27 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
             An array for each of `specs`: not yet rounded to its dtype, and exact if that is an integer type.
         """
         raise NotImplementedError
+
+
+def require(specs: Specs, name: str, dims: tuple[int, ...], *dtypes: DType) -> None:
+    """Raise `InvalidRequest` unless an operand has these dims, and one of these dtypes if any are given."""
+    spec = specs[name]
+    if spec.dims != dims:
+        raise InvalidRequest(
+            field=name,
+            value=spec.dims,
+            problem="is not the shape that follows from the other operands",
+            fix=f"give it dims {dims}",
+        )
+    if dtypes and spec.dtype not in dtypes:
+        raise InvalidRequest(
+            field=name,
+            value=Words(spec.dtype),
+            problem="is not a dtype that it can have here",
+            fix=f"use {' or '.join(dtypes)}",
+        )
+
+
+def require_floating(specs: Specs, name: str) -> None:
+    """Raise `InvalidRequest` unless an operand is of a floating-point dtype."""
+    require(specs, name, specs[name].dims, *(dtype for dtype in DType if dtype.is_floating))

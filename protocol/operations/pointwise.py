@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.operations.base import Array, Operation, Specs, T
+from cudnn_actor.protocol.operations.base import Array, Operation, Specs, T, require
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["Pointwise", "PointwiseMode"]
@@ -68,6 +68,10 @@ class Pointwise(Operation[T], frozen=True, kw_only=True, tag=True):
                     fix="give each dim the size 1 or that of the other operand",
                 )
         return {"result": TensorSpec.packed(dims, self.compute(tuple(spec.dtype for spec in given)))}
+
+    def check(self, specs: Specs) -> None:
+        inputs = {name: specs[name] for name, _ in self.named(self.inputs)}
+        require(specs, "result", self.infer(inputs)["result"].dims)  # of any dtype: it is rounded
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         operands = [value.astype(xp.float64, copy=False) for value in values.values()]

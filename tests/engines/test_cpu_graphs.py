@@ -81,7 +81,7 @@ def test_a_residual_block_is_one_graph(bench: Workbench) -> None:
             tensor(0, dims),
             tensor(1, taps),
             tensor(2, taps),
-            *(virtual(uid, dims, DType.FLOAT32) for uid in (3, 4, 5, 6)),
+            *(virtual(uid, dims) for uid in (3, 4, 5, 6)),
             tensor(7, dims),
         ],
         [
@@ -120,12 +120,27 @@ def test_a_graph_without_a_convolution_has_a_tag_too(bench: Workbench) -> None:
     assert bench.engine.build(asked, workspace_limit=None).tag == f"cpu/pointwise/{asked.digest()[:8]}"
 
 
-def test_what_passes_between_operations_is_not_rounded(bench: Workbench) -> None:
+@pytest.mark.parametrize("role", [TensorRole.VIRTUAL, TensorRole.BOUND])
+@pytest.mark.parametrize("dtype", list(DType))
+def test_what_passes_between_operations_is_rounded_to_its_dtype(
+    bench: Workbench, dtype: DType, role: TensorRole
+) -> None:
     asked = graph(
-        [tensor(0, (1,)), virtual(1, (1,), DType.FLOAT16), tensor(2, (1,))],
+        [tensor(0, (1,)), tensor(1, (1,), role, dtype), tensor(2, (1,))],
         [pointwise(PointwiseMode.ADD, (0, 0), 1), pointwise(PointwiseMode.RELU, (1,), 2)],
     )
-    assert bench.run_graph(asked, {0: np.array([1 / 3])})[2] == 2 / 3
+    rounded = np.array([4 / 3]).astype(dtype.numpy).astype(np.float64)
+    assert bench.run_graph(asked, {0: np.array([2 / 3])})[2] == rounded
+
+
+def test_a_convolutions_result_is_rounded_before_it_is_read(bench: Workbench) -> None:
+    one = (1, 1, 1, 1)
+    asked = graph(
+        [tensor(0, one), tensor(1, one), virtual(2, one, DType.FLOAT16), tensor(3, one)],
+        [conv(0, 1, 2, ConvSpec.symmetric(2)), pointwise(PointwiseMode.RELU, (2,), 3)],
+    )
+    given = {0: np.full(one, 1 / 3), 1: np.ones(one)}
+    assert bench.run_graph(asked, given)[3] == np.float64(np.float16(1 / 3))
 
 
 def test_backward_convolutions_of_integers_are_unsupported(bench: Workbench) -> None:

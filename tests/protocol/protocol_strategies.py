@@ -32,7 +32,7 @@ from cudnn_actor.protocol import (
     Warm,
 )
 from cudnn_actor.protocol.messages import Travelling
-from cudnn_actor.protocol.operations import OPERATIONS, Operation, PointwiseMode
+from cudnn_actor.protocol.operations import OPERATIONS, Operation, PointwiseMode, Window
 
 COUNTS = st.integers(0, 2**63)
 NUMBERS = st.floats(allow_nan=False, width=64)
@@ -75,6 +75,14 @@ def convs(draw: st.DrawFn) -> ConvSpec:
     )
 
 
+@st.composite
+def windows(draw: st.DrawFn) -> Window:
+    spatial = draw(st.integers(1, 3))
+    fields = {"size": 1, "pre_padding": 0, "post_padding": 0, "stride": 1, "dilation": 1}
+    each = {name: st.tuples(*[st.integers(least, 5)] * spatial) for name, least in fields.items()}
+    return draw(st.builds(Window, **each))
+
+
 epilogues = st.one_of(
     st.builds(Epilogue, activation=st.sampled_from(Activation)),
     st.builds(Epilogue, activation=st.just(Activation.ELU), parameter=st.floats(-9, 9)),
@@ -86,6 +94,8 @@ _ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
     "mode": st.sampled_from(PointwiseMode),
     "parameter": st.none() | NUMBERS,
     "numerics": st.none() | numerics,
+    "window": windows(),
+    "include_padding": st.booleans(),
 }
 _SEVERAL = {"operands": st.lists(refs, min_size=1, max_size=2).map(tuple)}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cudnn_actor.engines.cpu.boxes import Dims, largest_tile
 from cudnn_actor.engines.cpu.convolution import BackwardData, BackwardFilter, Forward, Kernel
+from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.plan import Convolved, CpuPlan, Mapped, Stage, Target
 from cudnn_actor.engines.cpu.pointwise import Elementwise, Loaded, Operand, Passed
@@ -39,13 +40,23 @@ _KERNELS: dict[type, Callable[[ConvGeometry, int, int], Kernel]] = {
 }
 
 
-def compile_plan(graph: OperationGraph, workspace_limit: int | None) -> CpuPlan:
+def compile_plan(graph: OperationGraph, workspace_limit: int | None) -> CpuPlan | EvaluatedPlan:
     """Make a graph ready to run in at most `workspace_limit` bytes of workspace.
+
+    Convolutions and pointwise operations are computed tile by tile. A graph with any other operation is run
+    by its operations' definitions.
 
     Raises `UnsupportedGraph` for graphs that `support` rejects, and `OutOfMemory` if even the smallest tiles
     need more.
     """
-    return _Compiler(graph).plan(workspace_limit)
+    check_graph(graph, "cpu")
+    if all(isinstance(operation, Convolution | Pointwise) for operation in graph.operations):
+        return _Compiler(graph).plan(workspace_limit)
+    return EvaluatedPlan(_tag(graph), graph)
+
+
+def _tag(graph: OperationGraph) -> str:
+    return f"cpu/{kind_of(graph)}/{graph.digest()[:8]}"
 
 
 @dataclass
@@ -77,9 +88,9 @@ class _Draft:
 
 class _Compiler:
     def __init__(self, graph: OperationGraph) -> None:
-        check_graph(graph, "cpu")
         self._graph = graph
         self._operations = tuple(graph.operations)
+        self._read = {uid for operation in graph.operations for uid in operation.reads}
         self._drafts = self._cut()
         self._intermediates = self._crossing()
         order = (*self._intermediates, *graph.bound, *graph.scalars)
@@ -99,16 +110,13 @@ class _Compiler:
         if limit is not None and workspace > limit:
             raise OutOfMemory(requested=workspace, in_use=0, limit=limit)
         return CpuPlan(
-            tag=self._tag(),
+            tag=_tag(self._graph),
             workspace=workspace,
             stages=tuple(stages),
             intermediates=tuple(map(self._dims, self._intermediates)),
             buffers=len(self._graph.bound),
             scalars=len(self._graph.scalars),
         )
-
-    def _tag(self) -> str:
-        return f"cpu/{kind_of(self._graph)}/{self._graph.digest()[:8]}"
 
     def _cut(self) -> list[_Draft]:
         """Group consecutive operations that can run box by box together."""
@@ -140,14 +148,17 @@ class _Compiler:
         convolved = None
         if draft.convolution is not None:
             (uid,) = draft.convolution.writes
-            convolved = Convolved(self._kernel(draft.convolution), uid, self._target(uid))
+            exact = self._graph.tensor(uid).dtype is DType.INT32  # of sums that `check_graph` bounds
+            read_as = None if exact else self._read_as(uid)
+            convolved = Convolved(self._kernel(draft.convolution), uid, self._target(uid), read_as)
         return Stage(draft.dims, convolved, tuple(mapped))
 
     def _mapped(self, operation: Pointwise[int], later: set[int]) -> Mapped:
         operands = tuple(self._operand(uid, later) for uid in operation.operands)
         dims = self._dims(operation.result)
         elementwise = Elementwise(operation.mode, operation.parameter, operands, dims)
-        return Mapped(elementwise, operation.result, self._target(operation.result))
+        uid = operation.result
+        return Mapped(elementwise, uid, self._target(uid), self._read_as(uid))
 
     def _operand(self, uid: int, later: set[int]) -> Operand:
         if uid in self._index:
@@ -158,9 +169,14 @@ class _Compiler:
         if uid not in self._index:
             return None
         tensor = self._graph.tensor(uid)
-        # Tensors between operations are not rounded, whatever type the graph gives them.
+        # What is between stages has been rounded already, and is kept in float64.
         dtype = tensor.dtype if tensor.role is TensorRole.BOUND else DType.FLOAT64
         return Target(self._index[uid], rounding_to(dtype.numpy))
+
+    def _read_as(self, uid: int) -> DType | None:
+        """The type that a result is rounded to before it is read; None if that changes nothing."""
+        dtype = self._graph.tensor(uid).dtype
+        return dtype if uid in self._read and dtype is not DType.FLOAT64 else None
 
     def _kernel(self, operation: Convolution[int]) -> Kernel:
         first, second = (self._index[uid] for uid in operation.reads)
