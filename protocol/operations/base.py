@@ -170,6 +170,26 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
         """The type that it computes in, from the dtypes of its inputs."""
         return DType.FLOAT64 if DType.FLOAT64 in dtypes else DType.FLOAT32
 
+    def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        """Values of inputs on which a check of a plan means something, if whole numbers from -3 to 4 do not.
+
+        Parameters
+        ----------
+        xp
+            As in `evaluate`.
+        specs
+            The specs of all operands.
+        draw
+            Gives random whole numbers from -3 to 4 of a spec's dims, as float64.
+
+        Returns
+        -------
+        dict
+            Arrays of float64 or int64, for those inputs that need particular values.
+        """
+        del xp, specs, draw
+        return {}
+
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         """The outputs' values: the definition of the operation.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -222,6 +222,11 @@ class MaxPoolBackward(_Pooling[T], frozen=True, kw_only=True, tag=True):
     def check(self, specs: Specs) -> None:
         self._check_gradient(specs)
         require(specs, "index", specs["dy"].dims, DType.INT64)
+
+    def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        pool = MaxPool(x=0, y=1, index=2, window=self.window)  # indices that a forward pass gives
+        found = pool.evaluate(xp, {"x": draw(specs["dx"])}, {"y": specs["dy"], "index": specs["index"]})
+        return {"index": found["index"]}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         dy, index, dims = values["dy"], values["index"], specs["dx"].dims

@@ -46,6 +46,7 @@ _DATA_TYPES = {
     DType.BFLOAT16: "BFLOAT16",
     DType.INT8: "INT8",
     DType.INT32: "INT32",
+    DType.INT64: "INT64",
     DType.UINT8: "UINT8",
 }
 _POINTWISE = {
@@ -157,6 +158,8 @@ class _Lowering:
             handle=handle,
         )
         self._tensors: dict[int, Any] = {}
+        self._widens = bool(convolved(graph))
+        """Whether tensors need at least two spatial dims."""
 
     def lower(self) -> Any:
         for operation in self._graph.operations:
@@ -193,7 +196,7 @@ class _Lowering:
     def _tensor(self, uid: int) -> Any:
         if uid not in self._tensors:
             tensor = self._graph.tensor(uid)
-            dims, strides = spatial(tensor)
+            dims, strides = self._shape(tensor)
             self._tensors[uid] = self._frontend.tensor(
                 dim=dims,
                 stride=strides,
@@ -205,9 +208,12 @@ class _Lowering:
                 self._tensors[uid].set_alignment_value(tensor.alignment)
         return self._tensors[uid]
 
+    def _shape(self, tensor: GraphTensor) -> tuple[list[int], list[int]]:
+        return spatial(tensor) if self._widens else (list(tensor.dims), list(tensor.strides))
+
     def _name_output(self, uid: int, output: Any) -> None:
         tensor = self._graph.tensor(uid)
-        dims, strides = spatial(tensor)
+        dims, strides = self._shape(tensor)
         bound = tensor.role is TensorRole.BOUND
         # Sums of int8 products are exact as int32. Between operations they are float32, like what follows.
         dtype = tensor.dtype if bound or tensor.dtype is not DType.INT32 else DType.FLOAT32

@@ -18,8 +18,8 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     PREAMBLE,
     Expression,
     Leaf,
-    Node,
     Scalar,
+    Value,
     formula,
     load,
 )
@@ -88,8 +88,10 @@ class Reference:
 
     def compare(
         self, address: Callable[[int], int], scalars: Sequence[float]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(wanted, got) as float64 at the sampled elements; `address` locates each bound tensor. Blocks.
+    ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """(wanted, got) of the result, as float64 at the sampled elements. Blocks.
+
+        `address` locates each bound tensor.
 
         The values got are read from the result's address.
         """
@@ -100,11 +102,11 @@ class Reference:
         arguments = (both, self.samples, self._geometry, address(self.result), *pointers, *numbers)
         self._kernel((self.samples,), (_THREADS,), arguments)
         wanted, got = cupy.asnumpy(both)
-        return wanted, got
+        return {self.result: (wanted, got)}
 
     # The kernel.
 
-    def _node(self, uid: int) -> Node:
+    def _node(self, uid: int) -> Value:
         """The expression that computes a tensor; the convolution's own result is leaf 0."""
         writer = next((op for op in self._graph.operations if uid in op.writes), None)
         tensor = self._graph.tensor(uid)
@@ -141,7 +143,7 @@ class Reference:
         x, w, y = map(self._tensor, self._convolution.of_shape)
         return x, w, y
 
-    def _source(self, value: Node) -> str:
+    def _source(self, value: Value) -> str:
         out = self._tensor(self.result)
         operands = [self._tensor(uid) for uid in self._names]
         pointers = [f"const {C_TYPES[t.dtype]}* in{i}" for i, t in enumerate(operands)]

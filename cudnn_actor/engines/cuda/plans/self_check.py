@@ -20,6 +20,7 @@ from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.evaluated_reference import CuPy, EvaluatedReference, store_values
 from cudnn_actor.engines.cuda.plans.journal import Journal
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
@@ -27,6 +28,7 @@ from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.engines.cuda.plans.self_check_memory import CheckedTensor, Findings, Guarded
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["BuildContext", "SelfCheck", "difference"]
 
@@ -78,12 +80,18 @@ class SelfCheck:
         self.context = context
         self._pool = libraries().cupy.cuda.MemoryPool()
         self.scalars = [0.5 + 0.25 * number for number in range(len(graph.scalars))]
-        self._reference: Reference | None = None
+        self._reference: Reference | EvaluatedReference | None = None
         try:
             with self._working():
                 if Reference.covers(graph):
                     self._reference = Reference(graph)
-                self._tensors = {uid: CheckedTensor(self._pool, graph.tensor(uid)) for uid in graph.bound}
+                elif EvaluatedReference.covers(graph):
+                    self._reference = EvaluatedReference(graph)
+                self._tensors = {
+                    uid: CheckedTensor(self._pool, graph.tensor(uid), seed)
+                    for seed, uid in enumerate(graph.bound)
+                }
+                self._put_samples()
         except libraries().cupy.cuda.memory.OutOfMemoryError as error:
             self._pool.free_all_blocks()
             raise MemoryError(str(error)) from error
@@ -98,6 +106,21 @@ class SelfCheck:
         """Use the build context's stream, and a memory pool that `close` frees."""
         with self.context.stream, libraries().cupy.cuda.using_allocator(self._pool.malloc):
             yield
+
+    def _put_samples(self) -> None:
+        """Give the graph's inputs the values that its operations ask for."""
+        graph, numbers = self._graph, np.random.default_rng(0)
+
+        def draw(spec: TensorSpec) -> Any:
+            return libraries().cupy.asarray(numbers.integers(-3, 5, spec.dims).astype(np.float64))
+
+        for operation in graph.operations:
+            operands = dict(operation.named((*operation.inputs, *operation.outputs)))
+            specs = {name: graph.tensor(uid).spec for name, uid in operands.items()}
+            for name, values in operation.samples(CuPy(), specs, draw).items():
+                uid = operands[name]
+                if uid in self._tensors and uid not in graph.written:
+                    store_values(values, graph.tensor(uid), self._tensors[uid].pointer)
 
     def close(self) -> None:
         """Wait for running work and free the memory."""
@@ -120,6 +143,7 @@ class SelfCheck:
             with self._working():
                 for tensor in self._tensors.values():
                     tensor.fill()  # it may have written anywhere: the next plan must not be blamed for that
+                self._put_samples()
         return fault
 
     def _fault(self, plan: CudaPlan) -> str | None:
@@ -161,8 +185,11 @@ class SelfCheck:
             return "it leaves NaN in its outputs"
         if self._reference is None:
             return None
-        wanted, got = self._reference.compare(lambda uid: self._tensors[uid].pointer, self.scalars)
-        return difference(wanted, got, self._graph.tensor(self._reference.result).dtype)
+        compared = self._reference.compare(lambda uid: self._tensors[uid].pointer, self.scalars)
+        faults = (
+            difference(wanted, got, self._graph.tensor(uid).dtype) for uid, (wanted, got) in compared.items()
+        )
+        return next(filter(None, faults), None)
 
 
 def difference(wanted: np.ndarray, got: np.ndarray, dtype: DType) -> str | None:

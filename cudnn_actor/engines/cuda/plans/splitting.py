@@ -14,14 +14,15 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.engines.cuda.operations import KERNELS
 from cudnn_actor.engines.cuda.plans.graphs import Refused, build_candidate, candidates, takes_bytes
-from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Node, Scalar, elementwise
+from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Scalar, Value, elementwise
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import KernelStep, Scratch, Source, Step, aligned
+from cudnn_actor.engines.cuda.plans.recipe import KernelStep, OperationStep, Scratch, Source, Step, aligned
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import Convolution, GraphTensor, Pointwise, TensorRole
+from cudnn_actor.protocol.operations import Convolution, GraphTensor, Node, Pointwise, TensorRole
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
 __all__ = ["MOST_FORMS", "compile_split"]
@@ -68,7 +69,7 @@ class _Splitter:
             elif isinstance(operation, Convolution):
                 self._convolve(operation)
             else:
-                raise Refused(f"there is no kernel for {operation.kind}")
+                self._run(operation)
         return finish(self._graph, self._steps, self._graphs, self._scratch, self._limit)
 
     # Convolutions.
@@ -122,6 +123,27 @@ class _Splitter:
         self._copy(tensor, self._sources[tensor.uid], form, copy)
         return copy
 
+    # Operations with a kernel of their own.
+
+    def _run(self, operation: Node) -> None:
+        """Add the step that runs an operation. Raises `Refused` if it has no kernel."""
+        if type(operation) not in KERNELS:
+            raise Refused(f"there is no kernel for {operation.kind}")
+        for uid in operation.reads:
+            self._compute(uid)
+        operands = dict(operation.named((*operation.inputs, *operation.outputs)))
+        for uid in operation.writes:
+            if uid not in self._sources:
+                self._sources[uid] = self._take(self._graph.tensor(uid))
+        places = {name: number for number, name in enumerate(operands)}
+        self._steps.append(
+            OperationStep(
+                operation=operation.with_operands(places.__getitem__),
+                tensors=tuple(self._forms[uid] for uid in operands.values()),
+                sources=tuple(self._sources[uid] for uid in operands.values()),
+            )
+        )
+
     # Pointwise.
 
     def _compute(self, uid: int) -> None:
@@ -141,12 +163,15 @@ class _Splitter:
         operands = tuple(self._operand(uid, leaves) for uid in operation.operands)
         return Expression(operation.mode, operands, operation.parameter)
 
-    def _operand(self, uid: int, leaves: list[GraphTensor]) -> Node:
+    def _operand(self, uid: int, leaves: list[GraphTensor]) -> Value:
         tensor = self._graph.tensor(uid)
         if tensor.role is TensorRole.SCALAR:
             return Scalar(self._graph.scalars.index(uid))
         if uid in self._expressions:
-            return self._expression(self._expressions[uid], leaves)
+            operation = self._expressions[uid]
+            value = self._expression(operation, leaves)
+            computed = tensor.dtype is self._graph.compute(operation)
+            return value if computed else msgspec.structs.replace(value, dtype=tensor.dtype)
         form = self._forms[uid]
         if form not in leaves:
             leaves.append(form)
@@ -158,7 +183,7 @@ class _Splitter:
         self._steps.append(KernelStep(kernel, (target, source)))
 
     def _add_kernel(
-        self, value: Node, leaves: list[GraphTensor], to: GraphTensor, target: Source, *, double: bool
+        self, value: Value, leaves: list[GraphTensor], to: GraphTensor, target: Source, *, double: bool
     ) -> None:
         strides = [to.strides, *(_broadcast(leaf, to.dims) for leaf in leaves)]
         kernel = elementwise(value, to.dtype, double, to.dims, strides)
