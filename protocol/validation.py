@@ -20,7 +20,15 @@ from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import Operation, Window
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["check_bias", "check_dtypes", "check_operation", "check_result", "check_scalars", "check_types"]
+__all__ = [
+    "check_bias",
+    "check_dtypes",
+    "check_inputs",
+    "check_operation",
+    "check_result",
+    "check_scalars",
+    "check_types",
+]
 
 _FIELD_TYPES: dict[str, type] = {
     "conv": ConvSpec,
@@ -85,19 +93,34 @@ def _require(message: object, name: str, value: object, expected: type) -> None:
 
 def check_operation(message: Operation[BufferRef]) -> None:
     """Raise `InvalidRequest` unless an operation's fields have their types, and its operands fit together."""
-    operands = (*message.inputs, *message.outputs)
+    check_inputs(message)
+    for name in message.outputs:
+        value = getattr(message, name)
+        if value is not None:
+            _require(message, name, value, BufferRef)
+        elif name not in message.optional:
+            raise InvalidRequest(
+                field=name,
+                value=None,
+                problem="is left out",
+                fix="give it a buffer, or have it allocated: await gpu.apply(operation)",
+            )
+    operands = message.named((*message.inputs, *message.outputs))
+    message.check({name: ref.spec for name, ref in operands})
+
+
+def check_inputs(message: Operation[BufferRef]) -> None:
+    """Raise `InvalidRequest` unless an operation's inputs and parameters have their types."""
     for name, kind in _field_types(type(message)).items():
         value = getattr(message, name)
-        if name not in operands:
+        if name in message.inputs:
+            several = get_origin(kind) is tuple
+            if several or value is not None or name not in message.optional:
+                _require(message, name, value, tuple if several else BufferRef)
+        elif name not in message.outputs:
             _check_attribute(message, name, value, kind)
-        elif get_origin(kind) is tuple:
-            _require(message, name, value, tuple)
-        elif value is not None or name not in message.optional:
-            _require(message, name, value, BufferRef)
-    named = dict(message.named(operands))
-    for name, ref in named.items():
+    for name, ref in message.named(message.inputs):
         _require(message, name, ref, BufferRef)
-    message.check({name: ref.spec for name, ref in named.items()})
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = [
+    "ALLOCATED",
     "Array",
     "GraphTensor",
     "Operation",
@@ -31,6 +32,8 @@ __all__ = [
 
 T = TypeVar("T", covariant=True)  # noqa: PLC0105 - the name that a reader expects
 
+ALLOCATED: Any = None
+"""The default of an output's field: `CudnnRef.apply` allocates what a message leaves out."""
 Array = Any
 """An array of NumPy's or of a library with its interface: float64, or an integer type."""
 Specs = Mapping[str, TensorSpec]
@@ -101,7 +104,7 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
     inputs, outputs
         The names of the fields that hold operands, in order. An output is written and not read.
     optional
-        Those of them that may be None.
+        Those of them that may be left out: None. A message for `CudnnRef.apply` may leave out any output.
     """
 
     kind: ClassVar[str]

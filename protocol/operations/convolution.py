@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.operations.base import Array, Operation, Specs, T
+from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["Convolution", "ConvolutionBackwardData", "ConvolutionBackwardFilter", "ConvolutionForward"]
@@ -61,7 +61,7 @@ class ConvolutionForward(Convolution[T], frozen=True, kw_only=True, tag=True):
     shape = ("x", "w", "y")
     x: T
     w: T
-    y: T
+    y: T = ALLOCATED
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         return {"y": self._like(self.conv.output_dims(specs["x"].dims, specs["w"].dims), specs["x"])}
@@ -86,7 +86,7 @@ class ConvolutionBackwardData(Convolution[T], frozen=True, kw_only=True, tag=Tru
     shape = ("dx", "w", "dy")
     dy: T
     w: T
-    dx: T
+    dx: T = ALLOCATED
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         return {"dx": self._like(self.conv.input_dims(specs["dy"].dims, specs["w"].dims), specs["dy"])}
@@ -111,7 +111,7 @@ class ConvolutionBackwardFilter(Convolution[T], frozen=True, kw_only=True, tag=T
     shape = ("x", "dw", "dy")
     x: T
     dy: T
-    dw: T
+    dw: T = ALLOCATED
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         del specs

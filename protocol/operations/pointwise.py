@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.operations.base import Array, Operation, Specs, T, require
+from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T, require
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["Pointwise", "PointwiseMode"]
@@ -44,7 +44,7 @@ class Pointwise(Operation[T], frozen=True, kw_only=True, tag=True):
     outputs = ("result",)
     mode: PointwiseMode
     operands: tuple[T, ...]
-    result: T
+    result: T = ALLOCATED
     parameter: float | None = None
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:

@@ -15,7 +15,15 @@ import msgspec
 
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
-from cudnn_actor.protocol.operations.base import Array, Operation, Specs, T, require, require_floating
+from cudnn_actor.protocol.operations.base import (
+    ALLOCATED,
+    Array,
+    Operation,
+    Specs,
+    T,
+    require,
+    require_floating,
+)
 from cudnn_actor.protocol.spatial import check_spatial, check_spatial_dims, spread
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
@@ -175,7 +183,7 @@ class MaxPool(_Pooling[T], frozen=True, kw_only=True, tag=True):
     outputs = ("y", "index")
     optional = frozenset({"index"})
     x: T
-    y: T
+    y: T = ALLOCATED
     index: T | None = None
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
@@ -213,7 +221,7 @@ class MaxPoolBackward(_Pooling[T], frozen=True, kw_only=True, tag=True):
     outputs = ("dx",)
     dy: T
     index: T
-    dx: T
+    dx: T = ALLOCATED
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         del specs
@@ -257,7 +265,7 @@ class AvgPool(_Pooling[T], frozen=True, kw_only=True, tag=True):
     inputs = ("x",)
     outputs = ("y",)
     x: T
-    y: T
+    y: T = ALLOCATED
     include_padding: bool = False
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
@@ -288,7 +296,7 @@ class AvgPoolBackward(_Pooling[T], frozen=True, kw_only=True, tag=True):
     inputs = ("dy",)
     outputs = ("dx",)
     dy: T
-    dx: T
+    dx: T = ALLOCATED
     include_padding: bool = False
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
