@@ -14,6 +14,12 @@ from cudnn_actor.protocol.operations.convolution import (
     ConvolutionBackwardFilter,
     ConvolutionForward,
 )
+from cudnn_actor.protocol.operations.normalization import (
+    LayerNorm,
+    LayerNormBackward,
+    RMSNorm,
+    RMSNormBackward,
+)
 from cudnn_actor.protocol.operations.pointwise import Pointwise, PointwiseMode
 from cudnn_actor.protocol.operations.pooling import AvgPool, AvgPoolBackward, MaxPool, MaxPoolBackward, Window
 
@@ -26,12 +32,16 @@ __all__ = [
     "ConvolutionBackwardFilter",
     "ConvolutionForward",
     "GraphTensor",
+    "LayerNorm",
+    "LayerNormBackward",
     "MaxPool",
     "MaxPoolBackward",
     "Node",
     "Operation",
     "Pointwise",
     "PointwiseMode",
+    "RMSNorm",
+    "RMSNormBackward",
     "Specs",
     "TensorRole",
     "Window",
@@ -46,6 +56,10 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     MaxPoolBackward,
     AvgPool,
     AvgPoolBackward,
+    LayerNorm,
+    LayerNormBackward,
+    RMSNorm,
+    RMSNormBackward,
 )
 """Every operation."""
 

@@ -119,7 +119,7 @@ def _outlast(engine: Engine) -> None:
 def spread(dims: tuple[int, ...], dtype: DTypeLike, gap: int = 2) -> TensorSpec:
     """A spec with gaps between neighbours in every dim, spatial dims slowest."""
     strides, step = [0] * len(dims), gap
-    for axis in (1, 0, *range(2, len(dims))):
+    for axis in (1, 0, *range(2, len(dims))) if len(dims) > 1 else (0,):
         strides[axis] = step
         step = step * dims[axis] + 1
     return TensorSpec.strided(dims, strides, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,10 +18,14 @@ from cudnn_actor.protocol import (
     AvgPoolBackward,
     DType,
     GraphTensor,
+    LayerNorm,
+    LayerNormBackward,
     MaxPool,
     MaxPoolBackward,
     Node,
     OperationGraph,
+    RMSNorm,
+    RMSNormBackward,
     TensorSpec,
     Window,
 )
@@ -32,6 +37,10 @@ X, Y = (2, 3, 8, 8), (2, 3, 4, 4)
 def tensor(uid: int, dims: tuple[int, ...], dtype: DType = DType.FLOAT32) -> GraphTensor:
     spec = TensorSpec.packed(dims, dtype)
     return GraphTensor(uid=uid, dims=dims, strides=spec.strides, dtype=dtype)
+
+
+def tensors(*dims: tuple[int, ...]) -> list[GraphTensor]:
+    return [tensor(uid, each) for uid, each in enumerate(dims)]
 
 
 GRAPHS: dict[str, tuple[list[GraphTensor], Node]] = {
@@ -46,6 +55,38 @@ GRAPHS: dict[str, tuple[list[GraphTensor], Node]] = {
     ),
     "average": ([tensor(0, X), tensor(1, Y)], AvgPool(x=0, y=1, window=WINDOW)),
     "average backward": ([tensor(0, Y), tensor(1, X)], AvgPoolBackward(dy=0, dx=1, window=WINDOW)),
+}
+ROWS, LENGTH = (4, 3, 40), (40,)
+STATISTICS = (4, 3, 1)
+NORMS: dict[str, tuple[list[GraphTensor], Node]] = {
+    "layer norm": (
+        [
+            tensor(0, ROWS),
+            tensor(1, LENGTH),
+            tensor(2, LENGTH),
+            tensor(3, ROWS),
+            *map(tensor, (4, 5), (STATISTICS,) * 2),
+        ],
+        LayerNorm(x=0, scale=1, bias=2, y=3, mean=4, inverse_deviation=5),
+    ),
+    "layer norm backward": (
+        tensors(ROWS, ROWS, STATISTICS, STATISTICS, LENGTH, ROWS, LENGTH, LENGTH),
+        LayerNormBackward(dy=0, x=1, mean=2, inverse_deviation=3, scale=4, dx=5, dscale=6, dbias=7),
+    ),
+    "rms norm": (
+        tensors(ROWS, LENGTH, ROWS, STATISTICS),
+        RMSNorm(x=0, scale=1, y=2, inverse_rms=3),
+    ),
+    "rms norm backward": (
+        [
+            *map(tensor, (0, 1), (ROWS,) * 2),
+            tensor(2, STATISTICS),
+            tensor(3, LENGTH),
+            tensor(4, ROWS),
+            tensor(5, LENGTH),
+        ],
+        RMSNormBackward(dy=0, x=1, inverse_rms=2, scale=3, dx=4, dscale=5),
+    ),
 }
 Sabotage = Callable[[OperationStep], tuple[OperationStep, ...]]
 
@@ -90,6 +131,25 @@ def swapped(step: OperationStep) -> tuple[OperationStep, ...]:
     return (msgspec.structs.replace(step, sources=step.sources[::-1]),)
 
 
+def changed(step: OperationStep, **changes: Any) -> tuple[OperationStep, ...]:
+    return (msgspec.structs.replace(step, operation=msgspec.structs.replace(step.operation, **changes)),)
+
+
+def longer_rows(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, axis=-2)
+
+
+def rotated(step: OperationStep) -> tuple[OperationStep, ...]:
+    """Each operand in the place of the next one of as many bytes."""
+    sizes = [tensor.spec.nbytes for tensor in step.tensors]
+    sources = list(step.sources)
+    for size in set(sizes):
+        places = [number for number, other in enumerate(sizes) if other == size]
+        for number, other in zip(places, [*places[1:], places[0]], strict=True):
+            sources[number] = step.sources[other]
+    return (msgspec.structs.replace(step, sources=tuple(sources)),)
+
+
 @pytest.fixture
 def engine() -> Iterator[CudaEngine]:
     engine = CudaEngine()
@@ -98,11 +158,16 @@ def engine() -> Iterator[CudaEngine]:
     engine.close()
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.parametrize("sabotage", [missing, moved, transposed, one_sample_less, one_sample_more, swapped])
+CASES = [
+    *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
+    *itertools.product(NORMS, [missing, longer_rows, rotated, one_sample_less, one_sample_more]),
+]
+
+
+@pytest.mark.parametrize(("name", "sabotage"), CASES)
 def test_a_sabotaged_plan_is_found(engine: CudaEngine, name: str, sabotage: Sabotage) -> None:
-    tensors, operation = GRAPHS[name]
-    graph = OperationGraph(tensors=tuple(tensors), operations=(operation,))
+    given, operation = (GRAPHS | NORMS)[name]
+    graph = OperationGraph(tensors=tuple(given), operations=(operation,))
     plan = engine.build(graph, workspace_limit=None)
     check = SelfCheck(graph, BuildContext(engine._handle, engine.stream))
     assert check.fault(plan) is None

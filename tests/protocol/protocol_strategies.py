@@ -96,6 +96,8 @@ _ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
     "numerics": st.none() | numerics,
     "window": windows(),
     "include_padding": st.booleans(),
+    "axis": st.integers(-5, 5),
+    "epsilon": NUMBERS,
 }
 _SEVERAL = {"operands": st.lists(refs, min_size=1, max_size=2).map(tuple)}
 

@@ -131,7 +131,7 @@ class Program:
                 launch = launch or public_launch(graph, step.uids, handle)
                 self._steps.append(self._graph_step(launch, step.sources, recipe.own_workspace))
             elif isinstance(step, OperationStep):
-                own = KERNELS[type(step.operation)](step.operation, step.tensors)
+                own = KERNELS[type(step.operation)].compile(step.operation, step.tensors)
                 self._steps.append(self._operation_step(own, step.sources, recipe.own_workspace))
             else:
                 self._steps.append(self._kernel_step(Kernel(step.kernel), step.sources, recipe.own_workspace))

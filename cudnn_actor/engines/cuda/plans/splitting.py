@@ -127,22 +127,32 @@ class _Splitter:
 
     def _run(self, operation: Node) -> None:
         """Add the step that runs an operation. Raises `Refused` if it has no kernel."""
-        if type(operation) not in KERNELS:
+        own = KERNELS.get(type(operation))
+        if own is None:
             raise Refused(f"there is no kernel for {operation.kind}")
         for uid in operation.reads:
             self._compute(uid)
-        operands = dict(operation.named((*operation.inputs, *operation.outputs)))
         for uid in operation.writes:
             if uid not in self._sources:
                 self._sources[uid] = self._take(self._graph.tensor(uid))
-        places = {name: number for number, name in enumerate(operands)}
+        operands = dict(operation.named((*operation.inputs, *operation.outputs)))
+        tensors = [self._forms[uid] for uid in operands.values()]
+        forms = [_repacked(tensor, Layout.NCHW) if own.packed else tensor for tensor in tensors]
+        places = {}
+        for tensor, form in zip(tensors, forms, strict=True):
+            copied = tensor.uid in operation.writes and not _serves(tensor, form)
+            places[tensor.uid] = self._take(form) if copied else self._packed(tensor, form)
+        numbers = {name: number for number, name in enumerate(operands)}
         self._steps.append(
             OperationStep(
-                operation=operation.with_operands(places.__getitem__),
-                tensors=tuple(self._forms[uid] for uid in operands.values()),
-                sources=tuple(self._sources[uid] for uid in operands.values()),
+                operation=operation.with_operands(numbers.__getitem__),
+                tensors=tuple(forms),
+                sources=tuple(places[tensor.uid] for tensor in tensors),
             )
         )
+        for tensor, form in zip(tensors, forms, strict=True):
+            if tensor.uid in operation.writes and places[tensor.uid] != self._sources[tensor.uid]:
+                self._copy(form, places[tensor.uid], tensor, self._sources[tensor.uid])
 
     # Pointwise.
 
