@@ -57,7 +57,9 @@ def signature(message: Compute) -> Signature:
     """
     if isinstance(message, Operation):
         specs = tuple(ref.spec for ref in (*message.reads, *message.writes))
-        return (message.attributes(), specs, message.numerics)
+        # 1, 1.0 and True are equal, and only one of them is valid
+        types = tuple(type(getattr(message, name)) for name in message.__struct_fields__)
+        return (message.attributes(), types, specs, message.numerics)
     return composites.signature(message)
 
 
@@ -85,11 +87,11 @@ def lower(message: Compute) -> Lowered:
 
 def _lower_operation(message: Operation[BufferRef]) -> Lowered:
     """A graph of this one operation."""
-    check_operation(message)
+    checked = check_operation(message)
     reads, writes = dict(message.named(message.inputs)), dict(message.named(message.outputs))
     refs = reads | writes
     uids = {name: uid for uid, name in enumerate(refs)}
-    node = message.with_operands(uids.__getitem__)
+    node = checked.with_operands(uids.__getitem__)
     tensors = tuple(
         GraphTensor(
             uid=uids[name],

@@ -91,9 +91,12 @@ def _require(message: object, name: str, value: object, expected: type) -> None:
         )
 
 
-def check_operation(message: Operation[BufferRef]) -> None:
-    """Raise `InvalidRequest` unless an operation's fields have their types, and its operands fit together."""
-    check_inputs(message)
+def check_operation(message: Operation[BufferRef]) -> Operation[BufferRef]:
+    """The operation, with each parameter exactly of its declared type: 1.0 for 1, a mode for its name.
+
+    Raises `InvalidRequest` unless the fields have their types, and the operands fit together.
+    """
+    checked = check_inputs(message)
     for name in message.outputs:
         value = getattr(message, name)
         if value is not None:
@@ -106,11 +109,13 @@ def check_operation(message: Operation[BufferRef]) -> None:
                 fix="give it a buffer, or have it allocated: await gpu.apply(operation)",
             )
     operands = message.named((*message.inputs, *message.outputs))
-    message.check({name: ref.spec for name, ref in operands})
+    checked.check({name: ref.spec for name, ref in operands})
+    return checked
 
 
-def check_inputs(message: Operation[BufferRef]) -> None:
-    """Raise `InvalidRequest` unless an operation's inputs and parameters have their types."""
+def check_inputs(message: Operation[BufferRef]) -> Operation[BufferRef]:
+    """The same without the outputs."""
+    parameters: dict[str, Any] = {}
     for name, kind in _field_types(type(message)).items():
         value = getattr(message, name)
         if name in message.inputs:
@@ -118,9 +123,10 @@ def check_inputs(message: Operation[BufferRef]) -> None:
             if several or value is not None or name not in message.optional:
                 _require(message, name, value, tuple if several else BufferRef)
         elif name not in message.outputs:
-            _check_attribute(message, name, value, kind)
+            parameters[name] = _parameter(message, name, value, kind)
     for name, ref in message.named(message.inputs):
         _require(message, name, ref, BufferRef)
+    return msgspec.structs.replace(message, **parameters)
 
 
 @functools.cache
@@ -128,19 +134,28 @@ def _field_types(kind: type[Operation[BufferRef]]) -> dict[str, Any]:
     return {field.name: field.type for field in msgspec.structs.fields(kind)}
 
 
-def _check_attribute(message: Operation[BufferRef], name: str, value: object, kind: Any) -> None:
+def _parameter(message: Operation[BufferRef], name: str, value: object, kind: Any) -> Any:
+    """A parameter as its declared type. Raises `InvalidRequest` for a value of another type."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         _require(message, name, value, kind)
-        return
+        return value
+    problem = ""
     try:
-        msgspec.convert(value, kind)
+        converted = msgspec.convert(value, kind)
+        if isinstance(converted, msgspec.Struct) and converted is not value:  # made from a dict
+            problem = f"got `{type(value).__name__}`"
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            problem = "it has more than 64 bits"
     except msgspec.ValidationError as error:
+        problem = str(error)
+    if problem:
         raise InvalidRequest(
             field=name,
             value=value,
-            problem=f"is not what {type(message).__name__} takes: {error}",
+            problem=f"is not what {type(message).__name__} takes: {problem}",
             fix=f"pass {getattr(kind, '__name__', kind)}",
-        ) from None
+        )
+    return converted
 
 
 def check_scalars(message: ConvFwd | ConvBwdData | ConvBwdFilter) -> None:

@@ -249,25 +249,33 @@ class CudnnActor(Actor):
         envelope = self.current
         assert envelope is not None, "a message is handled in its turn"
         broker, injected = self._broker, False
-        while True:
-            work = self._work = broker.take_up(envelope, injected=injected)
-            if work is None:
-                if not broker.take_awaiting():
-                    return DEFERRED  # the broker has answered it
-            else:
-                self._faults.rule = work.fault
-                if not work.injects:
-                    break
-                self._faults.inject(type(message).__name__.lower())
-            injected = True  # start it again: its fault has been injected, or its arena has been made
+        work: Work | None = None
         try:
+            while True:
+                work = self._work = broker.take_up(envelope, injected=injected)
+                if work is None:
+                    if not broker.take_awaiting():
+                        return DEFERRED  # the broker has answered it
+                else:
+                    self._faults.rule = work.fault
+                    if not work.injects:
+                        break
+                    self._faults.inject(type(message).__name__.lower())
+                injected = True  # start it again: its fault has been injected, or its arena has been made
             if work.cached is not None:
                 return self._runner.compute(work, work.cached, envelope)
             return self._ways[type(work.request)](work)
         except Crash:
             raise  # `on_crash` judges it
-        except Exception:
+        except CudnnActorError as error:
+            work = work or Work(envelope, envelope.number, message)
             broker.end_unreceived(work)
+            if envelope.crashes:
+                raise broker.refused_again(work, error) from error
+            raise
+        except Exception:
+            if work is not None:
+                broker.end_unreceived(work)
             raise
 
     def _note_build(self) -> None:

@@ -123,7 +123,8 @@ class ConvolutionBackwardFilter(Convolution[T], frozen=True, kw_only=True, tag=T
         padded = _padded(xp, self.conv, x)
         result = xp.empty(dw.dims, x.dtype)
         for tap, seen in _taps(self.conv, dw.dims[2:], dy.shape[2:]):
-            part = xp.einsum("ngc...,ngk...->gkc", _grouped(padded[seen], groups), _grouped(dy, groups))
+            a, b = (_flat(_grouped(array, groups)) for array in (padded[seen], dy))
+            part = xp.einsum("ngcp,ngkp->gkc", a, b)
             result[(..., *tap)] = part.reshape(dw.dims[:2])
         return {"dw": result}
 
@@ -148,6 +149,10 @@ def _taps(
 
 def _grouped(values: Array, groups: int) -> Array:
     return values.reshape(values.shape[0], groups, values.shape[1] // groups, *values.shape[2:])
+
+
+def _flat(values: Array) -> Array:
+    return values.reshape(*values.shape[:3], -1)
 
 
 def _filters(w: Array, groups: int) -> Array:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from cudnn_actor.protocol.epilogue import Activation, Epilogue
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T, require
 from cudnn_actor.protocol.tensor import TensorSpec
@@ -34,6 +35,8 @@ class PointwiseMode(enum.StrEnum):
 
 
 _BINARY = frozenset({PointwiseMode.ADD, PointwiseMode.MUL})
+_EXACT = frozenset({*_BINARY, PointwiseMode.RELU})
+"""Modes that give whole numbers for whole numbers."""
 
 
 class Pointwise(Operation[T], frozen=True, kw_only=True, tag=True):
@@ -47,7 +50,25 @@ class Pointwise(Operation[T], frozen=True, kw_only=True, tag=True):
     result: T = ALLOCATED
     parameter: float | None = None
 
+    @property
+    def effective_parameter(self) -> float | None:
+        """The parameter in effect: the given one, the activation's default, or None.
+
+        Raises `InvalidRequest` for one that the activation cannot have.
+        """
+        if self.mode in _BINARY:
+            if self.parameter is not None:
+                raise InvalidRequest(
+                    field="parameter",
+                    value=self.parameter,
+                    problem=f"is given, but {self.mode} has no parameter",
+                    fix="leave it out",
+                )
+            return None
+        return Epilogue(activation=Activation(self.mode), parameter=self.parameter).effective_parameter
+
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        self.effective_parameter  # noqa: B018 - raises
         wanted = 2 if self.mode in _BINARY else 1
         given = list(specs.values())
         if len(given) != wanted:
@@ -74,9 +95,10 @@ class Pointwise(Operation[T], frozen=True, kw_only=True, tag=True):
         require(specs, "result", self.infer(inputs)["result"].dims)  # of any dtype: it is rounded
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
-        operands = [value.astype(xp.float64, copy=False) for value in values.values()]
-        parameter = 1.0 if self.parameter is None else self.parameter
-        result = _FORMULAS[self.mode](xp, parameter, *operands)
+        operands = list(values.values())
+        if self.mode not in _EXACT or any(value.dtype.kind == "f" for value in operands):
+            operands = [value.astype(xp.float64, copy=False) for value in operands]
+        result = _FORMULAS[self.mode](xp, self.effective_parameter, *operands)
         return {"result": xp.broadcast_to(result, specs["result"].dims)}
 
 

@@ -30,6 +30,10 @@ from cudnn_actor.protocol.tensor import Layout, TensorSpec
 __all__ = ["AvgPool", "AvgPoolBackward", "MaxPool", "MaxPoolBackward", "Window"]
 
 
+_MOST_EARLY = 1 << 16
+"""The most windows that may start before the input: each of them is looked at."""
+
+
 class Window(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
 ):
@@ -118,6 +122,13 @@ class Window(
             )
         count = 1 + (padded - extent) // self.stride[axis]
         early = -(-self.pre_padding[axis] // self.stride[axis])  # the windows that start before the input
+        if early > _MOST_EARLY:
+            raise InvalidRequest(
+                field="window",
+                value=self.pre_padding,
+                problem=f"puts more than {_MOST_EARLY:,} windows before spatial dim {axis}",
+                fix="use less padding",
+            )
         for place in {*range(min(early, count)), count - 1}:
             start = place * self.stride[axis] - self.pre_padding[axis]
             first = -(min(start, 0) // self.dilation[axis])  # the first element that is not before the input

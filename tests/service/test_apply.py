@@ -100,7 +100,7 @@ async def test_mistakes_name_the_field_and_allocate_nothing() -> None:
         before = await live(gpu)
         for operation, also, field in (
             (MaxPool(x=3, window=WINDOW), (), "x"),
-            (MaxPool(x=x, window=3), (), "window"),
+            (MaxPool(x=x, window=3), (), "window"),  # type: ignore[arg-type]
             (MaxPool(x=x, window=Window.symmetric(1, size=2)), (), "x"),
             (MaxPool(x=x, window=WINDOW), ("indices",), "also"),
             (MaxPool(x=x, index=x, window=WINDOW), (), "index"),

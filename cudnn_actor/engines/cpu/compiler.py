@@ -50,7 +50,8 @@ def compile_plan(graph: OperationGraph, workspace_limit: int | None) -> CpuPlan 
     need more.
     """
     check_graph(graph, "cpu")
-    if all(isinstance(operation, Convolution | Pointwise) for operation in graph.operations):
+    tiled = all(isinstance(operation, Convolution | Pointwise) for operation in graph.operations)
+    if tiled and all(tensor.dtype is not DType.INT64 for tensor in graph.tensors):  # tiles are float64
         return _Compiler(graph).plan(workspace_limit)
     return EvaluatedPlan(_tag(graph), graph)
 
@@ -156,7 +157,7 @@ class _Compiler:
     def _mapped(self, operation: Pointwise[int], later: set[int]) -> Mapped:
         operands = tuple(self._operand(uid, later) for uid in operation.operands)
         dims = self._dims(operation.result)
-        elementwise = Elementwise(operation.mode, operation.parameter, operands, dims)
+        elementwise = Elementwise(operation.mode, operation.effective_parameter, operands, dims)
         uid = operation.result
         return Mapped(elementwise, uid, self._target(uid), self._read_as(uid))
 

@@ -186,7 +186,7 @@ class _Lowering:
         )
 
     def _pointwise(self, operation: Pointwise[int], inputs: list[Any]) -> Any:
-        mode, parameter = operation.mode, operation.parameter
+        mode, parameter = operation.mode, operation.effective_parameter
         options = {_PARAMETERS[mode]: parameter} if mode in _PARAMETERS else {}
         if mode in _WITHOUT_PARAMETER and parameter != 1.0:
             raise Refused(f"{mode} with a parameter of {parameter} is not one of cuDNN's pointwise modes")

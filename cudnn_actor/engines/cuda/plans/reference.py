@@ -111,7 +111,9 @@ class Reference:
         writer = next((op for op in self._graph.operations if uid in op.writes), None)
         tensor = self._graph.tensor(uid)
         if isinstance(writer, Pointwise):
-            return Expression(writer.mode, tuple(self._node(o) for o in writer.operands), writer.parameter)
+            return Expression(
+                writer.mode, tuple(self._node(o) for o in writer.operands), writer.effective_parameter
+            )
         if writer is not None:
             return Leaf(0, tensor.dtype)
         if tensor.role is TensorRole.SCALAR:

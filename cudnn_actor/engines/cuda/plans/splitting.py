@@ -171,7 +171,7 @@ class _Splitter:
 
     def _expression(self, operation: Pointwise[int], leaves: list[GraphTensor]) -> Expression:
         operands = tuple(self._operand(uid, leaves) for uid in operation.operands)
-        return Expression(operation.mode, operands, operation.parameter)
+        return Expression(operation.mode, operands, operation.effective_parameter)
 
     def _operand(self, uid: int, leaves: list[GraphTensor]) -> Value:
         tensor = self._graph.tensor(uid)
