@@ -4,11 +4,12 @@ Two requests conflict when one writes a buffer that the other reads or writes. R
 may run in any order. So a request whose plan is being built delays only the requests that conflict with it,
 and those that conflict with these.
 
-Each entry counts the entries that it must wait for: for a buffer that it reads, the last earlier entry that
-writes the buffer; for a buffer that it writes, also the entries that read it since that write. Longer chains
-follow from these, because an entry leaves only when it waits for no other. So the entries may leave in
-different orders, but two conflicting entries never change places. Entering and leaving cost time in
-proportion to the number of neighbours, not to the number of entries.
+Each entry counts the entries that it must wait for. For a buffer that it reads, this is the last earlier
+entry that writes the buffer; for a buffer that it writes, also the entries that read the buffer since that
+write. It need not count earlier ones, because an entry leaves only when it waits for no other. So entries may
+leave in an order that differs from that of their arrival, but two conflicting entries never change places.
+The time to enter or leave is proportional to the number of entries that an entry waits for or that wait for
+it, not to the number of all entries.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class HazardQueue(Generic[T]):
             self._readers.setdefault(slot, {})[entry.number] = entry
         for slot in entry.footprint.writes:
             self._writer[slot] = entry
-            self._readers.pop(slot, None)  # an entry that waits for the writer waits for them through it
+            self._readers.pop(slot, None)  # later entries wait for this writer, which waits for these readers
 
     def _offer(self, entry: Entry[T]) -> None:
         if entry.ready and not entry.predecessors:

@@ -1,10 +1,9 @@
 """The table of buffers: which bytes each one has, and which references are live.
 
-The table lives on the service's side and outlives the actor's incarnations.
-It moves no bytes and maps no memory: it allocates places in arenas that an
-engine has created. One thread writes at a time; nothing here blocks. A hold of a
-caller's array may end on any thread: it is recorded there and applied here
-(`lending`).
+The table lives on the service's side and outlives the actor's incarnations. It moves no bytes and maps no
+memory: it allocates places in arenas that an engine has created. One thread writes at a time; nothing here
+blocks. An array that a caller has of a buffer's memory holds the buffer's slot, and may be collected on any
+thread. That thread only records it (`lending`); `take_back` then releases the slot.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ class MemoryTable:
         return self._pool.limit
 
     def arenas(self) -> tuple[Arena, ...]:
-        """Every arena, by number. A new incarnation maps them again."""
+        """Every arena, in the order of their numbers. A new incarnation maps them again."""
         return self._pool.all()
 
     def idle_arenas(self) -> tuple[int, ...]:
@@ -250,11 +249,11 @@ class MemoryTable:
         return not slot.live and slot.generation == ref.generation + 1 and slot.users > 0
 
     def hold(self, slot: Slot) -> None:
-        """Count a piece of unfinished work on a slot that `resolve` has just returned."""
+        """Count one more piece of unfinished work that uses a slot, which `resolve` has just returned."""
         slot.users += 1
 
     def release(self, slot: Slot) -> None:
-        """Count the end of a piece of work. Raises `ValueError` when there was none."""
+        """Count one piece of work less. Raises `ValueError` if there was none."""
         if slot.users <= 0:
             raise ValueError(f"{slot!r} is not held")
         slot.users -= 1
@@ -331,7 +330,7 @@ class MemoryTable:
             self._mirror.vacate(slot.index)
         slot.binding = None
         slot.arena.free.release(slot.offset)
-        # A slot that has used up its generations is never used again: so no generation is ever reused.
+        # No generation may be used twice, so a slot that has used up its generations is not used again.
         if slot.generation < self._first - 1 + _COUNTS:
             self._vacant.append(slot.index)
 
@@ -347,7 +346,7 @@ class MemoryTable:
             raise
 
     def _leave_mirror(self) -> None:
-        """Vacate the mirror's records of freed buffers that are still held: later ends are not recorded."""
+        """Stop using the mirror, after vacating its records of freed buffers that are still held."""
         mirror, self._mirror = self._mirror, None
         if mirror is not None:
             for slot in self._slots:
@@ -382,8 +381,7 @@ class MemoryTable:
 
 
 def _was_freed(slot: Slot) -> bool:
-    """Whether the slot's last buffer ended by a free. Then its record in the mirror has not been vacated
-    yet."""
+    """Whether the slot's last buffer ended by a free. If so, `_end` has left its record in the mirror."""
     return not slot.live and slot.why_ended(slot.generation - 1) is StaleReason.FREED
 
 

@@ -104,7 +104,7 @@ class PlanStore:
                 self._write(directory, key.file_name(), encode(key, plan))
                 self._make_room(directory)
             except OSError as error:
-                log.warning("plan_store.not_kept", path=self._path(key), reason=_said(error))
+                log.warning("plan_store.not_kept", path=self._path(key), reason=_text_of(error))
 
     def reject(self, key: PlanKey, reason: str) -> None:
         """Delete the plan of this key, because the device library refused it. Never raises."""
@@ -118,7 +118,10 @@ class PlanStore:
 
     @contextlib.contextmanager
     def _opened(self, *, create: bool) -> Iterator[int | None]:
-        """A descriptor of the directory, so that the checked directory is the one used; None if unusable."""
+        """A descriptor of the directory; None if it is unusable.
+
+        With a descriptor, unlike with a path, what is used later is what was checked here.
+        """
         with contextlib.ExitStack() as closing:
             yield self._open(closing, create=create)
 
@@ -132,12 +135,12 @@ class PlanStore:
         except FileNotFoundError:  # nothing has been stored yet
             return None
         except OSError as error:
-            self._say_unusable(_said(error))
+            self._log_unusable(_text_of(error))
             return None
         self._unusable = ""
         return directory
 
-    def _say_unusable(self, reason: str) -> None:
+    def _log_unusable(self, reason: str) -> None:
         if reason != self._unusable:
             log.warning("plan_store.unusable", path=self.directory, reason=reason)
         self._unusable = reason
@@ -148,7 +151,7 @@ class PlanStore:
         except FileNotFoundError:
             return None
         except (OSError, BadPlanFile) as error:
-            log.warning("plan_store.bad_file", path=self._path(key), reason=_said(error))
+            log.warning("plan_store.bad_file", path=self._path(key), reason=_text_of(error))
             return None
 
     def _read(self, directory: int, name: str) -> bytes:
@@ -203,7 +206,7 @@ class PlanStore:
 
 
 def _require_ours(descriptor: int) -> os.stat_result:
-    """Raise `PermissionError` unless it is a file or directory that no other user can write."""
+    """Raise `PermissionError` unless this is a file or directory that no other user can write to."""
     status = os.fstat(descriptor)
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise PermissionError("is neither a file nor a directory")
@@ -217,9 +220,9 @@ def _require_ours(descriptor: int) -> os.stat_result:
 
 
 def _delete(directory: int, name: str) -> None:
-    with contextlib.suppress(OSError):  # it is gone already, or it stays and is ignored again
+    with contextlib.suppress(OSError):  # it is gone already, or it stays, and `load` ignores it again
         os.unlink(name, dir_fd=directory)
 
 
-def _said(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     return str(error) or repr(error)

@@ -9,9 +9,9 @@ part of a batch. A ring is a few per cent faster at most, and it would need its 
 protection against a peer that writes garbage.
 
 Not thread-safe: callers must make sure that one thread at a time uses an end. A signal handler may raise an
-exception in any of its methods (`actors.interrupts`). The next call then continues: the call that passes
-bytes to or from the kernel also records them, and received bytes become frames, and a sent frame leaves the
-queue, in one step.
+exception in any of its methods (`actors.interrupts`). The next call then continues where that one stopped,
+because each of these is one step: passing bytes to or from the kernel and recording them; making frames of
+received bytes; removing a sent frame from the queue.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ _CUT_OFF = int(socket.MSG_CTRUNC)
 LOST = -1
 """Stands for a descriptor that was sent, but for which this process had no room."""
 _SHORT_S = 0.005
-"""Seconds until the next try when the kernel has no memory to send: poll would report room all the same."""
+"""Seconds until the next try when the kernel has no memory to send. (poll reports room in any case.)"""
 _LATER = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
 """Errors after which sending may succeed later. The other side still exists."""
 _ANCILLARY = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
 _run_through = deque[None](maxlen=0).extend
+"""Runs an iterator to its end in a single call of a C function."""
 _LOOK = ((_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC),)
 
 
@@ -101,8 +102,8 @@ class Channel:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: close the channel. Bytes read here would be missing in the parent, and bytes
-        written here would come from nowhere.
+        """In a forked child: close the channel. Bytes read here would be missing in the parent, and the other
+        side would take bytes written here for the parent's.
 
         This closes only this process's copies. The socket itself stays open, and so do the duplicates in the
         selectors of the parent's event loops.

@@ -4,7 +4,7 @@ FD is its end of a socket pair, on which it gets launch messages and answers the
 is the process id of the other end's owner. PRELOAD are the modules that it imports for every worker. It runs
 no other code than these imports, so a launch waits only for a fork.
 
-Which process outlives which, and why:
+Which process outlives which, and how processes are identified:
 
 - The forkserver never outlives its parent. The end of the socket shows that the parent has gone. If another
   process holds a copy of the parent's end (the parent has forked), the parent's pidfd shows it. Only the
@@ -14,10 +14,10 @@ Which process outlives which, and why:
 - Workers outlive a killed forkserver, and their service goes on. They never outlive the parent: the kernel
   kills them when it ends (`lifeline`), and so does the forkserver, if it still runs. An error in the
   forkserver ends only the forkserver.
-- No worker is mistaken for another process. Only the forkserver reaps its workers, so a worker's process id
-  is not reused before that. Meanwhile the forkserver opens the pidfd, and sends it to the parent. When the
-  forkserver has died, the kernel gives the workers another parent, which reaps them, and their exit status is
-  lost.
+- No worker is mistaken for another process. Only the forkserver reaps its workers. Before it reaps one, the
+  worker's process id cannot be reused, so the forkserver can open the pidfd, which it sends to the parent.
+  When the forkserver has died, the kernel gives the workers another parent, which reaps them, and their exit
+  status is lost.
 
 Workers inherit the environment that the forkserver was started with, including secrets.
 
@@ -133,7 +133,7 @@ class _Server:
     def _take_descriptors(self, count: int) -> list[int]:
         """The descriptors that came with a launch; fewer if this process had no room for all."""
         taken: list[int] = []
-        with contextlib.suppress(OSError):  # a lost descriptor stands for itself and all after it
+        with contextlib.suppress(OSError):  # `LOST`: this and all later ones did not arrive
             while len(taken) < count:
                 taken.append(self._channel.take_descriptor())
         return taken
@@ -167,9 +167,9 @@ class _Server:
             raise OSError(f"the forkserver had no room for {lost} of its descriptors")
         _flush()
         if (pid := _fork()) == 0:
-            self._socket.detach()  # its number may soon be another file's, which no finalizer may close
+            self._socket.detach()  # or its finalizer would close this number, soon another file's
             _work(launch.main, descriptors)
-        with contextlib.suppress(OSError):  # the worker has ended; a running worker does this itself, too
+        with contextlib.suppress(OSError):  # the worker has ended. A running worker also does this itself
             bind(descriptors[-1], pid)
         try:
             return pid, os.pidfd_open(pid)

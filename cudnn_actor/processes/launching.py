@@ -22,8 +22,8 @@ another thread is making at that moment is missed. This does no harm: the server
 pidfd of their parent, not only the socket and the lifeline.)
 
 Workers outlive their server. A stopped server is not waited for, but killed. Its successor takes over: a fork
-of the server that has all modules imported and waits. So imports are waited for again only if both die at
-once; then another server is started by exec. A server forks its successor after its first worker.
+of the server, made after its first worker, that has all modules imported and waits. Only if both die at once,
+another server is started by exec, and a launch waits for the imports again.
 
 No worker outlives this process, however that ends: `lifeline` says why.
 """
@@ -148,7 +148,7 @@ class Child:
         deadline = time.monotonic() + timeout_s
         if not self.wait(timeout_s):
             return "has not ended"
-        return self._launcher._told(self, self._server, deadline) or self._reaped() or "has ended"
+        return self._launcher._report_of(self, self._server, deadline) or self._reaped() or "has ended"
 
     def close(self) -> None:
         """Release the worker, which is killed if it still runs. Does not wait for its end. Idempotent."""
@@ -181,7 +181,7 @@ class Child:
             os.close(pidfd)
 
     def _forget(self) -> None:
-        """In a fork of the process: make the lock anew, because another thread may have held it."""
+        """In a fork of the process: replace the lock, which another thread may hold, and close all."""
         self._lock = threading.Lock()
         self._lifeline.forget()
         pidfd, self.pidfd = self.pidfd, _NOWHERE
@@ -259,9 +259,9 @@ class Launcher:
     def revive(self) -> str | None:
         """Replace a server that has died, without waiting for imports. Blocks for a fork.
 
-        Returns how it ended. None if it has not died, and while another thread launches, which does the same.
-        A server that died before it was ready is not replaced, because its successor might die of the same
-        cause again and again; the next launch reports it.
+        Returns how it ended. None if it has not died, or if another thread is launching: that launch replaces
+        it. A server that died before it was ready is not replaced, because its successor might die of the
+        same cause again and again; the next launch reports it.
         """
         if not self._lock.acquire(blocking=False):
             return None
@@ -269,7 +269,7 @@ class Launcher:
             server = self._server
             if server is None or not server.has_gone():
                 return None
-            end = server.end()  # also if it is not replaced: `fileno` must not stay readable
+            end = server.end()  # in any case: otherwise `fileno` would stay readable
             if server.ready:
                 self._server = None
                 with contextlib.suppress(OSError):
@@ -445,7 +445,7 @@ class Launcher:
             lifeline.hand_over()
         return _Server(_Heir(pid, pidfd, lifeline), ours, self._children, watch, ready=True)
 
-    def _told(self, child: Child, server: _Server, deadline: float) -> str | None:
+    def _report_of(self, child: Child, server: _Server, deadline: float) -> str | None:
         """The server's report of a worker's end, awaited until `deadline`; None if there is none."""
         if server.gone:  # do not wait for the lock: a launch may hold it during the successor's imports
             return child._end
@@ -601,7 +601,7 @@ class _Server:
         self._poll.register(process.pidfd, select.POLLIN)
 
     def be_watched(self) -> None:
-        """Show its end in `watch`: it is the server that launches from now on."""
+        """Register its end in `watch`. Called when it becomes the server that launches."""
         self._watch.register(self._process.pidfd, select.EPOLLIN)
 
     def launch(
@@ -635,7 +635,8 @@ class _Server:
             _refuse_if(unwanted)
             in_vain += self.ready
             if in_vain > _LOOKS or is_stopped(self.pid):
-                self._kill()  # not `hang_up`: a server that went on would end its workers, which still serve
+                # Not `hang_up`: a server that continues after that would end its workers, which still serve.
+                self._kill()
                 self.gone = True
         return received
 
@@ -726,7 +727,7 @@ class _Server:
 
     def _note(self, record: FromServer, descriptors: Sequence[int]) -> None:
         match record:
-            case Launched(number) if number != self._awaited:  # that launch was ended by an exception here
+            case Launched(number) if number != self._awaited:  # that launch has failed on this side
                 self._channel.send(Discard(number))
                 for fd in descriptors:
                     os.close(fd)
@@ -779,7 +780,7 @@ def _pidfd_of(process: subprocess.Popen[bytes]) -> int:
 
 def _refuse_if(unwanted: Callable[[], bool]) -> None:
     if unwanted():
-        raise OSError("it is not wanted any more")
+        raise OSError("the process is not wanted any more")
 
 
 def _ending_of(status: int | None) -> str:

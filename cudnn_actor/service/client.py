@@ -288,7 +288,7 @@ class CudnnRef:
 
         While the array lives, or a slice or a DLPack capsule of it, no other buffer gets the bytes: not after
         `free` (which still makes the reference stale at once), not after a restart of the actor, and not
-        after the service's end. As long, they count towards `memory_limit`.
+        after the service's end. For as long, the bytes count towards `memory_limit`.
 
         Raises
         ------
@@ -395,8 +395,8 @@ class CudnnRef:
     ) -> BufferRef:
         """Gradient with respect to the input, in a new buffer of dy's dtype and layout; see `ConvBwdData`.
 
-        `dims` are the result's; None for the smallest input that gives an output of dy's dims (with a stride
-        over 1 there are several).
+        `dims` are the result's. None stands for the smallest input that gives an output of dy's dims; with a
+        stride over 1, larger ones give it, too.
         """
         require_operands(dy=dy, w=w, conv=conv)
         wanted = conv.input_dims(dy.spec.dims, w.spec.dims) if dims is None else dims
@@ -443,7 +443,7 @@ class CudnnRef:
     # Control.
 
     async def ping(self) -> int:
-        """The number of the serving incarnation. Overtakes waiting requests: use it as a health check."""
+        """Ask the actor for its incarnation's number. A health check: it overtakes waiting requests."""
         return await self.ask(Ping())
 
     async def statistics(self) -> Statistics:
@@ -462,7 +462,7 @@ class CudnnRef:
 
 
 async def _outlast(stopped: Awaitable[Any], service: CudnnService) -> None:
-    """Wait for `stopped` even when cancelled, then raise the cancellation.
+    """Wait for `stopped`, even when cancelled; then raise the cancellation.
 
     In a forked child `stopped` never completes, so a cancellation is raised at once.
     """

@@ -102,7 +102,7 @@ class Dispatcher(Mailbox):
         """One lock for each thread that waits for the host. It is released when the host becomes free."""
         self._wants_turn = self._wants_reading = False
         self._heavy = False
-        """Whether the next message is one that loops leave to the monitor."""
+        """Whether the next message is one that loops leave to the monitor (`WorkerHost.is_heavy`)."""
         self._left = False
         """Whether the monitor was woken for work that the main thread leaves to other threads."""
         self._stop: Envelope | None = None
@@ -127,8 +127,8 @@ class Dispatcher(Mailbox):
         try:
             super().admit(envelope, waits=waits)
             if self._afterwards:
-                # A finalizer or a signal handler sent it, in the middle of a mailbox operation of this same
-                # thread. No turn is possible here. The interrupted operation admits the message at its end.
+                # A finalizer or a signal handler sent it during a mailbox operation on this same thread.
+                # No turn is possible now. The interrupted operation will admit the message at its end.
                 self.wake_monitor()
             elif owner is not None:
                 owner.schedule()
@@ -138,7 +138,7 @@ class Dispatcher(Mailbox):
         except (ActorStopped, MailboxFull, ReentrantAsk):
             raise
         except BaseException:
-            self.wake_monitor()  # in one step with the exception: the monitor sends what was admitted
+            self.wake_monitor()  # in the same step as the exception: the monitor sends what was admitted
             raise
 
     def waiting_elsewhere(self) -> int:
@@ -428,10 +428,11 @@ class Dispatcher(Mailbox):
             yield host
 
     def monitor_reads(self) -> bool:
-        """Whether the monitor must read.
+        """Whether the monitor must read the socket.
 
-        No loop owns the socket, or the loop does not read this one yet; or a message that somebody else has
-        told waits for room among the requests in flight, which only answers give: the loop may be blocked.
+        True if no loop owns the socket, or if the owning loop does not read this socket yet. Also true if
+        another sender's message waits because too many requests are in flight: only answers make room for
+        it, and the loop, which should read them, may be blocked.
         """
         owner = self._owner
         return owner is None or not owner.reads(self.channel) or self._holds_up_others(owner)
@@ -525,10 +526,10 @@ class _OwningLoop:
         ):
             self._gathered = 0
             dispatcher.turn(self.bridge)
-        elif not self._scheduled or self._gathered > MOST_GATHERED:  # then asyncio has lost the callback
+        elif not self._scheduled or self._gathered > MOST_GATHERED:  # or it was lost by asyncio
             self.bridge.loop.call_soon(self._run)
             self._scheduled = True
-        if self._channel is not dispatcher.channel:  # if the callback is lost, no answer makes up for it
+        if self._channel is not dispatcher.channel:  # it reads no answers yet, and may lose the callback
             dispatcher.wake_monitor()
 
     def _run(self) -> None:
@@ -539,7 +540,7 @@ class _OwningLoop:
                 self._follow()
             self._dispatcher.turn(self.bridge)
         except BaseException:
-            self._dispatcher.wake_monitor()  # in one step with the exception
+            self._dispatcher.wake_monitor()  # in the same step as the exception
             raise
 
     def is_running_here(self) -> bool:
@@ -558,6 +559,7 @@ class _OwningLoop:
             self.close()
 
     def _follow(self) -> None:
+        """Read the present worker's socket; none if this loop is not the owner any more."""
         dispatcher = self._dispatcher
         channel = dispatcher.channel if dispatcher.is_owner(self) else None
         if channel is self._channel and (channel is not None or not self._descriptors):
@@ -568,7 +570,7 @@ class _OwningLoop:
                 self.bridge.sent(needs_thread=True)
             return
         try:
-            self._descriptors.extend(map(os.dup, (channel.fileno(),)))  # one call makes and stores it
+            self._descriptors.extend(map(os.dup, (channel.fileno(),)))  # one step makes and stores it
         except OSError as error:  # the socket is closed already: the monitor knows
             if is_of_a_handler(error):
                 raise

@@ -8,11 +8,12 @@ bypass the monitor (`dispatcher`).
 How a worker ends, and what the monitor does:
 
 ==================================  ===========================================================
-`Dying`: its context is dead        nothing of it runs any more, so its successor starts at once
-the process has ended               its requests are judged, and a successor starts
-it breaks the protocol              it is killed; once it has ended, the same
-the supervisor gives it up because  the same
-it makes no progress
+it sends `Dying`: its context is    its successor starts at once, since nothing of the worker
+dead                                runs any more
+its process ends                    its requests are judged, and a successor starts
+it breaks the protocol, or the      it is killed. When its process has ended, as above
+supervisor gives it up because it
+makes no progress
 ==================================  ===========================================================
 
 Answers that the worker sent before its end count. The monitor reads all of them before it judges any request.
@@ -133,10 +134,10 @@ class WorkerMonitor(Actor):
     def working_since(self) -> float | None:
         """Since when the worker has made no progress, in `time.monotonic()` seconds; None without requests.
 
-        The worker's heartbeat reports since when; a plan's build and each step of tuning count as progress. A
-        worker has no heartbeat while it is stopped, or while a library holds the interpreter's lock. The
-        latter may happen while it builds a plan. So a worker that has reported a build gets at least
-        `BUILT_S`, unless the kernel says that it is stopped: then it builds nothing.
+        The worker's heartbeat reports this time; a plan's build and each step of tuning count as progress. A
+        worker sends no heartbeat while it is stopped, or while a library holds the interpreter's lock, as may
+        happen in a build. So a worker that has reported a build gets at least `BUILT_S`, unless the kernel
+        reports it as stopped: then it builds nothing.
         """
         worker, table = self.worker, self._dispatcher.host.in_flight
         if worker is None or not self._serving or not table.requests:
@@ -197,7 +198,7 @@ class WorkerMonitor(Actor):
         self.worker = worker
         with self._held() as host:
             host.last_word = None
-            host.starting = worker  # first: from here on, it is told of every new arena and segment
+            host.starting = worker  # first: from here on, it is sent every new arena and segment
             try:
                 host.introduce(worker)
             except OSError as error:
@@ -211,14 +212,14 @@ class WorkerMonitor(Actor):
         assert worker is not None
         stopped = StoppedTime(worker.pid)
         while not worker.ready:
-            events = self._hear_of(worker, stopped)
+            events = self._await_event(worker, stopped)
             self._dispatcher.turn()
             if worker.channel.fileno() in events:
-                self._hear_start(worker)
+                self._read_start_frames(worker)
             elif worker.child.pidfd in events:
                 raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
 
-    def _hear_of(self, worker: Worker, stopped: StoppedTime) -> set[int]:
+    def _await_event(self, worker: Worker, stopped: StoppedTime) -> set[int]:
         """Wait for a frame from a starting worker, for its end, or for room in its socket. Raises `Crash`.
 
         May return without any of these.
@@ -248,7 +249,7 @@ class WorkerMonitor(Actor):
             if self._is_given_up():
                 raise Crash("it was given up while it started")
 
-    def _hear_start(self, worker: Worker) -> None:
+    def _read_start_frames(self, worker: Worker) -> None:
         try:
             frames = worker.take_ready(self._received(worker))
             with self._dispatcher.held() as host:
@@ -280,7 +281,7 @@ class WorkerMonitor(Actor):
         """Wait until the worker has finished the internal request. Raises `Crash`, also if that failed."""
         stopped = StoppedTime(worker.pid)
         while True:
-            events = self._hear_of(worker, stopped)
+            events = self._await_event(worker, stopped)
             frames = self._received(worker)
             host.receive(frames)
             done = [frame for frame in frames if isinstance(frame, InternalDone) and frame.number == number]
@@ -310,7 +311,7 @@ class WorkerMonitor(Actor):
         try:
             self._look_around()
             short = self._dispatcher.short_of_memory
-        except MemoryError:  # this process has none: no reason to end the worker; the next look does the rest
+        except MemoryError:  # of this process: the worker goes on, and the next call does the rest
             short = True
         if short and not self._was_short:
             log.warning("memory.short", doing="trying again until there is some")

@@ -9,6 +9,6 @@ from ..workers.crash_rigs import start_forkserver
 
 @pytest.fixture(autouse=True, scope="session")
 def forkservers_are_ready() -> None:
-    """That of the workers that stop where a test says, and that of all others."""
+    """Start both forkservers before the first test: for scripted workers, and for all others."""
     Launcher.shared(("cudnn_actor.workers.process.main", "cudnn_actor.engines.cpu")).warm()
     start_forkserver()

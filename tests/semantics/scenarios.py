@@ -1,7 +1,7 @@
-"""Tests made of a table's rows: for each cell the scenario that brings it about, or a failure.
+"""Turns the rows of a table of the page into tests: each cell is compared with what its scenario returns.
 
-A scenario answers with the page's own words, so that a cell which says something else fails. A cell with a
-dash must have none: what does not occur cannot be brought about.
+A scenario causes what its row describes, and returns what happened, in the words of the page. A test fails
+for a cell without a scenario, and for a scenario whose cell has a dash: a dash marks what does not occur.
 """
 
 from __future__ import annotations
@@ -15,58 +15,61 @@ from structlog.typing import EventDict
 from cudnn_actor import Fault
 
 from .page import PAGE, table
-from .places import COLUMNS, Place, TooLate
+from .setups import COLUMNS, CrashTooEarly, Setup
 
-__all__ = ["ANYWHERE", "IN_PROCESS", "ON_THREAD", "REPLACED", "Case", "Logs", "Scenarios"]
+__all__ = ["EVERYWHERE", "IN_PROCESS", "ON_THREAD", "REPLACED", "Case", "Logs", "Scenarios"]
 
-NEVER = "—"
-ANYWHERE = tuple(COLUMNS)
+DOES_NOT_OCCUR = "—"
+EVERYWHERE = tuple(COLUMNS)
 ON_THREAD = ("thread, CPU", "thread, CUDA")
 IN_PROCESS = ("process, CPU", "process, CUDA")
 REPLACED = ("thread, CPU", *IN_PROCESS)
-"""Where a successor goes on."""
+"""The columns in which the service goes on with another incarnation."""
 
 Logs = list[EventDict]
 _ATTEMPTS = 20
-Run = Callable[[Place, Fault, Logs], Awaitable[str]]
+Run = Callable[[Setup, Fault, Logs], Awaitable[str]]
 
 
 class Scenario(NamedTuple):
-    """How a row is brought about, in which columns, and by which crashes, where those have the fault."""
+    """A function that causes what a row describes, the columns it is for, and the crashes to run it with.
+
+    A crash is left out in setups that do not have it.
+    """
 
     run: Run
     columns: tuple[str, ...]
     crashes: tuple[Fault, ...]
-    stands_in: bool = True
-    """Whether an engine that stands in for another shows anything."""
+    replaces_cuda: bool = True
+    """Whether it also runs in the setups where a CPU engine replaces CUDA."""
 
 
 async def _missing(*_: object) -> str:
-    raise AssertionError("the page has this row, and no scenario brings it about")
+    raise AssertionError("the page has this row, but no scenario is for it")
 
 
 _NO_SCENARIO = Scenario(_missing, (), (Fault.STICKY,))
 
 
 class Case(NamedTuple):
-    """One test: a row at a place."""
+    """One test: what a cell of the page says, and the scenario to compare it with, in one setup."""
 
     says: str
     run: Run
-    place: Place
+    setup: Setup
     crash: Fault
 
-    async def holds(self, logs: Logs) -> None:
-        """Bring the row about; fail where something else comes of it than the page says."""
-        self.place.require()
+    async def check(self, logs: Logs) -> None:
+        """Run the scenario, and fail if it returns something else than the page says."""
+        self.setup.require()
         for _ in range(_ATTEMPTS):
             try:
-                assert await self.run(self.place, self.crash, logs) == self.says
-            except TooLate:
+                assert await self.run(self.setup, self.crash, logs) == self.says
+            except CrashTooEarly:
                 logs.clear()
             else:
                 return
-        raise AssertionError(f"the crash was ahead of the scenario {_ATTEMPTS} times")
+        raise AssertionError(f"the crash came too early {_ATTEMPTS} times")
 
 
 class Scenarios:
@@ -75,11 +78,11 @@ class Scenarios:
     Parameters
     ----------
     heading
-        What it stands under.
+        The heading above the table.
     first
         The name of its first column.
     key
-        How many columns name a row.
+        How many columns, from the left, identify a row.
     """
 
     def __init__(self, heading: str, first: str, key: int = 1) -> None:
@@ -87,47 +90,47 @@ class Scenarios:
         self._key = key
         self._known: dict[str, Scenario] = {}
 
-    def of(
+    def row(
         self,
-        *row: str,
-        columns: Sequence[str] = ANYWHERE,
+        *cells: str,
+        columns: Sequence[str] = EVERYWHERE,
         crashes: Sequence[Fault] = (Fault.STICKY,),
-        stands_in: bool = True,
+        replaces_cuda: bool = True,
     ) -> Callable[[Run], Run]:
-        """Have a function bring about the row that begins with these cells."""
+        """Decorate the scenario for the row that begins with these cells."""
 
         def note(run: Run) -> Run:
-            key = ", ".join(row)
+            key = ", ".join(cells)
             assert key not in self._known, f"two scenarios for {key!r}"
-            self._known[key] = Scenario(run, tuple(columns), tuple(crashes), stands_in)
+            self._known[key] = Scenario(run, tuple(columns), tuple(crashes), replaces_cuda)
             return run
 
         return note
 
     def cases(self) -> list[Any]:
-        """A parameter for each cell that says something, each place and each crash."""
+        """A test parameter for each cell without a dash, each setup of its column, and each crash."""
         return [
-            self._parameter(row, place, crash, says, scenario)
+            self._parameter(row, setup, crash, says, scenario)
             for (row, column), says in self._cells().items()
-            if says != NEVER
+            if says != DOES_NOT_OCCUR
             for scenario in [self._known.get(row, _NO_SCENARIO)]
-            for place in COLUMNS[column]
+            for setup in COLUMNS[column]
             for crash in scenario.crashes
-            if crash in place.crashes and (scenario.stands_in or not place.stands_in)
+            if crash in setup.crashes and (scenario.replaces_cuda or not setup.replaces_cuda)
         ]
 
     @staticmethod
-    def _parameter(row: str, place: Place, crash: Fault, says: str, scenario: Scenario) -> Any:
-        name = f"{row} - {place.name}" + (f" - {crash.value}" if len(scenario.crashes) > 1 else "")
-        marks = [pytest.mark.gpu] if place.device != "cpu" else []
-        return pytest.param(Case(says, scenario.run, place, crash), id=name, marks=marks)
+    def _parameter(row: str, setup: Setup, crash: Fault, says: str, scenario: Scenario) -> Any:
+        name = f"{row} - {setup.name}" + (f" - {crash.value}" if len(scenario.crashes) > 1 else "")
+        marks = [pytest.mark.gpu] if setup.device != "cpu" else []
+        return pytest.param(Case(says, scenario.run, setup, crash), id=name, marks=marks)
 
     def check(self) -> None:
-        """Fail unless the cells that say something are those that scenarios bring about."""
-        said = {cell for cell, says in self._cells().items() if says != NEVER}
+        """Fail unless the cells without a dash are exactly those that have a scenario."""
+        said = {cell for cell, says in self._cells().items() if says != DOES_NOT_OCCUR}
         known = {(row, column) for row, scenario in self._known.items() for column in scenario.columns}
-        assert said - known == set(), f"without a scenario, in {PAGE.name}"
-        assert known - said == set(), f"without a cell in {PAGE.name}"
+        assert said - known == set(), f"cells of {PAGE.name} without a scenario"
+        assert known - said == set(), f"scenarios without a cell in {PAGE.name}"
 
     def _cells(self) -> dict[tuple[str, str], str]:
         columns = self.table.columns

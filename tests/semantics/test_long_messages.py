@@ -1,4 +1,4 @@
-"""A message may be longer than a worker takes: that is its own caller's error, and nobody else's."""
+"""Messages that are long: only the sender of one that is too long for a worker gets an error."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from cudnn_actor.processes.channel import Channel, channel_pair
 from cudnn_actor.processes.frames import LONGEST
 from cudnn_actor.workers.wire import FROM_PARENT, FROM_WORKER, Request, Requests, encode_message
 
-from .places import COLUMNS, world
 from .scenarios import Logs
+from .setups import COLUMNS, open_session
 
-(HERE,) = COLUMNS["process, CPU"]
+(SETUP,) = COLUMNS["process, CPU"]
 
 
-async def test_a_warm_that_no_frame_has_room_for_is_refused_and_the_worker_stays(logs: Logs) -> None:
-    async with world(HERE, logs) as here:
-        request = here.trio.product()
+async def test_a_warm_that_is_too_long_for_a_frame_is_refused_and_the_worker_goes_on(logs: Logs) -> None:
+    async with open_session(SETUP, logs) as session:
+        request = session.trio.product()
         each = len(encode_message(Warm(messages=(request,) * 100))) // 100
         with pytest.raises(
             InvalidRequest, match=r"a worker accepts at most .*; warm fewer requests at a time"
         ):
-            await here.gpu.ask(Warm(messages=(request,) * (LONGEST // each)))
-        assert await here.gpu.ping() == 1
+            await session.gpu.ask(Warm(messages=(request,) * (LONGEST // each)))
+        assert await session.gpu.ping() == 1
 
 
-async def test_warms_that_are_longer_than_most_messages_are_answered_in_order(logs: Logs) -> None:
-    async with world(HERE, logs) as here:
+async def test_long_warms_are_answered_in_order(logs: Logs) -> None:
+    async with open_session(SETUP, logs) as session:
         ended: list[int] = []
-        futures = [here.gpu.submit(Warm(messages=(here.trio.product(),) * 300)) for _ in range(5)]
+        futures = [session.gpu.submit(Warm(messages=(session.trio.product(),) * 300)) for _ in range(5)]
         for number, future in enumerate(futures):
             future.add_done_callback(lambda _, number=number: ended.append(number))  # type: ignore[misc]
-        answers = await asyncio.gather(*futures)  # which adds its callbacks behind those above
+        answers = await asyncio.gather(*futures)  # adds its callbacks after those above
         assert answers == [0, 0, 0, 0, 0]
         assert ended == [0, 1, 2, 3, 4]
 
 
-def test_frames_that_come_in_many_pieces_arrive_whole_and_in_order() -> None:
+def test_frames_that_arrive_in_many_pieces_are_received_whole_and_in_order() -> None:
     parent, worker = channel_pair()
-    here, there = Channel(parent, FROM_WORKER), Channel(worker, FROM_PARENT)
+    sender, receiver = Channel(parent, FROM_WORKER), Channel(worker, FROM_PARENT)
     try:
         sent = [Requests([Request(number, 0, bytes(size), None)]) for number, size in enumerate(SIZES)]
         for frame in sent:
-            here.send(frame)
+            sender.send(frame)
         received: list[Any] = []
         while len(received) < len(sent):
-            here.flush()
-            received += there.receive()
+            sender.flush()
+            received += receiver.receive()
         assert received == sent
     finally:
-        here.close()
-        there.close()
+        sender.close()
+        receiver.close()
 
 
 SIZES = (16 << 20, 0, 1, 5 << 20, 300_000, 0, 262_144, 262_131, 7)

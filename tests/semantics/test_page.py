@@ -1,4 +1,4 @@
-"""What else the page says is what the code says: options, log lines, events, faults, errors, figures."""
+"""docs/semantics.md agrees with the code: options, log lines, events, faults, errors, numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TEXT = " ".join(PAGE.read_text().split())
 
 
 class Line(NamedTuple):
-    """A log line where it is written; what is not told by the call itself is None."""
+    """A call in the code that writes a log line. What cannot be seen from the call is None."""
 
     name: str
     where: str
@@ -56,7 +56,7 @@ def lines_of(path: Path) -> Iterator[Line]:
 
 
 def name_of(node: ast.Call) -> str | None:
-    """The name of the line that a call writes; None for one that writes none."""
+    """The name of the log line that a call writes; None if it writes none."""
     first = node.args[0]
     if not isinstance(first, ast.Constant) or not isinstance(first.value, str):
         return None
@@ -68,14 +68,14 @@ def name_of(node: ast.Call) -> str | None:
 
 
 def written() -> list[Line]:
-    """All lines that a service writes: the command line's own are for people."""
+    """The log lines of the code, except those of the command line, which the page does not list."""
     paths = [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
     own = [path for path in paths if path.resolve() == path and "cli" not in path.parts]
     return [line for path in own for line in lines_of(path)]
 
 
 def described() -> dict[str, tuple[set[str], set[str]]]:
-    """Levels and fields of each line, as the page has them."""
+    """The levels and fields of each log line, according to the page."""
     section = "Lifecycle events and log lines"
     rows = [row[1:] for row in table(section, "event").rows] + [*table(section, "other log lines").rows]
     return {
@@ -92,7 +92,7 @@ def fields_of(cell: str) -> set[str]:
 WRITTEN, DESCRIBED = written(), described()
 
 
-def test_every_log_line_of_the_code_is_on_the_page_and_every_one_of_the_page_in_the_code() -> None:
+def test_the_page_lists_exactly_the_log_lines_of_the_code() -> None:
     assert {line.name for line in WRITTEN} == set(DESCRIBED)
 
 
@@ -109,7 +109,7 @@ def test_a_field_that_the_page_names_is_written_somewhere(name: str) -> None:
     assert not known or DESCRIBED[name][1] == frozenset().union(*known)
 
 
-def test_no_log_line_is_named_elsewhere_on_the_page_that_is_not_in_its_table() -> None:
+def test_every_log_line_that_the_text_of_the_page_names_is_in_its_table() -> None:
     families = {name.partition(".")[0] for name in DESCRIBED}
     named = set(re.findall(r"`([a-z_]+\.[a-z_]+)`", PAGE.read_text()))
     assert {name for name in named if name.partition(".")[0] in families} <= set(DESCRIBED)
@@ -141,7 +141,11 @@ def test_every_fault_is_on_the_page() -> None:
 def test_every_error_that_a_caller_can_get_is_on_the_page() -> None:
     classes = [one for one in vars(errors).values() if inspect.isclass(one)]
     kinds = {one.__name__ for one in classes if issubclass(one, errors.CudnnActorError)} - {"CudnnActorError"}
-    ends = {name for cell in table("Delivery", "it ends in").column("it ends in") for name in words(cell)}
+    ends = {
+        name
+        for cell in table("Delivery", "a request ends in").column("a request ends in")
+        for name in words(cell)
+    }
     assert kinds <= ends
     assert {name for name in ends - kinds if "." not in name} == set()
 
@@ -167,18 +171,18 @@ def test_every_state_and_field_of_a_health_record_is_on_the_page() -> None:
     assert fields | {"state"} == set(Health.__struct_fields__)
 
 
-def test_names_of_the_package_that_the_page_uses_are_there() -> None:
+def test_classes_that_the_page_names_exist() -> None:
     used = {name for name in words(PAGE.read_text()) if re.fullmatch(r"[A-Z][a-z]+(?:[A-Z][a-z]+)+", name)}
     foreign = {name for name in used if not hasattr(cudnn_actor, name) and not hasattr(errors, name)}
     others = {"ActorDeadError", "NullHandler", "ProcessorFormatter", "ExtraAdder"}
-    assert foreign <= others, "which are pykka's, logging's and structlog's"
+    assert foreign <= others, "only classes of pykka, logging and structlog may be missing"
 
 
-# Figures.
+# Numbers.
 
 
-def test_the_limits_of_a_stop_are_the_keeper_s() -> None:
-    rows = table("Stopping", "a worker is").rows
+def test_the_time_limits_for_ending_a_worker_are_those_of_the_code() -> None:
+    rows = table("Stopping", "step").rows
     assert [figures(row[-1])[0] for row in rows] == [monitor.ASKED_S, monitor.TERMINATED_S, monitor.KILLED_S]
     assert all(word in row[1] for word, row in zip(("message", "SIGTERM", "SIGKILL"), rows, strict=True))
 
@@ -186,36 +190,41 @@ def test_the_limits_of_a_stop_are_the_keeper_s() -> None:
 PAUSES = source._PAUSES
 IN_PROCESS, ON_THREAD = isolation.ProcessIsolation.backoff, isolation.ThreadIsolation.backoff
 ARENA_BYTES = inspect.signature(MemoryTable).parameters["arena_bytes"].default
-FIGURES = [
+NUMBERS = [
     f"which has at most {worker_host.WINDOW} at a time",
-    f"the (at most {CudnnActor.batch_limit}) messages of the present one",
+    f"the (at most {CudnnActor.batch_limit}) messages of the present turn",
     f"in arenas of {ARENA_BYTES >> 20} MiB",
     f"Shared memory comes in pieces of {staging.SEGMENT_BYTES >> 20} MiB",
     f"A result of over {staging._COPY_BYTES >> 10} KiB",
     f"Arrays of over {worker_host.HEAVY_BYTES >> 10} KiB are copied on a thread",
     f"A frame is {frames.LONGEST >> 20} MiB at most",
-    f"{channel._MOST_DESCRIPTORS} descriptors may wait for theirs",
-    f"a sign of life every {isolation._LONGEST_BEAT_S} s, or eight in `hang_after_s`",
-    f"is given {monitor.BUILT_S:g} s for it at the least",
-    f"that have run lately ({worker_host.WINDOW} at most)",
-    f"then after {PAUSES.initial_s} s, twice as long each time, at most {PAUSES.cap_s:g} s",
-    f"after {PAUSES.reset_after_s:g} s of life the series begins anew",
+    f"{channel._MOST_DESCRIPTORS} descriptors may wait for their frames",
+    f"a heartbeat every {isolation._LONGEST_BEAT_S} s, or eight in `hang_after_s`",
+    f"is given at least {monitor.BUILT_S:g} s for it",
+    f"the most recently used plans built (at most {worker_host.WINDOW})",
+    f"first {PAUSES.initial_s} s, then twice as long each time, at most {PAUSES.cap_s:g} s",
+    f"Once a standby has lived for {PAUSES.reset_after_s:g} s, the delays start anew",
     f"{ON_THREAD.initial_s * 1e3:g} ms, times {ON_THREAD.factor:g} for each failure in a row",
     f"in a row, at most {ON_THREAD.cap_s:g} s",
-    f"on a thread a stable {ON_THREAD.reset_after_s:g} s begins anew",
-    f"in steps of {ARENA_STEP >> 20} MiB",
-    f"ended with status {giving_up.EXIT_STATUS}, without more ado",
-    f"if it is still there after {giving_up.EXIT_WITHIN_S:g} s",
+    f"The delays start anew: on a thread after a stable {ON_THREAD.reset_after_s:g} s",
+    f"whose sizes are multiples of {ARENA_STEP >> 20} MiB",
+    f"Arenas are taken in steps of {ARENA_STEP >> 20} MiB",
+    f"if it is still running after {giving_up.EXIT_WITHIN_S:g} s",
+    f"it is ended at once with status {giving_up.EXIT_STATUS}",
 ]
 
 
-@pytest.mark.parametrize("sentence", FIGURES)
-def test_a_figure_of_the_page_is_the_code_s(sentence: str) -> None:
+@pytest.mark.parametrize("sentence", NUMBERS)
+def test_a_number_on_the_page_is_that_of_the_code(sentence: str) -> None:
     assert sentence in TEXT
 
 
-def test_the_figures_in_words_are_the_code_s() -> None:
-    assert (isolation._BEATS_PER_HANG, source._SILENT_BEATS) == (8, 8), "eight, says the page"
-    assert (PAUSES.factor, PAUSES.at_once) == (2.0, 1), "twice as long, and the first at once"
-    assert (IN_PROCESS.at_once, IN_PROCESS.reset_after_s) == (1, 0.0), "every readiness begins anew"
-    assert ON_THREAD.jitter == IN_PROCESS.jitter == 0.25, "up to a quarter less"
+def test_the_numbers_in_words_are_those_of_the_code() -> None:
+    assert (isolation._BEATS_PER_HANG, source._SILENT_BEATS) == (8, 8), "the page says eight"
+    assert (PAUSES.factor, PAUSES.at_once) == (2.0, 1), (
+        "the page says: the first at once, then twice as long each time"
+    )
+    assert (IN_PROCESS.at_once, IN_PROCESS.reset_after_s) == (1, 0.0), (
+        "the page says: they start anew whenever the actor becomes ready"
+    )
+    assert ON_THREAD.jitter == IN_PROCESS.jitter == 0.25, "the page says: up to a quarter less"

@@ -1,4 +1,4 @@
-"""What becomes of a request at a crash: that table of the page, brought about."""
+"""The table "A request at a crash" of docs/semantics.md, row by row."""
 
 from __future__ import annotations
 
@@ -10,144 +10,149 @@ from cudnn_actor import Copy, CudnnActorError, Fault, FaultPlan, Fill
 
 from ..service.rigs import outcome
 from ..workers.crash_rigs import sent
-from .late import product_whose_input_is_written
-from .lost import lost_thread
-from .places import Place, TooLate, world
+from .hung_thread import hung_thread
+from .overlapping_requests import product_whose_input_is_written
 from .scenarios import ON_THREAD, REPLACED, Case, Logs, Scenarios
+from .setups import CrashTooEarly, Setup, open_session
 
 REQUESTS = Scenarios("A request at a crash", "the request", key=3)
 ANY_CRASH = (Fault.STICKY, Fault.KILL)
 HANG_TOO = (*ANY_CRASH, Fault.HANG)
 MANY = 400
-"""More than an actor takes up at once, or a worker has."""
+"""More messages than an actor takes from the mailbox at once, or than a worker has at a time."""
 
 
-def strikes(place: Place, crash: Fault, of: str, *, times: int = 1) -> dict[str, object]:
-    """Options for a crash at the first messages of a class."""
+def crash_options(setup: Setup, crash: Fault, of: str, *, times: int = 1) -> dict[str, object]:
+    """Options that make the actor crash at the first `times` messages of a class."""
     faults = FaultPlan().at(1, crash, of=of, times=times)
-    return {"faults": faults, **({"hang_after_s": place.hang_after_s} if crash is Fault.HANG else {})}
+    return {"faults": faults, **({"hang_after_s": setup.hang_after_s} if crash is Fault.HANG else {})}
 
 
-@REQUESTS.of("waited in the mailbox", "or not", "any")
-async def it_waited(place: Place, crash: Fault, logs: Logs) -> str:
+@REQUESTS.row("waited in the mailbox", "either", "any")
+async def it_waited(setup: Setup, crash: Fault, logs: Logs) -> str:
     faults = FaultPlan().at(1, Fault.SLOW, of=Copy, seconds=0.2).at(1, crash, of=Fill)
-    async with world(place, logs, faults=faults) as here:
-        _, struck, *waiting = here.send(
-            Copy(src=here.trio.x, dst=here.bystander),  # until all of them are there
-            Fill(dst=here.trio.w, value=2),
-            *(here.trio.sum() for _ in range(MANY)),
+    async with open_session(setup, logs, faults=faults) as session:
+        _, crashes, *waiting = session.send(
+            Copy(src=session.trio.x, dst=session.spare),  # takes 0.2 s, in which the others are sent
+            Fill(dst=session.trio.w, value=2),
+            *(session.trio.sum() for _ in range(MANY)),
         )
-        ends = [await here.end(future) for future in waiting]
-        await outcome(struck)
-        if not place.mortal:
-            assert await here.value(here.trio.y) == 1 + 6 * MANY, "one of them did not run just once"
-        return ends[-1]
+        results = [await session.result_of(future) for future in waiting]
+        await outcome(crashes)
+        if not setup.loses_memory:
+            assert await session.value(session.trio.y) == 1 + 6 * MANY, "one of them did not run exactly once"
+        return results[-1]
 
 
-@REQUESTS.of("was taken up or sent, and had not begun", "or not", "any", crashes=ANY_CRASH)
-async def it_had_not_begun(place: Place, crash: Fault, logs: Logs) -> str:
-    async with world(place, logs, **strikes(place, crash, "Fill")) as here:
-        struck, behind = here.send(Fill(dst=here.trio.w, value=2), here.trio.sum())
-        await outcome(struck)
-        end = await here.end(behind)
-        assert place.mortal or await here.value(here.trio.y) == 7.0
-        return end
+@REQUESTS.row(
+    "was taken from the mailbox or sent to the worker, and had not started",
+    "either",
+    "any",
+    crashes=ANY_CRASH,
+)
+async def it_had_not_started(setup: Setup, crash: Fault, logs: Logs) -> str:
+    async with open_session(setup, logs, **crash_options(setup, crash, "Fill")) as session:
+        crashes, waits = session.send(Fill(dst=session.trio.w, value=2), session.trio.sum())
+        await outcome(crashes)
+        result = await session.result_of(waits)
+        assert setup.loses_memory or await session.value(session.trio.y) == 7.0
+        return result
 
 
-@REQUESTS.of("had begun", "yes", "first", crashes=HANG_TOO)
-async def it_had_begun(place: Place, crash: Fault, logs: Logs) -> str:
-    async with world(place, logs, **strikes(place, crash, "ConvFwd")) as here:
-        return await here.end(here.gpu.submit(here.trio.product()))
+@REQUESTS.row("had started", "yes", "first", crashes=HANG_TOO)
+async def it_had_started(setup: Setup, crash: Fault, logs: Logs) -> str:
+    async with open_session(setup, logs, **crash_options(setup, crash, "ConvFwd")) as session:
+        return await session.result_of(session.gpu.submit(session.trio.product()))
 
 
-@REQUESTS.of("had begun", "no", "first", crashes=HANG_TOO)
-async def it_accumulates_and_had_begun(place: Place, crash: Fault, logs: Logs) -> str:
-    async with world(place, logs, **strikes(place, crash, "ConvFwd")) as here:
-        return await here.end(here.gpu.submit(here.trio.sum()))
+@REQUESTS.row("had started", "no", "first", crashes=HANG_TOO)
+async def it_accumulates_and_had_started(setup: Setup, crash: Fault, logs: Logs) -> str:
+    async with open_session(setup, logs, **crash_options(setup, crash, "ConvFwd")) as session:
+        return await session.result_of(session.gpu.submit(session.trio.sum()))
 
 
-@REQUESTS.of("had begun", "yes", "second", columns=REPLACED, crashes=ANY_CRASH)
-async def it_had_begun_twice(place: Place, crash: Fault, logs: Logs) -> str:
-    async with world(place, logs, **strikes(place, crash, "ConvFwd", times=2)) as here:
-        return await here.end(here.gpu.submit(here.trio.product()))
+@REQUESTS.row("had started", "yes", "second", columns=REPLACED, crashes=ANY_CRASH)
+async def it_had_started_at_two_crashes(setup: Setup, crash: Fault, logs: Logs) -> str:
+    async with open_session(setup, logs, **crash_options(setup, crash, "ConvFwd", times=2)) as session:
+        return await session.result_of(session.gpu.submit(session.trio.product()))
 
 
-@REQUESTS.of(
-    "had begun, and a later one that writes its input as well",
+@REQUESTS.row(
+    "had started, and so had a later request that writes its input",
     "yes",
     "first",
     columns=("thread, CUDA", "process, CUDA"),
 )
-async def its_input_is_written(place: Place, _: Fault, logs: Logs) -> str:
-    async with product_whose_input_is_written(place, logs) as (here, product):
-        return await here.end(product)
+async def its_input_is_written(setup: Setup, _: Fault, logs: Logs) -> str:
+    async with product_whose_input_is_written(setup, logs) as (session, product):
+        return await session.result_of(product)
 
 
-@REQUESTS.of("had begun, on a thread that nobody can end", "yes", "first", columns=ON_THREAD)
-async def its_thread_is_lost(place: Place, _: Fault, logs: Logs) -> str:
-    async with lost_thread(place, logs) as (here, product):
-        return await here.end(product)
+@REQUESTS.row("had started, on a thread that hangs and does not end", "yes", "first", columns=ON_THREAD)
+async def its_thread_hangs(setup: Setup, _: Fault, logs: Logs) -> str:
+    async with hung_thread(setup, logs) as (session, product):
+        return await session.result_of(product)
 
 
-@REQUESTS.of("had begun, and no restart is left", "yes", "first")
-async def no_restart_is_left(place: Place, crash: Fault, logs: Logs) -> str:
-    async with world(place, logs, max_restarts=0, **strikes(place, crash, "ConvFwd")) as here:
-        product = here.gpu.submit(here.trio.product())
-        end = await here.end(product)
+@REQUESTS.row("had started, and no restart is left", "yes", "first")
+async def no_restart_is_left(setup: Setup, crash: Fault, logs: Logs) -> str:
+    async with open_session(setup, logs, max_restarts=0, **crash_options(setup, crash, "ConvFwd")) as session:
+        product = session.gpu.submit(session.trio.product())
+        result = await session.result_of(product)
         error = product.exception()
         assert isinstance(error, CudnnActorError)
-        assert error.ran is None, "nobody knows"
-        return end
+        assert error.ran is None, "nobody can know whether it ran"
+        return result
 
 
-@REQUESTS.of("reads what the crash has torn", "or not", "any")
-async def it_reads_what_is_torn(place: Place, crash: Fault, logs: Logs) -> str:
-    async with world(place, logs, **strikes(place, crash, "ConvFwd")) as here:
-        tears, reads = here.send(here.trio.sum(), Copy(src=here.trio.y, dst=here.bystander))
+@REQUESTS.row("reads a buffer that the crash has torn", "either", "any")
+async def it_reads_a_torn_buffer(setup: Setup, crash: Fault, logs: Logs) -> str:
+    async with open_session(setup, logs, **crash_options(setup, crash, "ConvFwd")) as session:
+        tears, reads = session.send(session.trio.sum(), Copy(src=session.trio.y, dst=session.spare))
         await outcome(tears)
-        return await here.end(reads)
+        return await session.result_of(reads)
 
 
-@REQUESTS.of("runs a plan that is quarantined", "or not", "after", columns=REPLACED)
-async def its_plan_is_quarantined(place: Place, crash: Fault, logs: Logs) -> str:
-    async with world(place, logs, **strikes(place, crash, "ConvFwd", times=2)) as here:
-        await outcome(here.gpu.submit(here.trio.product()))
-        return await here.end(here.gpu.submit(here.trio.product(y=here.bystander)))
+@REQUESTS.row("is sent after the crash, and uses a quarantined plan", "either", "any", columns=REPLACED)
+async def its_plan_is_quarantined(setup: Setup, crash: Fault, logs: Logs) -> str:
+    async with open_session(setup, logs, **crash_options(setup, crash, "ConvFwd", times=2)) as session:
+        await outcome(session.gpu.submit(session.trio.product()))
+        return await session.result_of(session.gpu.submit(session.trio.product(y=session.spare)))
 
 
-@REQUESTS.of("was withdrawn before it had begun", "or not", "any")
-async def it_was_withdrawn(place: Place, crash: Fault, logs: Logs) -> str:
+@REQUESTS.row("was withdrawn before it started", "either", "any")
+async def it_was_withdrawn(setup: Setup, crash: Fault, logs: Logs) -> str:
     faults = FaultPlan().at(1, Fault.SLOW, of=Copy, seconds=0.2).at(1, crash, of=Fill)
-    async with world(place, logs, faults=faults) as here:
-        slow, withdrawn, struck = here.send(
-            Copy(src=here.trio.x, dst=here.bystander), here.trio.sum(), Fill(dst=here.trio.x, value=2)
+    async with open_session(setup, logs, faults=faults) as session:
+        slow, withdrawn, crashes = session.send(
+            Copy(src=session.trio.x, dst=session.spare), session.trio.sum(), Fill(dst=session.trio.x, value=2)
         )
-        await sent(here.gpu)
+        await sent(session.gpu)
         withdrawn.cancel()
-        await asyncio.sleep(0)  # a future tells of its end in the loop's next turn
+        await asyncio.sleep(0)  # asyncio reports the cancelled future in the loop's next turn
         if slow.done():
-            raise TooLate
-        await outcome(struck)
-        if place.mortal:
+            raise CrashTooEarly
+        await outcome(crashes)
+        if setup.loses_memory:
             return "never runs" if withdrawn.cancelled() else "runs"
-        assert (await here.gpu.statistics()).withdrawn == 1
-        return "never runs" if await here.value(here.trio.y) == 1.0 else "runs"
+        assert (await session.gpu.statistics()).withdrawn == 1
+        return "never runs" if await session.value(session.trio.y) == 1.0 else "runs"
 
 
-@REQUESTS.of("had finished, and its answer was on its way", "or not", "any")
-async def it_had_finished(place: Place, crash: Fault, logs: Logs) -> str:
-    async with world(place, logs, **strikes(place, crash, "Fill")) as here:
-        finished = here.gpu.submit(here.trio.sum())
-        if place.device != "cpu":  # where it may be unfinished, though it was sent before
+@REQUESTS.row("had finished, and its answer had not arrived yet", "either", "any")
+async def it_had_finished(setup: Setup, crash: Fault, logs: Logs) -> str:
+    async with open_session(setup, logs, **crash_options(setup, crash, "Fill")) as session:
+        finished = session.gpu.submit(session.trio.sum())
+        if setup.device != "cpu":  # there it could still be unfinished when the next request starts
             await outcome(finished)
-        await outcome(here.gpu.submit(Fill(dst=here.trio.x, value=2)))
-        return await here.end(finished)
+        await outcome(session.gpu.submit(Fill(dst=session.trio.x, value=2)))
+        return await session.result_of(finished)
 
 
 @pytest.mark.parametrize("case", REQUESTS.cases())
-async def test_what_becomes_of_a_request(case: Case, logs: Logs) -> None:
-    await case.holds(logs)
+async def test_a_request_after_a_crash(case: Case, logs: Logs) -> None:
+    await case.check(logs)
 
 
-def test_every_cell_has_its_scenario_and_every_scenario_its_cell() -> None:
+def test_every_cell_of_the_table_has_a_scenario_and_every_scenario_a_cell() -> None:
     REQUESTS.check()

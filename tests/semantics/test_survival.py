@@ -1,4 +1,4 @@
-"""What survives what: the first table of that section of the page, brought about."""
+"""The first table under "What survives a failure" of docs/semantics.md, row by row."""
 
 from __future__ import annotations
 
@@ -17,98 +17,100 @@ from cudnn_actor import CudnnActorError, ExecutionFailed, Fault, FaultPlan, Fill
 
 from ..service.rigs import in_thread, outcome
 from ..workers.crash_rigs import gone, kill
-from .lost import lost_thread
-from .places import Place, world
+from .hung_thread import hung_thread
 from .scenarios import IN_PROCESS, ON_THREAD, REPLACED, Case, Logs, Scenarios
-from .told import told
+from .scripted_workers import scripted_workers
+from .setups import Setup, open_session
 
-SURVIVAL = Scenarios("What survives what", "failure")
+SURVIVAL = Scenarios("What survives a failure", "failure")
 
 
-@SURVIVAL.of("a request fails")
-async def a_request_fails(place: Place, _: Fault, logs: Logs) -> str:
-    async with world(place, logs, faults=FaultPlan().at(1, Fault.FAIL_EXECUTION, of=Fill)) as here:
+@SURVIVAL.row("a request fails")
+async def a_request_fails(setup: Setup, _: Fault, logs: Logs) -> str:
+    async with open_session(setup, logs, faults=FaultPlan().at(1, Fault.FAIL_EXECUTION, of=Fill)) as session:
         with pytest.raises(ExecutionFailed):
-            await here.gpu.fill(here.trio.y, 2)
-        return await here.left()
+            await session.gpu.fill(session.trio.y, 2)
+        return await session.survivors()
 
 
-@SURVIVAL.of("the device context dies")
-async def the_context_dies(place: Place, _: Fault, logs: Logs) -> str:
-    async with world(place, logs, faults=FaultPlan().at(1, Fault.STICKY, of=Fill)) as here:
-        await outcome(here.gpu.submit(Fill(dst=here.trio.y, value=2)))
-        return await here.left()
+@SURVIVAL.row("the device context dies")
+async def the_context_dies(setup: Setup, _: Fault, logs: Logs) -> str:
+    async with open_session(setup, logs, faults=FaultPlan().at(1, Fault.STICKY, of=Fill)) as session:
+        await outcome(session.gpu.submit(Fill(dst=session.trio.y, value=2)))
+        return await session.survivors()
 
 
-@SURVIVAL.of("the worker is killed, or exits", columns=IN_PROCESS)
-async def the_worker_is_killed(place: Place, _: Fault, logs: Logs) -> str:
-    async with world(place, logs) as here:
-        await gone(kill(here.gpu))
-        return await here.left()
+@SURVIVAL.row("the worker is killed, or exits", columns=IN_PROCESS)
+async def the_worker_is_killed(setup: Setup, _: Fault, logs: Logs) -> str:
+    async with open_session(setup, logs) as session:
+        await gone(kill(session.gpu))
+        return await session.survivors()
 
 
-@SURVIVAL.of("the worker says what no honest one would", columns=IN_PROCESS)
-async def the_worker_lies(place: Place, _: Fault, logs: Logs) -> str:
-    async with told(place, logs) as (here, points):
+@SURVIVAL.row("the worker breaks the protocol", columns=IN_PROCESS)
+async def the_worker_breaks_the_protocol(setup: Setup, _: Fault, logs: Logs) -> str:
+    async with scripted_workers(setup, logs) as (session, points):
         points.order("fill", "say noise")
-        assert isinstance(await outcome(here.gpu.submit(Fill(dst=here.trio.y, value=2))), Receipt)
-        return await here.left()
+        assert isinstance(await outcome(session.gpu.submit(Fill(dst=session.trio.y, value=2))), Receipt)
+        return await session.survivors()
 
 
-@SURVIVAL.of("the actor gets on no more")
-async def the_actor_hangs(place: Place, _: Fault, logs: Logs) -> str:
+@SURVIVAL.row("the actor hangs")
+async def the_actor_hangs(setup: Setup, _: Fault, logs: Logs) -> str:
     faults = FaultPlan().at(1, Fault.HANG, of=Fill)
-    async with world(place, logs, faults=faults, hang_after_s=place.hang_after_s) as here:
-        await outcome(here.gpu.submit(Fill(dst=here.trio.y, value=2)))
-        return await here.left()
+    async with open_session(setup, logs, faults=faults, hang_after_s=setup.hang_after_s) as session:
+        await outcome(session.gpu.submit(Fill(dst=session.trio.y, value=2)))
+        return await session.survivors()
 
 
-@SURVIVAL.of("its thread gets on no more, and nobody can end it", columns=ON_THREAD)
-async def the_thread_is_lost(place: Place, _: Fault, logs: Logs) -> str:
-    async with lost_thread(place, logs) as (here, _product):
-        return await here.left()
+@SURVIVAL.row("the actor's thread hangs and does not end", columns=ON_THREAD)
+async def the_thread_hangs(setup: Setup, _: Fault, logs: Logs) -> str:
+    async with hung_thread(setup, logs) as (session, _product):
+        return await session.survivors()
 
 
-@SURVIVAL.of("a successor fails in its start", columns=REPLACED)
-async def a_successor_fails(place: Place, _: Fault, logs: Logs) -> str:
+@SURVIVAL.row("the next incarnation fails to start", columns=REPLACED)
+async def the_next_incarnation_fails(setup: Setup, _: Fault, logs: Logs) -> str:
     faults = FaultPlan().at(1, Fault.STICKY, of=Fill).at_start(2)
-    async with world(place, logs, faults=faults) as here:
-        await here.gpu.fill(here.trio.y, 2)
-        assert here.gpu.generation == 3
-        return await here.left()
+    async with open_session(setup, logs, faults=faults) as session:
+        await session.gpu.fill(session.trio.y, 2)
+        assert session.gpu.generation == 3
+        return await session.survivors()
 
 
-@SURVIVAL.of("the standby dies", columns=IN_PROCESS)
-async def the_standby_dies(place: Place, _: Fault, logs: Logs) -> str:
-    async with world(place, logs, standby=1) as here:
-        ready = await here.line("standby.ready")
+@SURVIVAL.row("the standby dies", columns=IN_PROCESS)
+async def the_standby_dies(setup: Setup, _: Fault, logs: Logs) -> str:
+    async with open_session(setup, logs, standby=1) as session:
+        ready = await session.line("standby.ready")
         os.kill(ready["pid"], signal.SIGKILL)
-        assert (await here.line("standby.died"))["pid"] == ready["pid"]
-        return await here.left()
+        assert (await session.line("standby.died"))["pid"] == ready["pid"]
+        return await session.survivors()
 
 
-@SURVIVAL.of("the restarts are used up")
-async def the_restarts_are_used_up(place: Place, _: Fault, logs: Logs) -> str:
+@SURVIVAL.row("no restart is left")
+async def no_restart_is_left(setup: Setup, _: Fault, logs: Logs) -> str:
     faults = FaultPlan().at(1, Fault.STICKY, of=Fill)
-    async with world(place, logs, faults=faults, max_restarts=0) as here:
-        assert isinstance(await outcome(here.gpu.submit(Fill(dst=here.trio.y, value=2))), CudnnActorError)
-        return await here.left()
+    async with open_session(setup, logs, faults=faults, max_restarts=0) as session:
+        assert isinstance(
+            await outcome(session.gpu.submit(Fill(dst=session.trio.y, value=2))), CudnnActorError
+        )
+        return await session.survivors()
 
 
-@SURVIVAL.of("the service is stopped")
-async def the_service_is_stopped(place: Place, _: Fault, logs: Logs) -> str:
-    async with world(place, logs) as here:
-        await here.gpu.aclose()
+@SURVIVAL.row("the service is stopped")
+async def the_service_is_stopped(setup: Setup, _: Fault, logs: Logs) -> str:
+    async with open_session(setup, logs) as session:
+        await session.gpu.aclose()
         with pytest.raises(ServiceStopped):
-            await here.gpu.fill(here.trio.y, 2)
-        return await here.left()
+            await session.gpu.fill(session.trio.y, 2)
+        return await session.survivors()
 
 
-@SURVIVAL.of("your process is killed", stands_in=False)
-async def the_process_is_killed(place: Place, _: Fault, logs: Logs) -> str:
-    left: str = await in_thread(lambda: what_a_killed_process_leaves(place))
-    assert not logs, "it is another process"
-    return left
+@SURVIVAL.row("your process is killed", replaces_cuda=False)
+async def the_process_is_killed(setup: Setup, _: Fault, logs: Logs) -> str:
+    survivors: str = await in_thread(lambda: survivors_of_a_killed_process(setup))
+    assert not logs, "the service was not in this process"
+    return survivors
 
 
 PROGRAM = """
@@ -120,15 +122,15 @@ sys.stdin.read()
 """
 
 
-def what_a_killed_process_leaves(place: Place) -> str:
-    """Kill a process with a service, and wait for all that it had started. Blocks."""
-    command = [sys.executable, "-c", PROGRAM, place.device, place.isolation]
+def survivors_of_a_killed_process(setup: Setup) -> str:
+    """Kill a process with a service. Wait for the processes that it started: "nothing" if all end. Blocks."""
+    command = [sys.executable, "-c", PROGRAM, setup.device, setup.isolation]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
         assert process.stderr is not None
         worker = json.loads(process.stderr.readline())
         started = descendants(process.pid)
-        assert (worker in started) == place.in_process
+        assert (worker in started) == setup.in_process
         pidfds = [os.pidfd_open(pid) for pid in started]
         try:
             process.kill()
@@ -140,7 +142,7 @@ def what_a_killed_process_leaves(place: Place) -> str:
 
 
 def descendants(pid: int) -> set[int]:
-    """The processes that a process has started, and those that these have."""
+    """The children of a process, and their descendants."""
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
@@ -157,8 +159,8 @@ def ends(pidfd: int) -> bool:
 
 @pytest.mark.parametrize("case", SURVIVAL.cases())
 async def test_what_survives(case: Case, logs: Logs) -> None:
-    await case.holds(logs)
+    await case.check(logs)
 
 
-def test_every_cell_has_its_scenario_and_every_scenario_its_cell() -> None:
+def test_every_cell_of_the_table_has_a_scenario_and_every_scenario_a_cell() -> None:
     SURVIVAL.check()

@@ -1,4 +1,4 @@
-"""Services on engines that wait for the test: a gate before each run, or fences that it finishes."""
+"""Services on engines that the test controls: their calls wait at a gate, or their fences for the test."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from cudnn_actor.supervision import ChildSpec
 from .worker_rigs import GatedEngine
 
 PATIENCE_S = 20.0
-"""How long a test waits for what must happen: far longer than it takes, far shorter than its limit."""
+"""How long a test waits for something that must happen: far longer than it takes, but not for ever."""
 SOON_S = 0.5
-"""A `hang_after_s` of far more than a new worker needs for its first sign of life, on a busy machine too."""
+"""A short `hang_after_s`, but far more than a new worker needs for its first heartbeat on a busy machine."""
 ONE_BY_ONE = ConvSpec.symmetric(2)
 
 
 class Gate:
-    """A place where the actor's thread waits for the test, once the test has shut it."""
+    """Stops an engine's thread: while the gate is shut, a thread that arrives there waits until it opens."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -52,26 +52,29 @@ class Gate:
         self._caught.set()
 
     def catch_one(self) -> None:
-        """Let the next arrival wait until the gate is opened, and those behind it pass."""
+        """Make only the next arrival wait, until `open` or `release_caught`. Later arrivals pass."""
         self.forget_arrivals()
         self._caught.clear()
         self._catching = True
 
-    def let_the_caught_one_go(self) -> None:
-        """Open for the one that was caught, and for nobody else."""
+    def release_caught(self) -> None:
+        """Release the arrival that `catch_one` has stopped, and shut the gate for all others."""
         self.forget_arrivals()
         self.shut()
         self._caught.set()
 
     def go_through(self) -> None:
-        """The engine's side. Listens to nobody but the test: what waits here is truly lost to its service."""
+        """Called by the engine: wait if the gate is shut.
+
+        Only the test can end this wait: for the service, the thread hangs and cannot be ended.
+        """
         self._arrived.release()
         caught, self._catching = self._catching, False
         (self._caught if caught else self._open).wait()
         self.passed += 1
 
     def wait_for_arrival(self) -> None:
-        """Until a run has reached the gate that no earlier call has seen. Blocks."""
+        """Block until a thread arrives, not counting arrivals that earlier calls have returned for."""
         assert self._arrived.acquire(timeout=PATIENCE_S), "nothing reached the gate"
 
     def forget_arrivals(self) -> None:
@@ -80,7 +83,7 @@ class Gate:
 
     @contextmanager
     def closed(self) -> Iterator[Gate]:
-        """Shut from here on, and open again at the end, whatever happens in between."""
+        """Shut the gate for the `with` block, and open it at the end, even after an exception."""
         self.forget_arrivals()
         self.shut()
         try:
@@ -89,46 +92,48 @@ class Gate:
             self.open()
 
 
-class Doorman:
-    """Has engines in workers go through a gate of this process. Its maker must call `close`."""
+class GateServer:
+    """Connects engines in workers to a gate of this process (`RemoteGate`). Its maker must call `close`."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind("")  # the kernel chooses a name
-        self._door.listen()
-        self.address = self._door.getsockname().decode("latin-1")
-        self._threads = [threading.Thread(target=self._receive, name="doorman")]
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind("")  # the kernel chooses a name
+        self._listener.listen()
+        self.address = self._listener.getsockname().decode("latin-1")
+        self._threads = [threading.Thread(target=self._accept, name="gate server")]
         self._threads[0].start()
 
-    def _receive(self) -> None:
-        with contextlib.suppress(OSError):  # the end
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # `close` has shut the socket down
             while True:
-                visit, _ = self._door.accept()
-                self._threads.append(threading.Thread(target=self._lead, args=(visit,), name="visit"))
+                connection, _ = self._listener.accept()
+                self._threads.append(
+                    threading.Thread(target=self._serve, args=(connection,), name="gate connection")
+                )
                 self._threads[-1].start()
 
-    def _lead(self, visit: socket.socket) -> None:
-        with visit:
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:  # closing it lets the worker go on
             self._gate.go_through()
 
     def close(self) -> None:
-        """Let everybody through, and no more."""
+        """Open the gate, release every worker, and accept no more connections."""
         self._gate.open()
-        self._door.shutdown(socket.SHUT_RDWR)
+        self._listener.shutdown(socket.SHUT_RDWR)
         while self._threads:
             self._threads.pop(0).join(PATIENCE_S)
-        self._door.close()
+        self._listener.close()
 
 
-class MortalEngine(GatedEngine):
-    """One whose memory dies with its context, as in thread isolation on CUDA."""
+class VolatileEngine(GatedEngine):
+    """A gated engine whose memory counts as lost when its context dies, as in thread isolation on CUDA."""
 
     outlives_context = False
 
 
 class Device:
-    """What the asynchronous engine works on: fences that finish when the test says, and a context to kill."""
+    """The device of an `AsynchronousEngine`. The test decides when its fences finish and its context dies."""
 
     def __init__(self) -> None:
         self.fences: list[threading.Event] = []
@@ -137,28 +142,28 @@ class Device:
         self.dead = threading.Event()
         self.free_running = threading.Event()
         self.reads_block = False
-        """Whether the staging memory is full, so that only `read` will do."""
+        """Whether the staging memory is full, so that `fetch` is impossible and `read` is used."""
         self.fetched = 0
-        """Answers of `fetch` that have been called for."""
+        """How many results of `fetch` have been collected."""
         self.fetch_fails_with: Exception | None = None
 
     def wait_for_fence(self) -> threading.Event:
-        """The next fence that no earlier call has seen. Blocks."""
-        assert self.fenced.acquire(timeout=PATIENCE_S), "nothing was fenced"
+        """The next fence that no earlier call has returned. Blocks until the engine makes it."""
+        assert self.fenced.acquire(timeout=PATIENCE_S), "the engine made no fence"
         return self.fences[-1]
 
     def run_freely(self) -> None:
-        """Finish all work, also what is still to come."""
+        """Finish all work at once, from now on, including earlier work."""
         self.free_running.set()
 
     def pause(self) -> None:
-        """Finish only what the test finishes, from here on."""
+        """From now on, work finishes only when the test sets its fence."""
         while self.fenced.acquire(blocking=False):
             pass
         self.free_running.clear()
 
     def fetching(self, fetch: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
-        """What the engine's `fetch` answers with."""
+        """Wrap the function that `fetch` returns: count its calls, and make it fail if the test wants."""
 
         def call() -> np.ndarray:
             self.fetched += 1
@@ -170,19 +175,19 @@ class Device:
         return call
 
     def die(self) -> None:
-        """Kill the context: the next question about a fence is answered with a sticky error, once."""
+        """Kill the context: the next query of a fence, and only that one, raises a sticky error."""
         self.dead.set()
 
 
 class AsynchronousEngine(CpuEngine):
-    """Says that its work is done only when the test finishes the fence behind it."""
+    """A CPU engine that reports its work as unfinished until the test sets the fence after it."""
 
     synchronous = False
 
     def __init__(self, device: Device) -> None:
         super().__init__()
         self._device = device
-        self._void: set[Any] = set()
+        self._passed: set[Any] = set()
 
     def fence(self) -> Any:
         self._device.fencing.go_through()
@@ -192,13 +197,13 @@ class AsynchronousEngine(CpuEngine):
         return fence
 
     def finished(self, fence: Any) -> bool:
-        assert fence not in self._void, "asked again about a fence that had passed"
+        assert fence not in self._passed, "a fence that had passed was queried again"
         if self._device.dead.is_set():
             self._device.dead.clear()
             raise StickyError("DEAD", "the test killed the context")
         passed = bool(fence.is_set() or self._device.free_running.is_set())
         if passed:
-            self._void.add(fence)
+            self._passed.add(fence)
         return passed
 
     def fetch(  # type: ignore[override]
@@ -208,57 +213,57 @@ class AsynchronousEngine(CpuEngine):
         return fetched and self._device.fetching(fetched)
 
 
-# Where services have their actor.
+# In which isolation services run.
 
 THREAD_ONLY = pytest.mark.parametrize("isolation", ["thread"], indirect=True)
-"""On a test of a module for both: what it needs is made in its own process, or is promised there alone."""
+"""Marks a test that holds on a thread only, in a module whose other tests hold in both isolations."""
 
 Engines = Callable[[], Engine]
-"""Makes engines of the test's own: in this process, so in thread isolation."""
+"""Makes engines in this process, and so for thread isolation."""
 
-_NOW: dict[str, Any] = {"isolation": "thread"}
-_DOORMEN: dict[Gate, Doorman] = {}
+_current: dict[str, Any] = {"isolation": "thread"}
+_gate_servers: dict[Gate, GateServer] = {}
 
 
 @contextmanager
 def isolated(isolation: str) -> Iterator[None]:
-    """Have services that are made here from now on live on a thread, or in a process, until the end."""
-    _NOW["isolation"] = isolation
+    """Make services use this isolation, "thread" or "process", during the `with` block."""
+    _current["isolation"] = isolation
     try:
         yield
     finally:
-        _NOW["isolation"] = "thread"
-        while _DOORMEN:
-            _DOORMEN.popitem()[1].close()
+        _current["isolation"] = "thread"
+        while _gate_servers:
+            _gate_servers.popitem()[1].close()
 
 
 def in_process() -> bool:
-    """Whether services of the present test have their actor in a worker process."""
-    return bool(_NOW["isolation"] == "process")
+    """Whether the services of the present test use process isolation."""
+    return bool(_current["isolation"] == "process")
 
 
-def here() -> dict[str, Any]:
-    """The option that says so."""
-    return dict(_NOW)
+def isolation_option() -> dict[str, Any]:
+    """The keyword argument for the isolation of the present test."""
+    return dict(_current)
 
 
 def spawn(**options: Any) -> Spawning:
     """`cudnn_actor.spawn`, in the isolation of the present test."""
-    return cudnn_actor.spawn(**{**_NOW, **options})
+    return cudnn_actor.spawn(**{**_current, **options})
 
 
 def start(**options: Any) -> CudnnService:
-    """`cudnn_actor.start`, likewise."""
-    return cudnn_actor.start(**{**_NOW, **options})
+    """`cudnn_actor.start`, in the isolation of the present test."""
+    return cudnn_actor.start(**{**_current, **options})
 
 
 def child_spec(id: str = "cudnn", **options: Any) -> tuple[ChildSpec, CudnnService]:
-    """`cudnn_actor.child_spec`, likewise."""
-    return cudnn_actor.child_spec(id, **{**_NOW, **options})
+    """`cudnn_actor.child_spec`, in the isolation of the present test."""
+    return cudnn_actor.child_spec(id, **{**_current, **options})
 
 
 def service_on(engine: Engines, **options: Any) -> CudnnService:
-    """A service, not launched, whose actor makes its engines with `engine`, in this process."""
+    """A service on a thread, not launched, whose actor calls `engine` to make its engines."""
     return CudnnService(
         make_options({"device": "cpu", "isolation": "thread", **options}), engine=_choice(engine)
     )
@@ -269,50 +274,50 @@ def _choice(engine: Engines) -> EngineChoice:
 
 
 def spawn_on(engine: Engines, **options: Any) -> Spawning:
-    """`spawn` with an engine of the test's, in this process."""
+    """`spawn` on a thread, with an engine that the test makes."""
     return Spawning(service_on(engine, **options))
 
 
 def gated(gate: Gate, at: str = "execute") -> EngineChoice:
-    """The CPU engine with a gate before some call, in this process or for workers.
+    """The CPU engine with a gate before the method `at`, for the isolation of the present test.
 
-    In a worker its arenas pass for device memory where the gate is at the engine's own copies: what goes
-    into a host engine's is copied by the parent.
+    In a worker, with a gate at `write` or `read`, its arenas are treated as device memory. Otherwise the
+    parent would copy values itself, and the engine would not be called.
     """
     choice = _choice(lambda: GatedEngine(gate, at))
     if not in_process():
         return choice
-    if gate not in _DOORMEN:
-        _DOORMEN[gate] = Doorman(gate)
-    doorman = _DOORMEN[gate]
+    if gate not in _gate_servers:
+        _gate_servers[gate] = GateServer(gate)
+    server = _gate_servers[gate]
     return choice._replace(
-        worker=("tests.service.worker_rigs:gated_in_worker", (doorman.address, at)),
+        worker=("tests.service.worker_rigs:gated_in_worker", (server.address, at)),
         preload=("cudnn_actor.engines.cpu",),
         host_arenas=at not in ("write", "read"),
     )
 
 
-def take_away(gate: Gate) -> None:
-    """Open a gate for good: a worker that came by before each small run would do little else."""
+def remove_gate(gate: Gate) -> None:
+    """Open a gate for good, so that workers do not spend most of their time on connecting to it."""
     gate.open()
-    if gate in _DOORMEN:
-        _DOORMEN.pop(gate).close()
+    if gate in _gate_servers:
+        _gate_servers.pop(gate).close()
 
 
 def gated_service(gate: Gate, at: str = "execute", **options: Any) -> CudnnService:
-    """A service, not launched, with such a gate."""
-    return CudnnService(make_options({"device": "cpu", **_NOW, **options}), engine=gated(gate, at))
+    """A service, not launched, on the engine of `gated`."""
+    return CudnnService(make_options({"device": "cpu", **_current, **options}), engine=gated(gate, at))
 
 
 def spawn_gated(gate: Gate, at: str = "execute", **options: Any) -> Spawning:
-    """`spawn` with a gate before each run, or before other calls."""
+    """`spawn` on the engine of `gated`."""
     return Spawning(gated_service(gate, at, **options))
 
 
 def gated_child(gate: Gate, id: str = "cudnn", **options: Any) -> tuple[ChildSpec, CudnnService]:
-    """`child_spec` with such a gate."""
+    """`child_spec` on the engine of `gated`."""
     spec, service = child_spec(id, device="cpu", **options)
-    service._isolation._engine = gated(gate)  # type: ignore[attr-defined]  # which both kinds have
+    service._isolation._engine = gated(gate)  # type: ignore[attr-defined]  # both isolations have this attribute
     return spec, service
 
 
@@ -331,7 +336,7 @@ class Trio:
         return ConvFwd(**{"x": self.x, "w": self.w, "y": self.y, "conv": ONE_BY_ONE, **fields})
 
     def sum(self) -> ConvFwd:
-        """Not pure: y = x * w + y."""
+        """A request that is not pure: y = x * w + y."""
         return self.product(beta=1.0)
 
     async def result(self) -> float:
@@ -343,7 +348,7 @@ def single(value: float) -> np.ndarray:
 
 
 async def seen(gpu: CudnnRef, kind: type[LifecycleEvent], times: int = 1) -> LifecycleEvent:
-    """The service's `times`-th event of a kind, once it has happened."""
+    """Wait for the service's `times`-th event of a kind, and return it."""
     async with asyncio.timeout(PATIENCE_S):
         async for event in gpu.events():
             times -= isinstance(event, kind)
@@ -353,21 +358,21 @@ async def seen(gpu: CudnnRef, kind: type[LifecycleEvent], times: int = 1) -> Lif
 
 
 def bare(event: LifecycleEvent) -> LifecycleEvent:
-    """An event without what tells whose it is and when it happened."""
+    """An event without its service and times, for comparisons."""
     return msgspec.structs.replace(event, service=None, at=0.0, monotonic=0.0)
 
 
 async def in_thread(wait: Callable[[], Any]) -> Any:
-    """Wait on a thread of its own for what the event loop must not be kept from bringing about."""
+    """Call a blocking function on another thread, so that the event loop keeps running."""
     return await asyncio.wait_for(asyncio.to_thread(wait), PATIENCE_S)
 
 
 async def outcome(future: asyncio.Future[Any]) -> Any:
-    """What a request ended in, its error as a value."""
+    """Wait for a request. Returns its answer, or its error."""
     return (await asyncio.wait_for(asyncio.gather(future, return_exceptions=True), PATIENCE_S))[0]
 
 
 def mapped_arenas() -> set[str]:
-    """The lines of /proc/self/maps about arenas of ours."""
+    """The lines of /proc/self/maps that are arenas of this package."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     return {line for line in maps if "cudnn-actor-arena" in line}

@@ -92,7 +92,7 @@ def test_each_candidate_is_progress_and_a_thread_without_work_never_hangs() -> N
         made.thread.ask(job(1, tune=True))
         gate.wait_for_arrival()
         first = made.thread.working_since()
-        gate.let_the_caught_one_go()
+        gate.release_caught()
         gate.wait_for_arrival()
         second = made.thread.working_since()
         assert first is not None

@@ -21,14 +21,14 @@ from cudnn_actor import (
     StaleReason,
 )
 
-from .rigs import Gate, MortalEngine, Trio, in_thread, outcome, service_on, spawn_on
+from .rigs import Gate, Trio, VolatileEngine, in_thread, outcome, service_on, spawn_on
 
 FATAL = FaultPlan().at(1, Fault.STICKY, of=Fill)
 
 
 async def test_all_that_is_pending_ends_in_context_lost_and_the_service_escalates() -> None:
     gate = Gate()
-    service = service_on(lambda: MortalEngine(gate), faults=FATAL)
+    service = service_on(lambda: VolatileEngine(gate), faults=FATAL)
     service.launch()
     gpu = CudnnRef(service)
     trio = await Trio.on(gpu)
@@ -57,7 +57,7 @@ async def test_all_that_is_pending_ends_in_context_lost_and_the_service_escalate
 
 async def test_the_body_of_such_a_service_fails() -> None:
     async def body() -> None:
-        async with spawn_on(lambda: MortalEngine(Gate()), faults=FATAL, max_restarts=9) as gpu:
+        async with spawn_on(lambda: VolatileEngine(Gate()), faults=FATAL, max_restarts=9) as gpu:
             gpu.tell(Fill(dst=(await Trio.on(gpu)).y, value=1))
             await asyncio.Event().wait()
 
@@ -67,7 +67,7 @@ async def test_the_body_of_such_a_service_fails() -> None:
 
 async def test_a_thread_that_hangs_there_ends_its_service_as_everywhere() -> None:
     gate = Gate()
-    service = service_on(lambda: MortalEngine(gate), hang_after_s=0.5)
+    service = service_on(lambda: VolatileEngine(gate), hang_after_s=0.5)
     service.launch()
     gpu = CudnnRef(service)
     trio = await Trio.on(gpu)

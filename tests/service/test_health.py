@@ -27,7 +27,18 @@ from cudnn_actor import (
 )
 from cudnn_actor.service.service import CudnnService
 
-from .rigs import PATIENCE_S, Gate, Trio, gated_service, here, in_thread, outcome, seen, spawn, spawn_gated
+from .rigs import (
+    PATIENCE_S,
+    Gate,
+    Trio,
+    gated_service,
+    in_thread,
+    isolation_option,
+    outcome,
+    seen,
+    spawn,
+    spawn_gated,
+)
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
@@ -188,7 +199,7 @@ async def test_what_waits_is_counted() -> None:
 
 @pytest.mark.parametrize("with_loop", [False, True])
 def test_it_can_be_asked_on_any_thread_and_in_any_loop(with_loop: bool) -> None:
-    _, service = child_spec(device="cpu", **here())
+    _, service = child_spec(device="cpu", **isolation_option())
     service.launch()
     service.started.result(PATIENCE_S)
     gpu = CudnnRef(service)
@@ -209,7 +220,7 @@ def test_it_can_be_asked_on_any_thread_and_in_any_loop(with_loop: bool) -> None:
 
 
 def test_a_service_that_begins_another_life_is_as_good_as_new() -> None:
-    _, service = child_spec(device="cpu", **here())
+    _, service = child_spec(device="cpu", **isolation_option())
     for _ in range(2):
         service.launch()
         service.started.result(PATIENCE_S)
@@ -221,7 +232,7 @@ def test_a_service_that_begins_another_life_is_as_good_as_new() -> None:
 
 def test_it_never_looks_like_a_start_when_a_life_ends() -> None:
     """A reader on another thread, all through the end: each state comes from an earlier one."""
-    _, service = child_spec(device="cpu", **here())
+    _, service = child_spec(device="cpu", **isolation_option())
     order = ["ready", "stopping", "stopped"]
     for _ in range(20):
         service.launch()

@@ -32,7 +32,7 @@ from cudnn_actor import (
     TensorSpec,
 )
 
-from .rigs import PATIENCE_S, Gate, Trio, in_thread, spawn, spawn_gated, take_away
+from .rigs import PATIENCE_S, Gate, Trio, in_thread, remove_gate, spawn, spawn_gated
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
@@ -172,7 +172,7 @@ async def test_of_20_000_admitted_requests_with_a_third_cancelled_the_counters_a
             for number in doomed:
                 asks[number].cancel()
             await asyncio.sleep(0)  # for the cancelled to notice
-        take_away(gate)
+        remove_gate(gate)
         async with asyncio.timeout(PATIENCE_S):
             ends = await asyncio.gather(*asks, return_exceptions=True)
             runs = await trio.result()
@@ -241,7 +241,7 @@ def test_the_loop_is_never_kept_by_6_000_replies_that_are_there_at_once(isolatio
                 while len(sent) < AT_ONCE:
                     sent += [gpu.submit(trio.product()) for _ in range(A_FEW)]
                     await asyncio.sleep(0)
-            take_away(gate)
+            remove_gate(gate)
             # The test's own fault, and one call: the loop stands still until all have been answered.
             gpu.actor_ref.ask(Drain(), timeout=PATIENCE_S)
             for future in sent:

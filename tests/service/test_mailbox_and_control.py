@@ -27,7 +27,7 @@ from cudnn_actor import (
     Upload,
 )
 
-from .rigs import Gate, Trio, in_thread, spawn, spawn_gated, take_away
+from .rigs import Gate, Trio, in_thread, remove_gate, spawn, spawn_gated
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
@@ -215,5 +215,5 @@ async def test_a_refused_submit_costs_the_same_however_many_wait() -> None:
             asks += [asyncio.ensure_future(gpu.ask(trio.product())) for _ in range(10_000)]
             await asyncio.sleep(0)
             assert refused_s() < 10 * few_s
-            take_away(gate)
+            remove_gate(gate)
         await asyncio.gather(*asks)

@@ -31,8 +31,8 @@ from .rigs import (
     AsynchronousEngine,
     Device,
     Trio,
-    here,
     in_process,
+    isolation_option,
     outcome,
     single,
     spawn,
@@ -54,7 +54,7 @@ def spawn_dying(tmp_path: Path, deaths: int) -> Spawning:
         worker=("tests.service.operation_rigs:dying_in_worker", (str(tally), deaths)),
         preload=("cudnn_actor.engines.cpu",),
     )
-    return Spawning(CudnnService(make_options({"device": "cpu", **here()}), engine=choice))
+    return Spawning(CudnnService(make_options({"device": "cpu", **isolation_option()}), engine=choice))
 
 
 async def values(gpu: CudnnRef, ref: BufferRef) -> list[float]:

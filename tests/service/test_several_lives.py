@@ -29,13 +29,13 @@ from .rigs import (
     PATIENCE_S,
     THREAD_ONLY,
     Gate,
-    MortalEngine,
     Trio,
+    VolatileEngine,
     bare,
     gated,
     gated_service,
-    here,
     in_thread,
+    isolation_option,
     outcome,
     service_on,
     start,
@@ -82,7 +82,7 @@ def test_a_callback_of_the_end_may_wait_for_a_thread_that_ends_the_service_again
 
 def test_a_callback_of_a_failed_start_may_do_the_same() -> None:
     options = {"device": "cpu", "max_restarts": 0, "faults": FaultPlan().at_start(1)}
-    service = CudnnService(make_options({**here(), **options}))
+    service = CudnnService(make_options({**isolation_option(), **options}))
     callback = EndsItElsewhere(service)
     service.started.add_done_callback(callback)
     service.launch()
@@ -133,7 +133,9 @@ class RenewedMeanwhile(CudnnService):
 
 def renewed_meanwhile(gate: Gate) -> CudnnService:
     """One whose first life is over, and whose second will begin when it is ended, and not end by itself."""
-    service = RenewedMeanwhile(make_options({**here(), "device": "cpu"}), engine=gated(gate, "close"))
+    service = RenewedMeanwhile(
+        make_options({**isolation_option(), "device": "cpu"}), engine=gated(gate, "close")
+    )
     service.launch()
     service.stop(PATIENCE_S)
     service.meanwhile = True
@@ -220,7 +222,7 @@ async def test_who_asks_a_stopped_service_reads_the_public_name_of_the_error() -
 @THREAD_ONLY
 async def test_what_was_ready_there_is_not_replaced_although_restarts_are_left() -> None:
     faults = FaultPlan().at_start(1).at(1, Fault.STICKY, of=Fill)
-    service = service_on(lambda: MortalEngine(Gate()), faults=faults, max_restarts=9)
+    service = service_on(lambda: VolatileEngine(Gate()), faults=faults, max_restarts=9)
     service.launch()
     gpu = CudnnRef(service)
     await outcome(gpu.submit(Fill(dst=(await Trio.on(gpu)).x, value=1.0)))

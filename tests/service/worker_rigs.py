@@ -1,6 +1,6 @@
-"""What stands behind a gate of the test's: an engine in this process, or in a worker.
+"""An engine that waits at a gate of the test (`rigs.Gate`), in this process or in a worker.
 
-A worker imports this by name, so nothing is imported here that a worker has not.
+A worker imports this by name, so this module imports only what a worker has.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ import numpy as np
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.protocol.graph import OperationGraph
 
-__all__ = ["DistantGate", "GatedEngine", "Passage", "gated_in_worker"]
+__all__ = ["GatedEngine", "Passage", "RemoteGate", "gated_in_worker"]
 
 
 class Passage(Protocol):
-    """A gate, as an engine sees it."""
+    """The part of a gate that an engine uses."""
 
     def go_through(self) -> None:
-        """Wait until the test lets this one go on."""
+        """Wait while the gate is shut."""
 
 
-class DistantGate:
-    """A gate in another process: whoever connects has arrived, and goes on when he is hung up on.
+class RemoteGate:
+    """The gate of another process (`rigs.GateServer`): connects to it, and waits for the connection's end.
 
-    When nobody is there any more, it has been taken away (`rigs.take_away`), and all go on.
+    If nobody accepts connections any more (`rigs.remove_gate`), the gate is open for good.
     """
 
     def __init__(self, address: str) -> None:
         self._address = address.encode("latin-1")
-        self._is_there = True
+        self._exists = True
 
     def go_through(self) -> None:
-        if not self._is_there:
+        if not self._exists:
             return
-        with socket.socket(socket.AF_UNIX) as visit:
+        with socket.socket(socket.AF_UNIX) as connection:
             try:
-                visit.connect(self._address)
-                visit.recv(1)
+                connection.connect(self._address)
+                connection.recv(1)
             except ConnectionError:
-                self._is_there = False
+                self._exists = False
 
 
 class GatedEngine(CpuEngine):
@@ -94,4 +94,4 @@ class GatedEngine(CpuEngine):
 
 def gated_in_worker(address: str, at: str) -> GatedEngine:
     """The engine of a worker whose gate is in the test's process."""
-    return GatedEngine(DistantGate(address), at)
+    return GatedEngine(RemoteGate(address), at)

@@ -435,7 +435,7 @@ def test_a_launch_that_nobody_wants_any_more_does_not_wait_for_imports(fifo: Pat
         with fifo.open("w"):
             unwanted.set()
             for launch in waiting:  # one waits for the imports, the other for the first
-                with pytest.raises(LaunchFailed, match="it is not wanted"):
+                with pytest.raises(LaunchFailed, match="the process is not wanted"):
                     launch.result(PATIENCE_S)
     assert ended(launch_and_hear(launcher, "says_hello")) == "exited with status 0"
 
