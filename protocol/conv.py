@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cudnn_actor.protocol.checks import as_index, is_whole
+from cudnn_actor.protocol.checks import is_whole
 from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.spatial import LARGEST, check_spatial, check_spatial_dims, spread
 
 __all__ = ["ConvSpec"]
-
-_LARGEST = (1 << 31) - 1
 
 
 class ConvSpec(
@@ -44,19 +43,11 @@ class ConvSpec(
     groups: int = 1
 
     def __post_init__(self) -> None:
-        _check_spatial("pre_padding", self.pre_padding, 0)
+        check_spatial("pre_padding", self.pre_padding, 0)
         rank = len(self.pre_padding)
         for name, least in (("post_padding", 0), ("stride", 1), ("dilation", 1)):
-            values = getattr(self, name)
-            _check_spatial(name, values, least)
-            if len(values) != rank:
-                raise InvalidRequest(
-                    field=name,
-                    value=values,
-                    problem=f"has {len(values)} values, but pre_padding has {rank}",
-                    fix="give one value per spatial dim",
-                )
-        if not is_whole(self.groups) or not 1 <= self.groups <= _LARGEST:
+            check_spatial(name, getattr(self, name), least, rank)
+        if not is_whole(self.groups) or not 1 <= self.groups <= LARGEST:
             raise InvalidRequest(
                 field="groups", value=self.groups, problem="must be a whole number ≥ 1", fix="use groups=1"
             )
@@ -71,19 +62,13 @@ class ConvSpec(
         groups: int = 1,
     ) -> ConvSpec:
         """A convolution with equal padding before and after. A single number applies to every spatial dim."""
-        if not is_whole(spatial_dims) or not 1 <= spatial_dims <= 3:
-            raise InvalidRequest(
-                field="spatial_dims",
-                value=spatial_dims,
-                problem="must be 1, 2 or 3",
-                fix="use 2 for images",
-            )
-        padding = _spread("pad", pad, spatial_dims)
+        check_spatial_dims(spatial_dims)
+        padding = spread("pad", pad, spatial_dims)
         return cls(
             pre_padding=padding,
             post_padding=padding,
-            stride=_spread("stride", stride, spatial_dims),
-            dilation=_spread("dilation", dilation, spatial_dims),
+            stride=spread("stride", stride, spatial_dims),
+            dilation=spread("dilation", dilation, spatial_dims),
             groups=groups,
         )
 
@@ -176,40 +161,6 @@ class ConvSpec(
                 problem=f"has {w[1]} channels, but x has {x[1]} in {self.groups} groups",
                 fix=f"give w {x[1] // self.groups} channels",
             )
-
-
-def _check_spatial(name: str, values: object, least: int) -> None:
-    if not isinstance(values, tuple) or not 1 <= len(values) <= 3 or not all(map(is_whole, values)):
-        raise InvalidRequest(
-            field=name,
-            value=values,
-            problem="must be a tuple of 1 to 3 whole numbers",
-            fix="give one value per spatial dim, or use ConvSpec.symmetric(2)",
-        )
-    for value in values:
-        if not least <= value <= _LARGEST:
-            raise InvalidRequest(
-                field=name,
-                value=values,
-                problem=f"contains {value}, which is not from {least} to {_LARGEST}",
-                fix=f"make every value at least {least}",
-            )
-
-
-def _spread(name: str, values: object, count: int) -> tuple[int, ...]:
-    each = values if hasattr(values, "__len__") else (values,) * count
-    try:
-        spread = tuple(map(as_index, each))  # type: ignore[call-overload]
-    except TypeError:
-        spread = ()
-    if len(spread) != count:
-        raise InvalidRequest(
-            field=name,
-            value=values,
-            problem=f"must be one whole number or {count} of them",
-            fix="give one number, or one per spatial dim",
-        )
-    return spread
 
 
 def _rank_error(name: str, dims: Sequence[int], spatial: int) -> InvalidRequest:

@@ -10,7 +10,7 @@ import numpy as np
 
 __all__ = ["DType", "DTypeLike", "DTypeName"]
 
-DTypeName = Literal["float64", "float32", "float16", "bfloat16", "int8", "int32", "uint8"]
+DTypeName = Literal["float64", "float32", "float16", "bfloat16", "int8", "int32", "int64", "uint8"]
 """A member's name; for type checkers."""
 
 
@@ -23,6 +23,7 @@ class DType(enum.StrEnum):
     BFLOAT16 = "bfloat16"
     INT8 = "int8"
     INT32 = "int32"
+    INT64 = "int64"
     UINT8 = "uint8"
 
     @property

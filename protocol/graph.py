@@ -14,10 +14,10 @@ from collections.abc import Mapping
 import msgspec
 
 from cudnn_actor.protocol.canonical import blake, canonical_bytes
-from cudnn_actor.protocol.colours import Colours
+from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.numerics import Numerics
-from cudnn_actor.protocol.operations import GraphTensor, Operation, TensorRole
+from cudnn_actor.protocol.operations import GraphTensor, Node, TensorRole
 
 __all__ = ["OperationGraph"]
 
@@ -32,39 +32,60 @@ class OperationGraph(
     tensors
         Every tensor that an operation touches, each uid once.
     operations
-        In any order; at most one of them writes each tensor, and none depends on its own output.
+        In the order in which they run: each comes after those whose results it reads. At most one of them
+        writes each tensor.
     numerics
         TF32 and determinism, for the whole graph.
 
     Raises
     ------
     InvalidRequest
-        The graph is malformed: an unknown or repeated uid, two writers, a cycle, a virtual tensor that
-        nothing writes.
+        The graph is malformed: an unknown or repeated uid, a result that is read before it is written, two
+        writers, a virtual tensor that nothing writes.
     """
 
     tensors: tuple[GraphTensor, ...]
-    operations: tuple[Operation, ...]
+    operations: tuple[Node, ...]
     numerics: Numerics = Numerics()
 
     def __post_init__(self) -> None:
-        by_uid = {t.uid: t for t in self.tensors}
-        if len(by_uid) != len(self.tensors):
+        if len(self._by_uid) != len(self.tensors):
             raise _malformed("tensors", sorted(t.uid for t in self.tensors), "repeats a uid")
+        if not self.operations:
+            raise _malformed("operations", (), "is empty")
         written: set[int] = set()
         for operation in self.operations:
-            for uid in (*operation.inputs, operation.output):
-                if uid not in by_uid:
-                    raise _malformed("operations", uid, "names a tensor that the graph does not hold")
-            if operation.output in written:
-                raise _malformed("operations", operation.output, "is written twice")
-            written.add(operation.output)
+            self._check_operation(operation, written)
+            written.update(operation.writes)
         for tensor in self.tensors:
             if tensor.role is TensorRole.VIRTUAL and tensor.uid not in written:
                 raise _malformed("tensors", tensor.uid, "is virtual and nothing writes it")
-        if not self.operations:
-            raise _malformed("operations", (), "is empty")
-        self.in_order()
+            if tensor.overwrites is not None:
+                self._check_overwriting(tensor)
+
+    def _check_operation(self, operation: Node, written: set[int]) -> None:
+        """`written`: what the operations before it write."""
+        reads, writes = operation.reads, operation.writes
+        for uid in (*reads, *writes):
+            if uid not in self._by_uid:
+                raise _malformed("operations", uid, "names a tensor that the graph does not hold")
+        for uid in reads:
+            if uid in self.written and uid not in written:
+                raise _malformed("operations", uid, "is read before it is written")
+        for uid in writes:
+            if uid in written or writes.count(uid) > 1:
+                raise _malformed("operations", uid, "is written twice")
+        if operation.numerics is not None:
+            raise _malformed("numerics", operation.numerics, "is given to an operation, not to the graph")
+
+    def _check_overwriting(self, tensor: GraphTensor) -> None:
+        """A bound result may overwrite a bound input of the same spec, and nothing else."""
+        uid = tensor.overwrites
+        inputs = self.canonical_uids.keys() - self.written
+        if uid not in inputs or tensor.uid not in self.written or tensor.role is not TensorRole.BOUND:
+            raise _malformed("tensors", tensor.uid, "must be a result and overwrite an input")
+        if self.tensor(uid).meaning() != tensor.meaning():
+            raise _malformed("tensors", tensor.uid, "overwrites an input of another spec")
 
     def tensor(self, uid: int) -> GraphTensor:
         """The tensor with that uid. Raises `KeyError` if there is none."""
@@ -74,34 +95,17 @@ class OperationGraph(
     def _by_uid(self) -> Mapping[int, GraphTensor]:
         return {t.uid: t for t in self.tensors}
 
-    def in_order(self) -> tuple[Operation, ...]:
-        """Operations in topological order: each comes after those whose output it reads.
-
-        Of the operations that are ready, the one whose output has the lowest colour (see `colours`) comes
-        first, so the order does not depend on how the graph was written down.
-        """
-        return self._order
+    @functools.cached_property
+    def written(self) -> frozenset[int]:
+        """Uids of the tensors that operations write."""
+        return frozenset(uid for operation in self.operations for uid in operation.writes)
 
     @functools.cached_property
-    def _order(self) -> tuple[Operation, ...]:
-        colours = Colours(self.tensors, self.operations).distinct()
-        waiting = sorted(self.operations, key=lambda op: colours[op.output])
-        unwritten = {op.output for op in waiting}
-        order: list[Operation] = []
-        while waiting:
-            ready = next((op for op in waiting if unwritten.isdisjoint(op.inputs)), None)
-            if ready is None:
-                raise _malformed("operations", sorted(unwritten), "depend on themselves")
-            waiting.remove(ready)
-            unwritten.discard(ready.output)
-            order.append(ready)
-        return tuple(order)
-
-    def canonical_uids(self) -> dict[int, int]:
-        """Each tensor's uid → its number by first appearance in `in_order()`."""
+    def canonical_uids(self) -> Mapping[int, int]:
+        """Each tensor's uid → its number by first appearance in the operations."""
         order: dict[int, int] = {}
-        for operation in self.in_order():
-            for uid in (*operation.inputs, operation.output):
+        for operation in self.operations:
+            for uid in (*operation.reads, *operation.writes):
                 order.setdefault(uid, len(order))
         return order
 
@@ -111,29 +115,49 @@ class OperationGraph(
         return self._with_role(TensorRole.BOUND)
 
     @functools.cached_property
+    def results(self) -> tuple[int, ...]:
+        """Uids of the bound tensors that are written, in canonical order."""
+        return tuple(uid for uid in self.bound if uid in self.written)
+
+    @functools.cached_property
     def scalars(self) -> tuple[int, ...]:
         """Uids of the tensors passed by value, in canonical order: a plan's scalars."""
         return self._with_role(TensorRole.SCALAR)
 
     def _with_role(self, role: TensorRole) -> tuple[int, ...]:
-        return tuple(uid for uid in self.canonical_uids() if self.tensor(uid).role is role)
+        return tuple(uid for uid in self.canonical_uids if self.tensor(uid).role is role)
+
+    @functools.cached_property
+    def pure(self) -> bool:
+        """Whether running it twice gives the same results: it overwrites nothing that it reads."""
+        return all(tensor.overwrites is None for tensor in self.tensors)
+
+    def compute(self, operation: Node) -> DType:
+        """The type that an operation of the graph computes in."""
+        return operation.compute(tuple(self.tensor(uid).dtype for uid in operation.reads))
 
     def digest(self) -> str:
         """64 hexadecimal digits that identify the graph's meaning, the same in every process.
 
-        Names, the choice of uids and the order of tensors and operations do not matter. Every dim, stride,
-        type, alignment, role, attribute and float's bit pattern does.
+        Names, the choice of uids and the order of the tensors do not matter. The order of the operations
+        does, and so does every dim, stride, type, alignment, role, attribute and float's bit pattern. Two
+        graphs that compute the same in another order have two digests, and so two plans.
         """
         return self._digest
 
     @functools.cached_property
     def _digest(self) -> str:
-        uids = self.canonical_uids()
+        uids = self.canonical_uids
         operations = tuple(
-            (op.attributes(), tuple(uids[u] for u in op.inputs), uids[op.output]) for op in self.in_order()
+            (op.attributes(), tuple(uids[u] for u in op.reads), tuple(uids[u] for u in op.writes))
+            for op in self.operations
         )
-        tensors = tuple(self.tensor(uid).meaning() for uid in uids)
-        return blake(canonical_bytes(("graph/1", tensors, operations, self.numerics)))
+        tensors = tuple(self._meaning(self.tensor(uid)) for uid in uids)
+        return blake(canonical_bytes(("graph/2", tensors, operations, self.numerics)))
+
+    def _meaning(self, tensor: GraphTensor) -> tuple[object, ...]:
+        before = None if tensor.overwrites is None else self.canonical_uids[tensor.overwrites]
+        return (*tensor.meaning(), before)
 
 
 def _malformed(field: str, value: object, problem: str) -> InvalidRequest:

@@ -10,33 +10,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.epilogue import Activation
+from cudnn_actor.protocol import composites
+from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.messages import Compute, ConvBwdData, ConvFwd
-from cudnn_actor.protocol.operations import (
-    ConvolutionBackwardData,
-    ConvolutionBackwardFilter,
-    ConvolutionForward,
-    GraphTensor,
-    Operation,
-    Pointwise,
-    PointwiseMode,
-    TensorRole,
-)
-from cudnn_actor.protocol.tensor import Layout, TensorSpec
-from cudnn_actor.protocol.validation import check_bias, check_dtypes, check_result, check_scalars, check_types
+from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.numerics import Numerics
+from cudnn_actor.protocol.operations import GraphTensor, Operation
+from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.validation import check_operation
 
 __all__ = ["Lowered", "Signature", "lower", "signature"]
 
 Signature = tuple[object, ...]
-
-_COMPUTE = {
-    DType.FLOAT64: DType.FLOAT64,
-    DType.INT8: DType.INT32,
-    DType.UINT8: DType.INT32,
-    DType.INT32: DType.INT32,
-}
 
 
 class Lowered(NamedTuple):
@@ -47,28 +32,22 @@ class Lowered(NamedTuple):
     graph
         The graph to run.
     buffers
-        Field names, one for each of `graph.bound`, in that order; the output twice if it is also read.
+        Names of operands (see `operands`), one for each of `graph.bound`, in that order; an output that is
+        also read occurs twice.
     scalars
         Field names, one for each of `graph.scalars`, in that order.
     views
         (index in `buffers`, spec) of each buffer that the graph uses with other dims than the buffer's own:
         a bias of dims (K,) as (1, K, 1, ...).
-    output
-        Name of the field that is written: the last of `buffers`.
-    output_uses
-        How often the output occurs in `buffers`. If a request binds its buffer more often than that, one of
-        its inputs is the output's own buffer.
-    pure
-        Whether the output is not read, so that running the request twice gives the same result.
+    outputs
+        Names of the operands that are written, each once.
     """
 
     graph: OperationGraph
     buffers: tuple[str, ...]
     scalars: tuple[str, ...]
     views: tuple[tuple[int, TensorSpec], ...]
-    output: str
-    output_uses: int
-    pure: bool
+    outputs: tuple[str, ...]
 
 
 def signature(message: Compute) -> Signature:
@@ -76,27 +55,12 @@ def signature(message: Compute) -> Signature:
 
     Raises `AttributeError` or `TypeError` if a field has the wrong type; `lower` then reports which.
     """
-    alpha, beta = message.alpha == 1.0, message.beta == 0.0
-    if type(message) is ConvFwd:
-        bias = message.bias
-        return (
-            ConvFwd,
-            message.x.spec,
-            message.w.spec,
-            message.y.spec,
-            None if bias is None else bias.spec,
-            message.conv,
-            message.epilogue,
-            message.numerics,
-            alpha,
-            beta,
-        )
-    if type(message) is ConvBwdData:
-        first, second, result = message.dy, message.w, message.dx
-    else:
-        first, second, result = message.x, message.dy, message.dw  # type: ignore[union-attr]
-    specs = (first.spec, second.spec, result.spec)
-    return (type(message), *specs, message.conv, message.numerics, alpha, beta)
+    if isinstance(message, Operation):
+        specs = tuple(ref.spec for ref in (*message.reads, *message.writes))
+        # 1, 1.0 and True are equal, and only one of them is valid
+        types = tuple(type(getattr(message, name)) for name in message.__struct_fields__)
+        return (message.attributes(), types, specs, message.numerics)
+    return composites.signature(message)
 
 
 def lower(message: Compute) -> Lowered:
@@ -105,159 +69,46 @@ def lower(message: Compute) -> Lowered:
     Raises
     ------
     InvalidRequest
-        A field has the wrong type, or shapes, channels, groups, ranks or dtypes do not match; the text
-        names the field, its value and the fix.
+        A field has the wrong type, or shapes, ranks or dtypes do not match; the text names the field, its
+        value and the fix.
     """
-    check_types(message)
-    check_scalars(message)
-    if isinstance(message, ConvFwd):
-        specs = {"x": message.x.spec, "w": message.w.spec, "y": message.y.spec}
-        x, w, y = specs.values()
-        check_result("y", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(x, w)")
-    elif isinstance(message, ConvBwdData):
-        specs = {"dy": message.dy.spec, "w": message.w.spec, "dx": message.dx.spec}
-        y, w, x = specs.values()
-        check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(dx, w)", gradient="dx")
-    else:
-        specs = {"x": message.x.spec, "dy": message.dy.spec, "dw": message.dw.spec}
-        x, y, w = specs.values()
-        check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(x, dw)", gradient="dw")
-    check_dtypes(specs)
-    return _Builder(message, specs).build()
+    if isinstance(message, Operation):
+        return _lower_operation(message)
+    graph, names, views = composites.assemble(message)
+    buffers = tuple(names[uid] for uid in graph.bound)
+    return Lowered(
+        graph=graph,
+        buffers=buffers,
+        scalars=tuple(names[uid] for uid in graph.scalars),
+        views=tuple((buffers.index(name), spec) for name, spec in views.items()),
+        outputs=tuple(names[uid] for uid in graph.results),
+    )
 
 
-class _Builder:
-    """Assembles one message's graph: the convolution, then the pointwise steps that the message needs."""
-
-    def __init__(self, message: Compute, specs: dict[str, TensorSpec]) -> None:
-        self.message = message
-        self.names = tuple(specs)
-        self.output = self.names[-1]
-        self.spec = specs[self.output]
-        self.specs = specs
-        self.tensors: list[GraphTensor] = []
-        self.operations: list[Operation] = []
-        self.names_of: dict[int, str] = {}
-        self.views: dict[str, TensorSpec] = {}
-        dtype = specs[self.names[0]].dtype
-        self.compute = _COMPUTE.get(dtype, DType.FLOAT32)
-        self.pointwise = DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
-
-    def build(self) -> Lowered:
-        steps = self._steps()
-        operands = [self._bound(name, self.specs[name]) for name in self.names[:-1]]
-        value = self._convolution(operands, last=not steps)
-        for number, (mode, other, parameter) in enumerate(steps, start=1):
-            result = self._result() if number == len(steps) else self._virtual(self.pointwise)
-            operands = [value] if other is None else [value, other]
-            self._pointwise(mode, operands, result, parameter)
-            value = result
-        graph = OperationGraph(
-            tensors=tuple(self.tensors), operations=tuple(self.operations), numerics=self.message.numerics
+def _lower_operation(message: Operation[BufferRef]) -> Lowered:
+    """A graph of this one operation."""
+    checked = check_operation(message)
+    reads, writes = dict(message.named(message.inputs)), dict(message.named(message.outputs))
+    refs = reads | writes
+    uids = {name: uid for uid, name in enumerate(refs)}
+    node = checked.with_operands(uids.__getitem__)
+    tensors = tuple(
+        GraphTensor(
+            uid=uids[name],
+            dims=ref.spec.dims,
+            strides=ref.spec.strides,
+            dtype=ref.spec.dtype,
+            alignment=ref.spec.alignment,
+            name=name,
         )
-        buffers = tuple(self.names_of[uid] for uid in graph.bound)
-        return Lowered(
-            graph=graph,
-            buffers=buffers,
-            scalars=tuple(self.names_of[uid] for uid in graph.scalars),
-            views=tuple((buffers.index(name), spec) for name, spec in self.views.items()),
-            output=self.output,
-            output_uses=buffers.count(self.output),
-            pure=self.message.beta == 0.0,
-        )
-
-    def _steps(self) -> list[tuple[PointwiseMode, int | None, float | None]]:
-        """The pointwise operations after the convolution: (mode, second operand, parameter)."""
-        steps: list[tuple[PointwiseMode, int | None, float | None]] = []
-        if self.message.alpha != 1.0:
-            steps.append((PointwiseMode.MUL, self._scalar("alpha"), None))
-        if self.message.beta != 0.0:
-            scaled = self._virtual(self.pointwise)
-            previous = self._bound(self.output, self.spec)
-            self._pointwise(PointwiseMode.MUL, [previous, self._scalar("beta")], scaled, None)
-            steps.append((PointwiseMode.ADD, scaled, None))
-        if isinstance(self.message, ConvFwd):
-            steps += self._epilogue_steps(self.message)
-        return steps
-
-    def _epilogue_steps(self, message: ConvFwd) -> list[tuple[PointwiseMode, int | None, float | None]]:
-        steps: list[tuple[PointwiseMode, int | None, float | None]] = []
-        if message.bias is not None:
-            steps.append((PointwiseMode.ADD, self._bias(message.bias.spec), None))
-        if message.epilogue.activation != Activation.IDENTITY:
-            mode = PointwiseMode(message.epilogue.activation)
-            steps.append((mode, None, message.epilogue.effective_parameter))
-        return steps
-
-    def _bias(self, spec: TensorSpec) -> int:
-        filters = self.spec.dims[1]
-        broadcast = (1, filters, *(1 for _ in self.spec.dims[2:]))
-        check_bias(spec, broadcast, (self.spec.dtype, self.pointwise))
-        step = spec.strides[0] if spec.rank == 1 else spec.strides[1]
-        strides = (filters * step, step, *(step for _ in broadcast[2:]))
-        shaped = TensorSpec(dims=broadcast, strides=strides, dtype=spec.dtype, alignment=spec.alignment)
-        if shaped.dims != spec.dims:
-            self.views["bias"] = shaped
-        return self._bound("bias", shaped)
-
-    def _convolution(self, operands: list[int], *, last: bool) -> int:
-        result = self._result() if last else self._virtual(self.compute)
-        a, b = operands
-        conv, compute = self.message.conv, self.compute
-        operation: Operation
-        if isinstance(self.message, ConvFwd):
-            operation = ConvolutionForward(x=a, w=b, y=result, conv=conv, compute=compute)
-        elif isinstance(self.message, ConvBwdData):
-            operation = ConvolutionBackwardData(dy=a, w=b, dx=result, conv=conv, compute=compute)
-        else:
-            operation = ConvolutionBackwardFilter(x=a, dy=b, dw=result, conv=conv, compute=compute)
-        self.operations.append(operation)
-        return result
-
-    def _pointwise(
-        self, mode: PointwiseMode, operands: list[int], result: int, parameter: float | None
-    ) -> None:
-        self.operations.append(
-            Pointwise(
-                mode=mode,
-                operands=tuple(operands),
-                result=result,
-                compute=self.pointwise,
-                parameter=parameter,
-            )
-        )
-
-    def _bound(self, name: str, spec: TensorSpec) -> int:
-        uid = self._add(spec, spec.dtype, TensorRole.BOUND, name)
-        self.names_of[uid] = name
-        return uid
-
-    def _result(self) -> int:
-        return self._bound(self.output, self.spec)
-
-    def _virtual(self, dtype: DType) -> int:
-        layout = Layout.NHWC if self.spec.layout is Layout.NHWC else Layout.NCHW
-        return self._add(TensorSpec.packed(self.spec.dims, dtype, layout), dtype, TensorRole.VIRTUAL, "")
-
-    def _scalar(self, name: str) -> int:
-        ones = (1,) * self.spec.rank
-        uid = self._add(
-            TensorSpec(dims=ones, strides=ones, dtype=self.pointwise), self.pointwise, TensorRole.SCALAR, name
-        )
-        self.names_of[uid] = name
-        return uid
-
-    def _add(self, spec: TensorSpec, dtype: DType, role: TensorRole, name: str) -> int:
-        uid = len(self.tensors)
-        self.tensors.append(
-            GraphTensor(
-                uid=uid,
-                dims=spec.dims,
-                strides=spec.strides,
-                dtype=dtype,
-                role=role,
-                alignment=spec.alignment,
-                name=name,
-            )
-        )
-        return uid
+        for name, ref in refs.items()
+    )
+    graph = OperationGraph(tensors=tensors, operations=(node,), numerics=message.numerics or Numerics())
+    names = tuple(refs)
+    return Lowered(
+        graph=graph,
+        buffers=tuple(names[uid] for uid in graph.bound),
+        scalars=(),
+        views=(),
+        outputs=tuple(writes),
+    )

@@ -18,7 +18,7 @@ it cannot be run again after a crash.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Union
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.epilogue import Epilogue
 from cudnn_actor.protocol.numerics import Numerics
+from cudnn_actor.protocol.operations import OPERATIONS, Operation
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = [
@@ -135,6 +136,18 @@ class ConvBwdFilter(_Base, frozen=True, kw_only=True, tag=True):
     numerics: Numerics = _DEFAULT_NUMERICS
 
 
+if TYPE_CHECKING:
+    _Operations = Operation[BufferRef]
+else:
+    _Operations = Union[tuple(operation[BufferRef] for operation in OPERATIONS)]  # noqa: UP007 - for the codec
+
+Compute = ConvFwd | ConvBwdData | ConvBwdFilter | _Operations
+"""Messages that run a plan."""
+
+COMPUTE: frozenset[type] = frozenset({ConvFwd, ConvBwdData, ConvBwdFilter, *OPERATIONS})
+"""The classes of `Compute`, for membership tests."""
+
+
 class Allocate(_Base, frozen=True, kw_only=True, tag=True, eq=False):
     """Allocate a buffer; answered by its `BufferRef`. Contents are undefined unless `data` is given.
 
@@ -216,34 +229,14 @@ class Warm(_Base, frozen=True, kw_only=True, tag=True):
     A failure to build is cached, but not reported here.
     """
 
-    messages: tuple[ConvFwd | ConvBwdData | ConvBwdFilter, ...]
+    messages: tuple[Compute, ...]
 
 
 class Drain(_Base, frozen=True, kw_only=True, tag=True):
     """Wait for everything sent before: answered by None once all of it has been answered."""
 
 
-Compute = ConvFwd | ConvBwdData | ConvBwdFilter
-"""Messages that run a plan."""
-
-COMPUTE = frozenset({ConvFwd, ConvBwdData, ConvBwdFilter})
-"""The classes of `Compute`, for membership tests."""
-
-Travelling = (
-    ConvFwd
-    | ConvBwdData
-    | ConvBwdFilter
-    | Allocate
-    | Upload
-    | Download
-    | Copy
-    | Fill
-    | Free
-    | Ping
-    | GetStatistics
-    | Warm
-    | Drain
-)
+Travelling = Compute | Allocate | Upload | Download | Copy | Fill | Free | Ping | GetStatistics | Warm | Drain
 """Messages that can be encoded as bytes, and so could be answered in another process."""
 
 Message = Travelling | View

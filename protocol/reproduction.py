@@ -17,8 +17,8 @@ from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["graph_of", "token"]
 
-_LARGEST = 1 << 15
-"""The most bytes that a token may unpack to: about two hundred tensors. Stops decompression bombs."""
+_LARGEST = 1 << 22
+"""The most bytes that a token may unpack to: tens of thousands of tensors. Stops decompression bombs."""
 _DECODER = msgspec.msgpack.Decoder(OperationGraph, strict=True)
 
 

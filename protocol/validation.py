@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+from typing import Any, get_origin
+
+import msgspec
 
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import is_finite
@@ -11,11 +15,20 @@ from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.epilogue import Epilogue
 from cudnn_actor.protocol.errors import InvalidRequest, Words
-from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.messages import ConvBwdData, ConvBwdFilter, ConvFwd
 from cudnn_actor.protocol.numerics import Numerics
+from cudnn_actor.protocol.operations import Operation, Window
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["check_bias", "check_dtypes", "check_result", "check_scalars", "check_types"]
+__all__ = [
+    "check_bias",
+    "check_dtypes",
+    "check_inputs",
+    "check_operation",
+    "check_result",
+    "check_scalars",
+    "check_types",
+]
 
 _FIELD_TYPES: dict[str, type] = {
     "conv": ConvSpec,
@@ -27,6 +40,8 @@ _FIXES: dict[type, str] = {
     ConvSpec: "pass one, as in ConvSpec.symmetric(2)",
     Epilogue: 'pass one, as in Epilogue(activation="relu")',
     Numerics: "pass one, as in Numerics(tf32=True)",
+    Window: "pass one, as in Window.symmetric(2, size=3)",
+    tuple: "pass a tuple of buffers, as in operands=(a, b)",
 }
 _RESULT_DTYPES = {
     DType.FLOAT64: (DType.FLOAT64,),
@@ -36,41 +51,114 @@ _RESULT_DTYPES = {
     DType.INT8: (DType.INT32, DType.INT8, DType.FLOAT32),
     DType.UINT8: (DType.INT32, DType.UINT8, DType.FLOAT32),
     DType.INT32: (DType.INT32,),
+    DType.INT64: (DType.INT64,),
 }
 
 
-def check_types(message: Compute) -> None:
+def check_types(message: ConvFwd | ConvBwdData | ConvBwdFilter) -> None:
     """Raise `InvalidRequest` unless every field of a message has its declared type."""
     for name in message.__struct_fields__:
         value = getattr(message, name)
         expected = _FIELD_TYPES.get(name, BufferRef)
         if name in ("alpha", "beta") or (name == "bias" and value is None):
             continue
-        if not isinstance(value, expected) or isinstance(value, bool):
-            if inspect.isawaitable(value):
-                raise InvalidRequest(
-                    field=name,
-                    value=Words(type(value).__name__),
-                    problem="was never awaited",
-                    fix=f"write {name} = await ...",
-                )
-            given, wanted = type(value).__name__, expected.__name__
-            raise InvalidRequest(
-                field=name,
-                value=value,
-                problem=f"has type {given}, but {type(message).__name__} takes {wanted}",
-                fix=_FIXES[expected],
-            )
-        if isinstance(value, BufferRef) and not isinstance(value.spec, TensorSpec):
-            raise InvalidRequest(
-                field=name,
-                value=value.spec,
-                problem="is not a TensorSpec",
-                fix="pass references unchanged, as the service returned them",
-            )
+        _require(message, name, value, expected)
 
 
-def check_scalars(message: Compute) -> None:
+def _require(message: object, name: str, value: object, expected: type) -> None:
+    """Raise `InvalidRequest` unless a field's value has the type that the message takes."""
+    if not isinstance(value, expected) or isinstance(value, bool):
+        if inspect.isawaitable(value):
+            raise InvalidRequest(
+                field=name,
+                value=Words(type(value).__name__),
+                problem="was never awaited",
+                fix=f"write {name} = await ...",
+            )
+        given, wanted = type(value).__name__, expected.__name__
+        raise InvalidRequest(
+            field=name,
+            value=value,
+            problem=f"has type {given}, but {type(message).__name__} takes {wanted}",
+            fix=_FIXES.get(expected, f"pass a {wanted}"),
+        )
+    if isinstance(value, BufferRef) and not isinstance(value.spec, TensorSpec):
+        raise InvalidRequest(
+            field=name,
+            value=value.spec,
+            problem="is not a TensorSpec",
+            fix="pass references unchanged, as the service returned them",
+        )
+
+
+def check_operation(message: Operation[BufferRef]) -> Operation[BufferRef]:
+    """The operation, with each parameter exactly of its declared type: 1.0 for 1, a mode for its name.
+
+    Raises `InvalidRequest` unless the fields have their types, and the operands fit together.
+    """
+    checked = check_inputs(message)
+    for name in message.outputs:
+        value = getattr(message, name)
+        if value is not None:
+            _require(message, name, value, BufferRef)
+        elif name not in message.optional:
+            raise InvalidRequest(
+                field=name,
+                value=None,
+                problem="is left out",
+                fix="give it a buffer, or have it allocated: await gpu.apply(operation)",
+            )
+    operands = message.named((*message.inputs, *message.outputs))
+    checked.check({name: ref.spec for name, ref in operands})
+    return checked
+
+
+def check_inputs(message: Operation[BufferRef]) -> Operation[BufferRef]:
+    """The same without the outputs."""
+    parameters: dict[str, Any] = {}
+    for name, kind in _field_types(type(message)).items():
+        value = getattr(message, name)
+        if name in message.inputs:
+            several = get_origin(kind) is tuple
+            if several or value is not None or name not in message.optional:
+                _require(message, name, value, tuple if several else BufferRef)
+        elif name not in message.outputs:
+            parameters[name] = _parameter(message, name, value, kind)
+    for name, ref in message.named(message.inputs):
+        _require(message, name, ref, BufferRef)
+    return msgspec.structs.replace(message, **parameters)
+
+
+@functools.cache
+def _field_types(kind: type[Operation[BufferRef]]) -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(kind)}
+
+
+def _parameter(message: Operation[BufferRef], name: str, value: object, kind: Any) -> Any:
+    """A parameter as its declared type. Raises `InvalidRequest` for a value of another type."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        _require(message, name, value, kind)
+        return value
+    problem = ""
+    try:
+        converted = msgspec.convert(value, kind)
+        if isinstance(converted, msgspec.Struct) and converted is not value:  # made from a dict
+            problem = f"got `{type(value).__name__}`"
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            problem = "it has more than 64 bits"
+    except msgspec.ValidationError as error:
+        problem = str(error)
+    if problem:
+        raise InvalidRequest(
+            field=name,
+            value=value,
+            problem=f"is not what {type(message).__name__} takes: {problem}",
+            fix=f"pass {getattr(kind, '__name__', kind)}",
+        )
+    return converted
+
+
+def check_scalars(message: ConvFwd | ConvBwdData | ConvBwdFilter) -> None:
     """Raise `InvalidRequest` unless alpha and beta are finite: `signature` does not cover their values."""
     for name in ("alpha", "beta"):
         value = getattr(message, name)

@@ -23,7 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cudnn_actor.actors import ActorStopped, Envelope
 from cudnn_actor.actors.logs import Log, speaking_for
-from cudnn_actor.broker.footprints import footprint, named_buffers, overwritten
+from cudnn_actor.broker.footprints import footprint, overwritten
 from cudnn_actor.broker.recovery import Verdict, judge
 from cudnn_actor.broker.request_checks import (
     check_copy,
@@ -67,6 +67,7 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
+from cudnn_actor.protocol.operands import operand, operands
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.supervision import Fault
 
@@ -85,7 +86,7 @@ log = Log("cudnn_actor")
 def bind(cached: CachedMessage, memory: Memory) -> Bound:
     """Find a message's slots and scalars, and cache them. Raises `StaleBufferError`, `InvalidRequest`."""
     epoch, message, lowered = memory.epoch, cached.message, cached.lowered
-    slots = [memory.resolve(getattr(message, name), name) for name in lowered.buffers]
+    slots = [memory.resolve(operand(message, name), name) for name in lowered.buffers]
     check_no_overlap(lowered, slots)
     bound = Bound(epoch, slots, [float(getattr(message, name)) for name in lowered.scalars])
     cached.bound = bound
@@ -475,7 +476,7 @@ class Broker(Generic[W]):
         envelope.crashes += 1
         writes = lowered is not None or hasattr(message, "dst")
         verdict = judge(
-            pure=(lowered is None or lowered.pure) and not is_spoiled,
+            pure=(lowered is None or lowered.graph.pure) and not is_spoiled,
             crashes=envelope.crashes,
             outlives_context=memory_survives,
             may_still_write=may_still_write and writes,
@@ -514,7 +515,7 @@ class Broker(Generic[W]):
         if work.injects:
             return
         written = set(footprint(work.message, self.state.lowered).writes)
-        for ref in named_buffers(work.message).values():
+        for ref in operands(work.message).values():
             if ref.slot in written:
                 self.memory.revive(ref)
                 if self.memory.is_live(ref):
@@ -524,7 +525,7 @@ class Broker(Generic[W]):
         """Why a request cannot run again: its input is torn, or its plan is quarantined. None if it can."""
         if work.injects:  # its message has not been checked yet
             return None
-        for name, ref in named_buffers(work.message).items():
+        for name, ref in operands(work.message).items():
             try:
                 self.memory.resolve(ref, name)
             except StaleBufferError as error:

@@ -6,26 +6,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cudnn_actor.broker.hazards import NOTHING, Footprint
-from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import COMPUTE, Compute, Copy, Download
+from cudnn_actor.protocol.operands import operand, operands
 
-__all__ = ["compute_footprint", "footprint", "memory_footprint", "named_buffers", "overwritten"]
+__all__ = ["compute_footprint", "footprint", "memory_footprint", "overwritten"]
 
 _READ: dict[type, tuple[str, ...]] = {Copy: ("src",), Download: ("src",)}
 
 
 def compute_footprint(message: Compute, lowered: Lowered) -> Footprint:
-    """The footprint of a request that runs a plan. Its output counts as written, even if it is read too."""
-    output = getattr(message, lowered.output).slot
-    slots = {getattr(message, name).slot for name in lowered.buffers}
-    return Footprint(slots - {output}, (output,))
-
-
-def named_buffers(message: Any) -> dict[str, BufferRef]:
-    """The references that a message holds, by the names of their fields."""
-    fields = getattr(type(message), "__struct_fields__", ())
-    return {name: ref for name in fields if isinstance(ref := getattr(message, name), BufferRef)}
+    """The footprint of a request that runs a plan. An output that is also read counts as written."""
+    writes = [operand(message, name).slot for name in lowered.outputs]
+    slots = {operand(message, name).slot for name in lowered.buffers}
+    return Footprint(slots.difference(writes), writes)
 
 
 def memory_footprint(message: Any) -> Footprint:
@@ -34,7 +28,7 @@ def memory_footprint(message: Any) -> Footprint:
     `Free` counts as writing, so that no waiting request loses its buffer. `View` counts as writing, because
     its caller may write to the array.
     """
-    refs = named_buffers(message)
+    refs = operands(message)
     if not refs:
         return NOTHING
     read = _READ.get(type(message), ())

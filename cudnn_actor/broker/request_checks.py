@@ -72,18 +72,19 @@ def check_fits_float(value: float) -> None:
 
 
 def check_no_overlap(lowered: Lowered, slots: list[Slot]) -> None:
-    """Raise `InvalidRequest` if an input is the same buffer as the output."""
-    output = slots[-1]
-    if slots.count(output) == lowered.output_uses:
-        return
-    inputs = zip(lowered.buffers, slots, strict=True)
-    shared = next(name for name, slot in inputs if slot is output and name != lowered.output)
-    raise InvalidRequest(
-        field=lowered.output,
-        value=Words(f"buffer {output.index}"),
-        problem=f"is also {shared}, and a convolution cannot work in place",
-        fix=f"give {lowered.output} a buffer of its own (accumulating with beta is allowed)",
-    )
+    """Raise `InvalidRequest` if an output is the same buffer as another operand."""
+    named = list(zip(lowered.buffers, slots, strict=True))
+    for output in lowered.outputs:
+        own = next(slot for name, slot in named if name == output)
+        if slots.count(own) == lowered.buffers.count(output):
+            continue
+        shared = next(name for name, slot in named if slot is own and name != output)
+        raise InvalidRequest(
+            field=output,
+            value=Words(f"buffer {own.index}"),
+            problem=f"is also {shared}, and the operation cannot work in place",
+            fix=f"give {output} a buffer of its own",
+        )
 
 
 def check_values(values: object, spec: TensorSpec, device: str) -> None:
@@ -142,5 +143,5 @@ def check_warm(message: Warm) -> None:
             field="messages",
             value=Words(type(wrong[0]).__name__),
             problem="has no plan that could be built",
-            fix="give a sequence of ConvFwd, ConvBwdData or ConvBwdFilter",
+            fix="give a sequence of convolutions or other operations",
         )

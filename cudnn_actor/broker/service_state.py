@@ -16,7 +16,6 @@ from cudnn_actor.protocol.errors import QuarantinedRequest
 from cudnn_actor.protocol.lowering import Lowered, Signature, lower, signature
 from cudnn_actor.protocol.messages import Compute, Free
 from cudnn_actor.protocol.receipts import PlanStatistics, Statistics
-from cudnn_actor.protocol.validation import check_scalars
 from cudnn_actor.supervision import FaultSource
 
 __all__ = ["Bound", "CachedMessage", "ServiceState"]
@@ -130,7 +129,6 @@ class ServiceState:
         return known
 
     def _lower(self, message: Compute) -> Lowered:
-        check_scalars(message)
         try:
             key = signature(message)
             known = self._lowered.get(key)

@@ -11,7 +11,7 @@ from cudnn_actor.protocol import (
     ConvolutionBackwardFilter,
     ConvolutionForward,
     DType,
-    Operation,
+    Node,
     OperationGraph,
     Pointwise,
 )
@@ -48,13 +48,13 @@ def allowed_error(graph: OperationGraph) -> float:
     result is rounded once more when it is stored. Four times that is allowed.
     """
     steps = [math.sqrt(_terms(graph, op)) * _product_epsilon(graph, op) for op in graph.operations]
-    stored = max(_EPSILON.get(graph.tensor(op.output).dtype, 0.0) for op in graph.operations)
-    if not graph.tensor(graph.in_order()[-1].output).dtype.is_floating:
+    stored = max(_EPSILON.get(graph.tensor(uid).dtype, 0.0) for uid in graph.written)
+    if not graph.tensor(graph.operations[-1].writes[0]).dtype.is_floating:
         return _ROUNDED if any(isinstance(op, Pointwise) for op in graph.operations) else 0.0
     return 4 * (stored + sum(steps))
 
 
-def _terms(graph: OperationGraph, operation: Operation) -> int:
+def _terms(graph: OperationGraph, operation: Node) -> int:
     """How many products are summed in one element of a result."""
     match operation:
         case ConvolutionForward(w=w):
@@ -68,7 +68,8 @@ def _terms(graph: OperationGraph, operation: Operation) -> int:
     return 1
 
 
-def _product_epsilon(graph: OperationGraph, operation: Operation) -> float:
-    if operation.compute is DType.FLOAT32 and graph.numerics.tf32:
+def _product_epsilon(graph: OperationGraph, operation: Node) -> float:
+    compute = graph.compute(operation)
+    if compute is DType.FLOAT32 and graph.numerics.tf32:
         return _TF32
-    return _EPSILON.get(operation.compute, 0.0)
+    return _EPSILON.get(compute, 0.0)

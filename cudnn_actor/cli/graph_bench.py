@@ -54,7 +54,7 @@ class GraphBench:
     def run(self, plan: Plan) -> dict[str, np.ndarray]:
         """Run once; the outputs by name. Raises `EngineFailure`. Blocks."""
         self._execute(plan)
-        written = {operation.output for operation in self._graph.operations}
+        written = self._graph.written
         outputs = {uid: binding for uid, binding in self._bindings.items() if uid in written}
         return {_name(self._graph, uid): self._engine.read(binding) for uid, binding in outputs.items()}
 
@@ -117,7 +117,7 @@ def made_up_values(graph: OperationGraph, seed: int) -> dict[str, np.ndarray]:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > free:
         raise UserError(f"its tensors need {needed / 1e9:.0f} GB of memory, but {free / 1e9:.0f} GB are free")
-    written = {operation.output for operation in graph.operations}
+    written = graph.written
     read = [graph.tensor(uid) for uid in graph.bound if uid not in written]
     return {
         _name(graph, tensor.uid): _values(tensor, np.random.default_rng([seed, place]))

@@ -8,46 +8,33 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, UnsupportedGraph
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
-    ConvolutionBackwardData,
-    ConvolutionBackwardFilter,
+    Convolution,
     ConvolutionForward,
     GraphTensor,
+    Node,
     Pointwise,
-    PointwiseMode,
     TensorRole,
 )
 from cudnn_actor.protocol.reproduction import token
 
-__all__ = ["KINDS", "Convolution", "check_graph", "kind_of", "unsupported"]
+__all__ = ["check_graph", "kind_of", "unsupported"]
 
-Convolution = ConvolutionForward | ConvolutionBackwardData | ConvolutionBackwardFilter
-
-KINDS: dict[type, str] = {
-    ConvolutionForward: "conv_fwd",
-    ConvolutionBackwardData: "conv_bwd_data",
-    ConvolutionBackwardFilter: "conv_bwd_filter",
-}
-"""The operations' names in plan tags."""
-_BINARY = frozenset({PointwiseMode.ADD, PointwiseMode.MUL})
 _LARGEST_PRODUCT = {DType.INT8: 128 * 128, DType.UINT8: 255 * 255}
 _LARGEST_SUM = (1 << 31) - 1
 
 
 def kind_of(graph: OperationGraph) -> str:
-    """A graph's name in plan tags: the kind of its first convolution."""
-    kinds = (KINDS[type(op)] for op in graph.in_order() if not isinstance(op, Pointwise))
-    return next(kinds, "graph")
+    """A graph's name in plan tags: the kind of its first operation that is not pointwise."""
+    kinds = (operation.kind for operation in graph.operations if not isinstance(operation, Pointwise))
+    return next(kinds, Pointwise.kind)
 
 
 def check_graph(graph: OperationGraph, engine: str) -> None:
     """Raise `UnsupportedGraph`, naming `engine`, unless the shapes and dtypes of all operations fit."""
     try:
-        for operation in graph.in_order():
-            if isinstance(operation, Pointwise):
-                _check_pointwise(graph, operation)
-            else:
-                _check_convolution(graph, operation)
-    except _Unfit as unfit:
+        for operation in graph.operations:
+            _check(graph, operation)
+    except (_Unfit, InvalidRequest) as unfit:
         raise unsupported(graph, engine, str(unfit)) from unfit.__cause__
 
 
@@ -60,47 +47,20 @@ class _Unfit(Exception):
     """Raised when an operation cannot be run as given."""
 
 
-def _check_convolution(graph: OperationGraph, operation: Convolution) -> None:
-    match operation:
-        case ConvolutionForward(x=x, w=w, y=y):
-            names = {"x": x, "w": w, "y": y}
-        case ConvolutionBackwardData(dx=x, w=w, dy=y):
-            names = {"dx": x, "w": w, "dy": y}
-        case ConvolutionBackwardFilter(x=x, dw=w, dy=y):
-            names = {"x": x, "dw": w, "dy": y}
-    tensors = {name: graph.tensor(uid) for name, uid in names.items()}
-    _check_dims(operation, tensors)
-    operands = [graph.tensor(uid) for uid in operation.inputs]
-    if any(tensor.role is TensorRole.SCALAR for tensor in operands):
-        raise _Unfit("a convolution of a scalar")
-    if not all(_floating(tensor) for tensor in operands):
-        _check_integers(graph, operation, operands)
+def _check(graph: OperationGraph, operation: Node) -> None:
+    operands = operation.named((*operation.inputs, *operation.outputs))
+    tensors = {name: graph.tensor(uid) for name, uid in operands}
+    operation.check({name: tensor.spec for name, tensor in tensors.items()})
+    if isinstance(operation, Pointwise):
+        return
+    if any(tensor.role is TensorRole.SCALAR for tensor in tensors.values()):
+        raise _Unfit(f"{operation.kind} of a scalar")
+    inputs = [graph.tensor(uid) for uid in operation.reads]
+    if isinstance(operation, Convolution) and not all(map(_floating, inputs)):
+        _check_integers(graph, operation, inputs)
 
 
-def _check_pointwise(graph: OperationGraph, operation: Pointwise) -> None:
-    """The number of operands must be the mode's, and each must broadcast to the result."""
-    wanted = 2 if operation.mode in _BINARY else 1
-    if len(operation.operands) != wanted:
-        raise _Unfit(f"{operation.mode} of {len(operation.operands)} operands, not {wanted}")
-    result = graph.tensor(operation.result).dims
-    for uid in operation.operands:
-        dims = graph.tensor(uid).dims
-        if len(dims) != len(result) or any(d not in (1, r) for d, r in zip(dims, result, strict=True)):
-            raise _Unfit(f"{operation.mode} of dims {dims}, which do not broadcast to {result}")
-
-
-def _check_dims(operation: Convolution, tensors: dict[str, GraphTensor]) -> None:
-    x, w, y = tensors.values()
-    try:
-        wanted = operation.conv.output_dims(x.dims, w.dims)
-    except InvalidRequest as error:
-        raise _Unfit(str(error)) from error
-    if y.dims != wanted:
-        (first, second, name) = tensors
-        raise _Unfit(f"{name} has dims {y.dims}, conv({first}, {second}) has {wanted}")
-
-
-def _check_integers(graph: OperationGraph, operation: Convolution, operands: list[GraphTensor]) -> None:
+def _check_integers(graph: OperationGraph, operation: Convolution[int], operands: list[GraphTensor]) -> None:
     """Integer operands must be 8-bit and of one dtype, and their sum must fit into 32 bits."""
     dtype, other = (tensor.dtype for tensor in operands)
     if not isinstance(operation, ConvolutionForward):
@@ -114,5 +74,4 @@ def _check_integers(graph: OperationGraph, operation: Convolution, operands: lis
 
 
 def _floating(tensor: GraphTensor) -> bool:
-    # A tensor between operations counts as floating-point, whatever type the graph gives it.
-    return tensor.dtype.is_floating or tensor.role is TensorRole.VIRTUAL
+    return tensor.dtype.is_floating

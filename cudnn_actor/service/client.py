@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from typing import Any, overload
 
+import msgspec
 import numpy as np
 import pykka
 
@@ -39,11 +40,12 @@ from cudnn_actor.protocol.messages import (
     Warm,
 )
 from cudnn_actor.protocol.numerics import Numerics
+from cudnn_actor.protocol.operations import Operation
 from cudnn_actor.protocol.receipts import Receipt, Statistics
 from cudnn_actor.protocol.tensor import Layout, LayoutLike, TensorSpec
 from cudnn_actor.service.arrays import packed_like
 from cudnn_actor.service.health import Health
-from cudnn_actor.service.sending import check_message, require_operands
+from cudnn_actor.service.sending import check_message, missing_outputs, outputs_of, require_operands
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import FaultInjector, Fired, LifecycleEvent
 
@@ -307,7 +309,48 @@ class CudnnRef:
         """Free a buffer, once earlier work is done. Using it again raises `StaleBufferError`."""
         await self.ask(Free(buffer=buffer))
 
-    # Convolutions that allocate their result.
+    # Operations that allocate their results.
+
+    async def apply(
+        self, operation: Operation[BufferRef], *, also: Sequence[str] = (), timeout: float | None = None
+    ) -> Any:
+        """Run an operation, and allocate the outputs that it leaves out.
+
+        Parameters
+        ----------
+        operation
+            Its inputs are given; its outputs may be.
+        also
+            Optional outputs that are wanted too, as in `also=("index",)`.
+        timeout
+            Seconds for the operation, as in `ask`; not for the allocations.
+
+        Returns
+        -------
+        BufferRef or tuple of them
+            The output; of several, a named tuple of all that were written. Allocated ones are packed, and
+            have the dims and dtype that follow from the inputs.
+
+        Raises
+        ------
+        InvalidRequest
+            As `ask`; or an output is left out whose dims do not follow from the inputs. Nothing is left
+            allocated.
+        CudnnActorError
+            As `ask` and `empty`. What was allocated is freed.
+        """
+        specs = missing_outputs(operation, also)
+        made: dict[str, BufferRef] = {}
+        try:
+            for name, spec in specs.items():
+                made[name] = await self.ask(Allocate(spec=spec))
+            operation = msgspec.structs.replace(operation, **made)
+            await self.ask(operation, timeout=timeout)
+        except BaseException:
+            for ref in made.values():
+                self._state.discard(ref)
+            raise
+        return outputs_of(operation)
 
     async def conv_fwd(
         self,

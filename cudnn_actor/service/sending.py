@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections import namedtuple
 from collections.abc import Sequence
+from typing import Any
 
 from cudnn_actor.broker.request_checks import check_device_array, check_warm, not_a_message
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.conv import ConvSpec
-from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError
+from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError, Words
 from cudnn_actor.protocol.messages import (
     COMPUTE,
     Allocate,
@@ -24,8 +27,12 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
+from cudnn_actor.protocol.operands import operand
+from cudnn_actor.protocol.operations import Operation
+from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.validation import check_inputs
 
-__all__ = ["check_message", "require_operands"]
+__all__ = ["check_message", "missing_outputs", "outputs_of", "require_operands"]
 
 _REFERENCES: dict[type, tuple[str, ...]] = {
     Upload: ("dst",),
@@ -66,7 +73,7 @@ def check_message(state: ServiceState, message: Message) -> None:
 def _resolve(state: ServiceState, message: Message, fields: Sequence[str]) -> None:
     try:
         for name in fields:
-            state.memory.resolve(getattr(message, name), name)
+            state.memory.resolve(operand(message, name), name)
     except StaleBufferError:
         # A service that ends closes its mailbox, then frees its buffers: report the end, not the freed
         # buffer.
@@ -90,3 +97,58 @@ def require_operands(**fields: object) -> None:
                 if wanted is BufferRef
                 else "pass one, as in ConvSpec.symmetric(2)",
             )
+
+
+def missing_outputs(operation: Operation[BufferRef], also: Sequence[str]) -> dict[str, TensorSpec]:
+    """The specs of the outputs that an operation leaves out and that are wanted.
+
+    Raises `InvalidRequest` if a field has the wrong type, the inputs do not fit together, `also` names no
+    optional output, or an output's dims do not follow from the inputs.
+    """
+    if not isinstance(operation, Operation):
+        raise InvalidRequest(
+            field="operation",
+            value=Words(type(operation).__name__),
+            problem="is not an operation",
+            fix="pass one, as in MaxPool(x=x, window=window)",
+        )
+    unknown = [name for name in also if name not in operation.outputs]
+    if unknown:
+        raise InvalidRequest(
+            field="also",
+            value=unknown[0],
+            problem=f"is not an output of {type(operation).__name__}",
+            fix=f"use one of {', '.join(operation.outputs)}",
+        )
+    check_inputs(operation)
+    inferred = operation.infer({name: ref.spec for name, ref in operation.named(operation.inputs)})
+    wanted = [
+        name
+        for name in operation.outputs
+        if getattr(operation, name) is None and (name not in operation.optional or name in also)
+    ]
+    for name in wanted:
+        if name not in inferred:
+            raise InvalidRequest(
+                field=name,
+                value=None,
+                problem="is left out, and its dims do not follow from the inputs",
+                fix=f"allocate it: {name}=await gpu.empty(dims)",
+            )
+    return {name: inferred[name] for name in wanted}
+
+
+def outputs_of(operation: Operation[BufferRef]) -> BufferRef | tuple[BufferRef, ...]:
+    """The output of an operation, or a named tuple of several."""
+    outputs = dict(operation.named(operation.outputs))
+    if len(outputs) == 1:
+        return next(iter(outputs.values()))
+    made: tuple[BufferRef, ...] = _outputs_class(f"{type(operation).__name__}Outputs", tuple(outputs))(
+        *outputs.values()
+    )
+    return made
+
+
+@functools.cache
+def _outputs_class(name: str, fields: tuple[str, ...]) -> Any:
+    return namedtuple(name, fields)

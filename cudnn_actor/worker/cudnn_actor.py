@@ -14,7 +14,7 @@ from typing import Any
 
 from cudnn_actor.actors import DEFERRED, Actor, Crash, Envelope
 from cudnn_actor.broker import Broker, Work
-from cudnn_actor.broker.footprints import footprint, named_buffers
+from cudnn_actor.broker.footprints import footprint
 from cudnn_actor.broker.progress import Progress
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import Engine
@@ -37,6 +37,7 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
+from cudnn_actor.protocol.operands import operands
 from cudnn_actor.protocol.receipts import Receipt
 from cudnn_actor.worker.injection import fail_start
 from cudnn_actor.worker.planning import BuildCrash
@@ -155,7 +156,7 @@ class CudnnActor(Actor):
     def _revived(self, again: Sequence[Work]) -> list[BufferRef]:
         """Undo the frees of buffers that these requests use. They are freed once these have run again."""
         memory = self._state.memory
-        used = {ref.slot: ref for work in again for ref in named_buffers(work.message).values()}
+        used = {ref.slot: ref for work in again for ref in operands(work.message).values()}
         return [ref for ref in used.values() if memory.revive(ref) and memory.is_live(ref)]
 
     def _lose_all(self, cause: str) -> None:
@@ -248,25 +249,33 @@ class CudnnActor(Actor):
         envelope = self.current
         assert envelope is not None, "a message is handled in its turn"
         broker, injected = self._broker, False
-        while True:
-            work = self._work = broker.take_up(envelope, injected=injected)
-            if work is None:
-                if not broker.take_awaiting():
-                    return DEFERRED  # the broker has answered it
-            else:
-                self._faults.rule = work.fault
-                if not work.injects:
-                    break
-                self._faults.inject(type(message).__name__.lower())
-            injected = True  # start it again: its fault has been injected, or its arena has been made
+        work: Work | None = None
         try:
+            while True:
+                work = self._work = broker.take_up(envelope, injected=injected)
+                if work is None:
+                    if not broker.take_awaiting():
+                        return DEFERRED  # the broker has answered it
+                else:
+                    self._faults.rule = work.fault
+                    if not work.injects:
+                        break
+                    self._faults.inject(type(message).__name__.lower())
+                injected = True  # start it again: its fault has been injected, or its arena has been made
             if work.cached is not None:
                 return self._runner.compute(work, work.cached, envelope)
             return self._ways[type(work.request)](work)
         except Crash:
             raise  # `on_crash` judges it
-        except Exception:
+        except CudnnActorError as error:
+            work = work or Work(envelope, envelope.number, message)
             broker.end_unreceived(work)
+            if envelope.crashes:
+                raise broker.refused_again(work, error) from error
+            raise
+        except Exception:
+            if work is not None:
+                broker.end_unreceived(work)
             raise
 
     def _note_build(self) -> None:

@@ -14,13 +14,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from cudnn_actor.broker.footprints import compute_footprint, memory_footprint, named_buffers
+from cudnn_actor.broker.footprints import compute_footprint, memory_footprint
 from cudnn_actor.broker.hazards import NOTHING, Entry, Footprint, HazardQueue
 from cudnn_actor.broker.request_checks import check_no_overlap, check_warm
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import COMPUTE, Compute, Drain, Warm
+from cudnn_actor.protocol.operands import operand, operands
 from cudnn_actor.worker.planning import Outcome, Planner
 
 __all__ = ["DeferredWork"]
@@ -87,7 +88,7 @@ class DeferredWork:
 
     def _for_memory(self, item: Any, message: Any) -> Defer | None:
         try:
-            for ref in named_buffers(message).values():
+            for ref in operands(message).values():
                 self._state.memory.resolve(ref)
             footprint = memory_footprint(message)
         except Exception:  # noqa: BLE001 - it starts, and fails there with its own error
@@ -124,7 +125,7 @@ class DeferredWork:
 
     def _is_valid(self, message: Compute, lowered: Lowered) -> bool:
         try:
-            slots = [self._state.memory.resolve(getattr(message, name), name) for name in lowered.buffers]
+            slots = [self._state.memory.resolve(operand(message, name), name) for name in lowered.buffers]
             check_no_overlap(lowered, slots)
         except Exception:  # noqa: BLE001 - as above
             return False

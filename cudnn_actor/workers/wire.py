@@ -25,9 +25,7 @@ from cudnn_actor.protocol import codec
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import ErrorRecord
 from cudnn_actor.protocol.messages import (
-    ConvBwdData,
-    ConvBwdFilter,
-    ConvFwd,
+    Compute,
     Copy,
     Fill,
     GetStatistics,
@@ -115,19 +113,7 @@ class InjectFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tag: str
 
 
-Asked = (
-    ConvFwd
-    | ConvBwdData
-    | ConvBwdFilter
-    | Copy
-    | Fill
-    | Ping
-    | GetStatistics
-    | Warm
-    | WriteStaged
-    | ReadStaged
-    | InjectFault
-)
+Asked = Compute | Copy | Fill | Ping | GetStatistics | Warm | WriteStaged | ReadStaged | InjectFault
 """Messages that a worker answers."""
 
 

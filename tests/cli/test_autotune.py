@@ -9,9 +9,9 @@ import pytest
 
 from cudnn_actor.cli.autotune import Tuned, Tuner, tune_all
 from cudnn_actor.cli.problem_form import Problem, read_problem
+from cudnn_actor.engines.base import Plan
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
-from cudnn_actor.engines.cpu.plan import CpuPlan
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol import OperationGraph, UnsupportedGraph
 
@@ -41,7 +41,7 @@ class ThreeWays:
     def close(self) -> None:
         pass
 
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CpuPlan:
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
         return compile_plan(graph, workspace_limit)
 
     def tune(
@@ -50,7 +50,7 @@ class ThreeWays:
         *,
         workspace_limit: int | None,
         progress: Callable[[int, int, str], None],
-    ) -> CpuPlan:
+    ) -> Plan:
         plan = compile_plan(graph, workspace_limit)
         for done in range(3):
             progress(done, 3, f"way {done}")
@@ -60,7 +60,7 @@ class ThreeWays:
     def export(self, plan: object) -> bytes:
         return b"the only way"
 
-    def restore(self, graph: OperationGraph, data: bytes) -> CpuPlan:
+    def restore(self, graph: OperationGraph, data: bytes) -> Plan:
         assert data == b"the only way"
         return compile_plan(graph, None)
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import ConvolutionForward, Operation, Pointwise
+from cudnn_actor.protocol.operations import ConvolutionForward, Node, Pointwise
 
-Rule = Callable[[OperationGraph, Operation], bool]
+Rule = Callable[[OperationGraph, Node], bool]
 
 
 class Refusal(NamedTuple):
@@ -24,16 +24,16 @@ class Refusal(NamedTuple):
     applies: Rule
 
 
-def _dtypes(graph: OperationGraph, operation: Operation) -> set[DType]:
-    return {graph.tensor(uid).dtype for uid in operation.inputs}
+def _dtypes(graph: OperationGraph, operation: Node) -> set[DType]:
+    return {graph.tensor(uid).dtype for uid in operation.reads}
 
 
-def _integer_gradient(graph: OperationGraph, operation: Operation) -> bool:
+def _integer_gradient(graph: OperationGraph, operation: Node) -> bool:
     backward = not isinstance(operation, ConvolutionForward)
     return backward and not all(dtype.is_floating for dtype in _dtypes(graph, operation))
 
 
-def _wide_integers(graph: OperationGraph, operation: Operation) -> bool:
+def _wide_integers(graph: OperationGraph, operation: Node) -> bool:
     return DType.INT32 in _dtypes(graph, operation)
 
 

@@ -53,7 +53,7 @@ def least_workspace(bench: Workbench, message: Compute) -> int:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_with_less_workspace_computes_the_same(bench: Workbench, name: str, kind: str) -> None:
     message = message_of(bench, PROBLEMS[name], kind, beta=0.5)
-    output = bench.binding(getattr(message, lower(message).output))
+    output = bench.binding(getattr(message, lower(message).outputs[0]))
     wanted = bench.run(message)
     least, most = (
         least_workspace(bench, message),

@@ -17,6 +17,7 @@ from cudnn_actor.protocol.dtypes import DTypeLike
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.operands import operand
 
 from .refusals import may_refuse
 
@@ -63,7 +64,7 @@ class Workbench:
         lowered = lower(message)
         plan = self._build(lowered.graph, workspace_limit)
         self.execute(plan, message)
-        return self.read(getattr(message, lowered.output))
+        return self.read(operand(message, lowered.outputs[0]))
 
     def _build(self, graph: OperationGraph, workspace_limit: int | None) -> Plan:
         try:
@@ -78,7 +79,7 @@ class Workbench:
         lowered = lower(message)
         tensors = map(lowered.graph.tensor, lowered.graph.bound)
         buffers = [
-            self.binding(getattr(message, name), tensor.spec)
+            self.binding(operand(message, name), tensor.spec)
             for name, tensor in zip(lowered.buffers, tensors, strict=True)
         ]
         self.engine.execute(plan, buffers, [float(getattr(message, name)) for name in lowered.scalars])
@@ -118,7 +119,7 @@ def _outlast(engine: Engine) -> None:
 def spread(dims: tuple[int, ...], dtype: DTypeLike, gap: int = 2) -> TensorSpec:
     """A spec with gaps between neighbours in every dim, spatial dims slowest."""
     strides, step = [0] * len(dims), gap
-    for axis in (1, 0, *range(2, len(dims))):
+    for axis in (1, 0, *range(2, len(dims))) if len(dims) > 1 else (0,):
         strides[axis] = step
         step = step * dims[axis] + 1
     return TensorSpec.strided(dims, strides, dtype)

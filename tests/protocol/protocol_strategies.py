@@ -32,6 +32,7 @@ from cudnn_actor.protocol import (
     Warm,
 )
 from cudnn_actor.protocol.messages import Travelling
+from cudnn_actor.protocol.operations import OPERATIONS, Operation, PointwiseMode, Window
 
 COUNTS = st.integers(0, 2**63)
 NUMBERS = st.floats(allow_nan=False, width=64)
@@ -74,13 +75,46 @@ def convs(draw: st.DrawFn) -> ConvSpec:
     )
 
 
+@st.composite
+def windows(draw: st.DrawFn) -> Window:
+    spatial = draw(st.integers(1, 3))
+    fields = {"size": 1, "pre_padding": 0, "post_padding": 0, "stride": 1, "dilation": 1}
+    each = {name: st.tuples(*[st.integers(least, 5)] * spatial) for name, least in fields.items()}
+    return draw(st.builds(Window, **each))
+
+
 epilogues = st.one_of(
     st.builds(Epilogue, activation=st.sampled_from(Activation)),
     st.builds(Epilogue, activation=st.just(Activation.ELU), parameter=st.floats(-9, 9)),
 )
 numerics = st.builds(Numerics, tf32=st.booleans(), deterministic=st.booleans())
 _common = {"conv": convs(), "alpha": NUMBERS, "beta": NUMBERS, "numerics": numerics}
+_ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
+    "conv": convs(),
+    "mode": st.sampled_from(PointwiseMode),
+    "parameter": st.none() | NUMBERS,
+    "numerics": st.none() | numerics,
+    "window": windows(),
+    "include_padding": st.booleans(),
+    "axis": st.integers(-5, 5),
+    "epsilon": NUMBERS,
+}
+_SEVERAL = {"operands": st.lists(refs, min_size=1, max_size=2).map(tuple)}
+
+
+def operations(kind: type[Operation[BufferRef]]) -> st.SearchStrategy[Operation[BufferRef]]:
+    """Messages of an operation's class, with and without its optional operands."""
+    fields: dict[str, st.SearchStrategy[object]] = {}
+    for name in kind.__struct_fields__:
+        if name in (*kind.inputs, *kind.outputs):
+            fields[name] = _SEVERAL.get(name, st.none() | refs if name in kind.optional else refs)
+        else:
+            fields[name] = _ATTRIBUTES[name]
+    return st.builds(kind, **fields)
+
+
 computes = st.one_of(
+    *map(operations, OPERATIONS),
     st.builds(ConvFwd, x=refs, w=refs, y=refs, bias=st.none() | refs, epilogue=epilogues, **_common),
     st.builds(ConvBwdData, dy=refs, w=refs, dx=refs, **_common),
     st.builds(ConvBwdFilter, x=refs, dy=refs, dw=refs, **_common),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typing
+
 import hypothesis.strategies as st
 import ml_dtypes
 import msgspec
@@ -33,6 +35,8 @@ from cudnn_actor.protocol.messages import Travelling
 
 from .protocol_strategies import arrays, messages, refs, replies
 
+KINDS = {typing.get_origin(kind) or kind for kind in typing.get_args(Travelling)}
+"""The classes of all messages that travel."""
 SPEC = TensorSpec.packed((2, 3))
 REF = BufferRef(slot=1, generation=1 << 32 | 1, spec=SPEC, device="cpu")
 
@@ -78,7 +82,7 @@ def test_the_message_strategy_makes_every_type() -> None:
         made.add(type(message))
 
     collect()
-    assert made == set(Travelling.__args__)
+    assert made == KINDS
 
 
 def must_decode_or_be_malformed(frame: bytes) -> None:
@@ -91,7 +95,7 @@ def must_decode_or_be_malformed(frame: bytes) -> None:
 
 @given(messages | replies, st.data())
 def test_a_truncated_frame_is_malformed(thing: object, data: st.DataObject) -> None:
-    is_message = isinstance(thing, Travelling)
+    is_message = type(thing) in KINDS
     frame = encode_message(thing) if is_message else encode_reply(thing)  # type: ignore[arg-type]
     cut = frame[: data.draw(st.integers(0, len(frame) - 1))]
     with pytest.raises(MalformedMessage):
@@ -103,7 +107,7 @@ def test_a_truncated_frame_is_malformed(thing: object, data: st.DataObject) -> N
 def test_a_flipped_bit_gives_a_message_or_malformed_and_nothing_else(
     thing: object, data: st.DataObject
 ) -> None:
-    is_message = isinstance(thing, Travelling)
+    is_message = type(thing) in KINDS
     frame = bytearray(encode_message(thing) if is_message else encode_reply(thing))  # type: ignore[arg-type]
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(frame) - 1))
@@ -218,7 +222,7 @@ def test_bfloat16_travels_bit_by_bit() -> None:
     assert arrived.tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize("dtype", [object, "U3", "c8", "i8", ">f4"])
+@pytest.mark.parametrize("dtype", [object, "U3", "c8", "i2", ">f4"])
 def test_arrays_of_other_types_do_not_travel(dtype: str) -> None:
     with pytest.raises(TypeError, match="cannot be encoded"):
         encode_message(Upload(dst=REF, data=np.zeros(3, dtype)))

@@ -42,7 +42,7 @@ def test_bfloat16_is_the_one_of_ml_dtypes() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        "int64",
+        "int16",
         "complex64",
         object,
         "U3",

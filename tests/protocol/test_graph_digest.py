@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import struct
@@ -21,8 +20,8 @@ from cudnn_actor.protocol import (
     DType,
     Epilogue,
     GraphTensor,
+    Node,
     Numerics,
-    Operation,
     OperationGraph,
     Pointwise,
     PointwiseMode,
@@ -32,7 +31,7 @@ from cudnn_actor.protocol.lowering import lower
 
 from .lowering_fixtures import forward, ref
 
-GOLDEN = "e7eb331deffae0089fe75eff8f48d92f6ed8356d8b562ff9f361ab23965b65b6"
+GOLDEN = "b9a7a1b2c0282f3be359f7b65cc4a9f2b83e02eccf76c8828f0d1608d34a08e5"
 MESSAGE = forward(
     alpha=2.0,
     beta=0.5,
@@ -48,28 +47,32 @@ def replace(graph: OperationGraph, **changes: object) -> OperationGraph:
     return OperationGraph(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def renumbered(operation: Operation, uids: dict[int, int]) -> Operation:
-    changes: dict[str, object] = {operation.writes: uids[operation.output]}
-    for name in operation.reads:
-        value = getattr(operation, name)
-        changes[name] = tuple(uids[u] for u in value) if isinstance(value, tuple) else uids[value]
-    return msgspec.structs.replace(operation, **changes)
+def renumbered(operation: Node, uids: dict[int, int]) -> Node:
+    operands = dict(operation.named((*operation.inputs, *operation.outputs)))
+    return operation.with_operands(lambda name: uids[operands[name]])
 
 
 def shuffled(graph: OperationGraph, seed: int) -> OperationGraph:
-    """The same graph, written down differently: other uids, names and orders."""
+    """The same graph, written down differently: other uids and names, and the tensors in another order."""
     rng = random.Random(seed)
     fresh = rng.sample(range(-1_000, 1_000), len(graph.tensors))
     uids = {t.uid: new for t, new in zip(graph.tensors, fresh, strict=True)}
-    tensors = [msgspec.structs.replace(t, uid=uids[t.uid], name=f"t{rng.random()}") for t in graph.tensors]
-    operations = [renumbered(op, uids) for op in graph.operations]
+    tensors = [
+        msgspec.structs.replace(
+            t,
+            uid=uids[t.uid],
+            overwrites=None if t.overwrites is None else uids[t.overwrites],
+            name=f"t{rng.random()}",
+        )
+        for t in graph.tensors
+    ]
+    operations = [renumbered(operation, uids) for operation in graph.operations]
     rng.shuffle(tensors)
-    rng.shuffle(operations)
     return replace(graph, tensors=tuple(tensors), operations=tuple(operations))
 
 
 def test_the_canonical_form_is_pinned() -> None:
-    """A new digest orphans every stored plan: if the form must change, change "graph/1" with it."""
+    """A new digest orphans every stored plan: if the form must change, change "graph/2" with it."""
     assert GRAPH.digest() == GOLDEN
 
 
@@ -91,7 +94,7 @@ def test_the_digest_is_the_same_in_every_process(seed: str) -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_uids_names_and_orders_do_not_count(seed: int) -> None:
+def test_uids_names_and_the_order_of_tensors_do_not_count(seed: int) -> None:
     other = shuffled(GRAPH, seed)
     assert other.digest() == GRAPH.digest()
     names = {t.uid: t for t in other.tensors}
@@ -99,72 +102,41 @@ def test_uids_names_and_orders_do_not_count(seed: int) -> None:
     assert places == [(GRAPH.tensor(uid).dims, GRAPH.tensor(uid).strides) for uid in GRAPH.bound]
 
 
-@st.composite
-def look_alikes(draw: st.DrawFn, most: int = 5) -> OperationGraph:
-    """Graphs of pointwise operations on tensors that all look the same, so that only wiring tells."""
-    given_count = draw(st.integers(1, min(3, most)))
-    operations: list[Operation] = []
-    for result in range(given_count, given_count + draw(st.integers(1, most))):
-        operands = draw(st.lists(st.integers(0, result - 1), min_size=1, max_size=2).map(tuple))
-        mode = draw(st.sampled_from([PointwiseMode.ADD, PointwiseMode.MUL]))
-        operations.append(Pointwise(mode=mode, operands=operands, result=result, compute=DType.FLOAT32))
-    touched = {uid for op in operations for uid in (*op.inputs, op.output)}
-    tensors = tuple(GraphTensor(uid=u, dims=(1,), strides=(1,), dtype=DType.FLOAT32) for u in sorted(touched))
-    return OperationGraph(tensors=tensors, operations=tuple(operations))
-
-
-@given(look_alikes(), st.integers(0, 2**32))
-def test_tensors_that_look_alike_are_told_apart_by_their_place(graph: OperationGraph, seed: int) -> None:
-    assert shuffled(graph, seed).digest() == graph.digest()
-
-
-def rings(*sizes: int) -> OperationGraph:
-    """Rings of look-alike tensors: each is added to the next, into a result of its own."""
-    operations: list[Operation] = []
-    for size in sizes:
-        base = 2 * len(operations)
-        for n in range(size):
-            operands = (base + n, base + (n + 1) % size)
-            operations.append(
-                Pointwise(
-                    mode=PointwiseMode.ADD, operands=operands, result=base + size + n, compute=DType.FLOAT32
-                )
-            )
+def sums(*operands: tuple[int, int]) -> OperationGraph:
+    """Additions of two inputs, 0 and 1, and of earlier sums, 2, 3, ...; all tensors look the same."""
+    operations = tuple(
+        Pointwise(mode=PointwiseMode.ADD, operands=pair, result=2 + number)
+        for number, pair in enumerate(operands)
+    )
     tensors = tuple(
-        GraphTensor(uid=u, dims=(1,), strides=(1,), dtype=DType.FLOAT32) for u in range(2 * len(operations))
+        GraphTensor(uid=u, dims=(1,), strides=(1,), dtype=DType.FLOAT32) for u in range(2 + len(operands))
     )
-    return OperationGraph(tensors=tensors, operations=tuple(operations))
+    return OperationGraph(tensors=tensors, operations=operations)
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("sizes", [(3,), (2, 2), (6, 3, 3)], ids=str)
-def test_mirror_images_do_not_let_the_written_order_through(sizes: tuple[int, ...], seed: int) -> None:
-    assert shuffled(rings(*sizes), seed).digest() == rings(*sizes).digest()
+def test_wiring_counts() -> None:
+    graphs = [
+        sums((0, 1), (0, 1)),
+        sums((0, 1), (1, 0)),
+        sums((0, 1), (2, 1)),
+        sums((0, 1), (2, 0)),
+        sums((0, 1), (2, 2)),
+    ]
+    assert len({graph.digest() for graph in graphs}) == len(graphs)
 
 
-def test_rings_of_the_same_parts_differ_by_how_they_close() -> None:
-    assert rings(6).digest() != rings(3, 3).digest()
-
-
-@given(look_alikes(most=2), look_alikes(most=2))
-def test_equal_digests_mean_the_same_wiring(one: OperationGraph, other: OperationGraph) -> None:
-    assert (one.digest() == other.digest()) is is_isomorphic(one, other)
-
-
-def is_isomorphic(one: OperationGraph, other: OperationGraph) -> bool:
-    """By trying every renumbering of tensors that all look the same."""
-    if (len(one.tensors), len(one.operations)) != (len(other.tensors), len(other.operations)):
-        return False
-    olds, wanted = [t.uid for t in one.tensors], set(other.operations)
-    return any(
-        {renumbered(op, dict(zip(olds, news, strict=True))) for op in one.operations} == wanted
-        for news in itertools.permutations(t.uid for t in other.tensors)
-    )
+def test_the_order_of_the_operations_counts_although_the_result_is_the_same() -> None:
+    graph = sums((0, 0), (1, 1), (2, 3))
+    first, second, last = graph.operations
+    other = replace(graph, operations=(second, first, last))
+    assert other.digest() != graph.digest()
 
 
 @given(st.data())
 def test_any_change_of_a_tensor_changes_the_digest(data: st.DataObject) -> None:
-    at = data.draw(st.integers(0, len(GRAPH.tensors) - 1))
+    overwritten = {tensor.overwrites for tensor in GRAPH.tensors}  # a result must be like what it overwrites
+    others = [n for n, t in enumerate(GRAPH.tensors) if t.overwrites is None and t.uid not in overwritten]
+    at = data.draw(st.sampled_from(others))
     tensor = GRAPH.tensors[at]
     field = data.draw(st.sampled_from(["dims", "strides", "dtype", "alignment"]))
     old = getattr(tensor, field)
@@ -206,14 +178,14 @@ CONVS = [
 ]
 
 
-def one_conv(conv: ConvSpec, compute: DType = DType.FLOAT32, x: int = 0, w: int = 1) -> str:
+def one_conv(conv: ConvSpec, x: int = 0, w: int = 1) -> str:
     tensors = tuple(GraphTensor(uid=u, dims=(1,), strides=(1,), dtype=DType.FLOAT32) for u in range(3))
-    operation = ConvolutionForward(x=x, w=w, y=2, conv=conv, compute=compute)
+    operation = ConvolutionForward(x=x, w=w, y=2, conv=conv)
     return OperationGraph(tensors=tensors, operations=(operation,)).digest()
 
 
 def test_every_parameter_of_a_convolution_counts() -> None:
-    digests = [one_conv(conv) for conv in CONVS] + [one_conv(CONVS[0], DType.FLOAT64)]
+    digests = [one_conv(conv) for conv in CONVS]
     assert len(set(digests)) == len(digests)
 
 
@@ -225,7 +197,7 @@ def test_which_operand_is_which_counts() -> None:
     digests = {
         OperationGraph(
             tensors=(small, large, result),
-            operations=(ConvolutionForward(x=x, w=w, y=2, conv=CONVS[0], compute=DType.INT32),),
+            operations=(ConvolutionForward(x=x, w=w, y=2, conv=CONVS[0]),),
         ).digest()
         for x, w in ((0, 1), (1, 0))
     }
@@ -234,7 +206,7 @@ def test_which_operand_is_which_counts() -> None:
 
 def elu(parameter: float | None, mode: PointwiseMode = PointwiseMode.ELU) -> str:
     tensors = tuple(GraphTensor(uid=u, dims=(1,), strides=(1,), dtype=DType.FLOAT32) for u in range(2))
-    operation = Pointwise(mode=mode, operands=(0,), result=1, compute=DType.FLOAT32, parameter=parameter)
+    operation = Pointwise(mode=mode, operands=(0,), result=1, parameter=parameter)
     return OperationGraph(tensors=tensors, operations=(operation,)).digest()
 
 

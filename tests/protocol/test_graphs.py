@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
@@ -13,6 +13,7 @@ from cudnn_actor.protocol import (
     DType,
     GraphTensor,
     InvalidRequest,
+    Numerics,
     OperationGraph,
     Pointwise,
     PointwiseMode,
@@ -24,22 +25,27 @@ def tensor(uid: int, role: TensorRole = TensorRole.BOUND) -> GraphTensor:
     return GraphTensor(uid=uid, dims=(1,), strides=(1,), dtype=DType.FLOAT32, role=role)
 
 
-def add(result: int, *operands: int) -> Pointwise:
-    return Pointwise(mode=PointwiseMode.ADD, operands=operands, result=result, compute=DType.FLOAT32)
+def add(result: int, *operands: int) -> Pointwise[int]:
+    return Pointwise(mode=PointwiseMode.ADD, operands=operands, result=result)
 
 
-def graph(tensors: list[GraphTensor], operations: list[Pointwise]) -> OperationGraph:
+def graph(tensors: list[GraphTensor], operations: list[Pointwise[int]]) -> OperationGraph:
     return OperationGraph(tensors=tuple(tensors), operations=tuple(operations))
 
 
 MALFORMED = {
-    "a cycle": ([tensor(0), tensor(1)], [add(0, 1), add(1, 0)], "operations", "depend on themselves"),
-    "an operation on its own output": ([tensor(0)], [add(0, 0)], "operations", "depend on themselves"),
+    "a cycle": ([tensor(0), tensor(1)], [add(0, 1), add(1, 0)], "operations", "is read before it is written"),
+    "an operation on its own output": (
+        [tensor(0)],
+        [add(0, 0)],
+        "operations",
+        "is read before it is written",
+    ),
     "a cycle beside good ones": (
         [tensor(n) for n in range(4)],
         [add(1, 0), add(2, 3), add(3, 2)],
         "operations",
-        "depend on themselves",
+        "is read before it is written",
     ),
     "two writers": ([tensor(0), tensor(1)], [add(1, 0), add(1, 0)], "operations", "written twice"),
     "an unknown operand": ([tensor(0), tensor(1)], [add(1, 7)], "operations", "does not hold"),
@@ -59,7 +65,7 @@ MALFORMED = {
     ("tensors", "operations", "field", "problem"), MALFORMED.values(), ids=MALFORMED.keys()
 )
 def test_a_malformed_graph_is_refused(
-    tensors: list[GraphTensor], operations: list[Pointwise], field: str, problem: str
+    tensors: list[GraphTensor], operations: list[Pointwise[int]], field: str, problem: str
 ) -> None:
     with pytest.raises(InvalidRequest, match="correct the graph") as caught:
         graph(tensors, operations)
@@ -67,24 +73,53 @@ def test_a_malformed_graph_is_refused(
     assert problem in caught.value.problem
 
 
-@given(st.integers(1, 8), st.randoms(use_true_random=False))
-def test_each_operation_comes_after_those_it_reads(count: int, rng: random.Random) -> None:
-    operations = [add(n, *(rng.randrange(n) for _ in range(2))) for n in range(1, count + 1)]
-    rng.shuffle(operations)
-    tensors = [tensor(n) for n in range(count + 1)]
-    ordered = graph(tensors, operations).in_order()
-    assert sorted(op.output for op in ordered) == list(range(1, count + 1))
-    done = {0}
-    for operation in ordered:
-        assert done.issuperset(operation.inputs)
-        done.add(operation.output)
+@given(st.permutations(range(1, 6)))
+def test_a_graph_is_declared_in_the_order_in_which_it_runs(order: list[int]) -> None:
+    operations = [add(n, n - 1) for n in order]  # a chain
+    if order == sorted(order):
+        assert graph([tensor(n) for n in range(6)], operations).operations == tuple(operations)
+        return
+    with pytest.raises(InvalidRequest, match="read before it is written"):
+        graph([tensor(n) for n in range(6)], operations)
+
+
+def overwriting(uid: int, before: int, **changes: Any) -> GraphTensor:
+    return msgspec.structs.replace(tensor(uid), overwrites=before, **changes)
+
+
+def test_a_graph_that_overwrites_what_it_reads_is_not_pure() -> None:
+    assert graph([tensor(0), tensor(1)], [add(1, 0)]).pure
+    overwrites = graph([tensor(0), overwriting(1, 0)], [add(1, 0)])
+    assert not overwrites.pure
+    assert overwrites.digest() != graph([tensor(0), tensor(1)], [add(1, 0)]).digest()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "problem"),
+    [
+        ([tensor(0), overwriting(1, 7)], "must be a result and overwrite an input"),
+        ([tensor(0), overwriting(1, 1)], "must be a result and overwrite an input"),
+        ([overwriting(0, 1), tensor(1)], "must be a result and overwrite an input"),
+        ([tensor(0, TensorRole.SCALAR), overwriting(1, 0)], "another spec"),
+        ([tensor(0), overwriting(1, 0, dtype=DType.FLOAT64)], "another spec"),
+    ],
+)
+def test_a_result_overwrites_an_input_of_its_own_spec_only(tensors: list[GraphTensor], problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        graph(tensors, [add(1, 0)])
+
+
+def test_numerics_belong_to_the_graph() -> None:
+    operation = msgspec.structs.replace(add(1, 0), numerics=Numerics())
+    with pytest.raises(InvalidRequest, match="not to the graph"):
+        graph([tensor(0), tensor(1)], [operation])
 
 
 def test_bound_and_scalar_tensors_are_listed_in_canonical_order() -> None:
     tensors = [tensor(9), tensor(5, TensorRole.SCALAR), tensor(7, TensorRole.VIRTUAL), tensor(3)]
-    made = graph(tensors, [add(3, 7, 9), add(7, 9, 5)])
+    made = graph(tensors, [add(7, 9, 5), add(3, 7, 9)])
     assert (made.bound, made.scalars) == ((9, 3), (5,))
-    assert made.canonical_uids() == {9: 0, 5: 1, 7: 2, 3: 3}
+    assert made.canonical_uids == {9: 0, 5: 1, 7: 2, 3: 3}
     assert made.tensor(7).role is TensorRole.VIRTUAL
     with pytest.raises(KeyError):
         made.tensor(4)

@@ -90,7 +90,7 @@ def test_any_other_text_is_refused(text: str) -> None:
 
 def test_what_unpacks_to_too_much_is_refused_before_it_does() -> None:
     bomb = packed(bytes(100_000_000))
-    with pytest.raises(InvalidRequest, match="unpacks to more than 32,768 bytes"):
+    with pytest.raises(InvalidRequest, match="unpacks to more than 4,194,304 bytes"):
         graph_of(bomb)
 
 

@@ -22,7 +22,6 @@ import numpy as np
 import pykka
 
 from cudnn_actor.actors import Envelope, Mailbox
-from cudnn_actor.broker.footprints import named_buffers
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.arenas import Arenas
@@ -31,6 +30,7 @@ from cudnn_actor.processes.frames import LENGTH, BadFrame, encode
 from cudnn_actor.protocol import BufferRef, ConvFwd, Copy, CudnnActorError, Fill, Ping, Warm
 from cudnn_actor.protocol.codec import encode_reply
 from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
+from cudnn_actor.protocol.operands import operands
 from cudnn_actor.supervision import Fault, FaultInjector, FaultPlan, FaultRule
 from cudnn_actor.workers.generations import GenerationTable, GenerationView
 from cudnn_actor.workers.process.stages import Stages
@@ -182,7 +182,7 @@ class SimulatedWorker:
         others = self.unanswered
         assert len(others) < self.window, "more than the window holds"
         assert task.place not in {other.place for other in others}, "two requests in one place"
-        for ref in named_buffers(task.message).values():
+        for ref in operands(task.message).values():
             task.places[ref.slot, ref.generation] = self._place(ref)
         self.queue.append(task)
 
@@ -202,7 +202,7 @@ class SimulatedWorker:
         if not self.claims.begin(task.place, task.number):
             self.finished.append((task, Dropped(task.number, task.place)))
             return None
-        for ref in named_buffers(task.message).values():
+        for ref in operands(task.message).values():
             place = self._place(ref)
             assert place == task.places[ref.slot, ref.generation], "a buffer moved under a request"
         self.noted.discard(task.number)  # of a fault that was done before its message came

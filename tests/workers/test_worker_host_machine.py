@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cudnn_actor.actors import Envelope
-from cudnn_actor.broker.footprints import named_buffers
 from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.protocol import (
     Allocate,
@@ -36,6 +35,7 @@ from cudnn_actor.protocol import (
     View,
     Warm,
 )
+from cudnn_actor.protocol.operands import operands
 from cudnn_actor.supervision import Fault, FaultPlan
 from cudnn_actor.workers.wire import InjectFault
 from cudnn_actor.workers.worker_host import PendingReclaim
@@ -430,7 +430,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         if error is not None:
             self.check_blame(told, error)
             return
-        for ref in named_buffers(message).values():
+        for ref in operands(message).values():
             freed = self.freed_by.get(key_of(ref), number)
             assert freed >= number or self.told[freed].injected, "a buffer was used after its free"
         match message:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cudnn_actor.engines.cpu.boxes import Dims, largest_tile
 from cudnn_actor.engines.cpu.convolution import BackwardData, BackwardFilter, Forward, Kernel
+from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.plan import Convolved, CpuPlan, Mapped, Stage, Target
 from cudnn_actor.engines.cpu.pointwise import Elementwise, Loaded, Operand, Passed
 from cudnn_actor.engines.cpu.rounding import rounding_to
 from cudnn_actor.engines.cpu.scratch import footprint
-from cudnn_actor.engines.support import Convolution, check_graph, kind_of
+from cudnn_actor.engines.support import check_graph, kind_of
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
+    Convolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
-    Operation,
+    Node,
     Pointwise,
     TensorRole,
 )
@@ -30,13 +33,31 @@ _TILE_BYTES = 16 << 20
 """Scratch for one box. With ResNet shapes, run times are flat from 8 to 32 MiB and rise on both sides."""
 
 
-def compile_plan(graph: OperationGraph, workspace_limit: int | None) -> CpuPlan:
+_KERNELS: dict[type, Callable[[ConvGeometry, int, int], Kernel]] = {
+    ConvolutionForward: Forward,
+    ConvolutionBackwardData: BackwardData,
+    ConvolutionBackwardFilter: BackwardFilter,
+}
+
+
+def compile_plan(graph: OperationGraph, workspace_limit: int | None) -> CpuPlan | EvaluatedPlan:
     """Make a graph ready to run in at most `workspace_limit` bytes of workspace.
+
+    Convolutions and pointwise operations are computed tile by tile. A graph with any other operation is run
+    by its operations' definitions.
 
     Raises `UnsupportedGraph` for graphs that `support` rejects, and `OutOfMemory` if even the smallest tiles
     need more.
     """
-    return _Compiler(graph).plan(workspace_limit)
+    check_graph(graph, "cpu")
+    tiled = all(isinstance(operation, Convolution | Pointwise) for operation in graph.operations)
+    if tiled and all(tensor.dtype is not DType.INT64 for tensor in graph.tensors):  # tiles are float64
+        return _Compiler(graph).plan(workspace_limit)
+    return EvaluatedPlan(_tag(graph), graph)
+
+
+def _tag(graph: OperationGraph) -> str:
+    return f"cpu/{kind_of(graph)}/{graph.digest()[:8]}"
 
 
 @dataclass
@@ -44,32 +65,33 @@ class _Draft:
     """A stage while operations are being added to it."""
 
     dims: Dims
-    convolution: Convolution | None = None
-    pointwise: list[Pointwise] = field(default_factory=list)
+    convolution: Convolution[int] | None = None
+    pointwise: list[Pointwise[int]] = field(default_factory=list)
     results: set[int] = field(default_factory=set)
 
-    def admits(self, operation: Operation, dims: Dims) -> bool:
+    def admits(self, operation: Node, dims: Dims) -> bool:
         """Whether an operation can run box by box together with the stage's other operations."""
         if dims != self.dims:
             return False
         if isinstance(operation, Pointwise):
             return True
         # A convolution reads beyond the box, so its inputs must be complete before the stage begins.
-        return self.convolution is None and self.results.isdisjoint(operation.inputs)
+        return self.convolution is None and self.results.isdisjoint(operation.reads)
 
-    def add(self, operation: Operation) -> None:
+    def add(self, operation: Node) -> None:
         if isinstance(operation, Pointwise):
             self.pointwise.append(operation)
         else:
+            assert isinstance(operation, Convolution)
             self.convolution = operation
-        self.results.add(operation.output)
+        self.results.update(operation.writes)
 
 
 class _Compiler:
     def __init__(self, graph: OperationGraph) -> None:
-        check_graph(graph, "cpu")
         self._graph = graph
-        self._operations = tuple(graph.in_order())
+        self._operations = tuple(graph.operations)
+        self._read = {uid for operation in graph.operations for uid in operation.reads}
         self._drafts = self._cut()
         self._intermediates = self._crossing()
         order = (*self._intermediates, *graph.bound, *graph.scalars)
@@ -89,7 +111,7 @@ class _Compiler:
         if limit is not None and workspace > limit:
             raise OutOfMemory(requested=workspace, in_use=0, limit=limit)
         return CpuPlan(
-            tag=self._tag(),
+            tag=_tag(self._graph),
             workspace=workspace,
             stages=tuple(stages),
             intermediates=tuple(map(self._dims, self._intermediates)),
@@ -97,14 +119,11 @@ class _Compiler:
             scalars=len(self._graph.scalars),
         )
 
-    def _tag(self) -> str:
-        return f"cpu/{kind_of(self._graph)}/{self._graph.digest()[:8]}"
-
     def _cut(self) -> list[_Draft]:
         """Group consecutive operations that can run box by box together."""
         drafts: list[_Draft] = []
         for operation in self._operations:
-            dims = self._dims(operation.output)
+            dims = self._dims(operation.writes[0])
             if not drafts or not drafts[-1].admits(operation, dims):
                 drafts.append(_Draft(dims))
             drafts[-1].add(operation)
@@ -116,7 +135,7 @@ class _Compiler:
         crossing: dict[int, None] = {}
         for draft in self._drafts:
             for operation in (*draft.pointwise, *([draft.convolution] if draft.convolution else ())):
-                for uid in operation.inputs:
+                for uid in operation.reads:
                     virtual = self._graph.tensor(uid).role is TensorRole.VIRTUAL
                     if virtual and home[uid] is not draft:
                         crossing[uid] = None
@@ -125,19 +144,22 @@ class _Compiler:
     def _stage(self, draft: _Draft) -> Stage:
         mapped = []
         for number, operation in enumerate(draft.pointwise):
-            later = {uid for other in draft.pointwise[number + 1 :] for uid in other.inputs}
+            later = {uid for other in draft.pointwise[number + 1 :] for uid in other.reads}
             mapped.append(self._mapped(operation, later))
         convolved = None
         if draft.convolution is not None:
-            uid = draft.convolution.output
-            convolved = Convolved(self._kernel(draft.convolution), uid, self._target(uid))
+            (uid,) = draft.convolution.writes
+            exact = self._graph.tensor(uid).dtype is DType.INT32  # of sums that `check_graph` bounds
+            read_as = None if exact else self._read_as(uid)
+            convolved = Convolved(self._kernel(draft.convolution), uid, self._target(uid), read_as)
         return Stage(draft.dims, convolved, tuple(mapped))
 
-    def _mapped(self, operation: Pointwise, later: set[int]) -> Mapped:
+    def _mapped(self, operation: Pointwise[int], later: set[int]) -> Mapped:
         operands = tuple(self._operand(uid, later) for uid in operation.operands)
         dims = self._dims(operation.result)
-        elementwise = Elementwise(operation.mode, operation.parameter, operands, dims)
-        return Mapped(elementwise, operation.result, self._target(operation.result))
+        elementwise = Elementwise(operation.mode, operation.effective_parameter, operands, dims)
+        uid = operation.result
+        return Mapped(elementwise, uid, self._target(uid), self._read_as(uid))
 
     def _operand(self, uid: int, later: set[int]) -> Operand:
         if uid in self._index:
@@ -148,22 +170,20 @@ class _Compiler:
         if uid not in self._index:
             return None
         tensor = self._graph.tensor(uid)
-        # Tensors between operations are not rounded, whatever type the graph gives them.
+        # What is between stages has been rounded already, and is kept in float64.
         dtype = tensor.dtype if tensor.role is TensorRole.BOUND else DType.FLOAT64
         return Target(self._index[uid], rounding_to(dtype.numpy))
 
-    def _kernel(self, operation: Convolution) -> Kernel:
-        first, second = (self._index[uid] for uid in operation.inputs)
-        match operation:
-            case ConvolutionForward(x=x, w=w, y=y):
-                return Forward(self._geometry(operation, x, w, y), first, second)
-            case ConvolutionBackwardData(dx=x, w=w, dy=y):
-                return BackwardData(self._geometry(operation, x, w, y), first, second)
-            case ConvolutionBackwardFilter(x=x, dw=w, dy=y):
-                return BackwardFilter(self._geometry(operation, x, w, y), first, second)
+    def _read_as(self, uid: int) -> DType | None:
+        """The type that a result is rounded to before it is read; None if that changes nothing."""
+        dtype = self._graph.tensor(uid).dtype
+        return dtype if uid in self._read and dtype is not DType.FLOAT64 else None
 
-    def _geometry(self, operation: Convolution, x: int, w: int, y: int) -> ConvGeometry:
-        return ConvGeometry(self._dims(x), self._dims(w), self._dims(y), operation.conv)
+    def _kernel(self, operation: Convolution[int]) -> Kernel:
+        first, second = (self._index[uid] for uid in operation.reads)
+        kernel = _KERNELS[type(operation)]
+        x, w, y = map(self._dims, operation.of_shape)
+        return kernel(ConvGeometry(x, w, y, operation.conv), first, second)
 
     def _dims(self, uid: int) -> Dims:
         return self._graph.tensor(uid).dims

@@ -11,6 +11,7 @@ from cudnn_actor.engines.base import BuilderAccess, EngineFailure, Plan
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan, Evaluation
 from cudnn_actor.engines.cpu.kept import keeping
 from cudnn_actor.engines.cpu.plan import CpuPlan, Program
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
@@ -36,7 +37,7 @@ class CpuEngine:
     def __init__(self) -> None:
         self._arenas = Arenas()
         self._workspace = aligned_bytes(0)
-        self._programs: WeakKeyDictionary[CpuPlan, Program] = WeakKeyDictionary()
+        self._programs: WeakKeyDictionary[CpuPlan | EvaluatedPlan, Program | Evaluation] = WeakKeyDictionary()
 
     def open(self) -> None:
         """Does nothing: there is no handle, and the workspace grows as plans need it."""
@@ -65,7 +66,7 @@ class CpuEngine:
     def builder(self, access: BuilderAccess | None) -> None:
         """None: building a plan takes well under a millisecond."""
 
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CpuPlan:
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
         """Build a plan, and grow the workspace if necessary. Raises `UnsupportedGraph`, `OutOfMemory`."""
         plan = compile_plan(graph, workspace_limit)
         self.prepare(plan)
@@ -77,7 +78,7 @@ class CpuEngine:
 
     def execute(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
         """Compute at once. Raises `EngineFailure` if the buffers do not match the graph."""
-        if not isinstance(plan, CpuPlan):
+        if not isinstance(plan, CpuPlan | EvaluatedPlan):
             raise EngineFailure("FOREIGN_PLAN", f"{plan.tag} was built by another engine")
         if len(buffers) != plan.buffers or len(scalars) != plan.scalars:
             wanted = f"{plan.buffers} buffers and {plan.scalars} scalars"
@@ -129,7 +130,7 @@ class CpuEngine:
     def probe(self) -> None:
         """None: host memory does not fail without ending the process."""
 
-    def _bind(self, plan: CpuPlan) -> Program:
+    def _bind(self, plan: CpuPlan | EvaluatedPlan) -> Program | Evaluation:
         self._reserve(plan.workspace)
         program = self._programs[plan] = plan.bind(self._workspace)
         return program

@@ -18,7 +18,8 @@ from cudnn_actor.engines.cpu.convolution import Kernel
 from cudnn_actor.engines.cpu.pointwise import Elementwise
 from cudnn_actor.engines.cpu.rounding import Rounding
 from cudnn_actor.engines.cpu.scratch import Array, Bytes, Scratch, footprint
-from cudnn_actor.engines.cpu.steps import Step, store
+from cudnn_actor.engines.cpu.steps import Step, rounded, store
+from cudnn_actor.protocol.dtypes import DType
 
 __all__ = ["Convolved", "CpuPlan", "Mapped", "Program", "Stage", "Target"]
 
@@ -36,20 +37,25 @@ class Target:
 
 @dataclass(frozen=True)
 class Convolved:
-    """A stage's convolution: its kernel, its result's uid, and where the result is stored, if at all."""
+    """A stage's convolution: its kernel, its result's uid, and where the result is stored, if at all.
+
+    `read_as`: the type that the result is rounded to before other operations read it; None to leave it.
+    """
 
     kernel: Kernel
     uid: int
     target: Target | None
+    read_as: DType | None
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """One of a stage's pointwise operations, its result's uid, and where the result is stored, if at all."""
+    """One of a stage's pointwise operations. The other fields are as in `Convolved`."""
 
     operation: Elementwise
     uid: int
     target: Target | None
+    read_as: DType | None
 
 
 @dataclass(frozen=True)
@@ -100,15 +106,18 @@ class Stage:
     def _finish(self, box: Box, passed: dict[int, Array], memory: Scratch) -> Iterator[Step]:
         """The pointwise operations on a box, and the stores of results."""
         if self.convolved is not None:
-            yield from self._store(self.convolved.target, passed[self.convolved.uid], box)
+            yield from self._keep(self.convolved, passed, box)
         for item in self.mapped:
             passed[item.uid], steps = item.operation.bind(box, passed, memory)
             yield from steps
-            yield from self._store(item.target, passed[item.uid], box)
+            yield from self._keep(item, passed, box)
 
-    def _store(self, target: Target | None, result: Array, box: Box) -> Iterator[Step]:
-        if target is not None:
-            yield store(target.rounding, result, target.index, self.dims, box)
+    def _keep(self, item: Convolved | Mapped, passed: dict[int, Array], box: Box) -> Iterator[Step]:
+        result = passed[item.uid]
+        if item.read_as is not None:
+            yield rounded(item.read_as, result)
+        if item.target is not None:
+            yield store(item.target.rounding, result, item.target.index, self.dims, box)
 
     def _mapped_footprint(self, tile: Dims) -> int:
         return sum(item.operation.footprint(tile) for item in self.mapped)

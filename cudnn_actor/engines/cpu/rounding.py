@@ -31,7 +31,9 @@ def rounding_to(dtype: np.dtype[np.generic]) -> Rounding:
     if dtype == _BFLOAT16:
         return _to_bfloat16
     if dtype.kind in "iu":
-        return _to_integer(*map(float, integer_range(dtype)))
+        least, largest = integer_range(dtype)
+        # the largest int64 is no float64: the next smaller one is
+        return _to_integer(float(least), min(float(largest), float(np.nextafter(float(largest + 1), 0))))
     return _to_float
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudnn_actor.engines.cpu.boxes import Box, Dims, whole
-from cudnn_actor.engines.cpu.rounding import Rounding
-from cudnn_actor.engines.cpu.scratch import Array
+import numpy as np
 
-__all__ = ["Step", "Values", "load", "store"]
+from cudnn_actor.engines.cpu.boxes import Box, Dims, whole
+from cudnn_actor.engines.cpu.rounding import Rounding, rounding_to
+from cudnn_actor.engines.cpu.scratch import Array
+from cudnn_actor.protocol.dtypes import DType
+
+__all__ = ["Step", "Values", "load", "rounded", "store"]
 
 Values = Sequence[Any]
 """The values of one run: the plan's intermediate arrays, the bound buffers, the scalars (plain floats)."""
@@ -31,6 +34,18 @@ def load(index: int, dims: Dims, box: Box, into: Array) -> Step:
         into[...] = values[index][box]
 
     return load_all if box == whole(dims) else load_box
+
+
+def rounded(dtype: DType, result: Array) -> Step:
+    """Round a float64 array to the values of another type, in place."""
+    rounding = rounding_to(dtype.numpy)
+
+    def round_all(_: Values) -> None:
+        values = np.empty(result.shape, dtype.numpy)
+        rounding(values, result)
+        result[...] = values
+
+    return round_all
 
 
 def store(rounding: Rounding, result: Array, index: int, dims: Dims, box: Box) -> Step:

@@ -21,6 +21,7 @@ from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_st
 from cudnn_actor.engines.support import check_graph, unsupported
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.operations import Convolution
 
 __all__ = ["WORKSPACE_BYTES", "compile_plan", "compile_whole"]
 
@@ -117,8 +118,9 @@ def _in_one_piece(
 
 def _in_steps(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[_Make]:
     """The graph in steps: the first few candidates for each form of the convolutions' tensors."""
-    for form in range(MOST_FORMS):
-        for choice in range(_CHOICES):
+    convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
+    for form in range(MOST_FORMS if convolves else 1):
+        for choice in range(_CHOICES if convolves else 1):
             yield partial(compile_split, graph, handle, limit, form, choice)
 
 

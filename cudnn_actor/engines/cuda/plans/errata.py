@@ -15,10 +15,9 @@ from typing import NamedTuple
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
-    ConvolutionBackwardFilter,
+    Convolution,
     GraphTensor,
-    Operation,
-    Pointwise,
+    Node,
     TensorRole,
 )
 from cudnn_actor.protocol.tensor import Layout
@@ -77,21 +76,21 @@ def _is_packed(tensor: GraphTensor) -> bool:
     )
 
 
-def _is_uneven(graph: OperationGraph, operation: Operation) -> bool:
-    if isinstance(operation, Pointwise):
+def _is_uneven(graph: OperationGraph, operation: Node) -> bool:
+    if not isinstance(operation, Convolution):
         return False
-    if graph.tensor(operation.inputs[0]).dtype not in _HALF_TYPES:
+    if graph.tensor(operation.reads[0]).dtype not in _HALF_TYPES:
         return False
-    filters = operation.dw if isinstance(operation, ConvolutionBackwardFilter) else operation.w
+    _, filters, _ = operation.of_shape
     per_group = graph.tensor(filters).dims
     return bool(per_group[1] % 8 or per_group[0] // operation.conv.groups % 8)
 
 
-def _is_off_vectors(graph: OperationGraph, operation: Operation) -> bool:
+def _is_off_vectors(graph: OperationGraph, operation: Node) -> bool:
     """Whether vector reads would be misaligned, for the longest vector that divides the channels."""
-    if isinstance(operation, Pointwise):
+    if not isinstance(operation, Convolution):
         return False
-    for tensor in map(graph.tensor, (*operation.inputs, operation.output)):
+    for tensor in map(graph.tensor, (*operation.reads, *operation.writes)):
         if tensor.dtype in _HALF_TYPES and tensor.strides[1] == 1:
             vector = math.gcd(tensor.dims[1], _LONGEST_VECTOR)
             others = [stride for axis, stride in enumerate(tensor.strides) if axis != 1 < tensor.dims[axis]]

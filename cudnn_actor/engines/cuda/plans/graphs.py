@@ -17,11 +17,12 @@ from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
+    Convolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
     GraphTensor,
-    Operation,
+    Node,
     Pointwise,
     PointwiseMode,
     TensorRole,
@@ -45,6 +46,7 @@ _DATA_TYPES = {
     DType.BFLOAT16: "BFLOAT16",
     DType.INT8: "INT8",
     DType.INT32: "INT32",
+    DType.INT64: "INT64",
     DType.UINT8: "UINT8",
 }
 _POINTWISE = {
@@ -71,7 +73,7 @@ class Refused(Exception):
 
 def frontend_uids(graph: OperationGraph) -> dict[int, int]:
     """Each tensor's uid → its uid in cuDNN's graph: its canonical number plus 1."""
-    return {uid: number + 1 for uid, number in graph.canonical_uids().items()}
+    return {uid: number + 1 for uid, number in graph.canonical_uids.items()}
 
 
 def candidates(graph: OperationGraph, handle: Any, workspace_limit: int | None) -> Any:
@@ -118,8 +120,8 @@ def check_bytes(graph: OperationGraph) -> None:
     cuDNN accepts such layouts all the same, and then computes wrong results or reads out of bounds.
     """
     for operation in graph.operations:
-        tensors = [graph.tensor(uid) for uid in (*operation.inputs, operation.output)]
-        if not isinstance(operation, Pointwise) and not takes_bytes(tensors):
+        tensors = [graph.tensor(uid) for uid in (*operation.reads, *operation.writes)]
+        if isinstance(operation, Convolution) and not takes_bytes(tensors):
             raise Refused("cuDNN supports only one 8-bit type: int8, in NHWC, with a multiple of 4 channels")
 
 
@@ -138,8 +140,8 @@ def takes_bytes(tensors: Sequence[GraphTensor]) -> bool:
 
 def convolved(graph: OperationGraph) -> list[GraphTensor]:
     """The tensors that convolutions read."""
-    convolutions = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
-    return [graph.tensor(uid) for operation in convolutions for uid in operation.inputs]
+    convolutions = [operation for operation in graph.operations if isinstance(operation, Convolution)]
+    return [graph.tensor(uid) for operation in convolutions for uid in operation.reads]
 
 
 class _Lowering:
@@ -156,14 +158,17 @@ class _Lowering:
             handle=handle,
         )
         self._tensors: dict[int, Any] = {}
+        self._widens = bool(convolved(graph))
+        """Whether tensors need at least two spatial dims."""
 
     def lower(self) -> Any:
-        for operation in self._graph.in_order():
-            inputs = [self._tensor(uid) for uid in operation.inputs]
-            self._name_output(operation.output, self._add(operation, inputs))
+        for operation in self._graph.operations:
+            inputs = [self._tensor(uid) for uid in operation.reads]
+            (result,) = operation.writes
+            self._name_output(result, self._add(operation, inputs))
         return self._frontend
 
-    def _add(self, operation: Operation, inputs: list[Any]) -> Any:
+    def _add(self, operation: Node, inputs: list[Any]) -> Any:
         match operation:
             case Pointwise():
                 return self._pointwise(operation, inputs)
@@ -173,20 +178,25 @@ class _Lowering:
                 add, names = self._frontend.conv_dgrad, ("loss", "filter")
             case ConvolutionBackwardFilter():
                 add, names = self._frontend.conv_wgrad, ("image", "loss")
-        return add(**dict(zip(names, inputs, strict=True)), **_convolution(operation.conv, operation.compute))
+            case _:
+                raise Refused(f"there is no frontend call for {operation.kind}")
+        return add(
+            **dict(zip(names, inputs, strict=True)),
+            **_convolution(operation.conv, self._graph.compute(operation)),
+        )
 
-    def _pointwise(self, operation: Pointwise, inputs: list[Any]) -> Any:
-        mode, parameter = operation.mode, operation.parameter
+    def _pointwise(self, operation: Pointwise[int], inputs: list[Any]) -> Any:
+        mode, parameter = operation.mode, operation.effective_parameter
         options = {_PARAMETERS[mode]: parameter} if mode in _PARAMETERS else {}
         if mode in _WITHOUT_PARAMETER and parameter != 1.0:
             raise Refused(f"{mode} with a parameter of {parameter} is not one of cuDNN's pointwise modes")
         add = getattr(self._frontend, _POINTWISE[mode])
-        return add(*inputs, compute_data_type=data_type(operation.compute), **options)
+        return add(*inputs, compute_data_type=data_type(self._graph.compute(operation)), **options)
 
     def _tensor(self, uid: int) -> Any:
         if uid not in self._tensors:
             tensor = self._graph.tensor(uid)
-            dims, strides = spatial(tensor)
+            dims, strides = self._shape(tensor)
             self._tensors[uid] = self._frontend.tensor(
                 dim=dims,
                 stride=strides,
@@ -198,9 +208,12 @@ class _Lowering:
                 self._tensors[uid].set_alignment_value(tensor.alignment)
         return self._tensors[uid]
 
+    def _shape(self, tensor: GraphTensor) -> tuple[list[int], list[int]]:
+        return spatial(tensor) if self._widens else (list(tensor.dims), list(tensor.strides))
+
     def _name_output(self, uid: int, output: Any) -> None:
         tensor = self._graph.tensor(uid)
-        dims, strides = spatial(tensor)
+        dims, strides = self._shape(tensor)
         bound = tensor.role is TensorRole.BOUND
         # Sums of int8 products are exact as int32. Between operations they are float32, like what follows.
         dtype = tensor.dtype if bound or tensor.dtype is not DType.INT32 else DType.FLOAT32

@@ -17,7 +17,7 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import PointwiseMode
 
-__all__ = ["C_TYPES", "PREAMBLE", "Elementwise", "Expression", "Kernel", "Leaf", "Node", "Scalar"]
+__all__ = ["C_TYPES", "PREAMBLE", "Elementwise", "Expression", "Kernel", "Leaf", "Scalar", "Value"]
 __all__ += ["elementwise", "formula", "load", "source", "store"]
 
 _THREADS, _MOST_BLOCKS = 256, 1 << 16
@@ -29,6 +29,7 @@ C_TYPES = {
     DType.BFLOAT16: "unsigned short",
     DType.INT8: "signed char",
     DType.INT32: "int",
+    DType.INT64: "long long",
     DType.UINT8: "unsigned char",
 }
 _LOADS = {
@@ -40,6 +41,7 @@ _STORES = {
     DType.BFLOAT16: "to_bfloat16({})",
     DType.INT8: "(signed char)whole({}, -128.0, 127.0)",
     DType.INT32: "(int)whole({}, -2147483648.0, 2147483647.0)",
+    DType.INT64: "(long long)whole({}, -9223372036854775808.0, 9223372036854774784.0)",
     DType.UINT8: "(unsigned char)whole({}, 0.0, 255.0)",
 }
 _FORMULAS: dict[PointwiseMode, str] = {
@@ -102,11 +104,15 @@ class Scalar(msgspec.Struct, frozen=True, tag="scalar"):
 
 
 class Expression(msgspec.Struct, frozen=True, tag="expression"):
-    """A pointwise mode applied to operands, with its parameter if it has one."""
+    """A pointwise mode applied to operands, with its parameter if it has one.
+
+    `dtype`: the type that the value is rounded to before it is used; None for the type that is computed in.
+    """
 
     mode: PointwiseMode
     operands: tuple[Expression | Leaf | Scalar, ...]
     parameter: float | None = None
+    dtype: DType | None = None
 
 
 class Elementwise(msgspec.Struct, frozen=True):
@@ -145,10 +151,10 @@ class Elementwise(msgspec.Struct, frozen=True):
         return tuple(sorted(found))
 
 
-Node = Expression | Leaf | Scalar
+Value = Expression | Leaf | Scalar
 
 
-def _visit(node: Node, leaf: Callable[[Leaf], object], scalar: Callable[[Scalar], object]) -> None:
+def _visit(node: Value, leaf: Callable[[Leaf], object], scalar: Callable[[Scalar], object]) -> None:
     match node:
         case Leaf():
             leaf(node)
@@ -160,7 +166,7 @@ def _visit(node: Node, leaf: Callable[[Leaf], object], scalar: Callable[[Scalar]
 
 
 def elementwise(
-    value: Node,
+    value: Value,
     dtype: DType,
     double: bool,
     dims: Sequence[int],
@@ -252,15 +258,19 @@ def store(dtype: DType, value: str) -> str:
     return _STORES.get(dtype, "{}").format(value)
 
 
-def formula(node: Node, steps: list[str]) -> str:
+def formula(node: Value, steps: list[str]) -> str:
     """The C name of a node's value; appends the statements that compute it to `steps`."""
     match node:
         case Leaf(number=number):
             return f"v{number}"
         case Scalar(number=number):
             return f"scalar{number}"
-        case Expression(mode=mode, operands=operands, parameter=parameter):
+        case Expression(mode=mode, operands=operands, parameter=parameter, dtype=dtype):
             names = dict(zip("ab", [formula(operand, steps) for operand in operands], strict=False))
             name = f"t{len(steps)}"
-            steps.append(f"T {name} = {_FORMULAS[mode].format(**names, p=f'((T){parameter!r})')};")
+            value = _FORMULAS[mode].format(**names, p=f"((T){parameter!r})")
+            if dtype is not None:
+                steps.append(f"T {name}_ = {value};")
+                value = f"(T){load(dtype, store(dtype, f'{name}_'))}"
+            steps.append(f"T {name} = {value};")
             return name

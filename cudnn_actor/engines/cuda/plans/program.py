@@ -17,9 +17,11 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.library.failures import check_status
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations import KERNELS
+from cudnn_actor.engines.cuda.operations import Launch as OperationLaunch
 from cudnn_actor.engines.cuda.plans.kernels import Kernel
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, Number, Source
+from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, Number, OperationStep, Source
 
 __all__ = ["Program", "fast_launch", "public_launch"]
 
@@ -128,6 +130,9 @@ class Program:
                 launch = fast_launch(graph, step.uids, handle) if fast else None
                 launch = launch or public_launch(graph, step.uids, handle)
                 self._steps.append(self._graph_step(launch, step.sources, recipe.own_workspace))
+            elif isinstance(step, OperationStep):
+                own = KERNELS[type(step.operation)].compile(step.operation, step.tensors)
+                self._steps.append(self._operation_step(own, step.sources, recipe.own_workspace))
             else:
                 self._steps.append(self._kernel_step(Kernel(step.kernel), step.sources, recipe.own_workspace))
         self._doubles = {
@@ -159,6 +164,17 @@ class Program:
         def run(pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> None:
             with stream:
                 kernel.launch(find(pointers, workspace), scalars)
+
+        return run
+
+    def _operation_step(
+        self, launch: OperationLaunch, sources: Sequence[Source], scratch: int
+    ) -> Callable[[Sequence[int], Sequence[float], int], None]:
+        find, stream = self._finder(sources, scratch), self.stream
+
+        def run(pointers: Sequence[int], _: Sequence[float], workspace: int) -> None:
+            with stream:
+                launch(find(pointers, workspace))
 
         return run
 

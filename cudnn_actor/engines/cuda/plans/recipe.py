@@ -10,9 +10,21 @@ from __future__ import annotations
 import msgspec
 
 from cudnn_actor.engines.cuda.plans.kernels import Elementwise
+from cudnn_actor.protocol.operations import GraphTensor, Node
 
-__all__ = ["Buffer", "GraphStep", "KernelStep", "Number", "Recipe", "Scratch", "Source", "Step"]
-__all__ += ["Tuning", "aligned"]
+__all__ = [
+    "Buffer",
+    "GraphStep",
+    "KernelStep",
+    "Number",
+    "OperationStep",
+    "Recipe",
+    "Scratch",
+    "Source",
+    "Step",
+    "Tuning",
+    "aligned",
+]
 
 _ALIGNMENT = 256
 
@@ -73,7 +85,23 @@ class KernelStep(msgspec.Struct, frozen=True, tag="kernel"):
     sources: tuple[Source, ...]
 
 
-Step = GraphStep | KernelStep
+class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
+    """A step that runs one operation by a kernel of our own.
+
+    Parameters
+    ----------
+    operation
+        Its operands are indices in `tensors`.
+    tensors, sources
+        Its operands as they are stored, in the order of its fields, and the location of each.
+    """
+
+    operation: Node
+    tensors: tuple[GraphTensor, ...]
+    sources: tuple[Source, ...]
+
+
+Step = GraphStep | KernelStep | OperationStep
 
 
 class Tuning(msgspec.Struct, frozen=True):

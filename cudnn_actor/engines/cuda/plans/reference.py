@@ -18,14 +18,14 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     PREAMBLE,
     Expression,
     Leaf,
-    Node,
     Scalar,
+    Value,
     formula,
     load,
 )
-from cudnn_actor.engines.support import Convolution
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
+    Convolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
@@ -55,10 +55,10 @@ class Reference:
     def __init__(self, graph: OperationGraph) -> None:
         self._graph = graph
         (self._convolution,) = _convolutions(graph)
-        (self.result,) = _results(graph)
+        (self.result,) = graph.results
         self._leaves: list[GraphTensor] = []
         value = self._node(self.result)
-        self._names = [*self._convolution.inputs, *(leaf.uid for leaf in self._leaves)]
+        self._names = [*self._convolution.reads, *(leaf.uid for leaf in self._leaves)]
         cupy = libraries().cupy
         self._kernel = cupy.RawKernel(self._source(value), "reference", options=("--std=c++17",))
         self._geometry = cupy.asarray(np.array(self._numbers(), np.int64))
@@ -70,26 +70,28 @@ class Reference:
     @staticmethod
     def covers(graph: OperationGraph) -> bool:
         """Whether a reference can be computed for a graph."""
-        if len(_convolutions(graph)) != 1 or len(_results(graph)) != 1:
+        if len(_convolutions(graph)) != 1 or len(graph.results) != 1:
             return False
         (convolution,) = _convolutions(graph)
-        return all(graph.tensor(uid).role is TensorRole.BOUND for uid in convolution.inputs)
+        return all(graph.tensor(uid).role is TensorRole.BOUND for uid in convolution.reads)
 
     @property
     def length(self) -> int:
         """How many products are summed up for one element, padding included."""
-        filters = self._tensor(self._filter_uid()).dims
+        filters = self._shapes()[1].dims
         if isinstance(self._convolution, ConvolutionForward):
             return math.prod(filters[1:])
         if isinstance(self._convolution, ConvolutionBackwardData):
             return math.prod(filters[2:]) * filters[0] // self._convolution.conv.groups
-        gradient = self._tensor(self._convolution.dy).dims
+        gradient = self._shapes()[2].dims
         return gradient[0] * math.prod(gradient[2:])
 
     def compare(
         self, address: Callable[[int], int], scalars: Sequence[float]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(wanted, got) as float64 at the sampled elements; `address` locates each bound tensor. Blocks.
+    ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """(wanted, got) of the result, as float64 at the sampled elements. Blocks.
+
+        `address` locates each bound tensor.
 
         The values got are read from the result's address.
         """
@@ -100,16 +102,18 @@ class Reference:
         arguments = (both, self.samples, self._geometry, address(self.result), *pointers, *numbers)
         self._kernel((self.samples,), (_THREADS,), arguments)
         wanted, got = cupy.asnumpy(both)
-        return wanted, got
+        return {self.result: (wanted, got)}
 
     # The kernel.
 
-    def _node(self, uid: int) -> Node:
+    def _node(self, uid: int) -> Value:
         """The expression that computes a tensor; the convolution's own result is leaf 0."""
-        writer = next((op for op in self._graph.operations if op.output == uid), None)
+        writer = next((op for op in self._graph.operations if uid in op.writes), None)
         tensor = self._graph.tensor(uid)
         if isinstance(writer, Pointwise):
-            return Expression(writer.mode, tuple(self._node(o) for o in writer.operands), writer.parameter)
+            return Expression(
+                writer.mode, tuple(self._node(o) for o in writer.operands), writer.effective_parameter
+            )
         if writer is not None:
             return Leaf(0, tensor.dtype)
         if tensor.role is TensorRole.SCALAR:
@@ -120,10 +124,6 @@ class Reference:
 
     def _tensor(self, uid: int) -> GraphTensor:
         return self._graph.tensor(uid)
-
-    def _filter_uid(self) -> int:
-        operation = self._convolution
-        return operation.dw if isinstance(operation, ConvolutionBackwardFilter) else operation.w
 
     def _numbers(self) -> list[int]:
         """The geometry, in the order of the kernel's `g` array."""
@@ -142,17 +142,10 @@ class Reference:
         return numbers
 
     def _shapes(self) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
-        match self._convolution:
-            case ConvolutionForward(x=x, w=w, y=y):
-                uids = x, w, y
-            case ConvolutionBackwardData(dx=x, w=w, dy=y):
-                uids = x, w, y
-            case ConvolutionBackwardFilter(x=x, dw=w, dy=y):
-                uids = x, w, y
-        x_, w_, y_ = (self._tensor(uid) for uid in uids)
-        return x_, w_, y_
+        x, w, y = map(self._tensor, self._convolution.of_shape)
+        return x, w, y
 
-    def _source(self, value: Node) -> str:
+    def _source(self, value: Value) -> str:
         out = self._tensor(self.result)
         operands = [self._tensor(uid) for uid in self._names]
         pointers = [f"const {C_TYPES[t.dtype]}* in{i}" for i, t in enumerate(operands)]
@@ -270,13 +263,8 @@ _BODIES: dict[type, tuple[str, str]] = {
 }
 
 
-def _convolutions(graph: OperationGraph) -> list[Convolution]:
-    return [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
-
-
-def _results(graph: OperationGraph) -> list[int]:
-    written = [operation.output for operation in graph.operations]
-    return [uid for uid in written if graph.tensor(uid).role is TensorRole.BOUND]
+def _convolutions(graph: OperationGraph) -> list[Convolution[int]]:
+    return [operation for operation in graph.operations if isinstance(operation, Convolution)]
 
 
 def _dims(tensor: GraphTensor) -> list[int]:

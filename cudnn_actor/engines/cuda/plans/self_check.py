@@ -20,6 +20,7 @@ from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.evaluated_reference import CuPy, EvaluatedReference, store_values
 from cudnn_actor.engines.cuda.plans.journal import Journal
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
@@ -27,7 +28,7 @@ from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.engines.cuda.plans.self_check_memory import CheckedTensor, Findings, Guarded
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import GraphTensor, Pointwise
+from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["BuildContext", "SelfCheck", "difference"]
 
@@ -78,19 +79,27 @@ class SelfCheck:
         self._graph = graph
         self.context = context
         self._pool = libraries().cupy.cuda.MemoryPool()
-        self._written = {operation.output for operation in graph.operations}
         self.scalars = [0.5 + 0.25 * number for number in range(len(graph.scalars))]
-        self._reference: Reference | None = None
+        self._reference: Reference | EvaluatedReference | None = None
         try:
             with self._working():
                 if Reference.covers(graph):
                     self._reference = Reference(graph)
-                self._tensors = {uid: CheckedTensor(self._pool, graph.tensor(uid)) for uid in graph.bound}
+                elif EvaluatedReference.covers(graph):
+                    self._reference = EvaluatedReference(graph)
+                self._tensors = {
+                    uid: CheckedTensor(self._pool, graph.tensor(uid), seed)
+                    for seed, uid in enumerate(graph.bound)
+                }
+                self._put_samples()
         except libraries().cupy.cuda.memory.OutOfMemoryError as error:
             self._pool.free_all_blocks()
             raise MemoryError(str(error)) from error
-        self._accumulated = self._find_accumulated()
-        self.pointers = [self._tensors[self._accumulated.get(uid, uid)].pointer for uid in graph.bound]
+        self._overwritten = {
+            before: uid for uid in graph.results if (before := graph.tensor(uid).overwrites) is not None
+        }
+        """Uid of a tensor that a result overwrites → uid of that result. Both are bound to one buffer."""
+        self.pointers = [self._tensors[self._overwritten.get(uid, uid)].pointer for uid in graph.bound]
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
@@ -98,29 +107,27 @@ class SelfCheck:
         with self.context.stream, libraries().cupy.cuda.using_allocator(self._pool.malloc):
             yield
 
+    def _put_samples(self) -> None:
+        """Give the graph's inputs the values that its operations ask for."""
+        graph, numbers = self._graph, np.random.default_rng(0)
+
+        def draw(spec: TensorSpec) -> Any:
+            return libraries().cupy.asarray(numbers.integers(-3, 5, spec.dims).astype(np.float64))
+
+        for operation in graph.operations:
+            operands = dict(operation.named((*operation.inputs, *operation.outputs)))
+            specs = {name: graph.tensor(uid).spec for name, uid in operands.items()}
+            for name, values in operation.samples(CuPy(), specs, draw).items():
+                uid = operands[name]
+                if uid in self._tensors and uid not in graph.written:
+                    store_values(values, graph.tensor(uid), self._tensors[uid].pointer)
+
     def close(self) -> None:
         """Wait for running work and free the memory."""
         self.context.stream.synchronize()
         self._reference = None
         self._tensors.clear()
         self._pool.free_all_blocks()
-
-    def _find_accumulated(self) -> dict[int, int]:
-        """Uid of a tensor that is accumulated into a result → uid of that result.
-
-        A service binds both to one buffer, so the check does too.
-        """
-        convolved = {
-            uid for op in self._graph.operations if not isinstance(op, Pointwise) for uid in op.inputs
-        }
-        found = {}
-        for uid in self._graph.bound:
-            if uid in self._written or uid in convolved:
-                continue
-            for result in self._written & set(self._graph.bound):
-                if _alike(self._graph.tensor(uid), self._graph.tensor(result)):
-                    found[uid] = result
-        return found
 
     def fault(self, plan: CudaPlan) -> str | None:
         """What is wrong with a plan; None if it passes. Blocks for milliseconds.
@@ -136,13 +143,14 @@ class SelfCheck:
             with self._working():
                 for tensor in self._tensors.values():
                     tensor.fill()  # it may have written anywhere: the next plan must not be blamed for that
+                self._put_samples()
         return fault
 
     def _fault(self, plan: CudaPlan) -> str | None:
         with self._working():
-            for uid in self._written & set(self._graph.bound):
+            for uid in self._graph.results:
                 self._tensors[uid].poison()
-            for read, result in self._accumulated.items():
+            for read, result in self._overwritten.items():
                 self._tensors[result].copy_from(self._tensors[read])
             try:
                 workspace = self.room_for(plan)
@@ -168,7 +176,7 @@ class SelfCheck:
         findings = Findings(self._pool)
         for memory in (*self._tensors.values(), workspace):
             memory.check(findings)
-        for uid in self._written & set(self._graph.bound):
+        for uid in self._graph.results:
             self._tensors[uid].look_for_nan(findings)
         strayed, nan = findings.read()
         if strayed:
@@ -177,12 +185,11 @@ class SelfCheck:
             return "it leaves NaN in its outputs"
         if self._reference is None:
             return None
-        wanted, got = self._reference.compare(lambda uid: self._tensors[uid].pointer, self.scalars)
-        return difference(wanted, got, self._graph.tensor(self._reference.result).dtype)
-
-
-def _alike(tensor: GraphTensor, other: GraphTensor) -> bool:
-    return (tensor.dims, tensor.strides, tensor.dtype) == (other.dims, other.strides, other.dtype)
+        compared = self._reference.compare(lambda uid: self._tensors[uid].pointer, self.scalars)
+        faults = (
+            difference(wanted, got, self._graph.tensor(uid).dtype) for uid, (wanted, got) in compared.items()
+        )
+        return next(filter(None, faults), None)
 
 
 def difference(wanted: np.ndarray, got: np.ndarray, dtype: DType) -> str | None:

@@ -22,8 +22,9 @@ __all__ = ["CheckedTensor", "Findings", "Guarded"]
 _GUARD_BYTES = 4096 + 256
 """CuPy aligns memory to 512 bytes; this offset aligns a tensor to 256 bytes only, as a buffer may be."""
 _GUARD, _POISON = 0xA5, 0xFF  # bytes of 0xFF are NaN in every floating type
+_GUARDS_APART = 64
 _THREADS, _MOST_BLOCKS = 256, 1024
-_RANK = 5
+_RANK = 8
 _DEVICE_TO_DEVICE = 3
 
 
@@ -52,11 +53,14 @@ class Findings:
 class Guarded:
     """Device bytes between two guards. Its methods enqueue on the current stream.
 
+    `seed` decides what the guards hold, so that copying one tensor's guard to another's is found.
+
     Raises CuPy's `OutOfMemoryError`.
     """
 
-    def __init__(self, pool: Any, nbytes: int) -> None:
+    def __init__(self, pool: Any, nbytes: int, seed: int = 0) -> None:
         self.nbytes = nbytes
+        self._guard = _GUARD + seed % _GUARDS_APART
         self._memory = pool.malloc(nbytes + 2 * _GUARD_BYTES)
         self._start = int(self._memory.ptr)
         self.pointer = self._start + _GUARD_BYTES
@@ -64,7 +68,7 @@ class Guarded:
 
     def guard(self) -> None:
         """Set every byte, in the guards and between them, to the guard value."""
-        _set(self._start, _GUARD, self.nbytes + 2 * _GUARD_BYTES)
+        _set(self._start, self._guard, self.nbytes + 2 * _GUARD_BYTES)
 
     def poison(self) -> None:
         """Fill the memory between the guards with NaN."""
@@ -77,16 +81,20 @@ class Guarded:
 
     def check(self, findings: Findings) -> None:
         """Enqueue a check that sets a flag if a guard byte has changed."""
-        arguments = (self._start, self.pointer + self.nbytes, findings.strayed)
+        arguments = (self._start, self.pointer + self.nbytes, self._guard, findings.strayed)
         _kernel("guards")((_GUARD_BYTES // _THREADS,), (_THREADS,), arguments)
 
 
 class CheckedTensor(Guarded):
-    """A graph's tensor between two guards, filled with whole numbers from -3 to 4."""
+    """A graph's tensor between two guards, filled with whole numbers from -3 to 4.
 
-    def __init__(self, pool: Any, tensor: GraphTensor) -> None:
-        super().__init__(pool, tensor.spec.nbytes)
+    `seed` decides which: two tensors of different seeds differ.
+    """
+
+    def __init__(self, pool: Any, tensor: GraphTensor, seed: int) -> None:
+        super().__init__(pool, tensor.spec.nbytes, 1 + seed)
         self._tensor = tensor
+        self._seed = seed
         self.fill()
 
     def fill(self) -> None:
@@ -94,7 +102,7 @@ class CheckedTensor(Guarded):
         self.guard()
         dtype = self._tensor.dtype
         count = self.nbytes // dtype.itemsize
-        _kernel(f"fill_{dtype}")(_grid(count), (_THREADS,), (self.pointer, count))
+        _kernel(f"fill_{dtype}")(_grid(count), (_THREADS,), (self.pointer, count, self._seed))
 
     def look_for_nan(self, findings: Findings) -> None:
         """Enqueue a check that sets a flag if any element is NaN. Gaps between elements are ignored."""
@@ -135,12 +143,12 @@ def source() -> str:
     return "\n".join([PREAMBLE, _GUARDS, *kernels])
 
 
-_GUARDS = f"""
+_GUARDS = """
 extern "C" __global__ void guards(
-    const unsigned char* before, const unsigned char* behind, unsigned int* strayed) {{
+    const unsigned char* before, const unsigned char* behind, long long guard, unsigned int* strayed) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (before[i] != {_GUARD} || behind[i] != {_GUARD}) *strayed = 1;
-}}
+    if (before[i] != guard || behind[i] != guard) *strayed = 1;
+}
 """
 _LOOP = """
     long long step = (long long)gridDim.x * blockDim.x;
@@ -150,8 +158,10 @@ _LOOP = """
 def _fill(dtype: DType) -> str:
     # A multiplicative hash scatters the numbers: neighbours differ, whatever the strides are.
     return f"""
-extern "C" __global__ void fill_{dtype}({C_TYPES[dtype]}* out, long long count) {{{_LOOP} {{
-        double value = (int)((unsigned int)i * 2654435761u >> 29) - 3;
+extern "C" __global__ void fill_{dtype}({C_TYPES[dtype]}* out, long long count, long long seed) {{{_LOOP} {{
+        unsigned int bits = (unsigned int)i * 2654435761u ^ (unsigned int)seed * 2246822519u;
+        bits = (bits ^ bits >> 15) * 3266489917u;
+        double value = (int)(bits >> 29) - 3;
         out[i] = {store(dtype, "value")};
     }}
 }}"""

@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.engines.cuda.operations import KERNELS
 from cudnn_actor.engines.cuda.plans.graphs import Refused, build_candidate, candidates, takes_bytes
-from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Node, Scalar, elementwise
+from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Scalar, Value, elementwise
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import KernelStep, Scratch, Source, Step, aligned
+from cudnn_actor.engines.cuda.plans.recipe import KernelStep, OperationStep, Scratch, Source, Step, aligned
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
-from cudnn_actor.engines.support import Convolution
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import GraphTensor, Pointwise, TensorRole
+from cudnn_actor.protocol.operations import Convolution, GraphTensor, Node, Pointwise, TensorRole
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
 __all__ = ["MOST_FORMS", "compile_split"]
@@ -54,29 +54,31 @@ class _Splitter:
         self._sources = given_sources(graph)
         self._forms = {tensor.uid: tensor for tensor in graph.tensors}
         """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
-        self._expressions: dict[int, Pointwise] = {}
+        self._expressions: dict[int, Pointwise[int]] = {}
         """Pointwise operations that are in no step yet. The step that reads their result computes it."""
         self._steps: list[Step] = []
         self._graphs: list[Any] = []
         self._scratch = 0
 
     def plan(self) -> CudaPlan:
-        for operation in self._graph.in_order():
+        for operation in self._graph.operations:
             if isinstance(operation, Pointwise):
-                self._expressions[operation.output] = operation
-                if self._graph.tensor(operation.output).role is TensorRole.BOUND:
-                    self._compute(operation.output)
-            else:
+                self._expressions[operation.result] = operation
+                if self._graph.tensor(operation.result).role is TensorRole.BOUND:
+                    self._compute(operation.result)
+            elif isinstance(operation, Convolution):
                 self._convolve(operation)
+            else:
+                self._run(operation)
         return finish(self._graph, self._steps, self._graphs, self._scratch, self._limit)
 
     # Convolutions.
 
-    def _convolve(self, operation: Convolution) -> None:
+    def _convolve(self, operation: Convolution[int]) -> None:
         """Add a convolution on tensors of the wanted form, copied where they differ. Raises `Refused`."""
-        for uid in operation.inputs:
+        for uid in operation.reads:
             self._compute(uid)
-        tensors = [self._forms[uid] for uid in (*operation.inputs, operation.output)]
+        tensors = [self._forms[uid] for uid in (*operation.reads, *operation.writes)]
         forms = next(itertools.islice(_forms(tensors), self._form, None), None)
         if forms is None:
             raise Refused("there is no other form for its tensors")
@@ -93,14 +95,13 @@ class _Splitter:
             self._copy(form, sources[result.uid], result, place)
 
     def _built(
-        self, operation: Convolution, tensors: Sequence[GraphTensor], forms: Sequence[GraphTensor]
+        self, operation: Convolution[int], tensors: Sequence[GraphTensor], forms: Sequence[GraphTensor]
     ) -> tuple[OperationGraph, Any]:
         """A convolution of those forms as its own graph, and cuDNN's built graph. Raises `Refused`."""
         # Values of half types and bytes are exact in float32, and in TF32, with ten bits and float32's range.
         numerics = self._graph.numerics
         if tensors[0].dtype is not forms[0].dtype:
             numerics = msgspec.structs.replace(numerics, tf32=True)
-            operation = msgspec.structs.replace(operation, compute=forms[0].dtype)
         alone = OperationGraph(tensors=tuple(forms), operations=(operation,), numerics=numerics)
         lowered = candidates(alone, self._handle, self._limit)
         left = self._choice
@@ -122,6 +123,37 @@ class _Splitter:
         self._copy(tensor, self._sources[tensor.uid], form, copy)
         return copy
 
+    # Operations with a kernel of their own.
+
+    def _run(self, operation: Node) -> None:
+        """Add the step that runs an operation. Raises `Refused` if it has no kernel."""
+        own = KERNELS.get(type(operation))
+        if own is None:
+            raise Refused(f"there is no kernel for {operation.kind}")
+        for uid in operation.reads:
+            self._compute(uid)
+        for uid in operation.writes:
+            if uid not in self._sources:
+                self._sources[uid] = self._take(self._graph.tensor(uid))
+        operands = dict(operation.named((*operation.inputs, *operation.outputs)))
+        tensors = [self._forms[uid] for uid in operands.values()]
+        forms = [_repacked(tensor, Layout.NCHW) if own.packed else tensor for tensor in tensors]
+        places = {}
+        for tensor, form in zip(tensors, forms, strict=True):
+            copied = tensor.uid in operation.writes and not _serves(tensor, form)
+            places[tensor.uid] = self._take(form) if copied else self._packed(tensor, form)
+        numbers = {name: number for number, name in enumerate(operands)}
+        self._steps.append(
+            OperationStep(
+                operation=operation.with_operands(numbers.__getitem__),
+                tensors=tuple(forms),
+                sources=tuple(places[tensor.uid] for tensor in tensors),
+            )
+        )
+        for tensor, form in zip(tensors, forms, strict=True):
+            if tensor.uid in operation.writes and places[tensor.uid] != self._sources[tensor.uid]:
+                self._copy(form, places[tensor.uid], tensor, self._sources[tensor.uid])
+
     # Pointwise.
 
     def _compute(self, uid: int) -> None:
@@ -134,19 +166,22 @@ class _Splitter:
         value = self._expression(operation, leaves)
         if uid not in self._sources:
             self._sources[uid] = self._take(tensor)
-        double = operation.compute is DType.FLOAT64
+        double = self._graph.compute(operation) is DType.FLOAT64
         self._add_kernel(value, leaves, tensor, self._sources[uid], double=double)
 
-    def _expression(self, operation: Pointwise, leaves: list[GraphTensor]) -> Expression:
+    def _expression(self, operation: Pointwise[int], leaves: list[GraphTensor]) -> Expression:
         operands = tuple(self._operand(uid, leaves) for uid in operation.operands)
-        return Expression(operation.mode, operands, operation.parameter)
+        return Expression(operation.mode, operands, operation.effective_parameter)
 
-    def _operand(self, uid: int, leaves: list[GraphTensor]) -> Node:
+    def _operand(self, uid: int, leaves: list[GraphTensor]) -> Value:
         tensor = self._graph.tensor(uid)
         if tensor.role is TensorRole.SCALAR:
             return Scalar(self._graph.scalars.index(uid))
         if uid in self._expressions:
-            return self._expression(self._expressions[uid], leaves)
+            operation = self._expressions[uid]
+            value = self._expression(operation, leaves)
+            computed = tensor.dtype is self._graph.compute(operation)
+            return value if computed else msgspec.structs.replace(value, dtype=tensor.dtype)
         form = self._forms[uid]
         if form not in leaves:
             leaves.append(form)
@@ -158,7 +193,7 @@ class _Splitter:
         self._steps.append(KernelStep(kernel, (target, source)))
 
     def _add_kernel(
-        self, value: Node, leaves: list[GraphTensor], to: GraphTensor, target: Source, *, double: bool
+        self, value: Value, leaves: list[GraphTensor], to: GraphTensor, target: Source, *, double: bool
     ) -> None:
         strides = [to.strides, *(_broadcast(leaf, to.dims) for leaf in leaves)]
         kernel = elementwise(value, to.dtype, double, to.dims, strides)

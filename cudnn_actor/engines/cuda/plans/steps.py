@@ -7,7 +7,15 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.plans.graphs import Refused, frontend_uids
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, Number, Recipe, Source, Step
+from cudnn_actor.engines.cuda.plans.recipe import (
+    Buffer,
+    GraphStep,
+    Number,
+    OperationStep,
+    Recipe,
+    Source,
+    Step,
+)
 from cudnn_actor.engines.support import kind_of
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
@@ -41,7 +49,7 @@ def finish(
     graph: OperationGraph, steps: Sequence[Step], graphs: Sequence[Any], scratch: int, limit: int | None
 ) -> CudaPlan:
     """The plan with those steps. Raises `Refused` if it needs more workspace than the limit."""
-    names = [step.engine if isinstance(step, GraphStep) else "elementwise" for step in steps]
+    names = [_name(step) for step in steps]
     recipe = Recipe(
         tag=f"cuda/{kind_of(graph)}/{graph.digest()[:8]}/{'+'.join(names)}",
         steps=tuple(steps),
@@ -52,3 +60,13 @@ def finish(
     if limit is not None and recipe.workspace > limit:
         raise Refused(f"it needs {recipe.workspace:,} bytes of workspace, over the limit of {limit:,}")
     return CudaPlan(recipe, tuple(graphs))
+
+
+def _name(step: Step) -> str:
+    match step:
+        case GraphStep():
+            return step.engine
+        case OperationStep():
+            return step.operation.kind
+        case _:
+            return "elementwise"

@@ -1,0 +1,125 @@
+"""Plans that run a graph one operation after the other, each by its definition.
+
+For graphs with operations that have no tiled kernel here. Whole tensors are
+computed at a time, in memory that NumPy allocates, which is not part of the
+workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.rounding import integer_range, rounding_to
+from cudnn_actor.engines.cpu.scratch import Bytes
+from cudnn_actor.engines.cpu.special import erfc
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.operations import Node, TensorRole
+from cudnn_actor.protocol.operations.base import Array
+
+__all__ = ["EvaluatedPlan", "Evaluation", "NumPy"]
+
+
+class NumPy:
+    """NumPy, and the functions that it lacks and that operations are defined with."""
+
+    erfc = staticmethod(erfc)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+_XP = NumPy()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A graph that is run by its operations' definitions.
+
+    `last`: for each operation, the tensors that no later one reads.
+    """
+
+    graph: OperationGraph
+    last: tuple[frozenset[int], ...]
+
+    def run(self, buffers: Iterable[np.ndarray], scalars: Iterable[float]) -> None:
+        """Compute. Raises `ValueError` if a buffer's dims do not match the graph's."""
+        graph = self.graph
+        bound = dict(zip(graph.bound, buffers, strict=True))
+        for uid, buffer in bound.items():
+            if buffer.shape != graph.tensor(uid).dims:
+                raise ValueError(f"a buffer of dims {buffer.shape} for a tensor of {graph.tensor(uid).dims}")
+        values: dict[int, Array] = {
+            uid: np.full(graph.tensor(uid).dims, scalar)
+            for uid, scalar in zip(graph.scalars, scalars, strict=True)
+        }
+        # Overflow to infinity, and NaN, are valid results, as on a GPU.
+        with np.errstate(all="ignore"):
+            for operation, unread in zip(graph.operations, self.last, strict=True):
+                self._run(operation, bound, values)
+                for uid in unread:
+                    values.pop(uid, None)
+
+    def _run(self, operation: Node, bound: Mapping[int, np.ndarray], values: dict[int, Array]) -> None:
+        graph = self.graph
+        for uid in operation.reads:
+            if uid not in values:
+                values[uid] = _exact(bound[uid])
+        inputs = {name: values[uid] for name, uid in operation.named(operation.inputs)}
+        outputs = dict(operation.named(operation.outputs))
+        specs = {name: graph.tensor(uid).spec for name, uid in outputs.items()}
+        results = operation.evaluate(_XP, inputs, specs)
+        for name, uid in outputs.items():
+            tensor = graph.tensor(uid)
+            place = (
+                bound[uid] if tensor.role is TensorRole.BOUND else np.empty(tensor.dims, tensor.dtype.numpy)
+            )
+            _round(results[name], tensor.dtype, place)
+            values[uid] = _exact(place)
+
+
+def _exact(array: np.ndarray) -> Array:
+    """The values as float64 or int64. A copy: the buffer may be written while they are used."""
+    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)
+
+
+def _round(result: Array, dtype: DType, into: np.ndarray) -> None:
+    if result.dtype.kind in "iub" and not dtype.is_floating:
+        into[...] = np.clip(result, *integer_range(dtype.numpy))
+    else:
+        rounding_to(dtype.numpy)(into, np.array(result, np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluatedPlan:
+    """A graph that is ready to run; immutable. The fields are `CpuPlan`'s."""
+
+    tag: str
+    graph: OperationGraph
+    workspace: ClassVar[int] = 0
+    tried: ClassVar[bool] = True
+
+    @property
+    def buffers(self) -> int:
+        """How many a run takes."""
+        return len(self.graph.bound)
+
+    @property
+    def scalars(self) -> int:
+        """How many a run takes."""
+        return len(self.graph.scalars)
+
+    def bind(self, workspace: Bytes) -> Evaluation:
+        """The plan, ready to run."""
+        del workspace
+        later: set[int] = set()
+        last: list[frozenset[int]] = []
+        for operation in reversed(self.graph.operations):
+            touched = {*operation.reads, *operation.writes}
+            last.append(frozenset(touched - later))
+            later |= touched
+        return Evaluation(self.graph, tuple(reversed(last)))

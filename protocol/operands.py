@@ -1,0 +1,31 @@
+"""The buffers that a message refers to, by name: `x`, or `operands[0]` for an element of a tuple."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_actor.protocol.buffers import BufferRef
+
+__all__ = ["operand", "operands"]
+
+
+def operands(message: Any) -> dict[str, BufferRef]:
+    """All references of a message, by name. Empty for an object that is no message."""
+    found: dict[str, BufferRef] = {}
+    for field in getattr(type(message), "__struct_fields__", ()):
+        value = getattr(message, field)
+        if isinstance(value, BufferRef):
+            found[field] = value
+        elif isinstance(value, tuple):
+            for number, one in enumerate(value):
+                if isinstance(one, BufferRef):
+                    found[f"{field}[{number}]"] = one
+    return found
+
+
+def operand(message: Any, name: str) -> Any:
+    """The reference of that name."""
+    if name[-1] != "]":
+        return getattr(message, name)
+    field, _, number = name[:-1].partition("[")
+    return getattr(message, field)[int(number)]

@@ -1,0 +1,237 @@
+"""What an operation is: the tensors that it reads and writes, and its parameters.
+
+An operation is defined once, as one class, generic in what its operands are:
+numbers of tensors as a node of a graph, `BufferRef`s as a message. Everything
+else follows from the declaration: which buffers a request reads and writes, what
+a crash tears, how the operation is encoded, checked and run on the CPU.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.numerics import Numerics
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = [
+    "ALLOCATED",
+    "Array",
+    "GraphTensor",
+    "Operation",
+    "Specs",
+    "TensorRole",
+    "require",
+    "require_floating",
+]
+
+T = TypeVar("T", covariant=True)  # noqa: PLC0105 - the name that a reader expects
+
+ALLOCATED: Any = None
+"""The default of an output's field: `CudnnRef.apply` allocates what a message leaves out."""
+Array = Any
+"""An array of NumPy's or of a library with its interface: float64, or an integer type."""
+Specs = Mapping[str, TensorSpec]
+"""The specs of operands, by the names of their fields."""
+
+
+class TensorRole(enum.StrEnum):
+    """Where a graph tensor's values come from: see `graph`."""
+
+    BOUND = "bound"
+    SCALAR = "scalar"
+    VIRTUAL = "virtual"
+
+
+class GraphTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tensor of a graph.
+
+    Parameters
+    ----------
+    uid
+        Its number within the graph.
+    dims, strides
+        As in `TensorSpec`, strides in elements.
+    dtype
+        The element type. A virtual tensor's values are rounded to it, as if it were stored.
+    role
+        Bound, scalar or virtual.
+    alignment
+        Bytes that a bound tensor's address is a multiple of.
+    overwrites
+        Of a bound tensor that is written: the uid of the bound tensor that is read from the same buffer.
+        None if its buffer is not read. A graph with such a tensor cannot be run again after a crash.
+    name
+        For people; not part of the graph's meaning.
+    """
+
+    uid: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    role: TensorRole = TensorRole.BOUND
+    alignment: int = 16
+    overwrites: int | None = None
+    name: str = ""
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The spec that a buffer must have to be bound to the tensor."""
+        return TensorSpec(dims=self.dims, strides=self.strides, dtype=self.dtype, alignment=self.alignment)
+
+    def meaning(self) -> tuple[object, ...]:
+        """Everything that defines the tensor, except its name and uids."""
+        return (self.dims, self.strides, self.dtype, self.role, self.alignment)
+
+
+class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """The base of all operations. An operand's field holds `T`, a tuple of `T`, or None if it is left out.
+
+    Parameters
+    ----------
+    numerics
+        Of a message: TF32 and determinism; None for the defaults. None in a graph, which has its own.
+
+    Attributes
+    ----------
+    kind
+        Its name in plan tags.
+    inputs, outputs
+        The names of the fields that hold operands, in order. An output is written and not read.
+    optional
+        Those of them that may be left out: None. A message for `CudnnRef.apply` may leave out any output.
+    """
+
+    kind: ClassVar[str]
+    inputs: ClassVar[tuple[str, ...]]
+    outputs: ClassVar[tuple[str, ...]]
+    optional: ClassVar[frozenset[str]] = frozenset()
+    control: ClassVar[bool] = False
+    """As a message: it waits its turn."""
+
+    numerics: Numerics | None = None
+
+    @property
+    def reads(self) -> tuple[T, ...]:
+        """The operands read, in order; those left out are skipped."""
+        return tuple(operand for _, operand in self.named(self.inputs))
+
+    @property
+    def writes(self) -> tuple[T, ...]:
+        """The operands written, in order; those left out are skipped."""
+        return tuple(operand for _, operand in self.named(self.outputs))
+
+    def named(self, fields: tuple[str, ...]) -> Iterator[tuple[str, T]]:
+        """(name, operand) of each operand in these fields; of a tuple as `operands[0]`, `operands[1]`."""
+        for name in fields:
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                for number, operand in enumerate(value):
+                    yield f"{name}[{number}]", operand
+            elif value is not None:
+                yield name, value
+
+    def with_operands(self, of: Callable[[str], Any]) -> Operation[Any]:
+        """The same operation on other operands, those that `of` gives for the operands' names."""
+        changes: dict[str, Any] = {"numerics": None}
+        for name in (*self.inputs, *self.outputs):
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                changes[name] = tuple(of(f"{name}[{number}]") for number in range(len(value)))
+            elif value is not None:
+                changes[name] = of(name)
+        return msgspec.structs.replace(self, **changes)
+
+    def attributes(self) -> tuple[object, ...]:
+        """Everything that defines the operation, except its operands; of these, which ones there are."""
+        operands = (*self.inputs, *self.outputs)
+        given = tuple(name for name, _ in self.named(operands))
+        fields = [n for n in self.__struct_fields__ if n not in operands and n != "numerics"]
+        return (type(self).__name__, given, *((n, getattr(self, n)) for n in sorted(fields)))
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        """The specs of the outputs, the optional ones too, packed, from those of the inputs.
+
+        An output whose dims do not follow from the inputs' is left out. Raises `InvalidRequest`, which names
+        the field, if the inputs do not fit together.
+        """
+        raise NotImplementedError
+
+    def check(self, specs: Specs) -> None:
+        """Raise `InvalidRequest`, which names the field, unless all given operands fit together."""
+        inputs = {name: specs[name] for name, _ in self.named(self.inputs)}
+        for name, wanted in self.infer(inputs).items():
+            if name in specs:
+                require(specs, name, wanted.dims, wanted.dtype)
+
+    def compute(self, dtypes: tuple[DType, ...]) -> DType:
+        """The type that it computes in, from the dtypes of its inputs."""
+        return DType.FLOAT64 if DType.FLOAT64 in dtypes else DType.FLOAT32
+
+    def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        """Values of inputs on which a check of a plan means something, if whole numbers from -3 to 4 do not.
+
+        Parameters
+        ----------
+        xp
+            As in `evaluate`.
+        specs
+            The specs of all operands.
+        draw
+            Gives random whole numbers from -3 to 4 of a spec's dims, as float64.
+
+        Returns
+        -------
+        dict
+            Arrays of float64 or int64, for those inputs that need particular values.
+        """
+        del xp, specs, draw
+        return {}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        """The outputs' values: the definition of the operation.
+
+        Parameters
+        ----------
+        xp
+            A library with NumPy's interface, and with a function `erfc`.
+        values
+            The inputs: floats as float64, integers as int64.
+        specs
+            The specs of the outputs that are wanted.
+
+        Returns
+        -------
+        dict
+            An array for each of `specs`: not yet rounded to its dtype, and exact if that is an integer type.
+        """
+        raise NotImplementedError
+
+
+def require(specs: Specs, name: str, dims: tuple[int, ...], *dtypes: DType) -> None:
+    """Raise `InvalidRequest` unless an operand has these dims, and one of these dtypes if any are given."""
+    spec = specs[name]
+    if spec.dims != dims:
+        raise InvalidRequest(
+            field=name,
+            value=spec.dims,
+            problem="is not the shape that follows from the other operands",
+            fix=f"give it dims {dims}",
+        )
+    if dtypes and spec.dtype not in dtypes:
+        raise InvalidRequest(
+            field=name,
+            value=Words(spec.dtype),
+            problem="is not a dtype that it can have here",
+            fix=f"use {' or '.join(dtypes)}",
+        )
+
+
+def require_floating(specs: Specs, name: str) -> None:
+    """Raise `InvalidRequest` unless an operand is of a floating-point dtype."""
+    require(specs, name, specs[name].dims, *(dtype for dtype in DType if dtype.is_floating))

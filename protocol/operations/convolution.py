@@ -1,0 +1,160 @@
+"""Convolution and its two gradients. `ConvSpec` defines the shapes.
+
+As nodes of a graph: `ConvFwd` and its siblings are the messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["Convolution", "ConvolutionBackwardData", "ConvolutionBackwardFilter", "ConvolutionForward"]
+
+_SUMS = {DType.FLOAT64: DType.FLOAT64}
+_SUMS |= {dtype: DType.INT32 for dtype in DType if not dtype.is_floating}
+
+
+class Convolution(Operation[T], frozen=True, kw_only=True):
+    """The base of all three. Sums are float64 of float64, int32 of integers, and float32 of all others."""
+
+    shape: ClassVar[tuple[str, str, str]]
+    """The fields that have the input's, the filter's and the output's dims."""
+    conv: ConvSpec
+
+    @property
+    def of_shape(self) -> tuple[T, T, T]:
+        """The operands with the input's, the filter's and the output's dims."""
+        x, w, y = (getattr(self, name) for name in self.shape)
+        return x, w, y
+
+    def check(self, specs: Specs) -> None:
+        x, w, y = self.shape
+        wanted = self.conv.output_dims(specs[x].dims, specs[w].dims)
+        if specs[y].dims != wanted:
+            raise InvalidRequest(
+                field=y,
+                value=specs[y].dims,
+                problem=f"is not the shape of conv({x}, {w})",
+                fix=f"give it dims {wanted}",
+            )
+
+    def compute(self, dtypes: tuple[DType, ...]) -> DType:
+        return _SUMS.get(dtypes[0], DType.FLOAT32)
+
+    def _like(self, dims: tuple[int, ...], operand: TensorSpec) -> TensorSpec:
+        return TensorSpec.packed(dims, self.compute((operand.dtype,)))
+
+
+class ConvolutionForward(Convolution[T], frozen=True, kw_only=True, tag=True):
+    """y = x cross-correlated with w."""
+
+    kind = "conv_fwd"
+    inputs = ("x", "w")
+    outputs = ("y",)
+    shape = ("x", "w", "y")
+    x: T
+    w: T
+    y: T = ALLOCATED
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        return {"y": self._like(self.conv.output_dims(specs["x"].dims, specs["w"].dims), specs["x"])}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        x, w, y = values["x"], values["w"], specs["y"]
+        groups = self.conv.groups
+        padded = _padded(xp, self.conv, x)
+        total = xp.zeros((y.dims[0], groups, y.dims[1] // groups, *y.dims[2:]), x.dtype)
+        for tap, seen in _taps(self.conv, w.shape[2:], y.dims[2:]):
+            part = _grouped(padded[seen], groups)
+            total += xp.einsum("ngc...,gkc->ngk...", part, _filters(w[(..., *tap)], groups))
+        return {"y": total.reshape(y.dims)}
+
+
+class ConvolutionBackwardData(Convolution[T], frozen=True, kw_only=True, tag=True):
+    """dx = the gradient with respect to the input."""
+
+    kind = "conv_bwd_data"
+    inputs = ("dy", "w")
+    outputs = ("dx",)
+    shape = ("dx", "w", "dy")
+    dy: T
+    w: T
+    dx: T = ALLOCATED
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        return {"dx": self._like(self.conv.input_dims(specs["dy"].dims, specs["w"].dims), specs["dy"])}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        dy, w, dx = values["dy"], values["w"], specs["dx"]
+        groups = self.conv.groups
+        padded = _padded(xp, self.conv, xp.zeros(dx.dims, dy.dtype))
+        for tap, seen in _taps(self.conv, w.shape[2:], dy.shape[2:]):
+            part = xp.einsum("ngk...,gkc->ngc...", _grouped(dy, groups), _filters(w[(..., *tap)], groups))
+            padded[seen] += part.reshape(padded[seen].shape)
+        inside = (slice(b, b + d) for b, d in zip(self.conv.pre_padding, dx.dims[2:], strict=True))
+        return {"dx": padded[(slice(None), slice(None), *inside)]}
+
+
+class ConvolutionBackwardFilter(Convolution[T], frozen=True, kw_only=True, tag=True):
+    """dw = the gradient with respect to the filter. Its dims do not follow from the inputs'."""
+
+    kind = "conv_bwd_filter"
+    inputs = ("x", "dy")
+    outputs = ("dw",)
+    shape = ("x", "dw", "dy")
+    x: T
+    dy: T
+    dw: T = ALLOCATED
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        del specs
+        return {}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        x, dy, dw = values["x"], values["dy"], specs["dw"]
+        groups = self.conv.groups
+        padded = _padded(xp, self.conv, x)
+        result = xp.empty(dw.dims, x.dtype)
+        for tap, seen in _taps(self.conv, dw.dims[2:], dy.shape[2:]):
+            a, b = (_flat(_grouped(array, groups)) for array in (padded[seen], dy))
+            part = xp.einsum("ngcp,ngkp->gkc", a, b)
+            result[(..., *tap)] = part.reshape(dw.dims[:2])
+        return {"dw": result}
+
+
+def _padded(xp: Any, conv: ConvSpec, x: Array) -> Array:
+    return xp.pad(x, ((0, 0), (0, 0), *zip(conv.pre_padding, conv.post_padding, strict=True)))
+
+
+def _taps(
+    conv: ConvSpec, filter_dims: tuple[int, ...], places: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """Each element of a filter, and the part of the padded input that it meets."""
+    for tap in itertools.product(*map(range, filter_dims)):
+        starts = [t * d for t, d in zip(tap, conv.dilation, strict=True)]
+        ends = [
+            first + (count - 1) * step + 1
+            for first, count, step in zip(starts, places, conv.stride, strict=True)
+        ]
+        seen = map(slice, starts, ends, conv.stride)
+        yield tap, (slice(None), slice(None), *seen)
+
+
+def _grouped(values: Array, groups: int) -> Array:
+    return values.reshape(values.shape[0], groups, values.shape[1] // groups, *values.shape[2:])
+
+
+def _flat(values: Array) -> Array:
+    return values.reshape(*values.shape[:3], -1)
+
+
+def _filters(w: Array, groups: int) -> Array:
+    """(K, C / groups) as (groups, K / groups, C / groups)."""
+    return w.reshape(groups, w.shape[0] // groups, w.shape[1])

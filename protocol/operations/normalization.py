@@ -1,0 +1,270 @@
+"""Layer norm and RMS norm over the last dims of a tensor, and their gradients.
+
+The definitions are ONNX's, of `LayerNormalization` and `RMSNormalization`.
+https://onnx.ai/onnx/operators/onnx__LayerNormalization.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cudnn_actor.protocol.checks import is_finite, is_whole
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.operations.base import (
+    ALLOCATED,
+    Array,
+    Operation,
+    Specs,
+    T,
+    require,
+    require_floating,
+)
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["LayerNorm", "LayerNormBackward", "RMSNorm", "RMSNormBackward"]
+
+
+class _Norm(Operation[T], frozen=True, kw_only=True):
+    """What all four share.
+
+    Parameters
+    ----------
+    axis
+        The first of the dims that are normalised together; all after it are too. Negative: from the end.
+    """
+
+    axis: int = -1
+
+    def _first(self, x: TensorSpec) -> int:
+        if not is_whole(self.axis) or not -x.rank <= self.axis < x.rank:
+            raise InvalidRequest(
+                field="axis",
+                value=self.axis,
+                problem=f"is no dim of x, which has {x.rank}",
+                fix=f"use one from {-x.rank} to {x.rank - 1}",
+            )
+        return self.axis % x.rank
+
+    def _statistics(self, x: TensorSpec) -> TensorSpec:
+        """The spec of a number for each row: x's dims, with 1 for those that are normalised."""
+        first = self._first(x)
+        dims = (*x.dims[:first], *[1] * (x.rank - first))
+        return TensorSpec.packed(dims, self.compute((x.dtype,)))
+
+    def _weights(self, x: TensorSpec) -> TensorSpec:
+        """The spec of a number for each element of a row."""
+        return TensorSpec.packed(x.dims[self._first(x) :], x.dtype)
+
+    def _check_weights(self, specs: Specs, *names: str) -> None:
+        x = specs["x"]
+        for name in names:
+            if name in specs:
+                require(specs, name, self._weights(x).dims, x.dtype, self.compute((x.dtype,)))
+
+    def _check_statistics(self, specs: Specs, *names: str) -> None:
+        wanted = self._statistics(specs["x"])
+        for name in names:
+            require(specs, name, wanted.dims, wanted.dtype)
+
+    def _check_x(self, specs: Specs) -> None:
+        require_floating(specs, "x")
+        self._first(specs["x"])
+
+    def _axes(self, x: Array) -> tuple[int, ...]:
+        return tuple(range(self.axis % x.ndim, x.ndim))
+
+
+def _check_epsilon(epsilon: object) -> None:
+    if not is_finite(epsilon) or epsilon < 0:
+        raise InvalidRequest(
+            field="epsilon", value=epsilon, problem="must be a finite number ≥ 0", fix="use 1e-5"
+        )
+
+
+class LayerNorm(_Norm[T], frozen=True, kw_only=True, tag=True):
+    """y = (x - mean) * inverse_deviation * scale + bias, over each row. Answered by a `Receipt`.
+
+    A row is what remains of x when the dims before `axis` are fixed.
+
+    Parameters
+    ----------
+    x
+        Input, of a floating-point dtype and any rank.
+    scale, bias
+        A number for each element of a row: dims `x.dims[axis:]`, of x's dtype or float32 (float64 where x
+        is float64). None for 1 and for 0.
+    y
+        Result, of x's dims and dtype.
+    mean, inverse_deviation
+        For the backward pass: float32 (float64 where x is float64), of x's dims with 1 for those from
+        `axis` on. The inverse deviation is 1 / sqrt(variance + epsilon), of the variance that divides by the
+        number of elements.
+    axis
+        The first of the dims that are normalised.
+    epsilon
+        A small number, ≥ 0.
+    """
+
+    kind = "layer_norm"
+    inputs = ("x", "scale", "bias")
+    outputs = ("y", "mean", "inverse_deviation")
+    optional = frozenset({"scale", "bias", "mean", "inverse_deviation"})
+    x: T
+    scale: T | None = None
+    bias: T | None = None
+    y: T = ALLOCATED
+    mean: T | None = None
+    inverse_deviation: T | None = None
+    epsilon: float = 1e-5
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        x = specs["x"]
+        self._check_x(specs)
+        _check_epsilon(self.epsilon)
+        self._check_weights(specs, "scale", "bias")
+        statistics = self._statistics(x)
+        y = TensorSpec.packed(x.dims, x.dtype)
+        return {"y": y, "mean": statistics, "inverse_deviation": statistics}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        x = values["x"]
+        axes = self._axes(x)
+        mean = x.mean(axis=axes, keepdims=True)
+        centred = x - mean
+        inverse = 1 / xp.sqrt((centred * centred).mean(axis=axes, keepdims=True) + self.epsilon)
+        y = centred * inverse * values.get("scale", 1.0) + values.get("bias", 0.0)
+        return {"y": y, "mean": mean, "inverse_deviation": inverse}
+
+
+class LayerNormBackward(_Norm[T], frozen=True, kw_only=True, tag=True):
+    """The gradients of `LayerNorm` with respect to x, scale and bias. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    dy
+        Gradient of y, of x's dims and dtype.
+    x, scale, mean, inverse_deviation
+        As in the forward pass; scale may be left out.
+    dx
+        Of x's dims and dtype.
+    dscale, dbias
+        Sums over all rows: dims `x.dims[axis:]`, of x's dtype or float32 (float64 where x is float64).
+    axis
+        As in the forward pass.
+    """
+
+    kind = "layer_norm_bwd"
+    inputs = ("dy", "x", "mean", "inverse_deviation", "scale")
+    outputs = ("dx", "dscale", "dbias")
+    optional = frozenset({"scale", "dscale", "dbias"})
+    dy: T
+    x: T
+    mean: T
+    inverse_deviation: T
+    scale: T | None = None
+    dx: T = ALLOCATED
+    dscale: T | None = None
+    dbias: T | None = None
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        x = specs["x"]
+        self._check_x(specs)
+        require(specs, "dy", x.dims, x.dtype)
+        self._check_statistics(specs, "mean", "inverse_deviation")
+        self._check_weights(specs, "scale")
+        weights = self._weights(x)
+        return {"dx": TensorSpec.packed(x.dims, x.dtype), "dscale": weights, "dbias": weights}
+
+    def check(self, specs: Specs) -> None:
+        self.infer(specs)
+        require(specs, "dx", specs["x"].dims, specs["x"].dtype)
+        self._check_weights(specs, "dscale", "dbias")
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del xp, specs
+        dy, x, inverse = values["dy"], values["x"], values["inverse_deviation"]
+        axes = self._axes(x)
+        rows = tuple(range(axes[0]))
+        normal = (x - values["mean"]) * inverse
+        slope = dy * values.get("scale", 1.0)
+        along = (slope * normal).mean(axis=axes, keepdims=True)
+        dx = (slope - slope.mean(axis=axes, keepdims=True) - normal * along) * inverse
+        return {"dx": dx, "dscale": (dy * normal).sum(axis=rows), "dbias": dy.sum(axis=rows)}
+
+
+class RMSNorm(_Norm[T], frozen=True, kw_only=True, tag=True):
+    """y = x * inverse_rms * scale, over each row. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x, scale, y, axis, epsilon
+        As in `LayerNorm`.
+    inverse_rms
+        For the backward pass: 1 / sqrt(mean of squares + epsilon), with the dims and dtype of `LayerNorm`'s
+        statistics.
+    """
+
+    kind = "rms_norm"
+    inputs = ("x", "scale")
+    outputs = ("y", "inverse_rms")
+    optional = frozenset({"scale", "inverse_rms"})
+    x: T
+    scale: T | None = None
+    y: T = ALLOCATED
+    inverse_rms: T | None = None
+    epsilon: float = 1e-5
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        x = specs["x"]
+        self._check_x(specs)
+        _check_epsilon(self.epsilon)
+        self._check_weights(specs, "scale")
+        return {"y": TensorSpec.packed(x.dims, x.dtype), "inverse_rms": self._statistics(x)}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        x = values["x"]
+        inverse = 1 / xp.sqrt((x * x).mean(axis=self._axes(x), keepdims=True) + self.epsilon)
+        return {"y": x * inverse * values.get("scale", 1.0), "inverse_rms": inverse}
+
+
+class RMSNormBackward(_Norm[T], frozen=True, kw_only=True, tag=True):
+    """The gradients of `RMSNorm` with respect to x and scale. Answered by a `Receipt`.
+
+    The fields are `LayerNormBackward`'s, with `inverse_rms` for the statistics.
+    """
+
+    kind = "rms_norm_bwd"
+    inputs = ("dy", "x", "inverse_rms", "scale")
+    outputs = ("dx", "dscale")
+    optional = frozenset({"scale", "dscale"})
+    dy: T
+    x: T
+    inverse_rms: T
+    scale: T | None = None
+    dx: T = ALLOCATED
+    dscale: T | None = None
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        x = specs["x"]
+        self._check_x(specs)
+        require(specs, "dy", x.dims, x.dtype)
+        self._check_statistics(specs, "inverse_rms")
+        self._check_weights(specs, "scale")
+        return {"dx": TensorSpec.packed(x.dims, x.dtype), "dscale": self._weights(x)}
+
+    def check(self, specs: Specs) -> None:
+        self.infer(specs)
+        require(specs, "dx", specs["x"].dims, specs["x"].dtype)
+        self._check_weights(specs, "dscale")
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del xp, specs
+        dy, x, inverse = values["dy"], values["x"], values["inverse_rms"]
+        axes = self._axes(x)
+        normal = x * inverse
+        slope = dy * values.get("scale", 1.0)
+        dx = (slope - normal * (slope * normal).mean(axis=axes, keepdims=True)) * inverse
+        return {"dx": dx, "dscale": (dy * normal).sum(axis=tuple(range(axes[0])))}

@@ -1,0 +1,64 @@
+"""Checks of parameters that have a value for each spatial dim: padding, stride, dilation, window sizes."""
+
+from __future__ import annotations
+
+from cudnn_actor.protocol.checks import as_index, is_whole
+from cudnn_actor.protocol.errors import InvalidRequest
+
+__all__ = ["LARGEST", "check_spatial", "check_spatial_dims", "spread"]
+
+LARGEST = (1 << 31) - 1
+
+
+def check_spatial_dims(count: object) -> None:
+    """Raise `InvalidRequest` unless this is a number of spatial dims."""
+    if not is_whole(count) or not 1 <= count <= 3:
+        raise InvalidRequest(
+            field="spatial_dims", value=count, problem="must be 1, 2 or 3", fix="use 2 for images"
+        )
+
+
+def check_spatial(name: str, values: object, least: int, rank: int | None = None) -> None:
+    """Raise `InvalidRequest` unless a field has a whole number >= `least` for each of `rank` spatial dims.
+
+    `rank`: None for any number of dims from 1 to 3.
+    """
+    if not isinstance(values, tuple) or not 1 <= len(values) <= 3 or not all(map(is_whole, values)):
+        raise InvalidRequest(
+            field=name,
+            value=values,
+            problem="must be a tuple of 1 to 3 whole numbers",
+            fix="give one value per spatial dim, or use `symmetric`",
+        )
+    for value in values:
+        if not least <= value <= LARGEST:
+            raise InvalidRequest(
+                field=name,
+                value=values,
+                problem=f"contains {value}, which is not from {least} to {LARGEST}",
+                fix=f"make every value at least {least}",
+            )
+    if rank is not None and len(values) != rank:
+        raise InvalidRequest(
+            field=name,
+            value=values,
+            problem=f"has {len(values)} values, but there are {rank} spatial dims",
+            fix="give one value per spatial dim",
+        )
+
+
+def spread(name: str, values: object, count: int) -> tuple[int, ...]:
+    """One number for each spatial dim, from one for all or from one for each. Raises `InvalidRequest`."""
+    each = values if hasattr(values, "__len__") else (values,) * count
+    try:
+        spread = tuple(map(as_index, each))  # type: ignore[call-overload]
+    except TypeError:
+        spread = ()
+    if len(spread) != count:
+        raise InvalidRequest(
+            field=name,
+            value=values,
+            problem=f"must be one whole number or {count} of them",
+            fix="give one number, or one per spatial dim",
+        )
+    return spread

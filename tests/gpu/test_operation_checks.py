@@ -1,0 +1,179 @@
+"""The self-check of an operation with a kernel of ours finds plans that compute something else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from cudnn_actor.engines.cuda import CudaEngine
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.recipe import OperationStep
+from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
+from cudnn_actor.protocol import (
+    AvgPool,
+    AvgPoolBackward,
+    DType,
+    GraphTensor,
+    LayerNorm,
+    LayerNormBackward,
+    MaxPool,
+    MaxPoolBackward,
+    Node,
+    OperationGraph,
+    RMSNorm,
+    RMSNormBackward,
+    TensorSpec,
+    Window,
+)
+
+WINDOW = Window(size=(3, 3), pre_padding=(1, 1), post_padding=(1, 1), stride=(2, 2), dilation=(1, 1))
+X, Y = (2, 3, 8, 8), (2, 3, 4, 4)
+
+
+def tensor(uid: int, dims: tuple[int, ...], dtype: DType = DType.FLOAT32) -> GraphTensor:
+    spec = TensorSpec.packed(dims, dtype)
+    return GraphTensor(uid=uid, dims=dims, strides=spec.strides, dtype=dtype)
+
+
+def tensors(*dims: tuple[int, ...]) -> list[GraphTensor]:
+    return [tensor(uid, each) for uid, each in enumerate(dims)]
+
+
+GRAPHS: dict[str, tuple[list[GraphTensor], Node]] = {
+    "max": ([tensor(0, X), tensor(1, Y)], MaxPool(x=0, y=1, window=WINDOW)),
+    "max with index": (
+        [tensor(0, X), tensor(1, Y), tensor(2, Y, DType.INT64)],
+        MaxPool(x=0, y=1, index=2, window=WINDOW),
+    ),
+    "max backward": (
+        [tensor(0, Y), tensor(1, Y, DType.INT64), tensor(2, X)],
+        MaxPoolBackward(dy=0, index=1, dx=2, window=WINDOW),
+    ),
+    "average": ([tensor(0, X), tensor(1, Y)], AvgPool(x=0, y=1, window=WINDOW)),
+    "average backward": ([tensor(0, Y), tensor(1, X)], AvgPoolBackward(dy=0, dx=1, window=WINDOW)),
+}
+ROWS, LENGTH = (4, 3, 40), (40,)
+STATISTICS = (4, 3, 1)
+NORMS: dict[str, tuple[list[GraphTensor], Node]] = {
+    "layer norm": (
+        [
+            tensor(0, ROWS),
+            tensor(1, LENGTH),
+            tensor(2, LENGTH),
+            tensor(3, ROWS),
+            *map(tensor, (4, 5), (STATISTICS,) * 2),
+        ],
+        LayerNorm(x=0, scale=1, bias=2, y=3, mean=4, inverse_deviation=5),
+    ),
+    "layer norm backward": (
+        tensors(ROWS, ROWS, STATISTICS, STATISTICS, LENGTH, ROWS, LENGTH, LENGTH),
+        LayerNormBackward(dy=0, x=1, mean=2, inverse_deviation=3, scale=4, dx=5, dscale=6, dbias=7),
+    ),
+    "rms norm": (
+        tensors(ROWS, LENGTH, ROWS, STATISTICS),
+        RMSNorm(x=0, scale=1, y=2, inverse_rms=3),
+    ),
+    "rms norm backward": (
+        [
+            *map(tensor, (0, 1), (ROWS,) * 2),
+            tensor(2, STATISTICS),
+            tensor(3, LENGTH),
+            tensor(4, ROWS),
+            tensor(5, LENGTH),
+        ],
+        RMSNormBackward(dy=0, x=1, inverse_rms=2, scale=3, dx=4, dscale=5),
+    ),
+}
+Sabotage = Callable[[OperationStep], tuple[OperationStep, ...]]
+
+
+def missing(_: OperationStep) -> tuple[OperationStep, ...]:
+    return ()
+
+
+def moved(step: OperationStep) -> tuple[OperationStep, ...]:
+    window = msgspec.structs.replace(WINDOW, pre_padding=(0, 1), post_padding=(2, 1))
+    return (msgspec.structs.replace(step, operation=msgspec.structs.replace(step.operation, window=window)),)
+
+
+def with_output(step: OperationStep, **changes: Any) -> tuple[OperationStep, ...]:
+    """The step with its first output described otherwise."""
+    at = len(step.operation.reads)
+    tensors = list(step.tensors)
+    tensors[at] = msgspec.structs.replace(tensors[at], **changes)
+    return (msgspec.structs.replace(step, tensors=tuple(tensors)),)
+
+
+def transposed(step: OperationStep) -> tuple[OperationStep, ...]:
+    *rest, rows, columns = step.tensors[len(step.operation.reads)].strides
+    return with_output(step, strides=(*rest, columns, rows))
+
+
+def one_sample_less(step: OperationStep) -> tuple[OperationStep, ...]:
+    return batched(step, 1)
+
+
+def one_sample_more(step: OperationStep) -> tuple[OperationStep, ...]:
+    return batched(step, 3)
+
+
+def batched(step: OperationStep, samples: int) -> tuple[OperationStep, ...]:
+    tensors = tuple(msgspec.structs.replace(t, dims=(samples, *t.dims[1:])) for t in step.tensors)
+    return (msgspec.structs.replace(step, tensors=tensors),)
+
+
+def swapped(step: OperationStep) -> tuple[OperationStep, ...]:
+    """Read from the output's place, and write to the input's."""
+    return (msgspec.structs.replace(step, sources=step.sources[::-1]),)
+
+
+def changed(step: OperationStep, **changes: Any) -> tuple[OperationStep, ...]:
+    return (msgspec.structs.replace(step, operation=msgspec.structs.replace(step.operation, **changes)),)
+
+
+def longer_rows(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, axis=-2)
+
+
+def rotated(step: OperationStep) -> tuple[OperationStep, ...]:
+    """Each operand in the place of the next one of as many bytes."""
+    sizes = [tensor.spec.nbytes for tensor in step.tensors]
+    sources = list(step.sources)
+    for size in set(sizes):
+        places = [number for number, other in enumerate(sizes) if other == size]
+        for number, other in zip(places, [*places[1:], places[0]], strict=True):
+            sources[number] = step.sources[other]
+    return (msgspec.structs.replace(step, sources=tuple(sources)),)
+
+
+@pytest.fixture
+def engine() -> Iterator[CudaEngine]:
+    engine = CudaEngine()
+    engine.open()
+    yield engine
+    engine.close()
+
+
+CASES = [
+    *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
+    *itertools.product(NORMS, [missing, longer_rows, rotated, one_sample_less, one_sample_more]),
+]
+
+
+@pytest.mark.parametrize(("name", "sabotage"), CASES)
+def test_a_sabotaged_plan_is_found(engine: CudaEngine, name: str, sabotage: Sabotage) -> None:
+    given, operation = (GRAPHS | NORMS)[name]
+    graph = OperationGraph(tensors=tuple(given), operations=(operation,))
+    plan = engine.build(graph, workspace_limit=None)
+    check = SelfCheck(graph, BuildContext(engine._handle, engine.stream))
+    assert check.fault(plan) is None
+    (step,) = plan.recipe.steps
+    assert isinstance(step, OperationStep)
+    recipe = msgspec.structs.replace(plan.recipe, steps=sabotage(step))
+    assert check.fault(CudaPlan(recipe, ())) is not None
+    assert check.fault(plan) is None, "the next plan was blamed"
+    check.close()

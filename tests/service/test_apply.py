@@ -1,0 +1,120 @@
+"""`gpu.apply`: operations whose outputs the service allocates."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from cudnn_actor import (
+    AvgPoolBackward,
+    BufferRef,
+    CudnnRef,
+    ExecutionFailed,
+    Fault,
+    FaultPlan,
+    InvalidRequest,
+    MaxPool,
+    OutOfMemory,
+    Ping,
+    Pointwise,
+    PointwiseMode,
+    Window,
+)
+
+from .rigs import spawn
+
+pytestmark = pytest.mark.usefixtures("isolation")
+
+X = np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4)
+WINDOW = Window.symmetric(2, size=2)
+LARGEST = X[:, :, 1::2, 1::2]
+
+
+async def live(gpu: CudnnRef) -> int:
+    await gpu.drain()
+    return (await gpu.statistics()).live_buffers
+
+
+async def test_the_output_of_an_operation_is_allocated() -> None:
+    async with spawn(device="cpu") as gpu:
+        y = await gpu.apply(MaxPool(x=await gpu.upload(X), window=WINDOW))
+        assert isinstance(y, BufferRef)
+        np.testing.assert_array_equal(await gpu.download(y), LARGEST)
+
+
+async def test_optional_outputs_are_allocated_if_they_are_named() -> None:
+    async with spawn(device="cpu") as gpu:
+        x = await gpu.upload(X, layout="NHWC")
+        y, index = found = await gpu.apply(MaxPool(x=x, window=WINDOW), also=("index",))
+        assert (found.y, found.index) == (y, index)
+        assert (y.spec.layout, index.spec.layout) == ("NHWC", "NHWC")
+        np.testing.assert_array_equal(await gpu.download(y), LARGEST)
+        np.testing.assert_array_equal(await gpu.download(index), LARGEST)  # each element is its own number
+
+
+async def test_outputs_that_are_given_are_used() -> None:
+    async with spawn(device="cpu") as gpu:
+        x = await gpu.upload(X)
+        y = await gpu.empty(LARGEST.shape)
+        before = await live(gpu)
+        assert await gpu.apply(MaxPool(x=x, y=y, window=WINDOW)) is y
+        assert await live(gpu) == before
+
+
+async def test_what_was_allocated_is_freed_when_the_operation_fails() -> None:
+    faults = FaultPlan().at(1, Fault.FAIL_EXECUTION, of=MaxPool)
+    async with spawn(device="cpu", faults=faults) as gpu:
+        x = await gpu.upload(X)
+        before = await live(gpu)
+        with pytest.raises(ExecutionFailed):
+            await gpu.apply(MaxPool(x=x, window=WINDOW), also=("index",))
+        assert await live(gpu) == before
+
+
+async def test_what_was_allocated_is_freed_when_the_next_does_not_fit() -> None:
+    async with spawn(device="cpu", memory_limit=96 << 20) as gpu:
+        x = await gpu.empty((1, 1, 1, 8 << 20))  # 32 MiB; y takes as much, and the index twice that
+        before = await live(gpu)
+        with pytest.raises(OutOfMemory):
+            await gpu.apply(MaxPool(x=x, window=Window.symmetric(2, size=1)), also=("index",))
+        assert await live(gpu) == before
+
+
+async def test_what_was_allocated_is_freed_when_the_caller_is_cancelled() -> None:
+    async with spawn(device="cpu") as gpu:
+        x = await gpu.upload(X)
+        before = await live(gpu)
+        task = asyncio.ensure_future(gpu.apply(MaxPool(x=x, window=WINDOW)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await live(gpu) == before
+
+
+async def test_mistakes_name_the_field_and_allocate_nothing() -> None:
+    async with spawn(device="cpu") as gpu:
+        x = await gpu.upload(X)
+        before = await live(gpu)
+        for operation, also, field in (
+            (MaxPool(x=3, window=WINDOW), (), "x"),
+            (MaxPool(x=x, window=3), (), "window"),  # type: ignore[arg-type]
+            (MaxPool(x=x, window=Window.symmetric(1, size=2)), (), "x"),
+            (MaxPool(x=x, window=WINDOW), ("indices",), "also"),
+            (MaxPool(x=x, index=x, window=WINDOW), (), "index"),
+            (AvgPoolBackward(dy=x, window=WINDOW), (), "dx"),
+            (Pointwise(mode=PointwiseMode.ADD, operands=(x,)), (), "operands"),
+            (Ping(), (), "operation"),
+        ):
+            with pytest.raises(InvalidRequest) as caught:
+                await gpu.apply(operation, also=also)  # type: ignore[arg-type]
+            assert caught.value.field == field
+        assert await live(gpu) == before
+
+
+async def test_ask_says_that_apply_allocates() -> None:
+    async with spawn(device="cpu") as gpu:
+        with pytest.raises(InvalidRequest, match=r"y=None: is left out; .* await gpu\.apply"):
+            await gpu.ask(MaxPool(x=await gpu.upload(X), window=WINDOW))
