@@ -76,7 +76,7 @@ def test_every_error_record_round_trips(facts: dict[str, str | int | float | boo
 def test_the_message_strategy_makes_every_type() -> None:
     made: set[type] = set()
 
-    @settings(max_examples=400, database=None, derandomize=True)
+    @settings(max_examples=2000, database=None, derandomize=True)
     @given(messages)
     def collect(message: Travelling) -> None:
         made.add(type(message))

@@ -80,7 +80,7 @@ BAD: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
     (lambda: [[1.0, 2.0], [3.0]], {}, "array"),
     (lambda: None, {}, "array"),
     (lambda: np.ones((1, 1, 2), bool), {}, "dtype"),
-    (lambda: [[[1, 2]]], {}, "dtype"),
+    (lambda: np.ones((1, 1, 2), np.int16), {}, "dtype"),
     (lambda: np.ones((1, 1, 2), np.uint16), {}, "dtype"),
     (lambda: np.ones((1, 1, 2), np.longdouble), {}, "dtype"),
     (lambda: np.ones((1, 1, 2)), {"dtype": "float8"}, "dtype"),
