@@ -150,6 +150,19 @@ class Window(
             )
             yield tap, (slice(None), slice(None), *slices)
 
+    def along(self, axis: int, count: int) -> Iterator[tuple[slice, ...]]:
+        """For each place in a window along one spatial dim: where it lies in an input padded along it."""
+        for tap in range(self.size[axis]):
+            start = tap * self.dilation[axis]
+            places = slice(start, start + (count - 1) * self.stride[axis] + 1, self.stride[axis])
+            yield (*[slice(None)] * (2 + axis), places)
+
+    def padded_along(self, xp: Any, axis: int, x: Array, value: float) -> Array:
+        """The input, padded with a value along one spatial dim."""
+        widths = [(0, 0)] * x.ndim
+        widths[2 + axis] = (self.pre_padding[axis], self.post_padding[axis])
+        return xp.pad(x, widths, constant_values=value)
+
     def padded(self, xp: Any, x: Array, value: float) -> Array:
         """The input, padded with a value."""
         widths = zip(self.pre_padding, self.post_padding, strict=True)
@@ -201,14 +214,21 @@ class MaxPool(_Pooling[T], frozen=True, kw_only=True, tag=True):
         return {"y": self._pooled(specs["x"]), "index": self._pooled(specs["x"], DType.INT64)}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
-        x, places = values["x"], specs["y"].dims[2:]
-        number = xp.arange(math.prod(x.shape), dtype=xp.int64).reshape(x.shape)
-        padded, numbers = self.window.padded(xp, x, 0), self.window.padded(xp, number, -1)
-        best, index = xp.zeros(specs["y"].dims, x.dtype), xp.full(specs["y"].dims, -1, xp.int64)
-        for _, seen in self.window.taps(places):
-            value, place = padded[seen], numbers[seen]
-            better = (place >= 0) & ((index < 0) | (value > best) | (xp.isnan(value) & ~xp.isnan(best)))
-            best, index = xp.where(better, value, best), xp.where(better, place, index)
+        best, window = values["x"], self.window
+        index = xp.arange(math.prod(best.shape), dtype=xp.int64).reshape(best.shape)
+        # One dim after the other, the last first: the first of equals along each dim is then the first in
+        # row-major order.
+        for axis in reversed(range(window.spatial_dims)):
+            numbers, padded = (window.padded_along(xp, axis, a, v) for a, v in ((index, -1), (best, 0)))
+            best = index = None
+            for seen in window.along(axis, specs["y"].dims[2 + axis]):
+                value, place = padded[seen], numbers[seen]
+                if best is None:
+                    best, index = value, place
+                    continue
+                better = (index < 0) | (value > best) | (xp.isnan(value) & ~xp.isnan(best))
+                better &= place >= 0
+                best, index = xp.where(better, value, best), xp.where(better, place, index)
         return {"y": best, "index": index}
 
 
@@ -285,9 +305,8 @@ class AvgPool(_Pooling[T], frozen=True, kw_only=True, tag=True):
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x, places = values["x"], specs["y"].dims[2:]
-        padded = self.window.padded(xp, x, 0)
-        total = sum(padded[seen] for _, seen in self.window.taps(places))
-        return {"y": total / _counts(xp, self.window, x.shape, places, include_padding=self.include_padding)}
+        counts = _counts(xp, self.window, x.shape, places, include_padding=self.include_padding)
+        return {"y": _sums(xp, self.window, x, places) / counts}
 
 
 class AvgPoolBackward(_Pooling[T], frozen=True, kw_only=True, tag=True):
@@ -321,10 +340,15 @@ class AvgPoolBackward(_Pooling[T], frozen=True, kw_only=True, tag=True):
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         dy, dims = values["dy"], specs["dx"].dims
         share = dy / _counts(xp, self.window, dims, dy.shape[2:], include_padding=self.include_padding)
-        total = self.window.padded(xp, xp.zeros(dims, dy.dtype), 0)
-        for _, seen in self.window.taps(dy.shape[2:]):
-            total[seen] += share
-        return {"dx": total[self.window.inside(dims)]}
+        for axis, size in enumerate(dims[2:]):
+            count, reached = dy.shape[2 + axis], [*share.shape]
+            reached[2 + axis] = self.window.pre_padding[axis] + size + self.window.post_padding[axis]
+            total = xp.zeros(reached, share.dtype)
+            for seen in self.window.along(axis, count):
+                total[seen] += share
+            first = self.window.pre_padding[axis]
+            share = total[(*[slice(None)] * (2 + axis), slice(first, first + size))]
+        return {"dx": share}
 
 
 def _counts(
@@ -333,5 +357,12 @@ def _counts(
     """How many elements each window has, with dims that broadcast to the result's."""
     if include_padding:
         return xp.asarray(float(math.prod(window.size)))
-    padded = window.padded(xp, xp.ones((1, 1, *x[2:])), 0)
-    return sum(padded[seen] for _, seen in window.taps(places))
+    return _sums(xp, window, xp.ones((1, 1, *x[2:])), places)
+
+
+def _sums(xp: Any, window: Window, x: Array, places: Sequence[int]) -> Array:
+    """The sum of each window, one dim after the other."""
+    for axis, count in enumerate(places):
+        padded = window.padded_along(xp, axis, x, 0)
+        x = sum(padded[seen] for seen in window.along(axis, count))
+    return x
