@@ -339,3 +339,26 @@ def test_a_function_without_its_parameter_has_the_activations_default(bench: Wor
     x = bench.place(np.array([-2.0]), spec)
     message = Pointwise(mode=PointwiseMode.LEAKY_RELU, operands=(x,), result=bench.empty(spec))
     assert bench.run(message).item() == -0.02
+
+
+@pytest.mark.parametrize("result", [DType.FLOAT16, DType.FLOAT32])
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.FLOAT32, DType.BFLOAT16, DType.INT8])
+def test_a_relu_of_a_rounded_value_is_that_of_the_definition(
+    bench: Workbench, dtype: DType, result: DType
+) -> None:
+    """The tiled plan leaves out the rounding before a ReLU that rounds to the same type."""
+    dims = (6, 50)
+    asked = graph(
+        [
+            tensor(0, dims),
+            tensor(1, (1, 1)),
+            tensor(2, dims, TensorRole.VIRTUAL, dtype),
+            tensor(3, dims, dtype=result),
+        ],
+        [
+            Pointwise(mode=PointwiseMode.MUL, operands=(0, 1), result=2),
+            Pointwise(mode=PointwiseMode.RELU, operands=(2,), result=3),
+        ],
+    )
+    tiled, by_definition = both_of_a_graph(bench, asked, {0: numbers(dims), 1: np.full((1, 1), 1 / 3)})
+    np.testing.assert_array_equal(by_definition[3], tiled[3])

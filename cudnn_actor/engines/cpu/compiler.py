@@ -24,6 +24,7 @@ from cudnn_actor.protocol.operations import (
     ConvolutionForward,
     Node,
     Pointwise,
+    PointwiseMode,
     TensorRole,
 )
 
@@ -91,7 +92,10 @@ class _Compiler:
     def __init__(self, graph: OperationGraph) -> None:
         self._graph = graph
         self._operations = tuple(graph.operations)
-        self._read = {uid for operation in graph.operations for uid in operation.reads}
+        self._readers: dict[int, list[Node]] = {}
+        for operation in graph.operations:
+            for uid in operation.reads:
+                self._readers.setdefault(uid, []).append(operation)
         self._drafts = self._cut()
         self._intermediates = self._crossing()
         order = (*self._intermediates, *graph.bound, *graph.scalars)
@@ -177,7 +181,17 @@ class _Compiler:
     def _read_as(self, uid: int) -> DType | None:
         """The type that a result is rounded to before it is read; None if that changes nothing."""
         dtype = self._graph.tensor(uid).dtype
-        return dtype if uid in self._read and dtype is not DType.FLOAT64 else None
+        if dtype is DType.FLOAT64 or all(
+            self._rounds_alike(reader, dtype) for reader in self._readers.get(uid, ())
+        ):
+            return None
+        return dtype
+
+    def _rounds_alike(self, reader: Node, dtype: DType) -> bool:
+        """Whether rounding to `dtype` after an operation gives the same as before it."""
+        if not isinstance(reader, Pointwise) or reader.mode is not PointwiseMode.RELU:
+            return False
+        return self._graph.tensor(reader.result).dtype is dtype
 
     def _kernel(self, operation: Convolution[int]) -> Kernel:
         first, second = (self._index[uid] for uid in operation.reads)

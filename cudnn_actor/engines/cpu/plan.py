@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.boxes import Box, Dims, boxes, count_boxes, whole
+from cudnn_actor.engines.cpu.boxes import Box, Dims, box_dims, boxes, count_boxes, whole
 from cudnn_actor.engines.cpu.convolution import Kernel
 from cudnn_actor.engines.cpu.pointwise import Elementwise
 from cudnn_actor.engines.cpu.rounding import Rounding
@@ -105,22 +105,29 @@ class Stage:
 
     def _finish(self, box: Box, passed: dict[int, Array], memory: Scratch) -> Iterator[Step]:
         """The pointwise operations on a box, and the stores of results."""
+        spare = memory.take(box_dims(box)) if self._rounds else None
         if self.convolved is not None:
-            yield from self._keep(self.convolved, passed, box)
+            yield from self._keep(self.convolved, passed[self.convolved.uid], spare, box)
         for item in self.mapped:
             passed[item.uid], steps = item.operation.bind(box, passed, memory)
             yield from steps
-            yield from self._keep(item, passed, box)
+            yield from self._keep(item, passed[item.uid], spare, box)
 
-    def _keep(self, item: Convolved | Mapped, passed: dict[int, Array], box: Box) -> Iterator[Step]:
-        result = passed[item.uid]
+    @property
+    def _rounds(self) -> bool:
+        """Whether any result is rounded in place."""
+        return any(item.read_as is not None for item in (self.convolved, *self.mapped) if item is not None)
+
+    def _keep(self, item: Convolved | Mapped, result: Array, spare: Array | None, box: Box) -> Iterator[Step]:
         if item.read_as is not None:
-            yield rounded(item.read_as, result)
+            assert spare is not None
+            yield rounded(item.read_as, result, spare)
         if item.target is not None:
             yield store(item.target.rounding, result, item.target.index, self.dims, box)
 
     def _mapped_footprint(self, tile: Dims) -> int:
-        return sum(item.operation.footprint(tile) for item in self.mapped)
+        spare = footprint(tile) if self._rounds else 0
+        return spare + sum(item.operation.footprint(tile) for item in self.mapped)
 
 
 @dataclass(frozen=True)

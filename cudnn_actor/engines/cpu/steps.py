@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from cudnn_actor.engines.cpu.boxes import Box, Dims, whole
 from cudnn_actor.engines.cpu.rounding import Rounding, rounding_to
 from cudnn_actor.engines.cpu.scratch import Array
@@ -36,12 +34,12 @@ def load(index: int, dims: Dims, box: Box, into: Array) -> Step:
     return load_all if box == whole(dims) else load_box
 
 
-def rounded(dtype: DType, result: Array) -> Step:
-    """Round a float64 array to the values of another type, in place."""
+def rounded(dtype: DType, result: Array, spare: Array) -> Step:
+    """Round a float64 array to the values of another type, in place; `spare` is scratch of its dims."""
     rounding = rounding_to(dtype.numpy)
+    values = spare.reshape(-1).view(dtype.numpy)[: result.size].reshape(result.shape)
 
     def round_all(_: Values) -> None:
-        values = np.empty(result.shape, dtype.numpy)
         rounding(values, result)
         result[...] = values
 
