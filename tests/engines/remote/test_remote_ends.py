@@ -161,8 +161,9 @@ def test_a_process_with_many_descriptors_can_have_plans_built(stage: Stage) -> N
             builder = RemoteBuilder(MAKE, (stage.address,), Craft(), host)
             builder.open()
             ready(builder, stage, "go")
-            assert build(builder) == host.pid
+            pid = build(builder)
             builder.close()
+            assert pid not in (None, os.getpid())
     finally:
         for fd in many:
             os.close(fd)
