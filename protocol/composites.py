@@ -19,6 +19,7 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
     TensorRole,
 )
+from cudnn_actor.protocol.operations.convolution import type_of_sums
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 from cudnn_actor.protocol.validation import check_bias, check_dtypes, check_result, check_scalars, check_types
 
@@ -26,12 +27,6 @@ __all__ = ["Assembled", "assemble", "signature"]
 
 Composite = ConvFwd | ConvBwdData | ConvBwdFilter
 Signature = tuple[object, ...]
-_SUMS = {
-    DType.FLOAT64: DType.FLOAT64,
-    DType.INT8: DType.INT32,
-    DType.UINT8: DType.INT32,
-    DType.INT32: DType.INT32,
-}
 
 
 class Assembled(NamedTuple):
@@ -169,7 +164,7 @@ class _Builder:
         return self._bound("bias", shaped)
 
     def _convolution(self, operands: list[int], *, last: bool) -> int:
-        sums = _SUMS.get(self.specs[self.names[0]].dtype, DType.FLOAT32)
+        sums = type_of_sums(self.specs[self.names[0]].dtype)
         result = self._result() if last else self._virtual(sums)
         a, b = operands
         conv = self.message.conv

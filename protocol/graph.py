@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,7 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import GraphTensor, Node, TensorRole
+from cudnn_actor.protocol.operations.base import Array
 
 __all__ = ["OperationGraph"]
 
@@ -135,6 +137,18 @@ class OperationGraph(
     def compute(self, operation: Node) -> DType:
         """The type that an operation of the graph computes in."""
         return operation.compute(tuple(self.tensor(uid).dtype for uid in operation.reads))
+
+    def evaluate(self, xp: Any, operation: Node, values: Mapping[int, Array]) -> dict[int, Array]:
+        """The values that an operation of the graph writes, by uid, from those that it reads.
+
+        `xp`, `values` and what is returned are as in `Operation.evaluate`.
+        """
+        inputs = {name: values[uid] for name, uid in operation.named(operation.inputs)}
+        outputs = dict(operation.named(operation.outputs))
+        results = operation.evaluate(
+            xp, inputs, {name: self.tensor(uid).spec for name, uid in outputs.items()}
+        )
+        return {uid: results[name] for name, uid in outputs.items()}
 
     def digest(self) -> str:
         """64 hexadecimal digits that identify the graph's meaning, the same in every process.

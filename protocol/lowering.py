@@ -72,9 +72,9 @@ def lower(message: Compute) -> Lowered:
         A field has the wrong type, or shapes, ranks or dtypes do not match; the text names the field, its
         value and the fix.
     """
-    if isinstance(message, Operation):
-        return _lower_operation(message)
-    graph, names, views = composites.assemble(message)
+    graph, names, views = (
+        _assemble(message) if isinstance(message, Operation) else composites.assemble(message)
+    )
     buffers = tuple(names[uid] for uid in graph.bound)
     return Lowered(
         graph=graph,
@@ -85,13 +85,12 @@ def lower(message: Compute) -> Lowered:
     )
 
 
-def _lower_operation(message: Operation[BufferRef]) -> Lowered:
+def _assemble(message: Operation[BufferRef]) -> composites.Assembled:
     """A graph of this one operation."""
     checked = check_operation(message)
-    reads, writes = dict(message.named(message.inputs)), dict(message.named(message.outputs))
-    refs = reads | writes
-    uids = {name: uid for uid, name in enumerate(refs)}
-    node = checked.with_operands(uids.__getitem__)
+    refs = dict(message.named((*message.inputs, *message.outputs)))
+    names = dict(enumerate(refs))
+    uids = {name: uid for uid, name in names.items()}
     tensors = tuple(
         GraphTensor(
             uid=uids[name],
@@ -103,12 +102,9 @@ def _lower_operation(message: Operation[BufferRef]) -> Lowered:
         )
         for name, ref in refs.items()
     )
-    graph = OperationGraph(tensors=tensors, operations=(node,), numerics=message.numerics or Numerics())
-    names = tuple(refs)
-    return Lowered(
-        graph=graph,
-        buffers=tuple(names[uid] for uid in graph.bound),
-        scalars=(),
-        views=(),
-        outputs=tuple(writes),
+    graph = OperationGraph(
+        tensors=tensors,
+        operations=(checked.with_operands(uids.__getitem__),),
+        numerics=message.numerics or Numerics(),
     )
+    return composites.Assembled(graph, names, {})

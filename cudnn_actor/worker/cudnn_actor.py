@@ -267,15 +267,11 @@ class CudnnActor(Actor):
             return self._ways[type(work.request)](work)
         except Crash:
             raise  # `on_crash` judges it
-        except CudnnActorError as error:
+        except Exception as error:
             work = work or Work(envelope, envelope.number, message)
             broker.end_unreceived(work)
-            if envelope.crashes:
+            if envelope.crashes and isinstance(error, CudnnActorError):
                 raise broker.refused_again(work, error) from error
-            raise
-        except Exception:
-            if work is not None:
-                broker.end_unreceived(work)
             raise
 
     def _note_build(self) -> None:

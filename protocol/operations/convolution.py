@@ -15,10 +15,20 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["Convolution", "ConvolutionBackwardData", "ConvolutionBackwardFilter", "ConvolutionForward"]
+__all__ = [
+    "Convolution",
+    "ConvolutionBackwardData",
+    "ConvolutionBackwardFilter",
+    "ConvolutionForward",
+    "type_of_sums",
+]
 
-_SUMS = {DType.FLOAT64: DType.FLOAT64}
-_SUMS |= {dtype: DType.INT32 for dtype in DType if not dtype.is_floating}
+
+def type_of_sums(dtype: DType) -> DType:
+    """The type that products of this dtype are summed up in."""
+    if not dtype.is_floating:
+        return DType.INT32
+    return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
 
 
 class Convolution(Operation[T], frozen=True, kw_only=True):
@@ -46,7 +56,7 @@ class Convolution(Operation[T], frozen=True, kw_only=True):
             )
 
     def compute(self, dtypes: tuple[DType, ...]) -> DType:
-        return _SUMS.get(dtypes[0], DType.FLOAT32)
+        return type_of_sums(dtypes[0])
 
     def _like(self, dims: tuple[int, ...], operand: TensorSpec) -> TensorSpec:
         return TensorSpec.packed(dims, self.compute((operand.dtype,)))

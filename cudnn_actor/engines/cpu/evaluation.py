@@ -69,16 +69,12 @@ class Evaluation:
         for uid in operation.reads:
             if uid not in values:
                 values[uid] = _exact(bound[uid])
-        inputs = {name: values[uid] for name, uid in operation.named(operation.inputs)}
-        outputs = dict(operation.named(operation.outputs))
-        specs = {name: graph.tensor(uid).spec for name, uid in outputs.items()}
-        results = operation.evaluate(_XP, inputs, specs)
-        for name, uid in outputs.items():
+        for uid, result in graph.evaluate(_XP, operation, values).items():
             tensor = graph.tensor(uid)
             place = (
                 bound[uid] if tensor.role is TensorRole.BOUND else np.empty(tensor.dims, tensor.dtype.numpy)
             )
-            _round(results[name], tensor.dtype, place)
+            _round(result, tensor.dtype, place)
             values[uid] = _exact(place)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.kernels import Kernel, Leaf, elementwise
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import GraphTensor, Node, TensorRole
+from cudnn_actor.protocol.operations import GraphTensor, TensorRole
 from cudnn_actor.protocol.operations.base import Array
 from cudnn_actor.protocol.tensor import packed_strides
 
@@ -70,20 +70,12 @@ class EvaluatedReference:
             for uid in operation.reads:
                 if uid not in values:
                     values[uid] = _load(graph.tensor(uid), address(uid))
-            outputs = dict(operation.named(operation.outputs))
-            results = self._evaluate(operation, values)
-            for name, uid in outputs.items():
+            for uid, result in graph.evaluate(xp, operation, values).items():
                 tensor = graph.tensor(uid)
                 if tensor.role is TensorRole.BOUND:
-                    compared[uid] = _both(results[name], _load(tensor, address(uid)))
-                values[uid] = _rounded(results[name], tensor)
+                    compared[uid] = _both(result, _load(tensor, address(uid)))
+                values[uid] = _rounded(result, tensor)
         return compared
-
-    def _evaluate(self, operation: Node, values: Mapping[int, Array]) -> dict[str, Array]:
-        inputs = {name: values[uid] for name, uid in operation.named(operation.inputs)}
-        outputs = operation.named(operation.outputs)
-        specs = {name: self._graph.tensor(uid).spec for name, uid in outputs}
-        return operation.evaluate(CuPy(), inputs, specs)
 
 
 def store_values(values: Array, tensor: GraphTensor, address: int) -> None:
