@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.operations.attention import (
@@ -35,14 +36,30 @@ from cudnn_actor.protocol.operations import (
     RMSNormBackward,
 )
 
-__all__ = ["IMPLEMENTATIONS", "Implementation", "Launch"]
+__all__ = ["IMPLEMENTATIONS", "Implementation", "Launch", "Launcher"]
 
 Launch = Callable[[Sequence[int]], None]
 """Enqueues an operation on the current stream: takes its operands' addresses, in the order of its fields."""
 
 
+class Launcher(NamedTuple):
+    """A way to run an operation as a step of its own.
+
+    Parameters
+    ----------
+    make
+        Makes the launch of an operation on tensors of these specs, in that order, for a handle of cuDNN's.
+        Raises `Refused` and `EngineFailure` if it cannot.
+    packed
+        Whether the tensors must be packed in the order of their dims.
+    """
+
+    make: Callable[[Any, Sequence[GraphTensor], Any], Launch]
+    packed: bool = False
+
+
 class Implementation(NamedTuple):
-    """The ways in which CUDA can run an operation.
+    """The ways in which CUDA can run an operation: a graph of cuDNN's first, then the launchers in order.
 
     Parameters
     ----------
@@ -51,36 +68,33 @@ class Implementation(NamedTuple):
     computed
         Operands that cuDNN's graph must get in the place of those given, by name, from the operation and its
         tensors. If there are any, the operation runs in a graph of its own.
-    library
-        Makes its launch by libcudnn's own functions, on tensors of these specs, for a handle that has a
-        stream. Raises `Refused` and `EngineFailure`.
-    kernel
-        Makes its launch by kernels of our own, on tensors of these specs.
-    packed
-        Whether our kernels need tensors that are packed in the order of their dims.
+    launchers
+        By name, as in plan tags.
     """
 
     lower: Callable[[FrontendGraph, Any], None] | None = None
     computed: Callable[[Any, Mapping[str, GraphTensor]], Mapping[str, Computed]] | None = None
-    library: Callable[[Any, Sequence[GraphTensor], int], Launch] | None = None
-    kernel: Callable[[Any, Sequence[GraphTensor]], Launch] | None = None
-    packed: bool = False
+    launchers: Mapping[str, Launcher] = MappingProxyType({})
 
 
 _CONVOLUTION = Implementation(lower_convolution)
-_POOLING = Implementation(library=library_pooling, kernel=pooling_kernel)
-_INDEXED_POOLING = Implementation(kernel=pooling_kernel)
-_NORMALIZATION = Implementation(lower_normalization, kernel=normalization_kernels, packed=True)
-_ATTENTION = Implementation(lower_attention, attention_lengths, kernel=attention_kernels)
+_KERNEL, _LIBRARY = {"kernel": Launcher(pooling_kernel)}, {"library": Launcher(library_pooling)}
+_POOLING = Implementation(launchers={**_KERNEL, **_LIBRARY})
+_NORMALIZATION = Implementation(
+    lower_normalization, launchers={"kernel": Launcher(normalization_kernels, packed=True)}
+)
+_ATTENTION = Implementation(
+    lower_attention, attention_lengths, launchers={"kernel": Launcher(attention_kernels)}
+)
 IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     ConvolutionForward: _CONVOLUTION,
     ConvolutionBackwardData: _CONVOLUTION,
     ConvolutionBackwardFilter: _CONVOLUTION,
     Pointwise: Implementation(lower_pointwise),
     MaxPool: _POOLING,
-    MaxPoolBackward: _INDEXED_POOLING,
+    MaxPoolBackward: Implementation(launchers=_KERNEL),
     AvgPool: _POOLING,
-    AvgPoolBackward: _POOLING,
+    AvgPoolBackward: Implementation(launchers={**_LIBRARY, **_KERNEL}),
     LayerNorm: _NORMALIZATION,
     LayerNormBackward: _NORMALIZATION,
     RMSNorm: _NORMALIZATION,
@@ -88,3 +102,4 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     Attention: _ATTENTION,
     AttentionBackward: _ATTENTION,
 }
+"""The order of an operation's launchers is that of their speed on most shapes, measured on an H200."""

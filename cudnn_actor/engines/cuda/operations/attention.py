@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused, data_type
@@ -90,17 +91,18 @@ def attention_lengths(operation: AnyAttention, tensors: Mapping[str, GraphTensor
     uneven = k.dims[2] % _TILE != 0 or q.dims[2] == 1
     if not given and not (isinstance(operation, AttentionBackward) and uneven):
         return {}
-    leaves = {name: Leaf(number, DType.INT32) for number, name in enumerate(given)}
-    longest = dict(zip(_LENGTHS, (q.dims[2], k.dims[2]), strict=True))
-    clipped = {
-        name: _clipped(leaves[name], most) if name in leaves else Constant(most)
-        for name, most in longest.items()
+    first, second = Leaf(0, DType.INT32), Leaf(1, DType.INT32)
+    of_q: Value = _clipped(first, q.dims[2]) if "lengths_q" in given else Constant(q.dims[2])
+    of_kv: Value = Constant(k.dims[2])
+    if "lengths_kv" in given:
+        of_kv = _clipped(first, k.dims[2])
+        some = _clipped(second if "lengths_q" in given else first, 1)
+        of_q = Expression(PointwiseMode.MUL, (of_q, some))
+    dims, of_keys = (q.dims[0],), tuple(name for name in given if name == "lengths_kv")
+    return {
+        "lengths_q": Computed(of_q, tuple(given), dims, DType.INT32),
+        "lengths_kv": Computed(of_kv, of_keys, dims, DType.INT32),
     }
-    if "lengths_kv" in leaves:
-        some = _clipped(leaves["lengths_kv"], 1)
-        clipped["lengths_q"] = Expression(PointwiseMode.MUL, (clipped["lengths_q"], some))
-    dims = (q.dims[0],)
-    return {name: Computed(value, tuple(given), dims, DType.INT32) for name, value in clipped.items()}
 
 
 def _clipped(value: Value, most: int) -> Value:
@@ -116,9 +118,10 @@ def _clipped(value: Value, most: int) -> Value:
 
 
 def attention_kernels(
-    operation: AnyAttention, tensors: Sequence[GraphTensor]
+    operation: AnyAttention, tensors: Sequence[GraphTensor], handle: Any
 ) -> Callable[[Sequence[int]], None]:
-    """The launch of attention on tensors of these specs; see `operations.Launch`."""
+    """The launch of attention on tensors of these specs; see `operations.Launcher`."""
+    del handle
     cupy = libraries().cupy
     given = _given(operation, tensors)
     q, k = given["q"], given["k"]

@@ -96,8 +96,11 @@ _PARTS = dict.fromkeys(("scale", "bias", "dscale", "dbias"), "weights")
 _PARTS |= dict.fromkeys(("mean", "inverse_deviation", "inverse_rms"), "statistics")
 
 
-def normalization_kernels(operation: Norm, tensors: Sequence[GraphTensor]) -> Callable[[Sequence[int]], None]:
-    """The launch of a norm on packed tensors; see `operations.Launch`."""
+def normalization_kernels(
+    operation: Norm, tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of a norm on packed tensors; see `operations.Launcher`."""
+    del handle
     cupy = libraries().cupy
     given = {name: tensors[number] for name, number in _operands(operation).items()}
     x = given["x"]

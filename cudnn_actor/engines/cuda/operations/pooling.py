@@ -45,7 +45,7 @@ _MAX, _AVERAGE_WITH_PADDING, _AVERAGE = 3, 1, 2
 
 
 def library_pooling(
-    operation: Pooling, tensors: Sequence[GraphTensor], handle: int
+    operation: Pooling, tensors: Sequence[GraphTensor], handle: Any
 ) -> Callable[[Sequence[int]], None]:
     """The launch of a pooling by libcudnn. Raises `Refused`, and `EngineFailure` if it does not take it."""
     window = operation.window
@@ -64,12 +64,12 @@ def library_pooling(
     first, last = (tensor_descriptor(*spatial(tensor), tensor.dtype) for tensor in tensors)
     one, zero = (factor(value, tensors[0].dtype) for value in (1.0, 0.0))
     references = ctypes.byref(one), ctypes.byref(zero)
-    library = libcudnn()
+    library, cudnn_handle = libcudnn(), handle.backend_handle
 
     def forward(addresses: Sequence[int]) -> None:
         x, y = addresses
         library.cudnnPoolingForward(
-            handle, pool.pointer, references[0], first.pointer, x, references[1], last.pointer, y
+            cudnn_handle, pool.pointer, references[0], first.pointer, x, references[1], last.pointer, y
         )
 
     def backward(addresses: Sequence[int]) -> None:
@@ -77,7 +77,7 @@ def library_pooling(
         gradient = first.pointer, dy
         # An average's gradient depends on neither x nor y: dx and dy stand in their places.
         library.cudnnPoolingBackward(
-            handle,
+            cudnn_handle,
             pool.pointer,
             references[0],
             *gradient,
@@ -92,8 +92,11 @@ def library_pooling(
     return forward if isinstance(operation, MaxPool | AvgPool) else backward
 
 
-def pooling_kernel(operation: Pooling, tensors: Sequence[GraphTensor]) -> Callable[[Sequence[int]], None]:
-    """The launch of a pooling on tensors of these specs; see `operations.Launch`."""
+def pooling_kernel(
+    operation: Pooling, tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of a pooling on tensors of these specs; see `operations.Launcher`."""
+    del handle
     cupy = libraries().cupy
     kernel = cupy.RawKernel(source(operation, tensors), "pooling", options=("--std=c++17",))
     kernel.compile()
@@ -171,12 +174,8 @@ _COUNT = """
 // How many elements of a window lie in the input, in one dim.
 __device__ __forceinline__ I inside(
     I place, I in, I size, I pre, I stride, I dilation) {
-    I n = 0;
-    for (I t = 0; t < size; ++t) {
-        const I p = place * stride - pre + t * dilation;
-        n += p >= 0 && p < in;
-    }
-    return n;
+    const I start = place * stride - pre, last = min(size - 1, (in - 1 - start) / dilation);
+    return last - (start < 0 ? (dilation - 1 - start) / dilation : 0) + 1;
 }
 """
 _SEEN = """

@@ -66,15 +66,6 @@ def fast_launch(graph: Any, uids: Sequence[int], handle: Any) -> Launch | None:
     return launch
 
 
-def _operation_launch(step: OperationStep, handle: Any) -> OperationLaunch:
-    implementation = IMPLEMENTATIONS[type(step.operation)]
-    if step.library:
-        assert implementation.library is not None
-        return implementation.library(step.operation, step.tensors, handle.backend_handle)
-    assert implementation.kernel is not None
-    return implementation.kernel(step.operation, step.tensors)
-
-
 def _backend_index(graph: Any) -> int:
     """Index of the lowered graph's plan that was built; -1, its own choice, if restored from bytes."""
     plans = getattr(graph, "_plans", None)
@@ -140,8 +131,9 @@ class Program:
                 launch = launch or public_launch(graph, step.uids, handle)
                 self._steps.append(self._graph_step(launch, step.sources, recipe.own_workspace))
             elif isinstance(step, OperationStep):
-                launched = _operation_launch(step, handle)
-                self._steps.append(self._operation_step(launched, step.sources, recipe.own_workspace))
+                launcher = IMPLEMENTATIONS[type(step.operation)].launchers[step.launcher]
+                operation_launch = launcher.make(step.operation, step.tensors, handle)
+                self._steps.append(self._operation_step(operation_launch, step.sources, recipe.own_workspace))
             else:
                 self._steps.append(self._kernel_step(Kernel(step.kernel), step.sources, recipe.own_workspace))
         self._doubles = {

@@ -86,7 +86,7 @@ class KernelStep(msgspec.Struct, frozen=True, tag="kernel"):
 
 
 class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
-    """A step that runs one operation by a kernel of our own, or by one of libcudnn's functions.
+    """A step that runs one operation by one of its launchers: our own kernels, or libcudnn's functions.
 
     Parameters
     ----------
@@ -94,14 +94,14 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
         Its operands are indices in `tensors`.
     tensors, sources
         Its operands as they are stored, in the order of its fields, and the location of each.
-    library
-        Whether libcudnn runs it.
+    launcher
+        Which of the operation's launchers runs it.
     """
 
     operation: Node
     tensors: tuple[GraphTensor, ...]
     sources: tuple[Source, ...]
-    library: bool = False
+    launcher: str
 
 
 Step = GraphStep | KernelStep | OperationStep

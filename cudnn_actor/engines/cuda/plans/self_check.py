@@ -95,6 +95,7 @@ class SelfCheck:
                     for seed, uid in enumerate(graph.bound)
                 }
                 self._put_samples()
+                self._sums = self._input_sums()
         except libraries().cupy.cuda.memory.OutOfMemoryError as error:
             self._pool.free_all_blocks()
             raise MemoryError(str(error)) from error
@@ -109,6 +110,15 @@ class SelfCheck:
         """Use the build context's stream, and a memory pool that `close` frees."""
         with self.context.stream, libraries().cupy.cuda.using_allocator(self._pool.malloc):
             yield
+
+    def _input_sums(self) -> list[int]:
+        """A checksum of each input. Blocks."""
+        cupy = libraries().cupy
+        inputs = [tensor for uid, tensor in self._tensors.items() if uid not in self._graph.written]
+        sums = cupy.zeros(max(1, len(inputs)), cupy.uint64)
+        for number, tensor in enumerate(inputs):
+            tensor.add_up(int(sums.data.ptr) + sums.itemsize * number)
+        return np.asarray(cupy.asnumpy(sums)).tolist()  # type: ignore[no-any-return]
 
     def _put_samples(self) -> None:
         """Give the graph's inputs the values that its operations ask for."""
@@ -184,6 +194,8 @@ class SelfCheck:
         strayed, nan = findings.read()
         if strayed:
             return "it writes outside its outputs and its workspace"
+        if self._input_sums() != self._sums:
+            return "it writes to its inputs"
         compared = self._compare()
         if nan and not any(np.isnan(wanted).any() for wanted, _ in compared.values()):
             return "it leaves NaN in its outputs"

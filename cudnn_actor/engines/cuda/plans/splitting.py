@@ -148,10 +148,7 @@ class _Splitter:
         ways: list[Callable[[Node], None]] = []
         if implementation.lower is not None:
             ways += [partial(self._by_graph, packed=packed) for packed in (False, True)]
-        if implementation.library is not None:
-            ways.append(partial(self._by_step, packed=False, library=True))
-        if implementation.kernel is not None:
-            ways.append(partial(self._by_step, packed=implementation.packed, library=False))
+        ways += [partial(self._by_step, launcher=name) for name in implementation.launchers]
         if not self._convolves and self._choice >= len(ways):
             raise Refused(f"there is no other way to run {operation.kind}")
         ways[min(self._choice, len(ways) - 1)](operation)
@@ -184,22 +181,21 @@ class _Splitter:
             self._steps.append(graph_step(alone, lowered, {uid: sources[uid] for uid in read}))
             self._graphs.append(lowered)
 
-    def _by_step(self, operation: Node, *, packed: bool, library: bool) -> None:
+    def _by_step(self, operation: Node, *, launcher: str) -> None:
         """Add an operation as a step of its own."""
-        with self._placed(operation, packed=packed) as placed:
+        found = IMPLEMENTATIONS[type(operation)].launchers[launcher]
+        with self._placed(operation, packed=found.packed) as placed:
             numbers = {name: number for number, name in enumerate(placed)}
             step = OperationStep(
                 operation=operation.with_operands(numbers.__getitem__),
                 tensors=tuple(form for form, _ in placed.values()),
                 sources=tuple(source for _, source in placed.values()),
-                library=library,
+                launcher=launcher,
             )
-            if library:
-                make = IMPLEMENTATIONS[type(operation)].library
-                try:
-                    make(step.operation, step.tensors, self._handle.backend_handle)  # type: ignore[misc]
-                except EngineFailure as failure:
-                    raise Refused(str(failure)) from failure
+            try:
+                found.make(step.operation, step.tensors, self._handle)
+            except EngineFailure as failure:
+                raise Refused(str(failure)) from failure
             self._steps.append(step)
 
     @contextlib.contextmanager

@@ -67,6 +67,6 @@ def _name(step: Step) -> str:
         case GraphStep():
             return step.engine
         case OperationStep():
-            return f"{step.operation.kind}{'-library' if step.library else ''}"
+            return f"{step.operation.kind}-{step.launcher}"
         case _:
             return "elementwise"
