@@ -107,7 +107,10 @@ class _Attention(Operation[T], frozen=True, kw_only=True):
         return TensorSpec.packed((*q.dims[:3], 1), self.compute((q.dtype,)))
 
     def _some(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
-        """Values for which no score is far larger than all others, and lengths that leave something out."""
+        """Values for which no score is far larger than all others, and lengths that leave something out.
+
+        The last of several samples has no keys.
+        """
         q, k = specs["q"], specs["k"]
         values = {name: draw(specs[name]) for name in ("q", "k", "v", "bias") if name in specs}
         scale = abs(self.effective_scale(q.dims[3])) * math.sqrt(q.dims[3])
@@ -115,6 +118,8 @@ class _Attention(Operation[T], frozen=True, kw_only=True):
         for name, longest in (("lengths_q", q.dims[2]), ("lengths_kv", k.dims[2])):
             if name in specs:
                 values[name] = (longest - (draw(specs[name]) + 3) * longest // 16).astype(xp.int64)
+        if "lengths_kv" in specs and q.dims[0] > 1:
+            values["lengths_kv"][-1] = 0
         return values
 
     def _pieces(self, q: Array, k: Array) -> Iterator[tuple[slice, slice, slice, slice]]:

@@ -179,10 +179,12 @@ def rotated(step: OperationStep) -> tuple[OperationStep, ...]:
 
 
 def by_kernel(graph: OperationGraph, handle: Any) -> CudaPlan:
-    """The last of the ways to run an operation: our own kernel."""
-    for way in reversed(range(MOST_WAYS)):
+    """The plan that runs an operation by a kernel of our own."""
+    for way in range(MOST_WAYS):
         with contextlib.suppress(Refused):
-            return compile_split(graph, handle, None, choice=way)
+            plan = compile_split(graph, handle, None, choice=way)
+            if plan.tag.endswith("-kernel"):
+                return plan
     pytest.fail("there is no kernel")
 
 
@@ -229,7 +231,7 @@ def builder() -> Iterator[CudaBuilder]:
 def test_each_way_to_run_an_operation(
     builder: CudaBuilder, name: str, dtype: DType, record_property: Callable[[str, object], None]
 ) -> None:
-    """Each is checked, stored, restored and captured; the last, our own kernel, is right."""
+    """Each is checked, stored, restored and captured; our own kernel, and one of cuDNN's ways, are right."""
     given, operation = (GRAPHS | NORMS | ATTENTION)[name]
     tensors = tuple(
         msgspec.structs.replace(tensor, dtype=dtype)
@@ -253,5 +255,7 @@ def test_each_way_to_run_an_operation(
         assert program.replays, f"{way} cannot be captured"
     check.close()
     record_property("ways", found)
-    assert way == by_kernel(graph, context.handle).tag.rsplit("/", 1)[-1]
-    assert found[way] is None
+    right = [way for way, fault in found.items() if fault is None]
+    assert any(way.endswith("-kernel") for way in right)
+    only_ours = "index" in name or name == "max backward" or (dtype is DType.FLOAT32 and name in ATTENTION)
+    assert only_ours or any(not way.endswith("-kernel") for way in right)

@@ -82,9 +82,10 @@ def lower_attention(graph: FrontendGraph, operation: AnyAttention) -> None:
 
 
 def attention_lengths(operation: AnyAttention, tensors: Mapping[str, GraphTensor]) -> dict[str, Computed]:
-    """The lengths that cuDNN must get: both or none, none beyond the tensors, and no queries without keys.
+    """The lengths that cuDNN must get: both or none, none beyond the tensors, and at least one key.
 
-    It computes NaN for queries without keys, and reads what lies behind the keys if there are more.
+    It computes NaN without keys, even where there are no queries, and takes what lies behind the keys for
+    keys if their number is too large. Without keys, the number of queries becomes 0 instead.
     """
     q, k = tensors["q"], tensors["k"]
     given = [name for name in _LENGTHS if name in tensors]
@@ -95,7 +96,8 @@ def attention_lengths(operation: AnyAttention, tensors: Mapping[str, GraphTensor
     of_q: Value = _clipped(first, q.dims[2]) if "lengths_q" in given else Constant(q.dims[2])
     of_kv: Value = Constant(k.dims[2])
     if "lengths_kv" in given:
-        of_kv = _clipped(first, k.dims[2])
+        less = Expression(PointwiseMode.ADD, (first, Constant(-1)))
+        of_kv = Expression(PointwiseMode.ADD, (_clipped(less, k.dims[2] - 1), Constant(1)))
         some = _clipped(second if "lengths_q" in given else first, 1)
         of_q = Expression(PointwiseMode.MUL, (of_q, some))
     dims, of_keys = (q.dims[0],), tuple(name for name in given if name == "lengths_kv")

@@ -19,7 +19,7 @@ from cudnn_actor.protocol.tensor import packed_strides
 
 __all__ = ["CuPy", "EvaluatedReference", "store_values"]
 
-_MOST_ELEMENTS, _COPIES = 1 << 28, 10
+_MOST_ELEMENTS, _COPIES = 1 << 30, 10
 """The most elements of all tensors together, and how often they may lie on the device as double at once."""
 _MOST_COMPARED = 1 << 20
 
