@@ -109,16 +109,22 @@ def test_norms(bench: Workbench, dims: tuple[int, ...], axis: int) -> None:
     row = dims[axis:]
     x, scale, bias = leaf(dims, 0), leaf(row, 1), leaf(row, 2)
     dy = normal(dims, DType.FLOAT64, 3)
-    refs = {name: place(bench, t.detach().numpy()) for name, t in (("x", x), ("scale", scale))}
+    refs: dict[str, Any] = {
+        name: place(bench, t.detach().numpy()) for name, t in (("x", x), ("scale", scale))
+    }
     statistics = (*dims[: len(dims) - len(row)], *[1] * len(row))
     common: Any = {"axis": axis}
 
     wanted = F.layer_norm(x, row, scale, bias, 1e-5)
     wanted.backward(torch.from_numpy(dy))
     y, mean, inverse = empty(bench, dims), empty(bench, statistics), empty(bench, statistics)
-    kept = {"mean": mean, "inverse_deviation": inverse}
+    kept: dict[str, Any] = {"mean": mean, "inverse_deviation": inverse}
     bench.run(LayerNorm(**refs, bias=place(bench, bias.detach().numpy()), y=y, **kept, **common))
-    outputs = {"dx": empty(bench, dims), "dscale": empty(bench, row), "dbias": empty(bench, row)}
+    outputs: dict[str, Any] = {
+        "dx": empty(bench, dims),
+        "dscale": empty(bench, row),
+        "dbias": empty(bench, row),
+    }
     bench.run(LayerNormBackward(dy=place(bench, dy), **refs, **kept, **outputs, **common))
     close(bench, {"y": y, **outputs}, {"y": wanted, "dx": x.grad, "dscale": scale.grad, "dbias": bias.grad})
 
