@@ -21,7 +21,7 @@ from cudnn_actor.protocol.graph import OperationGraph
 
 __all__ = ["CudaBuilder"]
 
-_FORMAT = 1
+_FORMAT = 2
 """Version of the format of exported plans. Increase it when a recipe, or the code that runs it, changes."""
 
 

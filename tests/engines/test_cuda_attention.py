@@ -1,0 +1,97 @@
+"""What cuDNN's attention is given in the place of lengths that it would compute wrong results for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
+from cudnn_actor.engines.cuda.plans.kernels import Constant, Expression, Leaf, Value
+from cudnn_actor.protocol import Attention, AttentionBackward, DType, TensorSpec
+from cudnn_actor.protocol.operations import GraphTensor
+
+ROWS, COLUMNS = 9, 13
+LENGTHS = (-(2**31), -3, 0, 1, 5, ROWS, COLUMNS, 100, 2**31 - 1)
+
+
+def tensors(*names: str, columns: int = COLUMNS) -> dict[str, GraphTensor]:
+    dims = {"q": (2, 4, ROWS, 8), "k": (2, 2, columns, 8)}
+    specs = {name: TensorSpec.packed(dims.get(name, (2,))) for name in ("q", "k", *names)}
+    return {
+        name: GraphTensor(uid=uid, dims=spec.dims, strides=spec.strides, dtype=DType.INT32)
+        for uid, (name, spec) in enumerate(specs.items())
+    }
+
+
+def value(node: Value, leaves: Sequence[int]) -> float:
+    match node:
+        case Constant(value=number):
+            return number
+        case Leaf(number=number):
+            return leaves[number]
+        case Expression(mode=mode, operands=operands):
+            found = [value(operand, leaves) for operand in operands]
+            return {"add": sum(found), "mul": found[0] * found[-1], "relu": max(found[0], 0.0)}[mode]
+    raise AssertionError(node)
+
+
+def computed(operation: object, given: dict[str, GraphTensor]) -> dict[str, dict[tuple[int, ...], float]]:
+    """For each operand that is computed first, its value for all lengths that may be given."""
+    compute = IMPLEMENTATIONS[type(operation)].computed  # type: ignore[index]
+    assert compute is not None
+    names = [name for name in given if name.startswith("lengths")]
+    found: dict[str, dict[tuple[int, ...], float]] = {}
+    for name, wanted in compute(operation, given).items():
+        assert wanted.dims == (2,)
+        assert wanted.dtype is DType.INT32
+        values = found.setdefault(name, {})
+        for lengths in itertools.product(LENGTHS, repeat=len(names)):
+            by_name = dict(zip(names, lengths, strict=True))
+            values[lengths] = value(wanted.value, [by_name[read] for read in wanted.operands])
+    return found
+
+
+FORWARD = Attention(q=0, k=1, v=2, y=3)
+BACKWARD = AttentionBackward(dy=0, q=1, k=2, v=3, y=4, statistics=5, dq=6, dk=7, dv=8)
+
+
+def clipped(length: int, most: int) -> int:
+    return min(max(length, 0), most)
+
+
+def test_both_lengths() -> None:
+    found = computed(FORWARD, tensors("lengths_q", "lengths_kv"))
+    for of_q, of_kv in itertools.product(LENGTHS, repeat=2):
+        keys = clipped(of_kv, COLUMNS)
+        assert found["lengths_kv"][of_q, of_kv] == max(keys, 1)
+        assert found["lengths_q"][of_q, of_kv] == (clipped(of_q, ROWS) if keys else 0)
+
+
+def test_lengths_of_keys_alone() -> None:
+    found = computed(FORWARD, tensors("lengths_kv"))
+    for of_kv in LENGTHS:
+        keys = clipped(of_kv, COLUMNS)
+        assert found["lengths_kv"][of_kv,] == max(keys, 1)
+        assert found["lengths_q"][of_kv,] == (ROWS if keys else 0)
+
+
+def test_lengths_of_queries_alone() -> None:
+    found = computed(FORWARD, tensors("lengths_q"))
+    assert {of_q: found["lengths_q"][of_q,] for of_q in LENGTHS} == {n: clipped(n, ROWS) for n in LENGTHS}
+    assert set(found["lengths_kv"].values()) == {COLUMNS}
+
+
+@pytest.mark.parametrize(
+    ("columns", "given"), [(13, True), (127, True), (129, True), (128, False), (256, False)]
+)
+def test_a_gradient_whose_keys_end_in_a_tile_gets_lengths(columns: int, given: bool) -> None:
+    found = computed(BACKWARD, tensors(columns=columns))
+    assert bool(found) is given
+    if given:
+        assert found == {"lengths_q": {(): ROWS}, "lengths_kv": {(): columns}}
+
+
+def test_a_forward_pass_without_lengths_is_left_alone() -> None:
+    assert computed(FORWARD, tensors()) == {}
