@@ -107,10 +107,10 @@ def arrays(case: OperationCase) -> Arrays:
     """Values of every input, by name."""
     rng = np.random.default_rng(case.seed)
 
-    def draw(spec: TensorSpec) -> Array:
-        return _exact(_rounded(_draw(rng, spec, case), spec.dtype))
+    def draw(spec: TensorSpec, name: str = "") -> Array:
+        return _exact(_rounded(_draw(rng, spec, case, name), spec.dtype))
 
-    values = {name: draw(spec) for name, spec in case.inputs.items()}
+    values = {name: draw(spec, name) for name, spec in case.inputs.items()}
     values |= case.operation.samples(NumPy(), case.specs, draw)
     if case.row.arrange is not None:
         case.row.arrange(case.operation, rng, values, case.specs)
@@ -217,11 +217,12 @@ def _untouchable(bench: Workbench, ref: BufferRef, case: OperationCase) -> np.nd
     return data
 
 
-def _draw(rng: np.random.Generator, spec: TensorSpec, case: OperationCase) -> Array:
+def _draw(rng: np.random.Generator, spec: TensorSpec, case: OperationCase, name: str) -> Array:
+    """Values of an input, or of a tensor that has no name."""
     dims, floating = spec.dims, spec.dtype.is_floating
     values: Array
     match case.values:
-        case Values.EQUAL:
+        case Values.EQUAL if name not in case.row.varied:
             values = np.full(dims, rng.integers(-12, 13) / (4 if floating else 1))
         case Values.WHOLE:
             values = rng.integers(-3, 5, dims)
@@ -231,7 +232,7 @@ def _draw(rng: np.random.Generator, spec: TensorSpec, case: OperationCase) -> Ar
             return rng.integers(max(least, -largest), min(most, largest), dims, endpoint=True)
         case _:
             values = rng.standard_normal(dims) + (30 if case.values is Values.FAR else 0)
-    if case.special and spec is next(iter(case.specs.values())) and floating:
+    if case.special and floating and name == next(iter(case.specs)):
         places = rng.integers(spec.size, size=1 + spec.size // 200)
         values = values.astype(np.float64)
         values.flat[places] = rng.choice(case.row.specials, places.size)

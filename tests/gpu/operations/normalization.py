@@ -198,6 +198,7 @@ def _row(operation: Any, make: Any, bounds: Any, arrange: Any = None) -> Row:
         arrange=arrange,
         specials=(math.nan,),
         more_ranks=(1, 5, 6, 8),
+        varied=("dy",),
     )
 
 

@@ -63,7 +63,7 @@ class Values(enum.StrEnum):
     FAR = "far from 0"
     """Normally distributed around 30: differences cancel."""
     EQUAL = "equal"
-    """All values of a tensor are the same, in quarters: the roundings of equal terms would not cancel."""
+    """All values of a tensor are the same, in quarters; in some inputs, see `Row.varied`."""
 
 
 class Asked(NamedTuple):
@@ -138,6 +138,9 @@ class Row(NamedTuple):
         Of integers.
     more_ranks
         Those that random problems have besides.
+    varied
+        Inputs whose values differ even where those of the others are all the same: sums of equal terms would
+        be off by more than `walk`, because their roundings do not cancel.
     """
 
     operation: type[Operation[Any]]
@@ -150,6 +153,7 @@ class Row(NamedTuple):
     specials: tuple[float, ...] = ()
     largest: int = 1 << 62
     more_ranks: tuple[int, ...] = ()
+    varied: tuple[str, ...] = ()
 
     @property
     def family(self) -> str:
