@@ -25,7 +25,7 @@ def section(family: str, record: Record | None) -> str:
     rows = [row for row in ROWS if row.family == family]
     parts = [
         f"## {family.capitalize()}\n",
-        f"{len(cells(family))} cells. Numbers behind a word are dims of the first input.\n",
+        "Numbers behind a word are dims of the first input.\n",
     ]
     for row in rows:
         parts += [f"### {row.operation.__name__}\n", _table(row, record)]
