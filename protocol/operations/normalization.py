@@ -6,7 +6,8 @@ https://onnx.ai/onnx/operators/onnx__LayerNormalization.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cudnn_actor.protocol.checks import is_finite, is_whole
@@ -75,14 +76,28 @@ class _Norm(Operation[T], frozen=True, kw_only=True):
         return tuple(range(self.axis % x.ndim, x.ndim))
 
 
-def _check_epsilon(epsilon: object) -> None:
-    if not is_finite(epsilon) or epsilon < 0:
-        raise InvalidRequest(
-            field="epsilon", value=epsilon, problem="must be a finite number ≥ 0", fix="use 1e-5"
-        )
+class _ForwardNorm(_Norm[T], frozen=True, kw_only=True):
+    epsilon: float = 1e-5
+
+    def _check_x(self, specs: Specs) -> None:
+        super()._check_x(specs)
+        if not is_finite(self.epsilon) or self.epsilon < 0:
+            raise InvalidRequest(
+                field="epsilon", value=self.epsilon, problem="must be a finite number ≥ 0", fix="use 1e-5"
+            )
+
+    def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        del xp
+        if self.epsilon:
+            return {}
+        # Without an epsilon, a row of zeros has no result, and a row of equal values has no layer norm.
+        spec = specs["x"]
+        x = draw(spec)
+        x.reshape(-1, math.prod(spec.dims[self._first(spec) :]))[:, 0] = 5
+        return {"x": x}
 
 
-class LayerNorm(_Norm[T], frozen=True, kw_only=True, tag=True):
+class LayerNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
     """y = (x - mean) * inverse_deviation * scale + bias, over each row. Answered by a `Receipt`.
 
     A row is what remains of x when the dims before `axis` are fixed.
@@ -116,12 +131,10 @@ class LayerNorm(_Norm[T], frozen=True, kw_only=True, tag=True):
     y: T = ALLOCATED
     mean: T | None = None
     inverse_deviation: T | None = None
-    epsilon: float = 1e-5
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         x = specs["x"]
         self._check_x(specs)
-        _check_epsilon(self.epsilon)
         self._check_weights(specs, "scale", "bias")
         statistics = self._statistics(x)
         y = TensorSpec.packed(x.dims, x.dtype)
@@ -194,7 +207,7 @@ class LayerNormBackward(_Norm[T], frozen=True, kw_only=True, tag=True):
         return {"dx": dx, "dscale": (dy * normal).sum(axis=rows), "dbias": dy.sum(axis=rows)}
 
 
-class RMSNorm(_Norm[T], frozen=True, kw_only=True, tag=True):
+class RMSNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
     """y = x * inverse_rms * scale, over each row. Answered by a `Receipt`.
 
     Parameters
@@ -214,12 +227,10 @@ class RMSNorm(_Norm[T], frozen=True, kw_only=True, tag=True):
     scale: T | None = None
     y: T = ALLOCATED
     inverse_rms: T | None = None
-    epsilon: float = 1e-5
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         x = specs["x"]
         self._check_x(specs)
-        _check_epsilon(self.epsilon)
         self._check_weights(specs, "scale")
         return {"y": TensorSpec.packed(x.dims, x.dtype), "inverse_rms": self._statistics(x)}
 

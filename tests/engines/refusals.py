@@ -1,26 +1,44 @@
 """What each engine may refuse as `UnsupportedGraph`, as data.
 
 The contract tests, the support matrix, the fuzzer and `docs/support.md` all read this table: what is not in
-it must run, and run right. Whatever is in it may be refused, but never be wrong either.
+it must run, and run right. Whatever is in it may be refused, but never be wrong either. An operation without
+an entry here has none of its problems refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import ConvolutionForward, Node, Pointwise
+from cudnn_actor.protocol.operations import (
+    Convolution,
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+    Node,
+)
 
+Operations = tuple[type[Any], ...]
 Rule = Callable[[OperationGraph, Node], bool]
 
 
 class Refusal(NamedTuple):
-    """Graphs that an engine may refuse: those with a convolution that `applies` holds for."""
+    """Graphs that an engine may refuse.
+
+    Parameters
+    ----------
+    engine
+        Its name.
+    what
+        For people.
+    operations, applies
+        Those graphs that have an operation of these classes for which the rule holds.
+    """
 
     engine: str
     what: str
+    operations: Operations
     applies: Rule
 
 
@@ -28,20 +46,22 @@ def _dtypes(graph: OperationGraph, operation: Node) -> set[DType]:
     return {graph.tensor(uid).dtype for uid in operation.reads}
 
 
-def _integer_gradient(graph: OperationGraph, operation: Node) -> bool:
-    backward = not isinstance(operation, ConvolutionForward)
-    return backward and not all(dtype.is_floating for dtype in _dtypes(graph, operation))
+def _integers(graph: OperationGraph, operation: Node) -> bool:
+    return not all(dtype.is_floating for dtype in _dtypes(graph, operation))
 
 
 def _wide_integers(graph: OperationGraph, operation: Node) -> bool:
-    return DType.INT32 in _dtypes(graph, operation)
+    return bool({DType.INT32, DType.INT64} & _dtypes(graph, operation))
 
 
-REFUSALS = (
-    Refusal("cpu", "gradients of integers", _integer_gradient),
-    Refusal("cpu", "int32 operands", _wide_integers),
-    Refusal("cuda", "gradients of integers", _integer_gradient),
-    Refusal("cuda", "int32 operands", _wide_integers),
+_GRADIENTS: Operations = (ConvolutionBackwardData, ConvolutionBackwardFilter)
+REFUSALS = tuple(
+    refusal
+    for engine in ("cpu", "cuda")
+    for refusal in (
+        Refusal(engine, "gradients of convolutions of integers", _GRADIENTS, _integers),
+        Refusal(engine, "convolutions of int32 or int64", (Convolution,), _wide_integers),
+    )
 )
 
 
@@ -52,7 +72,7 @@ def may_refuse(engine: str, graph: OperationGraph) -> str | None:
 
 def _reasons(engine: str, graph: OperationGraph) -> Iterator[str]:
     for operation in graph.operations:
-        if not isinstance(operation, Pointwise):
-            for refusal in REFUSALS:
-                if refusal.engine == engine and refusal.applies(graph, operation):
-                    yield refusal.what
+        for refusal in REFUSALS:
+            concerned = refusal.engine == engine and isinstance(operation, refusal.operations)
+            if concerned and refusal.applies(graph, operation):
+                yield refusal.what

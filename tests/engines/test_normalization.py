@@ -235,3 +235,13 @@ def test_a_mistake_names_its_field(bench: Workbench, changes: dict[str, Any], fi
     with pytest.raises(InvalidRequest) as caught:
         lower(LayerNorm(**made))
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
+def test_what_a_plan_is_checked_on_has_a_result_without_an_epsilon(kind: Any) -> None:
+    """Whole numbers from -3 to 4 have none: in short rows all of them are equal now and then, or 0."""
+    rng = np.random.default_rng(1)
+    specs = {"x": TensorSpec.packed((64, 3, 2)), "y": TensorSpec.packed((64, 3, 2))}
+    operation = kind(x=0, y=1, epsilon=0.0, axis=-1)
+    values = operation.samples(np, specs, lambda spec: rng.integers(-3, 5, spec.dims).astype(np.float64))
+    assert np.isfinite(operation.evaluate(np, values, specs)["y"]).all()

@@ -151,6 +151,12 @@ def test_an_element_that_is_the_largest_of_many_windows_gets_all_their_gradients
     np.testing.assert_array_equal(got, np.where(x == 5, dy.sum(), 0))
 
 
+def test_gradients_of_int64_keep_every_bit(bench: Workbench) -> None:
+    dy = np.array([[[2**53 + 1, -(2**62) - 1]]])  # no float64
+    got = max_gradient(bench, dy, np.array([[[1, 2]]]), Window.symmetric(1, size=2), (1, 1, 4))
+    assert got.ravel().tolist() == [0, 2**53 + 1, -(2**62) - 1, 0]
+
+
 def test_an_index_outside_its_window_is_ignored(bench: Workbench) -> None:
     dims, pool = (2, 1, 8), Window.symmetric(1, size=2)
     # Of the first image: right, of the next window, of the other image, before x; then past x, a long way

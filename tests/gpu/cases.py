@@ -85,6 +85,11 @@ class Case:
         return next(iter(self.operands.values())).dtype
 
     @property
+    def label(self) -> str:
+        """What its error is reported as."""
+        return self.dtype.value
+
+    @property
     def length(self) -> int:
         """Products that one value of the result is a sum of, at most."""
         taps = math.prod(self.w.dims[2:])

@@ -1,9 +1,9 @@
-"""Random cases: everything that a request can say, in small tensors."""
+"""Random convolutions: everything that a request can say, in small tensors."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +11,11 @@ from cudnn_actor.protocol import Activation, ConvSpec, DType, Epilogue, Layout, 
 
 from .bounds import EXACT_SCALARS
 from .cases import RESULT, Case, Kind
+from .choices import Choices
 from .support_matrix import ARITHMETICS, Arithmetic
 
 __all__ = ["draw"]
 
-T = TypeVar("T")
 MOST_VALUES, MOST_PRODUCTS, MOST_BYTES = 200_000, 20_000_000, 12 << 20
 _WITH_PARAMETER = (Activation.LEAKY_RELU, Activation.SWISH, Activation.ELU, Activation.SOFTPLUS)
 _EXTENTS = {1: 400, 2: 40, 3: 14}
@@ -26,9 +26,9 @@ def draw(seed: int, number: int) -> Case:
     return _Draw(np.random.default_rng([seed, number]), (seed, number, 1)).case()
 
 
-class _Draw:
+class _Draw(Choices):
     def __init__(self, rng: np.random.Generator, seed: tuple[int, ...]) -> None:
-        self._rng = rng
+        super().__init__(rng)
         self._seed = seed
 
     def case(self) -> Case:
@@ -38,22 +38,22 @@ class _Draw:
 
     def _attempt(self) -> Case | None:
         """A case, unless it has turned out too large."""
-        arithmetic = self._one(ARITHMETICS)
-        kind = self._one(Kind) if arithmetic.operands.is_floating else Kind.FORWARD
+        arithmetic = self.one(ARITHMETICS)
+        kind = self.one(Kind) if arithmetic.operands.is_floating else Kind.FORWARD
         x, w, conv = self._shape(arithmetic)
         dims = {"x": x, "w": w, "y": conv.output_dims(x, w)}
         dtypes = dict.fromkeys("xwy", arithmetic.operands) | {RESULT[kind]: arithmetic.result}
-        shared = self._one(Layout) if self._chance(0.6) else None  # else each its own
-        specs: dict[str, Any] = {name: self._spec(dims[name], dtypes[name], shared) for name in "xwy"}
+        shared = self.one(Layout) if self.chance(0.6) else None  # else each its own
+        specs: dict[str, Any] = {name: self.spec(dims[name], dtypes[name], shared) for name in "xwy"}
         if sum(spec.nbytes for spec in specs.values()) > MOST_BYTES:
             return None
-        whole = arithmetic.operands.is_floating and self._chance(0.3)
+        whole = arithmetic.operands.is_floating and self.chance(0.3)
         case = Case(
             kind=kind,
             conv=conv,
             whole=whole,
             seed=self._seed,
-            numerics=Numerics(tf32=arithmetic.tf32, deterministic=self._chance(0.1)),
+            numerics=Numerics(tf32=arithmetic.tf32, deterministic=self.chance(0.1)),
             **specs,
             **self._scalars(whole),
             **(self._epilogue(w[0], arithmetic, whole) if kind is Kind.FORWARD else {}),
@@ -62,72 +62,44 @@ class _Draw:
         return case if fits else None
 
     def _shape(self, arithmetic: Arithmetic) -> tuple[tuple[int, ...], tuple[int, ...], ConvSpec]:
-        rank = self._one((1, 2, 2, 2, 3))
-        channels, filters = self._size(96), self._size(96)
-        groups = self._one((1, 1, 1, 2, 3, 5))
+        rank = self.one((1, 2, 2, 2, 3))
+        channels, filters = self.size(96), self.size(96)
+        groups = self.one((1, 1, 1, 2, 3, 5))
         if groups > 1:
-            channels, filters = self._size(24), self._size(24)
-        if self._chance(0.15):
-            groups, channels, filters = self._size(64), 1, self._one((1, 1, 2))
-        if self._chance(0.8 if not arithmetic.operands.is_floating else 0.4):
-            quantum = self._one((4, 8))  # what tensor cores like
+            channels, filters = self.size(24), self.size(24)
+        if self.chance(0.15):
+            groups, channels, filters = self.size(64), 1, self.one((1, 1, 2))
+        if self.chance(0.8 if not arithmetic.operands.is_floating else 0.4):
+            quantum = self.one((4, 8))  # what tensor cores like
             channels, filters = (quantum * -(-size // quantum) for size in (channels, filters))
-        taps = self._each(rank, 1, 4 if rank == 3 else 6)
-        dilation = self._each(rank, 1, 4) if self._chance(0.3) else (1,) * rank
-        stride = self._each(rank, 1, 4) if self._chance(0.4) else (1,) * rank
-        pre = self._each(rank, 0, 4)
-        post = self._each(rank, 0, 4) if self._chance(0.3) else pre
+        taps = self.each(rank, 1, 4 if rank == 3 else 6)
+        dilation = self.each(rank, 1, 4) if self.chance(0.3) else (1,) * rank
+        stride = self.each(rank, 1, 4) if self.chance(0.4) else (1,) * rank
+        pre = self.each(rank, 0, 4)
+        post = self.each(rank, 0, 4) if self.chance(0.3) else pre
         conv = ConvSpec(pre_padding=pre, post_padding=post, stride=stride, dilation=dilation, groups=groups)
         least = [
             max(1, d * (t - 1) + 1 - a - b) for d, t, a, b in zip(dilation, taps, pre, post, strict=True)
         ]
-        extents = (size + self._size(_EXTENTS[rank]) - 1 for size in least)
-        return (self._size(8), channels * groups, *extents), (filters * groups, channels, *taps), conv
-
-    def _spec(self, dims: tuple[int, ...], dtype: DType, layout: Layout | None) -> TensorSpec:
-        layout = layout or self._one(Layout)
-        return (
-            self._strided(dims, dtype) if layout is Layout.STRIDED else TensorSpec.packed(dims, dtype, layout)
-        )
-
-    def _strided(self, dims: tuple[int, ...], dtype: DType) -> TensorSpec:
-        """Dims in any order in memory, with gaps before some of them: a slice of something larger, say."""
-        strides, step = [0] * len(dims), self._one((1, 1, 1, 2, 3))
-        for axis in self._rng.permutation(len(dims)):
-            strides[axis] = step
-            step = step * dims[axis] + self._one((0, 0, 1, 8))
-        return TensorSpec.strided(dims, strides, dtype)
+        extents = (size + self.size(_EXTENTS[rank]) - 1 for size in least)
+        return (self.size(8), channels * groups, *extents), (filters * groups, channels, *taps), conv
 
     def _scalars(self, whole: bool) -> dict[str, Any]:
-        if self._chance(0.6):
+        if self.chance(0.6):
             return {}
         if whole:
-            return {"alpha": self._one(EXACT_SCALARS), "beta": self._one((0.0, *EXACT_SCALARS))}
-        alpha, beta = (float(v) for v in self._rng.uniform(-2, 2, 2))
-        return {"alpha": self._one((1.0, alpha, 0.0, alpha)), "beta": self._one((0.0, beta))}
+            return {"alpha": self.one(EXACT_SCALARS), "beta": self.one((0.0, *EXACT_SCALARS))}
+        alpha, beta = (float(v) for v in self.rng.uniform(-2, 2, 2))
+        return {"alpha": self.one((1.0, alpha, 0.0, alpha)), "beta": self.one((0.0, beta))}
 
     def _epilogue(self, filters: int, arithmetic: Arithmetic, whole: bool) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         pointwise = DType.FLOAT64 if arithmetic.operands is DType.FLOAT64 else DType.FLOAT32
-        if self._chance(0.3):
-            fields["bias"] = TensorSpec.packed((filters,), self._one((arithmetic.result, pointwise)))
-        if self._chance(0.35):
-            activation = Activation.RELU if whole else self._one(Activation)
-            takes = activation in _WITH_PARAMETER and self._chance(0.5)
-            parameter = float(self._rng.uniform(0.1, 2)) if takes else None
+        if self.chance(0.3):
+            fields["bias"] = TensorSpec.packed((filters,), self.one((arithmetic.result, pointwise)))
+        if self.chance(0.35):
+            activation = Activation.RELU if whole else self.one(Activation)
+            takes = activation in _WITH_PARAMETER and self.chance(0.5)
+            parameter = float(self.rng.uniform(0.1, 2)) if takes else None
             fields["epilogue"] = Epilogue(activation=activation, parameter=parameter)
         return fields
-
-    def _one(self, values: Any) -> Any:
-        values = tuple(values)
-        return values[int(self._rng.integers(len(values)))]
-
-    def _chance(self, share: float) -> bool:
-        return bool(self._rng.random() < share)
-
-    def _size(self, largest: int) -> int:
-        """From 1, small ones as often as large ones."""
-        return int(math.exp(self._rng.uniform(0, math.log(largest + 1))))
-
-    def _each(self, rank: int, least: int, end: int) -> tuple[int, ...]:
-        return tuple(int(v) for v in self._rng.integers(least, end, rank))

@@ -1,7 +1,8 @@
-"""Random cases on an engine against the float64 CPU engine, which runs ahead in processes of its own.
+"""Random cases on an engine against the definitions in float64, which run ahead in processes of their own.
 
-python -m tests.gpu.fuzz --count 2000                  a new seed, printed
-python -m tests.gpu.fuzz --seed 123 --only 45          one case again, in every detail
+python -m tests.gpu.fuzz --count 2000                  of each family; a new seed, printed
+python -m tests.gpu.fuzz --operations pooling          of one family
+python -m tests.gpu.fuzz --seed 123 --only 45          one case of each again, in every detail
 python -m tests.gpu.fuzz --engine cpu --count 200      the CPU engine in its own dtypes
 """
 
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from cudnn_actor.engines.base import Builder, Engine, StickyError
 from cudnn_actor.engines.remote import BuilderHost
@@ -26,10 +28,7 @@ from cudnn_actor.protocol import OperationGraph, UnsupportedGraph
 
 from ..engines.devices import ENGINES, factory, why_not
 from ..engines.refusals import may_refuse
-from .bounds import error_over_bound
-from .cases import Case, Ran, run
-from .drawing import draw
-from .oracle import Truth, truth
+from .families import CONVOLUTION, FAMILIES
 
 __all__ = ["Report", "fuzz"]
 
@@ -52,11 +51,12 @@ class Report:
     failures
         Number of the case → what is wrong, and how to repeat it.
     largest
-        Largest error in terms of its bound, by arithmetic.
+        Largest error in terms of its bound, by operation and dtype.
     """
 
     seed: int
     engine: str
+    family: str = CONVOLUTION
     ran: int = 0
     exact: int = 0
     refused: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -67,31 +67,37 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
-            f"seed {self.seed} on {self.engine}: {self.ran} ran in {self.seconds:.0f} s, "
+            f"{self.family}, seed {self.seed} on {self.engine}: {self.ran} ran in {self.seconds:.0f} s, "
             f"{self.exact} of them bit for bit; {self.refused.total()} refused, {len(self.failures)} failed"
         ]
         lines += [f"  refused {count:5}  {what}" for what, count in self.refused.most_common()]
         lines += (
             [f"  not refused {self.unrefused}, though the table would allow it"] if self.unrefused else []
         )
-        lines += [f"  largest error / bound  {name:12} {v:.3f}" for name, v in sorted(self.largest.items())]
+        lines += [f"  largest error / bound  {name:24} {v:.3f}" for name, v in sorted(self.largest.items())]
         return "\n".join([*lines, *self.failures.values()])
 
 
 def fuzz(
-    engine: Engine, seed: int, numbers: Iterable[int], *, processes: int = 0, table: Table = may_refuse
+    engine: Engine,
+    seed: int,
+    numbers: Iterable[int],
+    *,
+    family: str = CONVOLUTION,
+    processes: int = 0,
+    table: Table = may_refuse,
 ) -> Report:
-    """Run cases on an open engine, which may refuse what `table` says.
+    """Run cases of a family on an open engine, which may refuse what `table` says.
 
     Plans are built as a service has them built: apart, where the engine has a builder for that. A dead
     context ends it early, as the failure that it is.
     """
-    report, start = Report(seed, engine.name), time.monotonic()
-    with _builder_of(engine) as builder, _truths(seed, numbers, processes) as answers:
+    report, start, tested = Report(seed, engine.name, family), time.monotonic(), FAMILIES[family]
+    with _builder_of(engine) as builder, _truths(family, seed, numbers, processes) as answers:
         for number, answer in answers:
-            case = draw(seed, number)
+            case = tested.draw(seed, number)
             try:
-                problem = _try(partial(run, engine, builder=builder), case, answer, report, table)
+                problem = _try(partial(tested.run, engine, builder=builder), case, answer, report, table)
             except StickyError as error:
                 report.failures[number] = _failure(case, report, number, repr(error))
                 break
@@ -118,13 +124,11 @@ def _builder_of(engine: Engine) -> Iterator[Builder | None]:
             builder.close()
 
 
-def _try(
-    run_it: Callable[[Case], Ran], case: Case, answer: Truth, report: Report, table: Table
-) -> str | None:
+def _try(run: Callable[[Any], Any], case: Any, answer: Any, report: Report, table: Table) -> str | None:
     """Run one case and count it; what is wrong with it, if anything is."""
     allowed = table(report.engine, case.graph())
     try:
-        ran = run_it(case)
+        ran = run(case)
     except UnsupportedGraph as refusal:
         if allowed is None:
             return f"refused: {refusal.detail}"
@@ -132,43 +136,46 @@ def _try(
         return None
     report.ran += 1
     report.unrefused += allowed is not None
-    error = error_over_bound(case, ran.values, answer)
+    error = FAMILIES[report.family].error(case, ran.values, answer)
     report.exact += error == 0.0
     if not error <= 1.0:
         return f"error is {error:.3g} times its bound, by {ran.plan}"
-    name = case.dtype.value
-    report.largest[name] = max(error, report.largest.get(name, 0.0))
+    report.largest[case.label] = max(error, report.largest.get(case.label, 0.0))
     return None
 
 
-def _failure(case: Case, report: Report, number: int, problem: str) -> str:
-    engine = "" if report.engine == "cuda" else f" --engine {report.engine}"
-    again = f"python -m tests.gpu.fuzz --seed {report.seed} --only {number}{engine}"
+def _failure(case: Any, report: Report, number: int, problem: str) -> str:
+    options = "" if report.engine == "cuda" else f" --engine {report.engine}"
+    options += f" --operations {report.family}"
+    again = f"python -m tests.gpu.fuzz --seed {report.seed} --only {number}{options}"
     return f"case {number}: {problem}\n  {case}\n  to repeat it: {again}"
 
 
-def _answer(seed: int, number: int) -> Truth:
-    return truth(draw(seed, number))
+def _answer(family: str, seed: int, number: int) -> Any:
+    return FAMILIES[family].truth(FAMILIES[family].draw(seed, number))
 
 
 @contextmanager
-def _truths(seed: int, numbers: Iterable[int], processes: int) -> Iterator[Iterator[tuple[int, Truth]]]:
+def _truths(
+    family: str, seed: int, numbers: Iterable[int], processes: int
+) -> Iterator[Iterator[tuple[int, Any]]]:
     """Numbers with their truths, in order, computed ahead where there are processes to do so."""
+    answer = partial(_answer, family, seed)
     if not processes:
-        yield ((number, _answer(seed, number)) for number in numbers)
+        yield ((number, answer(number)) for number in numbers)
         return
     spawning = multiprocessing.get_context("spawn")  # a fork would inherit a CUDA context that it cannot use
     with _single_threaded(), concurrent.futures.ProcessPoolExecutor(processes, spawning) as pool:
-        yield _ahead(pool, seed, iter(numbers), _AHEAD * processes)
+        yield _ahead(pool, answer, iter(numbers), _AHEAD * processes)
         pool.shutdown(cancel_futures=True)
 
 
 def _ahead(
-    pool: concurrent.futures.Executor, seed: int, numbers: Iterator[int], most: int
-) -> Iterator[tuple[int, Truth]]:
-    waiting: collections.deque[tuple[int, concurrent.futures.Future[Truth]]] = collections.deque()
+    pool: concurrent.futures.Executor, answer: Callable[[int], Any], numbers: Iterator[int], most: int
+) -> Iterator[tuple[int, Any]]:
+    waiting: collections.deque[tuple[int, concurrent.futures.Future[Any]]] = collections.deque()
     for number in numbers:
-        waiting.append((number, pool.submit(_answer, seed, number)))
+        waiting.append((number, pool.submit(answer, number)))
         if len(waiting) >= most:
             first, future = waiting.popleft()
             yield first, future.result()
@@ -196,22 +203,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.fuzz", description=__doc__)
     parser.add_argument("--engine", choices=ENGINES, default="cuda")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
-    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--count", type=int, default=2000, help="cases of each family")
     parser.add_argument("--only", type=int, metavar="N", help="run case N alone")
+    parser.add_argument("--operations", choices=FAMILIES, nargs="+", default=[*FAMILIES], metavar="FAMILY")
     parser.add_argument("--processes", type=int, default=min(12, (os.cpu_count() or 2) - 1))
     given = parser.parse_args(arguments)
     if (why := why_not(given.engine)) is not None:
         parser.error(why)
     engine = factory(given.engine)()
     engine.open()
-    if given.only is not None:
-        print(draw(given.seed, given.only))  # noqa: T201 - a command line
-        report = fuzz(engine, given.seed, [given.only])
-    else:
-        report = fuzz(engine, given.seed, range(given.count), processes=given.processes)
+    failed = False
+    for family in given.operations:
+        if given.only is not None:
+            print(FAMILIES[family].draw(given.seed, given.only))  # noqa: T201 - a command line
+            report = fuzz(engine, given.seed, [given.only], family=family)
+        else:
+            report = fuzz(engine, given.seed, range(given.count), family=family, processes=given.processes)
+        print(report, flush=True)  # noqa: T201 - as above
+        failed |= bool(report.failures)
     engine.close()
-    print(report)  # noqa: T201 - as above
-    return bool(report.failures)
+    return failed
 
 
 if __name__ == "__main__":

@@ -1,18 +1,28 @@
-"""`docs/support.md`, made from the table of cells, the table of refusals and the newest recorded run.
+"""`docs/support.md`, made from the tables of cells, the table of refusals and the newest recorded run.
 
-python -m tests.gpu.support_page        writes the page
+python -m tests.gpu.support_page            writes the page
+python -m tests.gpu.support_page --run      runs every cell on this machine's GPU first, and records that
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..engines.devices import why_not
 from ..engines.refusals import REFUSALS
 from .cases import Kind
+from .families import FAMILIES
+from .operations import EXACTNESS
+from .operations.page import section
+from .page_parts import largest, markdown, word, words_by_rank
 from .support_matrix import ARITHMETICS, EPILOGUES, FULL, LAYOUTS, RANKS, Arithmetic, Cell, Form, cells
-from .support_record import Outcome, Record, latest
+from .support_record import RESULTS, Outcome, Record, latest
 
 __all__ = ["PAGE", "render"]
 
@@ -21,37 +31,50 @@ PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 _HEAD = """\
 # What the CUDA engine runs
 
-Made by `python -m tests.gpu.support_page` from the table that the tests run
-(`tests/gpu/support_matrix.py`), the table of refusals (`tests/engines/refusals.py`) and the newest recorded
-run. Do not edit it by hand.
+Made by `python -m tests.gpu.support_page` from the tables that the tests run
+(`tests/gpu/support_matrix.py`, `tests/gpu/operations/`), the table of refusals
+(`tests/engines/refusals.py`) and the newest recorded run. Do not edit it by hand.
 
 {setting}
 
-Every combination of operation, dtype, number of spatial dims, layout and kind is a cell of the table, {cells}
-in all; epilogues, TF32, results wider than their operands and uint8 are combined with those so that every
-pair of values occurs. Each cell is a convolution of random, non-square dims, written into an output full of
-NaN with a workspace full of NaN, and compared with the CPU engine in float64 on the same operands.
+Every combination of operation, dtype, number of dims, layout and kind is a cell of a table. There are
+{cells}. Epilogues of convolutions, TF32, results
+wider than their operands and uint8 are combined with those so that every pair of values occurs. Each cell is
+a problem of random, non-square dims, written into outputs full of NaN with a workspace full of NaN, and
+compared with the definition in float64 on the same operands.
 
 | word | means |
 | --- | --- |
-| fused | one plan of cuDNN's computes all of it |
+| fused | one plan of cuDNN's, or one kernel of ours, computes all of it |
 | split | two or more plans, or a copy into another layout; on the device, never by way of the host |
 | refused | the request raises `UnsupportedGraph` |
 | runs | it must run; not recorded yet how |
 | – | no cell of the table |
 
-Numbers behind a word are spatial dims: `fused 1, 2; split 3` is fused in one and two dimensions. Rows of
-`some` layouts are of what is combined pair by pair. STRIDED tensors have gaps between all neighbours.
+Numbers behind a word, as in `fused 1, 2; split 3`, are those of dims: spatial dims of convolutions. Rows of
+`some` layouts are of what is combined pair by pair. STRIDED tensors of convolutions have gaps between all
+neighbours; those of other operations lie in any order of dims, with gaps or without.
+"""
+
+_CRITERION = """\
+## How exact other operations are
+
+A result is right if each of its elements is a correct rounding, to its dtype, of some value within a bound
+of the float64 result: so the bound does not contain the rounding of the result, and of what has no bound
+every bit is right. u is 2⁻²⁴, also for half types, which are computed in float32; for float64 it is 2⁻⁵²,
+because the result that it is compared with has errors of that size, too. A sum of n terms may be off by
+4 √n · u times the sum of their magnitudes, for the reasons above. NaN must be NaN, and nothing may be
+written but the elements of the results: not the inputs, nor what lies between a result's elements.
 """
 
 _BOUNDS = """\
-## How exact it is
+## How exact convolutions are
 
 An error is the norm of the difference to the float64 result. With L products in each sum, it may be up to
 
 > slope · |α| · (4 √L · u_sum + u_tf32) · ‖conv‖
 > + slope · 4 u_pointwise · ‖ |α conv| + |β y| + |bias| ‖, if anything follows the sum
-> + 16 u_pointwise · (‖result‖ + √n), if there is an activation
+> + 40 u_pointwise · (‖result‖ + √n), if there is an activation
 > + u_result · ‖result‖
 
 where slope is the activation's steepest (1 without one), n the number of values, and u_pointwise that of
@@ -81,21 +104,21 @@ Everything else runs. A graph that this page does not promise and that cuDNN has
 ## How to repeat it
 
 ```sh
-export CUDNN_ACTOR_RECORD=benchmarks/results
-python -m pytest -m gpu tests/gpu/test_support_matrix.py   # every cell, and a record of what ran how
-python -m tests.gpu.support_page                           # this page
-python -m tests.gpu.fuzz --count 2000                      # random problems
+python -m tests.gpu.support_page --run      # every cell, a record of what ran how, and this page from it
+python -m tests.gpu.fuzz --count 2000       # random problems, so many of each family
 ```
 """
 
 
 def render(record: Record | None) -> str:
     """The page, from a recorded run or, without one, from what the table expects."""
-    parts = [_HEAD.format(setting=_setting(record), cells=len(cells()))]
+    counts = ", ".join(f"{len(family.cells())} for {name}" for name, family in FAMILIES.items())
+    parts = [_HEAD.format(setting=_setting(record), cells=counts)]
     parts += [_operation(kind, record) for kind in Kind]
     parts += [_epilogues(record), _BOUNDS]
     if record is not None:
         parts.append(_errors(record))
+    parts += [_CRITERION, *(section(family, record) for family in EXACTNESS)]
     refusals = "\n".join(f"- {r.what}" for r in REFUSALS if r.engine == "cuda")
     return "\n".join([*parts, _TAIL.format(refusals=refusals)])
 
@@ -119,14 +142,15 @@ def _operation(kind: Kind, record: Record | None) -> str:
         if arithmetic not in whole:
             words = [_words(record, kind=kind, arithmetic=arithmetic, form=form) for form in Form]
             rows += [[str(arithmetic), "some", *words]] if {*words} != {"–"} else []
-    return f"## {kind.value.capitalize()}\n\n" + _markdown(["dtype", "layout", *Form], rows)
+    return f"## Convolution {kind.value}\n\n" + markdown(["dtype", "layout", *Form], rows)
 
 
 def _layouts(kind: Kind, arithmetic: Arithmetic, record: Record | None) -> Iterator[list[str]]:
     """The rows of an arithmetic: layouts that fare alike share one."""
     rows = {
         layout: [
-            _ranks([Cell(kind, arithmetic, rank, layout, form) for rank in RANKS], record) for form in Form
+            words_by_rank([Cell(kind, arithmetic, rank, layout, form) for rank in RANKS], record)
+            for form in Form
         ]
         for layout in LAYOUTS
     }
@@ -134,27 +158,10 @@ def _layouts(kind: Kind, arithmetic: Arithmetic, record: Record | None) -> Itera
         yield [str(arithmetic), ", ".join(alike), *words]
 
 
-def _ranks(row: Sequence[Cell], record: Record | None) -> str:
-    """What becomes of a convolution in one, two and three dimensions."""
-    ranks: dict[str, list[str]] = {}
-    for cell in row:
-        ranks.setdefault(_word(cell, record), []).append(str(cell.rank))
-    if len(ranks) == 1:
-        return next(iter(ranks))
-    return "; ".join(f"{word} {', '.join(dims)}" for word, dims in ranks.items())
-
-
 def _words(record: Record | None, **wanted: object) -> str:
     """What becomes of all cells with these values."""
     alike = (c for c in cells() if all(getattr(c, name) == value for name, value in wanted.items()))
-    return "; ".join(sorted({_word(cell, record) for cell in alike})) or "–"
-
-
-def _word(cell: Cell, record: Record | None) -> str:
-    outcome = record.cells.get(cell.name) if record is not None else None
-    if outcome is None:
-        return "refused" if cell.refused is not None else "runs"
-    return ("split" if outcome.split else "fused") if outcome.ran else "refused"
+    return "; ".join(sorted({word(cell, record) for cell in alike})) or "–"
 
 
 def _epilogues(record: Record | None) -> str:
@@ -163,14 +170,16 @@ def _epilogues(record: Record | None) -> str:
         [name, *(_words(record, kind=Kind.FORWARD, arithmetic=a, epilogue=name) for a in ARITHMETICS)]
         for name in EPILOGUES
     ]
-    return "## Forward with an epilogue\n\n" + _markdown(["epilogue", *map(str, ARITHMETICS)], rows)
+    return "## Convolution forward with an epilogue\n\n" + markdown(
+        ["epilogue", *map(str, ARITHMETICS)], rows
+    )
 
 
 def _errors(record: Record) -> str:
     """The largest error in terms of its bound, by arithmetic and operation."""
-    rows = [[str(a), *(_largest(_outcomes(record, a, kind)) for kind in Kind)] for a in ARITHMETICS]
+    rows = [[str(a), *(largest(_outcomes(record, a, kind)) for kind in Kind)] for a in ARITHMETICS]
     title = "Largest error of all cells, in terms of its bound:"
-    return f"{title}\n\n" + _markdown(["dtype", *(k.value for k in Kind)], rows)
+    return f"{title}\n\n" + markdown(["dtype", *(k.value for k in Kind)], rows)
 
 
 def _outcomes(record: Record, arithmetic: Arithmetic, kind: Kind) -> Iterator[Outcome]:
@@ -179,20 +188,25 @@ def _outcomes(record: Record, arithmetic: Arithmetic, kind: Kind) -> Iterator[Ou
             yield record.cells[cell.name]
 
 
-def _largest(outcomes: Iterable[Outcome]) -> str:
-    errors = [outcome.error for outcome in outcomes if outcome.ran]
-    return f"{max(errors):.2f}" if errors else "–"
-
-
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def main() -> None:
-    """Write the page."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; 1, and no page, where a cell of the run has failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.support_page", description=__doc__)
+    parser.add_argument("--run", action="store_true", help="run every cell first; needs a GPU")
+    if parser.parse_args(arguments).run and (failed := _run()):
+        return failed
     PAGE.write_text(render(latest()))
+    return 0
+
+
+def _run() -> int:
+    """Run every cell and record it; not 0 where one has failed, or there is no GPU."""
+    if (why := why_not("cuda")) is not None:
+        print(why, file=sys.stderr)  # noqa: T201 - a command line
+        return 1
+    tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu/test_support_matrix.py"]
+    recording = os.environ | {"CUDNN_ACTOR_RECORD": str(RESULTS)}
+    return subprocess.run(tests, cwd=PAGE.parents[1], env=recording, check=False).returncode
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,7 +12,7 @@ import msgspec
 
 import cudnn_actor
 
-__all__ = ["Found", "Outcome", "Record", "Setting", "latest", "read", "write"]
+__all__ = ["RESULTS", "Found", "Outcome", "Record", "Setting", "latest", "read", "write"]
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

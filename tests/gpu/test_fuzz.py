@@ -1,4 +1,4 @@
-"""Two thousand random problems, and none wrong."""
+"""Two thousand random problems of each family, and none wrong."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from cudnn_actor.engines.base import Engine
 
+from .families import FAMILIES
 from .fuzz import fuzz
 
 COUNT = int(os.environ.get("CUDNN_ACTOR_FUZZ", "2000"))
@@ -15,8 +16,9 @@ PROCESSES = max(1, min(12, (os.cpu_count() or 2) - 2))
 
 
 @pytest.mark.timeout(600)
-def test_no_random_problem_is_wrong_or_refused_without_need(engine: Engine, seed: int) -> None:
-    report = fuzz(engine, seed, range(COUNT), processes=PROCESSES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_random_problem_is_wrong_or_refused_without_need(engine: Engine, family: str, seed: int) -> None:
+    report = fuzz(engine, seed, range(COUNT), family=family, processes=PROCESSES)
     print(report)  # noqa: T201 - the seed, what was refused and why, and a command for each failure
     assert not report.failures, str(report)
     assert report.ran + report.refused.total() == COUNT

@@ -230,9 +230,12 @@ def _max_backward(_: MaxPoolBackward[int], tensors: Sequence[GraphTensor]) -> st
     place = ("i0", "i1", *_Q)
     value = load(tensors[0].dtype, f"t0[{_place(0, *place)}]")
     body = f"if (t1[{_place(1, *place)}] == number) sum += (T){value};"
+    # `store` goes by way of double, which does not hold every int64.
+    stored = "sum" if tensors[2].dtype is DType.INT64 else store(tensors[2].dtype, "sum")
     return (
-        f"T sum = 0; const I number = {_NUMBER.format(*_I)};{_SEEING.format(body=body)}\n"
-        f"        t2[{_place(2, 'i0', 'i1', *_I)}] = {store(tensors[2].dtype, 'sum')};"
+        f"T sum = 0; const I number = {_NUMBER.format(*_I)};{_SEEING.format(body=body)}
+"
+        f"        t2[{_place(2, 'i0', 'i1', *_I)}] = {stored};"
     )
 
 

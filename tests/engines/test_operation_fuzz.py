@@ -1,0 +1,412 @@
+"""The fuzzer of operations and their cells of the support matrix, on the CPU engine; and what they notice."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan, Evaluation, NumPy
+from cudnn_actor.engines.cpu.rounding import rounding_to
+from cudnn_actor.protocol import Layout, UnsupportedGraph
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.operations import (
+    OPERATIONS,
+    AvgPool,
+    Convolution,
+    LayerNorm,
+    MaxPool,
+    Node,
+    Pointwise,
+)
+
+from ..gpu.families import CONVOLUTION, FAMILIES
+from ..gpu.fuzz import fuzz
+from ..gpu.operations import ROWS
+from ..gpu.operations.cases import error_over_bound, run, truth
+from ..gpu.operations.drawing import MOST_VALUES, cells, draw
+from ..gpu.operations.rows import Row, Values
+from .refusals import may_refuse
+
+SEED = 20
+"""Of the tests that look for a mistake: its cases are known to show each of them."""
+NAMES = [name for name in FAMILIES if name != CONVOLUTION]
+each_family = pytest.mark.parametrize("family", NAMES)
+each_row = pytest.mark.parametrize("row", ROWS, ids=[row.operation.kind for row in ROWS])
+
+
+def test_every_operation_has_a_row_or_is_fuzzed_as_part_of_a_convolution() -> None:
+    parts = {kind for kind in OPERATIONS if issubclass(kind, Convolution | Pointwise)}
+    assert {row.operation for row in ROWS} | parts == set(OPERATIONS)
+
+
+@each_family
+def test_random_problems_are_computed_in_float64_and_rounded_once(family: str) -> None:
+    report = fuzz(opened(CpuEngine()), secrets.randbelow(1 << 32), range(150), family=family)
+    assert not report.failures, str(report)
+    assert report.ran == 150
+    # The order of float64 sums depends on the layout, so the truth is off by that much at the most.
+    assert all(error < 1e-6 for label, error in report.largest.items() if "float64" not in label)
+
+
+@each_row
+def test_every_cell_is_computed_right(row: Row) -> None:
+    engine = opened(CpuEngine())
+    for cell in (cell for cell in cells(row.family) if cell.row is row):
+        case = cell.case(SEED)
+        assert error_over_bound(case, run(engine, case).values, truth(case)) <= 1.0, f"{cell.name}: {case}"
+
+
+@each_family
+def test_there_are_at_least_a_hundred_cells_and_each_has_a_name_of_its_own(family: str) -> None:
+    assert len({cell.name for cell in cells(family)}) == len(cells(family)) >= 100
+
+
+@each_family
+def test_a_case_is_the_same_whatever_was_drawn_before_it(family: str) -> None:
+    assert str(draw(family, SEED, 7)) == str(draw(family, SEED, 7))
+    assert str(draw(family, SEED, 7)) != str(draw(family, SEED, 8))
+    assert str(draw(family, SEED, 7)) != str(draw(family, SEED + 1, 7))
+
+
+@each_family
+def test_everything_that_a_request_can_say_is_drawn(family: str) -> None:
+    cases = [draw(family, SEED, number) for number in range(500)]
+    for row in (row for row in ROWS if row.family == family):
+        drawn = [case for case in cases if case.row is row]
+        firsts = [next(iter(case.specs.values())) for case in drawn]
+        assert {spec.dtype for spec in firsts} == {*row.dtypes}
+        assert {spec.rank for spec in firsts} == {*row.ranks, *row.more_ranks}
+        assert {spec.layout for spec in firsts} == {*Layout}
+        assert {case.values for case in drawn} == {*Values}
+        assert {case.special for case in drawn} == {True, False}
+        for name in row.operation.optional:
+            assert {name in case.specs for case in drawn} == {True, False}
+        assert any(spec.size == 1 for spec in firsts)
+        assert 10_000 < max(spec.size for case in drawn for spec in case.specs.values()) <= MOST_VALUES
+
+
+def test_every_kind_of_window_is_drawn() -> None:
+    windows = [draw("pooling", SEED, number).operation.window for number in range(300)]  # type: ignore[attr-defined]
+    assert any(window.pre_padding != window.post_padding for window in windows)
+    assert any(max(window.dilation) > 1 for window in windows)
+    assert any(window.stride == window.size for window in windows)
+    assert any(step < size for w in windows for step, size in zip(w.stride, w.size, strict=True))
+    assert {window.spatial_dims for window in windows} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("family", ["pooling", "normalization"])
+def test_nothing_that_is_drawn_may_be_refused(family: str) -> None:
+    graphs = [draw(family, SEED, number).graph() for number in range(200)]
+    assert not [engine for engine in ("cpu", "cuda") for graph in graphs if may_refuse(engine, graph)]
+    assert not [cell.name for cell in cells(family) if cell.refused]
+
+
+# What the fuzzer is there to notice.
+
+Store = Callable[[np.ndarray, np.ndarray], None]
+
+
+class ByDefinition(CpuEngine):
+    """The CPU engine with other arithmetic.
+
+    Parameters
+    ----------
+    change
+        Changes an operation.
+    single
+        Compute in float32 what has no float64 operand.
+    store
+        Stores results in an array; None to round them.
+    """
+
+    def __init__(
+        self,
+        change: Callable[[Any], Any] = lambda operation: operation,
+        *,
+        single: bool = False,
+        store: Store | None = None,
+    ) -> None:
+        super().__init__()
+        self._change, self._single, self._store = change, single, store
+
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Any:
+        plan = super().build(graph, workspace_limit=workspace_limit)
+        (operation,) = graph.operations
+        other = _Other(plan.tag, graph)
+        other.__dict__.update(changed=self._change(operation), single=self._single, store=self._store)
+        return other
+
+
+class _Other(EvaluatedPlan):
+    changed: Node
+    single: bool
+    store: Store | None
+
+    def bind(self, workspace: Any) -> Evaluation:
+        return _OtherEvaluation(self.graph, (frozenset(),), self)
+
+
+class _OtherEvaluation(Evaluation):
+    def __init__(self, graph: OperationGraph, last: Any, plan: _Other) -> None:
+        super().__init__(graph, last)
+        self.__dict__["plan"] = plan
+
+    def _run(self, operation: Node, bound: Any, values: dict[int, Any]) -> None:
+        plan: _Other = self.__dict__["plan"]
+        wide = any(bound[uid].dtype == np.float64 for uid in operation.reads)
+        floats = np.float32 if plan.single and not wide else np.float64
+        for uid in operation.reads:
+            values[uid] = bound[uid].astype(np.int64 if bound[uid].dtype.kind in "iu" else floats)
+        for uid, result in self.graph.evaluate(NumPy(), plan.changed, values).items():
+            _store(bound[uid], np.array(result), plan.store)
+
+
+def _store(into: np.ndarray, result: np.ndarray, store: Store | None) -> None:
+    if into.dtype.kind in "iu":
+        into[...] = np.clip(result, np.iinfo(into.dtype).min, np.iinfo(into.dtype).max)
+    else:
+        (store or rounding_to(into.dtype))(into, result.astype(np.float64))
+
+
+@each_family
+def test_arithmetic_in_float32_is_within_the_bounds(family: str) -> None:
+    report = fuzz(opened(ByDefinition(single=True)), secrets.randbelow(1 << 32), range(300), family=family)
+    assert not report.failures, str(report)
+    assert any(report.largest.values()), "everything was exact: this test compares nothing"
+
+
+class Misreading(CpuEngine):
+    """The CPU engine with a mistake in what it reads back of results."""
+
+    def __init__(self, mistake: Callable[[np.ndarray], None]) -> None:
+        super().__init__()
+        self._mistake = mistake
+
+    def read(self, src: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:
+        values = super().read(src, into)
+        if values.dtype != np.uint8 or values.ndim > 1:  # the bytes of a whole buffer
+            self._mistake(values)
+        return values
+
+
+class Misrunning(CpuEngine):
+    """The CPU engine, which does something else with the buffers."""
+
+    def __init__(self, mistake: Callable[[Any, list[np.ndarray], Callable[..., None]], None]) -> None:
+        super().__init__()
+        self._mistake = mistake
+
+    def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
+        self._mistake(plan, [*buffers], lambda given: super(Misrunning, self).execute(plan, given, scalars))
+
+
+class Refusing(CpuEngine):
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Any:
+        raise UnsupportedGraph(engine="cpu", digest=graph.digest(), detail="it will not")
+
+
+def one_value_missing(values: np.ndarray) -> None:
+    values.flat[values.size // 2] = np.nan if values.dtype.kind not in "iu" else 78
+
+
+def computed_in_half(values: np.ndarray) -> None:
+    if values.dtype in (np.float32, np.float64):
+        with np.errstate(over="ignore"):
+            values[...] = values.astype(np.float16)
+
+
+def next_number(values: np.ndarray) -> None:
+    """One unit in the last place too large."""
+    if values.dtype.kind not in "iu" and values.dtype.itemsize == 2:
+        values[...] = np.nextafter(values, np.full_like(values, np.inf))
+
+
+def lazy(plan: Any, buffers: list[np.ndarray], execute: Callable[..., None]) -> None:
+    del plan, buffers, execute
+
+
+def inputs_swapped(plan: Any, buffers: list[np.ndarray], execute: Callable[..., None]) -> None:
+    first, second = buffers[:2]
+    if len(plan.graph.operations[0].reads) > 1 and (first.shape, first.dtype) == (second.shape, second.dtype):
+        buffers[:2] = second, first
+    execute(buffers)
+
+
+def first_input_zeroed(plan: Any, buffers: list[np.ndarray], execute: Callable[..., None]) -> None:
+    execute(buffers)
+    buffers[0].fill(0)
+
+
+def gaps_overwritten(plan: Any, buffers: list[np.ndarray], execute: Callable[..., None]) -> None:
+    """As if each output were packed memory."""
+    for number in range(len(plan.graph.operations[0].reads), len(buffers)):
+        out = buffers[number]
+        reach = sum((size - 1) * step for size, step in zip(out.shape, out.strides, strict=True))
+        span = np.lib.stride_tricks.as_strided(out, (1 + reach // out.itemsize,), (out.itemsize,))
+        span.fill(1)
+    execute(buffers)
+
+
+def transposed(plan: Any, buffers: list[np.ndarray], execute: Callable[..., None]) -> None:
+    """An output's elements as they lie in memory, taken for another order of dims."""
+    execute(buffers)
+    for number in range(len(plan.graph.operations[0].reads), len(buffers)):
+        out = buffers[number]
+        out[...] = out.T.reshape(out.shape).copy()
+
+
+def truncated(into: np.ndarray, result: np.ndarray) -> None:
+    """Half types rounded towards zero: the upper half of a float32, say."""
+    rounding_to(into.dtype)(into, result.copy())
+    if into.dtype.itemsize == 2:
+        away = np.abs(into.astype(np.float64)) > np.abs(result)
+        into[away] = np.nextafter(into[away], np.zeros_like(into[away]))
+
+
+def attribute(name: str, other: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Changes an attribute of the operations that have it."""
+
+    def change(operation: Any) -> Any:
+        if not hasattr(operation, name):
+            return operation
+        return msgspec.structs.replace(operation, **{name: other(getattr(operation, name))})
+
+    return change
+
+
+def moved(window: Any) -> Any:
+    """Windows begin an element earlier, as many of them as before."""
+    pre, post = window.pre_padding, window.post_padding
+    if not post[0]:
+        return window
+    return msgspec.structs.replace(
+        window, pre_padding=(pre[0] + 1, *pre[1:]), post_padding=(post[0] - 1, *post[1:])
+    )
+
+
+class OnePassNorm(LayerNorm[int], frozen=True, kw_only=True):
+    """The variance as the difference of two large numbers, in float32."""
+
+    def evaluate(self, xp: Any, values: Any, specs: Any) -> dict[str, Any]:
+        x = values["x"].astype(np.float32)
+        axes = tuple(range(self.axis % x.ndim, x.ndim))
+        mean = x.mean(axis=axes, keepdims=True)
+        variance = (x * x).mean(axis=axes, keepdims=True) - mean * mean
+        inverse = 1 / np.sqrt(variance + self.epsilon)
+        y = (x - mean) * inverse * values.get("scale", 1.0) + values.get("bias", 0.0)
+        return {"y": y, "mean": mean, "inverse_deviation": inverse}
+
+
+class LastOfEquals(MaxPool[int], frozen=True, kw_only=True):
+    """The index of the last of a window's equal elements."""
+
+    def evaluate(self, xp: Any, values: Any, specs: Any) -> dict[str, Any]:
+        found = super().evaluate(xp, values, specs)
+        x, y = values["x"], found["y"]
+        numbers = self.window.padded(xp, np.arange(x.size).reshape(x.shape), -1)
+        padded = self.window.padded(xp, x, 0)
+        for _, seen in self.window.taps(specs["y"].dims[2:]):
+            found["index"] = np.where(
+                (padded[seen] == y) & (numbers[seen] >= 0), numbers[seen], found["index"]
+            )
+        return found
+
+
+class NoNaN(MaxPool[int], frozen=True, kw_only=True):
+    """NaN is smaller than any number."""
+
+    def evaluate(self, xp: Any, values: Any, specs: Any) -> dict[str, Any]:
+        x = values["x"]
+        return super().evaluate(
+            xp, {"x": np.where(np.isnan(x), -math.inf, x) if x.dtype.kind == "f" else x}, specs
+        )
+
+
+class InHalf(AvgPool[int], frozen=True, kw_only=True):
+    """Sums rounded to float16 before they are divided."""
+
+    def evaluate(self, xp: Any, values: Any, specs: Any) -> dict[str, Any]:
+        whole = msgspec.structs.replace(self, include_padding=True)
+        size, counts = math.prod(self.window.size), AvgPool.evaluate(self, xp, values, specs)["y"]
+        sums = AvgPool.evaluate(whole, xp, values, specs)["y"] * size
+        with np.errstate(all="ignore"):
+            return {"y": np.where(sums == 0, counts, sums.astype(np.float16) * (counts / sums))}
+
+
+def instead(kind: type[Any], other: type[Any]) -> Callable[[Any], Any]:
+    """One class of operations computed as another."""
+
+    def change(operation: Any) -> Any:
+        if type(operation) is not kind:
+            return operation
+        return other(**{name: getattr(operation, name) for name in kind.__struct_fields__})
+
+    return change
+
+
+POOLING, NORMALIZATION = "pooling", "normalization"
+MISTAKES: list[tuple[str, str, Callable[[], CpuEngine], int, int]] = [
+    ("one value missing", POOLING, lambda: Misreading(one_value_missing), 40, 38),
+    ("one value missing", NORMALIZATION, lambda: Misreading(one_value_missing), 40, 33),
+    ("computed in half", POOLING, lambda: Misreading(computed_in_half), 40, 4),
+    ("computed in half", NORMALIZATION, lambda: Misreading(computed_in_half), 40, 14),
+    ("the next number", POOLING, lambda: Misreading(next_number), 40, 10),
+    ("the next number", NORMALIZATION, lambda: Misreading(next_number), 40, 10),
+    ("lazy", POOLING, lambda: Misrunning(lazy), 40, 38),
+    ("lazy", NORMALIZATION, lambda: Misrunning(lazy), 40, 34),
+    ("inputs swapped", NORMALIZATION, lambda: Misrunning(inputs_swapped), 40, 14),
+    ("an input overwritten", POOLING, lambda: Misrunning(first_input_zeroed), 40, 36),
+    ("an input overwritten", NORMALIZATION, lambda: Misrunning(first_input_zeroed), 40, 37),
+    ("gaps overwritten", POOLING, lambda: Misrunning(gaps_overwritten), 40, 7),
+    ("gaps overwritten", NORMALIZATION, lambda: Misrunning(gaps_overwritten), 40, 5),
+    ("transposed", POOLING, lambda: Misrunning(transposed), 40, 18),
+    ("transposed", NORMALIZATION, lambda: Misrunning(transposed), 40, 9),
+    ("truncated", POOLING, lambda: ByDefinition(store=truncated), 40, 3),
+    ("truncated", NORMALIZATION, lambda: ByDefinition(store=truncated), 40, 6),
+    ("refusing", POOLING, Refusing, 10, 10),
+    ("refusing", NORMALIZATION, Refusing, 10, 10),
+    ("windows moved", POOLING, lambda: ByDefinition(attribute("window", moved)), 40, 6),
+    ("padding counts", POOLING, lambda: ByDefinition(attribute("include_padding", lambda on: not on)), 40, 3),
+    ("last of equals", POOLING, lambda: ByDefinition(instead(MaxPool, LastOfEquals)), 150, 6),
+    ("NaN ignored", POOLING, lambda: ByDefinition(instead(MaxPool, NoNaN)), 200, 1),
+    ("sums in half", POOLING, lambda: ByDefinition(instead(AvgPool, InHalf)), 150, 10),
+    (
+        "another epsilon",
+        NORMALIZATION,
+        lambda: ByDefinition(attribute("epsilon", lambda e: 1.01 * e)),
+        150,
+        20,
+    ),
+    ("one pass", NORMALIZATION, lambda: ByDefinition(instead(LayerNorm, OnePassNorm)), 150, 7),
+]
+"""Of each: the family, how many cases are run, and how many of them show it at least."""
+
+
+@pytest.mark.parametrize(
+    ("family", "engine", "count", "least"),
+    [mistake[1:] for mistake in MISTAKES],
+    ids=[f"{name}, {family}" for name, family, *_ in MISTAKES],
+)
+def test_a_mistake_is_noticed(family: str, engine: Callable[[], CpuEngine], count: int, least: int) -> None:
+    report = fuzz(opened(engine()), SEED, range(count), family=family)
+    assert len(report.failures) >= least
+    number, text = next(iter(report.failures.items()))
+    again = f"python -m tests.gpu.fuzz --seed {SEED} --only {number} --engine cpu --operations {family}"
+    assert again in text
+    assert all(any(word in text for word in NOTICED) for text in report.failures.values()), str(report)
+
+
+NOTICED = ("times its bound", "where it must not", "refused: it will not")
+"""What is said of a mistake; anything else would be a mistake of this test."""
+
+
+def opened(engine: CpuEngine) -> CpuEngine:
+    engine.open()
+    return engine
