@@ -17,7 +17,7 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.library.failures import check_status
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations import KERNELS
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.operations import Launch as OperationLaunch
 from cudnn_actor.engines.cuda.plans.kernels import Kernel
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
@@ -64,6 +64,15 @@ def fast_launch(graph: Any, uids: Sequence[int], handle: Any) -> Launch | None:
         execute(address, count, workspace, backend_handle, index)
 
     return launch
+
+
+def _operation_launch(step: OperationStep, handle: Any) -> OperationLaunch:
+    implementation = IMPLEMENTATIONS[type(step.operation)]
+    if step.library:
+        assert implementation.library is not None
+        return implementation.library(step.operation, step.tensors, handle.backend_handle)
+    assert implementation.kernel is not None
+    return implementation.kernel(step.operation, step.tensors)
 
 
 def _backend_index(graph: Any) -> int:
@@ -131,8 +140,8 @@ class Program:
                 launch = launch or public_launch(graph, step.uids, handle)
                 self._steps.append(self._graph_step(launch, step.sources, recipe.own_workspace))
             elif isinstance(step, OperationStep):
-                own = KERNELS[type(step.operation)].compile(step.operation, step.tensors)
-                self._steps.append(self._operation_step(own, step.sources, recipe.own_workspace))
+                launched = _operation_launch(step, handle)
+                self._steps.append(self._operation_step(launched, step.sources, recipe.own_workspace))
             else:
                 self._steps.append(self._kernel_step(Kernel(step.kernel), step.sources, recipe.own_workspace))
         self._doubles = {

@@ -86,7 +86,7 @@ class KernelStep(msgspec.Struct, frozen=True, tag="kernel"):
 
 
 class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
-    """A step that runs one operation by a kernel of our own.
+    """A step that runs one operation by a kernel of our own, or by one of libcudnn's functions.
 
     Parameters
     ----------
@@ -94,11 +94,14 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
         Its operands are indices in `tensors`.
     tensors, sources
         Its operands as they are stored, in the order of its fields, and the location of each.
+    library
+        Whether libcudnn runs it.
     """
 
     operation: Node
     tensors: tuple[GraphTensor, ...]
     sources: tuple[Source, ...]
+    library: bool = False
 
 
 Step = GraphStep | KernelStep | OperationStep
