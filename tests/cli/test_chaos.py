@@ -302,6 +302,9 @@ def test_results_that_are_rounded_may_differ_a_little() -> None:
         assert Oracle().judge([download(y)], [values(1, 2, 3, 4 + 1e-6)])
         y = Model(y.ref, (values(1, 2, 3, 4),), tolerance=1e-4)
         assert (Oracle().judge([download(y)], [values(1, 2, 3, 4 + error)]) == []) is right
+    for wanted, got, right in ((-np.inf, -np.inf, True), (-np.inf, -9e9, False), (np.nan, np.nan, True)):
+        y = Model(y.ref, (values(1, 2, 3, wanted),), tolerance=1e-4)
+        assert (Oracle().judge([download(y)], [values(1, 2, 3.0001, got)]) == []) is right
 
 
 def test_what_an_applied_operation_allocates_has_the_specs_that_follow_from_its_inputs() -> None:

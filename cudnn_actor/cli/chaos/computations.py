@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.protocol import (
+    Attention,
+    AttentionBackward,
     AvgPool,
     AvgPoolBackward,
     BufferRef,
@@ -41,7 +43,7 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.messages import Compute
 from cudnn_actor.protocol.tensor import LayoutName
 
-__all__ = ["HEAVY", "MOST_INPUTS", "PROBLEMS", "Computation", "Problem", "accumulates", "bare", "message"]
+__all__ = ["HEAVY", "PROBLEMS", "Computation", "Problem", "accumulates", "bare", "message"]
 
 Computation = Operation[str]
 """An operation whose operands are names of a problem's tensors: their roles."""
@@ -211,6 +213,19 @@ def _sums(x: tuple[int, ...], other: tuple[int, ...]) -> Problem:
     return Problem(dims={"x": x, "other": other}, operations=(add,))
 
 
+def _attentions(
+    q: tuple[int, ...], k: tuple[int, ...], *, heads_of_bias: int = 1, causal: bool = False
+) -> Problem:
+    given: dict[str, Any] = {name: name for name in ("q", "k", "v", "bias", "lengths_kv", "statistics")}
+    operations = (
+        Attention(**given, y="y", causal=causal),
+        AttentionBackward(**given, dy="dy", y="y", dq="dq", dk="dk", dv="dv", dbias="dbias", causal=causal),
+    )
+    dims = {"q": q, "k": k, "v": k, "bias": (1, heads_of_bias, q[2], k[2]), "lengths_kv": q[:1]}
+    dtypes = {"lengths_kv": DType.INT32}
+    return Problem(dims=dims, dtypes=dtypes, operations=operations, tolerance=_ROUNDED)
+
+
 PROBLEMS = (
     _convolutions((1, 2, 6, 6), (3, 2, 3, 3), pad=1),
     _convolutions((2, 3, 8, 8), (4, 3, 3, 3)),
@@ -233,6 +248,8 @@ PROBLEMS = (
     _layer_norms((64, 128), 1),
     _rms_norms((4, 3, 40), -1),
     _rms_norms((3, 2, 4, 6), 1),
+    _attentions((2, 4, 9, 8), (2, 2, 16, 8)),
+    _attentions((1, 2, 32, 8), (1, 2, 32, 8), heads_of_bias=2, causal=True),
     _sums((2, 3, 5, 7), (1, 3, 1, 1)),
     _convolutions((1, 1, 260, 260), (1, 1, 1, 1)),
 )
@@ -241,5 +258,3 @@ fault sometimes hits them while they write."""
 
 HEAVY = len(PROBLEMS) - 1
 """The last problem: its arrays have 264 KiB, more than an event loop copies itself."""
-
-MOST_INPUTS = max(len(operation.reads) for problem in PROBLEMS for operation in problem.operations)

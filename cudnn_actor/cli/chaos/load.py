@@ -220,9 +220,9 @@ class Task:
         """Values for a buffer: an input, or a result."""
         answers, (problem, role, _) = self._ground.answers, place
         if place.is_input:
-            return answers.value(problem, role, step.numbers[0])
+            return answers.value(problem, role, step.first)
         operation = next(each for each in PROBLEMS[problem].operations if role in each.writes)
-        inputs = zip(operation.named(operation.inputs), step.numbers, strict=False)
+        inputs = zip(operation.named(operation.inputs), _numbers(step), strict=False)
         values = {name: answers.value(problem, operand, number) for (name, operand), number in inputs}
         results = answers.results(problem, operation, values)
         return results[next(name for name, output in operation.named(operation.outputs) if output == role)]
@@ -275,7 +275,7 @@ class Task:
                 deed = self._copy(step)
             case Action.INSPECT:
                 role = _operation(step).reads[-1]
-                shared = self._ground.inputs[step.problem, role, step.numbers[0]]
+                shared = self._ground.inputs[step.problem, role, step.second]
                 deed = Deed(Download(src=shared.ref), (shared,))
             case _:
                 model = self._own[self._meant(step)]
@@ -298,7 +298,7 @@ class Task:
     def _inputs(self, step: Step) -> dict[str, Model]:
         """The buffer of each input, by its name: the task's own, or a shared one."""
         operation, own, shared = _operation(step), _own_inputs(step), self._ground.inputs
-        inputs = zip(operation.named(operation.inputs), step.numbers, strict=False)
+        inputs = zip(operation.named(operation.inputs), _numbers(step), strict=False)
         return {
             name: self._own[own[name]] if name in own else shared[step.problem, role, number]
             for (name, role), number in inputs
@@ -370,7 +370,7 @@ class Task:
         place = self._meant(step)
         dst = self._own[place]
         if step.own_input:
-            src = self._ground.inputs[step.problem, place.role, step.numbers[0]]
+            src = self._ground.inputs[step.problem, place.role, step.first]
         else:
             src = self._own[self._source(step)]
         return Deed(Copy(src=src.ref, dst=dst.ref), (src, dst), {dst: lambda: src.contents})
@@ -398,6 +398,11 @@ class Task:
 def _operation(step: Step) -> Computation:
     operation = PROBLEMS[step.problem].operations[step.operation]
     return bare(operation) if step.bare else operation
+
+
+def _numbers(step: Step) -> Iterator[int]:
+    """Which value of each input."""
+    return itertools.chain((step.first,), itertools.repeat(step.second))
 
 
 def _plan(step: Step) -> _Plan:

@@ -373,8 +373,8 @@ def _read_back(model: Model, answer: object) -> _Finding:
 def _agrees(wanted: np.ndarray, got: np.ndarray, tolerance: float) -> bool:
     if not tolerance or wanted.dtype.kind != "f" or np.array_equal(wanted, got):
         return np.array_equal(wanted, got)
-    with np.errstate(all="ignore"):
-        return bool(np.all(np.abs(got - wanted) <= tolerance * np.max(np.abs(wanted))))
+    allowed = tolerance * np.max(np.abs(wanted), where=np.isfinite(wanted), initial=0)
+    return np.allclose(got, wanted, rtol=0, atol=allowed, equal_nan=True)
 
 
 def _difference(wanted: np.ndarray, got: np.ndarray) -> str:

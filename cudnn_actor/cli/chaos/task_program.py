@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cudnn_actor.cli.chaos.answers import VALUES
-from cudnn_actor.cli.chaos.computations import HEAVY, MOST_INPUTS, PROBLEMS
+from cudnn_actor.cli.chaos.computations import HEAVY, PROBLEMS
 
 __all__ = ["PLACES", "Action", "Step", "program"]
 
@@ -76,8 +76,8 @@ class Step(NamedTuple):
         Which of them, if it writes several: this one, modulo their number.
     bare
         Whether optional operands are left out.
-    numbers
-        Which value of each input.
+    first, second
+        Which value of the first input, and of all others.
     own_input
         Whether the operation reads the task's own buffers, which are sometimes overwritten, and not shared
         ones: the problem's source, and what other operations hand on. For an upload, a fill, a copy and a
@@ -97,7 +97,8 @@ class Step(NamedTuple):
     operation: int
     output: int
     bare: bool
-    numbers: tuple[int, ...]
+    first: int
+    second: int
     own_input: bool
     place: int
     value: float
@@ -159,7 +160,8 @@ def _step(chance: random.Random, problem: int, operation: int, weights: dict[Act
         operation=operation,
         output=chance.randrange(_MOST_OUTPUTS),
         bare=chance.random() < _BARE,
-        numbers=tuple(chance.randrange(VALUES) for _ in range(MOST_INPUTS)),
+        first=chance.randrange(VALUES),
+        second=chance.randrange(VALUES),
         own_input=chance.random() < 0.3,
         place=0 if chance.random() < 0.8 else 1,
         value=chance.choice(_FILLS),
