@@ -415,21 +415,24 @@ class OutcomeUnknown(CudnnActorError):
 class QuarantinedRequest(CudnnActorError):
     """Raised when a request was running at two crashes, and for every later request with the same plan.
 
-    Carries `request_id`, `digest` (of the graph) and `cause`.
+    Carries `request_id`, `digest` (of the graph), `cause` and `reproduce`: the graph, as the token that
+    `cudnn-actor reproduce` takes, or empty if the request has none.
     """
 
     ran = None
     request_id: int
     digest: str
     cause: str
+    reproduce: str
 
-    def __init__(self, *, request_id: int, digest: str, cause: str) -> None:
+    def __init__(self, *, request_id: int, digest: str, cause: str, reproduce: str = "") -> None:
         super().__init__(
             f"request {request_id} is quarantined: plan {digest[:12]} was running at two crashes ({cause}); "
-            "change the request (shapes, dtypes, layouts), or report the crash with this digest",
+            f"change the request (shapes, dtypes, layouts), or report the crash{_command(reproduce)}",
             request_id=request_id,
             digest=digest,
             cause=cause,
+            reproduce=reproduce,
         )
 
 

@@ -9,7 +9,7 @@ operations.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import GraphTensor, Node, TensorRole
 from cudnn_actor.protocol.operations.base import Array
+from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["OperationGraph"]
 
@@ -149,6 +150,17 @@ class OperationGraph(
             xp, inputs, {name: self.tensor(uid).spec for name, uid in outputs.items()}
         )
         return {uid: results[name] for name, uid in outputs.items()}
+
+    def samples(self, xp: Any, draw: Callable[[TensorSpec], Array]) -> dict[int, Array]:
+        """Values of those inputs of the graph that need particular ones, by uid: see `Operation.samples`."""
+        found: dict[int, Array] = {}
+        for operation in self.operations:
+            operands = dict(operation.named((*operation.inputs, *operation.outputs)))
+            specs = {name: self.tensor(uid).spec for name, uid in operands.items()}
+            samples = operation.samples(xp, specs, draw).items()
+            found |= {operands[name]: values for name, values in samples}
+        inputs = (uid for uid in self.bound if uid not in self.written)
+        return {uid: found[uid] for uid in inputs if uid in found}
 
     def digest(self) -> str:
         """64 hexadecimal digits that identify the graph's meaning, the same in every process.

@@ -487,11 +487,11 @@ class Broker(Generic[W]):
                 self.state.replayed += 1
                 return None
             case Verdict.QUARANTINE:
-                digest = type(message).__name__.lower()
-                if lowered is not None:
-                    digest = lowered.graph.digest()
-                    self.state.quarantined[digest] = cause
-                return QuarantinedRequest(request_id=work.number, digest=digest, cause=cause)
+                if lowered is None:
+                    kind = type(message).__name__.lower()
+                    return QuarantinedRequest(request_id=work.number, digest=kind, cause=cause)
+                self.state.quarantined[lowered.graph.digest()] = cause
+                return self.state.why_quarantined(lowered, work.number)
             case Verdict.CONTEXT_LOST:
                 return ContextLost(status="context lost", detail=cause)
         why = "it may still be written" if may_still_write else "it accumulates"

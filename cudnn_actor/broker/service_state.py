@@ -16,6 +16,7 @@ from cudnn_actor.protocol.errors import QuarantinedRequest
 from cudnn_actor.protocol.lowering import Lowered, Signature, lower, signature
 from cudnn_actor.protocol.messages import Compute, Free
 from cudnn_actor.protocol.receipts import PlanStatistics, Statistics
+from cudnn_actor.protocol.reproduction import token
 from cudnn_actor.supervision import FaultSource
 
 __all__ = ["Bound", "CachedMessage", "ServiceState"]
@@ -149,7 +150,9 @@ class ServiceState:
         cause = self.quarantined.get(digest)
         if cause is None:
             return None
-        return QuarantinedRequest(request_id=number, digest=digest, cause=cause)
+        return QuarantinedRequest(
+            request_id=number, digest=digest, cause=cause, reproduce=token(lowered.graph)
+        )
 
     def blame_build(self, digest: str, cause: str) -> None:
         """Note which graph's build ended an incarnation. The second time, the graph is quarantined."""

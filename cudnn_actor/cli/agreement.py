@@ -41,21 +41,21 @@ def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
     return error / size if size else error
 
 
-def allowed_error(graph: OperationGraph) -> float:
-    """A bound on the relative error, in the norm, that rounding alone causes.
+def allowed_error(graph: OperationGraph, result: int) -> float:
+    """A bound on the relative error of a result, in the norm, that rounding alone causes. `result`: its uid.
 
     A sum of n products with independent roundings is off by sqrt(n) roundings of the compute type. The
-    result is rounded once more when it is stored. Four times that is allowed.
+    result is rounded once more when it is stored. Four times that is allowed, or more: `Operation.slack`.
     """
+    if not graph.tensor(result).dtype.is_floating:
+        return _ROUNDED if any(isinstance(op, Pointwise) for op in graph.operations) else 0.0
     steps = [math.sqrt(_terms(graph, op)) * _product_epsilon(graph, op) for op in graph.operations]
     stored = max(_EPSILON.get(graph.tensor(uid).dtype, 0.0) for uid in graph.written)
-    if not graph.tensor(graph.operations[-1].writes[0]).dtype.is_floating:
-        return _ROUNDED if any(isinstance(op, Pointwise) for op in graph.operations) else 0.0
-    return 4 * (stored + sum(steps))
+    return 4 * max(op.slack for op in graph.operations) * (stored + sum(steps))
 
 
 def _terms(graph: OperationGraph, operation: Node) -> int:
-    """How many products are summed in one element of a result."""
+    """How many numbers are summed in one element of a result, at most."""
     match operation:
         case ConvolutionForward(w=w):
             return math.prod(graph.tensor(w).dims[1:])
@@ -65,7 +65,9 @@ def _terms(graph: OperationGraph, operation: Node) -> int:
         case ConvolutionBackwardFilter(dy=dy):
             samples, _, *places = graph.tensor(dy).dims
             return samples * math.prod(places)
-    return 1
+        case Pointwise():
+            return 1
+    return max(math.prod(graph.tensor(uid).dims) for uid in operation.reads)
 
 
 def _product_epsilon(graph: OperationGraph, operation: Node) -> float:

@@ -13,9 +13,10 @@ import numpy as np
 from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.engines.base import Binding, Engine, EngineFailure, Plan
+from cudnn_actor.engines.cpu.evaluation import NumPy
 from cudnn_actor.protocol import DType, GraphTensor, InvalidRequest, OperationGraph
 
-__all__ = ["GraphBench", "graph_bench", "made_up_scalars", "made_up_values", "opened"]
+__all__ = ["GraphBench", "graph_bench", "made_up_scalars", "made_up_values", "opened", "tensor_name"]
 
 _ARENA = 1
 _PLACE = 256
@@ -36,7 +37,7 @@ class GraphBench:
         self._engine = engine
         self._graph = graph
         self._bindings = {
-            uid: engine.bind(_ARENA, offsets[_name(graph, uid)], graph.tensor(uid).spec)
+            uid: engine.bind(_ARENA, offsets[tensor_name(graph, uid)], graph.tensor(uid).spec)
             for uid in graph.bound
         }
         self._scalars = made_up_scalars(graph)
@@ -44,7 +45,7 @@ class GraphBench:
     def fill(self, values: Values) -> None:
         """Write the inputs; buffers that are only outputs are filled with NaN, or 77."""
         for uid, binding in self._bindings.items():
-            name = _name(self._graph, uid)
+            name = tensor_name(self._graph, uid)
             if name in values:
                 self._engine.write(binding, values[name])
             else:
@@ -56,7 +57,7 @@ class GraphBench:
         self._execute(plan)
         written = self._graph.written
         outputs = {uid: binding for uid, binding in self._bindings.items() if uid in written}
-        return {_name(self._graph, uid): self._engine.read(binding) for uid, binding in outputs.items()}
+        return {tensor_name(self._graph, uid): self._engine.read(binding) for uid, binding in outputs.items()}
 
     def measure(self, plan: Plan) -> float:
         """Microseconds per run, over many consecutive runs: the median of some rounds. Blocks."""
@@ -111,6 +112,7 @@ def graph_bench(engine: Engine, graph: OperationGraph) -> Iterator[GraphBench]:
 def made_up_values(graph: OperationGraph, seed: int) -> dict[str, np.ndarray]:
     """Values for all inputs of a graph, by name: normally distributed, or small whole numbers.
 
+    Inputs of operations for which these mean nothing, such as indices, get values that do.
     Raises `UserError` if the host lacks memory for the graph's tensors: else the system would kill us later.
     """
     needed = 2 * _places(graph)[1]  # once here, once in the buffers
@@ -119,10 +121,13 @@ def made_up_values(graph: OperationGraph, seed: int) -> dict[str, np.ndarray]:
         raise UserError(f"its tensors need {needed / 1e9:.0f} GB of memory, but {free / 1e9:.0f} GB are free")
     written = graph.written
     read = [graph.tensor(uid) for uid in graph.bound if uid not in written]
-    return {
-        _name(graph, tensor.uid): _values(tensor, np.random.default_rng([seed, place]))
-        for place, tensor in enumerate(read)
+    values = {
+        tensor.uid: _values(tensor, np.random.default_rng([seed, place])) for place, tensor in enumerate(read)
     }
+    rng = np.random.default_rng([seed, len(read)])
+    samples = graph.samples(NumPy(), lambda spec: rng.integers(-3, 5, spec.dims).astype(np.float64))
+    values |= {uid: array.astype(graph.tensor(uid).dtype.numpy) for uid, array in samples.items()}
+    return {tensor_name(graph, uid): array for uid, array in values.items()}
 
 
 def made_up_scalars(graph: OperationGraph) -> list[float]:
@@ -143,7 +148,7 @@ def _places(graph: OperationGraph) -> tuple[dict[str, int], int]:
     """The offset of each buffer, and the end of the last one, in bytes."""
     sizes: dict[str, int] = {}
     for uid in graph.bound:
-        name = _name(graph, uid)
+        name = tensor_name(graph, uid)
         sizes[name] = max(sizes.get(name, 0), graph.tensor(uid).spec.nbytes)
     offsets, end = {}, 0
     for name, nbytes in sizes.items():
@@ -152,6 +157,6 @@ def _places(graph: OperationGraph) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-def _name(graph: OperationGraph, uid: int) -> str:
+def tensor_name(graph: OperationGraph, uid: int) -> str:
     """The name of a tensor. An output that is also an input is two tensors of the same name."""
     return graph.tensor(uid).name or f"tensor {uid}"

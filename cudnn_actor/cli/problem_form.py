@@ -1,9 +1,9 @@
-"""Convolution problems as text: one line each, `name=value`.
+"""Problems as text: convolutions, one line each, `name=value`, and any graph by its token.
 
     conv_fwd x=32x64x56x56 w=64x64x3x3 pad=1 stride=1 dtype=bfloat16 layout=NHWC
 
-`x` and `w` are the dims of input and filter in all three kinds; the other dims are computed. A line may also
-be a token from an error.
+`x` and `w` are the dims of input and filter in all three kinds; the other dims are computed. A token is what
+an error of any operation ends with.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudnn_actor.cli.chaos.oracle import Contents, Deed, Model
+from cudnn_actor.cli.chaos.oracle import After, Contents, Deed, Model
 from cudnn_actor.protocol import (
     BufferRef,
     ConvFwd,
@@ -12,8 +12,10 @@ from cudnn_actor.protocol import (
     Copy,
     Download,
     Fill,
+    MaxPool,
     Receipt,
     TensorSpec,
+    Window,
 )
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "copy",
     "download",
     "fill",
+    "two_outputs",
     "values",
 ]
 
@@ -58,13 +61,13 @@ def fill(
     model: Model, value: float, *, timeout_s: float | None = None, cancel_after_s: float | None = None
 ) -> Deed:
     held = np.full(DIMS, value, np.float32)
-    deed = Deed(Fill(dst=model.ref, value=value), (model,), model, lambda: (held,))
+    deed = Deed(Fill(dst=model.ref, value=value), (model,), {model: lambda: (held,)})
     deed.timeout_s, deed.cancel_after_s = timeout_s, cancel_after_s
     return deed
 
 
 def copy(src: Model, dst: Model) -> Deed:
-    return Deed(Copy(src=src.ref, dst=dst.ref), (src, dst), dst, lambda: src.contents)
+    return Deed(Copy(src=src.ref, dst=dst.ref), (src, dst), {dst: lambda: src.contents})
 
 
 def accumulation(model: Model, amount: np.ndarray, *, cancel_after_s: float | None = None) -> Deed:
@@ -76,4 +79,13 @@ def accumulation(model: Model, amount: np.ndarray, *, cancel_after_s: float | No
         return None if model.contents is None else tuple(held + amount for held in model.contents)
 
     uses = (x, w, model)
-    return Deed(message, uses, model, after, accumulates=True, cancel_after_s=cancel_after_s)
+    return Deed(message, uses, {model: after}, accumulates=True, cancel_after_s=cancel_after_s)
+
+
+def two_outputs(y: Model, index: Model, *, cancel_after_s: float | None = None) -> Deed:
+    """Of a max pooling that gives 1 and 2: its input does not matter to a judge."""
+    x = buffer(100)
+    message = MaxPool(x=x.ref, y=y.ref, index=index.ref, window=Window.symmetric(2, size=1))
+    ones, twos = values(1, 1, 1, 1), values(2, 2, 2, 2)
+    writes: dict[Model, After] = {y: lambda: (ones,), index: lambda: (twos,)}
+    return Deed(message, (x, y, index), writes, cancel_after_s=cancel_after_s)

@@ -8,12 +8,22 @@ from pathlib import Path
 import pytest
 
 from cudnn_actor.cli.autotune import Tuned, Tuner, tune_all
+from cudnn_actor.cli.chaos.computations import PROBLEMS, message
 from cudnn_actor.cli.problem_form import Problem, read_problem
 from cudnn_actor.engines.base import Plan
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.plans.store import PlanStore
-from cudnn_actor.protocol import OperationGraph, UnsupportedGraph
+from cudnn_actor.protocol import (
+    BufferRef,
+    LayerNormBackward,
+    MaxPoolBackward,
+    Operation,
+    OperationGraph,
+    UnsupportedGraph,
+)
+from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.reproduction import token
 
 from .terminal import cudnn_actor
 
@@ -88,6 +98,23 @@ def test_a_problem_is_measured_once_and_kept(engine: CpuEngine, tmp_path: Path) 
         assert result.tuned_us > 0
     assert builder.measured == 1
     assert list((tmp_path / "store").glob("*.plan"))
+
+
+@pytest.mark.parametrize("kind", [LayerNormBackward, MaxPoolBackward])
+def test_a_problem_of_any_operation_is_given_by_its_token(
+    engine: CpuEngine, tmp_path: Path, kind: type[Operation[str]]
+) -> None:
+    problem, operation = next((p, each) for p in PROBLEMS for each in p.forms if type(each) is kind)
+    refs = {
+        name: BufferRef(slot=0, generation=0, spec=spec, device="cpu")
+        for name, spec in problem.specs_of(operation).items()
+    }
+    text = token(lower(message(operation, refs)).graph)
+    for _ in range(2):  # measured, then kept
+        (result,) = tuned(engine, ThreeWays(), tmp_path / "store", text)
+        assert (result.problem, result.error) == (text, "")
+        assert result.plan.startswith(f"cpu/{operation.kind}/")
+        assert result.tuned_us > 0
 
 
 def test_a_problem_that_fails_does_not_stop_the_others(engine: CpuEngine, tmp_path: Path) -> None:

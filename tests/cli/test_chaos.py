@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,15 +18,18 @@ import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor import spawn
-from cudnn_actor.cli.chaos.convolutions import CLASS, PROBLEMS, READS, WRITES, Answers, Kind
+from cudnn_actor.cli.chaos.answers import VALUES, Answers
+from cudnn_actor.cli.chaos.computations import PROBLEMS, message
 from cudnn_actor.cli.chaos.injector import fault_plan
-from cudnn_actor.cli.chaos.oracle import Alarmed, Oracle, Torn
+from cudnn_actor.cli.chaos.oracle import Alarmed, Deed, Model, Oracle, Torn
 from cudnn_actor.cli.chaos.run import run_once
 from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.cli.chaos.task_program import program
 from cudnn_actor.protocol import (
+    Allocate,
     DeadlineExceeded,
+    Download,
     ExecutionFailed,
     OutcomeUnknown,
     OutOfMemory,
@@ -33,6 +37,7 @@ from cudnn_actor.protocol import (
     StaleBufferError,
     StaleReason,
 )
+from cudnn_actor.protocol.operations import OPERATIONS
 from cudnn_actor.supervision import Fault, FaultPlan
 
 from ..log_lines import line
@@ -44,6 +49,7 @@ from .chaos_rigs import (
     copy,
     download,
     fill,
+    two_outputs,
     values,
 )
 from .terminal import cudnn_actor, python
@@ -233,6 +239,83 @@ def test_an_alarm_strikes_nobody_who_has_set_none() -> None:
     assert Oracle().judge([fill(buffer(1), 7)], [Alarmed()])
 
 
+# Several outputs.
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_outputs_that_one_request_may_have_torn_both_are_torn_or_none(first: int) -> None:
+    quarantined = QuarantinedRequest(request_id=1, digest="abc", cause="killed")
+    for outcome in (quarantined, asyncio.CancelledError()):
+        for torn, alive in ((stale, values(1, 1, 1, 1)), (None, values(2, 2, 2, 2))):
+            outputs, oracle = (buffer(1), buffer(2)), Oracle()
+            one, other = outputs[first], outputs[1 - first]
+            assert oracle.judge([two_outputs(*outputs, cancel_after_s=0.0)], [outcome]) == []
+            assert (one.torn, other.torn) == (Torn.MAYBE, Torn.MAYBE)
+            seen = torn(first + 1) if torn else values(1, 1, 1, 1)
+            assert oracle.judge([download(one)], [seen]) == []
+            assert other.torn is (Torn.YES if torn else Torn.NO)
+            right = [stale(2 - first)] if torn else [alive]
+            wrong = [alive] if torn else [stale(2 - first)]
+            assert oracle.judge([download(other)], right) == []
+            assert oracle.judge([download(other)], wrong)
+
+
+def test_one_output_torn_and_one_not_is_wrong_within_a_burst_too() -> None:
+    quarantined = QuarantinedRequest(request_id=1, digest="abc", cause="killed")
+    for answers, right in (
+        ([values(1, 1, 1, 1), values(2, 2, 2, 2)], True),
+        ([stale(1), stale(2)], True),
+        ([values(1, 1, 1, 1), stale(2)], False),
+    ):
+        y, index = buffer(1), buffer(2)
+        burst = [two_outputs(y, index), download(y), download(index)]
+        assert (Oracle().judge(burst, [quarantined, *answers]) == []) is right
+
+
+def test_an_output_that_another_request_may_have_torn_says_nothing_about_the_others() -> None:
+    quarantined = QuarantinedRequest(request_id=1, digest="abc", cause="killed")
+    y, index, oracle = buffer(1), buffer(2), Oracle()
+    burst = [two_outputs(y, index), fill(y, 7)]
+    assert oracle.judge(burst, [quarantined, quarantined]) == []
+    assert oracle.judge([download(y)], [stale(1)]) == []
+    assert oracle.judge([download(index)], [values(1, 2, 3, 4)]) == []
+
+
+def test_an_unknown_outcome_tears_all_outputs() -> None:
+    y, index = buffer(1), buffer(2)
+    request = two_outputs(y, index)
+    request.accumulates = True
+    assert Oracle().judge([request], [UNKNOWN]) == []
+    assert (y.torn, index.torn) == (Torn.YES, Torn.YES)
+
+
+def test_each_output_is_checked() -> None:
+    for seen, right in ((values(2, 2, 2, 2), True), (values(1, 1, 1, 1), False)):
+        y, index = buffer(1), buffer(2)
+        burst = [two_outputs(y, index), download(y), download(index)]
+        assert (Oracle().judge(burst, [RECEIPT, values(1, 1, 1, 1), seen]) == []) is right
+
+
+def test_results_that_are_rounded_may_differ_a_little() -> None:
+    for error, right in ((1e-6, True), (1e-2, False), (np.nan, False)):
+        y = buffer(1, (values(1, 2, 3, 4),))
+        assert Oracle().judge([download(y)], [values(1, 2, 3, 4 + 1e-6)])
+        y = Model(y.ref, (values(1, 2, 3, 4),), tolerance=1e-4)
+        assert (Oracle().judge([download(y)], [values(1, 2, 3, 4 + error)]) == []) is right
+    for wanted, got, right in ((-np.inf, -np.inf, True), (-np.inf, -9e9, False), (np.nan, np.nan, True)):
+        y = Model(y.ref, (values(1, 2, 3, wanted),), tolerance=1e-4)
+        assert (Oracle().judge([download(y)], [values(1, 2, 3.0001, got)]) == []) is right
+
+
+def test_what_an_applied_operation_allocates_has_the_specs_that_follow_from_its_inputs() -> None:
+    x, y, index = buffer(1), buffer(2), buffer(3)
+    deed = Deed(two_outputs(y, index).message, (x,), gives=(y.ref.spec, index.ref.spec))
+    assert Oracle().judge([deed], [(y.ref, index.ref)]) == []
+    for answer in (y.ref, (y.ref,), (y.ref, None), RECEIPT):
+        (wrong,) = Oracle().judge([deed], [answer])
+        assert "applied" in wrong.request
+
+
 # What it counts.
 
 
@@ -266,16 +349,35 @@ def test_time_in_which_the_harness_did_not_run_is_no_stall() -> None:
 # What it knows and what it asks.
 
 
+FORMS = [(number, form) for number, problem in enumerate(PROBLEMS) for form in problem.forms]
+
+
 async def test_the_answers_are_those_of_the_engine() -> None:
-    answers = Answers(seed=3)
+    answers, oracle = Answers(seed=3), Oracle()
     async with spawn(device="cpu") as gpu:
-        for (number, problem), kind in itertools.product(enumerate(PROBLEMS), Kind):
-            operands = [answers.value(number, role, place) for place, role in enumerate(READS[kind])]
-            refs = {role: await gpu.upload(array) for role, array in zip(READS[kind], operands, strict=True)}
-            out = await gpu.empty(problem.dims(WRITES[kind]))
-            await gpu.ask(CLASS[kind](**refs, **{WRITES[kind]: out}, conv=problem.conv))
-            result = await gpu.download(out)
-            assert np.array_equal(result, answers.result(kind, number, *operands)), (problem, kind)
+        for number, operation in FORMS:
+            problem, numbers = PROBLEMS[number], itertools.cycle(range(VALUES))
+            inputs = {
+                name: answers.value(number, role, next(numbers))
+                for name, role in operation.named(operation.inputs)
+            }
+            specs = problem.specs_of(operation)
+            refs = {
+                name: await gpu.upload(array, layout=specs[name].layout) for name, array in inputs.items()
+            }
+            outputs = [name for name, _ in operation.named(operation.outputs)]
+            refs |= {name: await gpu.ask(Allocate(spec=specs[name])) for name in outputs}
+            await gpu.ask(message(operation, refs))
+            results = answers.results(number, operation, inputs)
+            assert list(results) == outputs
+            for name in outputs:
+                model = Model(refs[name], (results[name],), tolerance=problem.tolerance)
+                assert oracle.judge([download(model)], [await gpu.download(refs[name])]) == [], (number, name)
+
+
+def test_the_load_has_every_operation() -> None:
+    """A new one is one more row of the table."""
+    assert {type(operation) for _, operation in FORMS} == set(OPERATIONS)
 
 
 def test_a_seed_decides_the_programs() -> None:
@@ -306,14 +408,14 @@ async def test_a_lost_request_is_named(logs: list[EventDict]) -> None:
         hang_after_s=60.0,
         deadline_s=0.2,
     )
-    never_ends = FaultPlan().at(300, Fault.HANG)  # behind the warming and the shared inputs
+    never_ends = FaultPlan().at(30, Fault.HANG, of=Download)  # only the load downloads
     tally, ending = Tally(), threading.Event()
     running = asyncio.create_task(run_once(settings, tally, ending, faults=never_ends))
     await line(logs, "fault.injected")
     ending.set()
     outcome = await running
     assert 1 <= len(outcome.lost) <= tally.requests - tally.answered
-    assert all(lost.task in (1, 2) and "float32[" in lost.request for lost in outcome.lost)
+    assert all(lost.task in (1, 2) and re.search(r"(float32|int64)\[", lost.request) for lost in outcome.lost)
 
 
 async def test_a_run_without_faults_has_no_errors_but_its_own() -> None:
@@ -346,6 +448,8 @@ def test_nothing_is_lost_or_wrong_in_a_thread(tmp_path: Path) -> None:
     assert record["recovery"]["poison"]["faults"] == record["injected"]["sticky"] > 0
     assert record["counts"]["finished"] == sum(record["finished"]) > 0
     assert record["counts"]["restarts"] > 0
+    assert sum(record["messages"].values()) <= record["counts"]["requests"]
+    assert {operation.__name__ for operation in OPERATIONS} < set(record["messages"])
 
 
 @pytest.mark.parametrize("standby", ["0", "1"])

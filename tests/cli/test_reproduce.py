@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import numpy as np
 import pytest
 
+from cudnn_actor.cli import main
 from cudnn_actor.cli.agreement import allowed_error, relative_error
+from cudnn_actor.cli.chaos.computations import PROBLEMS, Computation, Problem, message
 from cudnn_actor.cli.graph_bench import graph_bench, made_up_values
 from cudnn_actor.cli.problem_form import read_problem
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.protocol import (
+    BufferRef,
+    GraphTensor,
+    OperationGraph,
+    Pointwise,
+    PointwiseMode,
+    TensorRole,
+    TensorSpec,
+)
+from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.reproduction import token
 
 from .terminal import cudnn_actor
@@ -82,7 +97,8 @@ def test_an_output_that_is_read_too_is_one_buffer() -> None:
 def test_results_that_differ_are_told_from_rounding() -> None:
     graph = read_problem(PROBLEM).graph
     wanted = np.random.default_rng(0).standard_normal((2, 4, 7, 7))
-    allowed = allowed_error(graph)
+    (result,) = graph.results
+    allowed = allowed_error(graph, result)
     assert relative_error(wanted.astype(np.float16), wanted) < allowed
     assert relative_error(wanted * 1.1, wanted) > allowed
     assert relative_error(np.full_like(wanted, np.nan), wanted) > allowed
@@ -90,4 +106,81 @@ def test_results_that_differ_are_told_from_rounding() -> None:
 
 
 def test_whole_numbers_of_whole_numbers_are_exact() -> None:
-    assert allowed_error(read_problem("conv_fwd x=1x4x5x5 w=4x4x3x3 dtype=int8 out=int32").graph) == 0
+    graph = read_problem("conv_fwd x=1x4x5x5 w=4x4x3x3 dtype=int8 out=int32").graph
+    assert allowed_error(graph, graph.results[0]) == 0
+
+
+# Other operations.
+
+GRAPHS = {
+    (type(operation).__name__, len(operation.reads) + len(operation.writes)): (problem, operation)
+    for problem in PROBLEMS
+    for operation in problem.forms
+}
+
+
+def graph_of(problem: Problem, operation: Computation) -> OperationGraph:
+    refs = {
+        name: BufferRef(slot=0, generation=0, spec=spec, device="cpu")
+        for name, spec in problem.specs_of(operation).items()
+    }
+    return lower(message(operation, refs)).graph
+
+
+@pytest.mark.parametrize(("problem", "operation"), GRAPHS.values(), ids=map(str, GRAPHS))
+def test_the_token_of_every_operation_runs_and_each_of_its_results_is_compared(
+    problem: Problem, operation: Computation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", token(graph_of(problem, operation)), "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    for name, _ in operation.named(operation.outputs):
+        assert re.search(rf"error of {re.escape(name)}: .* agrees", shown)
+    assert shown.count("agrees") == len(operation.writes)
+
+
+def test_made_up_indices_are_those_of_a_forward_pass() -> None:
+    """Random ones are found nowhere, so that a gradient of zeros would agree."""
+    graph = next(graph_of(*case) for (name, _), case in GRAPHS.items() if name == "MaxPoolBackward")
+    values = made_up_values(graph, seed=1)
+    engine = CpuEngine()
+    engine.open()
+    with graph_bench(engine, graph) as bench:
+        bench.fill(values)
+        (dx,) = bench.run(engine.build(graph, workspace_limit=None)).values()
+    engine.close()
+    np.testing.assert_allclose(dx.sum(), values["dy"].sum(), rtol=1e-4)
+
+
+def test_indices_must_agree_exactly_and_sums_within_the_rounding_of_their_length() -> None:
+    graph = next(graph_of(*case) for (name, _), case in GRAPHS.items() if name == "MaxPool")
+    y, index = graph.results if graph.tensor(graph.results[0]).dtype.is_floating else graph.results[::-1]
+    assert allowed_error(graph, index) == 0
+    assert 0 < allowed_error(graph, y) < 1e-3
+    norm = next(graph_of(*case) for (name, _), case in GRAPHS.items() if name == "LayerNormBackward")
+    longest = max(tensor.spec.nbytes // 4 for tensor in norm.tensors)
+    assert all(allowed_error(norm, uid) > longest**0.5 * 2.0**-23 for uid in norm.results)
+
+
+def test_a_token_of_42_kb_is_accepted() -> None:
+    """It is one word of a command line, whatever the graph's size is."""
+    chance, shape = random.Random(0), TensorSpec.packed((2, 3))
+    count = 800
+    names = [f"{chance.getrandbits(256):064x}" for _ in range(count)]
+    names[0], names[-1] = "first", "last"
+    tensors = [
+        GraphTensor(
+            uid=uid,
+            dims=shape.dims,
+            strides=shape.strides,
+            dtype=shape.dtype,
+            role=TensorRole.BOUND if name in ("first", "last") else TensorRole.VIRTUAL,
+            name=name,
+        )
+        for uid, name in enumerate(names)
+    ]
+    steps = (Pointwise(mode=PointwiseMode.RELU, operands=(uid,), result=uid + 1) for uid in range(count - 1))
+    text = token(OperationGraph(tensors=tuple(tensors), operations=tuple(steps)))
+    assert len(text) > 42_000
+    done = cudnn_actor("reproduce", text, "--device", "cpu")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "error of last:  0.00e+00" in done.stdout

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cudnn_actor.engines.cuda.device.place import memory_order
 from cudnn_actor.engines.cuda.device.transfer import blocks
+from cudnn_actor.engines.cuda.plans import frontend_graph
 from cudnn_actor.engines.cuda.plans.errata import erratum
 from cudnn_actor.engines.cuda.plans.graphs import takes_bytes
 from cudnn_actor.engines.cuda.plans.journal import Journal
@@ -23,7 +24,7 @@ from cudnn_actor.engines.cuda.plans.self_check import difference
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, DType, Layout, TensorSpec
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.operations import GraphTensor, PointwiseMode
+from cudnn_actor.protocol.operations import GraphTensor, Pointwise, PointwiseMode
 
 from .workbench import spread
 
@@ -258,3 +259,34 @@ def test_a_result_that_underflows_to_zero_is_right(dtype: DType, values: list[fl
 @pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.is_floating])
 def test_a_result_that_is_zero_without_underflow_is_wrong(dtype: DType) -> None:
     assert "computes 0 instead of 0.01" in (difference(np.full(3, 0.01), np.zeros(3), dtype) or "")
+
+
+class Frontend:
+    """Stands for an empty graph of cuDNN's frontend, and keeps the dims of its tensors."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[list[int], list[int]]] = []
+
+    def tensor(self, *, dim: list[int], stride: list[int], **_: object) -> None:
+        self.given.append((dim, stride))
+
+
+def test_a_tensor_of_three_dims_stays_one_on_its_way_to_cudnn_but_for_a_convolution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A matrix product of four dims would be another one. cuDNN's convolutions have two spatial dims."""
+    monkeypatch.setattr(frontend_graph, "data_type", str)
+    x, w, y, z = (
+        BufferRef(slot=slot, generation=1, spec=TensorSpec.packed(dims), device="cuda:0")
+        for slot, dims in enumerate([(2, 3, 8), (4, 3, 1), (2, 4, 8), (2, 3, 8)])
+    )
+    adds: Pointwise[BufferRef] = Pointwise(mode=PointwiseMode.ADD, operands=(x, x), result=z)
+    convolves = ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(1))
+    for message, wanted in (
+        (adds, ([2, 3, 8], [24, 8, 1])),
+        (convolves, ([2, 3, 1, 8], [24, 8, 8, 1])),
+    ):
+        frontend = Frontend()
+        graph = lower(message).graph
+        frontend_graph.FrontendGraph(graph, frontend).tensor(graph.operations[0].reads[0])
+        assert frontend.given == [wanted]

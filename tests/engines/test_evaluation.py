@@ -263,6 +263,22 @@ def test_scalars_are_broadcast_alike(bench: Workbench) -> None:
         np.testing.assert_array_equal(result[2], x * 0.1)
 
 
+def test_a_scalar_of_whole_numbers_is_exact(bench: Workbench) -> None:
+    """Above 2**53 a float64 is not."""
+    dims = (2, 3)
+    asked = graph(
+        [
+            tensor(0, dims, dtype=DType.INT64),
+            tensor(1, (1, 1), TensorRole.SCALAR, DType.INT64),
+            tensor(2, dims, dtype=DType.INT64),
+        ],
+        [Pointwise(mode=PointwiseMode.MUL, operands=(0, 1), result=2)],
+    )
+    x, large = np.arange(6).reshape(dims), 2**53 + 1
+    result = run(bench, evaluated(asked), asked, {0: x}, [large])
+    np.testing.assert_array_equal(result[2], x * large)
+
+
 @st.composite
 def programs(draw: st.DrawFn) -> OperationGraph:
     """Pointwise operations that read whatever was made or given before, some of it much later."""

@@ -32,6 +32,8 @@ from cudnn_actor.protocol import (
     MaxPoolBackward,
     Node,
     OperationGraph,
+    Pointwise,
+    PointwiseMode,
     RMSNorm,
     RMSNormBackward,
     TensorSpec,
@@ -259,3 +261,21 @@ def test_each_way_to_run_an_operation(
     assert any(way.endswith("-kernel") for way in right)
     only_ours = "index" in name or name == "max backward" or (dtype is DType.FLOAT32 and name in ATTENTION)
     assert only_ours or any(not way.endswith("-kernel") for way in right)
+
+
+@pytest.mark.parametrize("mode", PointwiseMode)
+def test_every_tensor_of_a_check_has_values_of_its_own(engine: CudaEngine, mode: PointwiseMode) -> None:
+    """Of equal ones each difference would be 0, and a plan that reads one operand twice would look right.
+
+    Every function, also one that has no result for some numbers, must be right in its own check.
+    """
+    arity = 2 if mode in (PointwiseMode.ADD, PointwiseMode.MUL) else 1
+    operation = Pointwise(mode=mode, operands=tuple(range(arity)), result=arity)
+    graph = OperationGraph(tensors=tuple(tensors(*[X] * (arity + 1))), operations=(operation,))
+    plan = engine.build(graph, workspace_limit=None)
+    check = SelfCheck(graph, BuildContext(engine._handle, engine.stream))
+    assert check.fault(plan) is None
+    if arity == 2:
+        check.pointers[1] = check.pointers[0]
+        assert "are wrong" in (check.fault(plan) or "")
+    check.close()

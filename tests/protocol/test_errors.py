@@ -58,7 +58,7 @@ EVERY_ERROR: list[CudnnActorError] = [
     ExecutionFailed(status="CUDNN_STATUS_X", detail="launch failed", plan="cpu/conv_fwd/12", reproduce="eNp"),
     ContextLost(status="CUDA_ERROR_ILLEGAL_ADDRESS", detail="gone"),
     OutcomeUnknown(request_id=9, cause="killed", why="it accumulates"),
-    QuarantinedRequest(request_id=9, digest="cd" * 32, cause="killed"),
+    QuarantinedRequest(request_id=9, digest="cd" * 32, cause="killed", reproduce="eNp"),
 ]
 CLASSES: list[type[CudnnActorError]] = [
     cls
@@ -142,7 +142,8 @@ def test_the_text_names_the_fix(error: CudnnActorError, fix: str) -> None:
 def test_an_error_of_a_plan_ends_with_the_command_that_reproduces_it() -> None:
     failed = ExecutionFailed(status="a", detail="b", plan="c", reproduce="eNp1")
     unsupported = UnsupportedGraph(engine="cpu", digest="a", detail="b", reproduce="eNp1")
-    for error in (failed, unsupported):
+    quarantined = QuarantinedRequest(request_id=1, digest="a", cause="b", reproduce="eNp1")
+    for error in (failed, unsupported, quarantined):
         assert str(error).endswith("; to reproduce: cudnn-actor reproduce eNp1")
     assert "reproduce" not in str(ExecutionFailed(status="a", detail="b", plan="c"))
 

@@ -1,4 +1,4 @@
-"""Requests for every operation, with their results; and an engine that dies in the middle of a pooling.
+"""Requests for every operation, with their results; and an engine that dies in the middle of one.
 
 A worker imports this by name, so nothing is imported here that a worker has not.
 """
@@ -16,6 +16,7 @@ import numpy as np
 from cudnn_actor import BufferRef, ConvSpec, CudnnRef, TensorSpec
 from cudnn_actor.engines.base import StickyError
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.protocol import OperationGraph
 from cudnn_actor.protocol.operations import (
     AvgPool,
     AvgPoolBackward,
@@ -123,34 +124,56 @@ class Operands:
 
 
 class DyingEngine(CpuEngine):
-    """Half-writes what a max pooling gives, over all its outputs, and then dies: so many times.
+    """Half-writes what an operation gives, over all its outputs, and then dies: so many times.
 
     Each death leaves a byte in a file, because its successor is another engine, or in another process.
+
+    Parameters
+    ----------
+    tally
+        The path of that file.
+    kind
+        The operation, as plan tags name it.
+    deaths
+        How many engines die.
+    after
+        How many of these operations each engine runs before.
+    in_worker
+        Whether it dies by SIGKILL, with its process.
     """
 
-    def __init__(self, tally: str, deaths: int, *, in_worker: bool) -> None:
+    def __init__(self, tally: str, kind: str, deaths: int, after: int, *, in_worker: bool) -> None:
         super().__init__()
-        self._tally, self._deaths, self._in_worker = Path(tally), deaths, in_worker
+        self._tally, self._kind, self._deaths, self._in_worker = Path(tally), kind, deaths, in_worker
+        self._before = after
+        self._written: dict[str, list[bool]] = {}
+        """Which of a plan's buffers it writes, by its tag."""
+
+    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Any:
+        plan = super().build(graph, workspace_limit=workspace_limit)
+        self._written[plan.tag] = [uid in graph.written for uid in graph.bound]
+        return plan
 
     def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
-        if "/max_pool/" not in plan.tag or not self._dies_now():
+        if f"/{self._kind}/" not in plan.tag or not self._dies_now():
             super().execute(plan, buffers, scalars)
             return
-        for uid, buffer in zip(plan.graph.bound, buffers, strict=True):
-            if uid in plan.graph.written:
-                buffer[..., :2] = -1
+        for buffer, written in zip(buffers, self._written[plan.tag], strict=True):
+            if written:
+                buffer[..., : (buffer.shape[-1] + 1) // 2] = -1
         if self._in_worker:
             os.kill(os.getpid(), signal.SIGKILL)
         raise StickyError("DEAD", "the test killed the context")
 
     def _dies_now(self) -> bool:
-        if self._tally.stat().st_size >= self._deaths:
+        self._before -= 1
+        if self._before >= 0 or self._tally.stat().st_size >= self._deaths:
             return False
         with self._tally.open("ab") as tally:
             tally.write(b"x")
         return True
 
 
-def dying_in_worker(tally: str, deaths: int) -> DyingEngine:
+def dying_in_worker(tally: str, kind: str, deaths: int, after: int) -> DyingEngine:
     """The engine of a worker."""
-    return DyingEngine(tally, deaths, in_worker=True)
+    return DyingEngine(tally, kind, deaths, after, in_worker=True)

@@ -15,6 +15,7 @@ from cudnn_actor.broker.footprints import footprint
 from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.operations import PointwiseMode, Window
 
+from .families import FORMS, Form, Stage
 from .operation_rigs import ALL, INDEX, LARGEST, POOL, Operands
 from .rigs import Gate, in_thread, outcome, spawn, spawn_gated, spawn_on
 from .workshops import BuildingEngine, Workshop
@@ -38,6 +39,17 @@ async def test_every_operation_is_a_message() -> None:
             assert receipt.plan.startswith(f"cpu/{message.kind}/")
             assert await values(gpu, message.writes[0]) == ALL[name]
         assert await values(gpu, operands.index) == INDEX
+
+
+@both_isolations
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+async def test_an_operation_gives_all_its_outputs_and_touches_nothing_else(form: Form) -> None:
+    async with spawn(device="cpu") as gpu:
+        stage = await Stage.on(gpu, form.problem)
+        receipt = await gpu.ask(stage.message(form.operation))
+        assert receipt.plan.startswith(f"cpu/{form.operation.kind}/")
+        stage.computed(form.operation)
+        await stage.assert_right()
 
 
 @both_isolations
@@ -270,9 +282,9 @@ async def test_operations_can_be_warmed() -> None:
         assert await gpu.warm([operands.max_pool(index=None)]) == 1  # another graph
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_an_operation_writes_its_outputs_and_reads_all_else(name: str) -> None:
-    message = Operands.unplaced().all()[name]
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_an_operation_writes_its_outputs_and_reads_all_else(form: Form) -> None:
+    message = Stage.unplaced(form.problem).message(form.operation)
     found = footprint(message, lower)
     assert set(found.writes) == {ref.slot for ref in message.writes}
     assert set(found.reads) == {ref.slot for ref in message.reads}

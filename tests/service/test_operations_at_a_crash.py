@@ -19,13 +19,16 @@ from cudnn_actor import (
     StaleBufferError,
     StaleReason,
 )
+from cudnn_actor.cli.chaos.computations import PROBLEMS
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.protocol.operations import MaxPool, Pointwise, PointwiseMode
+from cudnn_actor.protocol.reproduction import graph_of
 from cudnn_actor.service.options import make_options
 from cudnn_actor.service.service import CudnnService
 
-from .operation_rigs import ALL, IMAGE, INDEX, LARGEST, DyingEngine, Operands
+from .families import FAMILIES, FORMS, Form, Stage
+from .operation_rigs import LARGEST, DyingEngine, Operands
 from .rigs import (
     THREAD_ONLY,
     AsynchronousEngine,
@@ -40,18 +43,20 @@ from .rigs import (
 )
 
 pytestmark = pytest.mark.usefixtures("isolation")
+each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
-def spawn_dying(tmp_path: Path, deaths: int) -> Spawning:
-    """A service whose engine dies so many times in the middle of a max pooling, its outputs half-written."""
+def spawn_dying(tmp_path: Path, deaths: int, kind: str = MaxPool.kind, after: int = 0) -> Spawning:
+    """A service whose engine dies so many times in the middle of an operation, its outputs half-written."""
     tally = tmp_path / "deaths"
     tally.touch()
+    words = (str(tally), kind, deaths, after)
     choice = EngineChoice(
         "cpu",
-        lambda: DyingEngine(str(tally), deaths, in_worker=False),
+        lambda: DyingEngine(*words, in_worker=False),
         CpuEngine.outlives_context,
         host_arenas=in_process(),
-        worker=("tests.service.operation_rigs:dying_in_worker", (str(tally), deaths)),
+        worker=("tests.service.operation_rigs:dying_in_worker", words),
         preload=("cudnn_actor.engines.cpu",),
     )
     return Spawning(CudnnService(make_options({"device": "cpu", **isolation_option()}), engine=choice))
@@ -68,39 +73,80 @@ async def assert_torn(gpu: CudnnRef, ref: BufferRef) -> None:
     assert stale.value.reason is StaleReason.TORN
 
 
-async def test_a_pooling_that_a_crash_interrupted_runs_again_and_both_outputs_are_right(
-    tmp_path: Path,
+@each_form
+async def test_an_operation_that_a_crash_interrupted_runs_again_and_all_its_outputs_are_right(
+    form: Form, tmp_path: Path
 ) -> None:
-    async with spawn_dying(tmp_path, deaths=1) as gpu:
-        operands = await Operands.on(gpu)
-        receipt = await gpu.ask(operands.max_pool())
+    operation = form.operation
+    async with spawn_dying(tmp_path, deaths=1, kind=operation.kind) as gpu:
+        stage = await Stage.on(gpu, form.problem)
+        receipt = await gpu.ask(stage.message(operation))
         assert (tmp_path / "deaths").stat().st_size == 1
         assert receipt.generation == gpu.generation == 2
-        assert await values(gpu, operands.y) == LARGEST
-        assert await values(gpu, operands.index) == INDEX
-        assert await values(gpu, operands.x) == IMAGE.ravel().tolist()
+        stage.computed(operation)
+        await stage.assert_right()
         statistics = await gpu.statistics()
-        assert (statistics.replayed, statistics.live_buffers) == (1, 8)
+        assert (statistics.replayed, statistics.live_buffers) == (1, len(stage.held))
 
 
-async def test_of_a_pooling_that_two_crashes_interrupted_both_outputs_are_torn(tmp_path: Path) -> None:
+@each_form
+async def test_of_an_operation_that_two_crashes_interrupted_all_outputs_are_torn_and_nothing_else(
+    form: Form, tmp_path: Path
+) -> None:
+    operation = form.operation
+    async with spawn_dying(tmp_path, deaths=2, kind=operation.kind) as gpu:
+        stage = await Stage.on(gpu, form.problem)
+        with pytest.raises(QuarantinedRequest, match="running at two crashes") as caught:
+            await gpu.ask(stage.message(operation))
+        for role in operation.writes:
+            await assert_torn(gpu, stage.ref(role))
+        await stage.assert_right(*operation.writes)
+        assert (await gpu.statistics()).live_buffers == len(stage.held) - len(operation.writes)
+        # Other buffers of the same shapes have the same plan, and nothing is written to them.
+        other = await Stage.on(gpu, form.problem)
+        with pytest.raises(QuarantinedRequest) as again:
+            await gpu.ask(other.message(operation))
+        await other.assert_right()
+        for error in (caught.value, again.value):  # in either isolation they say how to repeat it
+            assert error.digest == graph_of(error.reproduce).digest()
+            assert str(error).endswith(f"cudnn-actor reproduce {error.reproduce}")
+        assert gpu.generation == 3
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize("dies", [0, -1], ids=["in the first", "in the last"])
+async def test_in_a_stream_of_operations_with_a_crash_in_the_middle_all_answers_are_right(
+    family: int, dies: int, tmp_path: Path
+) -> None:
+    """Each reads what the one before has written, and the engine dies in one of them, half-way."""
+    operations = PROBLEMS[family].operations
+    async with spawn_dying(tmp_path, deaths=1, kind=operations[dies].kind, after=3) as gpu:
+        stages = [await Stage.on(gpu, family) for _ in range(2)]
+        sent = []
+        for _ in range(4):
+            for stage in stages:
+                for operation in operations:
+                    sent.append(gpu.submit(stage.message(operation)))
+                    stage.computed(operation)
+        generations = [(await outcome(each)).generation for each in sent]
+        assert generations == sorted(generations)
+        assert {*generations} == {1, 2}
+        for stage in stages:
+            await stage.assert_right()
+        assert (await gpu.statistics()).live_buffers == 2 * len(stages[0].held)
+
+
+async def test_a_pooling_without_an_index_has_another_plan_than_a_quarantined_one(tmp_path: Path) -> None:
     async with spawn_dying(tmp_path, deaths=2) as gpu:
         operands = await Operands.on(gpu)
-        with pytest.raises(QuarantinedRequest, match="running at two crashes") as caught:
+        with pytest.raises(QuarantinedRequest):
             await gpu.ask(operands.max_pool())
-        for output in (operands.y, operands.index):
-            await assert_torn(gpu, output)
-        assert await values(gpu, operands.x) == IMAGE.ravel().tolist()
-        assert (await gpu.statistics()).live_buffers == 6
-        # Other buffers of the same shapes have the same plan. Without an index it is another.
         other = await Operands.on(gpu)
-        with pytest.raises(QuarantinedRequest) as again:
+        with pytest.raises(QuarantinedRequest):
             await gpu.ask(other.max_pool())
-        assert again.value.digest == caught.value.digest
-        assert await values(gpu, other.index) == [77] * 3
         await gpu.ask(other.max_pool(index=None))
         assert await values(gpu, other.y) == LARGEST
-        assert gpu.generation == 3
+        assert await values(gpu, other.index) == [77] * 3
 
 
 async def test_of_a_pooling_without_an_index_only_the_result_is_torn(tmp_path: Path) -> None:
@@ -133,32 +179,6 @@ async def test_what_reads_both_outputs_behind_an_interrupted_pooling_reads_the_r
         await pooled
         await back
         assert await values(gpu, operands.whole) == [0, 5, 4, 0, 2, 0]
-
-
-@pytest.mark.parametrize("name", ALL)
-async def test_every_operation_survives_a_crash(name: str) -> None:
-    async with spawn(device="cpu", faults=FaultPlan().at(1, Fault.STICKY, of=name)) as gpu:
-        operands = await Operands.on(gpu)
-        message = operands.all()[name]
-        await gpu.ask(message)
-        assert gpu.generation == 2
-        assert await values(gpu, message.writes[0]) == ALL[name]
-        statistics = await gpu.statistics()
-        assert (statistics.live_buffers, statistics.replayed) == (8, 1)
-
-
-@pytest.mark.parametrize("name", ALL)
-async def test_of_every_operation_outputs_are_torn_by_a_second_crash_and_inputs_are_not(name: str) -> None:
-    async with spawn(device="cpu", faults=FaultPlan().at(1, Fault.STICKY, of=name, times=2)) as gpu:
-        operands = await Operands.on(gpu)
-        message = operands.all()[name]
-        before = [await values(gpu, ref) for ref in message.reads]
-        with pytest.raises(QuarantinedRequest):
-            await gpu.ask(message)
-        for ref in message.writes:
-            await assert_torn(gpu, ref)
-        assert [await values(gpu, ref) for ref in message.reads] == before
-        assert (await gpu.statistics()).live_buffers == 8 - len(message.writes)
 
 
 @asynccontextmanager

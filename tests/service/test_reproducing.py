@@ -10,8 +10,10 @@ from cudnn_actor import ExecutionFailed
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.reproduction import graph_of
 
+from .families import FORMS, Form, Stage
 from .rigs import Trio, spawn_on
 
 
@@ -46,3 +48,14 @@ async def test_the_error_carries_the_graph_the_status_and_the_plan(at: str) -> N
         assert failure.plan.startswith("cpu/conv_fwd/")
         assert f"cudnn-actor reproduce {failure.reproduce}" in str(failure)
         assert graph_of(failure.reproduce).digest().startswith(failure.plan.split("/")[2])
+
+
+@pytest.mark.parametrize("at", ["build", "execute"])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+async def test_the_error_of_every_operation_carries_its_graph(form: Form, at: str) -> None:
+    async with spawn_on(lambda: Failing(at)) as gpu:
+        message = (await Stage.on(gpu, form.problem)).message(form.operation)
+        with pytest.raises(ExecutionFailed) as caught:
+            await gpu.ask(message)
+        assert f"cudnn-actor reproduce {caught.value.reproduce}" in str(caught.value)
+        assert graph_of(caught.value.reproduce) == lower(message).graph

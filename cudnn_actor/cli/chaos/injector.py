@@ -16,6 +16,7 @@ from cudnn_actor.cli.chaos.processes import Found, Role
 from cudnn_actor.cli.chaos.settings import FaultKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.protocol import ExecutionFailed, OutOfMemory
+from cudnn_actor.protocol.messages import COMPUTE
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.supervision import ExitKind, Fault, FaultPlan, FaultRule, Restarting
 
@@ -58,7 +59,14 @@ _INJECTED = {
     FaultKind.FAIL: Fault.FAIL_EXECUTION,
     FaultKind.MEMORY: Fault.OUT_OF_MEMORY,
 }
-_FALLIBLE = ("ConvFwd", "ConvBwdData", "ConvBwdFilter", "Allocate", "Upload", "Download", "Copy", "Fill")
+_FALLIBLE = (
+    *sorted(message.__name__ for message in COMPUTE),
+    "Allocate",
+    "Upload",
+    "Download",
+    "Copy",
+    "Fill",
+)
 _STRUCK: dict[FaultKind, tuple[str | None, ...]] = {
     FaultKind.POISON: (None,),
     FaultKind.FAIL: _FALLIBLE,

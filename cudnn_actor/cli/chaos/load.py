@@ -7,25 +7,19 @@ inputs. The requests of a task reach the service in the order in which they are 
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from cudnn_actor.cli.chaos.convolutions import (
-    CLASS,
-    INPUTS,
-    PROBLEMS,
-    READS,
-    VALUES,
-    WRITES,
-    Answers,
-    Kind,
-)
-from cudnn_actor.cli.chaos.oracle import Contents, Deed, Model, Oracle, Torn, both
+from cudnn_actor.cli.chaos.answers import VALUES, Answers
+from cudnn_actor.cli.chaos.computations import PROBLEMS, Computation, accumulates, bare, message
+from cudnn_actor.cli.chaos.oracle import MOST_CONTENTS, After, Contents, Deed, Model, Oracle, Torn, both
 from cudnn_actor.cli.chaos.senders import Sender
 from cudnn_actor.cli.chaos.tally import Tally, Waiting
 from cudnn_actor.cli.chaos.task_program import PLACES, Action, Step
@@ -44,9 +38,14 @@ from cudnn_actor.protocol import (
     TensorSpec,
     Upload,
 )
+from cudnn_actor.protocol.messages import COMPUTE
 from cudnn_actor.service.client import CudnnRef
 
 __all__ = ["Ground", "Task"]
+
+_COMPUTING = (Action.COMPUTE, Action.ACCUMULATE, Action.APPLY)
+_ALONE = (Action.APPLY, Action.RENEW)
+"""Steps of several requests, which are done behind the burst."""
 
 
 class _Place(NamedTuple):
@@ -58,7 +57,20 @@ class _Place(NamedTuple):
 
     @property
     def spec(self) -> TensorSpec:
-        return PROBLEMS[self.problem].spec(self.role)
+        return PROBLEMS[self.problem].specs[self.role]
+
+    @property
+    def is_input(self) -> bool:
+        """Whether an operation reads it."""
+        return self.role in PROBLEMS[self.problem].inputs
+
+
+class _Plan(NamedTuple):
+    """What requests of one plan have in common."""
+
+    problem: int
+    operation: Computation
+    accumulates: bool
 
 
 @dataclass(kw_only=True, eq=False)
@@ -79,8 +91,8 @@ class Ground:
     """Callers outside the run itself that have not ended, and so still read the shared inputs."""
     inputs: dict[tuple[int, str, int], Model] = field(default_factory=dict)
     """The shared inputs by problem, role and number; all tasks read them, none writes them."""
-    quarantined: set[tuple[int, Kind, bool]] = field(default_factory=set)
-    """Quarantined plans, which are not used again: problem, kind, and whether it accumulates."""
+    quarantined: set[_Plan] = field(default_factory=set)
+    """Quarantined plans, which are not used again."""
 
 
 class Task:
@@ -117,22 +129,33 @@ class Task:
             await self._give_up(self._own.pop(place))
 
     async def _perform(self, burst: Sequence[Step]) -> None:
+        steps = [self._possible(step) for step in burst]
         deeds = []
-        for step in burst:
-            if step.action is Action.RENEW:
+        for step in steps:
+            if step.action in _ALONE:
                 continue
             for place in self._needed(step):
-                if place not in self._own:
-                    await self._take(place, step)
+                await self._take(place, step)
             deeds.append((step, self._deed(step)))
         outcomes = await self._send([deed for _, deed in deeds])
         for (step, deed), outcome in zip(deeds, outcomes, strict=True):
-            if isinstance(outcome, QuarantinedRequest) and type(deed.message) in CLASS.values():
-                self._ground.quarantined.add((step.problem, step.kind, deed.accumulates))
+            if isinstance(outcome, QuarantinedRequest) and type(deed.message) in COMPUTE:
+                self._ground.quarantined.add(_plan(step))
         await self._replace_torn()
-        for step in burst:
-            if step.action is Action.RENEW and (place := self._meant(step)) in self._own:
+        for step in steps:
+            if step.action is Action.APPLY:
+                await self._apply(step)
+            elif step.action is Action.RENEW and (place := self._meant(step)) in self._own:
                 await self._give_up(self._own.pop(place))
+
+    def _possible(self, step: Step) -> Step:
+        """The step, or what is done in its place."""
+        possible = {Action.APPLY: self._sender.applies, Action.ACCUMULATE: accumulates(_operation(step))}
+        if not possible.get(step.action, True):
+            step = step._replace(action=Action.COMPUTE)
+        if step.action in _COMPUTING and _plan(step) in self._ground.quarantined:
+            step = step._replace(action=Action.FILL, own_input=False)
+        return step
 
     async def _replace_torn(self) -> None:
         """Check that torn buffers are reported as torn, and free them: they are allocated again when
@@ -147,36 +170,35 @@ class Task:
 
     def _needed(self, step: Step) -> list[_Place]:
         """The task's own buffers that a step uses."""
-        meant = self._meant(step)
         match step.action:
-            case Action.CONVOLVE | Action.ACCUMULATE:
-                reads = READS[step.kind]
-                return [meant, _Place(step.problem, "x", 0)] if self._from_own(step, reads) else [meant]
-            case Action.COPY:
-                return [meant, self._source(step)] if meant.role != "x" else [meant]
+            case Action.COMPUTE | Action.ACCUMULATE:
+                return [*_outputs(step).values(), *_own_inputs(step).values()]
+            case Action.COPY if not step.own_input:
+                return [self._meant(step), self._source(step)]
             case Action.INSPECT:
                 return []
-        return [meant]
+        return [self._meant(step)]
 
     @staticmethod
     def _meant(step: Step) -> _Place:
         """The buffer that a step writes, or reads back."""
-        if step.action in (Action.CONVOLVE, Action.ACCUMULATE) or not step.own_input:
-            return _Place(step.problem, WRITES[step.kind], step.place)
-        return _Place(step.problem, "x", 0)
+        if step.own_input:
+            return _Place(step.problem, PROBLEMS[step.problem].source, 0)
+        places = tuple(_outputs(step).values())
+        return places[step.output % len(places)]
 
-    @staticmethod
-    def _from_own(step: Step, reads: tuple[str, str]) -> bool:
-        return step.own_input and reads[0] == "x"
-
-    @staticmethod
-    def _source(step: Step) -> _Place:
-        return _Place(step.problem, WRITES[step.kind], (step.place + 1) % PLACES)
+    def _source(self, step: Step) -> _Place:
+        place = self._meant(step)
+        return place._replace(number=(place.number + 1) % PLACES)
 
     async def _take(self, place: _Place, step: Step) -> None:
-        """Allocate, with the step's timeout or cancellation at the first attempt."""
-        value = self._values(place, step) if step.filled else None
-        self._own[place] = await self._allocate(place.spec, value, step.timeout_s, step.cancel_after_s)
+        """Allocate, unless that is done, with the step's timeout or cancellation at the first attempt."""
+        if place in self._own:
+            return
+        value = self._values(place, step) if step.filled or place.is_input else None
+        model = await self._allocate(place.spec, value, step.timeout_s, step.cancel_after_s)
+        model.tolerance = PROBLEMS[place.problem].tolerance
+        self._own[place] = model
 
     async def _allocate(
         self,
@@ -196,18 +218,14 @@ class Task:
 
     def _values(self, place: _Place, step: Step) -> np.ndarray:
         """Values for a buffer: an input, or a result."""
-        if place.role == "x":
-            return self._ground.answers.value(step.problem, "x", step.first)
-        return self._result(step, place.role)
-
-    def _result(self, step: Step, role: str) -> np.ndarray:
-        kind = next(kind for kind, written in WRITES.items() if written == role)
-        answers, (first, second) = self._ground.answers, READS[kind]
-        operands = (
-            answers.value(step.problem, first, step.first),
-            answers.value(step.problem, second, step.second),
-        )
-        return answers.result(kind, step.problem, *operands)
+        answers, (problem, role, _) = self._ground.answers, place
+        if place.is_input:
+            return answers.value(problem, role, step.first)
+        operation = next(each for each in PROBLEMS[problem].operations if role in each.writes)
+        inputs = zip(operation.named(operation.inputs), _numbers(step), strict=False)
+        values = {name: answers.value(problem, operand, number) for (name, operand), number in inputs}
+        results = answers.results(problem, operation, values)
+        return results[next(name for name, output in operation.named(operation.outputs) if output == role)]
 
     async def _give_up(self, model: Model) -> None:
         """Read a buffer back, then free it; retries while injected faults make that fail.
@@ -215,10 +233,10 @@ class Task:
         In between the buffer is filled: the receipt names the incarnation, and so shows when a fault was
         over.
         """
-        zeros = np.zeros(model.ref.spec.dims, np.float32)
+        zeros = np.zeros(model.ref.spec.dims, model.ref.spec.dtype.numpy)
         for deed in (
             Deed(Download(src=model.ref), (model,)),
-            Deed(Fill(dst=model.ref, value=0.0), (model,), model, lambda: (zeros,)),
+            Deed(Fill(dst=model.ref, value=0.0), (model,), {model: lambda: (zeros,)}),
             Deed(Free(buffer=model.ref), (model,)),
         ):
             (outcome,) = await self._send([deed])
@@ -230,11 +248,12 @@ class Task:
 
     async def share(self) -> None:
         """Upload the shared inputs. Raises `ServiceStopped`."""
-        for problem, role, number in itertools.product(self._ground.problems, INPUTS, range(VALUES)):
-            value = self._ground.answers.value(problem, role, number)
-            model = await self._allocate(PROBLEMS[problem].spec(role), value)
-            model.owned = False
-            self._ground.inputs[problem, role, number] = model
+        for problem in self._ground.problems:
+            for role, number in itertools.product(PROBLEMS[problem].inputs, range(VALUES)):
+                value = self._ground.answers.value(problem, role, number)
+                model = await self._allocate(PROBLEMS[problem].specs[role], value)
+                model.owned = False
+                self._ground.inputs[problem, role, number] = model
 
     async def unshare(self) -> None:
         """Check that the shared inputs are unchanged, and free them. Raises `ServiceStopped`."""
@@ -246,8 +265,8 @@ class Task:
 
     def _deed(self, step: Step) -> Deed:
         match step.action:
-            case Action.CONVOLVE | Action.ACCUMULATE:
-                deed = self._convolution(step)
+            case Action.COMPUTE | Action.ACCUMULATE:
+                deed = self._computation(step)
             case Action.UPLOAD:
                 deed = self._upload(step)
             case Action.FILL:
@@ -255,7 +274,8 @@ class Task:
             case Action.COPY:
                 deed = self._copy(step)
             case Action.INSPECT:
-                shared = self._ground.inputs[step.problem, READS[step.kind][1], step.second]
+                role = _operation(step).reads[-1]
+                shared = self._ground.inputs[step.problem, role, step.second]
                 deed = Deed(Download(src=shared.ref), (shared,))
             case _:
                 model = self._own[self._meant(step)]
@@ -263,49 +283,97 @@ class Task:
         deed.timeout_s, deed.cancel_after_s = step.timeout_s, step.cancel_after_s
         return deed
 
-    def _convolution(self, step: Step) -> Deed:
-        accumulates = step.action is Action.ACCUMULATE
-        if (step.problem, step.kind, accumulates) in self._ground.quarantined:
-            return self._fill(step._replace(own_input=False))
-        reads, problem = READS[step.kind], step.problem
-        inputs, out = self._ground.inputs, self._own[self._meant(step)]
-        first, second = inputs[problem, reads[0], step.first], inputs[problem, reads[1], step.second]
-        if self._from_own(step, reads):
-            first = self._own[_Place(problem, "x", 0)]
-        message: Any = CLASS[step.kind](
-            **{reads[0]: first.ref, reads[1]: second.ref, WRITES[step.kind]: out.ref},
-            conv=PROBLEMS[problem].conv,
-            beta=1.0 if accumulates else 0.0,
-        )
+    def _computation(self, step: Step) -> Deed:
+        operation, adds = _operation(step), step.action is Action.ACCUMULATE
+        inputs = self._inputs(step)
+        outputs = {name: self._own[place] for name, place in _outputs(step).items()}
+        refs = {name: model.ref for name, model in (inputs | outputs).items()}
+        afters = self._afters(step, inputs)
+        writes = {
+            model: _added(model, afters[name]) if adds else afters[name] for name, model in outputs.items()
+        }
+        uses = (*inputs.values(), *writes)
+        return Deed(message(operation, refs, beta=float(adds)), uses, writes, accumulates=adds)
 
-        def result() -> Contents:
-            if first.contents is None or second.contents is None:
+    def _inputs(self, step: Step) -> dict[str, Model]:
+        """The buffer of each input, by its name: the task's own, or a shared one."""
+        operation, own, shared = _operation(step), _own_inputs(step), self._ground.inputs
+        inputs = zip(operation.named(operation.inputs), _numbers(step), strict=False)
+        return {
+            name: self._own[own[name]] if name in own else shared[step.problem, role, number]
+            for (name, role), number in inputs
+        }
+
+    def _afters(self, step: Step, inputs: dict[str, Model]) -> dict[str, After]:
+        """What each output of a step's operation holds after it."""
+        answers, operation = self._ground.answers, _operation(step)
+
+        def results(name: str) -> Contents:
+            held = [model.contents for model in inputs.values()]
+            possible: list[tuple[np.ndarray, ...]] = [each for each in held if each is not None]
+            if len(possible) < len(held) or math.prod(map(len, possible)) > MOST_CONTENTS:
                 return None
-            pairs = itertools.product(first.contents, second.contents)
-            return tuple(self._ground.answers.result(step.kind, problem, *pair) for pair in pairs)
+            values = (dict(zip(inputs, chosen, strict=True)) for chosen in itertools.product(*possible))
+            found = (answers.results(step.problem, operation, each)[name] for each in values)
+            return tuple({id(array): array for array in found}.values())
 
-        after = _added(out, result) if accumulates else result
-        return Deed(message, (first, second, out), out, after, accumulates)
+        return {name: functools.partial(results, name) for name, _ in operation.named(operation.outputs)}
+
+    async def _apply(self, step: Step) -> None:
+        """Compute into buffers that the service allocates. They replace the task's own buffers."""
+        operation, problem = _operation(step), PROBLEMS[step.problem]
+        specs, places = problem.specs_of(operation), _outputs(step)
+        inferred = operation.infer({name: specs[name] for name, _ in operation.named(operation.inputs)})
+        made = {name: place for name, place in places.items() if inferred.get(name) == specs[name]}
+        given = {name: place for name, place in places.items() if name not in made}
+        for place in (*_own_inputs(step).values(), *given.values()):
+            await self._take(place, step)
+        for place in made.values():
+            if place in self._own:
+                await self._give_up(self._own.pop(place))
+        inputs = self._inputs(step)
+        afters = self._afters(step, inputs)
+        models = inputs | {name: self._own[place] for name, place in given.items()}
+        bound = operation.with_operands(lambda name: models[name].ref if name in models else None)
+        deed = Deed(
+            bound,
+            tuple(models.values()),
+            {models[name]: afters[name] for name in given},
+            gives=tuple(specs[name] for name in places),
+            also=tuple(name for name in made if name in operation.optional),
+            timeout_s=step.timeout_s,
+            cancel_after_s=step.cancel_after_s,
+        )
+        (outcome,) = await self._send([deed])
+        if isinstance(outcome, QuarantinedRequest):
+            self._ground.quarantined.add(_plan(step))
+        if isinstance(outcome, BaseException):
+            return
+        refs = dict(zip(places, outcome if isinstance(outcome, tuple) else (outcome,), strict=True))
+        for name, place in made.items():
+            self._own[place] = Model(refs[name], afters[name](), tolerance=problem.tolerance)
 
     def _upload(self, step: Step) -> Deed:
         place = self._meant(step)
         model, value = self._own[place], self._values(place, step)
-        return Deed(Upload(dst=model.ref, data=value), (model,), model, lambda: (value,))
+        return Deed(Upload(dst=model.ref, data=value), (model,), {model: lambda: (value,)})
 
     def _fill(self, step: Step) -> Deed:
         place = self._meant(step)
-        if place.role == "x":  # always holds one of the inputs
+        if place.is_input:  # always holds values that mean something
             return self._upload(step)
         model = self._own[place]
-        value = np.full(place.spec.dims, step.value, np.float32)
-        return Deed(Fill(dst=model.ref, value=step.value), (model,), model, lambda: (value,))
+        value = np.full(place.spec.dims, step.value, place.spec.dtype.numpy)
+        return Deed(Fill(dst=model.ref, value=step.value), (model,), {model: lambda: (value,)})
 
     def _copy(self, step: Step) -> Deed:
         place = self._meant(step)
-        own = place.role != "x"
-        src = self._own[self._source(step)] if own else self._ground.inputs[step.problem, "x", step.first]
         dst = self._own[place]
-        return Deed(Copy(src=src.ref, dst=dst.ref), (src, dst), dst, lambda: src.contents)
+        if step.own_input:
+            src = self._ground.inputs[step.problem, place.role, step.first]
+        else:
+            src = self._own[self._source(step)]
+        return Deed(Copy(src=src.ref, dst=dst.ref), (src, dst), {dst: lambda: src.contents})
 
     async def _send(self, burst: Sequence[Deed]) -> list[object]:
         """Send a burst, wait for all answers, and have them judged. Raises `ServiceStopped`."""
@@ -325,6 +393,39 @@ class Task:
                 raise outcome
         tally.judged(self._number, self._burst, self._ground.oracle.judge(burst, outcomes))
         return outcomes
+
+
+def _operation(step: Step) -> Computation:
+    operation = PROBLEMS[step.problem].operations[step.operation]
+    return bare(operation) if step.bare else operation
+
+
+def _numbers(step: Step) -> Iterator[int]:
+    """Which value of each input."""
+    return itertools.chain((step.first,), itertools.repeat(step.second))
+
+
+def _plan(step: Step) -> _Plan:
+    return _Plan(step.problem, _operation(step), step.action is Action.ACCUMULATE)
+
+
+def _outputs(step: Step) -> dict[str, _Place]:
+    """The task's buffer of each output of a step's operation, by the output's name."""
+    operation = _operation(step)
+    return {name: _Place(step.problem, role, step.place) for name, role in operation.named(operation.outputs)}
+
+
+def _own_inputs(step: Step) -> dict[str, _Place]:
+    """The task's buffers that a step's operation reads, by the inputs' names."""
+    if not step.own_input:
+        return {}
+    operation, problem = _operation(step), PROBLEMS[step.problem]
+    numbers = {problem.source: 0} | dict.fromkeys(problem.handed_on, step.place)
+    return {
+        name: _Place(step.problem, role, numbers[role])
+        for name, role in operation.named(operation.inputs)
+        if role in numbers
+    }
 
 
 def _added(out: Model, result: Callable[[], Contents]) -> Callable[[], Contents]:

@@ -8,7 +8,7 @@ left.
 =================================  ==================================  =====================================
 a request that ended in            did to what it writes               is right only if
 =================================  ==================================  =====================================
-a receipt, or an array             what it says, once                  nothing that it names is torn
+a receipt, an array, or buffers    what it says, once                  nothing that it names is torn
 `OutcomeUnknown`                   tore it                             it accumulates, or a later request of
                                                                        its burst writes what it reads, or
                                                                        another may have torn what it names
@@ -25,6 +25,10 @@ a receipt, or an array             what it says, once                  nothing t
 Everything else is wrong. Requests of a burst are judged in the order in which they were sent, with one
 exception: a crash may tear what request 2 writes, and request 1, which was running too and runs again, then
 finds the buffer torn. So a buffer that any request of a burst may have torn excuses the other requests.
+
+What a request writes may be several buffers, and a crash tears all or none of them. So if only one request
+can have torn a torn buffer, its other outputs are torn too; and an answer that used one of its outputs means
+that none is.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,9 +55,23 @@ from cudnn_actor.protocol import (
     StaleReason,
     TensorSpec,
 )
-from cudnn_actor.protocol.messages import Download
+from cudnn_actor.protocol.messages import Allocate, Download
+from cudnn_actor.protocol.operands import operands
 
-__all__ = ["Alarmed", "Contents", "Deed", "Model", "Oracle", "Torn", "Wrong", "both", "describe", "text"]
+__all__ = [
+    "MOST_CONTENTS",
+    "After",
+    "Alarmed",
+    "Contents",
+    "Deed",
+    "Model",
+    "Oracle",
+    "Torn",
+    "Wrong",
+    "both",
+    "describe",
+    "text",
+]
 
 Contents = tuple[np.ndarray, ...] | None
 """What a buffer may hold: one of these; None: anything."""
@@ -61,8 +79,11 @@ Contents = tuple[np.ndarray, ...] | None
 _Finding = tuple[str, str] | None
 """What was expected and what came, if that is wrong."""
 
+_Shaken = dict["Model", list[tuple["Deed", object]]]
+"""The requests of a burst that may have torn a buffer, with their outcomes."""
+
 _REMEMBERED = 12
-_MOST = 8
+MOST_CONTENTS = 8
 """The most alternatives that are tracked; more count as anything."""
 
 
@@ -87,8 +108,16 @@ class Model:
     torn: Torn = Torn.NO
     owned: bool = True
     """Whether it belongs to one task. Shared buffers are never written."""
+    tolerance: float = 0.0
+    """The allowed error of its contents, relative to the largest element."""
+    suspects: list[Deed] = field(default_factory=list)
+    """The requests that may have torn it."""
     story: deque[tuple[Deed, object]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """The last requests that named it, each with its outcome."""
+
+
+After = Callable[[], Contents]
+"""Computes what a buffer holds once a request has run, from the models at the time of the call."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,9 +131,12 @@ class Deed:
     uses
         The buffers that it names.
     writes
-        The buffer that it writes, if any.
-    after
-        Computes what that buffer holds once the request has run, from the models at the time of the call.
+        The buffers that it writes, and what each holds afterwards.
+    gives
+        Of an operation that is applied, not asked: the specs of all its outputs, of which the service
+        allocates those that the message leaves out.
+    also
+        Of such an operation: the optional outputs that are allocated too.
     accumulates
         Whether it reads what it writes: then it must not run twice.
     timeout_s, cancel_after_s
@@ -115,17 +147,20 @@ class Deed:
 
     message: Message
     uses: tuple[Model, ...]
-    writes: Model | None = None
-    after: Callable[[], Contents] = lambda: None
+    writes: Mapping[Model, After] = field(default_factory=dict)
+    gives: tuple[TensorSpec, ...] = ()
+    also: tuple[str, ...] = ()
     accumulates: bool = False
     timeout_s: float | None = None
     cancel_after_s: float | None = None
     alarmed: bool = False
+    harmless: bool = False
+    """Whether a later answer shows that it has torn nothing."""
 
     @property
     def reads(self) -> tuple[Model, ...]:
         """The buffers that it names and does not write."""
-        return tuple(model for model in self.uses if model is not self.writes)
+        return tuple(model for model in self.uses if model not in self.writes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +176,7 @@ class Wrong:
 
 def both(one: Contents, other: Contents) -> Contents:
     """The contents of a buffer that holds either the one or the other."""
-    if one is None or other is None or len(one) + len(other) > _MOST:
+    if one is None or other is None or len(one) + len(other) > MOST_CONTENTS:
         return None
     return one + other
 
@@ -167,38 +202,36 @@ class Oracle:
 
         Each outcome is an answer or an exception.
         """
-        shaken: dict[
-            int, bool
-        ] = {}  # by a model's id: whether a request that was not itself refused for it may have torn it
+        shaken: _Shaken = {}
         for deed, outcome in zip(burst, outcomes, strict=True):
-            if deed.writes is not None and _may_have_torn(outcome):
-                shaken[id(deed.writes)] = shaken.get(id(deed.writes), False) or not _was_refused(outcome)
+            if _may_have_torn(outcome):
+                for model in deed.writes:
+                    shaken.setdefault(model, []).append((deed, outcome))
         wrongs = []
         for place, (deed, outcome) in enumerate(zip(burst, outcomes, strict=True)):
             found = self._take(deed, outcome, shaken, burst[place + 1 :])
             if found is not None:
                 wrongs.append(Wrong(describe(deed), *found, _story(deed)))
-                for model in deed.uses if deed.writes is None else (deed.writes,):
+                for model in deed.writes or deed.uses:
                     model.contents = None  # report one wrong answer only once
             for model in deed.uses:
                 if model.owned:
                     model.story.append((deed, outcome))
+        _convict(model for deed in burst for model in deed.uses)
         return wrongs
 
-    def _take(
-        self, deed: Deed, outcome: object, shaken: Mapping[int, bool], later: Sequence[Deed]
-    ) -> _Finding:
+    def _take(self, deed: Deed, outcome: object, shaken: _Shaken, later: Sequence[Deed]) -> _Finding:
         match outcome:
             case OutcomeUnknown():
-                torn = any(model.torn is not Torn.NO or shaken.get(id(model)) for model in deed.uses)
+                torn = any(model.torn is not Torn.NO or _shook(shaken, model) for model in deed.uses)
                 refused = _was_refused(outcome) and (torn or OutOfMemory in self._injected)
-                _tear(deed.writes, Torn.YES)
+                _tear(deed, Torn.YES)
                 if not (deed.accumulates or self._excusable or refused or _overwritten(deed, later)):
                     return "to be run again, being pure", text(outcome)
                 return None
             case QuarantinedRequest():
-                _tear(deed.writes, Torn.MAYBE)
-                _forget(deed.writes)
+                _tear(deed, Torn.MAYBE)
+                _forget(deed)
                 return None
             case StaleBufferError():
                 return _stale(deed, outcome, shaken)
@@ -210,7 +243,7 @@ class Oracle:
     def _refused(self, deed: Deed, error: BaseException) -> _Finding:
         match error:
             case ExecutionFailed() if ExecutionFailed in self._injected:
-                _forget(deed.writes)
+                _forget(deed)
             case OutOfMemory() if OutOfMemory in self._injected:
                 pass
             case MailboxFull():
@@ -241,32 +274,59 @@ def _was_refused(outcome: object) -> bool:
     return isinstance(outcome, OutcomeUnknown) and "refused" in outcome.why
 
 
+def _shook(shaken: _Shaken, model: Model) -> bool:
+    """Whether a request of the burst, which was not itself refused for it, may have torn a buffer."""
+    return any(not (deed.harmless or _was_refused(outcome)) for deed, outcome in shaken.get(model, ()))
+
+
 def _overwritten(deed: Deed, later: Sequence[Deed]) -> bool:
-    written = [other.writes for other in later if other.writes is not None]
-    return any(model is other for model in deed.reads for other in written)
+    return any(model in other.writes for model in deed.reads for other in later)
 
 
-def _tear(model: Model | None, torn: Torn) -> None:
-    if model is not None and model.torn is not Torn.YES:
-        model.torn = torn
+def _tear(deed: Deed, torn: Torn) -> None:
+    for model in deed.writes:
+        model.suspects.append(deed)
+        if model.torn is not Torn.YES:
+            model.torn = torn
 
 
-def _forget(model: Model | None) -> None:
-    if model is not None:
+def _convict(models: Iterable[Model]) -> None:
+    """Of a torn buffer that only one request can have torn, all its outputs are torn."""
+    for model in models:
+        if model.torn is Torn.YES and len(model.suspects) == 1:
+            for other in model.suspects[0].writes:
+                other.torn = Torn.YES
+
+
+def _acquit(model: Model) -> None:
+    """An answer shows that a buffer is not torn, and so which requests have torn nothing."""
+    for deed in tuple(model.suspects):
+        deed.harmless = True
+        for other in deed.writes:
+            other.suspects.remove(deed)
+            if other.torn is Torn.MAYBE and not other.suspects:
+                other.torn = Torn.NO
+    model.torn = Torn.NO
+
+
+def _forget(deed: Deed) -> None:
+    for model in deed.writes:
         model.contents = None
 
 
 def _perhaps(deed: Deed) -> None:
     """Update for a request that may have run to its end, or not at all, or may have been interrupted."""
-    if deed.writes is not None:
-        deed.writes.contents = both(deed.writes.contents, deed.after())
-        _tear(deed.writes, Torn.MAYBE)
+    held = [(model, both(model.contents, after())) for model, after in deed.writes.items()]
+    for model, contents in held:
+        model.contents = contents
+    _tear(deed, Torn.MAYBE)
 
 
-def _stale(deed: Deed, error: StaleBufferError, shaken: Container[int]) -> _Finding:
+def _stale(deed: Deed, error: StaleBufferError, shaken: _Shaken) -> _Finding:
     for model in deed.uses:
         if model.ref.slot == error.slot and error.reason is StaleReason.TORN:
-            expected = model.torn is not Torn.NO or id(model) in shaken
+            suspects = [other for other, _ in shaken.get(model, ())]
+            expected = model.torn is not Torn.NO or any(not other.harmless for other in suspects)
             if model.owned:
                 model.torn = Torn.YES
             if expected:
@@ -278,14 +338,24 @@ def _answered(deed: Deed, answer: object) -> _Finding:
     for model in deed.uses:
         if model.torn is Torn.YES:
             return f"StaleBufferError, for {model.ref} is torn", text(answer)
-        model.torn = Torn.NO
-    if deed.writes is not None:
-        deed.writes.contents = deed.after()
-        if not isinstance(answer, Receipt):
-            return "a Receipt", text(answer)
+        _acquit(model)
+    held = [(model, after()) for model, after in deed.writes.items()]
+    for model, contents in held:
+        model.contents = contents
+    if deed.gives:
+        return _allocated(deed, answer)
+    if deed.writes and not isinstance(answer, Receipt):
+        return "a Receipt", text(answer)
     if type(deed.message) is Download:
         return _read_back(deed.uses[0], answer)
     return None
+
+
+def _allocated(deed: Deed, answer: object) -> _Finding:
+    refs = answer if isinstance(answer, tuple) else (answer,)
+    if tuple(getattr(ref, "spec", None) for ref in refs) == deed.gives:
+        return None
+    return f"buffers {', '.join(map(str, deed.gives))}", text(answer)
 
 
 def _read_back(model: Model, answer: object) -> _Finding:
@@ -294,10 +364,17 @@ def _read_back(model: Model, answer: object) -> _Finding:
     if model.contents is None:
         return None
     for candidate in model.contents:
-        if np.array_equal(candidate, answer):
+        if _agrees(candidate, answer, model.tolerance):
             model.contents = (candidate,)
             return None
     return " or ".join(map(text, model.contents)) + _difference(model.contents[0], answer), text(answer)
+
+
+def _agrees(wanted: np.ndarray, got: np.ndarray, tolerance: float) -> bool:
+    if not tolerance or wanted.dtype.kind != "f" or np.array_equal(wanted, got):
+        return np.array_equal(wanted, got)
+    allowed = tolerance * np.max(np.abs(wanted), where=np.isfinite(wanted), initial=0)
+    return np.allclose(got, wanted, rtol=0, atol=allowed, equal_nan=True)
 
 
 def _difference(wanted: np.ndarray, got: np.ndarray) -> str:
@@ -310,17 +387,16 @@ def _difference(wanted: np.ndarray, got: np.ndarray) -> str:
 
 def _story(deed: Deed) -> tuple[str, ...]:
     """The history of the buffer that an answer was wrong about."""
-    model = deed.uses[0] if deed.writes is None else deed.writes
+    model = next(iter(deed.writes or deed.uses))
     return tuple(f"{describe(earlier)}: {text(outcome)}" for earlier, outcome in model.story)
 
 
 def describe(deed: Deed) -> str:
     """A request as one line of text."""
     message, words = deed.message, [type(deed.message).__name__]
-    for name in message.__struct_fields__:
-        given = getattr(message, name)
-        if isinstance(given, (BufferRef, TensorSpec)):
-            words.append(f"{name}={given}")
+    words += [f"{name}={ref}" for name, ref in operands(message).items()]
+    words += [f"spec={message.spec}"] if isinstance(message, Allocate) else []
+    words += ["applied"] if deed.gives else []
     words += ["beta=1"] if deed.accumulates else []
     words += [] if deed.timeout_s is None else [f"timeout={deed.timeout_s:g}"]
     words += [] if deed.cancel_after_s is None else [f"cancelled after {deed.cancel_after_s:g} s"]

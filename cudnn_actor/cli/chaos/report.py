@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     longest_s: float
     senders: dict[LoadKind, int]
     """Requests by kind of sender."""
+    messages: dict[str, int]
+    """Requests by class of message."""
     alarms: int
     """Calls that an alarm interrupted."""
     stuck: tuple[str, ...]
@@ -99,6 +102,7 @@ def report_of(settings: Settings, tally: Tally, outcome: Outcome, *, alarms: int
         stalls=stalls,
         longest_s=max([tally.longest_s, *(stall.took_s for stall in stalls)]),
         senders=dict(tally.senders),
+        messages=dict(tally.messages),
         alarms=alarms,
         stuck=outcome.stuck,
     )
@@ -166,7 +170,8 @@ def print_report(report: Report, console: Console) -> None:
     console.print(_count_table(report))
     if report.recovery:
         console.print(_recovery_table(report))
-    console.print(f"sent by {_sent_by(report)}", soft_wrap=True)
+    console.print(f"sent by {_numbers(report.senders)}", soft_wrap=True)
+    console.print(f"sent: {_numbers(report.messages)}", soft_wrap=True)
     for lost in report.lost[:_SHOWN]:
         where = f"{lost.sender} task {lost.task}, burst {lost.burst}, sent after {lost.sent_s:.2f} s"
         console.print(f"[red]lost[/]: {escape(lost.request)} ({where})", soft_wrap=True)
@@ -198,8 +203,8 @@ def verdict(report: Report) -> str:
     )
 
 
-def _sent_by(report: Report) -> str:
-    return ", ".join(f"{kind.value}: {count:,}" for kind, count in report.senders.items())
+def _numbers(counts: Mapping[LoadKind, int] | Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count:,}" for name, count in counts.items())
 
 
 def _count_table(report: Report) -> Table:

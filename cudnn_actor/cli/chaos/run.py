@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
-from cudnn_actor.cli.chaos.convolutions import HEAVY, PROBLEMS, Answers
+from cudnn_actor.cli.chaos.answers import Answers
+from cudnn_actor.cli.chaos.computations import HEAVY, PROBLEMS
 from cudnn_actor.cli.chaos.crowd import Crowd, bursts
 from cudnn_actor.cli.chaos.injector import Injector, fault_plan, injected_errors, watch
 from cudnn_actor.cli.chaos.load import Ground, Task

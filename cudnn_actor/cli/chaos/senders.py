@@ -51,6 +51,8 @@ class Sender(Protocol):
     """One way to send."""
 
     kind: LoadKind
+    applies: bool
+    """Whether it can send operations whose outputs the service allocates."""
 
     async def send(self, burst: Sequence[Deed], note: Note) -> list[tuple[Waiting | None, object]]:
         """Send a burst and wait for all of it. Returns each request (None if it was not sent) and its
@@ -80,6 +82,8 @@ class LoopSender:
         The kind of load that it is counted as.
     """
 
+    applies = True
+
     def __init__(self, gpu: CudnnRef, kind: LoadKind = LoadKind.TASKS) -> None:
         self._gpu = gpu
         self.kind = kind
@@ -108,6 +112,7 @@ class NewLoopSender:
     """
 
     kind = LoadKind.THREADS
+    applies = True
 
     def __init__(self, gpu: CudnnRef, abandoned: threading.Event) -> None:
         self._within = LoopSender(gpu)
@@ -140,6 +145,7 @@ class PykkaSender:
     """
 
     kind = LoadKind.PYKKA
+    applies = False
 
     def __init__(self, gpu: CudnnRef, abandoned: threading.Event, *, blocks: bool) -> None:
         self._ref = gpu.actor_ref
@@ -187,6 +193,7 @@ class AlarmedSender:
     """
 
     kind = LoadKind.ALARMS
+    applies = False
 
     def __init__(self, gpu: CudnnRef, abandoned: threading.Event, seed: int) -> None:
         self._gpu = gpu
@@ -296,7 +303,10 @@ def _begin(gpu: CudnnRef, deed: Deed, *, alone: bool) -> asyncio.Future[Any] | E
     """Send a request. Returns its future, or the error if it is refused at once."""
     request: asyncio.Future[Any]
     try:
-        if alone:
+        if deed.gives:
+            applied: Any = deed.message
+            request = asyncio.ensure_future(gpu.apply(applied, also=deed.also, timeout=deed.timeout_s))
+        elif alone:
             request = asyncio.ensure_future(gpu.ask(deed.message, timeout=deed.timeout_s))
         else:
             request = gpu.submit(deed.message, timeout=deed.timeout_s)

@@ -123,6 +123,8 @@ class Tally:
         """Sent."""
         self.senders: Counter[LoadKind] = Counter()
         """The same, by kind of sender."""
+        self.messages: Counter[str] = Counter()
+        """The same, by class of message."""
         self.stalls: list[Stall] = []
         self.longest_s = 0.0
         """The longest time that a request has taken."""
@@ -165,6 +167,7 @@ class Tally:
         with self._lock:
             self.requests += 1
             self.senders[sender] += 1
+            self.messages[type(deed.message).__name__] += 1
             self._outstanding[request] = _Sent(sender, deed, task, burst, self.now_s, self._excused_s)
 
     def ended(self, request: Waiting | None, outcome: object) -> None:

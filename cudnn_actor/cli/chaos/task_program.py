@@ -11,13 +11,17 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cudnn_actor.cli.chaos.convolutions import HEAVY, VALUES, Kind
+from cudnn_actor.cli.chaos.answers import VALUES
+from cudnn_actor.cli.chaos.computations import HEAVY, PROBLEMS
 
 __all__ = ["PLACES", "Action", "Step", "program"]
 
 PLACES = 2
 """Buffers that a task has of each kind."""
 _LONGEST_BURST = 8
+_MOST_OUTPUTS = 12
+"""Divisible by the numbers of outputs that there are."""
+_BARE = 0.2
 _CANCELLED, _HURRIED = 0.04, 0.04
 _SHORT_S = (0.0, 0.0, 0.0005, 0.002, 0.01)
 """After how many seconds a caller gives up."""
@@ -27,10 +31,13 @@ _HEAVY = 0.1
 
 
 class Action(enum.StrEnum):
-    """What a step does. All but `RENEW` are one request."""
+    """What a step does. All but `APPLY` and `RENEW` are one request."""
 
-    CONVOLVE = "convolve"
+    COMPUTE = "compute"
     ACCUMULATE = "accumulate"
+    """Add to the result; where no message does that, the same as `COMPUTE`."""
+    APPLY = "apply"
+    """Compute into buffers that the service allocates, and that replace the task's own."""
     UPLOAD = "upload"
     FILL = "fill"
     COPY = "copy"
@@ -42,8 +49,9 @@ class Action(enum.StrEnum):
 
 
 _WEIGHTS = {
-    Action.CONVOLVE: 30,
+    Action.COMPUTE: 30,
     Action.ACCUMULATE: 30,
+    Action.APPLY: 3,
     Action.UPLOAD: 8,
     Action.FILL: 6,
     Action.COPY: 8,
@@ -51,7 +59,7 @@ _WEIGHTS = {
     Action.INSPECT: 2,
     Action.RENEW: 2,
 }
-_HEAVY_WEIGHTS = {Action.CONVOLVE: 5, Action.ACCUMULATE: 5, Action.UPLOAD: 60, Action.DOWNLOAD: 30}
+_HEAVY_WEIGHTS = {Action.COMPUTE: 5, Action.ACCUMULATE: 5, Action.UPLOAD: 60, Action.DOWNLOAD: 30}
 
 
 class Step(NamedTuple):
@@ -61,15 +69,21 @@ class Step(NamedTuple):
     ----------
     action
         What is done.
-    kind, problem
-        The convolution. For other requests they name the buffer: the one that such a convolution writes.
+    problem, operation
+        What is computed: a problem, and which of its operations. For other requests they name the buffer: one
+        that this operation writes.
+    output
+        Which of them, if it writes several: this one, modulo their number.
+    bare
+        Whether optional operands are left out.
     first, second
-        Which inputs.
+        Which value of the first input, and of all others.
     own_input
-        Whether x is the task's own buffer, which is sometimes overwritten, and not a shared one. For an
-        upload, a fill, a copy and a download: whether x is the buffer that they use.
+        Whether the operation reads the task's own buffers, which are sometimes overwritten, and not shared
+        ones: the problem's source, and what other operations hand on. For an upload, a fill, a copy and a
+        download: whether they use the source.
     place
-        Which of the task's buffers of this kind.
+        Which of the task's buffers of this role.
     value
         The value of a fill.
     filled
@@ -79,8 +93,10 @@ class Step(NamedTuple):
     """
 
     action: Action
-    kind: Kind
     problem: int
+    operation: int
+    output: int
+    bare: bool
     first: int
     second: int
     own_input: bool
@@ -96,7 +112,7 @@ def program(
 ) -> Iterator[tuple[Step, ...]]:
     """An endless program: bursts of steps, each sent without waiting for the previous one.
 
-    The steps of a burst have one problem, and mostly one kind: so they often use the same buffers.
+    The steps of a burst have one problem, and mostly one operation: so they often use the same buffers.
 
     Parameters
     ----------
@@ -108,16 +124,17 @@ def program(
         Whether callers sometimes give up.
     """
     chance = random.Random(f"{seed} program {task}")
-    kinds = tuple(Kind)
     while True:
         large = chance.random() < _HEAVY and heavy
-        problem, kind = chance.randrange(HEAVY), chance.choice(kinds)
+        problem = HEAVY if large else chance.randrange(HEAVY)
+        operations = range(len(PROBLEMS[problem].operations))
+        operation = chance.choice(operations)
         length = 1 if chance.random() < 0.3 else chance.randint(2, _LONGEST_BURST)
         steps = [
             _step(
                 chance,
-                HEAVY if large else problem,
-                kind if chance.random() < 0.8 else chance.choice(kinds),
+                problem,
+                operation if chance.random() < 0.8 else chance.choice(operations),
                 _HEAVY_WEIGHTS if large else _WEIGHTS,
             )
             for _ in range(length)
@@ -129,7 +146,7 @@ def program(
         )
 
 
-def _step(chance: random.Random, problem: int, kind: Kind, weights: dict[Action, int]) -> Step:
+def _step(chance: random.Random, problem: int, operation: int, weights: dict[Action, int]) -> Step:
     (action,) = chance.choices(tuple(weights), tuple(weights.values()))
     timeout_s = cancel_after_s = None
     mood = chance.random()
@@ -139,8 +156,10 @@ def _step(chance: random.Random, problem: int, kind: Kind, weights: dict[Action,
         timeout_s = chance.choice(_SHORT_S)
     return Step(
         action=action,
-        kind=kind,
         problem=problem,
+        operation=operation,
+        output=chance.randrange(_MOST_OUTPUTS),
+        bare=chance.random() < _BARE,
         first=chance.randrange(VALUES),
         second=chance.randrange(VALUES),
         own_input=chance.random() < 0.3,

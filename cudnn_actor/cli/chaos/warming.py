@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from cudnn_actor import BufferRef, CudnnActorError, CudnnRef
-from cudnn_actor.cli.chaos.convolutions import CLASS, INPUTS, READS, WRITES, Kind, Problem
+from cudnn_actor import Allocate, BufferRef, CudnnActorError, CudnnRef
+from cudnn_actor.cli.chaos.computations import Problem, accumulates, message
 from cudnn_actor.protocol.messages import Compute
 
 __all__ = ["warm"]
@@ -21,20 +21,22 @@ async def warm(gpu: CudnnRef, problems: Sequence[Problem], show: Callable[[], No
 
 
 async def _warm_one(gpu: CudnnRef, problem: Problem) -> None:
-    roles = {*INPUTS, *WRITES.values()}
     refs: dict[str, BufferRef] = {}
     try:
-        for role in sorted(roles):
-            spec = problem.spec(role)
-            refs[role] = await gpu.empty(spec.dims, dtype=spec.dtype, layout=problem.layout)
-        await gpu.warm([_message(problem, kind, refs, beta) for kind in Kind for beta in (0.0, 1.0)])
+        for role, spec in problem.specs.items():
+            refs[role] = await gpu.ask(Allocate(spec=spec))
+        await gpu.warm(_messages(problem, refs))
     finally:
         for ref in refs.values():
             with contextlib.suppress(CudnnActorError):
                 await gpu.free(ref)
 
 
-def _message(problem: Problem, kind: Kind, refs: dict[str, BufferRef], beta: float) -> Compute:
-    names = (*READS[kind], WRITES[kind])
-    message: Compute = CLASS[kind](**{name: refs[name] for name in names}, conv=problem.conv, beta=beta)
-    return message
+def _messages(problem: Problem, refs: Mapping[str, BufferRef]) -> list[Compute]:
+    messages = []
+    for operation in problem.forms:
+        operands = operation.named((*operation.inputs, *operation.outputs))
+        given = {name: refs[role] for name, role in operands}
+        betas = (0.0, 1.0) if accumulates(operation) else (0.0,)
+        messages += [message(operation, given, beta=beta) for beta in betas]
+    return messages

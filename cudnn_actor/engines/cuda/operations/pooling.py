@@ -233,8 +233,7 @@ def _max_backward(_: MaxPoolBackward[int], tensors: Sequence[GraphTensor]) -> st
     # `store` goes by way of double, which does not hold every int64.
     stored = "sum" if tensors[2].dtype is DType.INT64 else store(tensors[2].dtype, "sum")
     return (
-        f"T sum = 0; const I number = {_NUMBER.format(*_I)};{_SEEING.format(body=body)}
-"
+        f"T sum = 0; const I number = {_NUMBER.format(*_I)};{_SEEING.format(body=body)}\n"
         f"        t2[{_place(2, 'i0', 'i1', *_I)}] = {stored};"
     )
 

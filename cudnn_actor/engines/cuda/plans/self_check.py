@@ -127,13 +127,8 @@ class SelfCheck:
         def draw(spec: TensorSpec) -> Any:
             return libraries().cupy.asarray(numbers.integers(-3, 5, spec.dims).astype(np.float64))
 
-        for operation in graph.operations:
-            operands = dict(operation.named((*operation.inputs, *operation.outputs)))
-            specs = {name: graph.tensor(uid).spec for name, uid in operands.items()}
-            for name, values in operation.samples(CuPy(), specs, draw).items():
-                uid = operands[name]
-                if uid in self._tensors and uid not in graph.written:
-                    store_values(values, graph.tensor(uid), self._tensors[uid].pointer)
+        for uid, values in graph.samples(CuPy(), draw).items():
+            store_values(values, graph.tensor(uid), self._tensors[uid].pointer)
 
     def close(self) -> None:
         """Wait for running work and free the memory."""

@@ -1,0 +1,260 @@
+"""What the load computes: a table of problems, each with a few operations on the same tensors.
+
+A new operation is one row. Everything else follows from the operation's declaration: which buffers a request
+names, their specs, which values its inputs need, and what it computes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.protocol import (
+    Attention,
+    AttentionBackward,
+    AvgPool,
+    AvgPoolBackward,
+    BufferRef,
+    ConvBwdData,
+    ConvBwdFilter,
+    ConvFwd,
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+    ConvolutionForward,
+    ConvSpec,
+    DType,
+    LayerNorm,
+    LayerNormBackward,
+    MaxPool,
+    MaxPoolBackward,
+    Operation,
+    Pointwise,
+    PointwiseMode,
+    RMSNorm,
+    RMSNormBackward,
+    TensorSpec,
+    Window,
+)
+from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.tensor import LayoutName
+
+__all__ = ["HEAVY", "PROBLEMS", "Computation", "Problem", "accumulates", "bare", "message"]
+
+Computation = Operation[str]
+"""An operation whose operands are names of a problem's tensors: their roles."""
+
+_COMPOSITES: dict[type, Any] = {
+    ConvolutionForward: ConvFwd,
+    ConvolutionBackwardData: ConvBwdData,
+    ConvolutionBackwardFilter: ConvBwdFilter,
+}
+"""Operations that are sent as other messages, which can also add to their results."""
+_ROUNDED = 1e-4
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Problem:
+    """Tensors, and operations on them.
+
+    Parameters
+    ----------
+    dims
+        The dims of the tensors that no operation gives. Those of a gradient, whose role is `d` and another
+        one's, are that one's.
+    operations
+        What is computed, forward first. A tensor that one of them writes and another reads is handed on.
+    layout
+        Of the tensors of 3 to 5 dims.
+    dtypes
+        Of the tensors in `dims` that are not float32.
+    tolerance
+        The allowed error of results, relative to the largest; 0 if they are exact: all values are small
+        whole numbers, whose sums are exact in any order.
+    """
+
+    dims: Mapping[str, tuple[int, ...]]
+    operations: tuple[Computation, ...]
+    layout: LayoutName = "NCHW"
+    dtypes: Mapping[str, DType] = field(default_factory=dict)
+    tolerance: float = 0.0
+
+    @functools.cached_property
+    def specs(self) -> dict[str, TensorSpec]:
+        """The spec of each tensor's buffers."""
+        specs = {
+            role: self._packed(dims, self.dtypes.get(role, DType.FLOAT32)) for role, dims in self.dims.items()
+        }
+        for operation in self.operations:
+            inputs = dict(operation.named(operation.inputs))
+            for role in inputs.values():
+                specs.setdefault(role, specs[role.removeprefix("d")])
+            inferred = operation.infer({name: specs[role] for name, role in inputs.items()})
+            for name, role in operation.named(operation.outputs):
+                if role not in specs:
+                    like = inferred[name] if name in inferred else specs[role.removeprefix("d")]
+                    specs[role] = self._packed(like.dims, like.dtype)
+        return specs
+
+    @functools.cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors that operations read."""
+        return tuple(dict.fromkeys(role for operation in self.operations for role in operation.reads))
+
+    @functools.cached_property
+    def source(self) -> str:
+        """The tensor that all of it begins with."""
+        return self.inputs[0]
+
+    @functools.cached_property
+    def handed_on(self) -> frozenset[str]:
+        """The tensors that one operation writes and another reads."""
+        return frozenset(
+            role for operation in self.operations for role in operation.writes if role in self.inputs
+        )
+
+    @property
+    def forms(self) -> tuple[Computation, ...]:
+        """The operations, with and without their optional operands."""
+        forms = ((each, bare(each)) if each.optional else (each,) for each in self.operations)
+        return tuple(itertools.chain.from_iterable(forms))
+
+    def specs_of(self, operation: Computation) -> dict[str, TensorSpec]:
+        """The spec of each operand, by its name."""
+        return {
+            name: self.specs[role] for name, role in operation.named((*operation.inputs, *operation.outputs))
+        }
+
+    def _packed(self, dims: tuple[int, ...], dtype: DType) -> TensorSpec:
+        return TensorSpec.packed(dims, dtype, self.layout if 3 <= len(dims) <= 5 else "NCHW")
+
+
+def bare(operation: Computation) -> Computation:
+    """The operation without its optional operands."""
+    return msgspec.structs.replace(operation, **dict.fromkeys(operation.optional))
+
+
+def accumulates(operation: Computation) -> bool:
+    """Whether there is a message that adds to the operation's result."""
+    return type(operation) in _COMPOSITES
+
+
+def message(operation: Computation, refs: Mapping[str, BufferRef], *, beta: float = 0.0) -> Compute:
+    """The message for an operation on buffers, by the operands' names."""
+    composite = _COMPOSITES.get(type(operation))
+    if composite is None:
+        return operation.with_operands(refs.__getitem__)
+    found: Compute = composite(**refs, conv=operation.conv, beta=beta)  # type: ignore[attr-defined]
+    return found
+
+
+def _convolutions(
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    layout: LayoutName = "NCHW",
+    *,
+    pad: int = 0,
+    stride: int = 1,
+    dilation: int = 1,
+    groups: int = 1,
+) -> Problem:
+    conv = ConvSpec.symmetric(2, pad=pad, stride=stride, dilation=dilation, groups=groups)
+    operations = (
+        ConvolutionForward(x="x", w="w", y="y", conv=conv),
+        ConvolutionBackwardData(dy="dy", w="w", dx="dx", conv=conv),
+        ConvolutionBackwardFilter(x="x", dy="dy", dw="dw", conv=conv),
+    )
+    return Problem(dims={"x": x, "w": w}, operations=operations, layout=layout)
+
+
+def _max_pools(x: tuple[int, ...], window: Window, layout: LayoutName = "NCHW") -> Problem:
+    operations = (
+        MaxPool(x="x", y="y", index="index", window=window),
+        MaxPoolBackward(dy="dy", index="index", dx="dx", window=window),
+    )
+    return Problem(dims={"x": x}, operations=operations, layout=layout)
+
+
+def _avg_pools(x: tuple[int, ...], window: Window, *, include_padding: bool) -> Problem:
+    operations = (
+        AvgPool(x="x", y="y", window=window, include_padding=include_padding),
+        AvgPoolBackward(dy="dy", dx="dx", window=window, include_padding=include_padding),
+    )
+    return Problem(dims={"x": x}, operations=operations, tolerance=_ROUNDED)
+
+
+def _layer_norms(x: tuple[int, ...], axis: int) -> Problem:
+    statistics: dict[str, Any] = {"mean": "mean", "inverse_deviation": "inverse_deviation", "axis": axis}
+    operations = (
+        LayerNorm(x="x", scale="scale", bias="bias", y="y", **statistics),
+        LayerNormBackward(
+            dy="dy", x="x", scale="scale", dx="dx", dscale="dscale", dbias="dbias", **statistics
+        ),
+    )
+    dims = {"x": x, "scale": x[axis:], "bias": x[axis:]}
+    return Problem(dims=dims, operations=operations, tolerance=_ROUNDED)
+
+
+def _rms_norms(x: tuple[int, ...], axis: int) -> Problem:
+    statistics: dict[str, Any] = {"inverse_rms": "inverse_rms", "axis": axis}
+    operations = (
+        RMSNorm(x="x", scale="scale", y="y", **statistics),
+        RMSNormBackward(dy="dy", x="x", scale="scale", dx="dx", dscale="dscale", **statistics),
+    )
+    return Problem(dims={"x": x, "scale": x[axis:]}, operations=operations, tolerance=_ROUNDED)
+
+
+def _sums(x: tuple[int, ...], other: tuple[int, ...]) -> Problem:
+    add = Pointwise(mode=PointwiseMode.ADD, operands=("x", "other"), result="result")
+    return Problem(dims={"x": x, "other": other}, operations=(add,))
+
+
+def _attentions(
+    q: tuple[int, ...], k: tuple[int, ...], *, heads_of_bias: int = 1, causal: bool = False
+) -> Problem:
+    given: dict[str, Any] = {name: name for name in ("q", "k", "v", "bias", "lengths_kv", "statistics")}
+    operations = (
+        Attention(**given, y="y", causal=causal),
+        AttentionBackward(**given, dy="dy", y="y", dq="dq", dk="dk", dv="dv", dbias="dbias", causal=causal),
+    )
+    dims = {"q": q, "k": k, "v": k, "bias": (1, heads_of_bias, q[2], k[2]), "lengths_kv": q[:1]}
+    dtypes = {"lengths_kv": DType.INT32}
+    return Problem(dims=dims, dtypes=dtypes, operations=operations, tolerance=_ROUNDED)
+
+
+PROBLEMS = (
+    _convolutions((1, 2, 6, 6), (3, 2, 3, 3), pad=1),
+    _convolutions((2, 3, 8, 8), (4, 3, 3, 3)),
+    _convolutions((1, 4, 7, 7), (4, 2, 3, 3), pad=1, groups=2),
+    _convolutions((2, 4, 9, 9), (2, 4, 3, 3), pad=1, stride=2),
+    _convolutions((1, 3, 10, 10), (2, 3, 3, 3), dilation=2),
+    _convolutions((4, 8, 5, 5), (8, 8, 1, 1)),
+    _convolutions((1, 6, 12, 12), (6, 1, 3, 3), pad=1, groups=6),
+    _convolutions((2, 8, 8, 8), (8, 8, 3, 3), "NHWC", pad=1),
+    _convolutions((1, 8, 16, 16), (16, 8, 3, 3), pad=1),
+    _convolutions((3, 4, 6, 8), (4, 4, 5, 3), "NHWC", pad=2),
+    _convolutions((2, 1, 160, 160), (2, 1, 1, 1)),
+    _max_pools((2, 3, 8, 8), Window.symmetric(2, size=3, pad=1, stride=2)),
+    _max_pools((1, 4, 9, 6), Window.symmetric(2, size=2, stride=1), "NHWC"),
+    _max_pools((2, 1, 160, 160), Window.symmetric(2, size=1)),
+    _avg_pools((2, 3, 8, 8), Window.symmetric(2, size=3, pad=1, stride=2), include_padding=False),
+    _avg_pools((1, 2, 12), Window.symmetric(1, size=4, pad=2), include_padding=True),
+    _layer_norms((4, 3, 40), -1),
+    _layer_norms((2, 5, 4, 6), 2),
+    _layer_norms((64, 128), 1),
+    _rms_norms((4, 3, 40), -1),
+    _rms_norms((3, 2, 4, 6), 1),
+    _attentions((2, 4, 9, 8), (2, 2, 16, 8)),
+    _attentions((1, 2, 32, 8), (1, 2, 32, 8), heads_of_bias=2, causal=True),
+    _sums((2, 3, 5, 7), (1, 3, 1, 1)),
+    _convolutions((1, 1, 260, 260), (1, 1, 1, 1)),
+)
+"""Many problems, since a quarantined plan is not used again. Some write much and compute little, so that a
+fault sometimes hits them while they write."""
+
+HEAVY = len(PROBLEMS) - 1
+"""The last problem: its arrays have 264 KiB, more than an event loop copies itself."""
