@@ -42,6 +42,12 @@ POOLS: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
 each_pool = pytest.mark.parametrize(("dims", "options"), POOLS.values(), ids=POOLS)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def autograd_is_running() -> None:
+    """Its first use opens descriptors that stay open, for each GPU: an engine must not be blamed for them."""
+    torch.ones(1, requires_grad=True).sum().backward()
+
+
 def place(bench: Workbench, array: Any) -> BufferRef:
     return bench.place(np.ascontiguousarray(array))
 

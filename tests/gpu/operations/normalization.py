@@ -31,7 +31,7 @@ direction.
 | | bound |
 | --- | --- |
 | mean | d = (w(L) + 1) u · mean of \\|x\\| |
-| inverse deviation | e · i, with e = (q / 2 + 6) u + (d i)² / 2 |
+| inverse deviation | e · i, with e = (q / 2 + w(L) \\|mean\\| i / 2 + 6) u + (d i)² / 2 |
 | LayerNorm: y | i \\|scale\\| · (d + (\\|x - mean\\| + d) (e + 5 u)) + 2 u \\|bias\\| |
 | inverse RMS | (q / 2 + 6) u · i |
 | RMSNorm: y | (q / 2 + 9) u · \\|y\\| |
@@ -110,10 +110,12 @@ def _any_dims(asked: Asked, first: int) -> Dims:
 
 
 def _layer_norm(operation: LayerNorm[str], values: Exact, specs: Specs) -> Exact:
-    """Two passes: the mean, then the squares of what differs from it.
+    """The variance in two passes, or in one over a running mean; not from the mean of squares.
 
-    The mean is off by d = (walk(L) + 1) u mean|x|, which adds d² to the variance and d to every c; the
-    variance's own roundings count for half in the inverse deviation.
+    In two passes, the mean is off by d = (walk(L) + 1) u mean|x|, which adds d² to the variance and d to
+    every c; the variance's own roundings count for half in the inverse deviation. In one pass over a running
+    mean, they are larger by the mean in terms of the deviation (T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for
+    computing the sample variance", The American Statistician 37 (1983)).
     """
     x, u = values["x"], _unit(operation, specs)
     axes, length = _axes(operation, x)
@@ -121,7 +123,8 @@ def _layer_norm(operation: LayerNorm[str], values: Exact, specs: Specs) -> Exact
     inverse = wanted["inverse_deviation"]
     off = (walk(length) + 1) * _mean(np.abs(x), axes)
     squared = np.minimum((u * off * inverse) ** 2 / 2 / u, 1 / u)
-    of_inverse = _of_squares(x, length) / 2 + 6 + squared
+    running = walk(length) * np.abs(wanted["mean"]) * inverse / 2
+    of_inverse = _of_squares(x, length) / 2 + running + 6 + squared
     centred = np.abs(x - wanted["mean"])
     scale, bias = np.abs(values.get("scale", 1.0)), np.abs(values.get("bias", 0.0))
     y = inverse * scale * (off + (centred + u * off) * (of_inverse + 5)) + 2 * bias

@@ -43,6 +43,8 @@ def lower_normalization(graph: FrontendGraph, operation: Norm) -> None:
         raise Refused("cuDNN's norms need a scale, and layer norm a bias")
     first = operation.axis % len(x.dims)
     rows, length = math.prod(x.dims[:first]), math.prod(x.dims[first:])
+    if length == 1 and isinstance(operation, LayerNorm):
+        raise Refused("cuDNN's layer norm of rows of one element does not propagate NaN")
     shapes = {
         "elements": ([rows, length, 1, 1], [length, 1, 1, 1]),
         "weights": ([1, length, 1, 1], [length, 1, 1, 1]),
