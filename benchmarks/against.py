@@ -157,7 +157,8 @@ def table(found: list[Found], old: str, new: str) -> Table:
     return sheet
 
 
-def _commit(tree: Path) -> str:
+def commit(tree: Path) -> str:
+    """A checkout's commit, as git describes it."""
     done = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=tree, capture_output=True, text=True, check=True
     )
@@ -174,7 +175,7 @@ def main() -> None:
     parser.add_argument("--threads", choices=("free", "one", "two"), default="free", help="cores")
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     given = parser.parse_args()
-    old, new = _commit(given.old), _commit(given.new)
+    old, new = commit(given.old), commit(given.new)
     found = compare(
         given.old,
         given.new,

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.engines import cuda
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.device.external_arrays import adopt
 from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, find_driver, find_driver_apart
 from cudnn_actor.engines.cuda.diagnosis.installation import Problem, obstacle
@@ -164,13 +164,17 @@ def _cuda(ordinal: int, driver: Driver, reason: str, process: _Process) -> Engin
     log.info("device.chosen", device=device, reason=reason, driver=driver.version)
     return EngineChoice(
         device,
-        partial(CudaEngine, ordinal),
+        partial(_cuda_engine, ordinal),
         outlives_context=False,
         reason=reason,
         adopt=None if process.apart else partial(adopt, ordinal=ordinal),
         worker=("cudnn_actor.engines.cuda.engine:CudaEngine", (ordinal,)),
         preload=_CUDA_PRELOAD,
     )
+
+
+def _cuda_engine(ordinal: int) -> Engine:
+    return cuda.CudaEngine(ordinal)
 
 
 def _gpu(driver: Driver, ordinal: int) -> str:
