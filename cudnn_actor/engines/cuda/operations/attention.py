@@ -1,9 +1,9 @@
 """Attention on CUDA: cuDNN's fused attention, and kernels of our own for what it does not take.
 
 cuDNN's takes half types, and heads of a multiple of 8 features. Our kernels take
-every floating-point type, number of features and layout: a warp for each query,
-key or element of the bias's gradient, with sums in float32 (float64 of float64).
-They use no tensor cores.
+every floating-point type and layout, and up to 1,024 features: a warp for each
+query, key or element of the bias's gradient, with sums in float32 (float64 of
+float64). They use no tensor cores.
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html
 """
 
@@ -34,6 +34,8 @@ __all__ = ["attention_kernels", "attention_lengths", "lower_attention", "source"
 AnyAttention = Attention[int] | AttentionBackward[int]
 
 _WARPS, _MOST_BLOCKS = 8, 1 << 30
+_MOST_FEATURES = 1024
+"""A warp keeps a row in registers. With twice as many, the compiler takes five times as long."""
 _LENGTHS = ("lengths_q", "lengths_kv")
 _TILE = 128
 """cuDNN's backward pass can give NaN for keys that are not a multiple of this, unless it is given lengths."""
@@ -122,11 +124,13 @@ def _clipped(value: Value, most: int) -> Value:
 def attention_kernels(
     operation: AnyAttention, tensors: Sequence[GraphTensor], handle: Any
 ) -> Callable[[Sequence[int]], None]:
-    """The launch of attention on tensors of these specs; see `operations.Launcher`."""
+    """The launch of attention on tensors of these specs; see `operations.Launcher`. Raises `Refused`."""
     del handle
-    cupy = libraries().cupy
     given = _given(operation, tensors)
     q, k = given["q"], given["k"]
+    if max(q.dims[3], given["v"].dims[3]) > _MOST_FEATURES:
+        raise Refused(f"attention on CUDA takes at most {_MOST_FEATURES:,} features a head")
+    cupy = libraries().cupy
     module = cupy.RawModule(code=source(operation, tensors), options=("--std=c++17",))
     double = q.dtype is DType.FLOAT64
     scale = (cupy.float64 if double else cupy.float32)(operation.effective_scale(q.dims[3]))
