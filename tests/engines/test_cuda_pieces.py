@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cudnn_actor.engines.cuda.device.place import memory_order
 from cudnn_actor.engines.cuda.device.transfer import blocks
-from cudnn_actor.engines.cuda.operations import pooling
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, pooling
 from cudnn_actor.engines.cuda.plans import frontend_graph
 from cudnn_actor.engines.cuda.plans.errata import erratum
 from cudnn_actor.engines.cuda.plans.evaluated_reference import sampling_step
@@ -24,16 +24,20 @@ from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Scalar, ele
 from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, KernelStep, Number, Recipe, Scratch
 from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.engines.cuda.plans.self_check import difference
+from cudnn_actor.engines.cuda.plans.splitting import ways
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, DType, Layout, TensorSpec
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.operations import (
+    OPERATIONS,
     AvgPool,
     ConvolutionForward,
     GraphTensor,
     MaxPool,
+    Node,
     Pointwise,
     PointwiseMode,
+    RMSNorm,
     TensorRole,
     Window,
 )
@@ -303,6 +307,24 @@ def test_a_tensor_of_three_dims_stays_one_on_its_way_to_cudnn_but_for_a_convolut
         graph = lower(message).graph
         frontend_graph.FrontendGraph(graph, frontend).tensor(graph.operations[0].reads[0])
         assert frontend.given == [wanted]
+
+
+def test_a_graph_has_as_many_choices_as_its_operation_with_the_most_ways() -> None:
+    tensors = tuple(
+        GraphTensor(uid=uid, dims=(1, 1, 2, 2), strides=(4, 4, 2, 1), dtype=DType.FLOAT32) for uid in range(4)
+    )
+    pools: Node = MaxPool(x=0, y=1, window=Window.symmetric(2, 1))
+    norms: Node = RMSNorm(x=1, y=2)
+    adds: Node = Pointwise(mode=PointwiseMode.ADD, operands=(1, 2), result=3)
+    of_pooling = OperationGraph(tensors=tensors[:2], operations=(pools,))
+    of_all = OperationGraph(tensors=tensors, operations=(pools, norms, adds))
+    assert ways(of_pooling) == len(IMPLEMENTATIONS[MaxPool].launchers)
+    assert ways(of_all) == 2 + len(IMPLEMENTATIONS[RMSNorm].launchers)
+
+
+def test_every_operation_runs_on_cuda() -> None:
+    assert set(IMPLEMENTATIONS) == set(OPERATIONS)
+    assert all(implementation.ways for implementation in IMPLEMENTATIONS.values())
 
 
 @given(count=st.integers(1, 1 << 40))

@@ -18,7 +18,7 @@ from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.recipe import OperationStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.plans.splitting import MOST_WAYS, compile_split
+from cudnn_actor.engines.cuda.plans.splitting import compile_split, ways
 from cudnn_actor.protocol import (
     Attention,
     AttentionBackward,
@@ -36,6 +36,7 @@ from cudnn_actor.protocol import (
     PointwiseMode,
     RMSNorm,
     RMSNormBackward,
+    TensorRole,
     TensorSpec,
     Window,
 )
@@ -182,7 +183,7 @@ def rotated(step: OperationStep) -> tuple[OperationStep, ...]:
 
 def by_kernel(graph: OperationGraph, handle: Any) -> CudaPlan:
     """The plan that runs an operation by a kernel of our own."""
-    for way in range(MOST_WAYS):
+    for way in range(ways(graph)):
         with contextlib.suppress(Refused):
             plan = compile_split(graph, handle, None, choice=way)
             if plan.tag.endswith("-kernel"):
@@ -261,6 +262,27 @@ def test_each_way_to_run_an_operation(
     assert any(way.endswith("-kernel") for way in right)
     only_ours = "index" in name or name == "max backward" or (dtype is DType.FLOAT32 and name in ATTENTION)
     assert only_ours or any(not way.endswith("-kernel") for way in right)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+def test_an_operation_may_read_one_tensor_more_than_once(builder: CudaBuilder, dtype: DType) -> None:
+    x, y = (tensor(uid, (2, 4, 128, 64), dtype) for uid in range(2))
+    graph = OperationGraph(tensors=(x, y), operations=(Attention(q=0, k=0, v=0, y=1),))
+    context = builder._opened
+    check = SelfCheck(graph, context)
+    for choice in range(ways(graph)):
+        with contextlib.suppress(Refused):
+            assert check.fault(compile_split(graph, context.handle, None, choice=choice)) is None
+    check.close()
+
+
+def test_operations_with_different_numbers_of_ways_run_one_after_the_other(builder: CudaBuilder) -> None:
+    x, y, z = tensors(X, Y, Y)
+    inner = msgspec.structs.replace(y, role=TensorRole.VIRTUAL)
+    operations = MaxPool(x=0, y=1, window=WINDOW), RMSNorm(x=1, y=2)  # cuDNN has no norm without a scale
+    graph = OperationGraph(tensors=(x, inner, z), operations=operations)
+    plan = builder.build(graph, workspace_limit=None)
+    assert plan.tag.endswith("rms_norm-kernel")
 
 
 @pytest.mark.parametrize("mode", PointwiseMode)

@@ -76,6 +76,11 @@ class Implementation(NamedTuple):
     computed: Callable[[Any, Mapping[str, GraphTensor]], Mapping[str, Computed]] | None = None
     launchers: Mapping[str, Launcher] = MappingProxyType({})
 
+    @property
+    def ways(self) -> int:
+        """How many ways there are: a graph of cuDNN's on tensors as given or packed, and each launcher."""
+        return (self.lower is not None) * 2 + len(self.launchers)
+
 
 _CONVOLUTION = Implementation(lower_convolution)
 _KERNEL, _LIBRARY = {"kernel": Launcher(pooling_kernel)}, {"library": Launcher(library_pooling)}

@@ -17,7 +17,7 @@ from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, check_whole
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.plans.splitting import MOST_FORMS, MOST_WAYS, compile_split
+from cudnn_actor.engines.cuda.plans.splitting import MOST_FORMS, compile_split, ways
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
 from cudnn_actor.engines.support import check_graph, unsupported
 from cudnn_actor.protocol.errors import OutOfMemory
@@ -118,10 +118,10 @@ def _in_one_piece(
 
 
 def _in_steps(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[_Make]:
-    """The graph in steps: a few choices for each form of the convolutions' tensors."""
+    """The graph in steps: a few choices for each form of the convolutions' tensors, or each way."""
     convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
     for form in range(MOST_FORMS if convolves else 1):
-        for choice in range(_CHOICES if convolves else MOST_WAYS):
+        for choice in range(_CHOICES if convolves else ways(graph)):
             yield partial(compile_split, graph, handle, limit, form, choice)
 
 

@@ -29,12 +29,16 @@ from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution, GraphTensor, Node, Pointwise, TensorRole
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
-__all__ = ["MOST_FORMS", "MOST_WAYS", "compile_split"]
+__all__ = ["MOST_FORMS", "compile_split", "ways"]
 
 MOST_FORMS = 9
 """The most forms (layouts and dtypes) that `_forms` yields for a convolution's tensors."""
-MOST_WAYS = 4
-"""The most ways to run another operation: a graph, on tensors as given or packed, libcudnn, a kernel."""
+
+
+def ways(graph: OperationGraph) -> int:
+    """How many choices a graph without convolutions has: the ways of that operation which has the most."""
+    others = (type(operation) for operation in graph.operations if not isinstance(operation, Pointwise))
+    return max((IMPLEMENTATIONS[operation].ways for operation in others), default=1)
 
 
 def compile_split(
@@ -43,8 +47,8 @@ def compile_split(
     """The graph in steps: each operation alone, and a kernel for each pointwise result.
 
     `form` is the index of the form of the convolutions' tensors (see `_forms`). `choice` is the index of the
-    candidate to use for a convolution, of those that can be built, and of the way to run another operation.
-    Raises `Refused` if there is no such form, candidate or way.
+    candidate to use for a convolution, of those that can be built, and of the way to run another operation:
+    its last way, if it has fewer. Raises `Refused` if there is no such form or candidate.
     """
     return _Splitter(graph, handle, limit, form, choice).plan()
 
@@ -58,7 +62,6 @@ class _Splitter:
         self._limit = limit
         self._form = form
         self._choice = choice
-        self._convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
         self._sources = given_sources(graph)
         self._forms = {tensor.uid: tensor for tensor in graph.tensors}
         """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
@@ -145,13 +148,11 @@ class _Splitter:
             if uid not in self._sources:
                 self._sources[uid] = self._take(self._graph.tensor(uid))
         implementation = IMPLEMENTATIONS[type(operation)]
-        ways: list[Callable[[Node], None]] = []
+        run: list[Callable[[Node], None]] = []
         if implementation.lower is not None:
-            ways += [partial(self._by_graph, packed=packed) for packed in (False, True)]
-        ways += [partial(self._by_step, launcher=name) for name in implementation.launchers]
-        if not self._convolves and self._choice >= len(ways):
-            raise Refused(f"there is no other way to run {operation.kind}")
-        ways[min(self._choice, len(ways) - 1)](operation)
+            run += [partial(self._by_graph, packed=packed) for packed in (False, True)]
+        run += [partial(self._by_step, launcher=name) for name in implementation.launchers]
+        run[min(self._choice, len(run) - 1)](operation)
 
     def _by_graph(self, operation: Node, *, packed: bool) -> None:
         """Add an operation as a graph of cuDNN's of its own."""
@@ -172,8 +173,9 @@ class _Splitter:
                 changes[name] = uid
             operation = msgspec.structs.replace(operation, **changes)
             read = {*operation.reads, *operation.writes}
+            once = {form.uid: _given(form) for form in forms if form.uid in read}
             alone = OperationGraph(
-                tensors=tuple(_given(form) for form in forms if form.uid in read),
+                tensors=tuple(once.values()),
                 operations=(operation,),
                 numerics=self._graph.numerics,
             )

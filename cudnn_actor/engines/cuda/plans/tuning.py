@@ -22,7 +22,7 @@ from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.recipe import Tuning
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.plans.splitting import MOST_WAYS, compile_split
+from cudnn_actor.engines.cuda.plans.splitting import compile_split, ways
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution
 
@@ -74,8 +74,8 @@ def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[
 
     rivals = [_Candidate(name, whole(index)) for index, name in enumerate(names)]
     convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
-    ways = (len(graph.operations) > 1) if convolves else MOST_WAYS
-    return rivals + [_Candidate(f"in steps, way {choice + 1}", in_steps(choice)) for choice in range(ways)]
+    choices = (len(graph.operations) > 1) if convolves else ways(graph)
+    return rivals + [_Candidate(f"in steps, way {choice + 1}", in_steps(choice)) for choice in range(choices)]
 
 
 def _fastest(
