@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from pathlib import Path
@@ -12,16 +13,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.device.place import memory_order
 from cudnn_actor.engines.cuda.device.transfer import blocks
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, pooling
 from cudnn_actor.engines.cuda.plans import frontend_graph
+from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.plans.errata import erratum
 from cudnn_actor.engines.cuda.plans.evaluated_reference import sampling_step
 from cudnn_actor.engines.cuda.plans.graphs import takes_bytes
 from cudnn_actor.engines.cuda.plans.journal import Journal
 from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Scalar, elementwise, source
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, KernelStep, Number, Recipe, Scratch
+from cudnn_actor.engines.cuda.plans.recipe import (
+    Buffer,
+    GraphStep,
+    KernelStep,
+    Number,
+    OperationStep,
+    Recipe,
+    Scratch,
+)
 from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.engines.cuda.plans.self_check import difference
 from cudnn_actor.engines.cuda.plans.splitting import ways
@@ -320,6 +331,24 @@ def test_a_graph_has_as_many_choices_as_its_operation_with_the_most_ways() -> No
     of_all = OperationGraph(tensors=tensors, operations=(pools, norms, adds))
     assert ways(of_pooling) == len(IMPLEMENTATIONS[MaxPool].launchers)
     assert ways(of_all) == 2 + len(IMPLEMENTATIONS[RMSNorm].launchers)
+
+
+@pytest.mark.parametrize("launcher", ["kernel", "forgotten"])
+def test_a_stored_plan_whose_launcher_is_unknown_is_not_restored(launcher: str) -> None:
+    tensors = tuple(
+        GraphTensor(uid=uid, dims=(1, 1, 2, 2), strides=(4, 4, 2, 1), dtype=DType.FLOAT32) for uid in range(2)
+    )
+    operation: Node = MaxPool(x=0, y=1, window=Window.symmetric(2, 1))
+    step = OperationStep(
+        operation=operation, tensors=tensors, sources=(Buffer(0), Buffer(1)), launcher=launcher
+    )
+    recipe = Recipe(tag="cuda/max_pool", steps=(step,), scratch=0, buffers=2, scalars=0)
+    graph = OperationGraph(tensors=tensors, operations=(operation,))
+    expected = (
+        contextlib.nullcontext() if launcher == "kernel" else pytest.raises(EngineFailure, match=launcher)
+    )
+    with expected:
+        assert CudaBuilder(0).restore(graph, msgspec.msgpack.encode(recipe)).recipe == recipe
 
 
 def test_every_operation_runs_on_cuda() -> None:

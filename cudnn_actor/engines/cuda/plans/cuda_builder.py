@@ -11,10 +11,11 @@ import msgspec
 from cudnn_actor.engines.base import EngineFailure, Plan
 from cudnn_actor.engines.cuda.library.failures import mind_own_captures, reported
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.compiler import compile_plan
 from cudnn_actor.engines.cuda.plans.journal import Journal
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import GraphStep, Recipe
+from cudnn_actor.engines.cuda.plans.recipe import GraphStep, OperationStep, Recipe
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext
 from cudnn_actor.engines.cuda.plans.tuning import tune
 from cudnn_actor.protocol.graph import OperationGraph
@@ -115,6 +116,11 @@ class CudaBuilder:
             raise EngineFailure(
                 "BAD_PLAN", f"{recipe.tag} does not take the buffers of graph {graph.digest()[:8]}"
             )
+        for step in recipe.steps:
+            if isinstance(step, OperationStep):
+                kind, launchers = step.operation.kind, IMPLEMENTATIONS[type(step.operation)].launchers
+                if step.launcher not in launchers:
+                    raise EngineFailure("BAD_PLAN", f"{kind} has no launcher {step.launcher!r}")
         graphs = [self._deserialised(step.plan) for step in recipe.steps if isinstance(step, GraphStep)]
         return CudaPlan(recipe, tuple(graphs))
 
