@@ -1,8 +1,9 @@
 """A plan as data: the steps that run one after the other, and the location of each step's tensors.
 
 A plan has one step if cuDNN accepts the whole graph, else several: kernels of
-our own that pack tensors whose layout cuDNN does not read, the convolution, and
-kernels of our own for the rest. Tensors between steps are in the workspace.
+our own that pack tensors whose layout cuDNN does not read, one step for each
+operation, and a kernel for each pointwise result. Tensors between steps are in
+the workspace.
 """
 
 from __future__ import annotations
