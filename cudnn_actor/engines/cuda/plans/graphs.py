@@ -9,7 +9,7 @@ https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Convolutio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.errata import erratum
@@ -30,6 +30,7 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
 __all__ = [
+    "AbsentDevice",
     "Refused",
     "build_candidate",
     "candidates",
@@ -71,6 +72,14 @@ class Refused(Exception):
     """Raised when cuDNN does not accept a graph; there may be another way to run it. The text says why."""
 
 
+class AbsentDevice(NamedTuple):
+    """Takes the place of a handle where there is no device: cuDNN builds plans from its properties alone."""
+
+    device_property: Any
+    sm_version: int
+    sm_count: int
+
+
 def frontend_uids(graph: OperationGraph) -> dict[int, int]:
     """Each tensor's uid → its uid in cuDNN's graph: its canonical number plus 1."""
     return {uid: number + 1 for uid, number in graph.canonical_uids.items()}
@@ -79,7 +88,8 @@ def frontend_uids(graph: OperationGraph) -> dict[int, int]:
 def candidates(graph: OperationGraph, handle: Any, workspace_limit: int | None) -> Any:
     """The frontend's graph with its ranked candidates, none of them built yet. Blocks for milliseconds.
 
-    Raises `Refused` if cuDNN cannot represent the graph or has no candidate for it.
+    `handle` may be an `AbsentDevice`. Raises `Refused` if cuDNN cannot represent the graph or has no
+    candidate for it.
     """
     cudnn = libraries().cudnn
     try:
@@ -155,7 +165,7 @@ class _Lowering:
             io_data_type=cudnn.data_type.FLOAT,
             intermediate_data_type=cudnn.data_type.FLOAT,
             compute_data_type=cudnn.data_type.FLOAT,
-            handle=handle,
+            **(handle._asdict() if isinstance(handle, AbsentDevice) else {"handle": handle}),
         )
         self._tensors: dict[int, Any] = {}
         self._widens = bool(convolved(graph))
@@ -258,11 +268,17 @@ def _convolution(conv: ConvSpec, compute: DType) -> Mapping[str, Any]:
 def build_candidate(graph: OperationGraph, lowered: Any, index: int) -> None:
     """Build one of the candidates. Blocks for milliseconds to a second.
 
-    Raises `Refused` if it cannot be built, or if the notes, the workspace limit or an erratum exclude it.
+    Raises `Refused` if it cannot be built, if the notes, the workspace limit or an erratum exclude it, or if
+    it is not cuDNN's.
     """
+    cudnn = libraries().cudnn
     try:
-        if (known := erratum(graph, lowered.get_plan_name_at_index(index))) is not None:
+        name = lowered.get_plan_name_at_index(index)
+        # The frontend has engines of its own, kernels written in Python, and ranks some before cuDNN's.
+        if cudnn.engines.is_python_engine(lowered.plans[index].engine_id):
+            raise Refused(f"{name} is an engine of the frontend, not of cuDNN")
+        if (known := erratum(graph, name, cudnn.backend_version())) is not None:
             raise Refused(known)
         lowered.build_plan_at_index(index)
-    except (libraries().cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
+    except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
         raise Refused(_first_line(error)) from error
