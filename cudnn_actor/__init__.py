@@ -15,6 +15,8 @@ from cudnn_actor import logging as logging
 from cudnn_actor.protocol import (
     Activation,
     Allocate,
+    Attention,
+    AttentionBackward,
     AvgPool,
     AvgPoolBackward,
     BufferRef,
@@ -95,6 +97,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Activation",
     "Allocate",
+    "Attention",
+    "AttentionBackward",
     "AvgPool",
     "AvgPoolBackward",
     "BufferRef",

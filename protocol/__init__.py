@@ -49,6 +49,8 @@ from cudnn_actor.protocol.messages import (
 )
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import (
+    Attention,
+    AttentionBackward,
     AvgPool,
     AvgPoolBackward,
     ConvolutionBackwardData,
@@ -74,6 +76,8 @@ from cudnn_actor.protocol.tensor import Layout, TensorSpec, packed_strides
 __all__ = [
     "Activation",
     "Allocate",
+    "Attention",
+    "AttentionBackward",
     "AvgPool",
     "AvgPoolBackward",
     "BufferRef",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Union
 
+from cudnn_actor.protocol.operations.attention import Attention, AttentionBackward
 from cudnn_actor.protocol.operations.base import GraphTensor, Operation, Specs, TensorRole
 from cudnn_actor.protocol.operations.convolution import (
     Convolution,
@@ -25,6 +26,8 @@ from cudnn_actor.protocol.operations.pooling import AvgPool, AvgPoolBackward, Ma
 
 __all__ = [
     "OPERATIONS",
+    "Attention",
+    "AttentionBackward",
     "AvgPool",
     "AvgPoolBackward",
     "Convolution",
@@ -60,6 +63,8 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     LayerNormBackward,
     RMSNorm,
     RMSNormBackward,
+    Attention,
+    AttentionBackward,
 )
 """Every operation."""
 

@@ -105,12 +105,16 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
         The names of the fields that hold operands, in order. An output is written and not read.
     optional
         Those of them that may be left out: None. A message for `CudnnRef.apply` may leave out any output.
+    slack
+        How many times the error of a sum of products its results may have: more than 1 where it rounds to the
+        type of its operands inside.
     """
 
     kind: ClassVar[str]
     inputs: ClassVar[tuple[str, ...]]
     outputs: ClassVar[tuple[str, ...]]
     optional: ClassVar[frozenset[str]] = frozenset()
+    slack: ClassVar[float] = 1.0
     control: ClassVar[bool] = False
     """As a message: it waits its turn."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -193,62 +192,6 @@ def test_the_gradients_of_any_windows_that_fit(
         assert_close(got, max_pool_backward(dy, index, pool, dims))
         got = avg_gradient(bench, dy, pool, dims, include_padding=include_padding, layout=layout)
         assert_close(got, avg_pool_backward(dy, pool, dims, include_padding=include_padding))
-
-
-PYTORCH: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
-    "line": ((2, 3, 12), {"size": 3, "pad": 1, "stride": 2}),
-    "image": ((2, 3, 8, 7), {"size": 3, "pad": 1, "stride": 2}),
-    "overlapping": ((1, 2, 6, 6), {"size": 2, "pad": 1, "stride": 1}),
-    "volume": ((1, 2, 5, 4, 6), {"size": 2, "stride": 2}),
-}
-for_pytorch = pytest.mark.parametrize(("dims", "options"), PYTORCH.values(), ids=PYTORCH)
-
-
-def of_pytorch(kind: str, dims: tuple[int, ...]) -> tuple[Any, Any]:
-    """PyTorch, and its function for so many dims."""
-    torch = pytest.importorskip("torch")
-    return torch, getattr(torch.nn.functional, f"{kind}_pool{len(dims) - 2}d")
-
-
-@for_pytorch
-@pytest.mark.parametrize("dilation", [1, 2])
-def test_max_pooling_is_pytorchs_with_its_gradient(
-    bench: Workbench, dims: tuple[int, ...], options: dict[str, int], dilation: int
-) -> None:
-    torch, function = of_pytorch("max", dims)
-    pool = Window.symmetric(len(dims) - 2, **options, dilation=dilation)
-    x = torch.from_numpy(normal(dims, F64, 0)).requires_grad_()
-    wanted, places = function(
-        x, options["size"], options["stride"], options.get("pad", 0), dilation, return_indices=True
-    )
-    dy = normal(tuple(wanted.shape), F64, 1)
-    wanted.backward(torch.from_numpy(dy))
-    largest, index = pooled(bench, x.detach().numpy(), pool)
-    np.testing.assert_array_equal(largest, wanted.detach().numpy())
-    np.testing.assert_array_equal(index % math.prod(dims[2:]), places.numpy())  # which counts in each plane
-    assert_close(max_gradient(bench, dy, index, pool, dims), x.grad.numpy())
-
-
-@for_pytorch
-@pytest.mark.parametrize("include_padding", [False, True])
-def test_average_pooling_is_pytorchs_with_its_gradient(
-    bench: Workbench, dims: tuple[int, ...], options: dict[str, int], include_padding: bool
-) -> None:
-    torch, function = of_pytorch("avg", dims)
-    pool = Window.symmetric(len(dims) - 2, **options)
-    x = torch.from_numpy(normal(dims, F64, 0)).requires_grad_()
-    wanted = function(
-        x,
-        options["size"],
-        options["stride"],
-        options.get("pad", 0),
-        count_include_pad=include_padding,
-    )
-    dy = normal(tuple(wanted.shape), F64, 1)
-    wanted.backward(torch.from_numpy(dy))
-    got = means(bench, x.detach().numpy(), pool, include_padding=include_padding)
-    assert_close(got, wanted.detach().numpy())
-    assert_close(avg_gradient(bench, dy, pool, dims, include_padding=include_padding), x.grad.numpy())
 
 
 def test_the_index_of_a_forward_pass_is_what_the_backward_pass_takes(bench: Workbench) -> None:

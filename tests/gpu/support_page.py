@@ -87,11 +87,11 @@ python -m tests.gpu.support_page                           # this page
 python -m tests.gpu.fuzz --count 2000                      # random problems
 ```
 
-Without a GPU, `make test-support` holds the page against cuDNN itself: for every cell that runs, it builds the
-engine's first plan for an H200 that is only described to cuDNN, in one piece where the page says fused, and
-compiles all kernels. It needs python3, make and gcc, installs cuDNN and what that needs into `.venv-support`
-(1.5 GB), and takes two to three minutes on two cores. What it cannot see is whether a plan computes the right
-values. The claims are rows of `tests/support/claims.py`.
+Without a GPU, `make test-support` holds the page against cuDNN itself. For every cell that runs, it builds
+the engine's first plan for an H200 that is only described to cuDNN, in one piece where the page says fused.
+It does the same for norms and attention, and compiles all kernels that are generated. What it cannot see is
+whether a plan computes the right values. It needs python3, make and gcc, and installs cuDNN and what that
+needs into `.venv-support` (1.5 GB). The claims are rows of `tests/support/claims.py`.
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,10 +11,17 @@ import msgspec
 import pytest
 
 from cudnn_actor.engines.cuda import CudaEngine
+from cudnn_actor.engines.cuda.plans.compiler import possible_plans
+from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.recipe import OperationStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.plans.splitting import MOST_WAYS, compile_split
 from cudnn_actor.protocol import (
+    Attention,
+    AttentionBackward,
     AvgPool,
     AvgPoolBackward,
     DType,
@@ -88,6 +96,18 @@ NORMS: dict[str, tuple[list[GraphTensor], Node]] = {
         RMSNormBackward(dy=0, x=1, inverse_rms=2, scale=3, dx=4, dscale=5),
     ),
 }
+HEADS = (2, 4, 9, 8)
+ROUNDS = (2, 4, 9, 1)
+ATTENTION: dict[str, tuple[list[GraphTensor], Node]] = {
+    "attention": (
+        [*tensors(HEADS, HEADS, HEADS, HEADS, ROUNDS), tensor(5, (2,), DType.INT32)],
+        Attention(q=0, k=1, v=2, y=3, statistics=4, lengths_kv=5),
+    ),
+    "attention backward": (
+        tensors(*[HEADS] * 5, ROUNDS, *[HEADS] * 3, (2, 4, 9, 9), (2, 4, 9, 9)),
+        AttentionBackward(dy=0, q=1, k=2, v=3, y=4, statistics=5, dq=6, dk=7, dv=8, bias=9, dbias=10),
+    ),
+}
 Sabotage = Callable[[OperationStep], tuple[OperationStep, ...]]
 
 
@@ -139,6 +159,14 @@ def longer_rows(step: OperationStep) -> tuple[OperationStep, ...]:
     return changed(step, axis=-2)
 
 
+def causal(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, causal=True)
+
+
+def scaled(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, scale=0.3)
+
+
 def rotated(step: OperationStep) -> tuple[OperationStep, ...]:
     """Each operand in the place of the next one of as many bytes."""
     sizes = [tensor.spec.nbytes for tensor in step.tensors]
@@ -148,6 +176,16 @@ def rotated(step: OperationStep) -> tuple[OperationStep, ...]:
         for number, other in zip(places, [*places[1:], places[0]], strict=True):
             sources[number] = step.sources[other]
     return (msgspec.structs.replace(step, sources=tuple(sources)),)
+
+
+def by_kernel(graph: OperationGraph, handle: Any) -> CudaPlan:
+    """The plan that runs an operation by a kernel of our own."""
+    for way in range(MOST_WAYS):
+        with contextlib.suppress(Refused):
+            plan = compile_split(graph, handle, None, choice=way)
+            if plan.tag.endswith("-kernel"):
+                return plan
+    pytest.fail("there is no kernel")
 
 
 @pytest.fixture
@@ -161,14 +199,15 @@ def engine() -> Iterator[CudaEngine]:
 CASES = [
     *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
     *itertools.product(NORMS, [missing, longer_rows, rotated, one_sample_less, one_sample_more]),
+    *itertools.product(ATTENTION, [missing, causal, scaled, rotated, one_sample_less, one_sample_more]),
 ]
 
 
 @pytest.mark.parametrize(("name", "sabotage"), CASES)
 def test_a_sabotaged_plan_is_found(engine: CudaEngine, name: str, sabotage: Sabotage) -> None:
-    given, operation = (GRAPHS | NORMS)[name]
+    given, operation = (GRAPHS | NORMS | ATTENTION)[name]
     graph = OperationGraph(tensors=tuple(given), operations=(operation,))
-    plan = engine.build(graph, workspace_limit=None)
+    plan = by_kernel(graph, engine._handle)
     check = SelfCheck(graph, BuildContext(engine._handle, engine.stream))
     assert check.fault(plan) is None
     (step,) = plan.recipe.steps
@@ -177,3 +216,46 @@ def test_a_sabotaged_plan_is_found(engine: CudaEngine, name: str, sabotage: Sabo
     assert check.fault(CudaPlan(recipe, ())) is not None
     assert check.fault(plan) is None, "the next plan was blamed"
     check.close()
+
+
+@pytest.fixture
+def builder() -> Iterator[CudaBuilder]:
+    builder = CudaBuilder(0)
+    builder.open()
+    yield builder
+    builder.close()
+
+
+@pytest.mark.parametrize("name", [*GRAPHS, *NORMS, *ATTENTION])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+def test_each_way_to_run_an_operation(
+    builder: CudaBuilder, name: str, dtype: DType, record_property: Callable[[str, object], None]
+) -> None:
+    """Each is checked, stored, restored and captured; our own kernel, and one of cuDNN's ways, are right."""
+    given, operation = (GRAPHS | NORMS | ATTENTION)[name]
+    tensors = tuple(
+        msgspec.structs.replace(tensor, dtype=dtype)
+        if tensor.dtype is DType.FLOAT32 and tensor.dims[-1] > 1
+        else tensor
+        for tensor in given
+    )
+    graph = OperationGraph(tensors=tensors, operations=(operation,))
+    context = builder._opened
+    check = SelfCheck(graph, context)
+    found: dict[str, str | None] = {}
+    for plan in possible_plans(graph, context.handle, None):
+        way = plan.tag.rsplit("/", 1)[-1]
+        found[way] = check.fault(plan)
+        data = builder.export(plan)
+        assert data is not None
+        assert check.fault(builder.restore(graph, data)) == found[way]
+        program, workspace = Program(plan, context.handle, context.stream), check.room_for(plan)
+        for _ in range(5):
+            program.run((1.0,), check.pointers, check.scalars, workspace.pointer)
+        assert program.replays, f"{way} cannot be captured"
+    check.close()
+    record_property("ways", found)
+    right = [way for way, fault in found.items() if fault is None]
+    assert any(way.endswith("-kernel") for way in right)
+    only_ours = "index" in name or name == "max backward" or (dtype is DType.FLOAT32 and name in ATTENTION)
+    assert only_ours or any(not way.endswith("-kernel") for way in right)

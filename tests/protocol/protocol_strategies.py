@@ -98,6 +98,8 @@ _ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
     "include_padding": st.booleans(),
     "axis": st.integers(-5, 5),
     "epsilon": NUMBERS,
+    "scale": st.none() | NUMBERS,
+    "causal": st.booleans(),
 }
 _SEVERAL = {"operands": st.lists(refs, min_size=1, max_size=2).map(tuple)}
 

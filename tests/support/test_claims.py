@@ -8,17 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from .building import first_plan
-from .child import CallFailed, Child
+from .child import Child
 from .claims import Row, rows
 from .conftest import PLAN, why_not
-from .frontend_claims import build_claim, claims
 from .nvrtc import compile_cuda
 from .sources import sources
 
 MOST = None if why_not() is None else 1
 """Without cuDNN, one stands for all that are skipped."""
 ROWS = list(itertools.islice(rows(), MOST))
-CLAIMS = list(itertools.islice(claims(), MOST))
 SOURCES = dict(itertools.islice(sources(), MOST))
 Note = Callable[[str, object], None]
 
@@ -28,17 +26,6 @@ def test_a_claimed_graph_has_a_plan(child: Child, row: Row, record_property: Not
     plan = child.call(first_plan, row.graph)
     record_property(PLAN, plan)
     assert not (row.whole and "+" in plan), f"it takes several steps: {plan}, instead of {row.recorded}"
-
-
-@pytest.mark.parametrize("name", CLAIMS)
-def test_the_frontend_builds_what_it_is_claimed_to_build(
-    child: Child, name: str, record_property: Note
-) -> None:
-    if claims()[name].builds:
-        record_property(PLAN, child.call(build_claim, name))
-        return
-    with pytest.raises(CallFailed, match="cudnnGraphNotSupportedError"):
-        child.call(build_claim, name)
 
 
 @pytest.mark.parametrize("name", SOURCES)

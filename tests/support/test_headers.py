@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+from collections import ChainMap
+from typing import Any
+
+import pytest
+
+from cudnn_actor.engines.cuda.library.libcudnn import PROTOTYPES
 
 from .headers import Prototype, include_folder, parse, prototypes
 
@@ -57,3 +64,22 @@ def test_prototypes_of_the_classic_interface_are_read() -> None:
     assert not softmax.deprecated
     assert found["cudnn_ops"]["cudnnPoolingForward"].deprecated
     assert found["cudnn_graph"]["cudnnGetLastErrorString"] == Prototype("void", ("char *", "size_t"))
+
+
+def ctype(parameter: str) -> Any:
+    """What the table of functions has for a C type: descriptors, handles and data are plain pointers."""
+    name = parameter.removeprefix("const ")
+    if name.endswith("Descriptor_t *"):
+        return ctypes.POINTER(ctypes.c_void_p)
+    if name in ("void *", "cudnnHandle_t") or name.endswith("Descriptor_t"):
+        return ctypes.c_void_p
+    if name.startswith("cudnn") and not name.endswith("*"):  # an enum
+        return ctypes.c_int
+    return {"int": ctypes.c_int, "int *": ctypes.POINTER(ctypes.c_int)}[name]
+
+
+@pytest.mark.parametrize("name", PROTOTYPES)
+def test_a_function_is_called_as_its_header_declares_it(name: str) -> None:
+    functions = ChainMap(*prototypes(include_folder()).values())
+    assert functions[name].returns == "cudnnStatus_t"
+    assert PROTOTYPES[name] == tuple(map(ctype, functions[name].parameters))

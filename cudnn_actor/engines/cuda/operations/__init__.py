@@ -1,54 +1,105 @@
-"""How CUDA runs the operations that no graph of cuDNN's frontend covers: one file for each family."""
+"""How CUDA runs each operation: one file for each family."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cudnn_actor.engines.cuda.operations.normalization import normalization
-from cudnn_actor.engines.cuda.operations.pooling import pooling
+from cudnn_actor.engines.cuda.operations.attention import (
+    attention_kernels,
+    attention_lengths,
+    lower_attention,
+)
+from cudnn_actor.engines.cuda.operations.convolution import lower_convolution
+from cudnn_actor.engines.cuda.operations.normalization import lower_normalization, normalization_kernels
+from cudnn_actor.engines.cuda.operations.pointwise import lower_pointwise
+from cudnn_actor.engines.cuda.operations.pooling import library_pooling, pooling_kernel
+from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph
+from cudnn_actor.engines.cuda.plans.kernels import Computed
 from cudnn_actor.protocol.operations import (
+    Attention,
+    AttentionBackward,
     AvgPool,
     AvgPoolBackward,
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+    ConvolutionForward,
     GraphTensor,
     LayerNorm,
     LayerNormBackward,
     MaxPool,
     MaxPoolBackward,
     Node,
+    Pointwise,
     RMSNorm,
     RMSNormBackward,
 )
 
-__all__ = ["KERNELS", "Launch", "OwnKernel"]
+__all__ = ["IMPLEMENTATIONS", "Implementation", "Launch", "Launcher"]
 
 Launch = Callable[[Sequence[int]], None]
 """Enqueues an operation on the current stream: takes its operands' addresses, in the order of its fields."""
 
 
-class OwnKernel(NamedTuple):
-    """How an operation is run by kernels of our own.
+class Launcher(NamedTuple):
+    """A way to run an operation as a step of its own.
 
     Parameters
     ----------
-    compile
-        Makes the launch of an operation on tensors of these specs.
+    make
+        Makes the launch of an operation on tensors of these specs, in that order, for a handle of cuDNN's.
+        Raises `Refused` and `EngineFailure` if it cannot.
     packed
         Whether the tensors must be packed in the order of their dims.
     """
 
-    compile: Callable[[Any, Sequence[GraphTensor]], Launch]
+    make: Callable[[Any, Sequence[GraphTensor], Any], Launch]
     packed: bool = False
 
 
-_POOLING, _NORMALIZATION = OwnKernel(pooling), OwnKernel(normalization, packed=True)
-KERNELS: dict[type[Node], OwnKernel] = {
+class Implementation(NamedTuple):
+    """The ways in which CUDA can run an operation: a graph of cuDNN's first, then the launchers in order.
+
+    Parameters
+    ----------
+    lower
+        Adds it to a graph of cuDNN's frontend. Raises `Refused`.
+    computed
+        Operands that cuDNN's graph must get in the place of those given, by name, from the operation and its
+        tensors. If there are any, the operation runs in a graph of its own.
+    launchers
+        By name, as in plan tags.
+    """
+
+    lower: Callable[[FrontendGraph, Any], None] | None = None
+    computed: Callable[[Any, Mapping[str, GraphTensor]], Mapping[str, Computed]] | None = None
+    launchers: Mapping[str, Launcher] = MappingProxyType({})
+
+
+_CONVOLUTION = Implementation(lower_convolution)
+_KERNEL, _LIBRARY = {"kernel": Launcher(pooling_kernel)}, {"library": Launcher(library_pooling)}
+_POOLING = Implementation(launchers={**_KERNEL, **_LIBRARY})
+_NORMALIZATION = Implementation(
+    lower_normalization, launchers={"kernel": Launcher(normalization_kernels, packed=True)}
+)
+_ATTENTION = Implementation(
+    lower_attention, attention_lengths, launchers={"kernel": Launcher(attention_kernels)}
+)
+IMPLEMENTATIONS: dict[type[Node], Implementation] = {
+    ConvolutionForward: _CONVOLUTION,
+    ConvolutionBackwardData: _CONVOLUTION,
+    ConvolutionBackwardFilter: _CONVOLUTION,
+    Pointwise: Implementation(lower_pointwise),
     MaxPool: _POOLING,
-    MaxPoolBackward: _POOLING,
+    MaxPoolBackward: Implementation(launchers=_KERNEL),
     AvgPool: _POOLING,
-    AvgPoolBackward: _POOLING,
+    AvgPoolBackward: Implementation(launchers={**_LIBRARY, **_KERNEL}),
     LayerNorm: _NORMALIZATION,
     LayerNormBackward: _NORMALIZATION,
     RMSNorm: _NORMALIZATION,
     RMSNormBackward: _NORMALIZATION,
+    Attention: _ATTENTION,
+    AttentionBackward: _ATTENTION,
 }
+"""The order of an operation's launchers is that of their speed on most shapes, measured on an H200."""

@@ -1,8 +1,9 @@
-"""Layer norm and RMS norm by kernels of our own, on packed tensors: a thread block for each row.
+"""Layer norm and RMS norm on CUDA: cuDNN's, and kernels of our own, all on packed tensors.
 
-Sums are float32 (float64 of float64), over a row in two passes: first the mean,
-then the squares of what differs from it. Gradients of scale and bias have a
-thread for each element of a row, which sums over all rows.
+Our kernels have a thread block for each row. Sums are float32 (float64 of
+float64), over a row in two passes: first the mean, then the squares of what
+differs from it. For the gradients of scale and bias, a block sums 32 columns.
+https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Normalizations.html
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, load, store
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import (
@@ -21,16 +23,84 @@ from cudnn_actor.protocol.operations import (
     RMSNorm,
     RMSNormBackward,
 )
+from cudnn_actor.protocol.tensor import Layout
 
-__all__ = ["normalization", "source"]
+__all__ = ["lower_normalization", "normalization_kernels", "source"]
 
 Norm = LayerNorm[int] | RMSNorm[int] | LayerNormBackward[int] | RMSNormBackward[int]
 
 _THREADS, _MOST_BLOCKS = 256, 1 << 16
+_COLUMNS_OF_A_BLOCK, _ROWS_OF_A_BLOCK = 32, 32
 
 
-def normalization(operation: Norm, tensors: Sequence[GraphTensor]) -> Callable[[Sequence[int]], None]:
-    """The launch of a norm on packed tensors; see `operations.Launch`."""
+def lower_normalization(graph: FrontendGraph, operation: Norm) -> None:
+    """Add a norm to a graph of cuDNN's frontend: rows as samples, their elements as channels.
+
+    Raises `Refused`.
+    """
+    x = graph.spec(operation.x)
+    if operation.scale is None or getattr(operation, "bias", operation.x) is None:
+        raise Refused("cuDNN's norms need a scale, and layer norm a bias")
+    first = operation.axis % len(x.dims)
+    rows, length = math.prod(x.dims[:first]), math.prod(x.dims[first:])
+    shapes = {
+        "elements": ([rows, length, 1, 1], [length, 1, 1, 1]),
+        "weights": ([1, length, 1, 1], [length, 1, 1, 1]),
+        "statistics": ([rows, 1, 1, 1], [1, 1, 1, 1]),
+    }
+
+    def shape(name: str) -> tuple[list[int], list[int]]:
+        return shapes[_PARTS.get(name, "elements")]
+
+    operands = _operands(operation)
+    for uid in operands.values():
+        if graph.spec(uid).spec.layout is not Layout.NCHW:
+            raise Refused("cuDNN's norms need packed rows")
+    inputs = {name: graph.tensor(uid, *shape(name)) for name, uid in operation.named(operation.inputs)}
+    cudnn, pygraph = libraries().cudnn, graph.pygraph
+    if isinstance(operation, LayerNorm | RMSNorm):
+        kept = len(operation.writes) - 1
+        if isinstance(operation, LayerNorm) and kept == 1:
+            raise Refused("cuDNN's layer norm writes both statistics or none")
+        phases = cudnn.norm_forward_phase
+        call = pygraph.layernorm if isinstance(operation, LayerNorm) else pygraph.rmsnorm
+        found = call(
+            norm_forward_phase=phases.TRAINING if kept else phases.INFERENCE,
+            input=inputs["x"],
+            epsilon=pygraph.tensor_scalar(operation.epsilon, cudnn.scalar_type.RUNTIME_PARAM),
+            **{name: inputs[name] for name in ("scale", "bias") if name in inputs},
+        )
+    elif isinstance(operation, LayerNormBackward):
+        found = pygraph.layernorm_backward(
+            grad=inputs["dy"],
+            input=inputs["x"],
+            scale=inputs["scale"],
+            mean=inputs["mean"],
+            inv_variance=inputs["inverse_deviation"],
+        )
+    else:
+        found = pygraph.rmsnorm_backward(
+            grad=inputs["dy"],
+            input=inputs["x"],
+            scale=inputs["scale"],
+            inv_variance=inputs["inverse_rms"],
+            has_dbias=False,
+        )
+    for name, output in zip(operation.outputs, found, strict=False):
+        uid = getattr(operation, name)
+        if uid is not None:
+            graph.write(uid, output, *shape(name))
+
+
+_PARTS = dict.fromkeys(("scale", "bias", "dscale", "dbias"), "weights")
+_PARTS |= dict.fromkeys(("mean", "inverse_deviation", "inverse_rms"), "statistics")
+
+
+def normalization_kernels(
+    operation: Norm, tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of a norm on packed tensors; see `operations.Launcher`."""
+    del handle
     cupy = libraries().cupy
     given = {name: tensors[number] for name, number in _operands(operation).items()}
     x = given["x"]
@@ -41,11 +111,12 @@ def normalization(operation: Norm, tensors: Sequence[GraphTensor]) -> Callable[[
     epsilon = getattr(operation, "epsilon", 0.0)
     number = (cupy.float64 if x.dtype is DType.FLOAT64 else cupy.float32)(epsilon)
     sums = module.get_function("columns") if {"dscale", "dbias"} & set(given) else None
+    blocks = min(-(-length // _COLUMNS_OF_A_BLOCK), _MOST_BLOCKS)
 
     def launch(addresses: Sequence[int]) -> None:
         of_rows((min(rows, _MOST_BLOCKS),), (_THREADS,), (*addresses, rows, length, number))
         if sums is not None:
-            sums((min(-(-length // _THREADS), _MOST_BLOCKS),), (_THREADS,), (*addresses, rows, length))
+            sums((blocks,), (_COLUMNS_OF_A_BLOCK, _ROWS_OF_A_BLOCK), (*addresses, rows, length))
 
     return launch
 
@@ -61,7 +132,8 @@ def source(operation: Norm, tensors: Sequence[GraphTensor]) -> str:
     code = _Code(dtypes)
     kernels = [_ROWS.format(pointers=pointers, body=_BODIES[type(operation)](code))]
     if {"dscale", "dbias"} & written:
-        kernels.append(_COLUMNS.format(pointers=pointers, body=_column_sums(code)))
+        stored = code.put("dscale", "j", "scaled") + code.put("dbias", "j", "plain")
+        kernels.append(_COLUMNS.format(pointers=pointers, body=_column_sums(code), stored=stored))
     double = "double" if dtypes["x"] is DType.FLOAT64 else "float"
     return "\n".join([f"typedef {double} T;", PREAMBLE, _SUM, *kernels])
 
@@ -93,16 +165,18 @@ class _Code:
 
 
 _SUM = """
+__device__ __forceinline__ T sum_of_warp(T value) {
+    #pragma unroll
+    for (int apart = 16; apart; apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
+    return value;
+}
 __device__ T sum_of_block(T value) {
-    __shared__ T sums[256];
+    __shared__ T sums[32];
+    __syncthreads();  // nobody still reads the sums of the call before
+    value = sum_of_warp(value);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
     __syncthreads();
-    sums[threadIdx.x] = value;
-    __syncthreads();
-    for (int half = blockDim.x / 2; half; half /= 2) {
-        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-        __syncthreads();
-    }
-    return sums[0];
+    return sum_of_warp(threadIdx.x % 32 < blockDim.x / 32 ? sums[threadIdx.x % 32] : (T)0);
 }
 """
 _ROWS = """
@@ -115,9 +189,20 @@ extern "C" __global__ void rows({pointers}, long long rows, long long length, T 
 """
 _COLUMNS = """
 extern "C" __global__ void columns({pointers}, long long rows, long long length) {{
-    const long long step = (long long)gridDim.x * blockDim.x;
-    for (long long j = blockIdx.x * (long long)blockDim.x + threadIdx.x; j < length; j += step) {{
-        {body}
+    __shared__ T all_scaled[32][33], all_plain[32][33];
+    const int column = threadIdx.x, of_rows = threadIdx.y;
+    for (long long first = blockIdx.x * 32ll; first < length; first += gridDim.x * 32ll) {{
+        long long j = first + column;
+        T scaled = 0, plain = 0;
+        if (j < length) for (long long row = of_rows; row < rows; row += 32) {{
+            {body}
+        }}
+        __syncthreads();
+        all_scaled[of_rows][column] = scaled; all_plain[of_rows][column] = plain;
+        __syncthreads();
+        scaled = sum_of_warp(all_scaled[column][of_rows]); plain = sum_of_warp(all_plain[column][of_rows]);
+        j = first + of_rows;
+        if (column == 0 && j < length) {{ {stored} }}
     }}
 }}
 """
@@ -170,12 +255,8 @@ def _backward(code: _Code) -> str:
 
 def _column_sums(code: _Code) -> str:
     at = "row * length + j"
-    return f"""T scaled = 0, plain = 0;
-        for (long long row = 0; row < rows; ++row) {{
-            const T slope = {code.get("dy", at)};
-            plain += slope; scaled += slope * {_normal(code, at, "row")};
-        }}
-        {code.put("dscale", "j", "scaled")} {code.put("dbias", "j", "plain")}"""
+    return f"""const T slope = {code.get("dy", at)};
+            plain += slope; scaled += slope * {_normal(code, at, "row")};"""
 
 
 _BODIES: dict[type, Callable[[_Code], Any]] = {

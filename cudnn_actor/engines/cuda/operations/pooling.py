@@ -1,17 +1,26 @@
-"""Pooling by kernels of our own: a thread for each element of the result.
+"""Pooling on CUDA: libcudnn's, and a kernel of our own with a thread for each element of the result.
 
-cuDNN's pooling has no dilation, no asymmetric padding and no flat index. The
-source depends only on the operation's class and the element types; shapes,
-strides and windows are arguments. One or two spatial dims become three.
+libcudnn's pooling has no dilation, no asymmetric padding and no flat index. Our
+kernel's source has the shapes in it, so that the compiler divides by constants.
+One or two spatial dims become three.
+https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cudnn_actor.engines.cuda.library.libcudnn import (
+    factor,
+    libcudnn,
+    pooling_descriptor,
+    tensor_descriptor,
+)
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.frontend_graph import Refused, spatial
 from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, load, store
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import (
@@ -23,58 +32,119 @@ from cudnn_actor.protocol.operations import (
     Window,
 )
 
-__all__ = ["pooling", "source"]
+__all__ = ["library_pooling", "pooling_kernel", "source"]
 
 Pooling = MaxPool[int] | MaxPoolBackward[int] | AvgPool[int] | AvgPoolBackward[int]
 
 _THREADS, _MOST_BLOCKS = 256, 1 << 16
 _RANK = 5
+_FEW = 1 << 30
+"""Positions below this, and sums of two of them, fit into 32 bits."""
+_MAX, _AVERAGE_WITH_PADDING, _AVERAGE = 3, 1, 2
+"""cudnnPoolingMode_t: the maximum is the deterministic one."""
 
 
-def pooling(operation: Pooling, tensors: Sequence[GraphTensor]) -> Callable[[Sequence[int]], None]:
-    """The launch of a pooling on tensors of these specs; see `operations.Launch`."""
+def library_pooling(
+    operation: Pooling, tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of a pooling by libcudnn. Raises `Refused`, and `EngineFailure` if it does not take it."""
+    window = operation.window
+    if isinstance(operation, MaxPoolBackward) or getattr(operation, "index", None) is not None:
+        raise Refused("libcudnn's pooling has no flat index")
+    if window.pre_padding != window.post_padding or max(window.dilation) > 1:
+        raise Refused("libcudnn's pooling has no asymmetric padding and no dilation")
+    rank = max(2, window.spatial_dims)
+    fields = (window.size, 1), (window.pre_padding, 0), (window.stride, 1)
+    size, padding, stride = ([*[other] * (rank - len(values)), *values] for values, other in fields)
+    if isinstance(operation, MaxPool):
+        mode = _MAX
+    else:
+        mode = _AVERAGE_WITH_PADDING if operation.include_padding else _AVERAGE
+    pool = pooling_descriptor(mode, size, padding, stride)
+    first, last = (tensor_descriptor(*spatial(tensor), tensor.dtype) for tensor in tensors)
+    one, zero = (factor(value, tensors[0].dtype) for value in (1.0, 0.0))
+    references = ctypes.byref(one), ctypes.byref(zero)
+    library, cudnn_handle = libcudnn(), handle.backend_handle
+
+    def forward(addresses: Sequence[int]) -> None:
+        x, y = addresses
+        library.cudnnPoolingForward(
+            cudnn_handle, pool.pointer, references[0], first.pointer, x, references[1], last.pointer, y
+        )
+
+    def backward(addresses: Sequence[int]) -> None:
+        dy, dx = addresses
+        gradient = first.pointer, dy
+        # An average's gradient depends on neither x nor y: dx and dy stand in their places.
+        library.cudnnPoolingBackward(
+            cudnn_handle,
+            pool.pointer,
+            references[0],
+            *gradient,
+            *gradient,
+            last.pointer,
+            dx,
+            references[1],
+            last.pointer,
+            dx,
+        )
+
+    return forward if isinstance(operation, MaxPool | AvgPool) else backward
+
+
+def pooling_kernel(
+    operation: Pooling, tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of a pooling on tensors of these specs; see `operations.Launcher`."""
+    del handle
     cupy = libraries().cupy
     kernel = cupy.RawKernel(source(operation, tensors), "pooling", options=("--std=c++17",))
     kernel.compile()
-    forward = isinstance(operation, MaxPool | AvgPool)
-    x, y = (tensors[0], tensors[1]) if forward else (tensors[-1], tensors[0])
-    count = math.prod((y if forward else x).dims)
-    numbers = [count, *_dims(x.dims), *_dims(y.dims), *_window(operation.window)]
-    numbers += [stride for tensor in tensors for stride in _dims(tensor.strides, 0)]
-    grid = (min(-(-count // _THREADS), _MOST_BLOCKS),)
+    grid = (min(-(-math.prod(_looped(operation, tensors).dims) // _THREADS), _MOST_BLOCKS),)
 
     def launch(addresses: Sequence[int]) -> None:
-        kernel(grid, (_THREADS,), (*addresses, *numbers))
+        kernel(grid, (_THREADS,), tuple(addresses))
 
     return launch
+
+
+def _looped(operation: Pooling, tensors: Sequence[GraphTensor]) -> GraphTensor:
+    """The tensor with a thread for each of its elements."""
+    return tensors[len(operation.reads)]
 
 
 def source(operation: Pooling, tensors: Sequence[GraphTensor]) -> str:
     """The kernel in CUDA C++. The last operand, or two if there is an index, are written."""
     read = len(operation.reads)
-    pointers = [
-        f"{'const ' if number < read else ''}{C_TYPES[tensor.dtype]}* t{number}"
+    arguments = ", ".join(
+        f"{'const ' if number < read else ''}{C_TYPES[tensor.dtype]}* __restrict__ t{number}"
         for number, tensor in enumerate(tensors)
-    ]
-    names = ["count", *(f"{tensor}{axis}" for tensor in "xy" for axis in range(_RANK))]
-    names += [f"{name}{axis}" for name in ("size", "pre", "stride", "dilation") for axis in range(3)]
-    names += [f"s{number}_{axis}" for number in range(len(tensors)) for axis in range(_RANK)]
-    arguments = ", ".join([*pointers, *(f"long long {name}" for name in names)])
-    forward = isinstance(operation, MaxPool | AvgPool)
-    looped = "y" if forward else "x"
-    decode = " ".join(
-        f"const long long i{axis} = rest % {looped}{axis}; rest /= {looped}{axis};"
-        for axis in range(_RANK - 1, 0, -1)
     )
+    forward = isinstance(operation, MaxPool | AvgPool)
+    x, y = (tensors[0], tensors[1]) if forward else (tensors[-1], tensors[0])
+    numbers = {f"x{axis}": size for axis, size in enumerate(_dims(x.dims))}
+    numbers |= {f"y{axis}": size for axis, size in enumerate(_dims(y.dims))}
+    names = (f"{name}{axis}" for name in ("size", "pre", "stride", "dilation") for axis in range(3))
+    numbers |= dict(zip(names, _window(operation.window), strict=True))
+    for number, tensor in enumerate(tensors):
+        numbers |= {f"s{number}_{axis}": step for axis, step in enumerate(_dims(tensor.strides, 0))}
+    looped = _looped(operation, tensors)
+    dims, strides = _dims(looped.dims), _dims(looped.strides, 0)
+    largest = max([math.prod(dims), *(tensor.spec.nbytes for tensor in tensors), *numbers.values()])
+    constants = "".join(f"constexpr I {name} = {value}; " for name, value in numbers.items())
+    # Neighbouring threads take elements that are neighbours in memory.
+    order = sorted(range(_RANK), key=lambda axis: (strides[axis], dims[axis] > 1))
+    decode = " ".join(f"const I i{axis} = rest % {dims[axis]}; rest /= {dims[axis]};" for axis in order)
     return f"""typedef {_accumulator(tensors[0].dtype)} T;
+typedef {"int" if largest < _FEW else "long long"} I;
 {PREAMBLE}
 {_COUNT}
 extern "C" __global__ void pooling({arguments}) {{
-    const long long step = (long long)gridDim.x * blockDim.x;
+    {constants}
+    const long long step = (long long)gridDim.x * blockDim.x, count = {math.prod(dims)};
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {{
-        long long rest = i;
+        I rest = (I)i;
         {decode}
-        const long long i0 = rest;
         {_BODIES[type(operation)](operation, tensors)}
     }}
 }}
@@ -102,25 +172,21 @@ def _place(number: int, *at: str) -> str:
 
 _COUNT = """
 // How many elements of a window lie in the input, in one dim.
-__device__ __forceinline__ long long inside(
-    long long place, long long in, long long size, long long pre, long long stride, long long dilation) {
-    long long n = 0;
-    for (long long t = 0; t < size; ++t) {
-        const long long p = place * stride - pre + t * dilation;
-        n += p >= 0 && p < in;
-    }
-    return n;
+__device__ __forceinline__ I inside(
+    I place, I in, I size, I pre, I stride, I dilation) {
+    const I start = place * stride - pre, last = min(size - 1, (in - 1 - start) / dilation);
+    return last - (start < 0 ? (dilation - 1 - start) / dilation : 0) + 1;
 }
 """
 _SEEN = """
-        for (long long a = 0; a < size0; ++a) {{
-            const long long p2 = i2 * stride0 - pre0 + a * dilation0;
+        for (I a = 0; a < size0; ++a) {{
+            const I p2 = i2 * stride0 - pre0 + a * dilation0;
             if (p2 < 0 || p2 >= x2) continue;
-            for (long long b = 0; b < size1; ++b) {{
-                const long long p3 = i3 * stride1 - pre1 + b * dilation1;
+            for (I b = 0; b < size1; ++b) {{
+                const I p3 = i3 * stride1 - pre1 + b * dilation1;
                 if (p3 < 0 || p3 >= x3) continue;
-                for (long long c = 0; c < size2; ++c) {{
-                    const long long p4 = i4 * stride2 - pre2 + c * dilation2;
+                for (I c = 0; c < size2; ++c) {{
+                    const I p4 = i4 * stride2 - pre2 + c * dilation2;
                     if (p4 < 0 || p4 >= x4) continue;
                     {body}
                 }}
@@ -128,14 +194,14 @@ _SEEN = """
         }}"""
 """Runs `body` for each element p of the input in the window i."""
 _SEEING = """
-        for (long long a = 0; a < size0; ++a) {{
-            long long q2 = i2 + pre0 - a * dilation0;
+        for (I a = 0; a < size0; ++a) {{
+            I q2 = i2 + pre0 - a * dilation0;
             if (q2 < 0 || q2 % stride0 || (q2 /= stride0) >= y2) continue;
-            for (long long b = 0; b < size1; ++b) {{
-                long long q3 = i3 + pre1 - b * dilation1;
+            for (I b = 0; b < size1; ++b) {{
+                I q3 = i3 + pre1 - b * dilation1;
                 if (q3 < 0 || q3 % stride1 || (q3 /= stride1) >= y3) continue;
-                for (long long c = 0; c < size2; ++c) {{
-                    long long q4 = i4 + pre2 - c * dilation2;
+                for (I c = 0; c < size2; ++c) {{
+                    I q4 = i4 + pre2 - c * dilation2;
                     if (q4 < 0 || q4 % stride2 || (q4 /= stride2) >= y4) continue;
                     {body}
                 }}
@@ -156,7 +222,7 @@ def _max(operation: MaxPool[int], tensors: Sequence[GraphTensor]) -> str:
     written = f"t1[{_place(1, *place)}] = element;"
     if operation.index is not None:
         written += f" t2[{_place(2, *place)}] = index;"
-    kept = f"T best = 0; {C_TYPES[tensors[0].dtype]} element = 0; long long index = -1;"
+    kept = f"T best = 0; {C_TYPES[tensors[0].dtype]} element = 0; I index = -1;"
     return f"{kept}{_SEEN.format(body=body)}\n        {written}"
 
 
@@ -165,7 +231,7 @@ def _max_backward(_: MaxPoolBackward[int], tensors: Sequence[GraphTensor]) -> st
     value = load(tensors[0].dtype, f"t0[{_place(0, *place)}]")
     body = f"if (t1[{_place(1, *place)}] == number) sum += (T){value};"
     return (
-        f"T sum = 0; const long long number = {_NUMBER.format(*_I)};{_SEEING.format(body=body)}\n"
+        f"T sum = 0; const I number = {_NUMBER.format(*_I)};{_SEEING.format(body=body)}\n"
         f"        t2[{_place(2, 'i0', 'i1', *_I)}] = {store(tensors[2].dtype, 'sum')};"
     )
 

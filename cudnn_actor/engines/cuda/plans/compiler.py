@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.cuda.plans.graphs import Refused, build_candidate, candidates, check_bytes
+from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, check_whole
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.plans.splitting import MOST_FORMS, compile_split
+from cudnn_actor.engines.cuda.plans.splitting import MOST_FORMS, MOST_WAYS, compile_split
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
 from cudnn_actor.engines.support import check_graph, unsupported
 from cudnn_actor.protocol.errors import OutOfMemory
@@ -106,7 +107,7 @@ def _in_one_piece(
 ) -> Iterator[_Make]:
     """The graph as a single cuDNN graph, once for each candidate, in cuDNN's order."""
     try:
-        check_bytes(graph)
+        check_whole(graph)
         lowered = candidates(graph, handle, limit)
     except Refused as refusal:
         refusals.append(str(refusal))
@@ -117,10 +118,10 @@ def _in_one_piece(
 
 
 def _in_steps(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[_Make]:
-    """The graph in steps: the first few candidates for each form of the convolutions' tensors."""
+    """The graph in steps: a few choices for each form of the convolutions' tensors."""
     convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
     for form in range(MOST_FORMS if convolves else 1):
-        for choice in range(_CHOICES if convolves else 1):
+        for choice in range(_CHOICES if convolves else MOST_WAYS):
             yield partial(compile_split, graph, handle, limit, form, choice)
 
 

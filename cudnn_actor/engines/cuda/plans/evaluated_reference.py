@@ -19,8 +19,8 @@ from cudnn_actor.protocol.tensor import packed_strides
 
 __all__ = ["CuPy", "EvaluatedReference", "store_values"]
 
-_MOST_ELEMENTS = 1 << 26
-"""The most elements of all tensors together: half a gigabyte as double, and a few times that at once."""
+_MOST_ELEMENTS, _COPIES = 1 << 30, 10
+"""The most elements of all tensors together, and how often they may lie on the device as double at once."""
 _MOST_COMPARED = 1 << 20
 
 
@@ -50,8 +50,10 @@ class EvaluatedReference:
 
     @staticmethod
     def covers(graph: OperationGraph) -> bool:
-        """Whether a graph's tensors are small enough."""
-        return sum(math.prod(tensor.dims) for tensor in graph.tensors) <= _MOST_ELEMENTS
+        """Whether a graph's tensors are small enough for the device's free memory."""
+        elements = sum(math.prod(tensor.dims) for tensor in graph.tensors)
+        free, _ = libraries().runtime.memGetInfo()
+        return elements <= min(_MOST_ELEMENTS, int(free) // (_COPIES * DType.FLOAT64.itemsize))
 
     def compare(
         self, address: Callable[[int], int], scalars: Sequence[float]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,8 +18,8 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import PointwiseMode
 
-__all__ = ["C_TYPES", "PREAMBLE", "Elementwise", "Expression", "Kernel", "Leaf", "Scalar", "Value"]
-__all__ += ["elementwise", "formula", "load", "source", "store"]
+__all__ = ["C_TYPES", "PREAMBLE", "Computed", "Constant", "Elementwise", "Expression", "Kernel", "Leaf"]
+__all__ += ["Scalar", "Value", "elementwise", "formula", "load", "source", "store"]
 
 _THREADS, _MOST_BLOCKS = 256, 1 << 16
 
@@ -103,6 +104,12 @@ class Scalar(msgspec.Struct, frozen=True, tag="scalar"):
     number: int
 
 
+class Constant(msgspec.Struct, frozen=True, tag="constant"):
+    """A number."""
+
+    value: float
+
+
 class Expression(msgspec.Struct, frozen=True, tag="expression"):
     """A pointwise mode applied to operands, with its parameter if it has one.
 
@@ -110,7 +117,7 @@ class Expression(msgspec.Struct, frozen=True, tag="expression"):
     """
 
     mode: PointwiseMode
-    operands: tuple[Expression | Leaf | Scalar, ...]
+    operands: tuple[Expression | Leaf | Scalar | Constant, ...]
     parameter: float | None = None
     dtype: DType | None = None
 
@@ -132,7 +139,7 @@ class Elementwise(msgspec.Struct, frozen=True):
         The result's, then each operand's, in elements; 0 where an operand is broadcast.
     """
 
-    value: Expression | Leaf | Scalar
+    value: Expression | Leaf | Scalar | Constant
     dtype: DType
     double: bool
     dims: tuple[int, ...]
@@ -151,7 +158,19 @@ class Elementwise(msgspec.Struct, frozen=True):
         return tuple(sorted(found))
 
 
-Value = Expression | Leaf | Scalar
+Value = Expression | Leaf | Scalar | Constant
+
+
+class Computed(NamedTuple):
+    """A packed tensor that a kernel computes from an operation's operands before the operation runs.
+
+    `operands`: the names of what the value's leaves read, in the order of their numbers.
+    """
+
+    value: Value
+    operands: tuple[str, ...]
+    dims: tuple[int, ...]
+    dtype: DType
 
 
 def _visit(node: Value, leaf: Callable[[Leaf], object], scalar: Callable[[Scalar], object]) -> None:
@@ -265,6 +284,8 @@ def formula(node: Value, steps: list[str]) -> str:
             return f"v{number}"
         case Scalar(number=number):
             return f"scalar{number}"
+        case Constant(value=number):
+            return f"((T){float(number)!r})"
         case Expression(mode=mode, operands=operands, parameter=parameter, dtype=dtype):
             names = dict(zip("ab", [formula(operand, steps) for operand in operands], strict=False))
             name = f"t{len(steps)}"

@@ -17,7 +17,7 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.library.failures import check_status
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations import KERNELS
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.operations import Launch as OperationLaunch
 from cudnn_actor.engines.cuda.plans.kernels import Kernel
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
@@ -131,8 +131,9 @@ class Program:
                 launch = launch or public_launch(graph, step.uids, handle)
                 self._steps.append(self._graph_step(launch, step.sources, recipe.own_workspace))
             elif isinstance(step, OperationStep):
-                own = KERNELS[type(step.operation)].compile(step.operation, step.tensors)
-                self._steps.append(self._operation_step(own, step.sources, recipe.own_workspace))
+                launcher = IMPLEMENTATIONS[type(step.operation)].launchers[step.launcher]
+                operation_launch = launcher.make(step.operation, step.tensors, handle)
+                self._steps.append(self._operation_step(operation_launch, step.sources, recipe.own_workspace))
             else:
                 self._steps.append(self._kernel_step(Kernel(step.kernel), step.sources, recipe.own_workspace))
         self._doubles = {

@@ -86,7 +86,7 @@ class KernelStep(msgspec.Struct, frozen=True, tag="kernel"):
 
 
 class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
-    """A step that runs one operation by a kernel of our own.
+    """A step that runs one operation by one of its launchers: our own kernels, or libcudnn's functions.
 
     Parameters
     ----------
@@ -94,11 +94,14 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
         Its operands are indices in `tensors`.
     tensors, sources
         Its operands as they are stored, in the order of its fields, and the location of each.
+    launcher
+        Which of the operation's launchers runs it.
     """
 
     operation: Node
     tensors: tuple[GraphTensor, ...]
     sources: tuple[Source, ...]
+    launcher: str
 
 
 Step = GraphStep | KernelStep | OperationStep

@@ -79,6 +79,11 @@ class Guarded:
         stream = libraries().cupy.cuda.get_current_stream().ptr
         libraries().runtime.memcpyAsync(self.pointer, other.pointer, self.nbytes, _DEVICE_TO_DEVICE, stream)
 
+    def add_up(self, sum_: int) -> None:
+        """Enqueue adding a checksum of the bytes between the guards to the uint64 at that address."""
+        arguments = (self.pointer, self.nbytes, sum_)
+        _kernel("checksum")(_grid(self.nbytes), (_THREADS,), arguments)
+
     def check(self, findings: Findings) -> None:
         """Enqueue a check that sets a flag if a guard byte has changed."""
         arguments = (self._start, self.pointer + self.nbytes, self._guard, findings.strayed)
@@ -140,7 +145,7 @@ def source() -> str:
     """The kernels in CUDA C++, for every element type."""
     kernels = [_fill(dtype) for dtype in C_TYPES]
     kernels += [_nan(dtype) for dtype in C_TYPES if dtype.is_floating]
-    return "\n".join([PREAMBLE, _GUARDS, *kernels])
+    return "\n".join([PREAMBLE, _GUARDS, _CHECKSUM, *kernels])
 
 
 _GUARDS = """
@@ -148,6 +153,15 @@ extern "C" __global__ void guards(
     const unsigned char* before, const unsigned char* behind, long long guard, unsigned int* strayed) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (before[i] != guard || behind[i] != guard) *strayed = 1;
+}
+"""
+_CHECKSUM = """
+extern "C" __global__ void checksum(const unsigned char* bytes, long long count, unsigned long long* sum) {
+    long long step = (long long)gridDim.x * blockDim.x;
+    unsigned long long part = 0;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step)
+        part += (bytes[i] + 1ull) * ((i + 1) * 0x9e3779b97f4a7c15ull | 1);
+    atomicAdd(sum, part);
 }
 """
 _LOOP = """

@@ -1,21 +1,25 @@
 """Runs a graph in several steps where cuDNN does not accept it as a whole.
 
-The graph is cut at its convolutions. Each convolution runs alone, if necessary
-on packed or wider copies of its operands. Pointwise operations become one
-kernel for each result. All data stays on the device.
+Each operation but the pointwise ones runs alone, if necessary on packed or wider
+copies of its operands. Pointwise operations become one kernel for each result.
+All data stays on the device.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from cudnn_actor.engines.cuda.operations import KERNELS
-from cudnn_actor.engines.cuda.plans.graphs import Refused, build_candidate, candidates, takes_bytes
+from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
+from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, computed_first, takes_bytes
 from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Scalar, Value, elementwise
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import KernelStep, OperationStep, Scratch, Source, Step, aligned
@@ -25,19 +29,22 @@ from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution, GraphTensor, Node, Pointwise, TensorRole
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
-__all__ = ["MOST_FORMS", "compile_split"]
+__all__ = ["MOST_FORMS", "MOST_WAYS", "compile_split"]
 
 MOST_FORMS = 9
 """The most forms (layouts and dtypes) that `_forms` yields for a convolution's tensors."""
+MOST_WAYS = 4
+"""The most ways to run another operation: a graph, on tensors as given or packed, libcudnn, a kernel."""
 
 
 def compile_split(
     graph: OperationGraph, handle: Any, limit: int | None, form: int = 0, choice: int = 0
 ) -> CudaPlan:
-    """The graph in steps: each convolution alone, and a kernel for each pointwise result.
+    """The graph in steps: each operation alone, and a kernel for each pointwise result.
 
     `form` is the index of the form of the convolutions' tensors (see `_forms`). `choice` is the index of the
-    candidate to use, of those that can be built. Raises `Refused` if there is no such form or candidate.
+    candidate to use for a convolution, of those that can be built, and of the way to run another operation.
+    Raises `Refused` if there is no such form, candidate or way.
     """
     return _Splitter(graph, handle, limit, form, choice).plan()
 
@@ -51,6 +58,7 @@ class _Splitter:
         self._limit = limit
         self._form = form
         self._choice = choice
+        self._convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
         self._sources = given_sources(graph)
         self._forms = {tensor.uid: tensor for tensor in graph.tensors}
         """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
@@ -103,17 +111,21 @@ class _Splitter:
         if tensors[0].dtype is not forms[0].dtype:
             numerics = msgspec.structs.replace(numerics, tf32=True)
         alone = OperationGraph(tensors=tuple(forms), operations=(operation,), numerics=numerics)
+        return alone, self._candidate(alone, self._choice)
+
+    def _candidate(self, alone: OperationGraph, choice: int) -> Any:
+        """cuDNN's graph, built with the candidate of that index, of those that can be built."""
         lowered = candidates(alone, self._handle, self._limit)
-        left = self._choice
+        left = choice
         for index in range(lowered.get_execution_plan_count()):
             try:
                 build_candidate(alone, lowered, index)
             except Refused:
                 continue
             if not left:
-                return alone, lowered
+                return lowered
             left -= 1
-        raise Refused(f"cuDNN has no candidate {self._choice} for {type(operation).__name__}")
+        raise Refused(f"cuDNN has no candidate {choice} for {alone.operations[0].kind}")
 
     def _packed(self, tensor: GraphTensor, form: GraphTensor) -> Source:
         """An input in the wanted form: the tensor itself, or a copy."""
@@ -123,36 +135,86 @@ class _Splitter:
         self._copy(tensor, self._sources[tensor.uid], form, copy)
         return copy
 
-    # Operations with a kernel of their own.
+    # Other operations.
 
     def _run(self, operation: Node) -> None:
-        """Add the step that runs an operation. Raises `Refused` if it has no kernel."""
-        own = KERNELS.get(type(operation))
-        if own is None:
-            raise Refused(f"there is no kernel for {operation.kind}")
+        """Add the steps that run an operation, in the chosen way. Raises `Refused`."""
         for uid in operation.reads:
             self._compute(uid)
         for uid in operation.writes:
             if uid not in self._sources:
                 self._sources[uid] = self._take(self._graph.tensor(uid))
-        operands = dict(operation.named((*operation.inputs, *operation.outputs)))
-        tensors = [self._forms[uid] for uid in operands.values()]
-        forms = [_repacked(tensor, Layout.NCHW) if own.packed else tensor for tensor in tensors]
-        places = {}
-        for tensor, form in zip(tensors, forms, strict=True):
-            copied = tensor.uid in operation.writes and not _serves(tensor, form)
-            places[tensor.uid] = self._take(form) if copied else self._packed(tensor, form)
-        numbers = {name: number for number, name in enumerate(operands)}
-        self._steps.append(
-            OperationStep(
-                operation=operation.with_operands(numbers.__getitem__),
-                tensors=tuple(forms),
-                sources=tuple(places[tensor.uid] for tensor in tensors),
+        implementation = IMPLEMENTATIONS[type(operation)]
+        ways: list[Callable[[Node], None]] = []
+        if implementation.lower is not None:
+            ways += [partial(self._by_graph, packed=packed) for packed in (False, True)]
+        ways += [partial(self._by_step, launcher=name) for name in implementation.launchers]
+        if not self._convolves and self._choice >= len(ways):
+            raise Refused(f"there is no other way to run {operation.kind}")
+        ways[min(self._choice, len(ways) - 1)](operation)
+
+    def _by_graph(self, operation: Node, *, packed: bool) -> None:
+        """Add an operation as a graph of cuDNN's of its own."""
+        computed = computed_first(self._graph, operation)
+        with self._placed(operation, packed=packed) as placed:
+            forms, sources = [form for form, _ in placed.values()], {f.uid: s for f, s in placed.values()}
+            changes = {}
+            for number, (name, wanted) in enumerate(computed.items(), start=1):
+                spec = TensorSpec.packed(wanted.dims, wanted.dtype)
+                uid = max(tensor.uid for tensor in self._graph.tensors) + number
+                form = GraphTensor(uid=uid, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
+                sources[uid] = self._take(form)
+                strides = [spec.strides, *(placed[read][0].strides for read in wanted.operands)]
+                kernel = elementwise(wanted.value, wanted.dtype, True, wanted.dims, strides)
+                places = (sources[uid], *(placed[read][1] for read in wanted.operands))
+                self._steps.append(KernelStep(kernel, places))
+                forms.append(form)
+                changes[name] = uid
+            operation = msgspec.structs.replace(operation, **changes)
+            read = {*operation.reads, *operation.writes}
+            alone = OperationGraph(
+                tensors=tuple(_given(form) for form in forms if form.uid in read),
+                operations=(operation,),
+                numerics=self._graph.numerics,
             )
-        )
-        for tensor, form in zip(tensors, forms, strict=True):
-            if tensor.uid in operation.writes and places[tensor.uid] != self._sources[tensor.uid]:
-                self._copy(form, places[tensor.uid], tensor, self._sources[tensor.uid])
+            lowered = self._candidate(alone, 0)
+            self._steps.append(graph_step(alone, lowered, {uid: sources[uid] for uid in read}))
+            self._graphs.append(lowered)
+
+    def _by_step(self, operation: Node, *, launcher: str) -> None:
+        """Add an operation as a step of its own."""
+        found = IMPLEMENTATIONS[type(operation)].launchers[launcher]
+        with self._placed(operation, packed=found.packed) as placed:
+            numbers = {name: number for number, name in enumerate(placed)}
+            step = OperationStep(
+                operation=operation.with_operands(numbers.__getitem__),
+                tensors=tuple(form for form, _ in placed.values()),
+                sources=tuple(source for _, source in placed.values()),
+                launcher=launcher,
+            )
+            try:
+                found.make(step.operation, step.tensors, self._handle)
+            except EngineFailure as failure:
+                raise Refused(str(failure)) from failure
+            self._steps.append(step)
+
+    @contextlib.contextmanager
+    def _placed(self, operation: Node, *, packed: bool) -> Iterator[dict[str, tuple[GraphTensor, Source]]]:
+        """An operation's operands by name, each in the wanted form and where it is stored.
+
+        Inputs are copied before where they must be packed, and results afterwards.
+        """
+        placed: dict[str, tuple[GraphTensor, Source]] = {}
+        for name, uid in operation.named((*operation.inputs, *operation.outputs)):
+            tensor = self._forms[uid]
+            form = _repacked(tensor, Layout.NCHW) if packed else tensor
+            copied = uid in operation.writes and not _serves(tensor, form)
+            placed[name] = form, self._take(form) if copied else self._packed(tensor, form)
+        yield placed
+        for name, uid in operation.named(operation.outputs):
+            form, source = placed[name]
+            if source != self._sources[uid]:
+                self._copy(form, source, self._forms[uid], self._sources[uid])
 
     # Pointwise.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cudnn_actor.engines.cuda.plans.graphs import Refused, frontend_uids
+from cudnn_actor.engines.cuda.plans.frontend_graph import Refused, frontend_uids
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import (
     Buffer,
@@ -67,6 +67,6 @@ def _name(step: Step) -> str:
         case GraphStep():
             return step.engine
         case OperationStep():
-            return step.operation.kind
+            return f"{step.operation.kind}-{step.launcher}"
         case _:
             return "elementwise"

@@ -16,13 +16,15 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, compile_plan, compile_whole
-from cudnn_actor.engines.cuda.plans.graphs import Refused, candidates, check_bytes
+from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.plans.graphs import candidates, check_whole
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.recipe import Tuning
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.engines.cuda.plans.splitting import MOST_WAYS, compile_split
 from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.operations import Convolution
 
 __all__ = ["tune"]
 
@@ -56,9 +58,9 @@ class _Candidate(NamedTuple):
 
 
 def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[_Candidate]:
-    """All candidates: cuDNN's, and the graph in steps if it has several operations."""
+    """All candidates: cuDNN's, and the ways to run the graph in steps unless it is a convolution alone."""
     try:
-        check_bytes(graph)
+        check_whole(graph)
         lowered = candidates(graph, handle, limit)
         names = [lowered.get_plan_name_at_index(i) for i in range(lowered.get_execution_plan_count())]
     except Refused:
@@ -67,10 +69,13 @@ def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[
     def whole(index: int) -> Callable[[], CudaPlan]:
         return lambda: compile_whole(graph, handle, limit, index)
 
+    def in_steps(choice: int) -> Callable[[], CudaPlan]:
+        return lambda: compile_split(graph, handle, limit, choice=choice)
+
     rivals = [_Candidate(name, whole(index)) for index, name in enumerate(names)]
-    if len(graph.operations) > 1:
-        rivals.append(_Candidate("in several steps", lambda: compile_split(graph, handle, limit)))
-    return rivals
+    convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
+    ways = (len(graph.operations) > 1) if convolves else MOST_WAYS
+    return rivals + [_Candidate(f"in steps, way {choice + 1}", in_steps(choice)) for choice in range(ways)]
 
 
 def _fastest(

@@ -1,0 +1,122 @@
+"""libcudnn's own functions, for what its graphs do not cover, by ctypes.
+
+`PROTOTYPES` has the functions that are used, with their arguments' types; a test
+compares it with cuDNN's headers. Each returns a status; one that is not success
+is raised as `EngineFailure` with cuDNN's last error message.
+https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/overview.html
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Sequence
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_size_t, c_void_p
+from typing import Any
+
+from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.engines.cuda.library.cudnn_files import MAIN, mapped_cudnn
+from cudnn_actor.protocol.dtypes import DType
+
+__all__ = ["PROTOTYPES", "Descriptor", "factor", "libcudnn", "pooling_descriptor", "tensor_descriptor"]
+
+_INTS = POINTER(c_int)
+PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "cudnnCreateTensorDescriptor": (POINTER(c_void_p),),
+    "cudnnSetTensorNdDescriptor": (c_void_p, c_int, c_int, _INTS, _INTS),
+    "cudnnDestroyTensorDescriptor": (c_void_p,),
+    "cudnnCreatePoolingDescriptor": (POINTER(c_void_p),),
+    "cudnnSetPoolingNdDescriptor": (c_void_p, c_int, c_int, c_int, _INTS, _INTS, _INTS),
+    "cudnnDestroyPoolingDescriptor": (c_void_p,),
+    "cudnnPoolingForward": (c_void_p,) * 8,
+    "cudnnPoolingBackward": (c_void_p,) * 12,
+}
+"""Each function's arguments. Handles, descriptors and pointers to anything are `c_void_p`, enums `c_int`."""
+_DATA_TYPES = {
+    DType.FLOAT32: 0,
+    DType.FLOAT64: 1,
+    DType.FLOAT16: 2,
+    DType.INT8: 3,
+    DType.INT32: 4,
+    DType.UINT8: 6,
+    DType.BFLOAT16: 9,
+}
+"""cudnnDataType_t."""
+_PROPAGATE_NAN = 1
+_LONGEST_MESSAGE = 2048
+
+
+@functools.cache
+def libcudnn() -> Any:
+    """The library that this process has loaded for a handle. Raises `EngineFailure` if there is none."""
+    path = next((library.path for library in mapped_cudnn() if library.name == MAIN), None)
+    if path is None:
+        raise EngineFailure("CUDNN_STATUS_NOT_INITIALIZED", "libcudnn is not loaded")
+    library = ctypes.CDLL(path)
+    library.cudnnGetErrorString.restype = c_char_p
+    library.cudnnGetErrorString.argtypes = (c_int,)
+    library.cudnnGetLastErrorString.restype = None
+    library.cudnnGetLastErrorString.argtypes = (c_char_p, c_size_t)
+
+    def check(status: int, function: Any, _: Any) -> int:
+        if status:
+            name = library.cudnnGetErrorString(status).decode()
+            message = ctypes.create_string_buffer(_LONGEST_MESSAGE)
+            library.cudnnGetLastErrorString(message, _LONGEST_MESSAGE)
+            raise EngineFailure(name, f"{function.__name__}: {message.value.decode(errors='replace')}")
+        return status
+
+    for name, arguments in PROTOTYPES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype, function.errcheck = arguments, c_int, check
+    return library
+
+
+class Descriptor:
+    """A descriptor of the library, destroyed with this object.
+
+    Parameters
+    ----------
+    kind
+        As in the names of its functions: "Tensor" for `cudnnCreateTensorDescriptor`.
+    """
+
+    def __init__(self, kind: str) -> None:
+        library, made = libcudnn(), c_void_p()
+        getattr(library, f"cudnnCreate{kind}Descriptor")(ctypes.byref(made))
+        self.pointer = made
+        weakref.finalize(self, getattr(library, f"cudnnDestroy{kind}Descriptor"), made)
+
+
+def tensor_descriptor(dims: Sequence[int], strides: Sequence[int], dtype: DType) -> Descriptor:
+    """A tensor of rank 4 or more. Raises `EngineFailure` if the library does not take it."""
+    if dtype not in _DATA_TYPES:
+        raise EngineFailure("CUDNN_STATUS_NOT_SUPPORTED", f"libcudnn's functions do not take {dtype}")
+    made = Descriptor("Tensor")
+    libcudnn().cudnnSetTensorNdDescriptor(
+        made.pointer, _DATA_TYPES[dtype], len(dims), _ints(dims), _ints(strides)
+    )
+    return made
+
+
+def pooling_descriptor(
+    mode: int, window: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> Descriptor:
+    """Windows; `mode` is a cudnnPoolingMode_t. Raises `EngineFailure` if the library does not take them."""
+    made = Descriptor("Pooling")
+    libcudnn().cudnnSetPoolingNdDescriptor(
+        made.pointer, mode, _PROPAGATE_NAN, len(window), _ints(window), _ints(padding), _ints(stride)
+    )
+    return made
+
+
+def _ints(values: Sequence[int]) -> Any:
+    if any(not -(1 << 31) <= value < 1 << 31 for value in values):
+        raise EngineFailure("CUDNN_STATUS_NOT_SUPPORTED", "libcudnn's functions take numbers of 32 bits")
+    return (c_int * len(values))(*values)
+
+
+def factor(value: float, dtype: DType) -> Any:
+    """A number as the library's functions take it, by reference: double for float64, else float."""
+    return (c_double if dtype is DType.FLOAT64 else c_float)(value)

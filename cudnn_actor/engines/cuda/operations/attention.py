@@ -1,0 +1,408 @@
+"""Attention on CUDA: cuDNN's fused attention, and kernels of our own for what it does not take.
+
+cuDNN's takes half types, and heads of a multiple of 8 features. Our kernels take
+every floating-point type, number of features and layout: a warp for each query,
+key or element of the bias's gradient, with sums in float32 (float64 of float64).
+They use no tensor cores.
+https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused, data_type
+from cudnn_actor.engines.cuda.plans.kernels import (
+    C_TYPES,
+    PREAMBLE,
+    Computed,
+    Constant,
+    Expression,
+    Leaf,
+    Value,
+    load,
+    store,
+)
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.operations import Attention, AttentionBackward, GraphTensor, PointwiseMode
+
+__all__ = ["attention_kernels", "attention_lengths", "lower_attention", "source"]
+
+AnyAttention = Attention[int] | AttentionBackward[int]
+
+_WARPS, _MOST_BLOCKS = 8, 1 << 30
+_LENGTHS = ("lengths_q", "lengths_kv")
+_TILE = 128
+"""cuDNN's backward pass can give NaN for keys that are not a multiple of this, unless it is given lengths."""
+
+
+# cuDNN's.
+
+
+def lower_attention(graph: FrontendGraph, operation: AnyAttention) -> None:
+    """Add attention to a graph of cuDNN's frontend. Raises `Refused`."""
+    q = graph.spec(operation.q)
+    if operation.causal and q.dims[2] == 1:
+        raise Refused("cuDNN's causal mask is wrong for a single query")
+    given = {name: graph.tensor(uid) for name, uid in operation.named(("q", "k", "v", "bias"))}
+    options = {
+        "attn_scale": operation.effective_scale(q.dims[3]),
+        "use_causal_mask": operation.causal,
+        **{name: given[name] for name in ("bias",) if name in given},
+    }
+    lengths = dict(operation.named(_LENGTHS))
+    if len(lengths) == 1:
+        raise Refused("cuDNN takes lengths of queries and keys only together")
+    if lengths:
+        of_batch, ones = [q.dims[0], 1, 1, 1], [1, 1, 1, 1]
+        q_lengths, kv_lengths = (graph.tensor(uid, of_batch, ones) for uid in lengths.values())
+        options |= {"use_padding_mask": True, "seq_len_q": q_lengths, "seq_len_kv": kv_lengths}
+    common = {**{name: given[name] for name in "qkv"}, **options}
+    if isinstance(operation, Attention):
+        y, statistics = graph.pygraph.sdpa(generate_stats=operation.statistics is not None, **common)
+        found = {"y": y, "statistics": statistics}
+    else:
+        if operation.dbias is not None:
+            spec = graph.spec(operation.dbias)
+            common["dBias"] = graph.pygraph.tensor(
+                dim=list(spec.dims), stride=list(spec.strides), data_type=data_type(spec.dtype)
+            )
+        read = {"o": operation.y, "dO": operation.dy, "stats": operation.statistics}
+        dq, dk, dv = graph.pygraph.sdpa_backward(
+            **{name: graph.tensor(uid) for name, uid in read.items()},
+            use_deterministic_algorithm=graph.numerics.deterministic,
+            **common,
+        )
+        found = {"dq": dq, "dk": dk, "dv": dv, "dbias": common.get("dBias")}
+    for name, uid in operation.named(operation.outputs):
+        graph.write(uid, found[name])
+
+
+def attention_lengths(operation: AnyAttention, tensors: Mapping[str, GraphTensor]) -> dict[str, Computed]:
+    """The lengths that cuDNN must get: both or none, none beyond the tensors, and at least one key.
+
+    It computes NaN without keys, even where there are no queries, and takes what lies behind the keys for
+    keys if their number is too large. Without keys, the number of queries becomes 0 instead.
+    """
+    q, k = tensors["q"], tensors["k"]
+    given = [name for name in _LENGTHS if name in tensors]
+    uneven = k.dims[2] % _TILE != 0 or q.dims[2] == 1
+    if not given and not (isinstance(operation, AttentionBackward) and uneven):
+        return {}
+    first, second = Leaf(0, DType.INT32), Leaf(1, DType.INT32)
+    of_q: Value = _clipped(first, q.dims[2]) if "lengths_q" in given else Constant(q.dims[2])
+    of_kv: Value = Constant(k.dims[2])
+    if "lengths_kv" in given:
+        less = Expression(PointwiseMode.ADD, (first, Constant(-1)))
+        of_kv = Expression(PointwiseMode.ADD, (_clipped(less, k.dims[2] - 1), Constant(1)))
+        some = _clipped(second if "lengths_q" in given else first, 1)
+        of_q = Expression(PointwiseMode.MUL, (of_q, some))
+    dims, of_keys = (q.dims[0],), tuple(name for name in given if name == "lengths_kv")
+    return {
+        "lengths_q": Computed(of_q, tuple(given), dims, DType.INT32),
+        "lengths_kv": Computed(of_kv, of_keys, dims, DType.INT32),
+    }
+
+
+def _clipped(value: Value, most: int) -> Value:
+    """min(max(value, 0), most), as most - max(most - max(value, 0), 0)."""
+    for _ in range(2):
+        positive = Expression(PointwiseMode.RELU, (value,))
+        negative = Expression(PointwiseMode.MUL, (positive, Constant(-1)))
+        value = Expression(PointwiseMode.ADD, (negative, Constant(most)))
+    return value
+
+
+# Our own.
+
+
+def attention_kernels(
+    operation: AnyAttention, tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of attention on tensors of these specs; see `operations.Launcher`."""
+    del handle
+    cupy = libraries().cupy
+    given = _given(operation, tensors)
+    q, k = given["q"], given["k"]
+    module = cupy.RawModule(code=source(operation, tensors), options=("--std=c++17",))
+    double = q.dtype is DType.FLOAT64
+    scale = (cupy.float64 if double else cupy.float32)(operation.effective_scale(q.dims[3]))
+    batch, heads, rows, _ = q.dims
+    groups, columns = k.dims[1:3]
+    numbers = [heads, groups, rows, columns]
+    numbers += [number for tensor in given.values() for number in _four(tensor.strides)]
+    launches = [("queries", batch * heads * rows)]
+    if isinstance(operation, AttentionBackward):
+        launches.append(("keys", batch * groups * columns))
+        if operation.dbias is not None:
+            launches.append(("biases", math.prod(given["dbias"].dims)))
+            numbers += given["dbias"].dims[:3]
+        else:
+            numbers += [1, 1, 1]
+    kernels = [
+        (module.get_function(name), (min(-(-count // _WARPS), _MOST_BLOCKS),), count)
+        for name, count in launches
+    ]
+
+    def launch(addresses: Sequence[int]) -> None:
+        for kernel, grid, count in kernels:
+            kernel(grid, (32 * _WARPS,), (*addresses, count, batch, *numbers, scale))
+
+    return launch
+
+
+def _given(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> dict[str, GraphTensor]:
+    named = operation.named((*operation.inputs, *operation.outputs))
+    return {name: tensors[number] for name, number in named}
+
+
+def _four(strides: Sequence[int]) -> list[int]:
+    return [*strides, *[0] * (4 - len(strides))]
+
+
+def source(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> str:
+    """The kernels in CUDA C++. They depend on dtypes, numbers of features and which operands there are."""
+    given = _given(operation, tensors)
+    written = dict(operation.named(operation.outputs))
+    pointers = [
+        f"{'' if name in written else 'const '}{C_TYPES[tensor.dtype]}* {name}"
+        for name, tensor in given.items()
+    ]
+    names = ["count", "batch", "heads", "groups", "rows", "columns"]
+    names += [f"{name}{axis}" for name in given for axis in range(4)]
+    if isinstance(operation, AttentionBackward):
+        names += [f"biases{axis}" for axis in range(3)]
+    arguments = ", ".join([*pointers, *(f"long long {name}" for name in names), "T scale"])
+    dtype = given["q"].dtype
+    code = [
+        f"typedef {'double' if dtype is DType.FLOAT64 else 'float'} T;",
+        f"typedef {C_TYPES[dtype]} X;",
+        PREAMBLE,
+        f"constexpr int D = {given['q'].dims[3]}, E = {given['v'].dims[3]};",
+        _COMMON.replace("LOAD", load(dtype, "*place")),
+    ]
+    at = _Code(given, operation)
+    bodies = {"queries": _FORWARD} if isinstance(operation, Attention) else _BACKWARD
+    for name, body in bodies.items():
+        if name != "biases" or "dbias" in given:
+            code.append(f'extern "C" __global__ void {name}({arguments}) {{{_EACH}{at.fill(body)}\n}}')
+    return "\n".join(code)
+
+
+class _Code:
+    """C expressions of the operands there are."""
+
+    def __init__(self, given: Mapping[str, GraphTensor], operation: AnyAttention) -> None:
+        self._given = given
+        self._causal = operation.causal
+
+    def fill(self, body: str) -> str:
+        """A kernel's body with its operands' expressions."""
+        bias = "0"
+        if "bias" in self._given:
+            dims = self._given["bias"].dims
+            place = " + ".join(f"{index} * bias{axis}" for axis, index in enumerate("bhij") if dims[axis] > 1)
+            bias = f"(T)({load(self._given['bias'].dtype, f'bias[{place or 0}]')})"
+        words = {
+            "BIAS": bias,
+            "LIMIT_Q": self._length("lengths_q", "rows"),
+            "LIMIT_KV": self._length("lengths_kv", "columns"),
+            "CAUSAL": "true" if self._causal else "false",
+            "STATISTICS": "statistics[b * statistics0 + h * statistics1 + i * statistics2]",
+        }
+        for name in ("y", "dq", "dk", "dv", "dbias"):
+            if name in self._given:
+                words[f"STORE_{name.upper()}"] = store(self._given[name].dtype, "value")
+        if "statistics" not in self._given:
+            body = body.replace("if (lane == 0) STATISTICS = logarithm;", "")
+        for word in sorted(words, key=len, reverse=True):
+            body = body.replace(word, words[word])
+        return body
+
+    def _length(self, name: str, most: str) -> str:
+        if name not in self._given:
+            return most
+        return f"min(max((long long){name}[b * {name}0], 0ll), {most})"
+
+
+_COMMON = """
+constexpr int ND = (D + 31) / 32, NE = (E + 31) / 32, AT_ONCE = 4;
+#define INFINITE (T)__int_as_float(0x7f800000)
+__device__ __forceinline__ T get(const X* place) { return (T)(LOAD); }
+template <int N, int M> __device__ __forceinline__ void read(
+    T (&values)[M], const X* from, long long stride, int lane) {
+    #pragma unroll
+    for (int n = 0; n < M; ++n) values[n] = n * 32 + lane < N ? get(from + (n * 32 + lane) * stride) : (T)0;
+}
+template <int N, int M> __device__ __forceinline__ T part(
+    const T (&values)[M], const X* with, long long stride, int lane) {
+    T sum = 0;
+    #pragma unroll
+    for (int n = 0; n < M; ++n) {
+        if (n * 32 + lane < N) sum += values[n] * get(with + (n * 32 + lane) * stride);
+    }
+    return sum;
+}
+template <int N, int M> __device__ __forceinline__ void add(
+    T (&values)[M], T factor, const X* with, long long stride, int lane) {
+    #pragma unroll
+    for (int n = 0; n < M; ++n) {
+        if (n * 32 + lane < N) values[n] += factor * get(with + (n * 32 + lane) * stride);
+    }
+}
+__device__ __forceinline__ T over_warp(T value) {
+    #pragma unroll
+    for (int apart = 16; apart; apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
+    return value;
+}
+"""
+_EACH = """
+    const int lane = threadIdx.x % 32;
+    const long long of_block = blockDim.x / 32, warps = gridDim.x * of_block;
+    for (long long item = blockIdx.x * of_block + threadIdx.x / 32; item < count; item += warps) {
+"""
+"""All lanes of a warp have the same item: shuffles between them are safe."""
+_QUERY = """
+        const long long i = item % rows, h = item / rows % heads, b = item / rows / heads;
+        const long long g = h / (heads / groups);
+        long long limit = CAUSAL ? min(LIMIT_KV, i + 1) : LIMIT_KV;
+        if (i >= LIMIT_Q) limit = 0;
+        T of_q[ND];
+        read<D>(of_q, q + b * q0 + h * q1 + i * q2, q3, lane);
+"""
+_FORWARD = (
+    _QUERY
+    + """
+        T result[NE] = {}, largest = -INFINITE, total = 0;
+        for (long long first = 0; first < limit; first += AT_ONCE) {
+            T scores[AT_ONCE], most = largest;
+            #pragma unroll
+            for (int n = 0; n < AT_ONCE; ++n) {
+                const long long j = min(first + n, limit - 1);
+                scores[n] = part<D>(of_q, k + b * k0 + g * k1 + j * k2, k3, lane);
+            }
+            #pragma unroll
+            for (int n = 0; n < AT_ONCE; ++n) {
+                const long long j = min(first + n, limit - 1);
+                scores[n] = over_warp(scores[n]) * scale + BIAS;
+                if (first + n >= limit) scores[n] = -INFINITE;
+                if (!(scores[n] <= most)) most = scores[n];
+            }
+            const T base = most == -INFINITE ? (T)0 : most, shrink = exp(largest - base);
+            total *= shrink;
+            #pragma unroll
+            for (int n = 0; n < NE; ++n) result[n] *= shrink;
+            #pragma unroll
+            for (int n = 0; n < AT_ONCE; ++n) {
+                const long long j = min(first + n, limit - 1);
+                const T weight = exp(scores[n] - base);
+                total += weight;
+                if (first + n < limit) add<E>(result, weight, v + b * v0 + g * v1 + j * v2, v3, lane);
+            }
+            largest = most;
+        }
+        const T logarithm = total == 0 ? -INFINITE : largest + log(total);
+        if (lane == 0) STATISTICS = logarithm;
+        #pragma unroll
+        for (int n = 0; n < NE; ++n) if (n * 32 + lane < E) {
+            const T value = total == 0 ? (T)0 : result[n] / total;
+            y[b * y0 + h * y1 + i * y2 + (n * 32 + lane) * y3] = STORE_Y;
+        }
+    }"""
+)
+_BACKWARD = {
+    "queries": _QUERY
+    + """
+        T of_dy[NE], result[ND] = {};
+        read<E>(of_dy, dy + b * dy0 + h * dy1 + i * dy2, dy3, lane);
+        const T apart = over_warp(part<E>(of_dy, y + b * y0 + h * y1 + i * y2, y3, lane));
+        const T logarithm = STATISTICS;
+        for (long long first = 0; first < limit; first += AT_ONCE) {
+            T scores[AT_ONCE], slopes[AT_ONCE];
+            #pragma unroll
+            for (int n = 0; n < AT_ONCE; ++n) {
+                const long long j = min(first + n, limit - 1);
+                scores[n] = part<D>(of_q, k + b * k0 + g * k1 + j * k2, k3, lane);
+                slopes[n] = part<E>(of_dy, v + b * v0 + g * v1 + j * v2, v3, lane);
+            }
+            #pragma unroll
+            for (int n = 0; n < AT_ONCE; ++n) {
+                const long long j = min(first + n, limit - 1);
+                const T weight = exp(over_warp(scores[n]) * scale + BIAS - logarithm);
+                const T slope = weight * (over_warp(slopes[n]) - apart);
+                if (first + n < limit) add<D>(result, slope, k + b * k0 + g * k1 + j * k2, k3, lane);
+            }
+        }
+        #pragma unroll
+        for (int n = 0; n < ND; ++n) if (n * 32 + lane < D) {
+            const T value = result[n] * scale;
+            dq[b * dq0 + h * dq1 + i * dq2 + (n * 32 + lane) * dq3] = STORE_DQ;
+        }
+    }""",
+    "keys": """
+        const long long j = item % columns, g = item / columns % groups, b = item / columns / groups;
+        const long long limit = j < LIMIT_KV ? LIMIT_Q : 0, start = CAUSAL ? j : 0;
+        T of_k[ND], of_v[NE], by_k[ND] = {}, by_v[NE] = {};
+        read<D>(of_k, k + b * k0 + g * k1 + j * k2, k3, lane);
+        read<E>(of_v, v + b * v0 + g * v1 + j * v2, v3, lane);
+        for (long long h = g * (heads / groups); h < (g + 1) * (heads / groups); ++h)
+            for (long long first = start; first < limit; first += AT_ONCE) {
+                T scores[AT_ONCE], slopes[AT_ONCE], aparts[AT_ONCE];
+                #pragma unroll
+                for (int n = 0; n < AT_ONCE; ++n) {
+                    const long long i = min(first + n, limit - 1);
+                    const X* row = dy + b * dy0 + h * dy1 + i * dy2;
+                    T of_dy[NE];
+                    read<E>(of_dy, row, dy3, lane);
+                    scores[n] = part<D>(of_k, q + b * q0 + h * q1 + i * q2, q3, lane);
+                    slopes[n] = part<E>(of_v, row, dy3, lane);
+                    aparts[n] = part<E>(of_dy, y + b * y0 + h * y1 + i * y2, y3, lane);
+                }
+                #pragma unroll
+                for (int n = 0; n < AT_ONCE; ++n) {
+                    const long long i = min(first + n, limit - 1);
+                    const T weight = exp(over_warp(scores[n]) * scale + BIAS - STATISTICS);
+                    const T slope = weight * over_warp(slopes[n] - aparts[n]);
+                    if (first + n >= limit) continue;
+                    add<D>(by_k, slope, q + b * q0 + h * q1 + i * q2, q3, lane);
+                    add<E>(by_v, weight, dy + b * dy0 + h * dy1 + i * dy2, dy3, lane);
+                }
+            }
+        #pragma unroll
+        for (int n = 0; n < ND; ++n) if (n * 32 + lane < D) {
+            const T value = by_k[n] * scale;
+            dk[b * dk0 + g * dk1 + j * dk2 + (n * 32 + lane) * dk3] = STORE_DK;
+        }
+        #pragma unroll
+        for (int n = 0; n < NE; ++n) if (n * 32 + lane < E) {
+            const T value = by_v[n];
+            dv[b * dv0 + g * dv1 + j * dv2 + (n * 32 + lane) * dv3] = STORE_DV;
+        }
+    }""",
+    "biases": """
+        const long long j = item % columns;
+        long long rest = item / columns;
+        const long long i_ = rest % biases2; rest /= biases2;
+        const long long h_ = rest % biases1, b_ = rest / biases1;
+        const long long last_b = biases0 == 1 ? batch : b_ + 1, last_h = biases1 == 1 ? heads : h_ + 1;
+        const long long last_i = biases2 == 1 ? rows : i_ + 1;
+        T value = 0;
+        for (long long b = b_; b < last_b; ++b)
+            for (long long h = h_; h < last_h; ++h)
+                for (long long i = i_; i < last_i; ++i) {
+                    if (j >= LIMIT_KV || i >= LIMIT_Q || (CAUSAL && j > i)) continue;
+                    const long long g = h / (heads / groups);
+                    T of_q[ND], of_dy[NE];
+                    read<D>(of_q, q + b * q0 + h * q1 + i * q2, q3, lane);
+                    read<E>(of_dy, dy + b * dy0 + h * dy1 + i * dy2, dy3, lane);
+                    const T score = over_warp(part<D>(of_q, k + b * k0 + g * k1 + j * k2, k3, lane));
+                    const T slope = over_warp(part<E>(of_dy, v + b * v0 + g * v1 + j * v2, v3, lane)
+                                              - part<E>(of_dy, y + b * y0 + h * y1 + i * y2, y3, lane));
+                    value += exp(score * scale + BIAS - STATISTICS) * slope;
+                }
+        if (lane == 0) dbias[b_ * dbias0 + h_ * dbias1 + i_ * dbias2 + j * dbias3] = STORE_DBIAS;
+    }""",
+}

@@ -1,0 +1,130 @@
+"""A graph of cuDNN's frontend, while the operations of an operation graph are added to it.
+
+A tensor's uid in cuDNN's graph is its canonical number plus 1, so that a plan
+does not depend on the graph's own uids. In a graph with a convolution, one
+spatial dim becomes two, the first of size 1, because cuDNN's convolutions have
+at least two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.numerics import Numerics
+from cudnn_actor.protocol.operations import Convolution, GraphTensor, Node, TensorRole
+
+__all__ = ["FrontendGraph", "Refused", "data_type", "frontend_uids", "spatial"]
+
+_DATA_TYPES = {
+    DType.FLOAT64: "DOUBLE",
+    DType.FLOAT32: "FLOAT",
+    DType.FLOAT16: "HALF",
+    DType.BFLOAT16: "BFLOAT16",
+    DType.INT8: "INT8",
+    DType.INT32: "INT32",
+    DType.INT64: "INT64",
+    DType.UINT8: "UINT8",
+}
+
+
+class Refused(Exception):
+    """Raised when cuDNN does not accept a graph; there may be another way to run it. The text says why."""
+
+
+def frontend_uids(graph: OperationGraph) -> dict[int, int]:
+    """Each tensor's uid → its uid in cuDNN's graph: its canonical number plus 1."""
+    return {uid: number + 1 for uid, number in graph.canonical_uids.items()}
+
+
+def data_type(dtype: DType) -> Any:
+    """The frontend's name for an element type."""
+    return getattr(libraries().cudnn.data_type, _DATA_TYPES[dtype])
+
+
+class FrontendGraph:
+    """cuDNN's graph of an operation graph.
+
+    Parameters
+    ----------
+    graph
+        The operation graph.
+    pygraph
+        The frontend's graph, empty.
+    """
+
+    def __init__(self, graph: OperationGraph, pygraph: Any) -> None:
+        self._graph = graph
+        self.pygraph = pygraph
+        self._uids = frontend_uids(graph)
+        self._tensors: dict[int, Any] = {}
+        self._shapes: dict[int, tuple[list[int], list[int]]] = {}
+        self._widens = any(isinstance(operation, Convolution) for operation in graph.operations)
+        """Whether tensors need at least two spatial dims."""
+
+    @property
+    def numerics(self) -> Numerics:
+        """The operation graph's."""
+        return self._graph.numerics
+
+    def spec(self, uid: int) -> GraphTensor:
+        """A tensor of the operation graph."""
+        return self._graph.tensor(uid)
+
+    def compute(self, operation: Node) -> Any:
+        """The frontend's name for the type that an operation computes in."""
+        return data_type(self._graph.compute(operation))
+
+    def tensor(self, uid: int, dims: Sequence[int] = (), strides: Sequence[int] = ()) -> Any:
+        """A tensor that an operation reads, with these dims and strides if they are given.
+
+        Raises `Refused` if another operation has it with other ones.
+        """
+        shape = self._shape(uid, dims, strides)
+        if uid not in self._tensors:
+            tensor = self._graph.tensor(uid)
+            self._tensors[uid] = self.pygraph.tensor(
+                dim=shape[0],
+                stride=shape[1],
+                data_type=data_type(tensor.dtype),
+                is_pass_by_value=tensor.role is TensorRole.SCALAR,
+                uid=self._uids[uid],
+            )
+        return self._tensors[uid]
+
+    def write(self, uid: int, output: Any, dims: Sequence[int] = (), strides: Sequence[int] = ()) -> None:
+        """Say which tensor an output of cuDNN's is. Raises as `tensor`."""
+        tensor = self._graph.tensor(uid)
+        shape = self._shape(uid, dims, strides)
+        bound = tensor.role is TensorRole.BOUND
+        # Sums of int8 products are exact as int32. Between operations they are float32, like what follows.
+        dtype = tensor.dtype if bound or tensor.dtype is not DType.INT32 else DType.FLOAT32
+        output.set_uid(self._uids[uid])
+        output.set_output(bound).set_data_type(data_type(dtype))
+        output.set_dim(shape[0])
+        output.set_stride(shape[1])
+        self._tensors[uid] = output
+
+    def _shape(self, uid: int, dims: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
+        tensor = self._graph.tensor(uid)
+        if dims:
+            shape = list(dims), list(strides)
+        elif self._widens:
+            shape = spatial(tensor)
+        else:
+            shape = list(tensor.dims), list(tensor.strides)
+        if self._shapes.setdefault(uid, shape) != shape:
+            raise Refused("two operations need a tensor in different shapes")
+        return shape
+
+
+def spatial(tensor: GraphTensor) -> tuple[list[int], list[int]]:
+    """Dims and strides with at least two spatial dims."""
+    dims, strides = list(tensor.dims), list(tensor.strides)
+    if len(dims) == 3:
+        dims.insert(2, 1)
+        strides.insert(2, strides[2] * tensor.dims[2])
+    return dims, strides

@@ -1,0 +1,332 @@
+"""Scaled dot-product attention, and its gradients.
+
+The definition is ONNX's, of `Attention`, with lengths in the place of a boolean mask.
+https://onnx.ai/onnx/operators/onnx__Attention.html
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from cudnn_actor.protocol.checks import is_finite
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.operations.base import (
+    ALLOCATED,
+    Array,
+    Operation,
+    Specs,
+    T,
+    require,
+    require_floating,
+)
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["Attention", "AttentionBackward"]
+
+_MOST_SCORES = 1 << 22
+"""The most scores computed at a time: 32 MiB as float64, a few times."""
+_LONGEST = 1 << 31
+"""Positions are int32 on a GPU."""
+
+
+class _Attention(Operation[T], frozen=True, kw_only=True):
+    """What both share.
+
+    Parameters
+    ----------
+    scale
+        What the scores are multiplied with; None for 1 / sqrt(D).
+    causal
+        Whether position i sees only the positions j ≤ i, both counted from the first.
+    """
+
+    slack = 16.0  # the weights are rounded to the operands' type
+    scale: float | None = None
+    causal: bool = False
+
+    def effective_scale(self, features: int) -> float:
+        """What the scores are multiplied with, for queries of that many features."""
+        return 1 / math.sqrt(features) if self.scale is None else self.scale
+
+    def _check_inputs(self, specs: Specs) -> None:
+        """Check everything but what is computed from it."""
+        for name in ("q", "k", "v"):
+            require_floating(specs, name)
+            if specs[name].rank != 4:
+                raise InvalidRequest(
+                    field=name,
+                    value=specs[name].dims,
+                    problem="is not of rank 4",
+                    fix="dims are batch, heads, positions, features",
+                )
+        q, k, v = specs["q"], specs["k"], specs["v"]
+        batch, heads, _, features = q.dims
+        require(specs, "k", (batch, k.dims[1], k.dims[2], features), q.dtype)
+        if heads % k.dims[1]:
+            raise InvalidRequest(
+                field="k",
+                value=k.dims[1],
+                problem=f"heads do not divide the {heads} heads of q",
+                fix="give k and v as many heads as q, or a divisor of that",
+            )
+        require(specs, "v", (batch, k.dims[1], k.dims[2], v.dims[3]), q.dtype)
+        if max(q.dims[2], k.dims[2]) >= _LONGEST:
+            raise InvalidRequest(
+                field="q", value=q.dims, problem="is too long", fix="use fewer than 2**31 positions"
+            )
+        if self.scale is not None and not is_finite(self.scale):
+            raise InvalidRequest(
+                field="scale", value=self.scale, problem="is not a finite number", fix="leave it out"
+            )
+        if not isinstance(self.causal, bool):
+            raise InvalidRequest(field="causal", value=self.causal, problem="is not a bool", fix="use True")
+        for name in ("lengths_q", "lengths_kv"):
+            if name in specs:
+                require(specs, name, (batch,), DType.INT32)
+        self._check_bias(specs, "bias")
+
+    def _check_bias(self, specs: Specs, name: str) -> None:
+        if name not in specs:
+            return
+        q, k, dims = specs["q"], specs["k"], specs[name].dims
+        scores = (*q.dims[:3], k.dims[2])
+        fits = len(dims) == 4 and dims[3] == scores[3]
+        if not fits or any(own not in (1, all_) for own, all_ in zip(dims, scores, strict=True)):
+            raise InvalidRequest(
+                field=name,
+                value=dims,
+                problem=f"cannot be broadcast to the scores, which have dims {scores}",
+                fix="give it these dims; the first three may be 1",
+            )
+        require(specs, name, dims, q.dtype, self.compute((q.dtype,)))
+
+    def _statistics(self, q: TensorSpec) -> TensorSpec:
+        return TensorSpec.packed((*q.dims[:3], 1), self.compute((q.dtype,)))
+
+    def _some(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        """Values for which no score is far larger than all others, and lengths that leave something out.
+
+        The last of several samples has no keys.
+        """
+        q, k = specs["q"], specs["k"]
+        values = {name: draw(specs[name]) for name in ("q", "k", "v", "bias") if name in specs}
+        scale = abs(self.effective_scale(q.dims[3])) * math.sqrt(q.dims[3])
+        values["q"] *= 2.0 ** round(-math.log2(2 * scale)) if scale else 1.0
+        for name, longest in (("lengths_q", q.dims[2]), ("lengths_kv", k.dims[2])):
+            if name in specs:
+                values[name] = (longest - (draw(specs[name]) + 3) * longest // 16).astype(xp.int64)
+        if "lengths_kv" in specs and q.dims[0] > 1:
+            values["lengths_kv"][-1] = 0
+        return values
+
+    def _pieces(self, q: Array, k: Array) -> Iterator[tuple[slice, slice, slice, slice]]:
+        """Slices of the batch, of q's heads, of k's heads and of q's positions, with few scores each."""
+        batch, heads, rows, _ = q.shape
+        groups, columns = k.shape[1:3]
+        size = heads // groups
+        row_step = max(1, min(rows, _MOST_SCORES // (size * columns)))
+        group_step = max(1, min(groups, _MOST_SCORES // (size * row_step * columns)))
+        batch_step = max(1, _MOST_SCORES // (group_step * size * row_step * columns))
+        if row_step < rows:
+            group_step = batch_step = 1
+        elif group_step < groups:
+            batch_step = 1
+        for b in range(0, batch, batch_step):
+            for g in range(0, groups, group_step):
+                for r in range(0, rows, row_step):
+                    of_q = slice(g * size, min(g + group_step, groups) * size)
+                    yield (
+                        slice(b, b + batch_step),
+                        of_q,
+                        slice(g, g + group_step),
+                        slice(r, min(r + row_step, rows)),
+                    )
+
+    def _scores(
+        self, xp: Any, values: Mapping[str, Array], piece: tuple[slice, slice, slice, slice]
+    ) -> tuple[Array, Array]:
+        """Some of the scores, and which of them are seen."""
+        b, h, g, r = piece
+        q, k = values["q"][b, h, r], values["k"][b, g]
+        scores = _by_group(q, k.shape[1]) @ k.swapaxes(2, 3)
+        scores = scores.reshape(*q.shape[:3], k.shape[2]) * self.effective_scale(q.shape[3])
+        if "bias" in values:
+            bias = values["bias"]
+            scores += bias[
+                tuple(s if n > 1 else slice(None) for s, n in zip((b, h, r), bias.shape, strict=False))
+            ]
+        row, column = xp.arange(r.start, r.stop)[:, None], xp.arange(k.shape[2])
+        seen = xp.ones((1, 1, len(row), len(column)), bool)
+        if self.causal:
+            seen &= column <= row
+        if "lengths_q" in values:
+            seen = seen & (row < values["lengths_q"][b, None, None, None])
+        if "lengths_kv" in values:
+            seen = seen & (column < values["lengths_kv"][b, None, None, None])
+        return scores, seen
+
+
+def _by_group(array: Array, groups: int) -> Array:
+    """Heads that share a head of k and v, one below the other."""
+    batch, heads, rows, features = array.shape
+    return array.reshape(batch, groups, heads // groups * rows, features)
+
+
+class Attention(_Attention[T], frozen=True, kw_only=True, tag=True):
+    """y = softmax(scale * q @ k^T + bias) @ v, over the positions seen. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    q
+        Queries, dims (B, H, S, D), of a floating-point dtype.
+    k, v
+        Keys and values, dims (B, G, L, D) and (B, G, L, E), of q's dtype. G divides H: the first H/G heads of
+        q share the first head of k and v, and so on.
+    bias
+        Added to the scores: dims (B, H, S, L), of which the first three may be 1; of q's dtype or float32
+        (float64 where q is float64). None for 0.
+    lengths_q, lengths_kv
+        int32, dims (B,): how many positions of q, and of k and v, count. Those behind are padding, which
+        must hold finite numbers. A length below 0 counts as 0, one above S or L as S or L. None: all count.
+    y
+        Result, dims (B, H, S, E), of q's dtype. 0 at a position that sees nothing, as padding does.
+    statistics
+        For the backward pass: the logarithm of the sum of the exponentials of a position's scores, float32
+        (float64 where q is float64), dims (B, H, S, 1). -inf at a position that sees nothing.
+    scale
+        What q @ k^T is multiplied with; None for 1 / sqrt(D).
+    causal
+        Whether position i sees only the positions j ≤ i, both counted from the first.
+    """
+
+    kind = "attention"
+    inputs = ("q", "k", "v", "bias", "lengths_q", "lengths_kv")
+    outputs = ("y", "statistics")
+    optional = frozenset({"bias", "lengths_q", "lengths_kv", "statistics"})
+    q: T
+    k: T
+    v: T
+    bias: T | None = None
+    lengths_q: T | None = None
+    lengths_kv: T | None = None
+    y: T = ALLOCATED
+    statistics: T | None = None
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        self._check_inputs(specs)
+        q = specs["q"]
+        y = TensorSpec.packed((*q.dims[:3], specs["v"].dims[3]), q.dtype)
+        return {"y": y, "statistics": self._statistics(q)}
+
+    def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        return self._some(xp, specs, draw)
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        q, k, v = values["q"], values["k"], values["v"]
+        y = xp.zeros((*q.shape[:3], v.shape[3]))
+        statistics = xp.zeros((*q.shape[:3], 1))
+        for b, h, g, r in self._pieces(q, k):
+            scores, seen = self._scores(xp, values, (b, h, g, r))
+            scores = xp.where(seen, scores, -math.inf)
+            largest = scores.max(axis=3, keepdims=True)
+            largest = xp.where(largest == -math.inf, 0.0, largest)
+            weights = xp.exp(scores - largest)
+            total = weights.sum(axis=3, keepdims=True)
+            statistics[b, h, r] = largest + xp.log(total)
+            weights /= xp.where(total == 0, 1.0, total)
+            found = _by_group(weights, v[:, g].shape[1]) @ v[b, g]
+            y[b, h, r] = found.reshape(*weights.shape[:3], v.shape[3])
+        return {"y": y, "statistics": statistics}
+
+
+class AttentionBackward(_Attention[T], frozen=True, kw_only=True, tag=True):
+    """The gradients of `Attention` with respect to q, k, v and the bias. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    dy
+        Gradient of y, of y's dims and q's dtype.
+    q, k, v, bias, lengths_q, lengths_kv, scale, causal
+        As in the forward pass.
+    y, statistics
+        As the forward pass wrote them.
+    dq, dk, dv
+        Of the dims and the dtype of q, k and v. 0 for padding.
+    dbias
+        Of the bias's dims, summed over those that are 1; of its dtype or float32. Only where there is a bias.
+    """
+
+    kind = "attention_bwd"
+    inputs = ("dy", "q", "k", "v", "y", "statistics", "bias", "lengths_q", "lengths_kv")
+    outputs = ("dq", "dk", "dv", "dbias")
+    optional = frozenset({"bias", "lengths_q", "lengths_kv", "dbias"})
+    dy: T
+    q: T
+    k: T
+    v: T
+    y: T
+    statistics: T
+    bias: T | None = None
+    lengths_q: T | None = None
+    lengths_kv: T | None = None
+    dq: T = ALLOCATED
+    dk: T = ALLOCATED
+    dv: T = ALLOCATED
+    dbias: T | None = None
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        self._check_inputs(specs)
+        q = specs["q"]
+        for name in ("dy", "y"):
+            require(specs, name, (*q.dims[:3], specs["v"].dims[3]), q.dtype)
+        statistics = self._statistics(q)
+        require(specs, "statistics", statistics.dims, statistics.dtype)
+        wanted = {"dq": q, "dk": specs["k"], "dv": specs["v"]}
+        if "bias" in specs:
+            wanted["dbias"] = specs["bias"]
+        return {name: TensorSpec.packed(spec.dims, spec.dtype) for name, spec in wanted.items()}
+
+    def check(self, specs: Specs) -> None:
+        if "dbias" in specs and "bias" not in specs:
+            raise InvalidRequest(
+                field="dbias", value=specs["dbias"].dims, problem="needs a bias", fix="leave it out"
+            )
+        super().check({name: spec for name, spec in specs.items() if name != "dbias"})
+        if "dbias" in specs:
+            require(specs, "dbias", specs["bias"].dims)
+            self._check_bias(specs, "dbias")
+
+    def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        values = self._some(xp, specs, draw)
+        forward = Attention(q=0, k=1, v=2, y=3, statistics=4, scale=self.scale, causal=self.causal)
+        return values | forward.evaluate(xp, values, {name: specs[name] for name in ("y", "statistics")})
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        q, k, v, dy = values["q"], values["k"], values["v"], values["dy"]
+        scale = self.effective_scale(q.shape[3])
+        apart = (dy * values["y"]).sum(axis=3, keepdims=True)
+        dq, dk, dv = (xp.zeros(array.shape) for array in (q, k, v))
+        dbias = xp.zeros(values["bias"].shape) if "dbias" in specs else None
+        for b, h, g, r in self._pieces(q, k):
+            scores, seen = self._scores(xp, values, (b, h, g, r))
+            weights = xp.where(seen, xp.exp(scores - values["statistics"][b, h, r]), 0.0)
+            groups = k[:, g].shape[1]
+            of_q, of_dy = _by_group(q[b, h, r], groups), _by_group(dy[b, h, r], groups)
+            slopes = (of_dy @ v[b, g].swapaxes(2, 3)).reshape(weights.shape)
+            slopes = xp.where(seen, weights * (slopes - apart[b, h, r]), 0.0)
+            dv[b, g] += _by_group(weights, groups).swapaxes(2, 3) @ of_dy
+            by_group = _by_group(slopes, groups)
+            dq[b, h, r] = (by_group @ k[b, g]).reshape(q[b, h, r].shape) * scale
+            dk[b, g] += by_group.swapaxes(2, 3) @ of_q * scale
+            if dbias is not None:
+                places = tuple(
+                    s if n > 1 else slice(None) for s, n in zip((b, h, r), dbias.shape, strict=False)
+                )
+                summed = tuple(axis for axis in range(3) if dbias.shape[axis] == 1)
+                dbias[places] += slopes.sum(axis=summed, keepdims=True)
+        found = {"dq": dq, "dk": dk, "dv": dv}
+        return found if dbias is None else found | {"dbias": dbias}

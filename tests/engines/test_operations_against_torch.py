@@ -1,0 +1,161 @@
+"""Pooling, norms and attention, with their gradients, against PyTorch on the CPU, in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.protocol import (
+    Attention,
+    AttentionBackward,
+    AvgPool,
+    AvgPoolBackward,
+    BufferRef,
+    DType,
+    LayerNorm,
+    LayerNormBackward,
+    MaxPool,
+    MaxPoolBackward,
+    RMSNorm,
+    RMSNormBackward,
+    TensorSpec,
+    Window,
+)
+
+from .problems import normal
+from .references import assert_close
+from .workbench import Workbench
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+POOLS: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
+    "line": ((2, 3, 12), {"size": 3, "pad": 1, "stride": 2}),
+    "image": ((2, 3, 8, 7), {"size": 3, "pad": 1, "stride": 2}),
+    "overlapping": ((1, 2, 6, 6), {"size": 2, "pad": 1, "stride": 1}),
+    "volume": ((1, 2, 5, 4, 6), {"size": 2, "stride": 2}),
+}
+each_pool = pytest.mark.parametrize(("dims", "options"), POOLS.values(), ids=POOLS)
+
+
+def place(bench: Workbench, array: Any) -> BufferRef:
+    return bench.place(np.ascontiguousarray(array))
+
+
+def empty(bench: Workbench, dims: Any, dtype: DType = DType.FLOAT64) -> BufferRef:
+    return bench.empty(TensorSpec.packed(tuple(dims), dtype))
+
+
+def leaf(dims: tuple[int, ...], seed: int) -> Any:
+    return torch.from_numpy(normal(dims, DType.FLOAT64, seed)).requires_grad_()
+
+
+def close(bench: Workbench, refs: Mapping[str, BufferRef], wanted: Mapping[str, Any]) -> None:
+    for name, ref in refs.items():
+        assert_close(bench.read(ref), wanted[name].detach().numpy())
+
+
+@each_pool
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_max_pooling(bench: Workbench, dims: tuple[int, ...], options: dict[str, int], dilation: int) -> None:
+    window = Window.symmetric(len(dims) - 2, **options, dilation=dilation)
+    x = leaf(dims, 0)
+    function = getattr(F, f"max_pool{len(dims) - 2}d")
+    wanted, places = function(
+        x, options["size"], options["stride"], options.get("pad", 0), dilation, return_indices=True
+    )
+    dy = normal(tuple(wanted.shape), DType.FLOAT64, 1)
+    wanted.backward(torch.from_numpy(dy))
+    y, index = empty(bench, wanted.shape), empty(bench, wanted.shape, DType.INT64)
+    bench.run(MaxPool(x=place(bench, x.detach().numpy()), y=y, index=index, window=window))
+    np.testing.assert_array_equal(bench.read(y), wanted.detach().numpy())
+    # PyTorch counts in each plane.
+    np.testing.assert_array_equal(bench.read(index) % math.prod(dims[2:]), places.numpy())
+    dx = empty(bench, dims)
+    bench.run(MaxPoolBackward(dy=place(bench, dy), index=index, dx=dx, window=window))
+    close(bench, {"dx": dx}, {"dx": x.grad})
+
+
+@each_pool
+@pytest.mark.parametrize("include_padding", [False, True])
+def test_average_pooling(
+    bench: Workbench, dims: tuple[int, ...], options: dict[str, int], include_padding: bool
+) -> None:
+    window = Window.symmetric(len(dims) - 2, **options)
+    x = leaf(dims, 0)
+    function = getattr(F, f"avg_pool{len(dims) - 2}d")
+    wanted = function(
+        x,
+        options["size"],
+        options["stride"],
+        options.get("pad", 0),
+        count_include_pad=include_padding,
+    )
+    dy = normal(tuple(wanted.shape), DType.FLOAT64, 1)
+    wanted.backward(torch.from_numpy(dy))
+    common: Any = {"window": window, "include_padding": include_padding}
+    y, dx = empty(bench, wanted.shape), empty(bench, dims)
+    bench.run(AvgPool(x=place(bench, x.detach().numpy()), y=y, **common))
+    bench.run(AvgPoolBackward(dy=place(bench, dy), dx=dx, **common))
+    close(bench, {"y": y, "dx": dx}, {"y": wanted, "dx": x.grad})
+
+
+@pytest.mark.parametrize(("dims", "axis"), [((6, 10), -1), ((2, 3, 4, 5), 2), ((3, 1, 97), 1)])
+def test_norms(bench: Workbench, dims: tuple[int, ...], axis: int) -> None:
+    row = dims[axis:]
+    x, scale, bias = leaf(dims, 0), leaf(row, 1), leaf(row, 2)
+    dy = normal(dims, DType.FLOAT64, 3)
+    refs: dict[str, Any] = {
+        name: place(bench, t.detach().numpy()) for name, t in (("x", x), ("scale", scale))
+    }
+    statistics = (*dims[: len(dims) - len(row)], *[1] * len(row))
+    common: Any = {"axis": axis}
+
+    wanted = F.layer_norm(x, row, scale, bias, 1e-5)
+    wanted.backward(torch.from_numpy(dy))
+    y, mean, inverse = empty(bench, dims), empty(bench, statistics), empty(bench, statistics)
+    kept: dict[str, Any] = {"mean": mean, "inverse_deviation": inverse}
+    bench.run(LayerNorm(**refs, bias=place(bench, bias.detach().numpy()), y=y, **kept, **common))
+    outputs: dict[str, Any] = {
+        "dx": empty(bench, dims),
+        "dscale": empty(bench, row),
+        "dbias": empty(bench, row),
+    }
+    bench.run(LayerNormBackward(dy=place(bench, dy), **refs, **kept, **outputs, **common))
+    close(bench, {"y": y, **outputs}, {"y": wanted, "dx": x.grad, "dscale": scale.grad, "dbias": bias.grad})
+
+    x.grad = scale.grad = None
+    wanted = F.rms_norm(x, row, scale, 1e-5)
+    wanted.backward(torch.from_numpy(dy))
+    bench.run(RMSNorm(**refs, y=y, inverse_rms=mean, **common))
+    outputs = {"dx": empty(bench, dims), "dscale": empty(bench, row)}
+    bench.run(RMSNormBackward(dy=place(bench, dy), **refs, inverse_rms=mean, **outputs, **common))
+    close(bench, {"y": y, **outputs}, {"y": wanted, "dx": x.grad, "dscale": scale.grad})
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_attention(bench: Workbench, causal: bool, biased: bool, groups: int) -> None:
+    if causal and biased:
+        pytest.skip("PyTorch takes one of both")
+    of_q, of_k = (2, 4, 9, 8), (2, groups, 13, 8)
+    q, k, v = leaf(of_q, 0), leaf(of_k, 1), leaf(of_k, 2)
+    bias = leaf((1, 4, 9, 13), 3) if biased else None
+    wanted = F.scaled_dot_product_attention(
+        q, k, v, bias, is_causal=causal, scale=0.4, enable_gqa=groups != 4
+    )
+    dy = normal(of_q, DType.FLOAT64, 4)
+    wanted.backward(torch.from_numpy(dy))
+    leaves = {"q": q, "k": k, "v": v, **({} if bias is None else {"bias": bias})}
+    refs: dict[str, Any] = {name: place(bench, t.detach().numpy()) for name, t in leaves.items()}
+    common: Any = {**refs, "causal": causal, "scale": 0.4}
+    y, statistics = empty(bench, of_q), empty(bench, (*of_q[:3], 1))
+    bench.run(Attention(**common, y=y, statistics=statistics))
+    outputs: dict[str, Any] = {f"d{name}": empty(bench, ref.spec.dims) for name, ref in refs.items()}
+    bench.run(AttentionBackward(**common, dy=place(bench, dy), y=y, statistics=statistics, **outputs))
+    close(bench, {"y": y, **outputs}, {"y": wanted, **{f"d{name}": t.grad for name, t in leaves.items()}})
