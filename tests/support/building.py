@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, possible_plans
+from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.kernels import source
 from cudnn_actor.engines.cuda.plans.recipe import KernelStep
 from cudnn_actor.protocol.graph import OperationGraph
@@ -16,10 +17,13 @@ __all__ = ["first_plan"]
 def first_plan(graph: OperationGraph) -> str:
     """The first plan that the engine would check on a device, as its tag's last part.
 
-    cuDNN has finalised every graph in it, and its elementwise kernels are compiled. Raises `Refused`,
-    `DoesNotCompile`, and `ImportError` for a graph that only kernels of our own run: they need CuPy.
+    cuDNN has finalised every graph in it, and its elementwise kernels are compiled. Raises `Refused` if no
+    plan is cuDNN's, and `DoesNotCompile`.
     """
-    plan = next(possible_plans(graph, h200(), WORKSPACE_BYTES))
+    try:
+        plan = next(possible_plans(graph, h200(), WORKSPACE_BYTES))
+    except ImportError as error:  # a launcher of kernels of our own needs CuPy
+        raise Refused("cuDNN has no plan for it, only a kernel of our own could run it") from error
     for step in plan.recipe.steps:
         if isinstance(step, KernelStep):
             compile_cuda(source(step.kernel))
