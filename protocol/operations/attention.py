@@ -114,7 +114,7 @@ class _Attention(Operation[T], frozen=True, kw_only=True):
         q, k = specs["q"], specs["k"]
         values = {name: draw(specs[name]) for name in ("q", "k", "v", "bias") if name in specs}
         scale = abs(self.effective_scale(q.dims[3])) * math.sqrt(q.dims[3])
-        values["q"] *= 2.0 ** round(-math.log2(2 * scale)) if scale else 1.0
+        values["q"] *= 2.0 ** min(12, round(-math.log2(2 * scale))) if scale else 1.0  # finite as float16
         for name, longest in (("lengths_q", q.dims[2]), ("lengths_kv", k.dims[2])):
             if name in specs:
                 values[name] = (longest - (draw(specs[name]) + 3) * longest // 16).astype(xp.int64)
@@ -309,11 +309,12 @@ class AttentionBackward(_Attention[T], frozen=True, kw_only=True, tag=True):
         q, k, v, dy = values["q"], values["k"], values["v"], values["dy"]
         scale = self.effective_scale(q.shape[3])
         apart = (dy * values["y"]).sum(axis=3, keepdims=True)
+        base = xp.where(values["statistics"] == -math.inf, 0.0, values["statistics"])
         dq, dk, dv = (xp.zeros(array.shape) for array in (q, k, v))
         dbias = xp.zeros(values["bias"].shape) if "dbias" in specs else None
         for b, h, g, r in self._pieces(q, k):
             scores, seen = self._scores(xp, values, (b, h, g, r))
-            weights = xp.where(seen, xp.exp(scores - values["statistics"][b, h, r]), 0.0)
+            weights = xp.where(seen, xp.exp(scores - base[b, h, r]), 0.0)
             groups = k[:, g].shape[1]
             of_q, of_dy = _by_group(q[b, h, r], groups), _by_group(dy[b, h, r], groups)
             slopes = (of_dy @ v[b, g].swapaxes(2, 3)).reshape(weights.shape)

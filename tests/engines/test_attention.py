@@ -308,6 +308,36 @@ def test_large_scores_overflow_nothing(bench: Workbench) -> None:
     np.testing.assert_allclose(bench.read(statistics), attend(problem, case.values)[1], rtol=1e-5)
 
 
+def test_a_bias_of_minus_infinity_hides_keys_and_queries(bench: Workbench) -> None:
+    case = Case(bench, Problem(bias="bhi"), F32)
+    bias = case.values["bias"].copy()
+    bias[:, :, 3] = -math.inf  # this position sees nothing
+    bias[:, :, :, 5] = -math.inf  # this key is seen by nobody
+    case.place("bias", bias.astype(np.float32), F32)
+    y, statistics = case.empty("y"), case.empty("statistics")
+    bench.run(case.forward(y=y, statistics=statistics))
+    assert not bench.read(y)[:, :, 3].any()
+    assert (bench.read(statistics)[:, :, 3] == -math.inf).all()
+    outputs = {name: case.empty(name) for name in ("dq", "dk", "dv", "dbias")}
+    bench.run(case.backward(y=y, statistics=statistics, **outputs))
+    found = {name: bench.read(ref) for name, ref in outputs.items()}
+    assert all(np.isfinite(array).all() for array in found.values())
+    for hidden in (found["dq"][:, :, 3], found["dbias"][:, :, 3], found["dk"][:, :, 5], found["dv"][:, :, 5]):
+        assert not hidden.any()
+    assert found["dq"].any()
+    assert found["dv"].any()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-5, 1.0, -0.5, 1e5])
+def test_samples_are_finite_whatever_the_scale(scale: float) -> None:
+    operation = Attention(q=0, k=1, v=2, y=3, scale=scale)
+    specs = {name: TensorSpec.packed((1, 1, 8, 16), "float16") for name in ("q", "k", "v", "y")}
+    numbers = np.random.default_rng(0)
+    samples = operation.samples(np, specs, lambda spec: numbers.integers(-3, 5, spec.dims).astype(np.float64))
+    assert np.isfinite(samples["q"].astype(np.float16)).all()
+    assert samples["q"].any()
+
+
 @pytest.mark.parametrize(
     ("changes", "field_"),
     [

@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 
 from cudnn_actor.engines.cuda.device.place import memory_order
 from cudnn_actor.engines.cuda.device.transfer import blocks
+from cudnn_actor.engines.cuda.operations import pooling
 from cudnn_actor.engines.cuda.plans import frontend_graph
 from cudnn_actor.engines.cuda.plans.errata import erratum
+from cudnn_actor.engines.cuda.plans.evaluated_reference import sampling_step
 from cudnn_actor.engines.cuda.plans.graphs import takes_bytes
 from cudnn_actor.engines.cuda.plans.journal import Journal
 from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Scalar, elementwise, source
 from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, KernelStep, Number, Recipe, Scratch
+from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.engines.cuda.plans.self_check import difference
 from cudnn_actor.protocol import (
     BufferRef,
@@ -34,7 +37,17 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.messages import Compute
-from cudnn_actor.protocol.operations import GraphTensor, Pointwise, PointwiseMode
+from cudnn_actor.protocol.operations import (
+    AvgPool,
+    ConvolutionForward,
+    GraphTensor,
+    MaxPool,
+    Pointwise,
+    PointwiseMode,
+    TensorRole,
+    Window,
+)
+from cudnn_actor.protocol.tensor import packed_strides
 
 from .workbench import spread
 
@@ -356,3 +369,54 @@ def test_a_tensor_of_three_dims_stays_one_on_its_way_to_cudnn_but_for_a_convolut
         graph = lower(message).graph
         frontend_graph.FrontendGraph(graph, frontend).tensor(graph.operations[0].reads[0])
         assert frontend.given == [wanted]
+
+
+@given(count=st.integers(1, 1 << 40))
+def test_compared_elements_lie_in_every_place_of_a_row(count: int) -> None:
+    step = sampling_step(count)
+    assert math.gcd(step, count) == 1
+    assert count // step <= 1 << 21
+
+
+def test_a_position_in_a_large_tensor_must_be_exact() -> None:
+    assert "wrong" in (difference(np.array([1e9]), np.array([1e9 + 1]), DType.INT64) or "")
+
+
+def test_the_reference_of_a_convolution_covers_no_graph_with_a_pooling_after_it() -> None:
+    x, w, y, z = (
+        GraphTensor(uid=uid, dims=dims, strides=packed_strides(dims), dtype=DType.FLOAT32)
+        for uid, dims in enumerate([(2, 3, 8, 8), (4, 3, 1, 1), (2, 4, 8, 8), (2, 4, 4, 4)])
+    )
+    convolution = ConvolutionForward(x=0, w=1, y=2, conv=ConvSpec.symmetric(2))
+    pools = MaxPool(x=2, y=3, window=Window.symmetric(2, 2))
+    alone = OperationGraph(tensors=(x, w, y), operations=(convolution,))
+    inner = msgspec.structs.replace(y, role=TensorRole.VIRTUAL)
+    both = OperationGraph(tensors=(x, w, inner, z), operations=(convolution, pools))
+    assert Reference.covers(alone)
+    assert not Reference.covers(both)
+
+
+FAR_APART = Window(
+    size=(5,), pre_padding=(0,), post_padding=((1 << 31) - 1,), stride=(1,), dilation=(1 << 29,)
+)
+
+
+@pytest.mark.parametrize(
+    ("window", "dims", "wide"),
+    [
+        (Window.symmetric(2, 3, 1), (1, 1, 8, 8), False),
+        (Window.symmetric(2, 1 << 15, (1 << 15) - 1), (1, 1, 1, 1), True),
+        (FAR_APART, (1, 1, 8), True),
+        (Window.symmetric(1, 2), (1, 1, 1 << 28), True),
+    ],
+)
+def test_a_pooling_counts_in_64_bits_where_32_could_overflow(
+    window: Window, dims: tuple[int, ...], wide: bool
+) -> None:
+    operation = AvgPool(x=0, y=1, window=window, include_padding=True)
+    shapes = dims, window.output_dims(dims)
+    tensors = [
+        GraphTensor(uid=uid, dims=of, strides=packed_strides(of), dtype=DType.FLOAT32)
+        for uid, of in enumerate(shapes)
+    ]
+    assert f"typedef {'long long' if wide else 'int'} I;" in pooling.source(operation, tensors)

@@ -1,9 +1,9 @@
 """Attention on CUDA: cuDNN's fused attention, and kernels of our own for what it does not take.
 
 cuDNN's takes half types, and heads of a multiple of 8 features. Our kernels take
-every floating-point type, number of features and layout: a warp for each query,
-key or element of the bias's gradient, with sums in float32 (float64 of float64).
-They use no tensor cores.
+every floating-point type and layout, and up to 1,024 features: a warp for each
+query, key or element of the bias's gradient, with sums in float32 (float64 of
+float64). They use no tensor cores.
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html
 """
 
@@ -34,6 +34,8 @@ __all__ = ["attention_kernels", "attention_lengths", "lower_attention", "source"
 AnyAttention = Attention[int] | AttentionBackward[int]
 
 _WARPS, _MOST_BLOCKS = 8, 1 << 30
+_MOST_FEATURES = 1024
+"""A warp keeps a row in registers. With twice as many, the compiler takes five times as long."""
 _LENGTHS = ("lengths_q", "lengths_kv")
 _TILE = 128
 """cuDNN's backward pass can give NaN for keys that are not a multiple of this, unless it is given lengths."""
@@ -122,11 +124,13 @@ def _clipped(value: Value, most: int) -> Value:
 def attention_kernels(
     operation: AnyAttention, tensors: Sequence[GraphTensor], handle: Any
 ) -> Callable[[Sequence[int]], None]:
-    """The launch of attention on tensors of these specs; see `operations.Launcher`."""
+    """The launch of attention on tensors of these specs; see `operations.Launcher`. Raises `Refused`."""
     del handle
-    cupy = libraries().cupy
     given = _given(operation, tensors)
     q, k = given["q"], given["k"]
+    if max(q.dims[3], given["v"].dims[3]) > _MOST_FEATURES:
+        raise Refused(f"attention on CUDA takes at most {_MOST_FEATURES:,} features a head")
+    cupy = libraries().cupy
     module = cupy.RawModule(code=source(operation, tensors), options=("--std=c++17",))
     double = q.dtype is DType.FLOAT64
     scale = (cupy.float64 if double else cupy.float32)(operation.effective_scale(q.dims[3]))
@@ -206,12 +210,14 @@ class _Code:
             dims = self._given["bias"].dims
             place = " + ".join(f"{index} * bias{axis}" for axis, index in enumerate("bhij") if dims[axis] > 1)
             bias = f"(T)({load(self._given['bias'].dtype, f'bias[{place or 0}]')})"
+        statistics = "statistics[b * statistics0 + h * statistics1 + i * statistics2]"
         words = {
             "BIAS": bias,
             "LIMIT_Q": self._length("lengths_q", "rows"),
             "LIMIT_KV": self._length("lengths_kv", "columns"),
             "CAUSAL": "true" if self._causal else "false",
-            "STATISTICS": "statistics[b * statistics0 + h * statistics1 + i * statistics2]",
+            "STATISTICS": statistics,
+            "BASE": f"base_of({statistics})",
         }
         for name in ("y", "dq", "dk", "dv", "dbias"):
             if name in self._given:
@@ -232,6 +238,8 @@ _COMMON = """
 constexpr int ND = (D + 31) / 32, NE = (E + 31) / 32, AT_ONCE = 4;
 #define INFINITE (T)__int_as_float(0x7f800000)
 __device__ __forceinline__ T get(const X* place) { return (T)(LOAD); }
+// A position whose bias is -infinity for all keys has no weights.
+__device__ __forceinline__ T base_of(T logarithm) { return logarithm == -INFINITE ? (T)0 : logarithm; }
 template <int N, int M> __device__ __forceinline__ void read(
     T (&values)[M], const X* from, long long stride, int lane) {
     #pragma unroll
@@ -319,7 +327,7 @@ _BACKWARD = {
         T of_dy[NE], result[ND] = {};
         read<E>(of_dy, dy + b * dy0 + h * dy1 + i * dy2, dy3, lane);
         const T apart = over_warp(part<E>(of_dy, y + b * y0 + h * y1 + i * y2, y3, lane));
-        const T logarithm = STATISTICS;
+        const T logarithm = BASE;
         for (long long first = 0; first < limit; first += AT_ONCE) {
             T scores[AT_ONCE], slopes[AT_ONCE];
             #pragma unroll
@@ -364,7 +372,7 @@ _BACKWARD = {
                 #pragma unroll
                 for (int n = 0; n < AT_ONCE; ++n) {
                     const long long i = min(first + n, limit - 1);
-                    const T weight = exp(over_warp(scores[n]) * scale + BIAS - STATISTICS);
+                    const T weight = exp(over_warp(scores[n]) * scale + BIAS - BASE);
                     const T slope = weight * over_warp(slopes[n] - aparts[n]);
                     if (first + n >= limit) continue;
                     add<D>(by_k, slope, q + b * q0 + h * q1 + i * q2, q3, lane);
@@ -401,7 +409,7 @@ _BACKWARD = {
                     const T score = over_warp(part<D>(of_q, k + b * k0 + g * k1 + j * k2, k3, lane));
                     const T slope = over_warp(part<E>(of_dy, v + b * v0 + g * v1 + j * v2, v3, lane)
                                               - part<E>(of_dy, y + b * y0 + h * y1 + i * y2, y3, lane));
-                    value += exp(score * scale + BIAS - STATISTICS) * slope;
+                    value += exp(score * scale + BIAS - BASE) * slope;
                 }
         if (lane == 0) dbias[b_ * dbias0 + h_ * dbias1 + i_ * dbias2 + j * dbias3] = STORE_DBIAS;
     }""",

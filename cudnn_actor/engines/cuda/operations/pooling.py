@@ -39,7 +39,7 @@ Pooling = MaxPool[int] | MaxPoolBackward[int] | AvgPool[int] | AvgPoolBackward[i
 _THREADS, _MOST_BLOCKS = 256, 1 << 16
 _RANK = 5
 _FEW = 1 << 30
-"""Positions below this, and sums of two of them, fit into 32 bits."""
+"""Numbers below this, and sums of two of them, fit into 32 bits."""
 _MAX, _AVERAGE_WITH_PADDING, _AVERAGE = 3, 1, 2
 """cudnnPoolingMode_t: the maximum is the deterministic one."""
 
@@ -130,7 +130,11 @@ def source(operation: Pooling, tensors: Sequence[GraphTensor]) -> str:
         numbers |= {f"s{number}_{axis}": step for axis, step in enumerate(_dims(tensor.strides, 0))}
     looped = _looped(operation, tensors)
     dims, strides = _dims(looped.dims), _dims(looped.strides, 0)
-    largest = max([math.prod(dims), *(tensor.spec.nbytes for tensor in tensors), *numbers.values()])
+    window = operation.window
+    extents = (size * dilation for size, dilation in zip(window.size, window.dilation, strict=True))
+    counts = math.prod(window.size), math.prod(x.dims), math.prod(dims)
+    sizes = (tensor.spec.nbytes for tensor in tensors)
+    largest = max(*counts, *extents, *sizes, *numbers.values())
     constants = "".join(f"constexpr I {name} = {value}; " for name, value in numbers.items())
     # Neighbouring threads take elements that are neighbours in memory.
     order = sorted(range(_RANK), key=lambda axis: (strides[axis], dims[axis] > 1))

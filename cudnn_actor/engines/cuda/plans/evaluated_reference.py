@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from cudnn_actor.protocol.operations import GraphTensor, TensorRole
 from cudnn_actor.protocol.operations.base import Array
 from cudnn_actor.protocol.tensor import packed_strides
 
-__all__ = ["CuPy", "EvaluatedReference", "store_values"]
+__all__ = ["CuPy", "EvaluatedReference", "sampling_step", "store_values"]
 
 _MOST_ELEMENTS, _COPIES = 1 << 30, 10
 """The most elements of all tensors together, and how often they may lie on the device as double at once."""
@@ -110,8 +111,14 @@ def _rounded(values: Array, tensor: GraphTensor) -> Array:
 
 def _both(wanted: Array, got: Array) -> tuple[np.ndarray, np.ndarray]:
     cupy = libraries().cupy
-    step = max(1, wanted.size // _MOST_COMPARED)
+    step = sampling_step(wanted.size)
     first, second = (
         cupy.asnumpy(array.ravel()[::step]).astype(np.float64) for array in (cupy.asarray(wanted), got)
     )
     return first, second
+
+
+def sampling_step(count: int) -> int:
+    """The distance of the elements compared. It has no common divisor with a dim: places in rows vary."""
+    least = max(1, count // _MOST_COMPARED)
+    return next(step for step in itertools.count(least) if math.gcd(step, count) == 1)

@@ -71,10 +71,12 @@ class Reference:
     @staticmethod
     def covers(graph: OperationGraph) -> bool:
         """Whether a reference can be computed for a graph."""
-        if len(_convolutions(graph)) != 1 or len(graph.results) != 1:
+        others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
+        if len(others) != 1 or len(graph.results) != 1:
             return False
-        (convolution,) = _convolutions(graph)
-        return all(graph.tensor(uid).role is TensorRole.BOUND for uid in convolution.reads)
+        (operation,) = others
+        bound = all(graph.tensor(uid).role is TensorRole.BOUND for uid in operation.reads)
+        return isinstance(operation, Convolution) and bound
 
     @functools.cached_property
     def _kernel(self) -> Any:
@@ -97,8 +99,6 @@ class Reference:
         """(wanted, got) of the result, as float64 at the sampled elements. Blocks.
 
         `address` locates each bound tensor.
-
-        The values got are read from the result's address.
         """
         cupy = libraries().cupy
         both = cupy.empty((2, self.samples), cupy.float64)

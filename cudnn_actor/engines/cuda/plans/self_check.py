@@ -229,8 +229,8 @@ def difference(wanted: np.ndarray, got: np.ndarray, dtype: DType, slack: float =
         finite = np.isfinite(wanted)
         scale = float(np.sqrt(np.mean(np.square(wanted[finite])))) if finite.any() else 0.0
         allowed = np.where(finite, own * np.abs(wanted) + slack * sums * scale + underflow, -1.0)
-    else:  # rounding to a whole number, and float32 rounding before that
-        allowed = 0.5 + 1e-3 + 1e-6 * np.abs(wanted)
+    else:  # rounding to a whole number, and float32 rounding before that; but int64 positions are exact
+        allowed = 0.5 + 1e-3 + (0.0 if dtype is DType.INT64 else 1e-6) * np.abs(wanted)
     with np.errstate(invalid="ignore"):
         wrong = ~(np.abs(got - wanted) <= allowed)
     wrong &= (got != wanted) & ~(np.isnan(got) & np.isnan(wanted))
