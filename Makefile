@@ -10,11 +10,16 @@ GPU_VENV := .venv-$(CUDA)
 GPU_PYTHON ?= $(GPU_VENV)/bin/python
 GPU_READY := $(if $(filter $(GPU_VENV)/bin/python,$(GPU_PYTHON)),$(GPU_VENV)/.ready)
 
-.PHONY: help test check wheel demo bench test-gpu bench-gpu fmt coverage clean
+# What builds plans for a GPU without one: cuDNN's packages, and a library in the place of the driver's.
+SUPPORT_VENV := .venv-support
+
+.PHONY: help test check wheel demo bench test-support test-gpu bench-gpu fmt coverage clean
 help:
 	@echo "make demo      photographs, gradients and a crash that nobody notices: writes demo.png"
 	@echo "make test      lint, types, layers, tests, and a wheel that installs and imports"
 	@echo "make bench     latencies and throughput, printed and written to benchmarks/results/"
+	@echo "make test-support"
+	@echo "               builds what is claimed to run on a GPU, with cuDNN but without a GPU: installs 1.5 GB"
 	@echo "make test-gpu  the tests that need an NVIDIA GPU; skipped, with the reason, where there is none"
 	@echo "make bench-gpu the measurements on a GPU, written to benchmarks/results/"
 	@echo "               both: CUDA=cuda12 for a driver of CUDA 12, GPU_PYTHON=python3 for an interpreter that"
@@ -58,6 +63,20 @@ demo: $(VENV)/.demo
 bench: $(VENV)/.demo
 	$(BIN)/cudnn-actor bench --out benchmarks/results
 
+# The frontend's own requirements are compilers that only its engines written in Python use.
+$(SUPPORT_VENV)/.ready: pyproject.toml tests/support/stub_libcuda.c
+	$(PYTHON) -m venv $(SUPPORT_VENV)
+	$(SUPPORT_VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(SUPPORT_VENV)/bin/python -m pip install --quiet --editable . --group support
+	$(SUPPORT_VENV)/bin/python -m pip install --quiet --no-deps "nvidia-cudnn-frontend==1.32.*"
+	mkdir -p $(SUPPORT_VENV)/stub
+	gcc -shared -fPIC -Wl,-soname,libcuda.so.1 -o $(SUPPORT_VENV)/stub/libcuda.so.1 tests/support/stub_libcuda.c
+	@touch $@
+
+test-support: $(SUPPORT_VENV)/.ready
+	LD_LIBRARY_PATH=$(CURDIR)/$(SUPPORT_VENV)/stub \
+	  $(SUPPORT_VENV)/bin/python -m pytest -m support --numprocesses 2 --dist worksteal --timeout 120 tests/support
+
 $(GPU_VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(GPU_VENV)
 	$(GPU_VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
@@ -79,4 +98,4 @@ coverage: $(VENV)/.dev
 	$(BIN)/coverage report
 
 clean:
-	rm -rf $(VENV) .venv-cuda13 .venv-cuda12 build dist *.egg-info
+	rm -rf $(VENV) $(SUPPORT_VENV) .venv-cuda13 .venv-cuda12 build dist *.egg-info

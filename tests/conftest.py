@@ -14,12 +14,17 @@ from pathlib import Path
 
 import pykka
 import pytest
+from hypothesis import HealthCheck, settings
 from structlog.typing import EventDict
 
 from cudnn_actor.logging import TextFormatter
 from cudnn_actor.processes.launching import Launcher, _Heir, close_launchers
 
 from .log_lines import capture_logs, handled_by
+
+# No example fails for the time that it takes: another process may have the processor meanwhile.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 SETTLED_WITHIN_S = 5.0
 FAILED = pytest.StashKey[bool]()

@@ -125,7 +125,8 @@ def made_up_values(graph: OperationGraph, seed: int) -> dict[str, np.ndarray]:
         tensor.uid: _values(tensor, np.random.default_rng([seed, place])) for place, tensor in enumerate(read)
     }
     rng = np.random.default_rng([seed, len(read)])
-    samples = graph.samples(NumPy(), lambda spec: rng.integers(-3, 5, spec.dims).astype(np.float64))
+    with np.errstate(all="ignore"):
+        samples = graph.samples(NumPy(), lambda spec: rng.integers(-3, 5, spec.dims).astype(np.float64))
     values |= {uid: array.astype(graph.tensor(uid).dtype.numpy) for uid, array in samples.items()}
     return {tensor_name(graph, uid): array for uid, array in values.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from cudnn_actor.cli.graph_bench import graph_bench, made_up_values
 from cudnn_actor.cli.problem_form import read_problem
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.protocol import (
+    AttentionBackward,
     BufferRef,
     GraphTensor,
     OperationGraph,
@@ -136,6 +138,21 @@ def test_the_token_of_every_operation_runs_and_each_of_its_results_is_compared(
     for name, _ in operation.named(operation.outputs):
         assert re.search(rf"error of {re.escape(name)}: .* agrees", shown)
     assert shown.count("agrees") == len(operation.writes)
+
+
+def test_attention_whose_last_sample_has_no_keys_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("dy", "q", "k", "v", "y", "dq", "dk", "dv")
+    specs = {name: TensorSpec.packed((2, 1, 3, 8)) for name in names}
+    specs |= {"statistics": TensorSpec.packed((2, 1, 3, 1)), "lengths_kv": TensorSpec.packed((2,), "int32")}
+    refs: Any = {
+        name: BufferRef(slot=0, generation=0, spec=spec, device="cpu") for name, spec in specs.items()
+    }
+    graph = lower(AttentionBackward(**refs)).graph
+    values = made_up_values(graph, seed=0)
+    assert values["lengths_kv"][1] == 0
+    assert np.isneginf(values["statistics"][1]).all()
+    assert main(["reproduce", token(graph), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.count("agrees") == 3
 
 
 def test_made_up_indices_are_those_of_a_forward_pass() -> None:

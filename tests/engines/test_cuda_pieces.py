@@ -36,9 +36,19 @@ from cudnn_actor.engines.cuda.plans.recipe import (
 from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.engines.cuda.plans.self_check import difference
 from cudnn_actor.engines.cuda.plans.splitting import ways
-from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, DType, Layout, TensorSpec
+from cudnn_actor.protocol import (
+    BufferRef,
+    ConvBwdData,
+    ConvBwdFilter,
+    ConvFwd,
+    ConvSpec,
+    DType,
+    Layout,
+    TensorSpec,
+)
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages import Compute
 from cudnn_actor.protocol.operations import (
     OPERATIONS,
     AvgPool,
@@ -56,6 +66,8 @@ from cudnn_actor.protocol.tensor import packed_strides
 
 from .workbench import spread
 
+CUDNN = 91901
+"""A version of cuDNN with all its errata."""
 dims_of = st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple)
 
 
@@ -178,14 +190,14 @@ def _graph(alpha: float = 1.0) -> OperationGraph:
 
 
 def test_a_candidate_that_kills_its_context_is_not_tried() -> None:
-    why = erratum(_graph(alpha=2.0), "eng0_k1=3")
+    why = erratum(_graph(alpha=2.0), "eng0_k1=3", CUDNN)
     assert why is not None
     assert "illegal address" in why
 
 
 def test_an_erratum_does_not_reach_further_than_it_was_seen() -> None:
-    assert erratum(_graph(), "eng0") is None
-    assert erratum(_graph(alpha=2.0), "eng01_k1=3") is None
+    assert erratum(_graph(), "eng0", CUDNN) is None
+    assert erratum(_graph(alpha=2.0), "eng01_k1=3", CUDNN) is None
 
 
 def _strided(channels: int, row: int, dtype: DType = DType.BFLOAT16) -> OperationGraph:
@@ -202,11 +214,11 @@ def _strided(channels: int, row: int, dtype: DType = DType.BFLOAT16) -> Operatio
 
 
 def test_rows_that_are_no_whole_vectors_apart_are_not_read_in_place() -> None:
-    assert "vector length" in (erratum(_strided(2, 251), "eng71") or "")
-    assert "vector length" in (erratum(_strided(4, 250), "eng71") or "")
-    assert erratum(_strided(2, 252), "eng71") is None
-    assert erratum(_strided(1, 251), "eng71") is None  # nothing is read together with its neighbour
-    assert erratum(_strided(2, 251, DType.FLOAT32), "eng71") is None
+    assert "vector length" in (erratum(_strided(2, 251), "eng71", CUDNN) or "")
+    assert "vector length" in (erratum(_strided(4, 250), "eng71", CUDNN) or "")
+    assert erratum(_strided(2, 252), "eng71", CUDNN) is None
+    assert erratum(_strided(1, 251), "eng71", CUDNN) is None  # nothing is read together with its neighbour
+    assert erratum(_strided(2, 251, DType.FLOAT32), "eng71", CUDNN) is None
 
 
 def test_a_journal_remembers_what_killed_the_process_that_tried_it(tmp_path: Path) -> None:
@@ -267,8 +279,62 @@ def test_nothing_is_fused_with_tensors_that_have_gaps() -> None:
     x, w, y = ref(1, 8, 5, 5), ref(8, 8, 1, 1), ref(1, 8, 5, 5)
     one = ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2))
     more = msgspec.structs.replace(one, alpha=2.0)
-    assert erratum(lower(one).graph, "eng45_k1=3") is None
-    assert "gaps" in (erratum(lower(more).graph, "eng45_k1=3") or "")
+    assert erratum(lower(one).graph, "eng45_k1=3", CUDNN) is None
+    assert "gaps" in (erratum(lower(more).graph, "eng45_k1=3", CUDNN) or "")
+
+
+def _convolution(kind: str, channels: int, groups: int) -> OperationGraph:
+    def ref(*dims: int) -> BufferRef:
+        spec = TensorSpec.packed(dims, DType.BFLOAT16, Layout.NHWC)
+        return BufferRef(slot=0, generation=0, spec=spec, device="cuda:0")
+
+    x, w, conv = ref(2, channels, 9, 9), ref(channels, channels // groups, 3, 3), ConvSpec.symmetric(2)
+    y, conv = ref(2, channels, 7, 7), msgspec.structs.replace(conv, groups=groups)
+    message: dict[str, Compute] = {
+        "forward": ConvFwd(x=x, w=w, y=y, conv=conv),
+        "backward data": ConvBwdData(dy=y, w=w, dx=x, conv=conv),
+        "backward filter": ConvBwdFilter(x=x, dy=y, dw=w, conv=conv),
+    }
+    return lower(message[kind]).graph
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "compiled_before"),
+    [
+        ("forward", "eng5", "eng57"),
+        ("backward data", "eng6", "eng62"),
+        ("backward filter", "eng16", "eng61"),
+        ("backward filter", "eng19_k2=4", "eng61"),
+    ],
+)
+def test_a_depthwise_convolution_runs_no_kernel_that_is_shared_between_sizes(
+    kind: str, engine: str, compiled_before: str
+) -> None:
+    depthwise = _convolution(kind, 16, groups=16)
+    assert "after one of another spatial size" in (erratum(depthwise, engine, CUDNN) or "")
+    assert erratum(depthwise, compiled_before, CUDNN) is None
+    assert erratum(depthwise, "eng0", CUDNN) is None
+    assert erratum(_convolution(kind, 16, groups=2), engine, CUDNN) is None
+    assert erratum(_convolution(kind, 16, groups=1), engine, CUDNN) is None
+
+
+def test_an_erratum_ends_with_the_version_that_fixed_it() -> None:
+    depthwise = _convolution("forward", 16, groups=16)
+    assert erratum(depthwise, "eng5", 92399) is not None
+    assert erratum(depthwise, "eng5", 92400) is None
+    assert erratum(_graph(alpha=2.0), "eng0", 92400) is not None  # this one no version has fixed yet
+
+
+def test_engine_11_multiplies_no_matrices_with_gaps() -> None:
+    def graph(spec: TensorSpec) -> OperationGraph:
+        given = [GraphTensor(uid=n, dims=spec.dims, strides=spec.strides, dtype=spec.dtype) for n in (0, 1)]
+        operation = Pointwise(mode=PointwiseMode.RELU, operands=(0,), result=1)
+        return OperationGraph(tensors=tuple(given), operations=(operation,))
+
+    dims = (4, 8, 6)
+    assert "gaps" in (erratum(graph(spread(dims, "float16")), "eng11_k2=4", CUDNN) or "")
+    assert erratum(graph(TensorSpec.packed(dims, DType.FLOAT16)), "eng11_k2=4", CUDNN) is None
+    assert erratum(_strided(2, 252), "eng11", CUDNN) is None  # a convolution's engine 11 is another one
 
 
 @pytest.mark.parametrize(

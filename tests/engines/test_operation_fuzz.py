@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,7 +16,7 @@ import pytest
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan, Evaluation, NumPy
 from cudnn_actor.engines.cpu.rounding import rounding_to
-from cudnn_actor.protocol import Layout, UnsupportedGraph
+from cudnn_actor.protocol import DType, Layout, UnsupportedGraph
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     OPERATIONS,
@@ -29,13 +31,16 @@ from cudnn_actor.protocol.operations import (
 from ..gpu.families import CONVOLUTION, FAMILIES
 from ..gpu.fuzz import fuzz
 from ..gpu.operations import ROWS
-from ..gpu.operations.cases import error_over_bound, run, truth
+from ..gpu.operations.cases import arrays, error_over_bound, run, truth
 from ..gpu.operations.drawing import MOST_VALUES, cells, draw
 from ..gpu.operations.rows import Row, Values
+from .fused_attention import MISTAKES as ATTENTION_MISTAKES
+from .fused_attention import fused
 from .refusals import may_refuse
 
 SEED = 20
 """Of the tests that look for a mistake: its cases are known to show each of them."""
+POOLING, NORMALIZATION, ATTENTION = "pooling", "normalization", "attention"
 NAMES = [name for name in FAMILIES if name != CONVOLUTION]
 each_family = pytest.mark.parametrize("family", NAMES)
 each_row = pytest.mark.parametrize("row", ROWS, ids=[row.operation.kind for row in ROWS])
@@ -85,7 +90,7 @@ def test_everything_that_a_request_can_say_is_drawn(family: str) -> None:
         assert {spec.rank for spec in firsts} == {*row.ranks, *row.more_ranks}
         assert {spec.layout for spec in firsts} == {*Layout}
         assert {case.values for case in drawn} == {*Values}
-        assert {case.special for case in drawn} == {True, False}
+        assert {case.special for case in drawn} == {bool(row.specials), False}
         for name in row.operation.optional:
             assert {name in case.specs for case in drawn} == {True, False}
         assert any(spec.size == 1 for spec in firsts)
@@ -101,7 +106,29 @@ def test_every_kind_of_window_is_drawn() -> None:
     assert {window.spatial_dims for window in windows} == {1, 2, 3}
 
 
-@pytest.mark.parametrize("family", ["pooling", "normalization"])
+def test_every_kind_of_attention_is_drawn() -> None:
+    cases = [draw(ATTENTION, SEED, number) for number in range(400)]
+    operations: list[Any] = [case.operation for case in cases]
+    assert {operation.causal for operation in operations} == {True, False}
+    assert any(operation.scale is not None for operation in operations)
+    specs = [case.specs for case in cases]
+    assert {of["q"].dims[1] > of["k"].dims[1] for of in specs} == {True, False}
+    assert {of["q"].dims[3] % 8 == of["v"].dims[3] % 8 == 0 for of in specs} == {True, False}
+    biases = [of for of in specs if "bias" in of]
+    assert len({tuple(size > 1 for size in of["bias"].dims[:3]) for of in biases}) == 8
+    assert any(of["bias"].dtype is not of["q"].dtype for of in biases)
+    assert {1, 63, 64, 65, 127, 128, 129} <= {of[name].dims[2] for of in specs for name in "qk"}
+    kinds = {tuple(name in of for name in ("lengths_q", "lengths_kv")) for of in specs}
+    assert kinds == set(itertools.product((True, False), repeat=2))
+    lengths = [arrays(case)["lengths_kv"] for case in cases if "lengths_kv" in case.specs]
+    assert min(map(np.min, lengths)) < 0
+    assert max(map(np.max, lengths)) > 1000
+    (cell,) = (c for c in cells(ATTENTION) if c.name == "attention-float16-rank_4-strided-heads_side_by_side")
+    _, heads, _, features = cell.case(SEED).specs["q"].dims
+    assert cell.case(SEED).specs["q"].strides[1:] == (features, heads * features, 1)
+
+
+@each_family
 def test_nothing_that_is_drawn_may_be_refused(family: str) -> None:
     graphs = [draw(family, SEED, number).graph() for number in range(200)]
     assert not [engine for engine in ("cpu", "cuda") for graph in graphs if may_refuse(engine, graph)]
@@ -180,6 +207,15 @@ def test_arithmetic_in_float32_is_within_the_bounds(family: str) -> None:
     report = fuzz(opened(ByDefinition(single=True)), secrets.randbelow(1 << 32), range(300), family=family)
     assert not report.failures, str(report)
     assert any(report.largest.values()), "everything was exact: this test compares nothing"
+
+
+@pytest.mark.parametrize("tile", [4, 64])
+def test_attention_as_a_gpu_computes_it_is_within_the_bounds(tile: int) -> None:
+    """Online softmax over tiles of keys, in float32, with weights and gradients rounded to half types."""
+    engine, seed = ByDefinition(fused(tile), single=True), secrets.randbelow(1 << 32)
+    report = fuzz(opened(engine), seed, range(300), family=ATTENTION)
+    assert not report.failures, str(report)
+    assert max(report.largest.values()) > 0.1, "the bounds say nothing"
 
 
 class Misreading(CpuEngine):
@@ -351,7 +387,6 @@ def instead(kind: type[Any], other: type[Any]) -> Callable[[Any], Any]:
     return change
 
 
-POOLING, NORMALIZATION = "pooling", "normalization"
 MISTAKES: list[tuple[str, str, Callable[[], CpuEngine], int, int]] = [
     ("one value missing", POOLING, lambda: Misreading(one_value_missing), 40, 38),
     ("one value missing", NORMALIZATION, lambda: Misreading(one_value_missing), 40, 33),
@@ -385,6 +420,23 @@ MISTAKES: list[tuple[str, str, Callable[[], CpuEngine], int, int]] = [
         20,
     ),
     ("one pass", NORMALIZATION, lambda: ByDefinition(instead(LayerNorm, OnePassNorm)), 150, 7),
+    ("one value missing", ATTENTION, lambda: Misreading(one_value_missing), 40, 36),
+    ("computed in half", ATTENTION, lambda: Misreading(computed_in_half), 40, 10),
+    ("the next number", ATTENTION, lambda: Misreading(next_number), 40, 16),
+    ("lazy", ATTENTION, lambda: Misrunning(lazy), 40, 36),
+    ("an input overwritten", ATTENTION, lambda: Misrunning(first_input_zeroed), 40, 36),
+    ("gaps overwritten", ATTENTION, lambda: Misrunning(gaps_overwritten), 40, 5),
+    ("transposed", ATTENTION, lambda: Misrunning(transposed), 40, 20),
+    ("truncated", ATTENTION, lambda: ByDefinition(store=truncated), 40, 7),
+    ("refusing", ATTENTION, Refusing, 10, 10),
+    *((name, ATTENTION, partial(ByDefinition, change), 60, 6) for name, change in ATTENTION_MISTAKES.items()),
+    (
+        "weights in bfloat16",
+        ATTENTION,
+        lambda: ByDefinition(fused(64, weights=DType.BFLOAT16), single=True),
+        150,
+        2,
+    ),
 ]
 """Of each: the family, how many cases are run, and how many of them show it at least."""
 

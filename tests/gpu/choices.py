@@ -36,11 +36,20 @@ class Choices:
         """A number for each dim, from `least` up to but not including `end`."""
         return tuple(int(v) for v in self.rng.integers(least, end, rank))
 
-    def spec(self, dims: tuple[int, ...], dtype: DType, layout: Layout | None) -> TensorSpec:
-        """A tensor in a layout; None for any. NHWC becomes NCHW where the rank has none."""
+    def spec(
+        self,
+        dims: tuple[int, ...],
+        dtype: DType,
+        layout: Layout | None,
+        order: tuple[int, ...] | None = None,
+    ) -> TensorSpec:
+        """A tensor in a layout; None for any. NHWC becomes NCHW where the rank has none.
+
+        `order`: of the dims in memory without gaps, the slowest first, where the layout is STRIDED.
+        """
         layout = layout or self.one(Layout)
         if layout is Layout.STRIDED:
-            return self._strided(dims, dtype)
+            return self._strided(dims, dtype) if order is None else _in_order(dims, dtype, order)
         return TensorSpec.packed(dims, dtype, layout if 3 <= len(dims) <= 5 else Layout.NCHW)
 
     def _strided(self, dims: tuple[int, ...], dtype: DType) -> TensorSpec:
@@ -50,3 +59,10 @@ class Choices:
             strides[axis] = step
             step = step * dims[axis] + self.one((0, 0, 1, 8))
         return TensorSpec.strided(dims, strides, dtype)
+
+
+def _in_order(dims: tuple[int, ...], dtype: DType, order: tuple[int, ...]) -> TensorSpec:
+    strides, step = [0] * len(dims), 1
+    for axis in reversed(order):
+        strides[axis], step = step, step * dims[axis]
+    return TensorSpec.strided(dims, strides, dtype)

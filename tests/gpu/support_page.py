@@ -107,6 +107,12 @@ Everything else runs. A graph that this page does not promise and that cuDNN has
 python -m tests.gpu.support_page --run      # every cell, a record of what ran how, and this page from it
 python -m tests.gpu.fuzz --count 2000       # random problems, so many of each family
 ```
+
+Without a GPU, `make test-support` holds the page against cuDNN itself. For every cell that runs, it builds
+the engine's first plan for an H200 that is only described to cuDNN, in one piece where the page says fused.
+It does the same for norms and attention, and compiles all kernels that are generated. What it cannot see is
+whether a plan computes the right values. It needs python3, make and gcc, and installs cuDNN and what that
+needs into `.venv-support` (1.5 GB). The claims are rows of `tests/support/claims.py`.
 """
 
 

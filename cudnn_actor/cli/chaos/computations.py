@@ -216,6 +216,7 @@ def _sums(x: tuple[int, ...], other: tuple[int, ...]) -> Problem:
 def _attentions(
     q: tuple[int, ...], k: tuple[int, ...], *, heads_of_bias: int = 1, causal: bool = False
 ) -> Problem:
+    # Of a batch of 1: in a check, the last of several has no keys, and no meaning without the lengths.
     given: dict[str, Any] = {name: name for name in ("q", "k", "v", "bias", "lengths_kv", "statistics")}
     operations = (
         Attention(**given, y="y", causal=causal),
@@ -248,7 +249,7 @@ PROBLEMS = (
     _layer_norms((64, 128), 1),
     _rms_norms((4, 3, 40), -1),
     _rms_norms((3, 2, 4, 6), 1),
-    _attentions((2, 4, 9, 8), (2, 2, 16, 8)),
+    _attentions((1, 4, 9, 8), (1, 2, 16, 8)),
     _attentions((1, 2, 32, 8), (1, 2, 32, 8), heads_of_bias=2, causal=True),
     _sums((2, 3, 5, 7), (1, 3, 1, 1)),
     _convolutions((1, 1, 260, 260), (1, 1, 1, 1)),

@@ -77,7 +77,8 @@ class CudaEngine:
     @reported
     def open(self) -> None:
         """Make the device current on this thread; create a handle and a stream. Blocks for 0.3 s."""
-        cupy, _, cudnn, _ = libraries()
+        loaded = libraries().load()
+        cupy, cudnn = loaded.cupy, loaded.cudnn
         cupy.cuda.Device(self._ordinal).use()
         mind_own_captures()
         self.stream = cupy.cuda.Stream(non_blocking=True)

@@ -69,8 +69,11 @@ def _case(row: Row, asked: Asked, layout: Layout | None, seed: tuple[int, ...]) 
 def _present(row: Row, asked: Asked) -> list[str]:
     """The operands that are given. One optional operand in two, or all, or none of them."""
     share = asked.choose.one((0.0, 0.5, 1.0)) if asked.form is None else float(asked.form != BARE)
-    operands = (*row.operation.inputs, *row.operation.outputs)
-    return [n for n in operands if n not in row.operation.optional or asked.choose.chance(share)]
+    operands, optional = (*row.operation.inputs, *row.operation.outputs), row.operation.optional
+    some = {n for n in operands if n in optional and asked.choose.chance(share)}
+    some &= {*dict(row.given).get(asked.form or "", operands)}
+    some -= {name for name, other in row.needs if other not in some}
+    return [n for n in operands if n not in optional or n in some]
 
 
 def _specs(
@@ -79,7 +82,7 @@ def _specs(
     def spec(name: str, inferred: TensorSpec | None = None) -> TensorSpec:
         dims = inferred.dims if inferred is not None else made.dims[name]
         dtype = made.dtypes.get(name, asked.dtype if inferred is None else inferred.dtype)
-        return asked.choose.spec(dims, dtype, layout)
+        return asked.choose.spec(dims, dtype, layout, made.orders.get(name))
 
     specs = {name: spec(name) for name, _ in operation.named(operation.inputs)}
     inferred = operation.infer(specs)

@@ -108,11 +108,15 @@ class Made(NamedTuple):
         The operation's fields that are no operands.
     dtypes
         Of the operands that have another dtype than was asked for, and than `infer` gives.
+    orders
+        Of operands whose dims are in a certain order in memory, the slowest first, without gaps, where their
+        layout is STRIDED.
     """
 
     dims: Mapping[str, Dims]
     attributes: Mapping[str, Any]
     dtypes: Mapping[str, DType] = {}
+    orders: Mapping[str, Dims] = {}
 
 
 class Row(NamedTuple):
@@ -141,6 +145,10 @@ class Row(NamedTuple):
     varied
         Inputs whose values differ even where those of the others are all the same: sums of equal terms would
         be off by more than `walk`, because their roundings do not cancel.
+    given
+        (form, operands) of forms that have these of the optional operands only.
+    needs
+        (operand, other) of optional operands that are valid only with another one.
     """
 
     operation: type[Operation[Any]]
@@ -154,6 +162,8 @@ class Row(NamedTuple):
     largest: int = 1 << 62
     more_ranks: tuple[int, ...] = ()
     varied: tuple[str, ...] = ()
+    given: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    needs: tuple[tuple[str, str], ...] = ()
 
     @property
     def family(self) -> str:

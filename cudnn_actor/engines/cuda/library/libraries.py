@@ -8,39 +8,43 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any, NamedTuple
+from typing import Any
 
 __all__ = ["Libraries", "libraries"]
 
 
-class Libraries(NamedTuple):
-    """The modules that the engine works with.
+class Libraries:
+    """The modules that the engine works with, each imported when it is first used. Raises `ImportError`."""
 
-    Parameters
-    ----------
-    cupy
-        Streams, events, arrays, kernels.
-    runtime
-        `cupy.cuda.runtime`: the CUDA runtime's calls.
-    cudnn
-        nvidia-cudnn-frontend: graphs and plans.
-    driver
-        `cuda.bindings.driver`: memory that can be exported.
-    """
+    @functools.cached_property
+    def cupy(self) -> Any:
+        """Streams, events, arrays, kernels."""
+        return importlib.import_module("cupy")
 
-    cupy: Any
-    runtime: Any
-    cudnn: Any
-    driver: Any
+    @functools.cached_property
+    def runtime(self) -> Any:
+        """`cupy.cuda.runtime`: the CUDA runtime's calls."""
+        return self.cupy.cuda.runtime
+
+    @functools.cached_property
+    def cudnn(self) -> Any:
+        """nvidia-cudnn-frontend: graphs and plans."""
+        return importlib.import_module("cudnn")
+
+    @functools.cached_property
+    def driver(self) -> Any:
+        """`cuda.bindings.driver`: memory that can be exported."""
+        return importlib.import_module("cuda.bindings.driver")
+
+    def load(self) -> Libraries:
+        """Import all of them. Raises `ImportError`. Blocks for about half a second the first time."""
+        _ = self.cupy, self.runtime, self.cudnn, self.driver
+        return self
 
 
-@functools.cache
+_LIBRARIES = Libraries()
+
+
 def libraries() -> Libraries:
-    """Import the packages, once. Raises `ImportError`. Blocks for about half a second the first time."""
-    cupy = importlib.import_module("cupy")
-    return Libraries(
-        cupy=cupy,
-        runtime=cupy.cuda.runtime,
-        cudnn=importlib.import_module("cudnn"),
-        driver=importlib.import_module("cuda.bindings.driver"),
-    )
+    """The packages, of which none need be imported yet."""
+    return _LIBRARIES

@@ -22,7 +22,7 @@ _LATE = (
     "cupyx.scipy.special",
 )
 
-libraries()
+libraries().load()
 for _name in _LATE:
     with contextlib.suppress(ImportError):
         importlib.import_module(_name)

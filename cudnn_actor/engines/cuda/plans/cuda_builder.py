@@ -50,14 +50,15 @@ class CudaBuilder:
     @reported
     def open(self) -> None:
         """Make the device current on this thread and create a cuDNN handle. Raises `EngineFailure`."""
-        cupy, runtime, cudnn, _ = libraries()
+        loaded = libraries().load()
+        cupy, cudnn = loaded.cupy, loaded.cudnn
         device = cupy.cuda.Device(self._ordinal)
         device.use()
         mind_own_captures()
         stream = cupy.cuda.Stream(non_blocking=True)
         self._context = BuildContext(cudnn.create_handle(), stream, self._journal)
         cudnn.set_stream(self._context.handle, stream.ptr)
-        name = runtime.getDeviceProperties(self._ordinal)["name"].decode()
+        name = loaded.runtime.getDeviceProperties(self._ordinal)["name"].decode()
         self.fingerprint = (
             f"format {_FORMAT}, cuDNN {cudnn.backend_version()}, frontend {cudnn.__version__}, "
             f"sm_{device.compute_capability}, {name}"

@@ -1,21 +1,27 @@
-"""Candidates that are never run, because running them destroys the device context.
+"""Candidates that are never run, because a self-check cannot find what is wrong with them.
 
-A plan that computes wrong results fails its self-check (`self_check`), but one
-that reads or writes an illegal address destroys the context. Each entry was
-observed once, and is applied to every version of cuDNN and every device. That
-costs little: there are other candidates, and without any a graph runs in steps.
+A plan that computes wrong results fails its self-check (`self_check`). But one
+that reads or writes an illegal address destroys the device context, and one that
+is wrong only after another plan has run passes. Each entry was observed, or is
+in cuDNN's release notes, and applies to every device, and to every version of
+cuDNN before the one that fixed it. That costs little: there are other candidates,
+and without any a graph runs in steps.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Convolution,
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+    ConvolutionForward,
     GraphTensor,
     Node,
     TensorRole,
@@ -26,22 +32,65 @@ __all__ = ["erratum"]
 
 
 class _Erratum(NamedTuple):
-    engine: str | None
-    """cuDNN's name of the engine, without knobs; None for all engines."""
+    engines: tuple[str, ...]
+    """cuDNN's names of the engines, without knobs; empty for all engines.
+
+    cuDNN counts the engines of each kind of graph by itself: a convolution's `eng5` is not its gradient's."""
     applies: Callable[[OperationGraph], bool]
     what: str
     seen: str
+    fixed: int | None = None
+    """cuDNN's first version without it, like 92400; None if there is none yet."""
+
+
+_COMPILED_FOR_DEPTHWISE: dict[type, tuple[str, ...]] = {
+    ConvolutionForward: ("eng5",),
+    ConvolutionBackwardData: ("eng6",),
+    ConvolutionBackwardFilter: ("eng16", "eng19"),
+}
+"""The engines for depthwise convolutions that compile their kernels when a plan is built.
+
+cuDNN does not say which of its engines compute a sequence of depthwise convolutions wrongly. These may share
+kernels between plans; a precompiled kernel takes all sizes as arguments.
+tests/gpu/test_depthwise_sequences.py runs every engine in sequences.
+"""
+
+
+def _has_depthwise(kind: type, graph: OperationGraph) -> bool:
+    """Whether a graph has a convolution of that kind with one input channel for each group."""
+    convolutions = (op for op in graph.operations if isinstance(op, Convolution) and type(op) is kind)
+    return any(op.conv.groups > 1 and graph.tensor(op.of_shape[1]).dims[1] == 1 for op in convolutions)
 
 
 _ERRATA = (
+    *(
+        _Erratum(
+            engines=engines,
+            applies=partial(_has_depthwise, kind),
+            what="may compute a depthwise convolution wrongly after one of another spatial size",
+            seen="cuDNN's notes on 9.24, which has it fixed",
+            fixed=92400,
+        )
+        for kind, engines in _COMPILED_FOR_DEPTHWISE.items()
+    ),
     _Erratum(
-        engine="eng0",
+        engines=("eng11",),
+        applies=lambda graph: (
+            not any(isinstance(op, Convolution) for op in graph.operations)
+            and not all(map(_is_packed, graph.tensors))
+        ),
+        what="computes matrix products of tensors with gaps wrongly",
+        seen="cuDNN's notes on 9.24, which has it fixed",
+        fixed=92400,
+    ),
+    _Erratum(
+        engines=("eng0",),
         applies=lambda graph: len(graph.operations) > 1,
         what="reads an illegal address if the graph has more than a convolution",
         seen="cuDNN 9.19 on sm_90: grouped float32 NCHW, alpha, beta, bias and relu",
     ),
     _Erratum(
-        engine=None,
+        engines=(),
         applies=lambda graph: (
             len(graph.operations) > 1 and any(_is_uneven(graph, op) for op in graph.operations)
         ),
@@ -50,13 +99,13 @@ _ERRATA = (
         seen="cuDNN 9.19 on sm_90: bfloat16 in 5 groups of 4 channels; the gradient of a float16 filter of 4",
     ),
     _Erratum(
-        engine=None,
+        engines=(),
         applies=lambda graph: len(graph.operations) > 1 and not all(map(_is_packed, graph.tensors)),
         what="reads a misaligned address if the graph has more than a convolution and tensors with gaps",
         seen="cuDNN 9.19 on sm_90: bfloat16 and float16, filters or results with odd strides",
     ),
     _Erratum(
-        engine=None,
+        engines=(),
         applies=lambda graph: any(_is_off_vectors(graph, op) for op in graph.operations),
         what="reads a misaligned address if the channels of a half type are contiguous, and the strides of "
         "pixels or rows are not multiples of the vector length",
@@ -99,10 +148,12 @@ def _is_off_vectors(graph: OperationGraph, operation: Node) -> bool:
     return False
 
 
-def erratum(graph: OperationGraph, plan: str) -> str | None:
-    """Why the plan with that name must not run a graph; None if it may."""
+def erratum(graph: OperationGraph, plan: str, version: int) -> str | None:
+    """Why the plan with that name must not run a graph on that version of cuDNN; None if it may."""
     engine = plan.split("_", 1)[0]
     for known in _ERRATA:
-        if known.engine in (None, engine) and known.applies(graph):
+        if known.fixed is not None and version >= known.fixed:
+            continue
+        if (not known.engines or engine in known.engines) and known.applies(graph):
             return f"{engine} {known.what} (seen with {known.seen})"
     return None

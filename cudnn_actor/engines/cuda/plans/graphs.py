@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
@@ -16,6 +16,7 @@ from cudnn_actor.protocol.operations import Convolution, GraphTensor, Node, Poin
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
 __all__ = [
+    "AbsentDevice",
     "build_candidate",
     "candidates",
     "check_whole",
@@ -24,10 +25,19 @@ __all__ = [
 ]
 
 
+class AbsentDevice(NamedTuple):
+    """Takes the place of a handle where there is no device: cuDNN builds plans from its properties alone."""
+
+    device_property: Any
+    sm_version: int
+    sm_count: int
+
+
 def candidates(graph: OperationGraph, handle: Any, workspace_limit: int | None) -> Any:
     """The frontend's graph with its ranked candidates, none of them built yet. Blocks for milliseconds.
 
-    Raises `Refused` if cuDNN cannot represent the graph or has no candidate for it.
+    `handle` may be an `AbsentDevice`. Raises `Refused` if cuDNN cannot represent the graph or has no
+    candidate for it.
     """
     cudnn = libraries().cudnn
     try:
@@ -51,7 +61,7 @@ def _lower(graph: OperationGraph, handle: Any) -> Any:
         io_data_type=cudnn.data_type.FLOAT,
         intermediate_data_type=cudnn.data_type.FLOAT,
         compute_data_type=cudnn.data_type.FLOAT,
-        handle=handle,
+        **(handle._asdict() if isinstance(handle, AbsentDevice) else {"handle": handle}),
     )
     frontend_graph = FrontendGraph(graph, pygraph)
     for operation in graph.operations:
@@ -123,11 +133,17 @@ def takes_bytes(tensors: Sequence[GraphTensor]) -> bool:
 def build_candidate(graph: OperationGraph, lowered: Any, index: int) -> None:
     """Build one of the candidates. Blocks for milliseconds to a second.
 
-    Raises `Refused` if it cannot be built, or if the notes, the workspace limit or an erratum exclude it.
+    Raises `Refused` if it cannot be built, if the notes, the workspace limit or an erratum exclude it, or if
+    it is not cuDNN's.
     """
+    cudnn = libraries().cudnn
     try:
-        if (known := erratum(graph, lowered.get_plan_name_at_index(index))) is not None:
+        name = lowered.get_plan_name_at_index(index)
+        # The frontend has engines of its own, kernels written in Python, and ranks some before cuDNN's.
+        if cudnn.engines.is_python_engine(lowered.plans[index].engine_id):
+            raise Refused(f"{name} is an engine of the frontend, not of cuDNN")
+        if (known := erratum(graph, name, cudnn.backend_version())) is not None:
             raise Refused(known)
         lowered.build_plan_at_index(index)
-    except (libraries().cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
+    except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
         raise Refused(_first_line(error)) from error

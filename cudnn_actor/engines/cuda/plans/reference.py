@@ -7,8 +7,10 @@ The definitions are those of `ConvSpec`; one or two spatial dims are extended to
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -59,9 +61,8 @@ class Reference:
         self._leaves: list[GraphTensor] = []
         value = self._node(self.result)
         self._names = [*self._convolution.reads, *(leaf.uid for leaf in self._leaves)]
-        cupy = libraries().cupy
-        self._kernel = cupy.RawKernel(self._source(value), "reference", options=("--std=c++17",))
-        self._geometry = cupy.asarray(np.array(self._numbers(), np.int64))
+        self.source = self._source(value)
+        """The kernel in CUDA C++."""
         total = math.prod(graph.tensor(self.result).dims)
         length = max(self.length, 1)
         self.samples = min(total, _MOST_SAMPLES, max(_LEAST_SAMPLES, _MOST_PRODUCTS // length))
@@ -76,6 +77,10 @@ class Reference:
         (operation,) = others
         bound = all(graph.tensor(uid).role is TensorRole.BOUND for uid in operation.reads)
         return isinstance(operation, Convolution) and bound
+
+    @functools.cached_property
+    def _kernel(self) -> Any:
+        return libraries().cupy.RawKernel(self.source, "reference", options=("--std=c++17",))
 
     @property
     def length(self) -> int:
@@ -99,7 +104,8 @@ class Reference:
         both = cupy.empty((2, self.samples), cupy.float64)
         pointers = [address(uid) for uid in self._names]
         numbers = [cupy.float64(scalars[i]) for i in range(self._scalars)]
-        arguments = (both, self.samples, self._geometry, address(self.result), *pointers, *numbers)
+        geometry = cupy.asarray(np.array(self._numbers(), np.int64))
+        arguments = (both, self.samples, geometry, address(self.result), *pointers, *numbers)
         self._kernel((self.samples,), (_THREADS,), arguments)
         wanted, got = cupy.asnumpy(both)
         return {self.result: (wanted, got)}

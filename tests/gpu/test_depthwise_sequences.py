@@ -1,0 +1,91 @@
+"""Depthwise convolutions of several spatial sizes, run in turns: each is right each time.
+
+Before cuDNN 9.24, some engines are not. A self-check of one plan cannot see that, so errata exclude them.
+Here every engine runs, excluded or not: one that is found wrong must be excluded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cudnn_actor.engines.cuda import CudaEngine
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.errata import erratum
+from cudnn_actor.engines.cuda.plans.graphs import candidates
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
+from cudnn_actor.protocol import ConvSpec, DType, Layout, OperationGraph, TensorSpec
+
+from .cases import Case, Kind
+
+SIZES = ((56, 56), (28, 28), (33, 65), (14, 14), (7, 7))
+SAMPLES, CHANNELS, TAPS = 8, 96, 3
+
+
+def depthwise(kind: Kind, size: tuple[int, int], dtype: DType, layout: Layout) -> OperationGraph:
+    conv = ConvSpec.symmetric(2, pad=1, groups=CHANNELS)
+    x, w = (SAMPLES, CHANNELS, *size), (CHANNELS, 1, TAPS, TAPS)
+    dims = {"x": x, "w": w, "y": conv.output_dims(x, w)}
+    specs: dict[str, Any] = {name: TensorSpec.packed(of, dtype, layout) for name, of in dims.items()}
+    return Case(kind=kind, conv=conv, **specs).graph()
+
+
+def engines_of(graph: OperationGraph, handle: Any) -> dict[str, int]:
+    """The engines that cuDNN offers for a graph → the first candidate of each."""
+    offered = candidates(graph, handle, None)
+    found: dict[str, int] = {}
+    for index in range(offered.get_execution_plan_count()):
+        found.setdefault(offered.get_plan_name_at_index(index).split("_")[0], index)
+    return found
+
+
+def built(graph: OperationGraph, handle: Any, candidate: int) -> CudaPlan | None:
+    """The plan of a candidate, whatever the errata say; None if it cannot be built."""
+    lowered = candidates(graph, handle, None)
+    try:
+        lowered.build_plan_at_index(candidate)
+    except (libraries().cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError):
+        return None
+    return finish(graph, [graph_step(graph, lowered, given_sources(graph))], [lowered], 0, None)
+
+
+@pytest.fixture
+def context() -> Iterator[BuildContext]:
+    engine = CudaEngine()
+    engine.open()
+    yield BuildContext(engine._handle, engine.stream)
+    engine.close()
+
+
+@pytest.mark.parametrize("layout", [Layout.NHWC, Layout.NCHW])
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32])
+@pytest.mark.parametrize("kind", Kind)
+def test_an_engine_that_is_wrong_after_another_size_is_excluded(
+    context: BuildContext, kind: Kind, dtype: DType, layout: Layout
+) -> None:
+    graphs = [depthwise(kind, size, dtype, layout) for size in SIZES]
+    offers = [engines_of(graph, context.handle) for graph in graphs]
+    checks = [SelfCheck(graph, context) for graph in graphs]
+    wrong: dict[str, str] = {}
+    for engine in dict.fromkeys(name for offer in offers for name in offer):
+        good: list[tuple[SelfCheck, CudaPlan]] = []
+        for graph, offer, check in zip(graphs, offers, checks, strict=True):
+            plan = built(graph, context.handle, offer[engine]) if engine in offer else None
+            if plan is None or check.fault(plan) is not None:
+                continue  # a self-check finds it
+            good.append((check, plan))
+            for earlier, other in (*good, *reversed(good)):  # all plans so far, in both orders
+                if (fault := earlier.fault(other)) is not None:
+                    wrong.setdefault(engine, f"{other.tag}, after {plan.tag}: {fault}")
+        found = f"{len(good)} sizes, {wrong.get(engine, 'right')}"
+        sys.stdout.write(f"{kind} {dtype} {layout} {engine}: {found}\n")
+    for check in checks:
+        check.close()
+    version = libraries().cudnn.backend_version()
+    missed = {name: fault for name, fault in wrong.items() if erratum(graphs[0], name, version) is None}
+    assert not missed, f"no erratum excludes {missed}"

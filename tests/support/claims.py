@@ -1,0 +1,181 @@
+"""What cuDNN is claimed to run, one row a graph. To claim more, add rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from cudnn_actor.protocol import DType, GraphTensor, Node, Numerics, OperationGraph, TensorSpec
+from cudnn_actor.protocol.operations import (
+    Attention,
+    AttentionBackward,
+    LayerNorm,
+    LayerNormBackward,
+    RMSNorm,
+    RMSNormBackward,
+)
+
+from ..gpu.support_matrix import cells
+from ..gpu.support_record import latest
+
+__all__ = ["Row", "attention", "graph_of", "norms", "rows"]
+
+HALVES = (DType.FLOAT16, DType.BFLOAT16)
+Operands = Mapping[str, TensorSpec | None]
+
+
+class Row(NamedTuple):
+    """A graph, and what is claimed of it.
+
+    Parameters
+    ----------
+    whole
+        Whether one plan of cuDNN's runs all of it. If not, any plan of cuDNN's will do, with copies and
+        generated elementwise kernels around it.
+    recorded
+        The plan that a GPU has run, as in the record; empty if there is none.
+    """
+
+    name: str
+    graph: OperationGraph
+    whole: bool
+    recorded: str = ""
+
+
+def rows() -> Iterator[Row]:
+    """Every claim, always in the same order."""
+    yield from _convolutions()
+    yield from _norms()
+    yield from _attentions()
+
+
+def _convolutions() -> Iterator[Row]:
+    """The cells of the support matrix, as `docs/support.md` has them: with the seed of its record."""
+    record = latest()
+    assert record is not None
+    for cell in cells():
+        outcome = record.cells[cell.name]
+        if outcome.ran:
+            graph = cell.case(record.setting.seed).graph()
+            yield Row(cell.name, graph, whole=not outcome.split, recorded=outcome.plan)
+
+
+def _norms() -> Iterator[Row]:
+    for dtype, length in itertools.product((DType.FLOAT32, *HALVES), (97, 768, 770, 65536)):
+        for weights in dict.fromkeys((dtype, DType.FLOAT32)):
+            for name, graph in norms(dtype, weights, (8, 16, length)):
+                yield Row(f"{name}-{dtype}-{weights}_weights-{length}", graph, whole=True)
+
+
+def norms(dtype: DType, weights: DType, dims: tuple[int, ...]) -> Iterator[tuple[str, OperationGraph]]:
+    """Each norm of rows with these dims, with all operands and for inference."""
+    x, w = TensorSpec.packed(dims, dtype), TensorSpec.packed(dims[-1:], weights)
+    wide = DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+    statistic = TensorSpec.packed((*dims[:-1], 1), wide)
+    mean, rms = dict.fromkeys(("mean", "inverse_deviation"), statistic), {"inverse_rms": statistic}
+    layer, given = {"x": x, "scale": w, "bias": w}, {"dy": x, "x": x}
+    yield "layer_norm", graph_of(LayerNorm, layer, {"y": None, **mean})
+    yield "layer_norm_inference", graph_of(LayerNorm, layer, {"y": None})
+    sums = {"dx": None, "dscale": w, "dbias": w}
+    yield "layer_norm_bwd", graph_of(LayerNormBackward, {**given, **mean, "scale": w}, sums)
+    yield "rms_norm", graph_of(RMSNorm, {"x": x, "scale": w}, {"y": None, **rms})
+    yield "rms_norm_inference", graph_of(RMSNorm, {"x": x, "scale": w}, {"y": None})
+    yield "rms_norm_bwd", graph_of(RMSNormBackward, {**given, **rms, "scale": w}, {"dx": None, "dscale": w})
+
+
+def _attentions() -> Iterator[Row]:
+    heads: list[dict[str, Any]] = [{"head": size} for size in (8, 32, 40, 64, 72, 96, 128, 192, 256)]
+    lengths = ((7, 5), (77, 77), (197, 197), (1500, 1500), (4096, 77), (1, 512))
+    options: list[dict[str, Any]] = [
+        *heads,
+        *({"lengths": given} for given in lengths),
+        *({"lengths": given, "padded": ("lengths_q", "lengths_kv")} for given in lengths),
+        *({"padded": (name,)} for name in ("lengths_q", "lengths_kv")),
+        *({"bias": bias} for bias in ("1hss", "bhss", "11ss", "b11s")),
+        *({"causal": True, **more} for more in ({}, {"bias": "1hss"}, {"padded": ("lengths_kv",)})),
+        *({"groups": groups, "causal": causal} for groups in (1, 2) for causal in (False, True)),
+        {"layout": "bshd"},
+        {"bias": "1hss", "padded": ("lengths_kv",)},
+    ]
+    exact: list[dict[str, Any]] = [
+        {"head": head, "deterministic": True, **more}
+        for head, more in itertools.product((64, 128, 256), ({}, {"bias": "1hss"}))
+    ]
+    for dtype, backward in itertools.product(HALVES, (False, True)):
+        more = exact if backward else [{"head": 512}, {"lengths": (1, 1)}]
+        for choice in (*options, *more):
+            words = (f"{name}={value}" for name, value in choice.items())
+            name = "-".join(["attention_bwd" if backward else "attention", dtype, *words])
+            # A kernel brings lengths into range. The backward pass needs them for uneven keys, too.
+            queries, keys = choice.get("lengths", (512, 512))
+            whole = "padded" not in choice and not (backward and (keys % 128 or queries == 1))
+            yield Row(name.replace(" ", ""), attention(dtype, backward=backward, **choice), whole)
+
+
+def attention(
+    dtype: DType,
+    *,
+    backward: bool,
+    head: int = 64,
+    lengths: tuple[int, int] = (512, 512),
+    groups: int = 8,
+    layout: str = "bhsd",
+    bias: str = "",
+    padded: tuple[str, ...] = (),
+    causal: bool = False,
+    deterministic: bool = False,
+) -> OperationGraph:
+    """An attention of 8 heads with its statistics, or its gradients with the bias's, as one graph.
+
+    `bias` says which of its dims are 1, `padded` which lengths are given.
+    """
+    batch, heads = 2, 8
+    wide = DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+
+    def spec(groups: int, length: int) -> TensorSpec:
+        sizes = dict(zip("bhsd", (batch, groups, length, head), strict=True))
+        strides, step = {}, 1
+        for axis in reversed(layout):
+            strides[axis], step = step, step * sizes[axis]
+        return TensorSpec.strided([*sizes.values()], [strides[axis] for axis in sizes], dtype)
+
+    q, k = spec(heads, lengths[0]), spec(groups, lengths[1])
+    given: dict[str, TensorSpec | None] = {"q": q, "k": k, "v": k}
+    statistics = TensorSpec.packed((batch, heads, lengths[0], 1), wide)
+    outputs: dict[str, TensorSpec | None] = {"y": q, "statistics": statistics}
+    if backward:
+        given = {"dy": q, **given, **outputs}
+        outputs = {"dq": q, "dk": k, "dv": k}
+    if bias:
+        whole = (batch, heads, *lengths)
+        dims = tuple(1 if letter == "1" else size for letter, size in zip(bias, whole, strict=True))
+        given["bias"] = TensorSpec.packed(dims, dtype)
+        if backward:
+            outputs["dbias"] = given["bias"]
+    given |= {name: TensorSpec.packed((batch,), DType.INT32) for name in padded}
+    kind = AttentionBackward if backward else Attention
+    return graph_of(kind, given, outputs, Numerics(deterministic=deterministic), causal=causal)
+
+
+def graph_of(
+    operation: Callable[..., Node],
+    inputs: Operands,
+    outputs: Operands,
+    numerics: Numerics | None = None,
+    **fields: Any,
+) -> OperationGraph:
+    """A graph of one operation with these operands, by the names of its fields.
+
+    The spec of an output that follows from the inputs may be None.
+    """
+    names = {name: number for number, name in enumerate((*inputs, *outputs))}
+    node = operation(**names, **fields)
+    given = {name: spec for name, spec in {**inputs, **outputs}.items() if spec is not None}
+    specs = node.infer({name: given[name] for name in inputs}) | given
+    node.check({name: specs[name] for name in names})
+    tensors = (
+        GraphTensor(uid=uid, dims=specs[name].dims, strides=specs[name].strides, dtype=specs[name].dtype)
+        for name, uid in names.items()
+    )
+    return OperationGraph(tensors=tuple(tensors), operations=(node,), numerics=numerics or Numerics())

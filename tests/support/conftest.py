@@ -1,0 +1,58 @@
+"""Marks what is in this folder, and skips it where cuDNN's packages are missing."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .child import Child
+from .device import WANTED, versions
+
+HERE = Path(__file__).parent
+PLAN = "plan"
+"""The property in which a test notes the plan that it has built."""
+
+
+def why_not() -> str | None:
+    """Why nothing here can run; None if it can."""
+    if importlib.util.find_spec("cudnn") is None:
+        return "cuDNN's packages are not installed here: `make test-support` installs and uses them"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all that is in this folder."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.support)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def child() -> Iterator[Child]:
+    """The process that loads cuDNN, for all tests."""
+    if (why := why_not()) is not None:
+        pytest.skip(why)
+    child = Child()
+    found = child.call(versions)
+    if found != WANTED:
+        child.close()
+        pytest.skip(
+            f"the claims are of cuDNN {WANTED[0]} and frontend {WANTED[1]}, not {' and '.join(found)}"
+        )
+    yield child
+    child.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many plans were built."""
+    reports = [r for r in terminalreporter.getreports("passed") if PLAN in dict(r.user_properties)]
+    if reports:
+        plans = [str(dict(report.user_properties)[PLAN]) for report in reports]
+        whole = sum("+" not in plan for plan in plans)
+        seconds = sum(report.duration for report in reports)
+        terminalreporter.write_line(
+            f"{len(plans)} graphs have plans, {whole} of them of one step: {seconds:.0f} s of all processes"
+        )

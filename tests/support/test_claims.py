@@ -1,0 +1,33 @@
+"""What is claimed to run has plans for an H200, and the sources of all kernels compile."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from .building import first_plan
+from .child import Child
+from .claims import Row, rows
+from .conftest import PLAN, why_not
+from .nvrtc import compile_cuda
+from .sources import sources
+
+MOST = None if why_not() is None else 1
+"""Without cuDNN, one stands for all that are skipped."""
+ROWS = list(itertools.islice(rows(), MOST))
+SOURCES = dict(itertools.islice(sources(), MOST))
+Note = Callable[[str, object], None]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_claimed_graph_has_a_plan(child: Child, row: Row, record_property: Note) -> None:
+    plan = child.call(first_plan, row.graph)
+    record_property(PLAN, plan)
+    assert not (row.whole and "+" in plan), f"it takes several steps: {plan}, instead of {row.recorded}"
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_kernel_compiles(child: Child, name: str) -> None:
+    assert child.call(compile_cuda, SOURCES[name]) > 0
