@@ -237,6 +237,7 @@ class OutOfMemory(CudnnActorError, MemoryError):
     limit: int | None
 
     def __init__(self, *, requested: int, in_use: int, limit: int | None) -> None:
+        requested = min(requested, (1 << 63) - 1)  # more does not fit into a record for the wire
         of = "" if limit is None else f" of {limit:,}"
         more = ", or the process's own limit (ulimit -v)" if limit is None else ""
         super().__init__(

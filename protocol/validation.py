@@ -8,6 +8,7 @@ import math
 from typing import Any, get_origin
 
 import msgspec
+import numpy as np
 
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import is_finite
@@ -141,7 +142,7 @@ def _parameter(message: Operation[BufferRef], name: str, value: object, kind: An
         return value
     problem = ""
     try:
-        converted = msgspec.convert(value, kind)
+        converted = msgspec.convert(value.item() if isinstance(value, np.number) else value, kind)
         if isinstance(converted, msgspec.Struct) and converted is not value:  # made from a dict
             problem = f"got `{type(value).__name__}`"
         elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:

@@ -180,8 +180,8 @@ class ServiceState:
         )
 
     def discard(self, result: object) -> None:
-        """Free a buffer that was allocated for a caller who no longer waits. Any thread."""
-        if isinstance(result, BufferRef):
+        """Free a buffer that nobody receives, unless a crash has ended it. Any thread."""
+        if isinstance(result, BufferRef) and self.memory.is_live(result):
             try:
                 self.mailbox.admit(Envelope(Free(buffer=result)))
             except ActorStopped:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from cudnn_actor.broker.request_checks import check_device_array, check_warm, not_a_message
@@ -28,7 +28,7 @@ from cudnn_actor.protocol.messages import (
     Warm,
 )
 from cudnn_actor.protocol.operands import operand
-from cudnn_actor.protocol.operations import Operation
+from cudnn_actor.protocol.operations import OPERATIONS, Operation
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.protocol.validation import check_inputs
 
@@ -105,12 +105,19 @@ def missing_outputs(operation: Operation[BufferRef], also: Sequence[str]) -> dic
     Raises `InvalidRequest` if a field has the wrong type, the inputs do not fit together, `also` names no
     optional output, or an output's dims do not follow from the inputs.
     """
-    if not isinstance(operation, Operation):
+    if type(operation) not in OPERATIONS:
         raise InvalidRequest(
             field="operation",
             value=Words(type(operation).__name__),
             problem="is not an operation",
             fix="pass one, as in MaxPool(x=x, window=window)",
+        )
+    if isinstance(also, str) or not isinstance(also, Collection):
+        raise InvalidRequest(
+            field="also",
+            value=also,
+            problem="is not a sequence of names",
+            fix='give a tuple, as in also=("index",)',
         )
     unknown = [name for name in also if name not in operation.outputs]
     if unknown:
@@ -120,8 +127,9 @@ def missing_outputs(operation: Operation[BufferRef], also: Sequence[str]) -> dic
             problem=f"is not an output of {type(operation).__name__}",
             fix=f"use one of {', '.join(operation.outputs)}",
         )
-    check_inputs(operation)
-    inferred = operation.infer({name: ref.spec for name, ref in operation.named(operation.inputs)})
+    inferred = check_inputs(operation).infer(
+        {name: ref.spec for name, ref in operation.named(operation.inputs)}
+    )
     wanted = [
         name
         for name in operation.outputs

@@ -1,7 +1,8 @@
 """The messages between a worker process and its parent, as bytes. Does no I/O.
 
 `processes.frames` has the framing. Descriptors travel with the frame that needs them. A frame that does not
-decode, or is too long, ends the worker, never its parent.
+decode, or is too long, ends the worker, never its parent. A message that does not decode, in a frame that
+does, fails only its request: it would fail in every other worker too.
 
 =============  ==========================================================================================
 parent sends   `Hello` once; `MapArena`, `UnmapArena`, `CreateArena`, `MapStage`, `UnmapStage`; `Requests`;

@@ -30,8 +30,8 @@ from cudnn_actor.protocol.tensor import Layout, TensorSpec
 __all__ = ["AvgPool", "AvgPoolBackward", "MaxPool", "MaxPoolBackward", "Window"]
 
 
-_MOST_EARLY = 1 << 16
-"""The most windows that may start before the input: each of them is looked at."""
+_MOST_PADDING = 1 << 16
+"""The most padding before or after a spatial dim. It costs work, and no tensor has to be as large."""
 
 
 class Window(
@@ -121,14 +121,15 @@ class Window(
                 fix="pad more, dilate less, or use smaller windows",
             )
         count = 1 + (padded - extent) // self.stride[axis]
-        early = -(-self.pre_padding[axis] // self.stride[axis])  # the windows that start before the input
-        if early > _MOST_EARLY:
+        padding = max(self.pre_padding[axis], self.post_padding[axis])
+        if padding > _MOST_PADDING:
             raise InvalidRequest(
                 field="window",
-                value=self.pre_padding,
-                problem=f"puts more than {_MOST_EARLY:,} windows before spatial dim {axis}",
+                value=padding,
+                problem=f"is the padding of spatial dim {axis}, and at most {_MOST_PADDING:,} is possible",
                 fix="use less padding",
             )
+        early = -(-self.pre_padding[axis] // self.stride[axis])  # the windows that start before the input
         for place in {*range(min(early, count)), count - 1}:
             start = place * self.stride[axis] - self.pre_padding[axis]
             first = -(min(start, 0) // self.dilation[axis])  # the first element that is not before the input

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +16,18 @@ from cudnn_actor import (
     Fault,
     FaultPlan,
     InvalidRequest,
+    LayerNorm,
     MaxPool,
+    Operation,
     OutOfMemory,
     Ping,
     Pointwise,
     PointwiseMode,
+    QuarantinedRequest,
     Window,
 )
 
+from ..log_lines import capture_logs
 from .rigs import spawn
 
 pytestmark = pytest.mark.usefixtures("isolation")
@@ -94,6 +99,34 @@ async def test_what_was_allocated_is_freed_when_the_caller_is_cancelled() -> Non
         assert await live(gpu) == before
 
 
+async def test_what_a_crash_has_torn_is_not_freed_again() -> None:
+    faults = FaultPlan().at(1, Fault.STICKY, of=MaxPool).at(2, Fault.STICKY, of=MaxPool)
+    with capture_logs() as logs:
+        async with spawn(device="cpu", faults=faults) as gpu:
+            x = await gpu.upload(X)
+            before = await gpu.statistics()
+            with pytest.raises(QuarantinedRequest):
+                await gpu.apply(MaxPool(x=x, window=WINDOW), also=("index",))
+            assert await live(gpu) == before.live_buffers
+            assert (await gpu.statistics()).failed == before.failed + 1
+    assert "actor.tell_failed" not in [entry["event"] for entry in logs]
+
+
+async def test_numbers_of_numpy_are_numbers() -> None:
+    async with spawn(device="cpu") as gpu:
+        x = await gpu.upload(X)
+        numbers: list[Any] = [(1, 0.5), (np.int64(1), np.float32(0.5)), (1, np.float64(0.5))]
+        results = [
+            await gpu.download(await gpu.apply(LayerNorm(x=x, axis=axis, epsilon=epsilon)))
+            for axis, epsilon in numbers
+        ]
+        for result in results:
+            np.testing.assert_array_equal(result, results[0])
+        for wrong in (np.float64(1.0), np.bool_(True)):
+            with pytest.raises(InvalidRequest, match="axis="):
+                await gpu.apply(LayerNorm(x=x, axis=wrong))  # type: ignore[arg-type]
+
+
 async def test_mistakes_name_the_field_and_allocate_nothing() -> None:
     async with spawn(device="cpu") as gpu:
         x = await gpu.upload(X)
@@ -103,10 +136,14 @@ async def test_mistakes_name_the_field_and_allocate_nothing() -> None:
             (MaxPool(x=x, window=3), (), "window"),  # type: ignore[arg-type]
             (MaxPool(x=x, window=Window.symmetric(1, size=2)), (), "x"),
             (MaxPool(x=x, window=WINDOW), ("indices",), "also"),
+            (MaxPool(x=x, window=WINDOW), "index", "also"),
+            (MaxPool(x=x, window=WINDOW), None, "also"),
+            (MaxPool(x=x, window=WINDOW), iter(["index"]), "also"),
             (MaxPool(x=x, index=x, window=WINDOW), (), "index"),
             (AvgPoolBackward(dy=x, window=WINDOW), (), "dx"),
             (Pointwise(mode=PointwiseMode.ADD, operands=(x,)), (), "operands"),
             (Ping(), (), "operation"),
+            (Operation(), (), "operation"),
         ):
             with pytest.raises(InvalidRequest) as caught:
                 await gpu.apply(operation, also=also)  # type: ignore[arg-type]

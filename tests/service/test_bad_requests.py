@@ -23,6 +23,7 @@ from cudnn_actor import (
     Fill,
     Free,
     InvalidRequest,
+    OutOfMemory,
     Receipt,
     ReentrantAsk,
     StaleBufferError,
@@ -295,3 +296,16 @@ async def test_an_upload_of_no_array_is_told_what_was_given(given: Any, shown: s
     async with spawn(device="cpu") as gpu:
         with pytest.raises(InvalidRequest, match=f"^{shown}: does not hold real numbers"):
             await gpu.upload(given)
+
+
+async def test_a_workspace_past_all_addresses_is_memory_that_is_not_there() -> None:
+    far, ones = (1 << 31) - 1, (1, 1, 1)
+    conv = ConvSpec(pre_padding=(0, 0, 0), post_padding=(far - 1,) * 3, stride=ones, dilation=(far,) * 3)
+    async with spawn(device="cpu") as gpu:
+        x = await gpu.upload(np.ones((1, 1, 2, 2, 2), np.float32))
+        before = (await gpu.statistics()).live_buffers
+        with pytest.raises(OutOfMemory):
+            await gpu.conv_fwd(x, x, conv=conv)
+        await gpu.drain()
+        assert (await gpu.statistics()).live_buffers == before
+        assert gpu.generation == 1

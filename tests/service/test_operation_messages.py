@@ -129,6 +129,18 @@ BAD: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
         "window",
         "use less padding",
     ),
+    "padding that no tensor needs": (
+        lambda o: o.max_pool(window=Window.symmetric(1, size=1 << 30, pad=(1 << 30) - 1)),
+        "window",
+        "at most 65,536",
+    ),
+    "padding for a window's far end": (
+        lambda o: o.avg_pool(
+            window=Window.symmetric(1, size=2, pad=1 << 17, stride=1 << 17, dilation=1 << 17)
+        ),
+        "window",
+        "use less padding",
+    ),
     "list of operands": (lambda o: o.pointwise(operands=[o.x, o.x]), "operands", "pass a tuple"),
     "one operand bare": (lambda o: o.pointwise(mode="relu", operands=o.x), "operands", "pass a tuple"),
     "no operands": (lambda o: o.pointwise(operands=()), "operands", "give it 2"),

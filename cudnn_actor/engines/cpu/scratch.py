@@ -17,6 +17,9 @@ Bytes = npt.NDArray[np.uint8]
 _LINE = 64
 """Arrays start on cache lines, because matrix products of unaligned arrays are slower."""
 
+_MOST = 1 << 62
+"""NumPy raises `ValueError`, not `MemoryError`, from 2**63 bytes on."""
+
 
 def footprint(*shapes: Dims) -> int:
     """Bytes that `Scratch.take` uses up for arrays of these dims."""
@@ -25,6 +28,8 @@ def footprint(*shapes: Dims) -> int:
 
 def aligned_bytes(nbytes: int) -> Bytes:
     """New, uninitialised memory that starts on a cache line. Raises `MemoryError`."""
+    if nbytes > _MOST:
+        raise MemoryError(f"{nbytes:,} bytes")
     memory = np.empty(nbytes + _LINE, np.uint8)
     start = -memory.ctypes.data % _LINE
     return memory[start : start + nbytes]

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.processes.channel import Channel
-from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.protocol.errors import MalformedMessage
 from cudnn_actor.protocol.messages import COMPUTE
 from cudnn_actor.workers.process.outbox import Outbox
 from cudnn_actor.workers.process.task import InternalTask, WorkerTask
@@ -58,7 +58,7 @@ class Inbox:
     def take(self, most: int, timeout: float | None = None) -> list[WorkerTask | InternalTask]:
         """The next requests in order, control messages first; waits up to `timeout` seconds for one.
 
-        Raises `SystemExit` when the parent has gone, and `BadFrame` for invalid bytes.
+        Raises `SystemExit` when the parent has gone, and `BadFrame` for a frame of invalid bytes.
         """
         if not (self._tasks or self._urgent or self._early):
             self._wait(timeout)
@@ -104,16 +104,17 @@ class Inbox:
         if message is None:
             message = self._decoded(request.body)
         task = WorkerTask(message, request.number, request.place, request.fault, self._page)
-        (self._urgent if message.control else self._tasks).append(task)
+        (self._urgent if getattr(message, "control", False) else self._tasks).append(task)
 
     def _put_internal(self, frame: Internal) -> None:
         self._tasks.append(InternalTask(self._decoded(frame.body), frame.number))
 
     def _decoded(self, body: bytes) -> Any:
+        """The message; or, if there is none, the error with which its request is refused."""
         try:
             message = MESSAGES.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise BadFrame(str(error)) from error
+            return MalformedMessage(detail=str(error))
         if type(message) in COMPUTE:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()

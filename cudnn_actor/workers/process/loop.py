@@ -13,6 +13,7 @@ from cudnn_actor.broker.broker import bind
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import ContextDead, Engine
 from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.errors import MalformedMessage
 from cudnn_actor.protocol.messages import COMPUTE, Copy, Fill, GetStatistics, Ping, Warm
 from cudnn_actor.worker.executor import LATER
 from cudnn_actor.worker.injection import fail_start
@@ -87,6 +88,7 @@ class WorkerLoop:
             InjectFault: lambda task: self._runner.faults.inject(task.message.tag),
             Ping: lambda _: state.generation,
             GetStatistics: lambda _: state.statistics(self._runner.plans.statistics()),
+            MalformedMessage: self._malformed,
         }
 
     @property
@@ -211,6 +213,9 @@ class WorkerLoop:
         message: ReadStaged = task.message
         slot = self._resolved(message.src, "src")
         return self._runner.read(task, slot, self._stages.array(message.values, slot.spec))
+
+    def _malformed(self, task: Task) -> Any:
+        raise task.message
 
     def _note_build(self) -> None:
         self._busy_since = time.monotonic()  # each build is progress
