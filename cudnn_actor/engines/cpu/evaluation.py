@@ -21,7 +21,7 @@ from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import Node, TensorRole
 from cudnn_actor.protocol.operations.base import Array
 
-__all__ = ["EvaluatedPlan", "Evaluation", "NumPy"]
+__all__ = ["EvaluatedPlan", "Evaluation", "NumPy", "exact", "round_into"]
 
 
 class NumPy:
@@ -68,22 +68,23 @@ class Evaluation:
         graph = self.graph
         for uid in operation.reads:
             if uid not in values:
-                values[uid] = _exact(bound[uid])
+                values[uid] = exact(bound[uid])
         for uid, result in graph.evaluate(_XP, operation, values).items():
             tensor = graph.tensor(uid)
             place = (
                 bound[uid] if tensor.role is TensorRole.BOUND else np.empty(tensor.dims, tensor.dtype.numpy)
             )
-            _round(result, tensor.dtype, place)
-            values[uid] = _exact(place)
+            round_into(result, tensor.dtype, place)
+            values[uid] = exact(place)
 
 
-def _exact(array: np.ndarray) -> Array:
+def exact(array: np.ndarray) -> Array:
     """The values as float64 or int64. A copy: the buffer may be written while they are used."""
     return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)
 
 
-def _round(result: Array, dtype: DType, into: np.ndarray) -> None:
+def round_into(result: Array, dtype: DType, into: np.ndarray) -> None:
+    """Store values of float64 or int64, rounded to a dtype."""
     if result.dtype.kind in "iub" and not dtype.is_floating:
         into[...] = np.clip(result, *integer_range(dtype.numpy))
     else:
