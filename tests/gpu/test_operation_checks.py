@@ -243,7 +243,7 @@ def test_each_way_to_run_an_operation(
         for tensor in given
     )
     graph = OperationGraph(tensors=tensors, operations=(operation,))
-    context = builder._opened
+    context = builder.context
     check = SelfCheck(graph, context)
     found: dict[str, str | None] = {}
     for plan in possible_plans(graph, context.handle, None):
@@ -268,7 +268,7 @@ def test_each_way_to_run_an_operation(
 def test_an_operation_may_read_one_tensor_more_than_once(builder: CudaBuilder, dtype: DType) -> None:
     x, y = (tensor(uid, (2, 4, 128, 64), dtype) for uid in range(2))
     graph = OperationGraph(tensors=(x, y), operations=(Attention(q=0, k=0, v=0, y=1),))
-    context = builder._opened
+    context = builder.context
     check = SelfCheck(graph, context)
     for choice in range(ways(graph)):
         with contextlib.suppress(Refused):

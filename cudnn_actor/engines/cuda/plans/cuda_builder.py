@@ -71,7 +71,8 @@ class CudaBuilder:
             libraries().cudnn.destroy_handle(context.handle)
 
     @property
-    def _opened(self) -> BuildContext:
+    def context(self) -> BuildContext:
+        """What plans are built and checked with, while it is open."""
         assert self._context is not None, "the builder is not open"
         return self._context
 
@@ -81,7 +82,7 @@ class CudaBuilder:
     @reported
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:
         """See `compile_plan`. The engine allocates the workspace."""
-        return compile_plan(graph, self._opened, workspace_limit)
+        return compile_plan(graph, self.context, workspace_limit)
 
     @reported
     def tune(
@@ -92,7 +93,7 @@ class CudaBuilder:
         progress: Callable[[int, int, str], None],
     ) -> CudaPlan:
         """Measure all plans on the device and return the fastest. Blocks for seconds. Raises as `build`."""
-        return tune(graph, self._opened, workspace_limit, progress)
+        return tune(graph, self.context, workspace_limit, progress)
 
     @reported
     def export(self, plan: Plan) -> bytes | None:
@@ -126,7 +127,7 @@ class CudaBuilder:
         return CudaPlan(recipe, tuple(graphs))
 
     def _deserialised(self, plan: bytes) -> Any:
-        context = self._opened
+        context = self.context
         lowered = libraries().cudnn.pygraph(handle=context.handle)
         try:
             lowered.deserialize(context.handle, plan)

@@ -26,7 +26,7 @@ from cudnn_actor.engines.cuda.plans.splitting import compile_split, ways
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution
 
-__all__ = ["tune"]
+__all__ = ["time_plan", "tune"]
 
 log = Log("cudnn_actor")
 
@@ -85,12 +85,12 @@ def _fastest(
     progress: Callable[[int, int, str], None],
 ) -> CudaPlan:
     """The fastest of the heuristic's plan and the rivals that pass their self-check."""
-    times = [(_time(check, heuristic, _ROUGH_RUNS), 0, heuristic)]
+    times = [(time_plan(check, heuristic, _ROUGH_RUNS), 0, heuristic)]
     discarded: list[str] = []
     for number, (candidate, plan) in enumerate(_built(rivals, progress), start=1):
         fault = check.fault(plan)
         if fault is None:
-            times.append((_time(check, plan, _ROUGH_RUNS), number, plan))
+            times.append((time_plan(check, plan, _ROUGH_RUNS), number, plan))
         else:
             log.info("plan.discarded", plan=plan.tag, reason=fault)
             discarded.append(f"{candidate.what}: {fault}")
@@ -116,13 +116,13 @@ def _final(
 ) -> tuple[float, float, CudaPlan]:
     """The heuristic's time, the best time, and the best plan, from timing the few fastest in turns."""
     finalists = list(dict.fromkeys([*ranked[:_FINALISTS], heuristic]))
-    rounds = [[_time(check, plan, _FINE_RUNS) for plan in finalists] for _ in range(_ROUNDS)]
+    rounds = [[time_plan(check, plan, _FINE_RUNS) for plan in finalists] for _ in range(_ROUNDS)]
     medians = [sorted(times)[_ROUNDS // 2] for times in zip(*rounds, strict=True)]
     best = min(range(len(finalists)), key=medians.__getitem__)
     return medians[finalists.index(heuristic)], medians[best], finalists[best]
 
 
-def _time(check: SelfCheck, plan: CudaPlan, runs: int) -> float:
+def time_plan(check: SelfCheck, plan: CudaPlan, runs: int) -> float:
     """Microseconds of device time for a run; of a replayed CUDA graph, if the plan can be captured."""
     cupy = libraries().cupy
     stream = check.context.stream
@@ -140,4 +140,4 @@ def _time(check: SelfCheck, plan: CudaPlan, runs: int) -> float:
             replay.launch(behind=0)
     end.record(stream)
     end.synchronize()
-    return float(cupy.cuda.get_elapsed_time(begin, end)) * 1e3 / runs
+    return float(cupy.cuda.get_elapsedtime_plan(begin, end)) * 1e3 / runs
