@@ -171,7 +171,7 @@ def norms(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
 def attentions(dtype: DType, dims: tuple[int, int, int, int], *, causal: bool) -> Iterator[Problem]:
     """Forward with statistics, and backward."""
     torch = _torch()
-    functional, back = torch.nn.functional, torch.ops.aten
+    functional = torch.nn.functional
     heads, kept = TensorSpec.packed(dims, dtype), TensorSpec.packed((*dims[:3], 1), DType.FLOAT32)
     lengths = TensorSpec.packed(dims[:1], DType.INT32)
     element = getattr(torch, dtype.value)
