@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -16,12 +17,13 @@ from cudnn_actor.protocol.operations import (
     RMSNormBackward,
 )
 
-from ..gpu.support_matrix import cells
+from ..gpu.families import FAMILIES
 from ..gpu.support_record import latest
 
 __all__ = ["Row", "attention", "graph_of", "norms", "rows"]
 
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
+_ENGINE = re.compile(r"\beng\d")
 Operands = Mapping[str, TensorSpec | None]
 
 
@@ -45,18 +47,21 @@ class Row(NamedTuple):
 
 def rows() -> Iterator[Row]:
     """Every claim, always in the same order."""
-    yield from _convolutions()
+    yield from _recorded()
     yield from _norms()
     yield from _attentions()
 
 
-def _convolutions() -> Iterator[Row]:
-    """The cells of the support matrix, as `docs/support.md` has them: with the seed of its record."""
+def _recorded() -> Iterator[Row]:
+    """The cells of the support matrix that a plan of cuDNN's has run, with the seed of their record.
+
+    `docs/support.md` is written from the same record.
+    """
     record = latest()
     assert record is not None
-    for cell in cells():
-        outcome = record.cells[cell.name]
-        if outcome.ran:
+    for cell in itertools.chain.from_iterable(family.cells() for family in FAMILIES.values()):
+        outcome = record.cells.get(cell.name)
+        if outcome is not None and outcome.ran and _ENGINE.search(outcome.plan):
             graph = cell.case(record.setting.seed).graph()
             yield Row(cell.name, graph, whole=not outcome.split, recorded=outcome.plan)
 
