@@ -43,7 +43,7 @@ heads that share keys. Before it is rounded, a value may be off by
 | dq | scale · sum of ((1 + r) f + (r + (w(N) + 4) u) \\|S\\|) \\|k\\| + max(1, scale) · t · sum of \\|k\\| |
 | dk | the same with q in the place of k; where heads share keys, also h |
 | dv | sum of p ((1 + r) e + r + (w(N) + 4) u) \\|dy\\| + t · sum of \\|dy\\|; also h |
-| dbias | sum of (1 + r) f + (r + (w(N) + 4) u) \\|S\\| + t |
+| dbias | sum of (1 + r) f + ((3 + w(N)) r + (w(N) + 4) u) \\|S\\| + t (2 + m) |
 """
 
 PLAIN, CAUSAL, GROUPED, SCALED = "plain", "causal", "grouped heads", "scale"
@@ -268,7 +268,9 @@ def _backward(operation: AttentionBackward[str], values: Exact, specs: Specs) ->
     if "dbias" in specs:
         summed = tuple(axis for axis in range(3) if specs["dbias"].dims[axis] == 1)
         terms = math.prod(p.shape[axis] for axis in summed)
-        each = (1 + u * r) * f + (r + _sum(terms, values) + 4) * size + some
+        # cuDNN multiplies weights that are rounded, and adds up in the operands' type.
+        rounded = (3 + walk(terms)) * r + _sum(terms, values) + 4
+        each = (1 + u * r) * f + rounded * size + some * (2 + magnitude)
         found["dbias"] = each.sum(axis=summed, keepdims=True)
     return found
 

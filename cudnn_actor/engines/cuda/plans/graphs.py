@@ -98,11 +98,15 @@ def check_whole(graph: OperationGraph) -> None:
     """Raise `Refused` for a graph that must not run as a single graph of cuDNN's, even where it accepts it.
 
     cuDNN computes wrong results or reads out of bounds for a convolution of bytes in a layout that it does
-    not document as supported, and for operands that must be computed first.
+    not document as supported, and for operands that must be computed first. Its frontend's attention changes
+    the shape of the tensor of keys, so that queries which are the same tensor are read wrongly.
     """
     for operation in graph.operations:
         if computed_first(graph, operation):
             raise Refused(f"cuDNN's {operation.kind} needs operands that are computed first")
+        reads = operation.reads
+        if not isinstance(operation, Pointwise) and len(set(reads)) < len(reads):
+            raise Refused(f"cuDNN's {operation.kind} needs a tensor for each of its operands")
         tensors = [graph.tensor(uid) for uid in (*operation.reads, *operation.writes)]
         if isinstance(operation, Convolution) and not takes_bytes(tensors):
             raise Refused("cuDNN supports only one 8-bit type: int8, in NHWC, with a multiple of 4 channels")

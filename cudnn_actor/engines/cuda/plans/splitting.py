@@ -158,29 +158,32 @@ class _Splitter:
         """Add an operation as a graph of cuDNN's of its own."""
         computed = computed_first(self._graph, operation)
         with self._placed(operation, packed=packed) as placed:
-            forms, sources = [form for form, _ in placed.values()], {f.uid: s for f, s in placed.values()}
-            changes = {}
-            for number, (name, wanted) in enumerate(computed.items(), start=1):
+            # Each operand is a tensor of its own here, even if two are one in the graph: see `check_whole`.
+            names = (*placed, *(name for name in computed if name not in placed))
+            numbers = {name: number for number, name in enumerate(names)}
+            operands = dict(placed)
+            for name, wanted in computed.items():
                 spec = TensorSpec.packed(wanted.dims, wanted.dtype)
-                uid = max(tensor.uid for tensor in self._graph.tensors) + number
-                form = GraphTensor(uid=uid, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
-                sources[uid] = self._take(form)
+                form = GraphTensor(uid=-1, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
+                operands[name] = form, self._take(form)
                 strides = [spec.strides, *(placed[read][0].strides for read in wanted.operands)]
                 kernel = elementwise(wanted.value, wanted.dtype, True, wanted.dims, strides)
-                places = (sources[uid], *(placed[read][1] for read in wanted.operands))
+                places = (operands[name][1], *(placed[read][1] for read in wanted.operands))
                 self._steps.append(KernelStep(kernel, places))
-                forms.append(form)
-                changes[name] = uid
-            operation = msgspec.structs.replace(operation, **changes)
-            read = {*operation.reads, *operation.writes}
-            once = {form.uid: _given(form) for form in forms if form.uid in read}
+            changes = {name: numbers[name] for name in computed}
             alone = OperationGraph(
-                tensors=tuple(once.values()),
-                operations=(operation,),
+                tensors=tuple(
+                    msgspec.structs.replace(_given(form), uid=numbers[name], overwrites=None)
+                    for name, (form, _) in operands.items()
+                ),
+                operations=(
+                    msgspec.structs.replace(operation.with_operands(numbers.__getitem__), **changes),
+                ),
                 numerics=self._graph.numerics,
             )
             lowered = self._candidate(alone, 0)
-            self._steps.append(graph_step(alone, lowered, {uid: sources[uid] for uid in read}))
+            sources = {numbers[name]: source for name, (_, source) in operands.items()}
+            self._steps.append(graph_step(alone, lowered, sources))
             self._graphs.append(lowered)
 
     def _by_step(self, operation: Node, *, launcher: str) -> None:

@@ -140,4 +140,4 @@ def time_plan(check: SelfCheck, plan: CudaPlan, runs: int) -> float:
             replay.launch(behind=0)
     end.record(stream)
     end.synchronize()
-    return float(cupy.cuda.get_elapsedtime_plan(begin, end)) * 1e3 / runs
+    return float(cupy.cuda.get_elapsed_time(begin, end)) * 1e3 / runs
