@@ -43,7 +43,7 @@ heads that share keys. Before it is rounded, a value may be off by
 | dq | scale · sum of ((1 + r) f + (r + (w(N) + 4) u) \\|S\\|) \\|k\\| + max(1, scale) · t · sum of \\|k\\| |
 | dk | the same with q in the place of k; where heads share keys, also h |
 | dv | sum of p ((1 + r) e + r + (w(N) + 4) u) \\|dy\\| + t · sum of \\|dy\\|; also h |
-| dbias | sum of (1 + r) f + ((3 + w(N)) r + (w(N) + 4) u) \\|S\\| + t (2 + m) |
+| dbias | sum of (1 + r) f + ((3 + w(N)) r + (w(N) + 4) u) \\|S\\| + t (2 + \\|S / p\\|) |
 """
 
 PLAIN, CAUSAL, GROUPED, SCALED = "plain", "causal", "grouped heads", "scale"
@@ -241,7 +241,8 @@ def _backward(operation: AttentionBackward[str], values: Exact, specs: Specs) ->
     statistics = np.where(np.isfinite(values["statistics"]), values["statistics"], 0.0)
     p = np.where(scores.seen, np.exp(scores.values - statistics), 0.0)
     e = np.expm1(u * (scores.off + 4 * np.maximum(scores.largest, np.abs(statistics)))) / u
-    slopes = p * (dy @ scores.spread(v).swapaxes(2, 3) - (dy * y).sum(axis=3, keepdims=True))
+    of_weights = dy @ scores.spread(v).swapaxes(2, 3) - (dy * y).sum(axis=3, keepdims=True)
+    slopes = p * of_weights
     magnitude = np.abs(dy) @ scores.spread(np.abs(v)).swapaxes(2, 3)
     magnitude += np.abs(dy * y).sum(axis=3, keepdims=True)
     size = np.abs(slopes)
@@ -270,7 +271,7 @@ def _backward(operation: AttentionBackward[str], values: Exact, specs: Specs) ->
         terms = math.prod(p.shape[axis] for axis in summed)
         # cuDNN multiplies weights that are rounded, and adds up in the operands' type.
         rounded = (3 + walk(terms)) * r + _sum(terms, values) + 4
-        each = (1 + u * r) * f + rounded * size + some * (2 + magnitude)
+        each = (1 + u * r) * f + rounded * size + some * (2 + np.abs(of_weights))
         found["dbias"] = each.sum(axis=summed, keepdims=True)
     return found
 
