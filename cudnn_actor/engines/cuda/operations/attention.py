@@ -49,20 +49,15 @@ def lower_attention(graph: FrontendGraph, operation: AnyAttention) -> None:
     q = graph.spec(operation.q)
     if operation.causal and q.dims[2] == 1:
         raise Refused("cuDNN's causal mask is wrong for a single query")
-    given = {name: graph.tensor(uid) for name, uid in operation.named(("q", "k", "v", "bias"))}
-    options = {
-        "attn_scale": operation.effective_scale(q.dims[3]),
-        "use_causal_mask": operation.causal,
-        **{name: given[name] for name in ("bias",) if name in given},
-    }
+    common = {name: graph.tensor(uid) for name, uid in operation.named(("q", "k", "v", "bias"))}
+    common |= {"attn_scale": operation.effective_scale(q.dims[3]), "use_causal_mask": operation.causal}
     lengths = dict(operation.named(_LENGTHS))
     if len(lengths) == 1:
         raise Refused("cuDNN takes lengths of queries and keys only together")
     if lengths:
         of_batch, ones = [q.dims[0], 1, 1, 1], [1, 1, 1, 1]
         q_lengths, kv_lengths = (graph.tensor(uid, of_batch, ones) for uid in lengths.values())
-        options |= {"use_padding_mask": True, "seq_len_q": q_lengths, "seq_len_kv": kv_lengths}
-    common = {**{name: given[name] for name in "qkv"}, **options}
+        common |= {"use_padding_mask": True, "seq_len_q": q_lengths, "seq_len_kv": kv_lengths}
     if isinstance(operation, Attention):
         y, statistics = graph.pygraph.sdpa(generate_stats=operation.statistics is not None, **common)
         found = {"y": y, "statistics": statistics}
