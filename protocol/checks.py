@@ -15,6 +15,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 __all__ = [
     "as_index",
     "did_you_mean",
+    "fits_message",
     "is_finite",
     "is_whole",
     "require_fraction",
@@ -33,11 +34,18 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def is_finite(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number that a float can hold. Bools do not count."""
+    """Whether a value is a finite number. Bools do not count, nor do ints that need more than 64 bits."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and fits_message(value)
     try:
-        return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
-    except OverflowError:  # an int larger than the largest float
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # a fraction larger than the largest float
         return False
+
+
+def fits_message(value: object) -> bool:
+    """Whether a number can be encoded in a message: an int only if it has at most 63 bits and a sign."""
+    return not isinstance(value, int) or -_LARGEST <= value <= _LARGEST
 
 
 def as_index(value: object) -> int:

@@ -155,7 +155,7 @@ class OperationGraph(
         """Values of those inputs of the graph that need particular ones, by uid: see `Operation.samples`."""
         found: dict[int, Array] = {}
         for operation in self.operations:
-            operands = dict(operation.named((*operation.inputs, *operation.outputs)))
+            operands = dict(operation.named())
             specs = {name: self.tensor(uid).spec for name, uid in operands.items()}
             samples = operation.samples(xp, specs, draw).items()
             found |= {operands[name]: values for name, values in samples}

@@ -88,7 +88,7 @@ def lower(message: Compute) -> Lowered:
 def _assemble(message: Operation[BufferRef]) -> composites.Assembled:
     """A graph of this one operation."""
     checked = check_operation(message)
-    refs = dict(message.named((*message.inputs, *message.outputs)))
+    refs = dict(message.named())
     names = dict(enumerate(refs))
     uids = {name: uid for uid, name in names.items()}
     tensors = tuple(

@@ -109,7 +109,7 @@ def check_operation(message: Operation[BufferRef]) -> Operation[BufferRef]:
                 problem="is left out",
                 fix="give it a buffer, or have it allocated: await gpu.apply(operation)",
             )
-    operands = message.named((*message.inputs, *message.outputs))
+    operands = message.named()
     checked.check({name: ref.spec for name, ref in operands})
     return checked
 
@@ -166,9 +166,8 @@ def check_scalars(message: ConvFwd | ConvBwdData | ConvBwdFilter) -> None:
         if type(value) is float and math.isfinite(value):
             continue  # the common case, checked first for speed
         if not is_finite(value):
-            raise InvalidRequest(
-                field=name, value=value, problem="must be a finite number", fix=f"pass one, as in {name}=1.0"
-            )
+            fix = f"pass a float, as in {name}=1.0"
+            raise InvalidRequest(field=name, value=value, problem="must be a finite number", fix=fix)
 
 
 def check_result(

@@ -27,7 +27,7 @@ from cudnn_actor.broker.footprints import footprint, overwritten
 from cudnn_actor.broker.recovery import Verdict, judge
 from cudnn_actor.broker.request_checks import (
     check_copy,
-    check_fits_float,
+    check_fits_message,
     check_no_overlap,
     check_values,
     check_warm,
@@ -257,7 +257,7 @@ class Broker(Generic[W]):
     def _fill(self, envelope: Envelope, message: Fill) -> W:
         slot = self.memory.resolve(message.dst, "dst")
         require_type("value", message.value, numbers.Real)
-        check_fits_float(message.value)
+        check_fits_message(message.value)
         return self._work(envelope, envelope.number, message, (slot,))
 
     # Buffers.

@@ -8,6 +8,7 @@ import numpy as np
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.checks import fits_message
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.lowering import Lowered
@@ -17,7 +18,7 @@ from cudnn_actor.protocol.tensor import TensorSpec
 __all__ = [
     "check_copy",
     "check_device_array",
-    "check_fits_float",
+    "check_fits_message",
     "check_no_overlap",
     "check_values",
     "check_warm",
@@ -61,14 +62,12 @@ def require_type(field: str, value: object, kind: type) -> None:
         )
 
 
-def check_fits_float(value: float) -> None:
-    """Raise `InvalidRequest` for an integer larger than the largest float."""
-    try:
-        float(value)
-    except OverflowError:
+def check_fits_message(value: float) -> None:
+    """Raise `InvalidRequest` for an int that cannot be encoded."""
+    if not fits_message(value):
         raise InvalidRequest(
-            field="value", value=value, problem="is past the largest float", fix="use a smaller number"
-        ) from None
+            field="value", value=value, problem="has more than 64 bits", fix="pass a float, as in 1e30"
+        )
 
 
 def check_no_overlap(lowered: Lowered, slots: list[Slot]) -> None:

@@ -48,7 +48,7 @@ class _Unfit(Exception):
 
 
 def _check(graph: OperationGraph, operation: Node) -> None:
-    operands = operation.named((*operation.inputs, *operation.outputs))
+    operands = operation.named()
     tensors = {name: graph.tensor(uid) for name, uid in operands}
     operation.check({name: tensor.spec for name, tensor in tensors.items()})
     if isinstance(operation, Pointwise):

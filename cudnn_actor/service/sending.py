@@ -137,11 +137,14 @@ def missing_outputs(operation: Operation[BufferRef], also: Sequence[str]) -> dic
     ]
     for name in wanted:
         if name not in inferred:
+            optional = name in operation.optional
             raise InvalidRequest(
                 field=name,
                 value=None,
                 problem="is left out, and its dims do not follow from the inputs",
-                fix=f"allocate it: {name}=await gpu.empty(dims)",
+                fix=f"take it out of `also`, or give {type(operation).__name__} the input it belongs to"
+                if optional
+                else f"allocate it: {name}=await gpu.empty(dims)",
             )
     return {name: inferred[name] for name in wanted}
 

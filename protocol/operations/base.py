@@ -130,9 +130,9 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
         """The operands written, in order; those left out are skipped."""
         return tuple(operand for _, operand in self.named(self.outputs))
 
-    def named(self, fields: tuple[str, ...]) -> Iterator[tuple[str, T]]:
-        """(name, operand) of each operand in these fields; of a tuple as `operands[0]`, `operands[1]`."""
-        for name in fields:
+    def named(self, fields: tuple[str, ...] | None = None) -> Iterator[tuple[str, T]]:
+        """(name, operand) of each operand in these fields, by default of all; of a tuple as `operands[0]`."""
+        for name in (*self.inputs, *self.outputs) if fields is None else fields:
             value = getattr(self, name)
             if isinstance(value, tuple):
                 for number, operand in enumerate(value):

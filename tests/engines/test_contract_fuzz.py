@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudnn_actor.engines.base import Engine
@@ -20,9 +20,7 @@ from .problems import FLOATS, Problem, normal
 from .references import assert_close, direct_backward_data, direct_backward_filter, direct_forward
 from .workbench import spread, workbench
 
-FUZZ = settings(
-    max_examples=120, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
+FUZZ = settings(max_examples=120, print_blob=True)
 
 
 @st.composite

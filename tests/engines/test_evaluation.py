@@ -295,7 +295,7 @@ def programs(draw: st.DrawFn) -> OperationGraph:
     return graph([found for found in tensors if found.uid in touched], operations)
 
 
-@settings(max_examples=100, deadline=None, print_blob=True)
+@settings(max_examples=100, print_blob=True)
 @given(asked=programs())
 def test_no_tensor_goes_before_its_last_reader(engine: CpuEngine, asked: OperationGraph) -> None:
     given = {uid: normal((2, 3), F64, uid) for uid in asked.bound if uid < 2}

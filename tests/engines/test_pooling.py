@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudnn_actor.engines.base import Engine
@@ -230,9 +230,7 @@ def poolings(draw: st.DrawFn) -> tuple[tuple[int, ...], Window]:
     return (draw(st.integers(1, 2)), draw(st.integers(1, 3)), *each(1, 6)), pool
 
 
-FUZZ = settings(
-    max_examples=100, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
+FUZZ = settings(max_examples=100, print_blob=True)
 
 
 @FUZZ

@@ -265,5 +265,5 @@ class MemoryMachine(RuleBasedStateMachine):
         return max((gap for arena in self.arenas for gap in self.gaps(arena)), default=0)
 
 
-MemoryMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+MemoryMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50)
 TestMemoryMachine = MemoryMachine.TestCase

@@ -217,4 +217,4 @@ class MirroredMachine(MemoryMachine):
 
 
 TestMirroredMachine = MirroredMachine.TestCase
-TestMirroredMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestMirroredMachine.settings = settings(max_examples=100, stateful_step_count=40)

@@ -97,7 +97,7 @@ def test_the_inputs_and_outputs_of_an_operation_are_its_fields_with_operands(cls
 @each_form
 def test_every_operand_is_found_by_name(problem: Problem, operation: Computation) -> None:
     asked = message(problem, operation)
-    assert operands(asked) == dict(asked.named((*asked.inputs, *asked.outputs)))
+    assert operands(asked) == dict(asked.named())
     assert operands(asked).keys() == problem.specs_of(operation).keys()
 
 
@@ -111,7 +111,7 @@ def test_an_operand_that_is_left_out_is_no_tensor_of_the_graph(
     graph = lower(message(problem, operation)).graph
     (node,) = graph.operations
     assert None not in (*node.reads, *node.writes)
-    assert dict(node.named((*node.inputs, *node.outputs))).keys() == problem.specs_of(operation).keys()
+    assert dict(node.named()).keys() == problem.specs_of(operation).keys()
     assert {*graph.bound} == {tensor.uid for tensor in graph.tensors} == {*node.reads, *node.writes}
 
 

@@ -48,7 +48,7 @@ def replace(graph: OperationGraph, **changes: object) -> OperationGraph:
 
 
 def renumbered(operation: Node, uids: dict[int, int]) -> Node:
-    operands = dict(operation.named((*operation.inputs, *operation.outputs)))
+    operands = dict(operation.named())
     return operation.with_operands(lambda name: uids[operands[name]])
 
 

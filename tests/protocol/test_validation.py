@@ -43,6 +43,7 @@ BAD: dict[str, tuple[Compute, str, str, str]] = {
     "beta past float64": (forward(beta=10**309), "beta", "1" + 199 * "0" + "...", "as in beta=1.0"),
     "alpha as text": (forward(alpha="1"), "alpha", "'1'", "as in alpha=1.0"),
     "alpha as a bool": (forward(alpha=True), "alpha", "True", "as in alpha=1.0"),
+    "alpha of more than 64 bits": (forward(alpha=10**30), "alpha", str(10**30), "as in alpha=1.0"),
     "alpha complex": (forward(alpha=1j), "alpha", "1j", "as in alpha=1.0"),
     "an array as x": (forward(x=ARRAY), "x", "ndarray of float32 (2,", "upload arrays first"),
     "an array as bias": (

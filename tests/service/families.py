@@ -74,7 +74,7 @@ class Stage:
 
     def message(self, operation: Computation) -> Any:
         """The operation on the buffers."""
-        roles = dict(operation.named((*operation.inputs, *operation.outputs)))
+        roles = dict(operation.named())
         message: Operation[BufferRef] = operation.with_operands(lambda name: self._refs[roles[name]])
         return message
 

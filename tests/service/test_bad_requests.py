@@ -80,7 +80,7 @@ BAD_MEMORY: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
     "number for buffer": (lambda o: Free(buffer=3), "buffer", "3"),  # type: ignore[arg-type]
     "text to fill": (lambda o: Fill(dst=o.x, value="1"), "value", "1"),  # type: ignore[arg-type]
     "bool to fill": (lambda o: Fill(dst=o.x, value=True), "value", "True"),
-    "past all floats": (lambda o: Fill(dst=o.x, value=10**400), "value", "10000"),
+    "past 64 bits": (lambda o: Fill(dst=o.x, value=10**30), "value", "10000"),
     "list to upload": (lambda o: Upload(dst=o.x, data=[1.0]), "data", "1.0"),  # type: ignore[arg-type]
     "dims to upload": (lambda o: Upload(dst=o.x, data=ARRAY), "data", "(1, 1, 1, 1)"),
     "objects to upload": (lambda o: Upload(dst=o.x, data=np.full((2, 4, 6, 6), None)), "data", "object"),
@@ -272,7 +272,7 @@ async def test_asking_an_actor_from_inside_itself_is_refused() -> None:
         assert (await gpu.statistics()).live_buffers == 1
 
 
-@pytest.mark.parametrize("alpha", [float("nan"), float("inf"), "2", None, 10**400], ids=str)
+@pytest.mark.parametrize("alpha", [float("nan"), float("inf"), "2", None, 10**30], ids=str)
 async def test_a_bad_scalar_is_refused_also_where_its_shapes_are_known_already(alpha: Any) -> None:
     async with spawn(device="cpu") as gpu:
         trio = await Trio.on(gpu)

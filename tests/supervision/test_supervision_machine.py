@@ -173,7 +173,5 @@ class SupervisedLives(RuleBasedStateMachine):
         assert self.world.effects[-1] == Finish()
 
 
-SupervisedLives.TestCase.settings = settings(
-    max_examples=400, stateful_step_count=50, deadline=None, print_blob=True
-)
+SupervisedLives.TestCase.settings = settings(max_examples=400, stateful_step_count=50, print_blob=True)
 TestSupervisedLives = SupervisedLives.TestCase

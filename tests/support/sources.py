@@ -80,7 +80,7 @@ def _references() -> Iterator[tuple[str, str]]:
 def _kernels() -> Iterator[tuple[str, str]]:
     for name, graph in itertools.chain(_poolings(), _norms(), _attentions()):
         (operation,) = graph.operations
-        operands = dict(operation.named((*operation.inputs, *operation.outputs)))
+        operands = dict(operation.named())
         step = operation.with_operands({name: number for number, name in enumerate(operands)}.__getitem__)
         make = IMPLEMENTATIONS[type(operation)].launchers["kernel"].make
         yield name, _SOURCES[make](step, [graph.tensor(uid) for uid in operands.values()])

@@ -187,7 +187,6 @@ def test_everybody_is_answered(service: CudnnService) -> None:
         settings=settings(
             max_examples=60,
             stateful_step_count=20,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -675,5 +675,5 @@ class WorkerHostMachine(RuleBasedStateMachine):
             self.crash(may_still_write=False)
 
 
-WorkerHostMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+WorkerHostMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestWorkerHostMachine = WorkerHostMachine.TestCase

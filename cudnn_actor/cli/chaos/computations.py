@@ -125,9 +125,7 @@ class Problem:
 
     def specs_of(self, operation: Computation) -> dict[str, TensorSpec]:
         """The spec of each operand, by its name."""
-        return {
-            name: self.specs[role] for name, role in operation.named((*operation.inputs, *operation.outputs))
-        }
+        return {name: self.specs[role] for name, role in operation.named()}
 
     def _packed(self, dims: tuple[int, ...], dtype: DType) -> TensorSpec:
         return TensorSpec.packed(dims, dtype, self.layout if 3 <= len(dims) <= 5 else "NCHW")

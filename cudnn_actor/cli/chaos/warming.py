@@ -35,7 +35,7 @@ async def _warm_one(gpu: CudnnRef, problem: Problem) -> None:
 def _messages(problem: Problem, refs: Mapping[str, BufferRef]) -> list[Compute]:
     messages = []
     for operation in problem.forms:
-        operands = operation.named((*operation.inputs, *operation.outputs))
+        operands = operation.named()
         given = {name: refs[role] for name, role in operands}
         betas = (0.0, 1.0) if accumulates(operation) else (0.0,)
         messages += [message(operation, given, beta=beta) for beta in betas]

@@ -154,7 +154,7 @@ def attention_kernels(
 
 
 def _given(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> dict[str, GraphTensor]:
-    named = operation.named((*operation.inputs, *operation.outputs))
+    named = operation.named()
     return {name: tensors[number] for name, number in named}
 
 

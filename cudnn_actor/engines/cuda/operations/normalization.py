@@ -141,7 +141,7 @@ def source(operation: Norm, tensors: Sequence[GraphTensor]) -> str:
 
 
 def _operands(operation: Norm) -> dict[str, int]:
-    return dict(operation.named((*operation.inputs, *operation.outputs)))
+    return dict(operation.named())
 
 
 class _Code:

@@ -1,27 +1,24 @@
 """Candidates that are never run, because a self-check cannot find what is wrong with them.
 
 A plan that computes wrong results fails its self-check (`self_check`). But one
-that reads or writes an illegal address destroys the device context, and one that
-is wrong only after another plan has run passes. Each entry was observed, or is
-in cuDNN's release notes, and applies to every device, and to every version of
-cuDNN before the one that fixed it. That costs little: there are other candidates,
-and without any a graph runs in steps.
+that reads or writes an illegal address destroys the device context. Each entry
+was observed, or is in cuDNN's release notes, and applies to every device, and to
+every version of cuDNN before the one that fixed it. That costs little: there are
+other candidates, and without any a graph runs in steps. Engines that are wrong
+only after another plan has run would pass, too: tests/gpu/test_depthwise_sequences.py
+looks for those.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Convolution,
-    ConvolutionBackwardData,
-    ConvolutionBackwardFilter,
-    ConvolutionForward,
     GraphTensor,
     Node,
     TensorRole,
@@ -43,36 +40,7 @@ class _Erratum(NamedTuple):
     """cuDNN's first version without it, like 92400; None if there is none yet."""
 
 
-_COMPILED_FOR_DEPTHWISE: dict[type, tuple[str, ...]] = {
-    ConvolutionForward: ("eng5",),
-    ConvolutionBackwardData: ("eng6",),
-    ConvolutionBackwardFilter: ("eng16", "eng19"),
-}
-"""The engines for depthwise convolutions that compile their kernels when a plan is built.
-
-cuDNN does not say which of its engines compute a sequence of depthwise convolutions wrongly. These may share
-kernels between plans; a precompiled kernel takes all sizes as arguments.
-tests/gpu/test_depthwise_sequences.py runs every engine in sequences.
-"""
-
-
-def _has_depthwise(kind: type, graph: OperationGraph) -> bool:
-    """Whether a graph has a convolution of that kind with one input channel for each group."""
-    convolutions = (op for op in graph.operations if isinstance(op, Convolution) and type(op) is kind)
-    return any(op.conv.groups > 1 and graph.tensor(op.of_shape[1]).dims[1] == 1 for op in convolutions)
-
-
 _ERRATA = (
-    *(
-        _Erratum(
-            engines=engines,
-            applies=partial(_has_depthwise, kind),
-            what="may compute a depthwise convolution wrongly after one of another spatial size",
-            seen="cuDNN's notes on 9.24, which has it fixed",
-            fixed=92400,
-        )
-        for kind, engines in _COMPILED_FOR_DEPTHWISE.items()
-    ),
     _Erratum(
         engines=("eng11",),
         applies=lambda graph: (

@@ -117,7 +117,7 @@ def computed_first(graph: OperationGraph, operation: Node) -> Mapping[str, Compu
     compute = IMPLEMENTATIONS[type(operation)].computed
     if compute is None:
         return {}
-    named = operation.named((*operation.inputs, *operation.outputs))
+    named = operation.named()
     return compute(operation, {name: graph.tensor(uid) for name, uid in named})
 
 

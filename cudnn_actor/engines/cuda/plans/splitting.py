@@ -210,7 +210,7 @@ class _Splitter:
         Inputs are copied before where they must be packed, and results afterwards.
         """
         placed: dict[str, tuple[GraphTensor, Source]] = {}
-        for name, uid in operation.named((*operation.inputs, *operation.outputs)):
+        for name, uid in operation.named():
             tensor = self._forms[uid]
             form = _repacked(tensor, Layout.NCHW) if packed else tensor
             copied = uid in operation.writes and not _serves(tensor, form)

@@ -1,0 +1,292 @@
+"""Pooling, norms and attention on a GPU, beside PyTorch: device time of one run, in microseconds.
+
+    python -m benchmarks.operations --out benchmarks/results
+
+Needs a GPU and PyTorch. The plan that a service would use is timed as a captured CUDA graph, and so is the
+first plan of each other way to run the operation alone: cuDNN's graph, a kernel of ours, libcudnn's function.
+Each is checked first. PyTorch's function is timed eagerly in the same process: the best of three batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
+from cudnn_actor.engines.cuda.plans.splitting import compile_split, ways
+from cudnn_actor.engines.cuda.plans.tuning import time_plan
+from cudnn_actor.protocol import (
+    Attention,
+    AttentionBackward,
+    AvgPool,
+    AvgPoolBackward,
+    BufferRef,
+    DType,
+    LayerNorm,
+    LayerNormBackward,
+    Layout,
+    MaxPool,
+    MaxPoolBackward,
+    OperationGraph,
+    RMSNorm,
+    RMSNormBackward,
+    TensorSpec,
+    Window,
+)
+from cudnn_actor.protocol.lowering import lower
+
+from .gpu.setting import gpu_versions
+
+_RUNS = 20
+
+
+class Problem(NamedTuple):
+    """What is timed: a graph, and PyTorch's function for the same, if it has one."""
+
+    name: str
+    graph: OperationGraph
+    torch: Callable[[], object] | None
+
+
+@functools.cache
+def _torch() -> Any:
+    return importlib.import_module("torch")
+
+
+def graph_of(kind: Any, specs: dict[str, TensorSpec], **attributes: Any) -> OperationGraph:
+    """The graph of one operation on tensors of these specs."""
+    refs = {
+        name: BufferRef(slot=slot, generation=0, spec=spec, device="cuda:0")
+        for slot, (name, spec) in enumerate(specs.items())
+    }
+    return lower(kind(**refs, **attributes)).graph
+
+
+def pools(dtype: DType, layout: Layout) -> Iterator[Problem]:
+    """ResNet-50's first pooling at a batch of 32: windows of 3 by 3, stride 2, padding 1."""
+    torch = _torch()
+    functional, back = torch.nn.functional, torch.ops.aten
+    window = Window.symmetric(2, size=3, pad=1, stride=2)
+    dims = (32, 64, 112, 112)
+    x, y = (TensorSpec.packed(d, dtype, layout) for d in (dims, window.output_dims(dims)))
+    index = TensorSpec.packed(y.dims, DType.INT64, layout)
+    form = torch.channels_last if layout is Layout.NHWC else torch.contiguous_format
+    given = torch.randn(dims, device="cuda").to(getattr(torch, dtype.value)).contiguous(memory_format=form)
+    result, places = functional.max_pool2d(given, 3, 2, 1, return_indices=True)
+
+    def name(what: str) -> str:
+        return f"{what}, {dtype.value}, {layout.value}, 32x64x112x112"
+
+    common: Any = {"window": window}
+    yield Problem(
+        name("max pooling"),
+        graph_of(MaxPool, {"x": x, "y": y}, **common),
+        lambda: functional.max_pool2d(given, 3, 2, 1),
+    )
+    yield Problem(
+        name("max pooling with index"),
+        graph_of(MaxPool, {"x": x, "y": y, "index": index}, **common),
+        lambda: functional.max_pool2d(given, 3, 2, 1, return_indices=True),
+    )
+    yield Problem(
+        name("max pooling, gradient"),
+        graph_of(MaxPoolBackward, {"dy": y, "index": index, "dx": x}, **common),
+        lambda: back.max_pool2d_with_indices_backward(
+            result, given, [3, 3], [2, 2], [1, 1], [1, 1], False, places
+        ),
+    )
+    yield Problem(
+        name("average pooling"),
+        graph_of(AvgPool, {"x": x, "y": y}, **common),
+        lambda: functional.avg_pool2d(given, 3, 2, 1, count_include_pad=False),
+    )
+    yield Problem(
+        name("average pooling, gradient"),
+        graph_of(AvgPoolBackward, {"dy": y, "dx": x}, **common),
+        lambda: back.avg_pool2d_backward(result, given, [3, 3], [2, 2], [1, 1], False, False, None),
+    )
+
+
+def norms(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
+    """With what training needs: statistics out, gradients of scale and bias."""
+    torch = _torch()
+    functional, back = torch.nn.functional, torch.ops.aten
+    x, weights = TensorSpec.packed((rows, length), dtype), TensorSpec.packed((length,), dtype)
+    kept = TensorSpec.packed((rows, 1), DType.FLOAT32)
+    element = getattr(torch, dtype.value)
+    given = torch.randn(rows, length, device="cuda").to(element)
+    scale = torch.randn(length, device="cuda").to(element)
+    mean, inverse = torch.randn(rows, 1, device="cuda"), torch.rand(rows, 1, device="cuda")
+
+    def name(what: str) -> str:
+        return f"{what}, {dtype.value}, {rows}x{length}"
+
+    yield Problem(
+        name("layer norm"),
+        graph_of(
+            LayerNorm,
+            {"x": x, "scale": weights, "bias": weights, "y": x, "mean": kept, "inverse_deviation": kept},
+        ),
+        lambda: back.native_layer_norm(given, [length], scale, scale, 1e-5),
+    )
+    yield Problem(
+        name("layer norm, gradients"),
+        graph_of(
+            LayerNormBackward,
+            {"dy": x, "x": x, "mean": kept, "inverse_deviation": kept, "scale": weights}
+            | {"dx": x, "dscale": weights, "dbias": weights},
+        ),
+        lambda: back.native_layer_norm_backward(
+            given, given, [length], mean, inverse, scale, scale, [True, True, True]
+        ),
+    )
+    yield Problem(
+        name("RMS norm"),
+        graph_of(RMSNorm, {"x": x, "scale": weights, "y": x, "inverse_rms": kept}),
+        lambda: functional.rms_norm(given, [length], scale, 1e-5),
+    )
+    yield Problem(
+        name("RMS norm, gradients"),
+        graph_of(
+            RMSNormBackward,
+            {"dy": x, "x": x, "inverse_rms": kept, "scale": weights, "dx": x, "dscale": weights},
+        ),
+        None,
+    )
+
+
+def attentions(dtype: DType, dims: tuple[int, int, int, int], *, causal: bool) -> Iterator[Problem]:
+    """Forward with statistics, and backward."""
+    torch = _torch()
+    functional = torch.nn.functional
+    heads, kept = TensorSpec.packed(dims, dtype), TensorSpec.packed((*dims[:3], 1), DType.FLOAT32)
+    lengths = TensorSpec.packed(dims[:1], DType.INT32)
+    element = getattr(torch, dtype.value)
+    q, k, v, dy = (torch.randn(dims, device="cuda").to(element).requires_grad_() for _ in range(4))
+    result = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    operands = dict.fromkeys("qkv", heads)
+    what = f"{dtype.value}, {'x'.join(map(str, dims))}{', causal' if causal else ''}"
+    yield Problem(
+        f"attention, {what}",
+        graph_of(Attention, operands | {"y": heads, "statistics": kept}, causal=causal),
+        lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=causal),
+    )
+    yield Problem(
+        f"attention with lengths, {what}",
+        graph_of(
+            Attention, operands | {"lengths_kv": lengths, "y": heads, "statistics": kept}, causal=causal
+        ),
+        None,
+    )
+    gradients = dict.fromkeys(("dq", "dk", "dv"), heads)
+    yield Problem(
+        f"attention, gradients, {what}",
+        graph_of(
+            AttentionBackward,
+            operands | {"dy": heads, "y": heads, "statistics": kept} | gradients,
+            causal=causal,
+        ),
+        lambda: torch.autograd.grad(result, (q, k, v), dy, retain_graph=True),
+    )
+
+
+def problems() -> Iterator[Problem]:
+    """All of them; each holds its tensors until the next is asked for."""
+    for dtype in (DType.BFLOAT16, DType.FLOAT32):
+        for layout in (Layout.NHWC, Layout.NCHW):
+            yield from pools(dtype, layout)
+        for rows, length in ((16384, 768), (8192, 4096)):
+            yield from norms(dtype, rows, length)
+    yield from attentions(DType.BFLOAT16, (4, 16, 4096, 128), causal=True)
+    yield from attentions(DType.BFLOAT16, (32, 12, 512, 64), causal=False)
+    yield from attentions(DType.FLOAT32, (4, 16, 1024, 64), causal=True)
+
+
+def measure(builder: CudaBuilder, problem: Problem) -> dict[str, Any]:
+    """Microseconds of each way, and PyTorch's; what is wrong with a plan, where something is."""
+    start, graph, context = time.monotonic(), problem.graph, builder.context
+    plans = {"chosen": builder.build(graph, workspace_limit=None)}
+    for choice in range(ways(graph)):
+        with contextlib.suppress(Refused):
+            plan = compile_split(graph, context.handle, None, choice=choice)
+            plans.setdefault(plan.tag, plan)
+    found: dict[str, Any] = {"problem": problem.name, "chosen": plans["chosen"].tag}
+    check = SelfCheck(graph, context)
+    try:
+        found["us"] = {
+            way: check.fault(plan) or round(time_plan(check, plan, _RUNS), 1) for way, plan in plans.items()
+        }
+    finally:
+        check.close()
+    found["torch_us"] = None if problem.torch is None else round(_torch_us(problem.torch), 1)
+    found["measured_in_s"] = round(time.monotonic() - start, 1)
+    return found
+
+
+def _torch_us(call: Callable[[], object]) -> float:
+    torch = _torch()
+    for _ in range(5):
+        call()
+    best = float("inf")
+    for _ in range(3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(_RUNS):
+            call()
+        end.record()
+        end.synchronize()
+        best = min(best, float(begin.elapsed_time(end)) * 1e3 / _RUNS)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, help="directory for the JSON")
+    given = parser.parse_args()
+    builder = CudaBuilder(0)
+    builder.open()
+    found = []
+    for problem in problems():
+        found.append(measure(builder, problem))
+        print(json.dumps(found[-1]), flush=True)
+        libraries().cupy.get_default_memory_pool().free_all_blocks()
+    builder.close()
+    Console(width=200).print(sheet(found))
+    if given.out is not None:
+        record = {
+            "versions": gpu_versions() | {"PyTorch": importlib.metadata.version("torch")},
+            "date": time.strftime("%Y-%m-%dT%H:%M:%S"),
+            "found": found,
+        }
+        path = given.out / time.strftime("operations-%Y%m%dT%H%M%S.json")
+        path.write_text(json.dumps(record, indent=1) + "\n")
+        print(path)
+
+
+def sheet(found: list[dict[str, Any]]) -> Table:
+    """The results as a table."""
+    table = Table("", "plan", "µs", "PyTorch, µs", "ratio", "other ways, µs")
+    for row in found:
+        chosen, *others = row["us"].items()
+        rest = ", ".join(f"{way} {us}" for way, us in others if way != row["chosen"])
+        beside = f"{row['torch_us'] / chosen[1]:.2f}" if row["torch_us"] else ""
+        table.add_row(row["problem"], row["chosen"], str(chosen[1]), str(row["torch_us"] or ""), beside, rest)
+    return table
+
+
+if __name__ == "__main__":
+    main()
