@@ -94,10 +94,11 @@ def test_an_engine_can_be_closed_twice(new_engine: EngineFactory) -> None:
     engine.close()
 
 
-def test_an_arena_that_no_machine_can_hold_is_refused(engine: Engine) -> None:
+@pytest.mark.parametrize("nbytes", [1 << 46, 1 << 62], ids=["that Linux would grant", "past all addresses"])
+def test_an_arena_that_no_machine_can_hold_is_refused(engine: Engine, nbytes: int) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(MemoryError):
-        engine.create_arena(99, 1 << 62)
+        engine.create_arena(99, nbytes)
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 

@@ -29,7 +29,11 @@ class Arenas:
         """Create and map an arena of `nbytes` zero bytes. The caller owns the descriptor returned.
 
         Raises `MemoryError` if the machine has no room for it, `OutOfDescriptors` if no descriptor is left.
+        Linux grants more than that, and ends the process that writes to it.
         """
+        machine = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+        if nbytes > machine:
+            raise MemoryError(f"no room for an arena of {nbytes:,} bytes: the machine has {machine:,}")
         try:
             return self._create(arena, nbytes)
         except (OSError, OverflowError) as error:
