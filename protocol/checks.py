@@ -14,6 +14,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = [
     "as_index",
+    "check_result",
     "did_you_mean",
     "fits_message",
     "is_finite",
@@ -82,6 +83,18 @@ def require_whole(field: str, value: object, least: int) -> None:
             problem=f"must be a whole number ≥ {least}",
             fix=f"use {least} or more, below 2**63",
         )
+
+
+def check_result(
+    name: str, got: tuple[int, ...], wanted: tuple[int, ...], what: str, *, gradient: str = ""
+) -> None:
+    """Raise `InvalidRequest` unless a result has the dims that follow from its operands.
+
+    `gradient` names the operand whose dims the caller chose: they may be wrong instead.
+    """
+    if got != wanted:
+        fix = f"give it dims {wanted}" + (f", or give {gradient} other dims" if gradient else "")
+        raise InvalidRequest(field=name, value=got, problem=f"is not the shape {what}", fix=fix)
 
 
 def require_seconds(field: str, value: object, *, positive: bool = False) -> None:

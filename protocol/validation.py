@@ -26,7 +26,6 @@ __all__ = [
     "check_dtypes",
     "check_inputs",
     "check_operation",
-    "check_result",
     "check_scalars",
     "check_types",
 ]
@@ -168,18 +167,6 @@ def check_scalars(message: ConvFwd | ConvBwdData | ConvBwdFilter) -> None:
         if not is_finite(value):
             fix = f"pass a float, as in {name}=1.0"
             raise InvalidRequest(field=name, value=value, problem="must be a finite number", fix=fix)
-
-
-def check_result(
-    name: str, got: tuple[int, ...], wanted: tuple[int, ...], what: str, *, gradient: str = ""
-) -> None:
-    """Raise `InvalidRequest` unless a result has the dims that follow from its operands.
-
-    `gradient` names the operand whose dims the caller chose: they may be wrong instead.
-    """
-    if got != wanted:
-        fix = f"give it dims {wanted}" + (f", or give {gradient} other dims" if gradient else "")
-        raise InvalidRequest(field=name, value=got, problem=f"is not the shape of {what}", fix=fix)
 
 
 def check_dtypes(specs: dict[str, TensorSpec]) -> None:

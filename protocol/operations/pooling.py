@@ -183,8 +183,9 @@ class _Pooling(Operation[T], frozen=True, kw_only=True):
         return TensorSpec.packed(self.window.output_dims(x.dims), dtype or x.dtype, layout)
 
     def _check_gradient(self, specs: Specs) -> None:
-        """Check that dy is the gradient of what the windows of dx give, and has dx's dtype."""
-        require(specs, "dy", self.window.output_dims(specs["dx"].dims), specs["dx"].dtype)
+        """Check that dx has dy's dtype, and that dy is the gradient of what the windows of dx give."""
+        require(specs, "dx", specs["dx"].dims, specs["dy"].dtype)
+        require(specs, "dy", self.window.output_dims(specs["dx"].dims), gradient="dx")
 
 
 class MaxPool(_Pooling[T], frozen=True, kw_only=True, tag=True):

@@ -10,10 +10,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, Fill, Free, InvalidRequest, Numerics, Receipt, StaleBufferError, Warm
+from cudnn_actor import (
+    ConvSpec,
+    CudnnRef,
+    Fill,
+    Free,
+    InvalidRequest,
+    Numerics,
+    Receipt,
+    StaleBufferError,
+    Warm,
+)
 from cudnn_actor.broker.footprints import footprint
 from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.operations import PointwiseMode, Window
+from cudnn_actor.protocol.operations import (
+    Attention,
+    ConvolutionBackwardData,
+    LayerNorm,
+    LayerNormBackward,
+    PointwiseMode,
+    Window,
+)
 
 from .families import FORMS, Form, Stage
 from .operation_rigs import ALL, INDEX, LARGEST, POOL, Operands
@@ -100,7 +117,9 @@ BAD: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
     "dtype of index": (lambda o: o.max_pool(index=o.dy), "index", "use int64"),
     "dtype of index to read": (lambda o: o.max_pool_backward(index=o.y), "index", "use int64"),
     "dims of dy": (lambda o: o.avg_pool_backward(dy=o.x), "dy", "give it dims (1, 1, 3)"),
-    "dtype of dx": (lambda o: o.max_pool_backward(dx=o.whole64), "dy", "use int64"),
+    "dims of dx": (lambda o: o.max_pool_backward(dx=o.y), "dy", "give it dims (1, 1, 1), or give dx other"),
+    "dims of an average's dx": (lambda o: o.avg_pool_backward(dx=o.y), "dy", "or give dx other dims"),
+    "dtype of dx": (lambda o: o.max_pool_backward(dx=o.whole64), "dx", "use float32"),
     "mean of integers": (lambda o: o.avg_pool(x=o.whole64, y=o.index), "x", "use float64 or"),
     "window past x": (lambda o: o.max_pool(window=WIDE), "window", "use smaller windows"),
     "window in the padding": (lambda o: o.avg_pool(window=PADDED), "window", "use less padding"),
@@ -150,6 +169,11 @@ BAD: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
     "dims in a tuple": (lambda o: o.pointwise(operands=(o.x, o.dy)), "operands[1]", "does not broadcast"),
     "dims of a result": (lambda o: o.pointwise(result=o.y), "result", "give it dims (1, 1, 6)"),
     "a conv's output dims": (lambda o: o.convolution(y=o.y), "y", "give it dims (1, 1, 6)"),
+    "a conv's gradient's dims": (
+        lambda o: ConvolutionBackwardData(dy=o.dy, w=o.w, dx=o.whole, conv=ConvSpec.symmetric(1)),
+        "dy",
+        "or give dx other dims",
+    ),
     "no conv": (lambda o: o.convolution(conv=None), "conv", "ConvSpec.symmetric(2)"),
     "awaitable": (lambda o: o.max_pool(x=later()), "x", "write x = await"),
     "awaitable output": (lambda o: o.max_pool(index=later()), "index", "write index = await"),
