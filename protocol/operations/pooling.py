@@ -116,8 +116,9 @@ class Window(
         if extent > padded:
             raise InvalidRequest(
                 field="window",
-                value=extent,
-                problem=f"is a window's extent in spatial dim {axis}, but the padded input has {padded}",
+                value=Words(f"size {self.size[axis]}"),
+                problem=f"extends over {extent} elements in spatial dim {axis}, "
+                f"but the padded input has {padded}",
                 fix="pad more, dilate less, or use smaller windows",
             )
         count = 1 + (padded - extent) // self.stride[axis]
@@ -136,8 +137,8 @@ class Window(
             if first >= self.size[axis] or start + first * self.dilation[axis] >= size:
                 raise InvalidRequest(
                     field="window",
-                    value=Words(f"window {place} of spatial dim {axis}"),
-                    problem="has no element of the input",
+                    value=Words(f"padding {padding}"),
+                    problem=f"window {place} in spatial dim {axis} covers only padding",
                     fix="use less padding",
                 )
         return count
