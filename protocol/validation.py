@@ -43,6 +43,8 @@ _FIXES: dict[type, str] = {
     Window: "pass one, as in Window.symmetric(2, size=3)",
     tuple: "pass a tuple of buffers, as in operands=(a, b)",
 }
+_RESULTS = ("y", "dx", "dw")
+"""The fields of the convolutions' messages that are written."""
 _RESULT_DTYPES = {
     DType.FLOAT64: (DType.FLOAT64,),
     DType.FLOAT32: (DType.FLOAT32,),
@@ -67,6 +69,8 @@ def check_types(message: ConvFwd | ConvBwdData | ConvBwdFilter) -> None:
 
 def _require(message: object, name: str, value: object, expected: type) -> None:
     """Raise `InvalidRequest` unless a field's value has the type that the message takes."""
+    if value is None and expected is BufferRef:
+        raise InvalidRequest(field=name, value=None, problem="is left out", fix=_missing(message, name))
     if not isinstance(value, expected) or isinstance(value, bool):
         if inspect.isawaitable(value):
             raise InvalidRequest(
@@ -91,6 +95,16 @@ def _require(message: object, name: str, value: object, expected: type) -> None:
         )
 
 
+def _missing(message: object, name: str) -> str:
+    """What to do about an operand that is left out."""
+    if isinstance(message, Operation):
+        if name in message.outputs:
+            return "allocate it: await gpu.empty(dims), or use await gpu.apply(operation)"
+    elif name in _RESULTS:
+        return "allocate it: await gpu.empty(dims)"
+    return "give a buffer: the output of another request, or await gpu.upload(array)"
+
+
 def check_operation(message: Operation[BufferRef]) -> Operation[BufferRef]:
     """The operation, with each parameter exactly of its declared type: 1.0 for 1, a mode for its name.
 
@@ -99,15 +113,8 @@ def check_operation(message: Operation[BufferRef]) -> Operation[BufferRef]:
     checked = check_inputs(message)
     for name in message.outputs:
         value = getattr(message, name)
-        if value is not None:
+        if value is not None or name not in message.optional:
             _require(message, name, value, BufferRef)
-        elif name not in message.optional:
-            raise InvalidRequest(
-                field=name,
-                value=None,
-                problem="is left out",
-                fix="give it a buffer, or have it allocated: await gpu.apply(operation)",
-            )
     operands = message.named()
     checked.check({name: ref.spec for name, ref in operands})
     return checked

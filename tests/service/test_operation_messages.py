@@ -103,10 +103,15 @@ def later() -> asyncio.Future[Any]:
 # The request, the field to blame, and what the text must say.
 BAD: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
     "array as x": (lambda o: o.max_pool(x=ARRAY), "x", "upload arrays first"),
-    "None as x": (lambda o: o.max_pool(x=None), "x", "None"),
-    "None as y": (lambda o: o.max_pool(y=None), "y", "None"),
+    "None as x": (lambda o: o.max_pool(x=None), "x", "give a buffer: the output of another request"),
+    "None as y": (lambda o: o.max_pool(y=None), "y", "allocate it: await gpu.empty(dims), or use"),
     "None as gradient": (lambda o: o.max_pool_backward(dx=None), "dx", "None"),
     "None as index to read": (lambda o: o.max_pool_backward(index=None), "index", "None"),
+    "None as statistics": (
+        lambda o: LayerNormBackward(dy=o.x, x=o.x, mean=None, inverse_deviation=o.w, dx=o.whole),
+        "mean",
+        "give a buffer: the output of another request",
+    ),
     "number as index": (lambda o: o.max_pool(index=3), "index", "takes BufferRef"),
     "tuple as x": (lambda o: o.avg_pool(x=(o.x,)), "x", "has type tuple"),
     "no window": (lambda o: o.max_pool(window=None), "window", "Window.symmetric(2, size=3)"),
