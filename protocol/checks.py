@@ -19,6 +19,7 @@ __all__ = [
     "fits_message",
     "is_finite",
     "is_whole",
+    "require_fits_message",
     "require_fraction",
     "require_member",
     "require_name",
@@ -47,6 +48,14 @@ def is_finite(value: object) -> TypeGuard[float]:
 def fits_message(value: object) -> bool:
     """Whether a number can be encoded in a message: an int only if it has at most 63 bits and a sign."""
     return not isinstance(value, int) or -_LARGEST <= value <= _LARGEST
+
+
+def require_fits_message(field: str, value: object) -> None:
+    """Raise `InvalidRequest` for an int that cannot be encoded, where a float can take its place."""
+    if not fits_message(value):
+        raise InvalidRequest(
+            field=field, value=value, problem="has more than 64 bits", fix="pass a float, as in 1e30"
+        )
 
 
 def as_index(value: object) -> int:
@@ -80,8 +89,8 @@ def require_whole(field: str, value: object, least: int) -> None:
         raise InvalidRequest(
             field=field,
             value=value,
-            problem=f"must be a whole number ≥ {least}",
-            fix=f"use {least} or more, below 2**63",
+            problem=f"must be a whole number from {least} to 2**63 - 1",
+            fix="use a number in that range",
         )
 
 

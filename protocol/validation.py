@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.checks import is_finite
+from cudnn_actor.protocol.checks import fits_message, is_finite, require_fits_message
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.epilogue import Epilogue
@@ -146,13 +146,13 @@ def _parameter(message: Operation[BufferRef], name: str, value: object, kind: An
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         _require(message, name, value, kind)
         return value
+    if kind is int and not fits_message(value):
+        return value  # out of the operation's own range, which its check names
     problem = ""
     try:
         converted = msgspec.convert(value.item() if isinstance(value, np.number) else value, kind)
         if isinstance(converted, msgspec.Struct) and converted is not value:  # made from a dict
             problem = f"got `{type(value).__name__}`"
-        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            problem = "it has more than 64 bits"
     except msgspec.ValidationError as error:
         problem = str(error)
     if problem:
@@ -162,6 +162,7 @@ def _parameter(message: Operation[BufferRef], name: str, value: object, kind: An
             problem=f"is not what {type(message).__name__} takes: {problem}",
             fix=f"pass {getattr(kind, '__name__', kind)}",
         )
+    require_fits_message(name, value)
     return converted
 
 

@@ -151,6 +151,14 @@ BAD: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
         "parameter",
         "more than 64 bits",
     ),
+    "huge axis": (lambda o: LayerNorm(x=o.x, y=o.whole, axis=10**30), "axis", "is no dim of x"),
+    "huge epsilon": (lambda o: LayerNorm(x=o.x, y=o.whole, epsilon=10**30), "epsilon", "pass a float, as in"),
+    "huge scale": (
+        lambda o: Attention(q=o.x, k=o.x, v=o.x, y=o.whole, scale=10**30),
+        "scale",
+        "pass a float, as in 1e30",
+    ),
+    "huge flag": (lambda o: o.avg_pool(include_padding=10**30), "include_padding", "pass bool"),
     "dict as numerics": (lambda o: o.max_pool(numerics={"tf32": True}), "numerics", "got `dict`"),
     "padding without end": (
         lambda o: o.max_pool(window=Window.symmetric(1, size=1 << 30, pad=(1 << 30) - 1, stride=1)),
