@@ -14,10 +14,12 @@ from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = [
     "as_index",
+    "check_result",
     "did_you_mean",
     "fits_message",
     "is_finite",
     "is_whole",
+    "require_fits_message",
     "require_fraction",
     "require_member",
     "require_name",
@@ -46,6 +48,14 @@ def is_finite(value: object) -> TypeGuard[float]:
 def fits_message(value: object) -> bool:
     """Whether a number can be encoded in a message: an int only if it has at most 63 bits and a sign."""
     return not isinstance(value, int) or -_LARGEST <= value <= _LARGEST
+
+
+def require_fits_message(field: str, value: object) -> None:
+    """Raise `InvalidRequest` for an int that cannot be encoded, where a float can take its place."""
+    if not fits_message(value):
+        raise InvalidRequest(
+            field=field, value=value, problem="has more than 64 bits", fix="pass a float, as in 1e30"
+        )
 
 
 def as_index(value: object) -> int:
@@ -79,9 +89,21 @@ def require_whole(field: str, value: object, least: int) -> None:
         raise InvalidRequest(
             field=field,
             value=value,
-            problem=f"must be a whole number ≥ {least}",
-            fix=f"use {least} or more, below 2**63",
+            problem=f"must be a whole number from {least} to 2**63 - 1",
+            fix="use a number in that range",
         )
+
+
+def check_result(
+    name: str, got: tuple[int, ...], wanted: tuple[int, ...], what: str, *, gradient: str = ""
+) -> None:
+    """Raise `InvalidRequest` unless a result has the dims that follow from its operands.
+
+    `gradient` names the operand whose dims the caller chose: they may be wrong instead.
+    """
+    if got != wanted:
+        fix = f"give it dims {wanted}" + (f", or give {gradient} other dims" if gradient else "")
+        raise InvalidRequest(field=name, value=got, problem=f"is not the shape {what}", fix=fix)
 
 
 def require_seconds(field: str, value: object, *, positive: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from cudnn_actor.protocol.checks import check_result
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.epilogue import Activation
 from cudnn_actor.protocol.graph import OperationGraph
@@ -21,7 +22,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.convolution import type_of_sums
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
-from cudnn_actor.protocol.validation import check_bias, check_dtypes, check_result, check_scalars, check_types
+from cudnn_actor.protocol.validation import check_bias, check_dtypes, check_scalars, check_types
 
 __all__ = ["Assembled", "assemble", "signature"]
 
@@ -84,15 +85,15 @@ def assemble(message: Composite) -> Assembled:
     if isinstance(message, ConvFwd):
         specs = {"x": message.x.spec, "w": message.w.spec, "y": message.y.spec}
         x, w, y = specs.values()
-        check_result("y", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(x, w)")
+        check_result("y", y.dims, message.conv.output_dims(x.dims, w.dims), "of conv(x, w)")
     elif isinstance(message, ConvBwdData):
         specs = {"dy": message.dy.spec, "w": message.w.spec, "dx": message.dx.spec}
         y, w, x = specs.values()
-        check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(dx, w)", gradient="dx")
+        check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "of conv(dx, w)", gradient="dx")
     else:
         specs = {"x": message.x.spec, "dy": message.dy.spec, "dw": message.dw.spec}
         x, y, w = specs.values()
-        check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "conv(x, dw)", gradient="dw")
+        check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "of conv(x, dw)", gradient="dw")
     check_dtypes(specs)
     return _Builder(message, specs).build()
 

@@ -49,7 +49,10 @@ class ConvSpec(
             check_spatial(name, getattr(self, name), least, rank)
         if not is_whole(self.groups) or not 1 <= self.groups <= LARGEST:
             raise InvalidRequest(
-                field="groups", value=self.groups, problem="must be a whole number ≥ 1", fix="use groups=1"
+                field="groups",
+                value=self.groups,
+                problem=f"must be a whole number from 1 to {LARGEST}",
+                fix="use groups=1",
             )
 
     @classmethod

@@ -167,7 +167,7 @@ class StaleReason(enum.StrEnum):
 
 
 _STALE_FIX = {
-    StaleReason.FREED: "it was freed; allocate a new one",
+    StaleReason.FREED: "nothing can use it after its free; allocate a new one if you need one",
     StaleReason.TORN: "a crash interrupted a write to it; upload or compute it again",
     StaleReason.CONTEXT_LOST: "its device context died and its memory is lost; upload it again",
     StaleReason.FOREIGN: "another service created it, or this service did before a restart; upload it here",

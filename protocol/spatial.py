@@ -32,11 +32,12 @@ def check_spatial(name: str, values: object, least: int, rank: int | None = None
         )
     for value in values:
         if not least <= value <= LARGEST:
+            bound = f"at least {least}" if value < least else f"at most {LARGEST}"
             raise InvalidRequest(
                 field=name,
                 value=values,
-                problem=f"contains {value}, which is not from {least} to {LARGEST}",
-                fix=f"make every value at least {least}",
+                problem=f"has a value that is not from {least} to {LARGEST}",
+                fix=f"make every value {bound}",
             )
     if rank is not None and len(values) != rank:
         raise InvalidRequest(

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.checks import is_finite
+from cudnn_actor.protocol.checks import fits_message, is_finite, require_fits_message
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.epilogue import Epilogue
@@ -26,7 +26,6 @@ __all__ = [
     "check_dtypes",
     "check_inputs",
     "check_operation",
-    "check_result",
     "check_scalars",
     "check_types",
 ]
@@ -44,6 +43,8 @@ _FIXES: dict[type, str] = {
     Window: "pass one, as in Window.symmetric(2, size=3)",
     tuple: "pass a tuple of buffers, as in operands=(a, b)",
 }
+_RESULTS = ("y", "dx", "dw")
+"""The fields of the convolutions' messages that are written."""
 _RESULT_DTYPES = {
     DType.FLOAT64: (DType.FLOAT64,),
     DType.FLOAT32: (DType.FLOAT32,),
@@ -68,6 +69,8 @@ def check_types(message: ConvFwd | ConvBwdData | ConvBwdFilter) -> None:
 
 def _require(message: object, name: str, value: object, expected: type) -> None:
     """Raise `InvalidRequest` unless a field's value has the type that the message takes."""
+    if value is None and expected is BufferRef:
+        raise InvalidRequest(field=name, value=None, problem="is left out", fix=_missing(message, name))
     if not isinstance(value, expected) or isinstance(value, bool):
         if inspect.isawaitable(value):
             raise InvalidRequest(
@@ -92,6 +95,16 @@ def _require(message: object, name: str, value: object, expected: type) -> None:
         )
 
 
+def _missing(message: object, name: str) -> str:
+    """What to do about an operand that is left out."""
+    if isinstance(message, Operation):
+        if name in message.outputs:
+            return "allocate it: await gpu.empty(dims), or use await gpu.apply(operation)"
+    elif name in _RESULTS:
+        return "allocate it: await gpu.empty(dims)"
+    return "give a buffer: the output of another request, or await gpu.upload(array)"
+
+
 def check_operation(message: Operation[BufferRef]) -> Operation[BufferRef]:
     """The operation, with each parameter exactly of its declared type: 1.0 for 1, a mode for its name.
 
@@ -100,15 +113,8 @@ def check_operation(message: Operation[BufferRef]) -> Operation[BufferRef]:
     checked = check_inputs(message)
     for name in message.outputs:
         value = getattr(message, name)
-        if value is not None:
+        if value is not None or name not in message.optional:
             _require(message, name, value, BufferRef)
-        elif name not in message.optional:
-            raise InvalidRequest(
-                field=name,
-                value=None,
-                problem="is left out",
-                fix="give it a buffer, or have it allocated: await gpu.apply(operation)",
-            )
     operands = message.named()
     checked.check({name: ref.spec for name, ref in operands})
     return checked
@@ -140,13 +146,13 @@ def _parameter(message: Operation[BufferRef], name: str, value: object, kind: An
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         _require(message, name, value, kind)
         return value
+    if kind is int and not fits_message(value):
+        return value  # out of the operation's own range, which its check names
     problem = ""
     try:
         converted = msgspec.convert(value.item() if isinstance(value, np.number) else value, kind)
         if isinstance(converted, msgspec.Struct) and converted is not value:  # made from a dict
             problem = f"got `{type(value).__name__}`"
-        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            problem = "it has more than 64 bits"
     except msgspec.ValidationError as error:
         problem = str(error)
     if problem:
@@ -156,6 +162,7 @@ def _parameter(message: Operation[BufferRef], name: str, value: object, kind: An
             problem=f"is not what {type(message).__name__} takes: {problem}",
             fix=f"pass {getattr(kind, '__name__', kind)}",
         )
+    require_fits_message(name, value)
     return converted
 
 
@@ -168,18 +175,6 @@ def check_scalars(message: ConvFwd | ConvBwdData | ConvBwdFilter) -> None:
         if not is_finite(value):
             fix = f"pass a float, as in {name}=1.0"
             raise InvalidRequest(field=name, value=value, problem="must be a finite number", fix=fix)
-
-
-def check_result(
-    name: str, got: tuple[int, ...], wanted: tuple[int, ...], what: str, *, gradient: str = ""
-) -> None:
-    """Raise `InvalidRequest` unless a result has the dims that follow from its operands.
-
-    `gradient` names the operand whose dims the caller chose: they may be wrong instead.
-    """
-    if got != wanted:
-        fix = f"give it dims {wanted}" + (f", or give {gradient} other dims" if gradient else "")
-        raise InvalidRequest(field=name, value=got, problem=f"is not the shape of {what}", fix=fix)
 
 
 def check_dtypes(specs: dict[str, TensorSpec]) -> None:

@@ -27,7 +27,6 @@ from cudnn_actor.broker.footprints import footprint, overwritten
 from cudnn_actor.broker.recovery import Verdict, judge
 from cudnn_actor.broker.request_checks import (
     check_copy,
-    check_fits_message,
     check_no_overlap,
     check_values,
     check_warm,
@@ -40,6 +39,7 @@ from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import Memory
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.checks import require_fits_message
 from cudnn_actor.protocol.errors import (
     ContextLost,
     CudnnActorError,
@@ -87,7 +87,7 @@ def bind(cached: CachedMessage, memory: Memory) -> Bound:
     """Find a message's slots and scalars, and cache them. Raises `StaleBufferError`, `InvalidRequest`."""
     epoch, message, lowered = memory.epoch, cached.message, cached.lowered
     slots = [memory.resolve(operand(message, name), name) for name in lowered.buffers]
-    check_no_overlap(lowered, slots)
+    check_no_overlap(message, lowered, slots)
     bound = Bound(epoch, slots, [float(getattr(message, name)) for name in lowered.scalars])
     cached.bound = bound
     return bound
@@ -257,7 +257,7 @@ class Broker(Generic[W]):
     def _fill(self, envelope: Envelope, message: Fill) -> W:
         slot = self.memory.resolve(message.dst, "dst")
         require_type("value", message.value, numbers.Real)
-        check_fits_message(message.value)
+        require_fits_message("value", message.value)
         return self._work(envelope, envelope.number, message, (slot,))
 
     # Buffers.

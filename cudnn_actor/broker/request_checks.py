@@ -8,17 +8,16 @@ import numpy as np
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.checks import fits_message
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.lowering import Lowered
-from cudnn_actor.protocol.messages import COMPUTE, Copy, Warm
+from cudnn_actor.protocol.messages import COMPUTE, Compute, Copy, Warm
+from cudnn_actor.protocol.operands import operand
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = [
     "check_copy",
     "check_device_array",
-    "check_fits_message",
     "check_no_overlap",
     "check_values",
     "check_warm",
@@ -62,15 +61,7 @@ def require_type(field: str, value: object, kind: type) -> None:
         )
 
 
-def check_fits_message(value: float) -> None:
-    """Raise `InvalidRequest` for an int that cannot be encoded."""
-    if not fits_message(value):
-        raise InvalidRequest(
-            field="value", value=value, problem="has more than 64 bits", fix="pass a float, as in 1e30"
-        )
-
-
-def check_no_overlap(lowered: Lowered, slots: list[Slot]) -> None:
+def check_no_overlap(message: Compute, lowered: Lowered, slots: list[Slot]) -> None:
     """Raise `InvalidRequest` if an output is the same buffer as another operand."""
     named = list(zip(lowered.buffers, slots, strict=True))
     for output in lowered.outputs:
@@ -80,7 +71,7 @@ def check_no_overlap(lowered: Lowered, slots: list[Slot]) -> None:
         shared = next(name for name, slot in named if slot is own and name != output)
         raise InvalidRequest(
             field=output,
-            value=Words(f"buffer {own.index}"),
+            value=Words(operand(message, output)),
             problem=f"is also {shared}, and the operation cannot work in place",
             fix=f"give {output} a buffer of its own",
         )

@@ -88,7 +88,10 @@ def read_problem(text: str) -> Problem:
             return Problem(text, graph_of(text))
     except CudnnActorError as error:
         raise UserError(f"{text[:100]}: {error}") from error
-    raise UserError(f"{text[:100]!r} is not a problem; write one like `{FORM}`, or give an error's token")
+    raise UserError(
+        f"{text[:100]!r} is not a problem; only convolutions can be written by hand, as in `{FORM}`; "
+        "for any other operation, give an error's token"
+    )
 
 
 class _Words:

@@ -15,6 +15,9 @@ from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError, Words
 from cudnn_actor.protocol.messages import (
     COMPUTE,
     Allocate,
+    ConvBwdData,
+    ConvBwdFilter,
+    ConvFwd,
     Copy,
     Download,
     Drain,
@@ -42,6 +45,12 @@ _REFERENCES: dict[type, tuple[str, ...]] = {
     Fill: ("dst",),
     Free: ("buffer",),
 }
+_METHODS: dict[type, str] = {
+    ConvFwd: "use `await gpu.conv_fwd(x, w, conv=...)`",
+    ConvBwdData: "use `await gpu.conv_bwd_data(dy, w, conv=...)`",
+    ConvBwdFilter: "use `await gpu.conv_bwd_filter(x, dy, conv=..., dims=...)`",
+}
+"""What allocates the output of a message that `apply` does not take."""
 _OTHERS = frozenset({Ping, GetStatistics, Drain})
 
 
@@ -109,8 +118,8 @@ def missing_outputs(operation: Operation[BufferRef], also: Sequence[str]) -> dic
         raise InvalidRequest(
             field="operation",
             value=Words(type(operation).__name__),
-            problem="is not an operation",
-            fix="pass one, as in MaxPool(x=x, window=window)",
+            problem="is not an operation that `apply` takes",
+            fix=_METHODS.get(type(operation), "pass one, as in MaxPool(x=x, window=window)"),
         )
     if isinstance(also, str) or not isinstance(also, Collection):
         raise InvalidRequest(

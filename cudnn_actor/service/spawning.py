@@ -17,6 +17,8 @@ from cudnn_actor.service.service import CudnnService
 
 __all__ = ["Spawning", "spawn"]
 
+_START = "use `async with spawn(...) as gpu`, or `gpu = await spawn(...)`"
+
 
 @takes_options(Options)
 def spawn(options: Options) -> Spawning:
@@ -59,9 +61,13 @@ class Spawning:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"the result of spawn() has no {name!r} before it is awaited or entered: "
-            "use `async with spawn(...) as gpu`, or `gpu = await spawn(...)`"
+            f"the result of spawn() has no {name!r} before it is awaited or entered: {_START}"
         )
+
+    def __enter__(self, *_: object) -> NoReturn:
+        raise TypeError(f"the result of spawn() cannot be entered by a plain `with`: {_START}")
+
+    __exit__ = __enter__  # Python looks for it before it enters
 
     def __await__(self) -> Generator[Any, None, CudnnRef]:
         return self._start().__await__()

@@ -126,7 +126,7 @@ class DeferredWork:
     def _is_valid(self, message: Compute, lowered: Lowered) -> bool:
         try:
             slots = [self._state.memory.resolve(operand(message, name), name) for name in lowered.buffers]
-            check_no_overlap(lowered, slots)
+            check_no_overlap(message, lowered, slots)
         except Exception:  # noqa: BLE001 - as above
             return False
         return True

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
+from cudnn_actor.protocol.checks import check_result
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.numerics import Numerics
@@ -217,22 +218,19 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
         raise NotImplementedError
 
 
-def require(specs: Specs, name: str, dims: tuple[int, ...], *dtypes: DType) -> None:
-    """Raise `InvalidRequest` unless an operand has these dims, and one of these dtypes if any are given."""
+def require(specs: Specs, name: str, dims: tuple[int, ...], *dtypes: DType, gradient: str = "") -> None:
+    """Raise `InvalidRequest` unless an operand has these dims, and one of these dtypes if any are given.
+
+    `gradient`: as in `check_result`.
+    """
     spec = specs[name]
-    if spec.dims != dims:
-        raise InvalidRequest(
-            field=name,
-            value=spec.dims,
-            problem="is not the shape that follows from the other operands",
-            fix=f"give it dims {dims}",
-        )
+    check_result(name, spec.dims, dims, "that follows from the other operands", gradient=gradient)
     if dtypes and spec.dtype not in dtypes:
         raise InvalidRequest(
             field=name,
             value=Words(spec.dtype),
             problem="is not a dtype that it can have here",
-            fix=f"use {' or '.join(dtypes)}",
+            fix=f"use {' or '.join(dict.fromkeys(dtypes))}",
         )
 
 

@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from cudnn_actor.protocol.checks import check_result
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T
 from cudnn_actor.protocol.tensor import TensorSpec
 
@@ -47,13 +47,8 @@ class Convolution(Operation[T], frozen=True, kw_only=True):
     def check(self, specs: Specs) -> None:
         x, w, y = self.shape
         wanted = self.conv.output_dims(specs[x].dims, specs[w].dims)
-        if specs[y].dims != wanted:
-            raise InvalidRequest(
-                field=y,
-                value=specs[y].dims,
-                problem=f"is not the shape of conv({x}, {w})",
-                fix=f"give it dims {wanted}",
-            )
+        gradient = "" if y in self.outputs else self.outputs[0]
+        check_result(y, specs[y].dims, wanted, f"of conv({x}, {w})", gradient=gradient)
 
     def compute(self, dtypes: tuple[DType, ...]) -> DType:
         return type_of_sums(dtypes[0])

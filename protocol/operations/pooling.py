@@ -116,8 +116,9 @@ class Window(
         if extent > padded:
             raise InvalidRequest(
                 field="window",
-                value=extent,
-                problem=f"is a window's extent in spatial dim {axis}, but the padded input has {padded}",
+                value=Words(f"size {self.size[axis]}"),
+                problem=f"extends over {extent} elements in spatial dim {axis}, "
+                f"but the padded input has {padded}",
                 fix="pad more, dilate less, or use smaller windows",
             )
         count = 1 + (padded - extent) // self.stride[axis]
@@ -136,8 +137,8 @@ class Window(
             if first >= self.size[axis] or start + first * self.dilation[axis] >= size:
                 raise InvalidRequest(
                     field="window",
-                    value=Words(f"window {place} of spatial dim {axis}"),
-                    problem="has no element of the input",
+                    value=Words(f"padding {padding}"),
+                    problem=f"window {place} in spatial dim {axis} covers only padding",
                     fix="use less padding",
                 )
         return count
@@ -183,8 +184,9 @@ class _Pooling(Operation[T], frozen=True, kw_only=True):
         return TensorSpec.packed(self.window.output_dims(x.dims), dtype or x.dtype, layout)
 
     def _check_gradient(self, specs: Specs) -> None:
-        """Check that dy is the gradient of what the windows of dx give, and has dx's dtype."""
-        require(specs, "dy", self.window.output_dims(specs["dx"].dims), specs["dx"].dtype)
+        """Check that dx has dy's dtype, and that dy is the gradient of what the windows of dx give."""
+        require(specs, "dx", specs["dx"].dims, specs["dy"].dtype)
+        require(specs, "dy", self.window.output_dims(specs["dx"].dims), gradient="dx")
 
 
 class MaxPool(_Pooling[T], frozen=True, kw_only=True, tag=True):

@@ -62,6 +62,7 @@ def test_a_token_is_a_problem_as_well() -> None:
     [
         ("", "is not a problem"),
         ("conv", "is not a problem"),
+        ("maxpool x=2x4x16x16", "only convolutions can be written by hand"),
         ("conv_fwd", "x=: is missing; as in x=32x64x56x56"),
         ("conv_fwd x=1x2x3x3", "w=: is missing; as in w=64x64x3x3"),
         ("conv_fwd x=1x2x3 w=4", "w"),

@@ -109,7 +109,9 @@ def test_symmetric_takes_numpys_integers() -> None:
         ("stride", {"stride": 0}),
         ("dilation", {"dilation": 0}),
         ("stride", {"stride": 2**31}),
+        ("pre_padding", {"pad": 10**5000}),
         ("groups", {"groups": 0}),
+        ("groups", {"groups": 10**30}),
         ("groups", {"groups": -2}),
         ("groups", {"groups": 1.0}),
         ("groups", {"groups": True}),
@@ -121,6 +123,12 @@ def test_symmetric_refuses_by_field_with_a_fix(field: str, options: dict[str, in
     assert caught.value.field == field
     assert caught.value.fix in str(caught.value)
     assert caught.value.value in str(caught.value)
+
+
+@pytest.mark.parametrize(("pad", "bound"), [(-1, "at least 0"), (2**40, "at most 2147483647")])
+def test_a_value_out_of_range_is_told_the_bound_that_it_breaks(pad: int, bound: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"make every value {bound}"):
+        ConvSpec.symmetric(2, pad=pad)
 
 
 @pytest.mark.parametrize(

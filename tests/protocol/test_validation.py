@@ -9,11 +9,13 @@ import pytest
 
 from cudnn_actor.protocol import BufferRef, Compute, ConvSpec, InvalidRequest
 from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.operations import Attention, LayerNorm
 
 from .lowering_fixtures import CONV, backward_data, backward_filter, forward, ref
 
 ARRAY: np.ndarray = np.zeros((2, 4, 8, 8), np.float32)
 GROUPS_3 = ConvSpec.symmetric(2, pad=1, groups=3)
+SQUARE = ref((1, 1, 3, 3))
 SPECLESS = BufferRef(slot=0, generation=1, spec=None, device="cpu")  # type: ignore[arg-type]
 
 BAD: dict[str, tuple[Compute, str, str, str]] = {
@@ -52,7 +54,8 @@ BAD: dict[str, tuple[Compute, str, str, str]] = {
         "ndarray of float32 (2,",
         "upload arrays first",
     ),
-    "None as y": (forward(y=None), "y", "None", "upload arrays first"),
+    "None as y": (forward(y=None), "y", "None", "allocate it: await gpu.empty(dims)"),
+    "None as x": (forward(x=None), "x", "None", "await gpu.upload(array)"),
     "None as conv": (forward(conv=None), "conv", "None", "ConvSpec.symmetric(2)"),
     "a conv as epilogue": (forward(epilogue=CONV), "epilogue", "ConvSpec(", "Epilogue(activation="),
     "None as numerics": (forward(numerics=None), "numerics", "None", "Numerics(tf32="),
@@ -63,6 +66,8 @@ BAD: dict[str, tuple[Compute, str, str, str]] = {
         "(2, 6, 9, 8)",
         "give it dims (2, 6, 8, 8)",
     ),
+    "data: wrong dx": (backward_data(dx=ref((2, 4, 9, 8))), "dy", "(2, 6, 8, 8)", "or give dx other dims"),
+    "data: None as dx": (backward_data(dx=None), "dx", "None", "allocate it: await gpu.empty(dims)"),
     "data: wrong channels": (backward_data(dx=ref((2, 5, 8, 8))), "w", "(6, 4, 3, 3)", "give w 5 channels"),
     "data: groups": (backward_data(conv=GROUPS_3), "groups", "3", "common divisor"),
     "data: dtypes": (backward_data(w=ref((6, 4, 3, 3), "int8")), "w", "int8", "upload(array, dtype="),
@@ -113,6 +118,19 @@ def test_bad_input_is_refused_with_field_value_and_fix(
     assert fix in error.fix
     assert str(error) == f"{error.field}={error.value}: {error.problem}; {error.fix}"
     assert (error.ran, error.retry_safe) == (False, False)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        LayerNorm(x=ref((2, 3)), scale=ref((3,), "float16"), y=ref((2, 3))),
+        Attention(q=SQUARE, k=SQUARE, v=SQUARE, y=SQUARE, bias=ref((1, 1, 3, 3), "uint8")),
+    ],
+    ids=lambda message: message.kind,
+)
+def test_a_dtype_is_proposed_once(message: Compute) -> None:
+    with pytest.raises(InvalidRequest, match=r"have here; use float32$"):
+        lower(message)
 
 
 @pytest.mark.parametrize("alpha", [2, np.float32(2), np.float64(2), fractions.Fraction(1, 2)])

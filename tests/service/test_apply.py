@@ -11,6 +11,10 @@ import pytest
 from cudnn_actor import (
     AvgPoolBackward,
     BufferRef,
+    ConvBwdData,
+    ConvBwdFilter,
+    ConvFwd,
+    ConvSpec,
     CudnnRef,
     ExecutionFailed,
     Fault,
@@ -149,6 +153,20 @@ async def test_mistakes_name_the_field_and_allocate_nothing() -> None:
                 await gpu.apply(operation, also=also)  # type: ignore[arg-type]
             assert caught.value.field == field
         assert await live(gpu) == before
+
+
+async def test_a_convolution_is_told_the_method_that_allocates() -> None:
+    async with spawn(device="cpu") as gpu:
+        x, conv = await gpu.upload(X), ConvSpec.symmetric(2)
+        missing: Any = None
+        for message, method in (
+            (ConvFwd(x=x, w=x, y=missing, conv=conv), r"conv_fwd\(x, w, conv="),
+            (ConvBwdData(dy=x, w=x, dx=missing, conv=conv), r"conv_bwd_data\(dy, w, conv="),
+            (ConvBwdFilter(x=x, dy=x, dw=missing, conv=conv), r"conv_bwd_filter\(x, dy, conv="),
+        ):
+            with pytest.raises(InvalidRequest, match=f"use `await gpu.{method}") as caught:
+                await gpu.apply(message)  # type: ignore[arg-type]
+            assert caught.value.field == "operation"
 
 
 async def test_ask_says_that_apply_allocates() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -24,3 +25,11 @@ def test_one_that_is_dropped_leaves_no_descriptor(make: Callable[..., object]) -
         del made
     gc.collect()
     assert descriptors() <= before
+
+
+def test_one_that_is_used_says_how_to_start_it() -> None:
+    never_started: Any = spawn(device="cpu")
+    with pytest.raises(AttributeError, match=r"no 'upload' .* use `async with spawn"):
+        never_started.upload()
+    with pytest.raises(TypeError, match="plain `with`: use `async with spawn"), never_started:
+        pass

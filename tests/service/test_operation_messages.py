@@ -10,10 +10,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, Fill, Free, InvalidRequest, Numerics, Receipt, StaleBufferError, Warm
+from cudnn_actor import (
+    ConvSpec,
+    CudnnRef,
+    Fill,
+    Free,
+    InvalidRequest,
+    Numerics,
+    Receipt,
+    StaleBufferError,
+    Warm,
+)
 from cudnn_actor.broker.footprints import footprint
 from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.operations import PointwiseMode, Window
+from cudnn_actor.protocol.operations import (
+    Attention,
+    ConvolutionBackwardData,
+    LayerNorm,
+    LayerNormBackward,
+    PointwiseMode,
+    Window,
+)
 
 from .families import FORMS, Form, Stage
 from .operation_rigs import ALL, INDEX, LARGEST, POOL, Operands
@@ -86,10 +103,15 @@ def later() -> asyncio.Future[Any]:
 # The request, the field to blame, and what the text must say.
 BAD: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
     "array as x": (lambda o: o.max_pool(x=ARRAY), "x", "upload arrays first"),
-    "None as x": (lambda o: o.max_pool(x=None), "x", "None"),
-    "None as y": (lambda o: o.max_pool(y=None), "y", "None"),
+    "None as x": (lambda o: o.max_pool(x=None), "x", "give a buffer: the output of another request"),
+    "None as y": (lambda o: o.max_pool(y=None), "y", "allocate it: await gpu.empty(dims), or use"),
     "None as gradient": (lambda o: o.max_pool_backward(dx=None), "dx", "None"),
     "None as index to read": (lambda o: o.max_pool_backward(index=None), "index", "None"),
+    "None as statistics": (
+        lambda o: LayerNormBackward(dy=o.x, x=o.x, mean=None, inverse_deviation=o.w, dx=o.whole),
+        "mean",
+        "give a buffer: the output of another request",
+    ),
     "number as index": (lambda o: o.max_pool(index=3), "index", "takes BufferRef"),
     "tuple as x": (lambda o: o.avg_pool(x=(o.x,)), "x", "has type tuple"),
     "no window": (lambda o: o.max_pool(window=None), "window", "Window.symmetric(2, size=3)"),
@@ -100,10 +122,16 @@ BAD: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
     "dtype of index": (lambda o: o.max_pool(index=o.dy), "index", "use int64"),
     "dtype of index to read": (lambda o: o.max_pool_backward(index=o.y), "index", "use int64"),
     "dims of dy": (lambda o: o.avg_pool_backward(dy=o.x), "dy", "give it dims (1, 1, 3)"),
-    "dtype of dx": (lambda o: o.max_pool_backward(dx=o.whole64), "dy", "use int64"),
+    "dims of dx": (lambda o: o.max_pool_backward(dx=o.y), "dy", "give it dims (1, 1, 1), or give dx other"),
+    "dims of an average's dx": (lambda o: o.avg_pool_backward(dx=o.y), "dy", "or give dx other dims"),
+    "dtype of dx": (lambda o: o.max_pool_backward(dx=o.whole64), "dx", "use float32"),
     "mean of integers": (lambda o: o.avg_pool(x=o.whole64, y=o.index), "x", "use float64 or"),
-    "window past x": (lambda o: o.max_pool(window=WIDE), "window", "use smaller windows"),
-    "window in the padding": (lambda o: o.avg_pool(window=PADDED), "window", "use less padding"),
+    "window past x": (lambda o: o.max_pool(window=WIDE), "window", "size 7: extends over 7 elements in"),
+    "window in the padding": (
+        lambda o: o.avg_pool(window=PADDED),
+        "window",
+        "window 0 in spatial dim 0 covers only",
+    ),
     "rank of the window": (lambda o: o.max_pool(window=Window.symmetric(2, size=2)), "x", "(1, 1, 6)"),
     "text as a flag": (lambda o: o.avg_pool(include_padding="yes"), "include_padding", "'yes'"),
     "unknown mode": (lambda o: o.pointwise(mode="max"), "mode", "'max'"),
@@ -123,6 +151,14 @@ BAD: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
         "parameter",
         "more than 64 bits",
     ),
+    "huge axis": (lambda o: LayerNorm(x=o.x, y=o.whole, axis=10**30), "axis", "is no dim of x"),
+    "huge epsilon": (lambda o: LayerNorm(x=o.x, y=o.whole, epsilon=10**30), "epsilon", "pass a float, as in"),
+    "huge scale": (
+        lambda o: Attention(q=o.x, k=o.x, v=o.x, y=o.whole, scale=10**30),
+        "scale",
+        "pass a float, as in 1e30",
+    ),
+    "huge flag": (lambda o: o.avg_pool(include_padding=10**30), "include_padding", "pass bool"),
     "dict as numerics": (lambda o: o.max_pool(numerics={"tf32": True}), "numerics", "got `dict`"),
     "padding without end": (
         lambda o: o.max_pool(window=Window.symmetric(1, size=1 << 30, pad=(1 << 30) - 1, stride=1)),
@@ -150,6 +186,11 @@ BAD: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
     "dims in a tuple": (lambda o: o.pointwise(operands=(o.x, o.dy)), "operands[1]", "does not broadcast"),
     "dims of a result": (lambda o: o.pointwise(result=o.y), "result", "give it dims (1, 1, 6)"),
     "a conv's output dims": (lambda o: o.convolution(y=o.y), "y", "give it dims (1, 1, 6)"),
+    "a conv's gradient's dims": (
+        lambda o: ConvolutionBackwardData(dy=o.dy, w=o.w, dx=o.whole, conv=ConvSpec.symmetric(1)),
+        "dy",
+        "or give dx other dims",
+    ),
     "no conv": (lambda o: o.convolution(conv=None), "conv", "ConvSpec.symmetric(2)"),
     "awaitable": (lambda o: o.max_pool(x=later()), "x", "write x = await"),
     "awaitable output": (lambda o: o.max_pool(index=later()), "index", "write index = await"),
