@@ -24,7 +24,7 @@ _BLUE, _ORANGE, _GREEN, _RED, _VIOLET = "#58b6ff", "#ffb454", "#7ee787", "#ff6b6
 _SIGNED = LinearSegmentedColormap.from_list("signed", ["#8fd3ff", "#2f81c7", _PAGE, "#d98324", "#ffdca8"])
 _KINDS = {"ConvFwd": _BLUE, "ConvBwdFilter": _ORANGE, "ConvBwdData": _VIOLET}
 _HEADROOM = 0.36
-"""The part of the latencies' axes that lies above all points: for the stages' names and the note on the kill."""
+"""The part of the latencies' axes above all points: for the stages' names and the note on the kill."""
 _NOTE_WIDTH = 0.4
 """The part of the axes' width that the note on the kill takes."""
 
