@@ -23,6 +23,10 @@ _PAGE, _PANEL, _LINE, _DIM, _TEXT = "#0d1117", "#131a23", "#2b3543", "#8b98a9", 
 _BLUE, _ORANGE, _GREEN, _RED, _VIOLET = "#58b6ff", "#ffb454", "#7ee787", "#ff6b6b", "#c297ff"
 _SIGNED = LinearSegmentedColormap.from_list("signed", ["#8fd3ff", "#2f81c7", _PAGE, "#d98324", "#ffdca8"])
 _KINDS = {"ConvFwd": _BLUE, "ConvBwdFilter": _ORANGE, "ConvBwdData": _VIOLET}
+_HEADROOM = 0.36
+"""The part of the latencies' axes above all points: for the stages' names and the note on the kill."""
+_NOTE_WIDTH = 0.4
+"""The part of the axes' width that the note on the kill takes."""
 
 _STYLE: dict[Any, Any] = {
     "figure.facecolor": _PAGE,
@@ -221,7 +225,8 @@ def _draw_latencies(axes: Axes, findings: Findings) -> None:
         chosen = np.flatnonzero(np.array(kinds) == kind)
         dot = {"ms": 4.5, "alpha": 0.85} if kind in _KINDS else {"ms": 2.5, "alpha": 0.5}
         axes.semilogy(chosen, latencies[chosen], ".", color=_KINDS.get(kind, _DIM), mew=0, label=kind, **dot)
-    axes.set_ylim(latencies.min() / 2, latencies.max() * 12)  # room above for text
+    low, high = latencies.min() / 2, latencies.max() * 1.5
+    axes.set_ylim(low, high * (high / low) ** (_HEADROOM / (1 - _HEADROOM)))
     axes.margins(x=0.01)
     _name_stages(axes, findings.samples)
     if findings.kill is not None:
@@ -266,19 +271,21 @@ def _mark_kill(axes: Axes, kill: Kill, samples: list[Sample]) -> None:
     """Mark the first answer after the kill, among the requests that were sent before it."""
     for number, sample in enumerate(samples):
         if sample.began_s <= kill.killed_s < sample.began_s + sample.latency_s:
-            latency, late = sample.latency_s * 1e3, 2 * number > len(samples)
-            axes.vlines(number, 0, latency, color=_RED, lw=1.2, ls=(0, (4, 3)), zorder=1)
+            latency, late = sample.latency_s * 1e3, number > (1 - _NOTE_WIDTH) * len(samples)
+            axes.axvline(number, ymax=0.9, color=_RED, lw=1.2, ls=(0, (4, 3)), zorder=1)
             axes.plot(number, latency, "o", color=_RED, ms=7, mec=_PAGE)
             axes.annotate(
                 f"kill -9 {kill.pid}, with {kill.in_flight} requests in flight: the next\n"
                 f"answer, by generation {kill.generation}, comes {kill.answered_s * 1e3:.0f} ms later;\n"
                 f"{kill.run_again} had begun and ran again, and no request is lost",
-                (number, latency),
-                xytext=(-60, 4) if late else (26, 4),
+                (number, 1),
+                xycoords=("data", "axes fraction"),
+                xytext=(-6, -16) if late else (6, -16),  # below the stages' names
                 textcoords="offset points",
                 ha="right" if late else "left",
                 va="top",
                 color=_RED,
                 fontsize=9,
+                bbox={"facecolor": _PANEL, "edgecolor": "none", "pad": 1.0},  # hides the grid behind it
             )
             return

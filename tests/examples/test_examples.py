@@ -44,6 +44,15 @@ def test_the_descent_finds_the_filter() -> None:
     assert difference < 1e-5
 
 
+def test_the_gradients_of_a_step_are_those_that_numpy_finds() -> None:
+    output = run(str(EXAMPLES / "attention_step.py"))
+    found, wanted = numbers(r"norm (\S+),", output), numbers(r"NumPy (\S+)", output)
+    assert len(found) == 5
+    assert found == pytest.approx(wanted, rel=1e-4)
+    before, after = numbers(r"loss (\S+)", output)
+    assert after < 0.95 * before
+
+
 def test_the_pykka_actor_hears_the_escalation_and_starts_a_fresh_service() -> None:
     output = run(str(EXAMPLES / "embedded_in_pykka.py"))
     story = [

@@ -1,4 +1,4 @@
-"""What the README shows is what runs."""
+"""What the README and the page of operations show is what runs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,38 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[2] / "README.md"
+OPERATIONS = README.parent / "docs" / "operations.md"
 
 
-PROGRAMS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-SHOWN = [r"c(pu|uda)/conv_fwd/\w{8}\S* \(1, 8, 222, 222\)", r"\{1, 2\} 72\.0"]
+def programs(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+SHOWN = [r"c(pu|uda)/conv_fwd/\w{8}\S* \(1, 8, 222, 222\) \(1, 8, 111, 111\)", r"\{1, 2\} 72\.0"]
 """What each prints, in the README's order."""
 
 
-@pytest.mark.parametrize(("program", "shown"), list(zip(PROGRAMS, SHOWN, strict=True)), ids=["lines", "kill"])
+@pytest.mark.parametrize(
+    ("program", "shown"), list(zip(programs(README), SHOWN, strict=True)), ids=["lines", "kill"]
+)
 def test_the_readme_s_programs_run_as_they_stand(program: str, shown: str, tmp_path: Path) -> None:
+    assert re.search(shown, printed(program, tmp_path))
+
+
+@pytest.mark.parametrize("program", programs(OPERATIONS))
+def test_the_programs_of_the_operations_print_what_the_page_says(program: str, tmp_path: Path) -> None:
+    said = program.rstrip().rpartition("  # ")[2]
+    assert printed(program, tmp_path) == f"{said}\n"
+
+
+def printed(program: str, tmp_path: Path) -> str:
     path = tmp_path / "program.py"
     path.write_text(program, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(shown, done.stdout)
+    return done.stdout
 
 
 def test_every_file_that_the_documents_link_to_is_there() -> None:

@@ -51,9 +51,9 @@ compared with the definition in float64 on the same operands.
 | runs | it must run; not recorded yet how |
 | – | no cell of the table |
 
-Numbers behind a word, as in `fused 1, 2; split 3`, are those of dims: spatial dims of convolutions. Rows of
-`some` layouts are of what is combined pair by pair. STRIDED tensors of convolutions have gaps between all
-neighbours; those of other operations lie in any order of dims, with gaps or without.
+`fused 1, 2; split 3` means: fused for 1 and 2 spatial dims, split for 3. Rows of `some` layouts are of what
+is combined pair by pair. STRIDED tensors of convolutions have gaps between all neighbours; those of other
+operations lie in any order of dims, with gaps or without.
 """
 
 _CRITERION = """\

@@ -69,7 +69,9 @@ async def an_unsupported_graph(setup: Setup, _: Fault, logs: Logs) -> str:
         return reaction
 
 
-NO_MEMORY = "no memory for a buffer, or for any plan's workspace"
+NO_MEMORY = (
+    "there is not enough memory for a buffer, or for the workspace of any plan that could serve the request"
+)
 
 
 @FAILURES.row(NO_MEMORY)

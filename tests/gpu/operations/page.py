@@ -25,7 +25,7 @@ def section(family: str, record: Record | None) -> str:
     rows = [row for row in ROWS if row.family == family]
     parts = [
         f"## {family.capitalize()}\n",
-        "Numbers behind a word are dims of the first input.\n",
+        "In this section, numbers behind a word count the dims of the first input.\n",
     ]
     for row in rows:
         parts += [f"### {row.operation.__name__}\n", _table(row, record)]
