@@ -14,6 +14,7 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -42,8 +43,12 @@ from cudnn_actor.protocol import (
     MaxPool,
     MaxPoolBackward,
     OperationGraph,
+    Reduction,
+    ReductionMode,
     RMSNorm,
     RMSNormBackward,
+    Softmax,
+    SoftmaxBackward,
     TensorSpec,
     Window,
 )
@@ -169,6 +174,46 @@ def norms(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
     )
 
 
+def reductions(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
+    """Over the rows, the columns and all of a matrix; and softmax of rows."""
+    torch = _torch()
+    x = TensorSpec.packed((rows, length), dtype)
+    given = torch.randn(rows, length, device="cuda").to(getattr(torch, dtype.value))
+
+    def name(what: str) -> str:
+        return f"{what}, {dtype.value}, {rows}x{length}"
+
+    modes = {
+        ReductionMode.SUM: torch.sum,
+        ReductionMode.MAX: torch.amax,
+        ReductionMode.LOG_SUM_EXP: torch.logsumexp,
+    }
+    for (mode, function), axes in itertools.product(modes.items(), ((1,), (0,), (0, 1))):
+        dims = tuple(size for axis, size in enumerate(x.dims) if axis not in axes)
+        y = TensorSpec.packed(dims, DType.FLOAT32 if mode is ReductionMode.SUM else dtype)
+        yield Problem(
+            name(f"{mode.value} over {' and '.join(map(str, axes))}"),
+            graph_of(Reduction, {"x": x, "y": y}, mode=mode, axes=axes),
+            functools.partial(function, given, axes),
+        )
+    for log in (False, True):
+        function, back = (
+            (torch.log_softmax, torch.ops.aten._log_softmax_backward_data)
+            if log
+            else (torch.softmax, torch.ops.aten._softmax_backward_data)
+        )
+        result = function(given, 1)
+        what = "log-softmax" if log else "softmax"
+        yield Problem(
+            name(what), graph_of(Softmax, {"x": x, "y": x}, log=log), functools.partial(function, given, 1)
+        )
+        yield Problem(
+            name(f"{what}, gradient"),
+            graph_of(SoftmaxBackward, {"dy": x, "y": x, "dx": x}, log=log),
+            functools.partial(back, given, result, 1, given.dtype),
+        )
+
+
 def attentions(dtype: DType, dims: tuple[int, int, int, int], *, causal: bool) -> Iterator[Problem]:
     """Forward with statistics, and backward."""
     torch = _torch()
@@ -211,6 +256,7 @@ def problems() -> Iterator[Problem]:
             yield from pools(dtype, layout)
         for rows, length in ((16384, 768), (8192, 4096)):
             yield from norms(dtype, rows, length)
+            yield from reductions(dtype, rows, length)
     yield from attentions(DType.BFLOAT16, (4, 16, 4096, 128), causal=True)
     yield from attentions(DType.BFLOAT16, (32, 12, 512, 64), causal=False)
     yield from attentions(DType.FLOAT32, (4, 16, 1024, 64), causal=True)

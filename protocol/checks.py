@@ -16,7 +16,6 @@ __all__ = [
     "as_index",
     "check_result",
     "did_you_mean",
-    "fits_message",
     "is_finite",
     "is_whole",
     "require_fits_message",
@@ -38,7 +37,7 @@ def is_whole(value: object) -> TypeGuard[int]:
 def is_finite(value: object) -> TypeGuard[float]:
     """Whether a value is a finite number. Bools do not count, nor do ints that need more than 64 bits."""
     if isinstance(value, int):
-        return not isinstance(value, bool) and fits_message(value)
+        return not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
     try:
         return isinstance(value, numbers.Real) and math.isfinite(value)
     except OverflowError:  # a fraction larger than the largest float
@@ -46,8 +45,8 @@ def is_finite(value: object) -> TypeGuard[float]:
 
 
 def fits_message(value: object) -> bool:
-    """Whether a number can be encoded in a message: an int only if it has at most 63 bits and a sign."""
-    return not isinstance(value, int) or -_LARGEST <= value <= _LARGEST
+    """Whether a number can be encoded in a message: an int only if it has at most 64 bits."""
+    return not isinstance(value, int) or -(1 << 63) <= value < 1 << 64
 
 
 def require_fits_message(field: str, value: object) -> None:

@@ -91,7 +91,9 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: Any) -> Any:
 
 
 def _pack(value: object) -> object:
-    """Encode what msgspec does not know: NumPy's numbers, fractions and arrays."""
+    """Encode what msgspec does not know: NumPy's numbers and bools, fractions and arrays."""
+    if isinstance(value, np.bool_):
+        return bool(value)
     if isinstance(value, numbers.Real):
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, np.ndarray):

@@ -86,8 +86,8 @@ class ConvSpec(
         Per spatial dim: 1 + (pre + in + post - (dilation * (filter - 1) + 1)) // stride.
         https://docs.nvidia.com/deeplearning/cudnn/latest/api/cudnn-cnn-library.html
 
-        Raises `InvalidRequest` if ranks or channels do not match, or the filter is larger than the padded
-        input.
+        Raises `InvalidRequest` if ranks or channels do not match, an operand has no elements, or the filter
+        is larger than the padded input.
         """
         self._check_operands(x, w)
         spatial = []
@@ -147,6 +147,13 @@ class ConvSpec(
         for name, dims in operands.items():
             if len(dims) != self.spatial_dims + 2:
                 raise _rank_error(name, dims, self.spatial_dims)
+            if 0 in dims:
+                raise InvalidRequest(
+                    field=name,
+                    value=tuple(dims),
+                    problem="has no elements, and a convolution is not defined without",
+                    fix="make every dim at least 1, or leave the convolution out",
+                )
 
     def _check_operands(self, x: Sequence[int], w: Sequence[int]) -> None:
         self._check_ranks(x=x, w=w)

@@ -10,7 +10,21 @@ import numpy as np
 
 __all__ = ["DType", "DTypeLike", "DTypeName"]
 
-DTypeName = Literal["float64", "float32", "float16", "bfloat16", "int8", "int32", "int64", "uint8"]
+DTypeName = Literal[
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+]
 """A member's name; for type checkers."""
 
 
@@ -22,9 +36,15 @@ class DType(enum.StrEnum):
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     INT8 = "int8"
+    INT16 = "int16"
     INT32 = "int32"
     INT64 = "int64"
     UINT8 = "uint8"
+    UINT16 = "uint16"
+    UINT32 = "uint32"
+    UINT64 = "uint64"
+    BOOL = "bool"
+    """A byte: 0 for false, 1 for true."""
 
     @property
     def numpy(self) -> np.dtype[np.generic]:

@@ -9,7 +9,7 @@ import msgspec
 from cudnn_actor.protocol.checks import did_you_mean, is_finite
 from cudnn_actor.protocol.errors import InvalidRequest
 
-__all__ = ["Activation", "Epilogue"]
+__all__ = ["DEFAULTS", "Activation", "Epilogue"]
 
 
 class Activation(enum.StrEnum):
@@ -35,12 +35,13 @@ class Activation(enum.StrEnum):
     """log(1 + exp(p * x)) / p; p = 1 unless given"""
 
 
-_PARAMETERS = {
+DEFAULTS = {
     Activation.LEAKY_RELU: 0.01,
     Activation.SWISH: 1.0,
     Activation.ELU: 1.0,
     Activation.SOFTPLUS: 1.0,
 }
+"""The parameters of the activations that have one, unless they are given."""
 
 
 class Epilogue(
@@ -75,7 +76,7 @@ class Epilogue(
             )
         if self.parameter is None:
             return
-        if self.activation not in _PARAMETERS:
+        if self.activation not in DEFAULTS:
             raise InvalidRequest(
                 field="parameter",
                 value=self.parameter,
@@ -94,5 +95,5 @@ class Epilogue(
     def effective_parameter(self) -> float | None:
         """The parameter in effect: the given one, the activation's default, or None."""
         if self.parameter is None:
-            return _PARAMETERS.get(self.activation)
+            return DEFAULTS.get(self.activation)
         return float(self.parameter) + 0.0  # -0.0 becomes 0.0: equal epilogues mean the same

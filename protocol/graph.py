@@ -3,13 +3,13 @@
 A graph consists of tensors, each identified by a number (its uid), and the
 operations that read and write them. A tensor is *bound* to a buffer when the
 graph runs, or a *scalar* passed by value, or *virtual*: it exists only between
-operations.
+operations; or it is a *constant* of the graph, one number in all its elements.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -65,6 +65,11 @@ class OperationGraph(
                 raise _malformed("tensors", tensor.uid, "is virtual and nothing writes it")
             if tensor.overwrites is not None:
                 self._check_overwriting(tensor)
+            constant = tensor.role is TensorRole.CONSTANT
+            if constant is (tensor.value is None) or (constant and tensor.uid in written):
+                raise _malformed(
+                    "tensors", tensor.uid, "is a constant without a value, or a value of no constant"
+                )
 
     def _check_operation(self, operation: Node, written: set[int]) -> None:
         """`written`: what the operations before it write."""
@@ -127,6 +132,19 @@ class OperationGraph(
         """Uids of the tensors passed by value, in canonical order: a plan's scalars."""
         return self._with_role(TensorRole.SCALAR)
 
+    @functools.cached_property
+    def constants(self) -> Mapping[int, float | int]:
+        """The constants' values, by uid."""
+        return {t.uid: t.value for t in self.tensors if t.value is not None}
+
+    def given_values(self, xp: Any, scalars: Sequence[float]) -> dict[int, Array]:
+        """The values of the scalars, given in canonical order, and of the constants: see `evaluate`."""
+        given: dict[int, float | int] = {**dict(zip(self.scalars, scalars, strict=True)), **self.constants}
+        return {
+            uid: xp.full(self.tensor(uid).dims, value, "float64" if isinstance(value, float) else "int64")
+            for uid, value in given.items()
+        }
+
     def _with_role(self, role: TensorRole) -> tuple[int, ...]:
         return tuple(uid for uid in self.canonical_uids if self.tensor(uid).role is role)
 
@@ -179,7 +197,7 @@ class OperationGraph(
             for op in self.operations
         )
         tensors = tuple(self._meaning(self.tensor(uid)) for uid in uids)
-        return blake(canonical_bytes(("graph/2", tensors, operations, self.numerics)))
+        return blake(canonical_bytes(("graph/3", tensors, operations, self.numerics)))
 
     def _meaning(self, tensor: GraphTensor) -> tuple[object, ...]:
         before = None if tensor.overwrites is None else self.canonical_uids[tensor.overwrites]

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from cudnn_actor.protocol import composites
 from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.messages import Compute, RunGraph
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import GraphTensor, Operation
 from cudnn_actor.protocol.tensor import TensorSpec
@@ -60,6 +63,8 @@ def signature(message: Compute) -> Signature:
         # 1, 1.0 and True are equal, and only one of them is valid
         types = tuple(type(getattr(message, name)) for name in message.__struct_fields__)
         return (message.attributes(), types, specs, message.numerics)
+    if isinstance(message, RunGraph):
+        return (RunGraph, message.graph.digest(), tuple(ref.spec for ref in message.buffers))
     return composites.signature(message)
 
 
@@ -72,9 +77,13 @@ def lower(message: Compute) -> Lowered:
         A field has the wrong type, or shapes, ranks or dtypes do not match; the text names the field, its
         value and the fix.
     """
-    graph, names, views = (
-        _assemble(message) if isinstance(message, Operation) else composites.assemble(message)
-    )
+    match message:
+        case Operation():
+            graph, names, views = _assemble(message)
+        case RunGraph():
+            graph, names, views = _bound(message)
+        case _:
+            graph, names, views = composites.assemble(message)
     buffers = tuple(names[uid] for uid in graph.bound)
     return Lowered(
         graph=graph,
@@ -108,3 +117,39 @@ def _assemble(message: Operation[BufferRef]) -> composites.Assembled:
         numerics=message.numerics or Numerics(),
     )
     return composites.Assembled(graph, names, {})
+
+
+def _bound(message: RunGraph) -> composites.Assembled:
+    """The graph of a `RunGraph`, whose buffers must have the specs of its ports."""
+    graph, buffers = message.graph, message.buffers
+    if len(buffers) != len(graph.ports):
+        raise InvalidRequest(
+            field="buffers",
+            value=Words(type(message).__name__),
+            problem="does not have one buffer for each port of its graph",
+            fix="make it with RunGraph.bind(graph, x=..., y=...)",
+        )
+    for port, ref in zip(graph.ports, buffers, strict=True):
+        if not isinstance(ref, BufferRef):
+            raise InvalidRequest(
+                field=port.name,
+                value=Words(type(ref).__name__),
+                problem="is no buffer",
+                fix="upload arrays first: await gpu.upload(array)",
+            )
+        spec = ref.spec
+        if msgspec.structs.replace(spec, alignment=port.spec.alignment) != port.spec:
+            raise InvalidRequest(
+                field=port.name,
+                value=Words(spec),
+                problem="is not what the graph was built for",
+                fix=f"give it a buffer of {port.spec}",
+            )
+        if spec.alignment < port.spec.alignment:
+            raise InvalidRequest(
+                field=port.name,
+                value=spec.alignment,
+                problem="is a smaller alignment than the graph was built for",
+                fix=f"give it a buffer aligned to {port.spec.alignment} bytes",
+            )
+    return composites.Assembled(graph.body, graph.names_of, {})

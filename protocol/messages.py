@@ -18,6 +18,7 @@ it cannot be run again after a crash.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Union
 
 import msgspec
@@ -27,6 +28,8 @@ from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.epilogue import Epilogue
+from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
 from cudnn_actor.protocol.tensor import TensorSpec
@@ -46,6 +49,7 @@ __all__ = [
     "GetStatistics",
     "Message",
     "Ping",
+    "RunGraph",
     "Travelling",
     "Upload",
     "Values",
@@ -136,15 +140,76 @@ class ConvBwdFilter(_Base, frozen=True, kw_only=True, tag=True):
     numerics: Numerics = _DEFAULT_NUMERICS
 
 
+class RunGraph(_Base, frozen=True, kw_only=True, tag=True):
+    """Run a graph. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    graph
+        What `GraphBuilder.build` gave.
+    buffers
+        One for each of the graph's ports, the inputs first: see `bind`.
+    """
+
+    graph: Graph
+    buffers: tuple[BufferRef, ...]
+
+    @classmethod
+    def bind(
+        cls, graph: Graph, buffers: Mapping[str, BufferRef] | None = None, /, **named: BufferRef
+    ) -> RunGraph:
+        """A message that runs a graph on these buffers, by the names of its inputs and outputs.
+
+        Raises `InvalidRequest` for a name that the graph does not have, is given twice, or is missing.
+        """
+        if not isinstance(graph, Graph):
+            raise InvalidRequest(
+                field="graph",
+                value=Words(type(graph).__name__),
+                problem="is not a Graph",
+                fix="pass what GraphBuilder.build gave",
+            )
+        given = bound_names(graph, buffers, named)
+        for name in graph.places:
+            if name not in given:
+                raise InvalidRequest(
+                    field=name,
+                    value=None,
+                    problem="is a port of the graph and has no buffer",
+                    fix=f"give it one, as in {name}=buffer",
+                )
+        return cls(graph=graph, buffers=tuple(given[name] for name in graph.places))
+
+
+def bound_names(
+    graph: Graph, buffers: Mapping[str, BufferRef] | None, named: Mapping[str, BufferRef]
+) -> dict[str, BufferRef]:
+    """The buffers that were given by name, in a mapping or as keywords. Raises as `RunGraph.bind`."""
+    given = dict(buffers or {})
+    for name, ref in named.items():
+        if name in given:
+            raise InvalidRequest(field=name, value=ref, problem="is given twice", fix="give it once")
+        given[name] = ref
+    for name, ref in given.items():
+        if name not in graph.places:
+            raise InvalidRequest(
+                field=name,
+                value=ref,
+                problem="is no input or output of the graph",
+                fix=f"use {', '.join(graph.places)}",
+            )
+    return given
+
+
 if TYPE_CHECKING:
     _Operations = Operation[BufferRef]
 else:
     _Operations = Union[tuple(operation[BufferRef] for operation in OPERATIONS)]  # noqa: UP007 - for the codec
 
-Compute = ConvFwd | ConvBwdData | ConvBwdFilter | _Operations
+Compute = ConvFwd | ConvBwdData | ConvBwdFilter | RunGraph | _Operations
 """Messages that run a plan."""
 
-COMPUTE: frozenset[type] = frozenset({ConvFwd, ConvBwdData, ConvBwdFilter, *OPERATIONS})
+COMPUTE: frozenset[type] = frozenset({ConvFwd, ConvBwdData, ConvBwdFilter, RunGraph, *OPERATIONS})
 """The classes of `Compute`, for membership tests."""
 
 
@@ -199,10 +264,14 @@ class Copy(_Base, frozen=True, kw_only=True, tag=True):
 
 
 class Fill(_Base, frozen=True, kw_only=True, tag=True):
-    """Set every element of `dst` to `value`. Answered by a `Receipt`."""
+    """Set every element of `dst` to `value`. Answered by a `Receipt`.
+
+    Floating-point dtypes round to nearest; integers take whole numbers in their range, exactly; bool takes
+    False, True, 0 and 1.
+    """
 
     dst: BufferRef
-    value: float
+    value: bool | int | float
 
 
 class Free(_Base, frozen=True, kw_only=True, tag=True):

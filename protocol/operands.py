@@ -1,16 +1,19 @@
-"""The buffers that a message refers to, by name: `x`, or `operands[0]` for an element of a tuple."""
+"""The buffers that a message refers to, by name: `x`, `operands[0]` in a tuple, or a graph's port."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.messages import RunGraph
 
 __all__ = ["operand", "operands"]
 
 
 def operands(message: Any) -> dict[str, BufferRef]:
     """All references of a message, by name. Empty for an object that is no message."""
+    if isinstance(message, RunGraph):
+        return dict(zip(message.graph.places, message.buffers, strict=True))
     found: dict[str, BufferRef] = {}
     for field in getattr(type(message), "__struct_fields__", ()):
         value = getattr(message, field)
@@ -25,6 +28,8 @@ def operands(message: Any) -> dict[str, BufferRef]:
 
 def operand(message: Any, name: str) -> Any:
     """The reference of that name."""
+    if isinstance(message, RunGraph):
+        return message.buffers[message.graph.places[name]]
     if name[-1] != "]":
         return getattr(message, name)
     field, _, number = name[:-1].partition("[")

@@ -61,7 +61,8 @@ LayoutLike = Layout | LayoutName
 def packed_strides(dims: Sequence[int], layout: LayoutLike = Layout.NCHW) -> tuple[int, ...]:
     """Strides, in elements, of a packed tensor of `dims` in `layout`.
 
-    Raises `InvalidRequest` for STRIDED, which does not determine strides, and for NHWC outside ranks 3-5.
+    Dims of 0 count as 1, so that strides are at least 1. Raises `InvalidRequest` for STRIDED, which does not
+    determine strides, and for NHWC outside ranks 3-5.
     """
     layout = _layout(layout)
     rank = len(dims)
@@ -86,7 +87,7 @@ def packed_strides(dims: Sequence[int], layout: LayoutLike = Layout.NCHW) -> tup
     step = 1
     for axis in reversed(tuple(order)):
         strides[axis] = step
-        step *= dims[axis]
+        step *= max(dims[axis], 1)
     return tuple(strides)
 
 
@@ -98,7 +99,8 @@ class TensorSpec(
     Parameters
     ----------
     dims
-        1 to 8 sizes, each at least 1, in the order N, C, spatial.
+        0 to 8 sizes, each at least 0, in the order N, C, spatial. Without dims it has one element; with a dim
+        of 0 it has none.
     strides
         One per dim, in elements, 1 to 2**63 - 1; no two elements may overlap.
     dtype
@@ -171,7 +173,7 @@ class TensorSpec(
         packed record) or are negative.
         """
         dtype = _dtype(array.dtype)
-        if any(step % array.itemsize for step in array.strides):
+        if array.size and any(step % array.itemsize for step in array.strides):
             raise InvalidRequest(
                 field="strides",
                 value=array.strides,
@@ -194,6 +196,8 @@ class TensorSpec(
     @property
     def nbytes(self) -> int:
         """Bytes from the first element to the end of the last, gaps included."""
+        if 0 in self.dims:
+            return 0
         last = sum((d - 1) * s for d, s in zip(self.dims, self.strides, strict=True))
         return (last + 1) * self.dtype.itemsize
 
@@ -212,7 +216,12 @@ class TensorSpec(
 
 
 def _settle_single(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Give dims of size 1 the strides of a packed tensor: NumPy's may be anything, even 0 or negative."""
+    """Give dims of size 1 the strides of a packed tensor: NumPy's may be anything, even 0 or negative.
+
+    So may all strides of an array without elements.
+    """
+    if 0 in dims:
+        return packed_strides(dims)
     for layout in (Layout.NCHW, Layout.NHWC) if 3 <= len(dims) <= 5 else (Layout.NCHW,):
         packed = packed_strides(dims, layout)
         if all(d == 1 or s == p for d, s, p in zip(dims, strides, packed, strict=True)):
@@ -234,18 +243,18 @@ def _as_tuple(field: str, values: object) -> tuple[int, ...]:
 
 
 def _check_dims(dims: object) -> None:
-    if not isinstance(dims, tuple) or not 1 <= len(dims) <= MAX_RANK or not all(map(is_whole, dims)):
+    if not isinstance(dims, tuple) or len(dims) > MAX_RANK or not all(map(is_whole, dims)):
         raise InvalidRequest(
             field="dims",
             value=dims,
-            problem="must be a tuple of 1 to 8 whole numbers",
+            problem="must be a tuple of 0 to 8 whole numbers",
             fix="give the dims in the order N, C, spatial",
         )
-    if min(dims) < 1:
+    if min(dims, default=0) < 0:
         raise InvalidRequest(
-            field="dims", value=dims, problem="contains a size below 1", fix="make every dim at least 1"
+            field="dims", value=dims, problem="contains a size below 0", fix="make every dim at least 0"
         )
-    if math.prod(dims) > MAX_BYTES:
+    if math.prod(d for d in dims if d) > MAX_BYTES:  # the strides of a tensor without elements count, too
         raise InvalidRequest(
             field="dims", value=dims, problem="overflows: more than 2**48 elements", fix="split the tensor"
         )
@@ -259,20 +268,22 @@ def _check_strides(dims: tuple[int, ...], strides: object) -> None:
             problem=f"must be one whole number for each of the {len(dims)} dims",
             fix="give strides in elements",
         )
-    if min(strides) < 1:
+    if min(strides, default=1) < 1:
         raise InvalidRequest(
             field="strides",
             value=strides,
             problem="contains a stride below 1",
             fix="copy the tensor so that every stride is at least 1",
         )
-    if max(strides) > MAX_STRIDE:
+    if max(strides, default=1) > MAX_STRIDE:
         raise InvalidRequest(
             field="strides",
             value=strides,
             problem="overflows: a stride of 2**63 or more",
             fix="pack the tensor",
         )
+    if 0 in dims:
+        return
     # In order of stride, each stride must exceed the extent of all smaller dims. That is sufficient for
     # elements not to overlap, and every dense, sliced or padded tensor satisfies it.
     span = 0

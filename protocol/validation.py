@@ -133,6 +133,7 @@ def check_inputs(message: Operation[BufferRef]) -> Operation[BufferRef]:
             parameters[name] = _parameter(message, name, value, kind)
     for name, ref in message.named(message.inputs):
         _require(message, name, ref, BufferRef)
+    message.check_elements({name: ref.spec for name, ref in message.named(message.inputs)})
     return msgspec.structs.replace(message, **parameters)
 
 
@@ -187,7 +188,14 @@ def check_dtypes(specs: dict[str, TensorSpec]) -> None:
             problem=f"differs from the dtype of {first}, {a.dtype.value}",
             fix="convert one of them when you upload: upload(array, dtype=...)",
         )
-    allowed = _RESULT_DTYPES[a.dtype]
+    allowed = _RESULT_DTYPES.get(a.dtype)
+    if allowed is None:
+        raise InvalidRequest(
+            field=first,
+            value=Words(a.dtype),
+            problem="is not a dtype that can be convolved",
+            fix=f"convert both operands to one of {', '.join(_RESULT_DTYPES)}",
+        )
     if out.dtype not in allowed:
         raise InvalidRequest(
             field=result,

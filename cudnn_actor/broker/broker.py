@@ -15,7 +15,6 @@ made to it. The host makes sure that there is one caller at a time.
 
 from __future__ import annotations
 
-import numbers
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
@@ -27,6 +26,7 @@ from cudnn_actor.broker.footprints import footprint, overwritten
 from cudnn_actor.broker.recovery import Verdict, judge
 from cudnn_actor.broker.request_checks import (
     check_copy,
+    check_fill,
     check_no_overlap,
     check_values,
     check_warm,
@@ -39,7 +39,6 @@ from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import Memory
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.checks import require_fits_message
 from cudnn_actor.protocol.errors import (
     ContextLost,
     CudnnActorError,
@@ -256,8 +255,7 @@ class Broker(Generic[W]):
 
     def _fill(self, envelope: Envelope, message: Fill) -> W:
         slot = self.memory.resolve(message.dst, "dst")
-        require_type("value", message.value, numbers.Real)
-        require_fits_message("value", message.value)
+        check_fill(message.value, slot.spec)
         return self._work(envelope, envelope.number, message, (slot,))
 
     # Buffers.

@@ -8,7 +8,9 @@ import numpy as np
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.checks import require_fits_message
 from cudnn_actor.protocol.device_array import DeviceArray
+from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import COMPUTE, Compute, Copy, Warm
@@ -18,6 +20,7 @@ from cudnn_actor.protocol.tensor import TensorSpec
 __all__ = [
     "check_copy",
     "check_device_array",
+    "check_fill",
     "check_no_overlap",
     "check_values",
     "check_warm",
@@ -59,6 +62,17 @@ def require_type(field: str, value: object, kind: type) -> None:
             problem=f"is of type {type(value).__name__} where a {wanted} belongs",
             fix=f"pass a {wanted}",
         )
+
+
+def check_fill(value: object, spec: TensorSpec) -> None:
+    """Raise `InvalidRequest` unless a value is a number, or a bool for bool, and can be encoded.
+
+    The engine checks whether the dtype can hold it.
+    """
+    if spec.dtype is DType.BOOL and isinstance(value, bool | np.bool_):
+        return
+    require_type("value", value, numbers.Real)
+    require_fits_message("value", value)
 
 
 def check_no_overlap(message: Compute, lowered: Lowered, slots: list[Slot]) -> None:

@@ -43,14 +43,15 @@ class GraphBench:
         self._scalars = made_up_scalars(graph)
 
     def fill(self, values: Values) -> None:
-        """Write the inputs; buffers that are only outputs are filled with NaN, or 77."""
+        """Write the inputs; buffers that are only outputs are filled with NaN, 77 or True."""
         for uid, binding in self._bindings.items():
             name = tensor_name(self._graph, uid)
             if name in values:
                 self._engine.write(binding, values[name])
             else:
-                floating = self._graph.tensor(uid).dtype.is_floating
-                self._engine.fill(binding, float("nan") if floating else 77)
+                dtype = self._graph.tensor(uid).dtype
+                whole = dtype is DType.BOOL or 77
+                self._engine.fill(binding, float("nan") if dtype.is_floating else whole)
 
     def run(self, plan: Plan) -> dict[str, np.ndarray]:
         """Run once; the outputs by name. Raises `EngineFailure`. Blocks."""
@@ -141,6 +142,8 @@ def _values(tensor: GraphTensor, rng: np.random.Generator) -> np.ndarray:
         return rng.standard_normal(tensor.dims)
     if tensor.dtype.is_floating:
         return rng.standard_normal(tensor.dims, dtype=np.float32).astype(tensor.dtype.numpy)
+    if tensor.dtype is DType.BOOL:
+        return rng.integers(0, 2, size=tensor.dims).astype(np.bool_)
     low = 0 if np.dtype(tensor.dtype.numpy).kind == "u" else -8
     return rng.integers(low, 9, size=tensor.dims).astype(tensor.dtype.numpy)
 
@@ -150,7 +153,7 @@ def _places(graph: OperationGraph) -> tuple[dict[str, int], int]:
     sizes: dict[str, int] = {}
     for uid in graph.bound:
         name = tensor_name(graph, uid)
-        sizes[name] = max(sizes.get(name, 0), graph.tensor(uid).spec.nbytes)
+        sizes[name] = max(sizes.get(name, 1), graph.tensor(uid).spec.nbytes)
     offsets, end = {}, 0
     for name, nbytes in sizes.items():
         offsets[name] = end

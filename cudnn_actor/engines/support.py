@@ -50,11 +50,13 @@ class _Unfit(Exception):
 def _check(graph: OperationGraph, operation: Node) -> None:
     operands = operation.named()
     tensors = {name: graph.tensor(uid) for name, uid in operands}
-    operation.check({name: tensor.spec for name, tensor in tensors.items()})
+    specs = {name: tensor.spec for name, tensor in tensors.items()}
+    operation.check_elements(specs)
+    operation.check(specs)
     if isinstance(operation, Pointwise):
         return
-    if any(tensor.role is TensorRole.SCALAR for tensor in tensors.values()):
-        raise _Unfit(f"{operation.kind} of a scalar")
+    if any(tensor.role in (TensorRole.SCALAR, TensorRole.CONSTANT) for tensor in tensors.values()):
+        raise _Unfit(f"{operation.kind} of a number")
     inputs = [graph.tensor(uid) for uid in operation.reads]
     if isinstance(operation, Convolution) and not all(map(_floating, inputs)):
         _check_integers(graph, operation, inputs)

@@ -64,8 +64,8 @@ class FreeList:
         return not self._taken
 
     def allocate(self, nbytes: int) -> int | None:
-        """Take `nbytes` (at least 1, rounded up to 256) and return their offset; None if there is no room."""
-        size = rounded(nbytes, GRANULARITY)
+        """Take `nbytes` (rounded up to 256, also 0) and return their offset; None if there is no room."""
+        size = rounded(max(nbytes, 1), GRANULARITY)
         found = bisect.bisect_left(self._by_size, (size, 0))
         if found == len(self._by_size):
             return None

@@ -49,12 +49,12 @@ class ArenaPool:
         return tuple(chosen)
 
     def room_for(self, nbytes: int) -> bool:
-        """Whether some hole has `nbytes`."""
-        return any(arena.free.largest >= nbytes for arena in self._arenas.values())
+        """Whether some hole has `nbytes`, or one byte for none."""
+        return any(arena.free.largest >= max(nbytes, 1) for arena in self._arenas.values())
 
     def next(self, nbytes: int) -> tuple[int, int]:
         """Number and size in bytes of an arena to create for a buffer of `nbytes`. Raises `OutOfMemory`."""
-        needed = rounded(nbytes, ARENA_STEP)
+        needed = rounded(max(nbytes, 1), ARENA_STEP)
         if self.limit is None:
             return self._next_number, max(needed, self._usual)
         # Prefer a smaller arena beside the idle ones to one of full size in their place.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
 import msgspec
@@ -35,17 +35,26 @@ from cudnn_actor.protocol.messages import (
     GetStatistics,
     Message,
     Ping,
+    RunGraph,
     Upload,
     View,
     Warm,
+    bound_names,
 )
+from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import Operation
 from cudnn_actor.protocol.receipts import Receipt, Statistics
 from cudnn_actor.protocol.tensor import Layout, LayoutLike, TensorSpec
 from cudnn_actor.service.arrays import packed_like
 from cudnn_actor.service.health import Health
-from cudnn_actor.service.sending import check_message, missing_outputs, outputs_of, require_operands
+from cudnn_actor.service.sending import (
+    check_message,
+    missing_outputs,
+    missing_ports,
+    outputs_of,
+    require_operands,
+)
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import FaultInjector, Fired, LifecycleEvent
 
@@ -302,7 +311,7 @@ class CudnnRef:
         return await self.ask(Copy(src=src, dst=dst))
 
     async def fill(self, dst: BufferRef, value: float) -> Receipt:
-        """Set every element to `value`."""
+        """Set every element to `value`; see `Fill`. Raises `InvalidRequest` if the dtype cannot hold it."""
         return await self.ask(Fill(dst=dst, value=value))
 
     async def free(self, buffer: BufferRef) -> None:
@@ -312,16 +321,25 @@ class CudnnRef:
     # Operations that allocate their results.
 
     async def apply(
-        self, operation: Operation[BufferRef], *, also: Sequence[str] = (), timeout: float | None = None
+        self,
+        operation: Operation[BufferRef] | Graph,
+        buffers: Mapping[str, BufferRef] | None = None,
+        /,
+        *,
+        also: Sequence[str] = (),
+        timeout: float | None = None,
+        **named: BufferRef,
     ) -> Any:
-        """Run an operation, and allocate the outputs that it leaves out.
+        """Run an operation or a graph, and allocate the outputs that are left out.
 
         Parameters
         ----------
         operation
-            Its inputs are given; its outputs may be.
+            Its inputs are given; its outputs may be. Or a graph, as `GraphBuilder.build` gives it.
+        buffers, named
+            A graph's buffers by name: all inputs, and those outputs that need no allocation.
         also
-            Optional outputs that are wanted too, as in `also=("index",)`.
+            An operation's optional outputs that are wanted too, as in `also=("index",)`.
         timeout
             Seconds for the operation, as in `ask`; not for the allocations.
 
@@ -339,18 +357,27 @@ class CudnnRef:
         CudnnActorError
             As `ask` and `empty`. What was allocated is freed.
         """
-        specs = missing_outputs(operation, also)
+        if isinstance(operation, Graph):
+            given = bound_names(operation, buffers, named)
+            specs = missing_ports(operation, given)
+        else:
+            given = {}
+            specs = missing_outputs(operation, also, {**(buffers or {}), **named})
         made: dict[str, BufferRef] = {}
         try:
             for name, spec in specs.items():
                 made[name] = await self.ask(Allocate(spec=spec))
-            operation = msgspec.structs.replace(operation, **made)
-            await self.ask(operation, timeout=timeout)
+            message: Operation[BufferRef] | RunGraph = (
+                RunGraph.bind(operation, {**given, **made})
+                if isinstance(operation, Graph)
+                else msgspec.structs.replace(operation, **made)
+            )
+            await self.ask(message, timeout=timeout)
         except BaseException:
             for ref in made.values():
                 self._state.discard(ref)
             raise
-        return outputs_of(operation)
+        return outputs_of(message)
 
     async def conv_fwd(
         self,

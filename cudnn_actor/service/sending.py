@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import namedtuple
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from cudnn_actor.broker.request_checks import check_device_array, check_warm, not_a_message
@@ -26,10 +26,12 @@ from cudnn_actor.protocol.messages import (
     GetStatistics,
     Message,
     Ping,
+    RunGraph,
     Upload,
     View,
     Warm,
 )
+from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.operands import operand
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
 from cudnn_actor.protocol.tensor import TensorSpec
@@ -108,8 +110,23 @@ def require_operands(**fields: object) -> None:
             )
 
 
-def missing_outputs(operation: Operation[BufferRef], also: Sequence[str]) -> dict[str, TensorSpec]:
-    """The specs of the outputs that an operation leaves out and that are wanted.
+def missing_ports(graph: Graph, given: Mapping[str, BufferRef]) -> dict[str, TensorSpec]:
+    """The specs of a graph's outputs that are not given. Raises `InvalidRequest` if an input is not given."""
+    for port in graph.inputs:
+        if port.name not in given:
+            raise InvalidRequest(
+                field=port.name,
+                value=None,
+                problem="is an input of the graph and has no buffer",
+                fix=f"upload it: {port.name}=await gpu.upload(array)",
+            )
+    return {port.name: port.spec for port in graph.outputs if port.name not in given}
+
+
+def missing_outputs(
+    operation: Operation[BufferRef], also: Sequence[str], named: Mapping[str, BufferRef]
+) -> dict[str, TensorSpec]:
+    """The specs of the outputs that an operation leaves out and that are wanted. `named` must be empty.
 
     Raises `InvalidRequest` if a field has the wrong type, the inputs do not fit together, `also` names no
     optional output, or an output's dims do not follow from the inputs.
@@ -120,6 +137,13 @@ def missing_outputs(operation: Operation[BufferRef], also: Sequence[str]) -> dic
             value=Words(type(operation).__name__),
             problem="is not an operation that `apply` takes",
             fix=_METHODS.get(type(operation), "pass one, as in MaxPool(x=x, window=window)"),
+        )
+    for name, value in named.items():
+        raise InvalidRequest(
+            field=name,
+            value=value,
+            problem="is given by name, which only a graph's buffers are",
+            fix=f"make it a field: {type(operation).__name__}({name}=...)",
         )
     if isinstance(also, str) or not isinstance(also, Collection):
         raise InvalidRequest(
@@ -158,17 +182,21 @@ def missing_outputs(operation: Operation[BufferRef], also: Sequence[str]) -> dic
     return {name: inferred[name] for name in wanted}
 
 
-def outputs_of(operation: Operation[BufferRef]) -> BufferRef | tuple[BufferRef, ...]:
-    """The output of an operation, or a named tuple of several."""
-    outputs = dict(operation.named(operation.outputs))
+def outputs_of(message: Operation[BufferRef] | RunGraph) -> BufferRef | tuple[BufferRef, ...]:
+    """The output of an operation or a graph, or a named tuple of several."""
+    if isinstance(message, RunGraph):
+        outputs: dict[str, BufferRef] = {
+            port.name: operand(message, port.name) for port in message.graph.outputs
+        }
+    else:
+        outputs = dict(message.named(message.outputs))
     if len(outputs) == 1:
         return next(iter(outputs.values()))
-    made: tuple[BufferRef, ...] = _outputs_class(f"{type(operation).__name__}Outputs", tuple(outputs))(
-        *outputs.values()
-    )
+    kind = _outputs_class(f"{type(message).__name__}Outputs", tuple(outputs))
+    made: tuple[BufferRef, ...] = kind(*outputs.values())
     return made
 
 
 @functools.cache
 def _outputs_class(name: str, fields: tuple[str, ...]) -> Any:
-    return namedtuple(name, fields)
+    return namedtuple(name, fields, rename=True)  # a graph's names need not be Python's

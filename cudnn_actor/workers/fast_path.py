@@ -110,6 +110,8 @@ def _prepared(host: WorkerHost, envelope: Envelope) -> WorkerRequest | None:
         return None
     try:
         if type(message) in COMPUTE:
+            if not host.knows(message):
+                return None
             request = host.prepared(envelope, message)
         elif type(message) is Ping:
             request = WorkerRequest(envelope, envelope.number, message)

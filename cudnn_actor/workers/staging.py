@@ -74,7 +74,6 @@ class Staging:
 
     def take(self, nbytes: int) -> Block:
         """Allocate a block. Raises `OutOfMemory`, `OutOfDescriptors`; then nothing has changed."""
-        nbytes = max(nbytes, 1)
         self._take_back()
         if not self._pool.room_for(nbytes):
             self._grow(nbytes)

@@ -5,7 +5,8 @@ decode, or is too long, ends the worker, never its parent. A message that does n
 does, fails only its request: it would fail in every other worker too.
 
 =============  ==========================================================================================
-parent sends   `Hello` once; `MapArena`, `UnmapArena`, `CreateArena`, `MapStage`, `UnmapStage`; `Requests`;
+parent sends   `Hello` once; `MapArena`, `UnmapArena`, `CreateArena`, `MapStage`, `UnmapStage`; `KnowGraph`
+               before the first request with that graph, `ForgetGraph`; `Requests`;
                `Internal`, for work of the service itself; `Promote` to a standby; `Stop`
 worker sends   `Ready` once; `Answers`, in the order in which requests finished; `InternalDone`; `ArenaMade`
                or `ArenaRefused`; `Logged`; `Dying`, its last frame
@@ -31,13 +32,16 @@ from cudnn_actor.protocol.messages import (
     Fill,
     GetStatistics,
     Ping,
+    RunGraph,
     Warm,
 )
+from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.supervision import FaultRule
 
 __all__ = [
     "FROM_PARENT",
     "FROM_WORKER",
+    "GRAPHS",
     "LONGEST_MESSAGE",
     "MESSAGES",
     "Answer",
@@ -49,6 +53,7 @@ __all__ = [
     "Done",
     "Dropped",
     "Dying",
+    "ForgetGraph",
     "FromParent",
     "FromWorker",
     "Given",
@@ -56,6 +61,7 @@ __all__ = [
     "InjectFault",
     "Internal",
     "InternalDone",
+    "KnowGraph",
     "Logged",
     "MapArena",
     "MapStage",
@@ -65,6 +71,7 @@ __all__ = [
     "Refused",
     "Request",
     "Requests",
+    "RunKnown",
     "Staged",
     "Stop",
     "UnmapArena",
@@ -114,7 +121,17 @@ class InjectFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tag: str
 
 
-Asked = Compute | Copy | Fill | Ping | GetStatistics | Warm | WriteStaged | ReadStaged | InjectFault
+class RunKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """A `RunGraph` whose graph the worker has got by a `KnowGraph`."""
+
+    control = False
+    digest: str
+    buffers: tuple[BufferRef, ...]
+
+
+Asked = (
+    Compute | RunKnown | Copy | Fill | Ping | GetStatistics | Warm | WriteStaged | ReadStaged | InjectFault
+)
 """Messages that a worker answers."""
 
 
@@ -171,6 +188,19 @@ class UnmapArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """Unmap an arena, which is empty."""
 
     number: int
+
+
+class KnowGraph(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Keep a graph, encoded by `encode_graph`, which requests name by its digest from now on."""
+
+    digest: str
+    body: bytes
+
+
+class ForgetGraph(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Drop a graph. Requests that were sent before have it still."""
+
+    digest: str
 
 
 class CreateArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -232,7 +262,18 @@ class Stop(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag
 
 
 FromParent = (
-    Hello | MapArena | UnmapArena | CreateArena | MapStage | UnmapStage | Requests | Internal | Promote | Stop
+    Hello
+    | MapArena
+    | UnmapArena
+    | CreateArena
+    | MapStage
+    | UnmapStage
+    | KnowGraph
+    | ForgetGraph
+    | Requests
+    | Internal
+    | Promote
+    | Stop
 )
 
 
@@ -339,8 +380,12 @@ FROM_WORKER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromWorker)
 """Decodes what the worker sends."""
 MESSAGES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Asked)
 """Decodes the message in a `Request`."""
+GRAPHS: msgspec.msgpack.Decoder[Graph] = msgspec.msgpack.Decoder(Graph)
+"""Decodes the graph in a `KnowGraph`."""
 
 
 def encode_message(message: Asked) -> bytes:
     """A message as the bytes of a `Request`. Raises `TypeError` for fields that are not protocol data."""
+    if type(message) is RunGraph:
+        message = RunKnown(digest=message.graph.digest(), buffers=message.buffers)
     return codec.encode_message(message)  # type: ignore[arg-type]  # which takes any struct of plain data

@@ -50,9 +50,11 @@ from cudnn_actor.protocol.messages import (
     Download,
     GetStatistics,
     Ping,
+    RunGraph,
     Upload,
     Warm,
 )
+from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.receipts import Receipt, Statistics
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.workers.checksums import Checksums
@@ -68,11 +70,13 @@ from cudnn_actor.workers.wire import (
     Done,
     Dropped,
     Dying,
+    ForgetGraph,
     FromParent,
     FromWorker,
     Given,
     InjectFault,
     InternalDone,
+    KnowGraph,
     Logged,
     MapArena,
     MapStage,
@@ -96,6 +100,8 @@ BULKY_BYTES = 64 << 10
 HEAVY_BYTES = 256 << 10
 """A larger copy is not made on an event loop's thread. A copy of this size takes some 50 us."""
 
+_MOST_GRAPHS = 256
+"""Graphs that a worker keeps, as many as plans."""
 _WITH_VALUES = frozenset({Upload, Allocate, Download})
 _GIVEN: dict[type, type] = {Ping: int, Warm: int, GetStatistics: Statistics}
 """The types of a worker's answers to these messages."""
@@ -177,6 +183,8 @@ class WorkerHost:
         """One request for each plan that has run lately, by its graph's digest; the latest last."""
         self.on_new_plan: Callable[[], None] = _nothing
         self._unsent: list[Request] = []
+        self._graphs: dict[str, None] = {}
+        """Digests of the graphs that the worker keeps, the oldest first."""
         self._sending: Requests | None = None
         """The frame that is being sent. It stays set if the sender is interrupted."""
 
@@ -190,6 +198,7 @@ class WorkerHost:
     def attach(self, worker: WorkerEnd) -> None:
         """Use a worker, which has every arena and segment mapped, from now on."""
         self.worker = worker
+        self._graphs.clear()
         self.starting = None
         self.last_word = None
         self.stopping = False
@@ -288,6 +297,8 @@ class WorkerHost:
         cached = request.cached
         if cached is not None:
             if cached.body is None:
+                if type(request.request) is RunGraph:
+                    self._check_length(request.request.graph)
                 cached.body = encode_message(request.request)
             request.body = cached.body
             return
@@ -299,6 +310,32 @@ class WorkerHost:
                 problem=f"take {len(body):,} bytes, and a worker accepts at most {LONGEST_MESSAGE:,}",
                 fix="warm fewer requests at a time",
             )
+
+    @staticmethod
+    def _check_length(graph: Graph) -> None:
+        nbytes = len(graph.encoded)
+        if nbytes > LONGEST_MESSAGE:
+            raise InvalidRequest(
+                field="graph",
+                value=Words(f"{len(graph.body.operations):,} operations"),
+                problem=f"takes {nbytes:,} bytes, and a worker accepts at most {LONGEST_MESSAGE:,}",
+                fix="cut it into several graphs",
+            )
+
+    def knows(self, message: Any) -> bool:
+        """Whether the worker has the graph of a message, if it is a `RunGraph`."""
+        return type(message) is not RunGraph or message.graph.digest() in self._graphs
+
+    def _make_known(self, graph: Graph) -> None:
+        """Send the worker a graph, and have it forget the oldest if it has too many."""
+        assert self.worker is not None
+        self.worker.send(KnowGraph(graph.digest(), graph.encoded))
+        self._graphs[graph.digest()] = None
+        if len(self._graphs) > _MOST_GRAPHS:
+            oldest = next(iter(self._graphs))
+            self.flush()  # requests that name it go first
+            del self._graphs[oldest]
+            self.worker.send(ForgetGraph(oldest))
 
     def hand(self, request: WorkerRequest) -> None:
         """Dispatch a request to the worker, and hold its buffers until it is complete."""
@@ -315,6 +352,8 @@ class WorkerHost:
 
     def _send(self, request: WorkerRequest) -> None:
         assert self.worker is not None
+        if not self.knows(request.request):
+            self._make_known(request.request.graph)
         place = self.in_flight.hand_over(request, self.worker.claims)
         bulky = len(request.body) > BULKY_BYTES
         if bulky:

@@ -15,17 +15,24 @@ from cudnn_actor.protocol.operations.convolution import (
     ConvolutionBackwardFilter,
     ConvolutionForward,
 )
+from cudnn_actor.protocol.operations.functions import FUNCTIONS, PointwiseMode
+from cudnn_actor.protocol.operations.matmul import MatMul
+from cudnn_actor.protocol.operations.movement import Movement, Placed, Reshape, Slice, Transpose
 from cudnn_actor.protocol.operations.normalization import (
     LayerNorm,
     LayerNormBackward,
     RMSNorm,
     RMSNormBackward,
 )
-from cudnn_actor.protocol.operations.pointwise import Pointwise, PointwiseMode
+from cudnn_actor.protocol.operations.pointwise import Pointwise
 from cudnn_actor.protocol.operations.pooling import AvgPool, AvgPoolBackward, MaxPool, MaxPoolBackward, Window
+from cudnn_actor.protocol.operations.reduction import ArgReduction, Cumulative, Reduction, ReductionMode
+from cudnn_actor.protocol.operations.softmax import Softmax, SoftmaxBackward
 
 __all__ = [
+    "FUNCTIONS",
     "OPERATIONS",
+    "ArgReduction",
     "Attention",
     "AttentionBackward",
     "AvgPool",
@@ -34,19 +41,30 @@ __all__ = [
     "ConvolutionBackwardData",
     "ConvolutionBackwardFilter",
     "ConvolutionForward",
+    "Cumulative",
     "GraphTensor",
     "LayerNorm",
     "LayerNormBackward",
+    "MatMul",
     "MaxPool",
     "MaxPoolBackward",
+    "Movement",
     "Node",
     "Operation",
+    "Placed",
     "Pointwise",
     "PointwiseMode",
     "RMSNorm",
     "RMSNormBackward",
+    "Reduction",
+    "ReductionMode",
+    "Reshape",
+    "Slice",
+    "Softmax",
+    "SoftmaxBackward",
     "Specs",
     "TensorRole",
+    "Transpose",
     "Window",
 ]
 
@@ -65,6 +83,15 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     RMSNormBackward,
     Attention,
     AttentionBackward,
+    Reshape,
+    Transpose,
+    Slice,
+    Reduction,
+    ArgReduction,
+    Cumulative,
+    Softmax,
+    SoftmaxBackward,
+    MatMul,
 )
 """Every operation."""
 

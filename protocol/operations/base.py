@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from cudnn_actor.protocol.checks import check_result
+from cudnn_actor.protocol.checks import check_result, is_whole
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.numerics import Numerics
@@ -25,8 +25,10 @@ __all__ = [
     "Array",
     "GraphTensor",
     "Operation",
+    "Region",
     "Specs",
     "TensorRole",
+    "axis_of",
     "require",
     "require_floating",
 ]
@@ -36,9 +38,11 @@ T = TypeVar("T", covariant=True)  # noqa: PLC0105 - the name that a reader expec
 ALLOCATED: Any = None
 """The default of an output's field: `CudnnRef.apply` allocates what a message leaves out."""
 Array = Any
-"""An array of NumPy's or of a library with its interface: float64, or an integer type."""
+"""An array of NumPy's or of a library with its interface: float64, or an integer type, or bool."""
 Specs = Mapping[str, TensorSpec]
 """The specs of operands, by the names of their fields."""
+Region = tuple[slice, ...]
+"""A part of a tensor: a slice of each dim."""
 
 
 class TensorRole(enum.StrEnum):
@@ -47,6 +51,7 @@ class TensorRole(enum.StrEnum):
     BOUND = "bound"
     SCALAR = "scalar"
     VIRTUAL = "virtual"
+    CONSTANT = "constant"
 
 
 class GraphTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,12 +66,14 @@ class GraphTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype
         The element type. A virtual tensor's values are rounded to it, as if it were stored.
     role
-        Bound, scalar or virtual.
+        Bound, scalar, virtual or constant.
     alignment
         Bytes that a bound tensor's address is a multiple of.
     overwrites
         Of a bound tensor that is written: the uid of the bound tensor that is read from the same buffer.
         None if its buffer is not read. A graph with such a tensor cannot be run again after a crash.
+    value
+        Of a constant: what each of its elements is. None for any other tensor.
     name
         For people; not part of the graph's meaning.
     """
@@ -78,6 +85,7 @@ class GraphTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     role: TensorRole = TensorRole.BOUND
     alignment: int = 16
     overwrites: int | None = None
+    value: float | int | None = None
     name: str = ""
 
     @property
@@ -87,7 +95,8 @@ class GraphTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def meaning(self) -> tuple[object, ...]:
         """Everything that defines the tensor, except its name and uids."""
-        return (self.dims, self.strides, self.dtype, self.role, self.alignment)
+        meaning = (self.dims, self.strides, self.dtype, self.role, self.alignment)
+        return meaning if self.value is None else (*meaning, self.value)
 
 
 class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -106,6 +115,8 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
         The names of the fields that hold operands, in order. An output is written and not read.
     optional
         Those of them that may be left out: None. A message for `CudnnRef.apply` may leave out any output.
+    takes_empty
+        Whether it may have operands without elements.
     slack
         How many times the error of a sum of products its results may have: more than 1 where it rounds to the
         type of its operands inside.
@@ -115,6 +126,7 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
     inputs: ClassVar[tuple[str, ...]]
     outputs: ClassVar[tuple[str, ...]]
     optional: ClassVar[frozenset[str]] = frozenset()
+    takes_empty: ClassVar[bool] = False
     slack: ClassVar[float] = 1.0
     control: ClassVar[bool] = False
     """As a message: it waits its turn."""
@@ -174,6 +186,19 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
             if name in specs:
                 require(specs, name, wanted.dims, wanted.dtype)
 
+    def check_elements(self, specs: Specs) -> None:
+        """Raise `InvalidRequest`, which names the field, if an operand has too few elements: none."""
+        if self.takes_empty:
+            return
+        for name, spec in specs.items():
+            if 0 in spec.dims:
+                raise InvalidRequest(
+                    field=name,
+                    value=spec.dims,
+                    problem=f"has no elements, and {type(self).__name__} is not defined without",
+                    fix="make every dim at least 1, or leave the operation out",
+                )
+
     def compute(self, dtypes: tuple[DType, ...]) -> DType:
         """The type that it computes in, from the dtypes of its inputs."""
         return DType.FLOAT64 if DType.FLOAT64 in dtypes else DType.FLOAT32
@@ -198,15 +223,37 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
         del xp, specs, draw
         return {}
 
+    def work(self, specs: Specs) -> int:
+        """About how many steps `evaluate` takes, from the specs of all operands.
+
+        Where that is too much, a check of a plan evaluates a part of the outputs: see `needs`.
+        """
+        return sum(spec.size for spec in specs.values())
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
+        """Which part of each input a part of the outputs follows from; None if `evaluate` needs all of them.
+
+        `evaluate` of these parts must give that part of the outputs.
+
+        Parameters
+        ----------
+        specs
+            The specs of all operands.
+        wanted
+            A part of each output.
+        """
+        del specs, wanted
+        return None
+
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         """The outputs' values: the definition of the operation.
 
         Parameters
         ----------
         xp
-            A library with NumPy's interface, and with a function `erfc`.
+            A library with NumPy's interface, and with the functions `erf` and `erfc`.
         values
-            The inputs: floats as float64, integers as int64.
+            The inputs: floats as float64, uint64 as it is, other integers and bool (0 or 1) as int64.
         specs
             The specs of the outputs that are wanted.
 
@@ -214,6 +261,7 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
         -------
         dict
             An array for each of `specs`: not yet rounded to its dtype, and exact if that is an integer type.
+            Where that is bool, all but 0 is true.
         """
         raise NotImplementedError
 
@@ -237,3 +285,15 @@ def require(specs: Specs, name: str, dims: tuple[int, ...], *dtypes: DType, grad
 def require_floating(specs: Specs, name: str) -> None:
     """Raise `InvalidRequest` unless an operand is of a floating-point dtype."""
     require(specs, name, specs[name].dims, *(dtype for dtype in DType if dtype.is_floating))
+
+
+def axis_of(field: str, axis: int, rank: int) -> int:
+    """A dim of x, counted from the start. Raises `InvalidRequest`, which names the field, for none."""
+    if not is_whole(axis) or not -rank <= axis < rank:
+        raise InvalidRequest(
+            field=field,
+            value=axis,
+            problem=f"is no dim of x, which has {rank}",
+            fix=f"use one from {-rank} to {rank - 1}" if rank else "give it at least one dim",
+        )
+    return axis % rank

@@ -54,7 +54,7 @@ class Convolution(Operation[T], frozen=True, kw_only=True):
         return type_of_sums(dtypes[0])
 
     def _like(self, dims: tuple[int, ...], operand: TensorSpec) -> TensorSpec:
-        return TensorSpec.packed(dims, self.compute((operand.dtype,)))
+        return TensorSpec.packed(dims, operand.dtype if operand.dtype.is_floating else DType.INT32)
 
 
 class ConvolutionForward(Convolution[T], frozen=True, kw_only=True, tag=True):

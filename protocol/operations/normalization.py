@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cudnn_actor.protocol.checks import is_finite, is_whole
+from cudnn_actor.protocol.checks import is_finite
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
@@ -18,6 +18,7 @@ from cudnn_actor.protocol.operations.base import (
     Operation,
     Specs,
     T,
+    axis_of,
     require,
     require_floating,
 )
@@ -38,14 +39,7 @@ class _Norm(Operation[T], frozen=True, kw_only=True):
     axis: int = -1
 
     def _first(self, x: TensorSpec) -> int:
-        if not is_whole(self.axis) or not -x.rank <= self.axis < x.rank:
-            raise InvalidRequest(
-                field="axis",
-                value=self.axis,
-                problem=f"is no dim of x, which has {x.rank}",
-                fix=f"use one from {-x.rank} to {x.rank - 1}",
-            )
-        return self.axis % x.rank
+        return axis_of("axis", self.axis, x.rank)
 
     def _statistics(self, x: TensorSpec) -> TensorSpec:
         """The spec of a number for each row: x's dims, with 1 for those that are normalised."""

@@ -1,85 +1,109 @@
-"""Functions of each element, of one or two tensors."""
+"""Functions of each element, of one to three tensors."""
 
 from __future__ import annotations
 
-import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from cudnn_actor.protocol.epilogue import Activation, Epilogue
+from cudnn_actor.protocol.checks import is_finite
+from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T, require
+from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Region, Specs, T, require
+from cudnn_actor.protocol.operations.functions import FUNCTIONS, TRUTH, PointwiseMode
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["Pointwise", "PointwiseMode"]
+__all__ = ["Pointwise"]
 
-
-class PointwiseMode(enum.StrEnum):
-    """An elementwise function of one or two tensors; smaller operands are broadcast.
-
-    The activations have the names and formulas of `Activation`.
-    """
-
-    ADD = "add"
-    MUL = "mul"
-    RELU = "relu"
-    LEAKY_RELU = "leaky_relu"
-    SIGMOID = "sigmoid"
-    TANH = "tanh"
-    GELU = "gelu"
-    GELU_TANH = "gelu_tanh"
-    SWISH = "swish"
-    ELU = "elu"
-    SOFTPLUS = "softplus"
-
-
-_BINARY = frozenset({PointwiseMode.ADD, PointwiseMode.MUL})
-_EXACT = frozenset({*_BINARY, PointwiseMode.RELU})
-"""Modes that give whole numbers for whole numbers."""
+_FIELDS = ("parameter", "lower", "upper")
+_COMPUTED = tuple(dtype for dtype in DType if dtype is not DType.UINT64)
+"""The dtypes that functions are computed of: int64 does not hold every uint64."""
+_INTEGERS = tuple(dtype for dtype in _COMPUTED if not dtype.is_floating)
+_POSITIVE = frozenset({PointwiseMode.SOFTPLUS, PointwiseMode.CELU})
+"""Modes whose parameter must be > 0."""
 
 
 class Pointwise(Operation[T], frozen=True, kw_only=True, tag=True):
-    """result = mode(operands), with the activation's `parameter` if it has one."""
+    """result = mode(operands), of each element. Answered by a `Receipt`.
+
+    Functions of floats are computed in float32, or in float64 if an operand is. Arithmetic of integers alone,
+    where it gives integers, is exact, modulo 2**64. The result is rounded to its dtype, once: to nearest,
+    ties to even; of integers it saturates, and NaN becomes 0. Bitwise functions keep the lowest bits instead.
+
+    Parameters
+    ----------
+    mode
+        The function.
+    operands
+        As many as the mode takes, of equal rank. Dims of 1 are broadcast.
+    result
+        Of any dtype. If it is left out, it has the type that is computed in, or is uint8 of truth values.
+    parameter
+        p in the formula of a mode that has one; None for its default.
+    lower, upper
+        Bounds, of those modes that have them: `clip` and `relu`.
+    """
 
     kind = "pointwise"
     inputs = ("operands",)
     outputs = ("result",)
+    takes_empty = True
     mode: PointwiseMode
     operands: tuple[T, ...]
     result: T = ALLOCATED
     parameter: float | None = None
+    lower: float | None = None
+    upper: float | None = None
 
     @property
-    def effective_parameter(self) -> float | None:
-        """The parameter in effect: the given one, the activation's default, or None.
+    def effective_parameters(self) -> dict[str, float]:
+        """The parameters in effect, in the order of the mode's row: those given, and defaults.
 
-        Raises `InvalidRequest` for one that the activation cannot have.
+        Raises `InvalidRequest` for one that the mode cannot have.
         """
-        if self.mode in _BINARY:
-            if self.parameter is not None:
+        found = dict(FUNCTIONS[self.mode].parameters)
+        for name in _FIELDS:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name not in found:
                 raise InvalidRequest(
-                    field="parameter",
-                    value=self.parameter,
-                    problem=f"is given, but {self.mode} has no parameter",
+                    field=name,
+                    value=value,
+                    problem=f"is given, but {self.mode} has no {name}",
                     fix="leave it out",
                 )
-            return None
-        return Epilogue(activation=Activation(self.mode), parameter=self.parameter).effective_parameter
+            positive = name == "parameter" and self.mode in _POSITIVE
+            if not is_finite(value) or (positive and value <= 0):
+                raise InvalidRequest(
+                    field=name,
+                    value=value,
+                    problem=f"must be a finite number{' > 0' if positive else ''}",
+                    fix="leave it out for the default",
+                )
+            found[name] = float(value) + 0.0  # -0.0 becomes 0.0: equal operations mean the same
+        if found.get("lower", 0.0) > found.get("upper", 0.0):
+            raise InvalidRequest(
+                field="lower",
+                value=found["lower"],
+                problem=f"is above the upper bound, {found['upper']}",
+                fix="give a lower bound that is not above the upper one",
+            )
+        return found
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
-        self.effective_parameter  # noqa: B018 - raises
-        wanted = 2 if self.mode in _BINARY else 1
-        given = list(specs.values())
-        if len(given) != wanted:
+        self.effective_parameters  # noqa: B018 - raises
+        function, given = FUNCTIONS[self.mode], list(specs.values())
+        if len(given) != function.arity:
             raise InvalidRequest(
                 field="operands",
                 value=len(given),
                 problem=f"is not the number of operands of {self.mode}",
-                fix=f"give it {wanted}",
+                fix=f"give it {function.arity}",
             )
         rank = max(spec.rank for spec in given)
-        dims = tuple(max(spec.dims[axis] for spec in given if spec.rank == rank) for axis in range(rank))
+        sizes = zip(*(spec.dims for spec in given if spec.rank == rank), strict=True)
+        dims = tuple(0 if 0 in size else max(size) for size in sizes)
         for name, spec in specs.items():
             if spec.rank != rank or any(d not in (1, r) for d, r in zip(spec.dims, dims, strict=True)):
                 raise InvalidRequest(
@@ -88,42 +112,51 @@ class Pointwise(Operation[T], frozen=True, kw_only=True, tag=True):
                     problem=f"does not broadcast to dims {dims}",
                     fix="give each dim the size 1 or that of the other operand",
                 )
-        return {"result": TensorSpec.packed(dims, self.compute(tuple(spec.dtype for spec in given)))}
+            if function.bits:
+                require(specs, name, spec.dims, *_INTEGERS)
+            elif self.mode is not PointwiseMode.IDENTITY:
+                require(specs, name, spec.dims, *_COMPUTED)
+        dtype = TRUTH if function.truth else self.compute(tuple(spec.dtype for spec in given))
+        return {"result": TensorSpec.packed(dims, dtype)}
 
     def check(self, specs: Specs) -> None:
         inputs = {name: specs[name] for name, _ in self.named(self.inputs)}
         require(specs, "result", self.infer(inputs)["result"].dims)  # of any dtype: it is rounded
 
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region]:
+        (region,) = wanted.values()
+        return {
+            name: tuple(
+                slice(None) if size == 1 else part
+                for size, part in zip(specs[name].dims, region, strict=True)
+            )
+            for name, _ in self.named(self.inputs)
+        }
+
+    def compute(self, dtypes: tuple[DType, ...]) -> DType:
+        integers = not any(dtype.is_floating for dtype in dtypes)
+        if self.mode is PointwiseMode.IDENTITY and dtypes == (DType.UINT64,):
+            return DType.UINT64
+        if FUNCTIONS[self.mode].exact(tuple(self.effective_parameters.values()), integers=integers):
+            return DType.INT64
+        return super().compute(dtypes)
+
+    def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        samples = zip(self.named(self.inputs), FUNCTIONS[self.mode].samples, strict=False)
+        found = {name: of(xp, draw(specs[name])) for (name, _), of in samples if of is not None}
+        parameters = self.effective_parameters
+        bounds = [parameters[n] for n in ("lower", "upper") if math.isfinite(parameters.get(n, math.inf))]
+        if bounds:  # values on both sides of each
+            x, reach = draw(specs["operands[0]"]), bounds[-1] - bounds[0]
+            found["operands[0]"] = bounds[0] + (reach * (x + 1) / 4 if reach else x)
+        return found
+
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
-        operands = list(values.values())
-        if self.mode not in _EXACT or any(value.dtype.kind == "f" for value in operands):
-            operands = [value.astype(xp.float64, copy=False) for value in operands]
-        result = _FORMULAS[self.mode](xp, self.effective_parameter, *operands)
-        return {"result": xp.broadcast_to(result, specs["result"].dims)}
-
-
-def _sigmoid(xp: Any, x: Array) -> Array:
-    decay = xp.exp(-xp.abs(x))
-    return xp.where(x >= 0, 1, decay) / (1 + decay)
-
-
-def _softplus(xp: Any, p: float, x: Array) -> Array:
-    scaled = p * x
-    return (xp.maximum(scaled, 0) + xp.log1p(xp.exp(-xp.abs(scaled)))) / p
-
-
-_FORMULAS: dict[PointwiseMode, Any] = {
-    PointwiseMode.ADD: lambda xp, p, a, b: a + b,  # noqa: ARG005
-    PointwiseMode.MUL: lambda xp, p, a, b: a * b,  # noqa: ARG005
-    PointwiseMode.RELU: lambda xp, p, x: xp.maximum(x, 0),  # noqa: ARG005
-    PointwiseMode.LEAKY_RELU: lambda xp, p, x: xp.where(x > 0, x, p * x),
-    PointwiseMode.SIGMOID: lambda xp, p, x: _sigmoid(xp, x),  # noqa: ARG005
-    PointwiseMode.TANH: lambda xp, p, x: xp.tanh(x),  # noqa: ARG005
-    PointwiseMode.GELU: lambda xp, p, x: x * xp.erfc(x * -math.sqrt(0.5)) / 2,  # noqa: ARG005
-    PointwiseMode.GELU_TANH: lambda xp, p, x: (  # noqa: ARG005 - (1 + tanh(z)) / 2 is sigmoid(2 z)
-        x * _sigmoid(xp, math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
-    ),
-    PointwiseMode.SWISH: lambda xp, p, x: x * _sigmoid(xp, p * x),
-    PointwiseMode.ELU: lambda xp, p, x: xp.where(x > 0, x, p * xp.expm1(xp.minimum(x, 0))),
-    PointwiseMode.SOFTPLUS: _softplus,
-}
+        function, spec = FUNCTIONS[self.mode], specs["result"]
+        if self.mode is PointwiseMode.IDENTITY:
+            (x,) = values.values()
+            return {"result": xp.broadcast_to(x, spec.dims)}
+        result = function(xp, list(values.values()), tuple(self.effective_parameters.values()))
+        if function.bits and not spec.dtype.is_floating:
+            result = result & 1 if spec.dtype is DType.BOOL else result.astype(spec.dtype.numpy)
+        return {"result": xp.broadcast_to(result, spec.dims)}

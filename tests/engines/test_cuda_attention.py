@@ -12,7 +12,7 @@ from cudnn_actor.engines.cuda.operations.attention import attention_kernels
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.kernels import Constant, Expression, Leaf, Value
 from cudnn_actor.protocol import Attention, AttentionBackward, DType, TensorSpec
-from cudnn_actor.protocol.operations import GraphTensor
+from cudnn_actor.protocol.operations import GraphTensor, PointwiseMode
 from cudnn_actor.protocol.tensor import packed_strides
 
 ROWS, COLUMNS = 9, 13
@@ -34,9 +34,10 @@ def value(node: Value, leaves: Sequence[int]) -> float:
             return number
         case Leaf(number=number):
             return leaves[number]
-        case Expression(mode=mode, operands=operands):
-            found = [value(operand, leaves) for operand in operands]
-            return {"add": sum(found), "mul": found[0] * found[-1], "relu": max(found[0], 0.0)}[mode]
+        case Expression(mode=PointwiseMode.MUL, operands=(first, second)):
+            return value(first, leaves) * value(second, leaves)
+        case Expression(mode=PointwiseMode.CLIP, operands=(operand,), parameters=(least, most)):
+            return min(max(value(operand, leaves), least), most)
     raise AssertionError(node)
 
 

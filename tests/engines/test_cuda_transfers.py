@@ -18,7 +18,9 @@ from cudnn_actor.engines.cuda.device import fences, pinning, transfer
 from cudnn_actor.engines.cuda.device import pinned_ring as staging
 from cudnn_actor.engines.cuda.device.fences import Fences
 from cudnn_actor.engines.cuda.device.transfer import Transfer
-from cudnn_actor.protocol import TensorSpec
+from cudnn_actor.protocol import InvalidRequest, TensorSpec
+from cudnn_actor.protocol.dtypes import DTypeName
+from cudnn_actor.protocol.tensor import LayoutName
 
 from ..log_lines import capture_logs
 
@@ -131,8 +133,9 @@ def transfers(device: HostDevice) -> Transfer:
 
 def place(spec: TensorSpec) -> Any:
     """A buffer on the device."""
-    memory = np.zeros(spec.nbytes // 4, np.uint32).view(Array)
-    strides = [4 * stride for stride in spec.strides]
+    size = spec.dtype.itemsize
+    memory = np.zeros(spec.nbytes // size, f"u{size}").view(Array)
+    strides = [size * stride for stride in spec.strides]
     raw = np.lib.stride_tricks.as_strided(memory, spec.dims, strides, subok=True)
     return SimpleNamespace(pointer=memory.ctypes.data, spec=spec, raw=raw)
 
@@ -155,6 +158,40 @@ def test_what_is_uploaded_is_downloaded(transfers: Transfer) -> None:
         buffer, array = place(spec), values(spec)
         transfers.write(buffer, array)
         np.testing.assert_array_equal(transfers.read(buffer), array)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "bool", "uint64"])
+@pytest.mark.parametrize("dims", [(), (0,), (2, 0, 3), (0, 3, 4, 4), (1,) * 8])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_tensors_without_dims_or_elements_are_moved(
+    transfers: Transfer, device: HostDevice, dims: tuple[int, ...], dtype: DTypeName, layout: LayoutName
+) -> None:
+    spec = TensorSpec.packed(dims, dtype, layout if 3 <= len(dims) <= 5 else "NCHW")
+    array = np.ones(dims, spec.dtype.numpy)
+    for given in (array, array.astype(np.int64), np.ones(dims, bool)):
+        src, dst = place(spec), place(TensorSpec.packed(dims, dtype))
+        transfers.write(src, given)
+        transfers.copy(src, dst)
+        for receive in (transfers.read, transfers.fetch):
+            for into in (None, np.zeros(dims, spec.dtype.numpy)):
+                answer = receive(dst, into)
+                assert answer is not None
+                got = answer() if callable(answer) else answer
+                assert (got.shape, got.dtype) == (dims, spec.dtype.numpy)
+                np.testing.assert_array_equal(got, array)
+    assert device.took_pinned is (array.size > 0), "an empty piece would fill the ring"
+    transfers.fill(dst, 0)
+    np.testing.assert_array_equal(transfers.read(dst), np.zeros(dims, spec.dtype.numpy))
+    with pytest.raises(InvalidRequest, match="other dims"):
+        transfers.write(dst, np.ones((*dims, 0), spec.dtype.numpy))
+    with pytest.raises(EngineFailure, match="BAD_TARGET"):
+        transfers.read(dst, np.zeros((*dims, 0), spec.dtype.numpy))
+
+
+def test_a_number_without_dims_is_rounded_once(transfers: Transfer) -> None:
+    buffer = place(TensorSpec.packed((), "bfloat16"))
+    transfers.write(buffer, np.array(1 + 2**-8 + 2**-40))
+    assert float(transfers.read(buffer)) == 1 + 2**-7
 
 
 def test_uploads_that_found_no_room_leave_the_ring_to_the_next(

@@ -1,4 +1,4 @@
-"""Pooling, norms and attention, with their gradients, against PyTorch on the CPU, in float64."""
+"""Pooling, norms, attention, products, reductions and softmax against PyTorch on the CPU, in float64."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ import numpy as np
 import pytest
 
 from cudnn_actor.protocol import (
+    ArgReduction,
     Attention,
     AttentionBackward,
     AvgPool,
     AvgPoolBackward,
     BufferRef,
+    Cumulative,
     DType,
     LayerNorm,
     LayerNormBackward,
+    MatMul,
     MaxPool,
     MaxPoolBackward,
+    Reduction,
+    ReductionMode,
     RMSNorm,
     RMSNormBackward,
+    Softmax,
+    SoftmaxBackward,
     TensorSpec,
     Window,
 )
@@ -165,3 +172,80 @@ def test_attention(bench: Workbench, causal: bool, biased: bool, groups: int) ->
     outputs: dict[str, Any] = {f"d{name}": empty(bench, ref.spec.dims) for name, ref in refs.items()}
     bench.run(AttentionBackward(**common, dy=place(bench, dy), y=y, statistics=statistics, **outputs))
     close(bench, {"y": y, **outputs}, {"y": wanted, **{f"d{name}": t.grad for name, t in leaves.items()}})
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b"),
+    [((5, 7), (7, 3)), ((2, 3, 5, 7), (7, 4)), ((5, 7), (3, 7, 4)), ((2, 1, 5, 7), (3, 7, 4))],
+)
+def test_products(bench: Workbench, of_a: tuple[int, ...], of_b: tuple[int, ...]) -> None:
+    a, b = leaf(of_a, 0), leaf(of_b, 1)
+    wanted = torch.matmul(a, b)
+    refs = [place(bench, each.detach().numpy()) for each in (a, b)]
+    y = empty(bench, wanted.shape)
+    bench.run(MatMul(a=refs[0], b=refs[1], y=y))
+    close(bench, {"y": y}, {"y": wanted})
+
+
+REDUCTIONS = {
+    ReductionMode.SUM: torch.sum,
+    ReductionMode.MIN: torch.amin,
+    ReductionMode.MAX: torch.amax,
+    ReductionMode.MEAN: torch.mean,
+    ReductionMode.L1: lambda x, axes: torch.linalg.vector_norm(x, 1, axes),
+    ReductionMode.L2: lambda x, axes: torch.linalg.vector_norm(x, 2, axes),
+    ReductionMode.LOG_SUM_EXP: torch.logsumexp,
+}
+
+
+@pytest.mark.parametrize("mode", REDUCTIONS)
+@pytest.mark.parametrize("axes", [(-1,), (0, 2), (0, 1, 2)])
+def test_reductions(bench: Workbench, mode: ReductionMode, axes: tuple[int, ...]) -> None:
+    x = leaf((3, 8, 5), 0).detach()
+    with_specials = x.clone()
+    with_specials[0, 1, 2], with_specials[1, 3], with_specials[2, 7] = math.nan, -math.inf, math.inf
+    for given in (x, with_specials):
+        wanted = REDUCTIONS[mode](given, axes).numpy()
+        y = empty(bench, wanted.shape)
+        bench.run(Reduction(x=place(bench, given.numpy()), y=y, mode=mode, axes=axes))
+        np.testing.assert_allclose(bench.read(y), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_running_sums_and_places(bench: Workbench, axis: int) -> None:
+    x = leaf((3, 8, 5), 0).detach()
+    given = place(bench, x.numpy())
+    for mode, cumulative in ((ReductionMode.SUM, torch.cumsum), (ReductionMode.PRODUCT, torch.cumprod)):
+        y = empty(bench, x.shape)
+        bench.run(Cumulative(x=given, y=y, mode=mode, axis=axis))
+        np.testing.assert_allclose(bench.read(y), cumulative(x, axis).numpy(), rtol=1e-12)
+    for mode, find in ((ReductionMode.MAX, torch.argmax), (ReductionMode.MIN, torch.argmin)):
+        wanted = find(x, axis, keepdim=True).numpy()
+        places = empty(bench, wanted.shape, DType.INT64)
+        bench.run(ArgReduction(x=given, y=places, mode=mode, axis=axis, keep_dims=True))
+        np.testing.assert_array_equal(bench.read(places), wanted)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_softmax(bench: Workbench, log: bool, axis: int) -> None:
+    x = leaf((3, 8, 5), 0)
+    function = torch.log_softmax if log else torch.softmax
+    wanted = function(x, axis)
+    dy = normal((3, 8, 5), DType.FLOAT64, 1)
+    wanted.backward(torch.from_numpy(dy))
+    y, dx = empty(bench, x.shape), empty(bench, x.shape)
+    bench.run(Softmax(x=place(bench, x.detach().numpy()), y=y, axis=axis, log=log))
+    bench.run(SoftmaxBackward(dy=place(bench, dy), y=y, dx=dx, axis=axis, log=log))
+    close(bench, {"y": y, "dx": dx}, {"y": wanted, "dx": x.grad})
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_softmax_of_infinity_and_nan(bench: Workbench, log: bool) -> None:
+    inf, nan = math.inf, math.nan
+    rows = [[-inf] * 3, [-inf, 0, 1], [inf, 0, 1], [nan, 0, 1], [inf, -inf, 0]]
+    x = torch.tensor(rows, dtype=torch.float64)
+    y = empty(bench, x.shape)
+    bench.run(Softmax(x=place(bench, x.numpy()), y=y, log=log))
+    wanted = (torch.log_softmax if log else torch.softmax)(x, -1)
+    np.testing.assert_allclose(bench.read(y), wanted.numpy(), rtol=1e-12)

@@ -25,8 +25,13 @@ ARENA_BYTES = 16 << 20
 _arenas = itertools.count(1000)
 
 
+def old_value(dtype: DType) -> float:
+    """What a buffer holds before it is written: NaN, 77, or True."""
+    return float("nan") if dtype.is_floating else dtype is DType.BOOL or 77
+
+
 class Workbench:
-    """Buffers in one arena of an engine; everything not yet written holds NaN, or 77 for integers."""
+    """Buffers in one arena of an engine; everything not yet written holds what `old_value` says."""
 
     def __init__(self, engine: Engine, arena: int) -> None:
         self.engine = engine
@@ -36,7 +41,8 @@ class Workbench:
 
     def place(self, array: np.ndarray, spec: TensorSpec | None = None) -> BufferRef:
         """A buffer that holds an array, packed unless a spec says otherwise."""
-        ref = self.empty(TensorSpec.like(np.ascontiguousarray(array)) if spec is None else spec)
+        array = np.asarray(array)  # a number of NumPy's is no array
+        ref = self.empty(TensorSpec.like(np.array(array, order="C")) if spec is None else spec)
         self.engine.write(self.binding(ref), array)
         return ref
 
@@ -44,9 +50,9 @@ class Workbench:
         """A buffer whose old contents would show."""
         ref = BufferRef(slot=len(self._offsets), generation=0, spec=spec, device=self.engine.device)
         self._offsets[ref.slot] = self._next
-        self._next += -(-spec.nbytes // 256) * 256
+        self._next += -(-max(spec.nbytes, 1) // 256) * 256
         assert self._next <= ARENA_BYTES
-        self.engine.fill(self.binding(ref), float("nan") if spec.dtype.is_floating else 77)
+        self.engine.fill(self.binding(ref), old_value(spec.dtype))
         return ref
 
     def binding(self, ref: BufferRef, spec: TensorSpec | None = None) -> Any:
@@ -119,7 +125,7 @@ def _outlast(engine: Engine) -> None:
 def spread(dims: tuple[int, ...], dtype: DTypeLike, gap: int = 2) -> TensorSpec:
     """A spec with gaps between neighbours in every dim, spatial dims slowest."""
     strides, step = [0] * len(dims), gap
-    for axis in (1, 0, *range(2, len(dims))) if len(dims) > 1 else (0,):
+    for axis in (1, 0, *range(2, len(dims))) if len(dims) > 1 else range(len(dims)):
         strides[axis] = step
         step = step * dims[axis] + 1
     return TensorSpec.strided(dims, strides, dtype)

@@ -20,26 +20,34 @@ from cudnn_actor.engines.cuda.plans.recipe import OperationStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.plans.splitting import compile_split, ways
 from cudnn_actor.protocol import (
+    ArgReduction,
     Attention,
     AttentionBackward,
     AvgPool,
     AvgPoolBackward,
+    Cumulative,
     DType,
     GraphTensor,
     LayerNorm,
     LayerNormBackward,
+    MatMul,
     MaxPool,
     MaxPoolBackward,
     Node,
     OperationGraph,
     Pointwise,
     PointwiseMode,
+    Reduction,
+    ReductionMode,
     RMSNorm,
     RMSNormBackward,
+    Softmax,
+    SoftmaxBackward,
     TensorRole,
     TensorSpec,
     Window,
 )
+from cudnn_actor.protocol.operations import FUNCTIONS
 
 WINDOW = Window(size=(3, 3), pre_padding=(1, 1), post_padding=(1, 1), stride=(2, 2), dilation=(1, 1))
 X, Y = (2, 3, 8, 8), (2, 3, 4, 4)
@@ -111,6 +119,60 @@ ATTENTION: dict[str, tuple[list[GraphTensor], Node]] = {
         AttentionBackward(dy=0, q=1, k=2, v=3, y=4, statistics=5, dq=6, dk=7, dv=8, bias=9, dbias=10),
     ),
 }
+MATRICES = (2, 8, 8)
+PRODUCTS: dict[str, tuple[list[GraphTensor], Node]] = {
+    "product": (tensors(MATRICES, MATRICES, MATRICES), MatMul(a=0, b=1, y=2)),
+    "product of one b": (tensors((2, 3, 40, 24), (24, 17), (2, 3, 40, 17)), MatMul(a=0, b=1, y=2)),
+    "product of uneven batches": (
+        tensors((2, 1, 40, 24), (5, 24, 17), (2, 5, 40, 17)),
+        MatMul(a=0, b=1, y=2),
+    ),
+}
+
+
+LONG = (2, 9000)
+REDUCTIONS: dict[str, tuple[list[GraphTensor], Node]] = {
+    "sum": (
+        tensors(ROWS, STATISTICS),
+        Reduction(x=0, y=1, mode=ReductionMode.SUM, axes=(-1,), keep_dims=True),
+    ),
+    "sum in parts": (
+        tensors(LONG, (2, 1)),
+        Reduction(x=0, y=1, mode=ReductionMode.SUM, axes=(-1,), keep_dims=True),
+    ),
+    "product along rows": (
+        tensors(ROWS, ROWS[:2]),
+        Reduction(x=0, y=1, mode=ReductionMode.PRODUCT, axes=(-1,)),
+    ),
+    "largest": (tensors(ROWS, (4, 40)), Reduction(x=0, y=1, mode=ReductionMode.MAX, axes=(1,))),
+    "log sum exp": (tensors(ROWS, ROWS[:2]), Reduction(x=0, y=1, mode=ReductionMode.LOG_SUM_EXP, axes=(-1,))),
+}
+PLACES: dict[str, tuple[list[GraphTensor], Node]] = {
+    "place": (
+        [tensor(0, ROWS), tensor(1, ROWS[:2], DType.INT64)],
+        ArgReduction(x=0, y=1, mode=ReductionMode.MAX, axis=-1),
+    ),
+    "place in columns": (
+        [tensor(0, ROWS), tensor(1, (4, 40), DType.INT64)],
+        ArgReduction(x=0, y=1, mode=ReductionMode.MAX, axis=1),
+    ),
+}
+RUNNING: dict[str, tuple[list[GraphTensor], Node]] = {
+    "running sum": (tensors(ROWS, ROWS), Cumulative(x=0, y=1, mode=ReductionMode.SUM, axis=-1)),
+    "running product": (tensors(ROWS, ROWS), Cumulative(x=0, y=1, mode=ReductionMode.PRODUCT, axis=-1)),
+}
+SOFTMAX: dict[str, tuple[list[GraphTensor], Node]] = {
+    "softmax": (tensors(ROWS, ROWS), Softmax(x=0, y=1)),
+    "softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2)),
+    "log-softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2, log=True)),
+}
+ONLY_OURS = {
+    "max with index",
+    "max backward",
+    *(REDUCTIONS.keys() - {"sum", "sum in parts"}),
+    *PLACES,
+    *RUNNING,
+}
 Sabotage = Callable[[OperationStep], tuple[OperationStep, ...]]
 
 
@@ -170,6 +232,43 @@ def scaled(step: OperationStep) -> tuple[OperationStep, ...]:
     return changed(step, scale=0.3)
 
 
+def another_mode(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, mode=ReductionMode.L2)
+
+
+def smallest(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, mode=ReductionMode.MIN)
+
+
+def reverse(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, reverse=True)
+
+
+def exclusive(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, exclusive=True)
+
+
+def other_log(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, log=not step.operation.log)  # type: ignore[attr-defined]
+
+
+def half_read(step: OperationStep) -> tuple[OperationStep, ...]:
+    """Only the first half of the reduced dim."""
+    axis = step.operation.reduced(3)[0] - 3 if isinstance(step.operation, Reduction) else step.operation.axis  # type: ignore[attr-defined]
+    x, *rest = step.tensors
+    at = axis % len(x.dims)
+    x = msgspec.structs.replace(x, dims=(*x.dims[:at], x.dims[at] // 2, *x.dims[at + 1 :]))
+    return (msgspec.structs.replace(step, tensors=(x, *rest)),)
+
+
+def next_row(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The input's rows one element further apart."""
+    x, *rest = step.tensors
+    *outer, last = x.strides
+    x = msgspec.structs.replace(x, strides=(*(stride + 1 for stride in outer), last))
+    return (msgspec.structs.replace(step, tensors=(x, *rest)),)
+
+
 def rotated(step: OperationStep) -> tuple[OperationStep, ...]:
     """Each operand in the place of the next one of as many bytes."""
     sizes = [tensor.spec.nbytes for tensor in step.tensors]
@@ -179,6 +278,20 @@ def rotated(step: OperationStep) -> tuple[OperationStep, ...]:
         for number, other in zip(places, [*places[1:], places[0]], strict=True):
             sources[number] = step.sources[other]
     return (msgspec.structs.replace(step, sources=tuple(sources)),)
+
+
+def shorter_sums(step: OperationStep) -> tuple[OperationStep, ...]:
+    a, b, y = step.tensors
+    a = msgspec.structs.replace(a, dims=(*a.dims[:-1], a.dims[-1] - 1))
+    b = msgspec.structs.replace(b, dims=(*b.dims[:-2], b.dims[-2] - 1, b.dims[-1]))
+    return (msgspec.structs.replace(step, tensors=(a, b, y)),)
+
+
+def another_b(step: OperationStep) -> tuple[OperationStep, ...]:
+    """Its columns, all one further."""
+    a, b, y = step.tensors
+    b = msgspec.structs.replace(b, strides=(*b.strides[:-2], b.strides[-2] + 1, b.strides[-1]))
+    return (msgspec.structs.replace(step, tensors=(a, b, y)),)
 
 
 def by_kernel(graph: OperationGraph, handle: Any) -> CudaPlan:
@@ -199,16 +312,24 @@ def engine() -> Iterator[CudaEngine]:
     engine.close()
 
 
+GIVEN = GRAPHS | NORMS | ATTENTION | PRODUCTS | REDUCTIONS | PLACES | RUNNING | SOFTMAX
 CASES = [
     *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
     *itertools.product(NORMS, [missing, longer_rows, rotated, one_sample_less, one_sample_more]),
     *itertools.product(ATTENTION, [missing, causal, scaled, rotated, one_sample_less, one_sample_more]),
+    *itertools.product(PRODUCTS, [missing, transposed, shorter_sums, another_b, one_sample_less]),
+    ("product", rotated),
+    ("product", one_sample_more),
+    *itertools.product(REDUCTIONS, [missing, another_mode, half_read, next_row, one_sample_less]),
+    *itertools.product(PLACES, [missing, smallest, half_read, next_row, one_sample_less, one_sample_more]),
+    *itertools.product(RUNNING, [missing, reverse, exclusive, longer_rows, one_sample_less, one_sample_more]),
+    *itertools.product(SOFTMAX, [missing, longer_rows, other_log, rotated, one_sample_less, one_sample_more]),
 ]
 
 
 @pytest.mark.parametrize(("name", "sabotage"), CASES)
 def test_a_sabotaged_plan_is_found(engine: CudaEngine, name: str, sabotage: Sabotage) -> None:
-    given, operation = (GRAPHS | NORMS | ATTENTION)[name]
+    given, operation = GIVEN[name]
     graph = OperationGraph(tensors=tuple(given), operations=(operation,))
     plan = by_kernel(graph, engine._handle)
     check = SelfCheck(graph, BuildContext(engine._handle, engine.stream))
@@ -229,13 +350,13 @@ def builder() -> Iterator[CudaBuilder]:
     builder.close()
 
 
-@pytest.mark.parametrize("name", [*GRAPHS, *NORMS, *ATTENTION])
+@pytest.mark.parametrize("name", GIVEN)
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
 def test_each_way_to_run_an_operation(
     builder: CudaBuilder, name: str, dtype: DType, record_property: Callable[[str, object], None]
 ) -> None:
     """Each is checked, stored, restored and captured; our own kernel, and one of cuDNN's ways, are right."""
-    given, operation = (GRAPHS | NORMS | ATTENTION)[name]
+    given, operation = GIVEN[name]
     tensors = tuple(
         msgspec.structs.replace(tensor, dtype=dtype)
         if tensor.dtype is DType.FLOAT32 and tensor.dims[-1] > 1
@@ -260,7 +381,7 @@ def test_each_way_to_run_an_operation(
     record_property("ways", found)
     right = [way for way, fault in found.items() if fault is None]
     assert any(way.endswith("-kernel") for way in right)
-    only_ours = "index" in name or name == "max backward" or (dtype is DType.FLOAT32 and name in ATTENTION)
+    only_ours = name in ONLY_OURS or (dtype is DType.FLOAT32 and name in ATTENTION | REDUCTIONS)
     assert only_ours or any(not way.endswith("-kernel") for way in right)
 
 
@@ -291,13 +412,14 @@ def test_every_tensor_of_a_check_has_values_of_its_own(engine: CudaEngine, mode:
 
     Every function, also one that has no result for some numbers, must be right in its own check.
     """
-    arity = 2 if mode in (PointwiseMode.ADD, PointwiseMode.MUL) else 1
+    arity, dtype = FUNCTIONS[mode].arity, DType.INT32 if FUNCTIONS[mode].bits else DType.FLOAT32
     operation = Pointwise(mode=mode, operands=tuple(range(arity)), result=arity)
-    graph = OperationGraph(tensors=tuple(tensors(*[X] * (arity + 1))), operations=(operation,))
+    operands = tuple(tensor(uid, X, dtype) for uid in range(arity + 1))
+    graph = OperationGraph(tensors=operands, operations=(operation,))
     plan = engine.build(graph, workspace_limit=None)
     check = SelfCheck(graph, BuildContext(engine._handle, engine.stream))
     assert check.fault(plan) is None
-    if arity == 2:
+    if arity > 1:
         check.pointers[1] = check.pointers[0]
         assert "are wrong" in (check.fault(plan) or "")
     check.close()

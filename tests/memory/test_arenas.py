@@ -53,6 +53,19 @@ def test_passing_the_limit_is_an_error_that_changes_nothing() -> None:
     grown.table.close()
 
 
+def test_a_buffer_of_no_bytes_finds_no_room_where_there_is_none() -> None:
+    grown = Grown(limit=2 * MIB)
+    assert grown.table.next_arena(spec_of(0)) == (0, 2 * MIB)
+    full = grown.allocate(2 * MIB)
+    assert not grown.table.room_for(spec_of(0))
+    with pytest.raises(OutOfMemory):
+        grown.allocate(0)
+    grown.table.free(full)
+    assert grown.allocate(0).spec.nbytes == 0
+    assert grown.table.live_bytes == 0
+    grown.table.close()
+
+
 def test_idle_arenas_make_room_under_the_limit() -> None:
     grown = Grown(limit=4 * MIB)
     small = [grown.allocate(2 * MIB) for _ in range(2)]

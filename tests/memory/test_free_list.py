@@ -58,6 +58,11 @@ def test_a_place_is_not_released_twice() -> None:
     assert free.free_bytes == GRANULARITY
 
 
+def test_no_two_places_are_one_even_of_no_bytes() -> None:
+    free = FreeList(2 * GRANULARITY)
+    assert [free.allocate(0) for _ in range(3)] == [0, GRANULARITY, None]
+
+
 @pytest.mark.parametrize("nbytes", [0, -256, 255, 257])
 def test_a_list_covers_a_positive_multiple_of_the_granularity(nbytes: int) -> None:
     with pytest.raises(ValueError, match=f"nbytes={nbytes}"):

@@ -17,9 +17,9 @@ from cudnn_actor.protocol import BufferRef, OutOfMemory, StaleBufferError, Stale
 from .memory_fixtures import MIB, NONCE, Descriptors, spec_of
 
 SIZES = st.one_of(
-    st.integers(1, 4 * GRANULARITY),
+    st.integers(0, 4 * GRANULARITY),
     st.integers(1, 5 * MIB),
-    st.sampled_from([GRANULARITY, MIB, 2 * MIB - GRANULARITY, 2 * MIB, 2 * MIB + 1]),
+    st.sampled_from([0, GRANULARITY, MIB, 2 * MIB - GRANULARITY, 2 * MIB, 2 * MIB + 1]),
 )
 
 
@@ -87,7 +87,7 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule(target=buffers, nbytes=SIZES)
     def allocate(self, nbytes: int) -> Known | None:
         spec = spec_of(nbytes)
-        fits = self.largest_gap() >= nbytes
+        fits = self.largest_gap() >= max(nbytes, 1)
         assert self.table.room_for(spec) is fits
         if not fits and not self.add(nbytes):
             with pytest.raises(OutOfMemory):
@@ -95,7 +95,7 @@ class MemoryMachine(RuleBasedStateMachine):
             return None
         ref = self.table.allocate(spec)
         slot = self.table.resolve(ref)
-        size = -(-nbytes // GRANULARITY) * GRANULARITY
+        size = -(-max(nbytes, 1) // GRANULARITY) * GRANULARITY  # no two buffers have one place
         assert slot.offset % GRANULARITY == 0
         assert slot.offset + size <= slot.arena.nbytes
         assert slot.binding is None
@@ -107,7 +107,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def add(self, nbytes: int) -> bool:
         """Add an arena for `nbytes` if the limit allows one, and check that it was decided rightly."""
-        needed = -(-nbytes // (2 * MIB)) * 2 * MIB
+        needed = -(-max(nbytes, 1) // (2 * MIB)) * 2 * MIB
         used = sum(size for number, (size, _) in self.arenas.items() if self.taken(number))
         if self.limit is not None and used + needed > self.limit:
             with pytest.raises(OutOfMemory) as caught:

@@ -21,27 +21,38 @@ from cudnn_actor.protocol import (
     Fill,
     Free,
     GetStatistics,
+    Graph,
+    GraphBuilder,
     Layout,
     Numerics,
     Ping,
     PlanStatistics,
     Receipt,
+    RunGraph,
     Statistics,
     TensorSpec,
     Upload,
     Warm,
 )
 from cudnn_actor.protocol.messages import Travelling
-from cudnn_actor.protocol.operations import OPERATIONS, Operation, PointwiseMode, Window
+from cudnn_actor.protocol.operations import (
+    OPERATIONS,
+    Operation,
+    Pointwise,
+    PointwiseMode,
+    ReductionMode,
+    Window,
+)
 
 COUNTS = st.integers(0, 2**63)
 NUMBERS = st.floats(allow_nan=False, width=64)
+VALUES = NUMBERS | st.integers(-(2**63), 2**64 - 1) | st.booleans()
 
 
 @st.composite
 def specs(draw: st.DrawFn) -> TensorSpec:
-    dims = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=5)))
-    layouts = [Layout.NCHW, Layout.NHWC] if len(dims) >= 3 else [Layout.NCHW]
+    dims = tuple(draw(st.lists(st.integers(0, 9), max_size=8)))
+    layouts = [Layout.NCHW, Layout.NHWC] if 3 <= len(dims) <= 5 else [Layout.NCHW]
     dtype = draw(st.sampled_from(DType))
     packed = TensorSpec.packed(dims, dtype, draw(st.sampled_from(layouts)))
     stretch = draw(st.integers(1, 3))
@@ -91,8 +102,9 @@ numerics = st.builds(Numerics, tf32=st.booleans(), deterministic=st.booleans())
 _common = {"conv": convs(), "alpha": NUMBERS, "beta": NUMBERS, "numerics": numerics}
 _ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
     "conv": convs(),
-    "mode": st.sampled_from(PointwiseMode),
     "parameter": st.none() | NUMBERS,
+    "lower": st.none() | NUMBERS,
+    "upper": st.none() | NUMBERS,
     "numerics": st.none() | numerics,
     "window": windows(),
     "include_padding": st.booleans(),
@@ -100,23 +112,37 @@ _ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
     "epsilon": NUMBERS,
     "scale": st.none() | NUMBERS,
     "causal": st.booleans(),
+    **dict.fromkeys(["dims", "starts", "steps", "sizes"], st.lists(st.integers(-9, 9)).map(tuple)),
+    "axes": st.lists(st.integers(-8, 7), max_size=3).map(tuple),
+    **{name: st.booleans() for name in ("keep_dims", "exclusive", "reverse", "log")},
 }
-_SEVERAL = {"operands": st.lists(refs, min_size=1, max_size=2).map(tuple)}
+_SEVERAL = {"operands": st.lists(refs, min_size=1, max_size=3).map(tuple)}
 
 
 def operations(kind: type[Operation[BufferRef]]) -> st.SearchStrategy[Operation[BufferRef]]:
     """Messages of an operation's class, with and without its optional operands."""
+    modes = PointwiseMode if issubclass(kind, Pointwise) else ReductionMode
+    attributes = _ATTRIBUTES | {"mode": st.sampled_from(modes)}
     fields: dict[str, st.SearchStrategy[object]] = {}
     for name in kind.__struct_fields__:
         if name in (*kind.inputs, *kind.outputs):
             fields[name] = _SEVERAL.get(name, st.none() | refs if name in kind.optional else refs)
         else:
-            fields[name] = _ATTRIBUTES[name]
+            fields[name] = attributes[name]
     return st.builds(kind, **fields)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    g = GraphBuilder(draw(numerics))
+    x = g.input("x", draw(st.lists(st.integers(1, 9), min_size=1, max_size=8)), draw(st.sampled_from(DType)))
+    g.input("unused", (3,))
+    return g.build(y=x + draw(st.integers(-9, 9)) * 0.5, z=x.reshape(-1), updates={"x": x * 0.5})
 
 
 computes = st.one_of(
     *map(operations, OPERATIONS),
+    st.builds(RunGraph, graph=graphs(), buffers=st.lists(refs, max_size=3).map(tuple)),
     st.builds(ConvFwd, x=refs, w=refs, y=refs, bias=st.none() | refs, epilogue=epilogues, **_common),
     st.builds(ConvBwdData, dy=refs, w=refs, dx=refs, **_common),
     st.builds(ConvBwdFilter, x=refs, dy=refs, dw=refs, **_common),
@@ -139,7 +165,7 @@ messages: st.SearchStrategy[Travelling] = st.one_of(
     st.builds(Upload, dst=refs, data=arrays()),
     st.builds(Download, src=refs),
     st.builds(Copy, src=refs, dst=refs),
-    st.builds(Fill, dst=refs, value=NUMBERS),
+    st.builds(Fill, dst=refs, value=VALUES),
     st.builds(Free, buffer=refs),
     st.just(Ping()),
     st.just(GetStatistics()),

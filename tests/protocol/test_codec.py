@@ -164,7 +164,7 @@ def test_values_are_not_converted() -> None:
 def test_a_spec_that_cannot_be_is_malformed() -> None:
     fields = msgspec.to_builtins(Fill(dst=REF, value=1.0))
     fields["dst"]["spec"]["dims"] = [2, -3]
-    with pytest.raises(MalformedMessage, match="at least 1"):
+    with pytest.raises(MalformedMessage, match="at least 0"):
         decode_message(packed(fields))
 
 
@@ -222,7 +222,7 @@ def test_bfloat16_travels_bit_by_bit() -> None:
     assert arrived.tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize("dtype", [object, "U3", "c8", "i2", ">f4"])
+@pytest.mark.parametrize("dtype", [object, "U3", "c8", "m8", ">f4"])
 def test_arrays_of_other_types_do_not_travel(dtype: str) -> None:
     with pytest.raises(TypeError, match="cannot be encoded"):
         encode_message(Upload(dst=REF, data=np.zeros(3, dtype)))

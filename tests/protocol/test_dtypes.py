@@ -17,8 +17,14 @@ from cudnn_actor.protocol import DType
         (DType.FLOAT16, 2, True),
         (DType.BFLOAT16, 2, True),
         (DType.INT8, 1, False),
+        (DType.INT16, 2, False),
         (DType.INT32, 4, False),
+        (DType.INT64, 8, False),
         (DType.UINT8, 1, False),
+        (DType.UINT16, 2, False),
+        (DType.UINT32, 4, False),
+        (DType.UINT64, 8, False),
+        (DType.BOOL, 1, False),
     ],
 )
 def test_each_type_knows_its_size_and_kind(member: DType, itemsize: int, floating: bool) -> None:
@@ -42,7 +48,6 @@ def test_bfloat16_is_the_one_of_ml_dtypes() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        "int16",
         "complex64",
         object,
         "U3",

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from cudnn_actor import (
+    AvgPool,
     ConvSpec,
     CudnnRef,
     Fill,
     Free,
     InvalidRequest,
+    LayerNorm,
     Numerics,
     Receipt,
     StaleBufferError,
@@ -26,8 +28,9 @@ from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.operations import (
     Attention,
     ConvolutionBackwardData,
-    LayerNorm,
+    ConvolutionForward,
     LayerNormBackward,
+    Pointwise,
     PointwiseMode,
     Window,
 )
@@ -67,6 +70,27 @@ async def test_an_operation_gives_all_its_outputs_and_touches_nothing_else(form:
         assert receipt.plan.startswith(f"cpu/{form.operation.kind}/")
         stage.computed(form.operation)
         await stage.assert_right()
+
+
+@both_isolations
+async def test_operations_on_tensors_without_elements_are_run_or_refused_by_name() -> None:
+    async with spawn(device="cpu") as gpu:
+        none, one = await gpu.upload(np.zeros((2, 0, 3), np.float32)), await gpu.upload(np.ones((1, 1, 1)))
+        y = await gpu.apply(Pointwise(mode=PointwiseMode.ADD, operands=(none, none)))
+        assert (await gpu.download(y)).shape == (2, 0, 3)
+        live = (await gpu.statistics()).live_buffers
+        for operation in (
+            LayerNorm(x=none),
+            AvgPool(x=none, window=STEPS),
+            ConvolutionForward(x=none, w=one, conv=ConvSpec.symmetric(1)),
+        ):
+            with pytest.raises(InvalidRequest, match="has no elements") as caught:
+                await gpu.apply(operation)
+            assert caught.value.field == "x"
+        with pytest.raises(InvalidRequest, match="has no elements"):
+            await gpu.conv_fwd(none, one, conv=ConvSpec.symmetric(1))
+        assert (await gpu.statistics()).live_buffers == live
+        assert gpu.generation == 1
 
 
 @both_isolations
@@ -134,10 +158,10 @@ BAD: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
     ),
     "rank of the window": (lambda o: o.max_pool(window=Window.symmetric(2, size=2)), "x", "(1, 1, 6)"),
     "text as a flag": (lambda o: o.avg_pool(include_padding="yes"), "include_padding", "'yes'"),
-    "unknown mode": (lambda o: o.pointwise(mode="max"), "mode", "'max'"),
+    "unknown mode": (lambda o: o.pointwise(mode="maximum"), "mode", "'maximum'"),
     "text as parameter": (lambda o: o.pointwise(parameter="1"), "parameter", "'1'"),
-    "number as parameter of relu": (
-        lambda o: o.pointwise(mode="relu", operands=(o.x,), parameter=1.0),
+    "number as parameter of tanh": (
+        lambda o: o.pointwise(mode="tanh", operands=(o.x,), parameter=1.0),
         "parameter",
         "has no parameter",
     ),

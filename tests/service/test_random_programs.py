@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -19,12 +20,14 @@ from cudnn_actor import (
     CudnnRef,
     Download,
     Drain,
+    DType,
     Epilogue,
     Fault,
     FaultPlan,
     Fill,
     Free,
     Receipt,
+    TensorSpec,
     Upload,
     Warm,
     spawn,
@@ -35,6 +38,11 @@ from .rigs import ONE_BY_ONE, Device, outcome, single, spawn_on
 from .workshops import AsynchronousBuildingEngine, BuildingEngine, Workshop
 
 BUFFERS, STEPS = 6, 120
+ODD = [
+    TensorSpec.packed(dims, dtype)
+    for dtype, dims in zip(DType, itertools.cycle([(), (0,), (3,), (2, 0, 3), (2,) * 8]), strict=False)
+]
+"""Of every dtype, of up to eight dims, and of no elements: two buffers of each, behind the others."""
 ACTIVATIONS = list(Activation)
 Recipe = Callable[[list[BufferRef]], Message]
 
@@ -52,6 +60,8 @@ def _free(number: int) -> Recipe:
 
 
 def _step(chance: random.Random) -> Recipe:
+    if chance.random() < 0.3:
+        return _odd_step(chance)
     a, b, c = chance.sample(range(BUFFERS), 3)
     value = chance.randrange(-3, 4)
     epilogue = Epilogue(activation=chance.choice(ACTIVATIONS))
@@ -73,8 +83,24 @@ def _step(chance: random.Random) -> Recipe:
     return chance.choices([recipe for _, recipe in kinds], [weight for weight, _ in kinds])[0]
 
 
+def _odd_step(chance: random.Random) -> Recipe:
+    number = chance.randrange(len(ODD))
+    spec, value = ODD[number], chance.randrange(2)
+    one, other = chance.sample([BUFFERS + 2 * number, BUFFERS + 2 * number + 1], 2)
+    recipes: list[Recipe] = [
+        lambda refs: Fill(dst=refs[one], value=value),
+        lambda refs: Upload(dst=refs[one], data=np.full(spec.dims, value, spec.dtype.numpy)),
+        lambda refs: Copy(src=refs[one], dst=refs[other]),
+        lambda refs: Download(src=refs[one]),
+    ]
+    return chance.choice(recipes)
+
+
 async def buffers(gpu: CudnnRef) -> list[BufferRef]:
-    return [await gpu.upload(single(float(number))) for number in range(BUFFERS)]
+    singles = [await gpu.upload(single(float(number))) for number in range(BUFFERS)]
+    return singles + [
+        await gpu.upload(np.zeros(spec.dims, spec.dtype.numpy)) for spec in ODD for _ in range(2)
+    ]
 
 
 async def one_after_the_other(steps: list[Recipe]) -> list[Any]:
@@ -93,7 +119,7 @@ async def answer(gpu: CudnnRef, message: Message) -> Any:
 def summary(found: Any) -> Any:
     """What two runs must have in common."""
     if isinstance(found, np.ndarray):
-        return ("array", found.tobytes())
+        return ("array", found.dtype, found.shape, found.tobytes())
     return type(found).__name__ if isinstance(found, Receipt | Exception) else found
 
 

@@ -43,7 +43,7 @@ X = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint64"])
 async def test_a_view_has_the_buffers_dims_strides_and_values(layout: LayoutName, dtype: DTypeName) -> None:
     async with spawn(device="cpu") as gpu:
         ref = await gpu.upload(X.astype("int32"), layout=layout, dtype=dtype)
@@ -53,6 +53,15 @@ async def test_a_view_has_the_buffers_dims_strides_and_values(layout: LayoutName
         assert view.strides == tuple(stride * view.itemsize for stride in ref.spec.strides)
         np.testing.assert_array_equal(view, X)
         del view
+
+
+async def test_a_view_may_have_no_dims_or_no_elements() -> None:
+    async with spawn(device="cpu") as gpu:
+        for array in (np.True_, np.int16(7), np.zeros((2, 0, 3), np.uint32), np.zeros(0)):
+            view = await gpu.view(await gpu.upload(array))
+            assert (view.shape, view.dtype) == (array.shape, array.dtype)
+            np.testing.assert_array_equal(view, array)
+            del view
 
 
 async def test_a_view_is_the_memory_itself() -> None:

@@ -7,20 +7,28 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from cudnn_actor.protocol import DType, GraphTensor, Node, Numerics, OperationGraph, TensorSpec
+import msgspec
+
+from cudnn_actor.protocol import DType, GraphTensor, Layout, Node, Numerics, OperationGraph, TensorSpec
 from cudnn_actor.protocol.operations import (
     Attention,
     AttentionBackward,
     LayerNorm,
     LayerNormBackward,
+    MatMul,
+    Pointwise,
+    PointwiseMode,
+    Reduction,
+    ReductionMode,
     RMSNorm,
     RMSNormBackward,
+    TensorRole,
 )
 
 from ..gpu.families import FAMILIES
 from ..gpu.support_record import latest
 
-__all__ = ["Row", "attention", "graph_of", "norms", "rows"]
+__all__ = ["Row", "attention", "biased", "graph_of", "norms", "product", "rows"]
 
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 _ENGINE = re.compile(r"\beng\d")
@@ -50,6 +58,8 @@ def rows() -> Iterator[Row]:
     yield from _recorded()
     yield from _norms()
     yield from _attentions()
+    yield from _products()
+    yield from _sums()
 
 
 def _recorded() -> Iterator[Row]:
@@ -161,6 +171,103 @@ def attention(
     given |= {name: TensorSpec.packed((batch,), DType.INT32) for name in padded}
     kind = AttentionBackward if backward else Attention
     return graph_of(kind, given, outputs, Numerics(deterministic=deterministic), causal=causal)
+
+
+def _products() -> Iterator[Row]:
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+        "square": ((512, 512), (512, 512)),
+        "odd": ((77, 130), (130, 61)),
+        "one row": ((1, 768), (768, 3072)),
+        "one column": ((768, 3072), (3072, 1)),
+        "batch": ((8, 128, 64), (8, 64, 256)),
+        "heads": ((8, 12, 128, 64), (8, 12, 64, 128)),
+        "layer": ((8, 128, 768), (768, 3072)),
+        "shared heads": ((8, 12, 128, 64), (8, 1, 64, 128)),
+        "shared a": ((128, 64), (8, 64, 256)),
+    }
+    for dtype, (name, (a, b)) in itertools.product((*HALVES, DType.FLOAT32), shapes.items()):
+        for swapped in ("", "a", "b", "ab") if name == "odd" else ("", "b") if dtype in HALVES else ("",):
+            numerics = Numerics(tf32=dtype is DType.FLOAT32)
+            graph = product(dtype, a, b, swapped=swapped, numerics=numerics)
+            yield Row(f"matmul-{dtype}-{name}-{swapped}".replace(" ", "_"), graph, whole=True)
+    for dtype in HALVES:
+        graph = product(dtype, (8, 128, 64), (8, 64, 256), DType.FLOAT32)
+        yield Row(f"matmul-{dtype}-float32_result", graph, whole=True)
+    yield Row("matmul-int8", product(DType.INT8, (8, 128, 64), (8, 64, 256), swapped="b"), whole=True)
+    biases: tuple[tuple[str, tuple[int, ...]], ...] = (
+        ("odd", (1, 61)),
+        ("layer", (1, 1, 3072)),
+        ("layer", (8, 128, 3072)),
+        ("heads", (1, 1, 1, 128)),
+        ("heads", (8, 12, 128, 128)),
+    )
+    for dtype, (name, bias), swapped in itertools.product(HALVES, biases, ("", "b")):
+        graph = biased(product(dtype, *shapes[name], swapped=swapped), bias)
+        yield Row(f"matmul-{dtype}-{name}-{swapped}-bias={bias}".replace(" ", ""), graph, whole=True)
+
+
+def biased(graph: OperationGraph, bias: tuple[int, ...]) -> OperationGraph:
+    """relu(a @ b + bias), the values between them as float32."""
+    *operands, y = graph.tensors
+
+    def same(uid: int, dtype: DType, role: TensorRole) -> GraphTensor:
+        return msgspec.structs.replace(y, uid=uid, dtype=dtype, role=role)
+
+    middle = [same(uid, DType.FLOAT32, TensorRole.VIRTUAL) for uid in (y.uid, 3)]
+    spec = TensorSpec.packed(bias, y.dtype)
+    given = GraphTensor(uid=4, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
+    add = Pointwise(mode=PointwiseMode.ADD, operands=(y.uid, 4), result=3)
+    relu = Pointwise(mode=PointwiseMode.RELU, operands=(3,), result=5)
+    return OperationGraph(
+        tensors=(*operands, *middle, given, same(5, y.dtype, TensorRole.BOUND)),
+        operations=(*graph.operations, add, relu),
+    )
+
+
+def product(
+    dtype: DType,
+    a: tuple[int, ...],
+    b: tuple[int, ...],
+    result: DType | None = None,
+    *,
+    swapped: str = "",
+    numerics: Numerics | None = None,
+) -> OperationGraph:
+    """A product of matrices. `swapped`: the operands whose last two dims are swapped in memory."""
+
+    def spec(name: str, dims: tuple[int, ...]) -> TensorSpec:
+        packed = TensorSpec.packed((*dims[:-2], dims[-1], dims[-2]), dtype)
+        strides = (*packed.strides[:-2], packed.strides[-1], packed.strides[-2])
+        return TensorSpec.strided(dims, strides, dtype) if name in swapped else TensorSpec.packed(dims, dtype)
+
+    given = {"a": spec("a", a), "b": spec("b", b)}
+    inferred = MatMul(a=0, b=1).infer(given)["y"]
+    y = TensorSpec.packed(inferred.dims, result or inferred.dtype)
+    return graph_of(MatMul, given, {"y": y}, numerics)
+
+
+def _sums() -> Iterator[Row]:
+    """Over rows, columns and all of what is a matrix in memory, to float32.
+
+    Those of float32 are left to our kernels: cuDNN's may use tensor cores, which round it.
+    """
+    wanted: list[tuple[tuple[int, ...], tuple[int, ...] | None, Layout]] = [
+        ((64, 512), (1,), Layout.NCHW),
+        ((21, 97), (-1,), Layout.NCHW),
+        ((512, 64), (0,), Layout.NCHW),
+        ((1 << 14, 1 << 12), None, Layout.NCHW),
+        ((4, 8, 16, 32), (2, 3), Layout.NCHW),
+        ((4, 8, 16, 32), (0, 1), Layout.NCHW),
+        ((8, 64, 16, 16), (1,), Layout.NHWC),
+        ((8, 64, 16, 16), (0, 2, 3), Layout.NHWC),
+    ]
+    for dtype, (dims, axes, layout) in itertools.product(HALVES, wanted):
+        x = TensorSpec.packed(dims, dtype, layout)
+        for keep in (True,) if axes is None else (False, True):  # cuDNN has no tensors without dims
+            given: dict[str, Any] = {"mode": ReductionMode.SUM, "axes": axes, "keep_dims": keep}
+            y = Reduction(x=0, y=1, **given).infer({"x": x})["y"]
+            graph = graph_of(Reduction, {"x": x}, {"y": TensorSpec.packed(y.dims, DType.FLOAT32)}, **given)
+            yield Row(f"sum-{dtype}-{dims}-{axes}-{layout}-{keep}".replace(" ", ""), graph, whole=True)
 
 
 def graph_of(

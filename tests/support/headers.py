@@ -1,4 +1,4 @@
-"""The prototypes of cuDNN's C functions, from the headers that its wheel ships."""
+"""The prototypes of cuDNN's and cuBLAS's C functions, from the headers that their wheels ship."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Prototype", "include_folder", "parse", "prototypes"]
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _FUNCTION = re.compile(
-    r"(?P<deprecated>\bCUDNN_DEPRECATED\s+)?(?P<returns>\b(?:const\s+)?\w+\b[\s*]*)\bCUDNNWINAPI\s+"
+    r"(?P<deprecated>\bCUDNN_DEPRECATED\s+)?(?P<returns>\b(?:const\s+)?\w+\b[\s*]*)\bCU(?:DNN|BLAS)WINAPI\s+"
     r"(?P<name>\w+)\s*\((?P<parameters>[^()]*)\)\s*;"
 )
 _PARAMETER = re.compile(r"(?P<type>.*?[\s*])(?P<name>\w+)\s*(?P<arrays>(?:\[\w*\]\s*)*)$", re.DOTALL)
@@ -33,11 +33,11 @@ class Prototype(NamedTuple):
     deprecated: bool = False
 
 
-def include_folder() -> Path:
+def include_folder(package: str = "nvidia.cudnn") -> Path:
     """Where the installed wheel has its headers. Raises `ModuleNotFoundError`."""
-    found = importlib.util.find_spec("nvidia.cudnn")
+    found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
-        raise ModuleNotFoundError("nvidia.cudnn")
+        raise ModuleNotFoundError(package)
     return Path(found.submodule_search_locations[0]) / "include"
 
 

@@ -2,43 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.operations import attention as attentions
+from cudnn_actor.engines.cuda.operations import matmul as products
 from cudnn_actor.engines.cuda.operations import normalization as normalizations
 from cudnn_actor.engines.cuda.operations import pooling as poolings
+from cudnn_actor.engines.cuda.operations import reduction as reductions
+from cudnn_actor.engines.cuda.operations import softmax as softmaxes
 from cudnn_actor.engines.cuda.plans import self_check_memory
-from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Scalar, Value, elementwise, source
+from cudnn_actor.engines.cuda.plans.kernels import (
+    Constant,
+    Expression,
+    Leaf,
+    Scalar,
+    Value,
+    elementwise,
+    source,
+)
 from cudnn_actor.engines.cuda.plans.reference import Reference
-from cudnn_actor.protocol import DType, Layout, OperationGraph, TensorSpec, Window
+from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec, Window
 from cudnn_actor.protocol.operations import (
+    FUNCTIONS,
+    ArgReduction,
     AvgPool,
     AvgPoolBackward,
+    Cumulative,
     LayerNorm,
     LayerNormBackward,
     MaxPool,
     MaxPoolBackward,
     PointwiseMode,
+    Reduction,
+    ReductionMode,
     RMSNorm,
     RMSNormBackward,
+    Softmax,
+    SoftmaxBackward,
 )
 
-from .claims import attention, graph_of, norms, rows
+from .claims import attention, graph_of, norms, product, rows
 
 __all__ = ["sources"]
 
 FLOATS = tuple(dtype for dtype in DType if dtype.is_floating)
-_BINARY = (PointwiseMode.ADD, PointwiseMode.MUL)
 _MOST_DIMS = 8
-_SOURCES: dict[Callable[..., Any], Callable[..., str]] = {
+_SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     poolings.pooling_kernel: poolings.source,
     normalizations.normalization_kernels: normalizations.source,
     attentions.attention_kernels: attentions.source,
+    products.matmul_kernel: products.source,
+    reductions.reduction_kernels: reductions.sources,
+    reductions.cumulative_kernel: reductions.cumulative_sources,
+    softmaxes.softmax_kernel: softmaxes.sources,
 }
-"""What compiles an operation's own kernels → what gives their source."""
+"""What compiles an operation's own kernels → what gives their source, or the source of each."""
 
 
 def sources() -> Iterator[tuple[str, str]]:
@@ -52,21 +74,39 @@ def sources() -> Iterator[tuple[str, str]]:
 
 
 def _elementwise() -> Iterator[tuple[str, str]]:
-    for mode, double in itertools.product(PointwiseMode, (False, True)):
-        operands: tuple[Value, ...] = (Leaf(0, DType.FLOAT32), Scalar(0))[: 1 + (mode in _BINARY)]
-        yield f"{mode}-{double}", _kernel(Expression(mode, operands, 0.5), double=double)
-    for dtype, double in itertools.product(DType, (False, True)):
-        inner = Expression(PointwiseMode.RELU, (Leaf(0, DType.FLOAT32),), dtype=dtype)
-        yield f"rounded-{dtype}-{double}", _kernel(Expression(PointwiseMode.TANH, (inner,)), double=double)
-    for read, written, double in itertools.product(DType, DType, (False, True)):
-        yield f"{read}-to-{written}-{double}", _kernel(Leaf(0, read), written, double=double)
+    for mode, function in FUNCTIONS.items():
+        for compute in (DType.FLOAT32, DType.FLOAT64, DType.INT64):
+            if function.whole if compute is DType.INT64 else not function.bits:
+                operands: tuple[Value, ...] = (Leaf(0, compute), Scalar(0), Leaf(0, compute))
+                yield f"{mode}-{compute}", _kernel(_expression(mode, operands, compute))
+    for dtype, compute in itertools.product(DType, (DType.FLOAT32, DType.FLOAT64, DType.INT64)):
+        inner = _expression(PointwiseMode.NEG, (Leaf(0, DType.FLOAT32),), compute, dtype)
+        for outer in (DType.FLOAT32, DType.INT64):
+            rounded = _expression(PointwiseMode.ABS, (inner,), outer)
+            yield f"rounded-{dtype}-{compute}-{outer}", _kernel(rounded)
+        if not dtype.is_floating and compute is DType.INT64:
+            shifted = _expression(PointwiseMode.SHIFT_LEFT, (Leaf(0, dtype), Constant(3)), compute, dtype)
+            yield f"shifted-{dtype}", _kernel(shifted, dtype)
+    for read, written in itertools.product(DType, DType):
+        yield f"{read}-to-{written}", _kernel(Leaf(0, read), written)
     for rank in range(1, _MOST_DIMS + 1):
-        yield f"{rank}d", _kernel(Leaf(0, DType.FLOAT32), rank=rank, double=False)
+        yield f"{rank}d", _kernel(Leaf(0, DType.FLOAT32), rank=rank)
 
 
-def _kernel(value: Value, dtype: DType = DType.FLOAT32, *, rank: int = 2, double: bool) -> str:
+def _expression(
+    mode: PointwiseMode, operands: tuple[Value, ...], compute: DType, dtype: DType | None = None
+) -> Expression:
+    """An expression of as many of the operands as the mode takes. Infinite parameters stay as they are."""
+    function = FUNCTIONS[mode]
+    parameters = tuple(
+        value + 2 if compute is DType.INT64 else value + 0.5 for value in function.parameters.values()
+    )
+    return Expression(mode, operands[: function.arity], parameters, compute, dtype)
+
+
+def _kernel(value: Value, dtype: DType = DType.FLOAT32, *, rank: int = 2) -> str:
     strides = [tuple(3 * 5**axis for axis in reversed(range(rank)))] * 2  # with gaps: no two axes become one
-    kernel = elementwise(value, dtype, double, (2,) * rank, strides)
+    kernel = elementwise(value, dtype, (2,) * rank, strides)
     assert len(kernel.dims) == rank
     return source(kernel)
 
@@ -78,12 +118,15 @@ def _references() -> Iterator[tuple[str, str]]:
 
 
 def _kernels() -> Iterator[tuple[str, str]]:
-    for name, graph in itertools.chain(_poolings(), _norms(), _attentions()):
+    families = (_poolings(), _norms(), _attentions(), _products(), _reductions(), _softmaxes())
+    for name, graph in itertools.chain(*families):
         (operation,) = graph.operations
         operands = dict(operation.named())
         step = operation.with_operands({name: number for number, name in enumerate(operands)}.__getitem__)
         make = IMPLEMENTATIONS[type(operation)].launchers["kernel"].make
-        yield name, _SOURCES[make](step, [graph.tensor(uid) for uid in operands.values()])
+        found = _SOURCES[make](step, [graph.tensor(uid) for uid in operands.values()])
+        for number, text in enumerate([found] if isinstance(found, str) else found):
+            yield f"{name}-{number}" if number else name, text
 
 
 def _poolings() -> Iterator[tuple[str, OperationGraph]]:
@@ -139,3 +182,48 @@ def _attentions() -> Iterator[tuple[str, OperationGraph]]:
         words = "-".join(f"{name}={value}" for name, value in choice.items()).replace(" ", "")
         kind = "attention_bwd" if backward else "attention"
         yield f"{kind}-{dtype}-{words}", attention(dtype, backward=backward, **choice)
+
+
+def _products() -> Iterator[tuple[str, OperationGraph]]:
+    """Every dtype that matrices and their product can have."""
+    for dtype, result in itertools.product(DType, DType):
+        with contextlib.suppress(InvalidRequest):
+            yield f"matmul-{dtype}-{result}", product(dtype, (2, 5, 7), (7, 3), result)
+
+
+_LINES: dict[str, tuple[tuple[int, ...], int]] = {
+    "warps": ((6, 40), 1),
+    "odd": ((6, 41), 1),
+    "blocks": ((600, 9000), 1),
+    "parts": ((2, 9000), 1),
+    "columns": ((9000, 40), 0),
+    "short columns": ((3, 9000, 2, 5), 0),
+    "inner columns": ((5, 7, 9), 1),
+    "wide": ((1 << 16, 1 << 16), 1),
+}
+"""Dims and an axis: each form of a kernel."""
+
+
+def _reductions() -> Iterator[tuple[str, OperationGraph]]:
+    """Every mode and dtype; and every form of some."""
+    modes, some = ReductionMode, (DType.FLOAT32, DType.BFLOAT16, DType.UINT64)
+    for form, (dims, axis) in _LINES.items():
+        for dtype in DType if form == "warps" else some:
+            x, name = {"x": TensorSpec.packed(dims, dtype)}, f"{dtype}-{form}".replace(" ", "_")
+            exact = {mode for mode in modes if dtype.is_floating or mode.is_exact}
+            for mode in sorted(exact if form == "warps" else exact & {modes.SUM, modes.LOG_SUM_EXP}):
+                yield f"{mode}-{name}", graph_of(Reduction, x, {"y": None}, mode=mode, axes=(axis,))
+            for mode in (modes.MAX, modes.MIN):
+                yield f"arg_{mode}-{name}", graph_of(ArgReduction, x, {"y": None}, mode=mode, axis=axis)
+            for mode, flag in itertools.product((modes.SUM, modes.PRODUCT), (False, True)):
+                given: dict[str, Any] = {"axis": axis, "exclusive": flag, "reverse": flag}
+                graph = graph_of(Cumulative, x, {"y": None}, mode=mode, **given)
+                yield f"running_{mode}-{name}-{flag}", graph
+
+
+def _softmaxes() -> Iterator[tuple[str, OperationGraph]]:
+    for (form, (dims, axis)), dtype, log in itertools.product(_LINES.items(), FLOATS, (False, True)):
+        x, name = TensorSpec.packed(dims, dtype), f"{dtype}-{form}-{log}".replace(" ", "_")
+        given: dict[str, Any] = {"axis": axis, "log": log}
+        yield f"softmax-{name}", graph_of(Softmax, {"x": x}, {"y": None}, **given)
+        yield f"softmax_bwd-{name}", graph_of(SoftmaxBackward, {"dy": x, "y": x}, {"dx": None}, **given)

@@ -12,7 +12,17 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, Fill, Spawning, StaleBufferError, Upload
+from cudnn_actor import (
+    BufferRef,
+    ConvFwd,
+    ConvSpec,
+    CudnnRef,
+    DType,
+    Fill,
+    Spawning,
+    StaleBufferError,
+    Upload,
+)
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.processes import channel
 from cudnn_actor.protocol.errors import StaleReason
@@ -60,6 +70,22 @@ async def test_a_buffer_that_changed_is_torn_and_the_others_stay(host_arenas: bo
             await gpu.download(bad)
         assert stale.value.reason is StaleReason.TORN
         np.testing.assert_array_equal(await gpu.download(good), values)
+
+
+@pytest.mark.parametrize("host_arenas", [True, False], ids=["host memory", "device memory"])
+async def test_buffers_of_every_dtype_and_of_no_elements_are_there_after_a_crash(host_arenas: bool) -> None:
+    async with verified(host_arenas=host_arenas) as gpu:
+        arrays = [np.ones(dims, dtype.numpy) for dtype in DType for dims in ((), (0,), (2, 0, 3), (1, 5))]
+        arrays.append(np.array([2**53 + 1, 2**64 - 1], np.uint64))
+        refs = [await gpu.upload(array) for array in arrays]
+        bad = await gpu.upload(np.True_)
+        corrupt(gpu, bad)
+        await crash(gpu)
+        for array, ref in zip(arrays, refs, strict=True):
+            out = await gpu.download(ref)
+            assert (out.dtype, out.shape, out.tobytes()) == (array.dtype, array.shape, array.tobytes())
+        with pytest.raises(StaleBufferError):
+            await gpu.download(bad)
 
 
 @pytest.mark.parametrize("host_arenas", [True, False], ids=["host memory", "device memory"])

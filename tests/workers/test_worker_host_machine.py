@@ -48,7 +48,8 @@ LARGE = TensorSpec.packed((1, 1, 1, 20_000), "float32")  # past what a result is
 HUGE = TensorSpec.packed((1, 1, 1, 300_000), "float32")  # one to an arena
 WEIGHT = TensorSpec.packed((1, 1, 1, 1), "float32")
 CONV = ConvSpec.symmetric(2)
-SHAPES = (SMALL, SMALL, SMALL, LARGE, HUGE, WEIGHT)
+SCALAR, NONE = TensorSpec.packed(()), TensorSpec.packed((2, 0, 3))
+SHAPES = (SMALL, SMALL, SMALL, LARGE, HUGE, WEIGHT, SCALAR, NONE)
 
 OTHERS = (
     "drain",
@@ -95,12 +96,17 @@ PLACES = st.integers(0, 5)
 Wish = tuple[type, TensorSpec, tuple[int, int], int, str]
 WISHES = st.tuples(
     st.sampled_from([ConvFwd, ConvFwd, ConvFwd, Fill, Copy, Upload, Download, Download, Free]),
-    st.sampled_from([SMALL, SMALL, SMALL, SMALL, LARGE]),
+    st.sampled_from([SMALL, SMALL, SMALL, SMALL, LARGE, SCALAR, NONE]),
     st.tuples(PLACES, PLACES),
     st.integers(0, 250),
     st.sampled_from(["asked", "asked", "pykka", "told"]),
 )
 """What to send, about which shape and buffers, with what value, and by whom."""
+
+
+def first_of(values: Any) -> float | None:
+    """The value of each element; None if there is no element."""
+    return next(map(float, np.asarray(values).flat), None)
 
 
 @dataclass
@@ -194,7 +200,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         self.withheld_for_good = False
         self.inodes: dict[int, int] = {}
         self.office.attach()
-        for spec in (SMALL, SMALL, SMALL, WEIGHT, LARGE):
+        for spec in (SMALL, SMALL, SMALL, WEIGHT, LARGE, SCALAR, NONE):
             self.send(Allocate(spec=spec, data=np.full(spec.dims, 3.0, "float32")))
         self.office.settle()
         self.look()
@@ -460,7 +466,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         assert ref.generation > self.newest.get(ref.slot, 0), "a slot's generation went back"
         self.newest[ref.slot] = ref.generation
         self.refs.append(ref)
-        self.initial[key_of(ref)] = None if message.data is None else float(np.asarray(message.data).flat[0])
+        self.initial[key_of(ref)] = None if message.data is None else first_of(message.data)
 
     def check_values(self, array: np.ndarray, expected: float | None) -> None:
         if expected is not None:
@@ -497,7 +503,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
             case Fill():
                 return float(message.value)
             case Upload():
-                return float(np.asarray(message.data).flat[0])
+                return first_of(message.data)
             case Copy():
                 return self.value_before(key_of(message.src), number)
         inputs = [self.value_before(key_of(ref), number) for ref in (message.x, message.w)]

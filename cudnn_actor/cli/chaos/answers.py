@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from cudnn_actor.cli.chaos.computations import PROBLEMS, Computation, Problem
-from cudnn_actor.engines.cpu.evaluation import NumPy
+from cudnn_actor.engines.cpu.evaluation import NumPy, exact
 from cudnn_actor.protocol import TensorSpec
 
 __all__ = ["VALUES", "Answers"]
@@ -87,11 +87,8 @@ def _inputs(problem: Problem, role: str, seed: list[int]) -> list[np.ndarray]:
 def _evaluated(
     problem: Problem, operation: Computation, values: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    exact = {
-        name: array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)
-        for name, array in values.items()
-    }
+    inputs = {name: exact(array) for name, array in values.items()}
     specs = {name: problem.specs[role] for name, role in operation.named(operation.outputs)}
     with np.errstate(all="ignore"):
-        results = operation.evaluate(_XP, exact, specs)
+        results = operation.evaluate(_XP, inputs, specs)
         return {name: results[name].astype(spec.dtype.numpy) for name, spec in specs.items()}

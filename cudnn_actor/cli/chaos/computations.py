@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.protocol import (
+    ArgReduction,
     Attention,
     AttentionBackward,
     AvgPool,
@@ -27,17 +28,26 @@ from cudnn_actor.protocol import (
     ConvolutionBackwardFilter,
     ConvolutionForward,
     ConvSpec,
+    Cumulative,
     DType,
     LayerNorm,
     LayerNormBackward,
+    MatMul,
     MaxPool,
     MaxPoolBackward,
     Operation,
     Pointwise,
     PointwiseMode,
+    Reduction,
+    ReductionMode,
+    Reshape,
     RMSNorm,
     RMSNormBackward,
+    Slice,
+    Softmax,
+    SoftmaxBackward,
     TensorSpec,
+    Transpose,
     Window,
 )
 from cudnn_actor.protocol.messages import Compute
@@ -211,6 +221,31 @@ def _sums(x: tuple[int, ...], other: tuple[int, ...]) -> Problem:
     return Problem(dims={"x": x, "other": other}, operations=(add,))
 
 
+def _reductions(x: tuple[int, ...], axis: int) -> Problem:
+    """Of small whole numbers, so all of them are exact."""
+    operations = (
+        Reduction(x="x", y="sums", mode=ReductionMode.SUM, axes=(axis,)),
+        Reduction(x="x", y="largest", mode=ReductionMode.ABSOLUTE_MAX, keep_dims=True),
+        ArgReduction(x="x", y="places", mode=ReductionMode.MAX, axis=axis),
+        Cumulative(x="x", y="running", mode=ReductionMode.SUM, axis=axis, reverse=True),
+    )
+    return Problem(dims={"x": x}, operations=operations)
+
+
+def _softmaxes(x: tuple[int, ...], axis: int, *, log: bool) -> Problem:
+    operations = (
+        Softmax(x="x", y="y", axis=axis, log=log),
+        SoftmaxBackward(dy="dy", y="y", dx="dx", axis=axis, log=log),
+    )
+    return Problem(dims={"x": x}, operations=operations, tolerance=_ROUNDED)
+
+
+def _choices(x: tuple[int, ...], other: tuple[int, ...]) -> Problem:
+    greater = Pointwise(mode=PointwiseMode.GT, operands=("x", "other"), result="greater")
+    select = Pointwise(mode=PointwiseMode.SELECT, operands=("greater", "x", "other"), result="chosen")
+    return Problem(dims={"x": x, "other": other}, operations=(greater, select))
+
+
 def _attentions(
     q: tuple[int, ...], k: tuple[int, ...], *, heads_of_bias: int = 1, causal: bool = False
 ) -> Problem:
@@ -223,6 +258,20 @@ def _attentions(
     dims = {"q": q, "k": k, "v": k, "bias": (1, heads_of_bias, q[2], k[2]), "lengths_kv": q[:1]}
     dtypes = {"lengths_kv": DType.INT32}
     return Problem(dims=dims, dtypes=dtypes, operations=operations, tolerance=_ROUNDED)
+
+
+def _movements(x: tuple[int, ...], dims: tuple[int, ...], axes: tuple[int, ...]) -> Problem:
+    sizes = tuple((size + 1) // 2 for size in x)
+    operations = (
+        Reshape(x="x", y="reshaped", dims=dims),
+        Transpose(x="x", y="transposed", axes=axes),
+        Slice(x="x", y="sliced", starts=(0,) * len(x), steps=(2,) * len(x), sizes=sizes),
+    )
+    return Problem(dims={"x": x}, operations=operations)
+
+
+def _products(a: tuple[int, ...], b: tuple[int, ...]) -> Problem:
+    return Problem(dims={"a": a, "b": b}, operations=(MatMul(a="a", b="b", y="y"),))
 
 
 PROBLEMS = (
@@ -249,7 +298,16 @@ PROBLEMS = (
     _rms_norms((3, 2, 4, 6), 1),
     _attentions((1, 4, 9, 8), (1, 2, 16, 8)),
     _attentions((1, 2, 32, 8), (1, 2, 32, 8), heads_of_bias=2, causal=True),
+    _products((24, 40), (40, 16)),
+    _products((2, 3, 9, 16), (3, 16, 5)),
+    _products((160, 8), (8, 160)),
+    _reductions((6, 5, 40), -1),
+    _reductions((32, 12, 10), 0),
+    _softmaxes((8, 3, 50), -1, log=False),
+    _softmaxes((2, 9, 6, 5), 1, log=True),
     _sums((2, 3, 5, 7), (1, 3, 1, 1)),
+    _movements((4, 6, 8), (24, 8), (2, 0, 1)),
+    _choices((3, 4, 6), (3, 1, 6)),
     _convolutions((1, 1, 260, 260), (1, 1, 1, 1)),
 )
 """Many problems, since a quarantined plan is not used again. Some write much and compute little, so that a

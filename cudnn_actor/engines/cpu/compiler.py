@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cudnn_actor.engines.cpu.activations import BINARY, UNARY
 from cudnn_actor.engines.cpu.boxes import Dims, largest_tile
 from cudnn_actor.engines.cpu.convolution import BackwardData, BackwardFilter, Forward, Kernel
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
@@ -18,10 +19,12 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
+    FUNCTIONS,
     Convolution,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
+    GraphTensor,
     Node,
     Pointwise,
     PointwiseMode,
@@ -44,17 +47,35 @@ _KERNELS: dict[type, Callable[[ConvGeometry, int, int], Kernel]] = {
 def compile_plan(graph: OperationGraph, workspace_limit: int | None) -> CpuPlan | EvaluatedPlan:
     """Make a graph ready to run in at most `workspace_limit` bytes of workspace.
 
-    Convolutions and pointwise operations are computed tile by tile. A graph with any other operation is run
-    by its operations' definitions.
+    Convolutions and pointwise operations are computed tile by tile. A graph with any other operation, or with
+    a tensor that tiles do not hold, is run by its operations' definitions.
 
     Raises `UnsupportedGraph` for graphs that `support` rejects, and `OutOfMemory` if even the smallest tiles
     need more.
     """
     check_graph(graph, "cpu")
-    tiled = all(isinstance(operation, Convolution | Pointwise) for operation in graph.operations)
-    if tiled and all(tensor.dtype is not DType.INT64 for tensor in graph.tensors):  # tiles are float64
+    tiled = all(_has_tiles(graph, operation) for operation in graph.operations)
+    if tiled and all(map(_tiles_hold, graph.tensors)):
         return _Compiler(graph).plan(workspace_limit)
     return EvaluatedPlan(_tag(graph), graph)
+
+
+def _has_tiles(graph: OperationGraph, operation: Node) -> bool:
+    """Whether an operation can be computed box by box, in float64."""
+    if not isinstance(operation, Pointwise):
+        return isinstance(operation, Convolution)
+    mode = operation.mode
+    if mode is PointwiseMode.MUL and any(graph.tensor(uid).dtype is DType.UINT32 for uid in operation.reads):
+        return False  # the products of int64 wrap around
+    clipped = mode is PointwiseMode.RELU and operation.effective_parameters != FUNCTIONS[mode].parameters
+    return not clipped and (mode in UNARY or mode in BINARY)
+
+
+def _tiles_hold(tensor: GraphTensor) -> bool:
+    """Whether float64 holds a tensor's values, it has dims and elements, and it is given or computed."""
+    if tensor.role is TensorRole.CONSTANT:
+        return False
+    return bool(tensor.dims) and 0 not in tensor.dims and tensor.dtype not in (DType.INT64, DType.UINT64)
 
 
 def _tag(graph: OperationGraph) -> str:
@@ -160,8 +181,8 @@ class _Compiler:
 
     def _mapped(self, operation: Pointwise[int], later: set[int]) -> Mapped:
         operands = tuple(self._operand(uid, later) for uid in operation.operands)
-        dims = self._dims(operation.result)
-        elementwise = Elementwise(operation.mode, operation.effective_parameter, operands, dims)
+        dims, parameter = self._dims(operation.result), operation.effective_parameters.get("parameter")
+        elementwise = Elementwise(operation.mode, parameter, operands, dims)
         uid = operation.result
         return Mapped(elementwise, uid, self._target(uid), self._read_as(uid))
 

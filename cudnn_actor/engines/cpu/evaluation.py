@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.rounding import integer_range, rounding_to
+from cudnn_actor.engines.cpu.rounding import clipped, rounding_to
 from cudnn_actor.engines.cpu.scratch import Bytes
-from cudnn_actor.engines.cpu.special import erfc
+from cudnn_actor.engines.cpu.special import erf, erfc
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import Node, TensorRole
@@ -27,7 +27,7 @@ __all__ = ["EvaluatedPlan", "Evaluation", "NumPy", "exact", "round_into"]
 class NumPy:
     """NumPy, and the functions that it lacks and that operations are defined with."""
 
-    erfc = staticmethod(erfc)
+    erf, erfc = staticmethod(erf), staticmethod(erfc)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -53,10 +53,7 @@ class Evaluation:
         for uid, buffer in bound.items():
             if buffer.shape != graph.tensor(uid).dims:
                 raise ValueError(f"a buffer of dims {buffer.shape} for a tensor of {graph.tensor(uid).dims}")
-        values: dict[int, Array] = {
-            uid: np.full(graph.tensor(uid).dims, scalar)
-            for uid, scalar in zip(graph.scalars, scalars, strict=True)
-        }
+        values = graph.given_values(_XP, tuple(scalars))
         # Overflow to infinity, and NaN, are valid results, as on a GPU.
         with np.errstate(all="ignore"):
             for operation, unread in zip(graph.operations, self.last, strict=True):
@@ -79,14 +76,21 @@ class Evaluation:
 
 
 def exact(array: np.ndarray) -> Array:
-    """The values as float64 or int64. A copy: the buffer may be written while they are used."""
-    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)
+    """The values as float64, uint64 of uint64, or int64 of other integers and of bool, which is 0 or 1.
+
+    A copy: the buffer may be written while they are used.
+    """
+    if array.dtype == np.uint64:
+        return array.copy()
+    return array.astype(np.int64 if array.dtype.kind in "iub" else np.float64)
 
 
 def round_into(result: Array, dtype: DType, into: np.ndarray) -> None:
-    """Store values of float64 or int64, rounded to a dtype."""
+    """Store values of float64 or of integers, rounded to a dtype."""
     if result.dtype.kind in "iub" and not dtype.is_floating:
-        into[...] = np.clip(result, *integer_range(dtype.numpy))
+        into[...] = clipped(result, dtype.numpy)
+    elif result.dtype.kind in "iub" and dtype.itemsize >= 4:  # by way of float64, it would be rounded twice
+        into[...] = result
     else:
         rounding_to(dtype.numpy)(into, np.array(result, np.float64))
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.scratch import Array
 
-__all__ = ["Rounding", "integer_range", "rounding_to"]
+__all__ = ["Rounding", "clipped", "integer_range", "rounding_to"]
 
 Rounding = Callable[[npt.NDArray[np.generic], Array], None]
 """Stores float64 values into an array of its own dtype and the same dims; may overwrite the values."""
@@ -26,21 +26,38 @@ def rounding_to(dtype: np.dtype[np.generic]) -> Rounding:
     """The function that rounds float64 values to `dtype`.
 
     Floats round to nearest, ties to even, and overflow to infinity. Integers round likewise and
-    saturate; NaN becomes 0, as in CUDA's saturating conversions.
+    saturate; NaN becomes 0, as in CUDA's saturating conversions. Of bool, all but 0 is true.
     """
     if dtype == _BFLOAT16:
         return _to_bfloat16
+    if dtype.kind == "b":
+        return _to_bool
     if dtype.kind in "iu":
         least, largest = integer_range(dtype)
-        # the largest int64 is no float64: the next smaller one is
+        # the largest int64 is no float64, nor is the largest uint64: the next smaller one is
         return _to_integer(float(least), min(float(largest), float(np.nextafter(float(largest + 1), 0))))
     return _to_float
 
 
 def integer_range(dtype: np.dtype[np.generic]) -> tuple[int, int]:
-    """The least and the largest value of an integer dtype."""
+    """The least and the largest value of an integer dtype, or of bool."""
+    if dtype.kind == "b":
+        return 0, 1
     limits = np.iinfo(dtype.name)
     return int(limits.min), int(limits.max)
+
+
+def clipped(values: np.ndarray, dtype: np.dtype[np.generic]) -> np.ndarray:
+    """Integers saturated to an integer dtype; of bool, all but 0 is true. Exact: no value becomes a float."""
+    if dtype.kind == "b" or values.dtype.kind == "b":
+        return np.asarray(values != 0).astype(dtype)
+    least, largest = integer_range(dtype)
+    own_least, own_largest = integer_range(values.dtype)  # `numpy.clip` takes no limits beyond these
+    return np.asarray(np.clip(values, max(least, own_least), min(largest, own_largest))).astype(dtype)
+
+
+def _to_bool(dst: npt.NDArray[np.generic], values: Array) -> None:
+    np.not_equal(values, 0, out=dst)
 
 
 def _to_float(dst: npt.NDArray[np.generic], values: Array) -> None:

@@ -23,7 +23,8 @@ def write(dst: np.ndarray, array: np.ndarray) -> None:
 def check_values(dims: tuple[int, ...], dtype: np.dtype[np.generic], array: np.ndarray) -> None:
     """Raise `InvalidRequest` on `data` unless `store` may put an array into a buffer of `dims` and `dtype`.
 
-    Refused are other dims, values that are not real numbers, floats into integers, and integers out of range.
+    Refused are other dims, values that are not real numbers, floats into integers or bool, and integers out
+    of range; the range of bool is 0 and 1.
     """
     if array.shape != dims:
         problem = f"has other dims than the buffer, {dims}"
@@ -71,16 +72,19 @@ def fill(dst: np.ndarray, value: float) -> None:
 
 
 def element(dtype: np.dtype[np.generic], value: float) -> np.ndarray:
-    """An array with one element, `value`, rounded to nearest if `dtype` is floating-point.
+    """An array with one element, `value`: exact, or rounded to nearest if `dtype` is floating-point.
 
     Raises `InvalidRequest` on `value` if the dtype cannot represent it: for integers NaN, fractions and
-    numbers out of range; for floats finite numbers that would become infinite.
+    numbers out of range; for bool all but False, True, 0 and 1; for floats finite numbers that would become
+    infinite.
     """
     one = np.empty(1, dtype)
-    if dtype.kind in "iu":
+    if dtype.kind in "iub":
         least, largest = integer_range(dtype)
-        if not (float(value).is_integer() and least <= value <= largest):
+        if not (least <= value <= largest and int(value) == value):
             raise _bad_value(value, dtype, f"use a whole number from {least} to {largest}")
+        one[0] = int(value)
+        return one
     with np.errstate(all="ignore"):
         rounding_to(dtype)(one, np.array([value], np.float64))
     if math.isfinite(value) and not np.isfinite(one[0]):
@@ -93,7 +97,7 @@ def _check_kind(dst: np.dtype[np.generic], array: np.ndarray) -> None:
     floating = array.dtype.kind == "f" or (known is not None and known.is_floating)
     if not floating and array.dtype.kind not in "iub":
         raise _bad_data(array.dtype, "does not hold real numbers", "convert it: array.astype('float32')")
-    if dst.kind in "iu":
+    if dst.kind in "iub":
         if floating:
             fix = f"round and cast it first: np.rint(array).astype('{dst.name}')"
             raise _bad_data(array.dtype, f"floats would lose their fractions in a buffer of {dst.name}", fix)
@@ -101,7 +105,7 @@ def _check_kind(dst: np.dtype[np.generic], array: np.ndarray) -> None:
 
 
 def _check_range(dst: np.dtype[np.generic], array: np.ndarray) -> None:
-    if np.can_cast(array.dtype, dst, "safe"):
+    if not array.size or np.can_cast(array.dtype, dst, "safe"):
         return
     least, largest = integer_range(dst)
     for extreme in (int(array.min()), int(array.max())):

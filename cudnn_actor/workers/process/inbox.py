@@ -17,11 +17,21 @@ import msgspec
 
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import MalformedMessage
-from cudnn_actor.protocol.messages import COMPUTE
+from cudnn_actor.protocol.messages import COMPUTE, RunGraph
+from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.workers.process.outbox import Outbox
 from cudnn_actor.workers.process.task import InternalTask, WorkerTask
 from cudnn_actor.workers.status import StatusPage
-from cudnn_actor.workers.wire import MESSAGES, Internal, Request, Requests
+from cudnn_actor.workers.wire import (
+    GRAPHS,
+    MESSAGES,
+    ForgetGraph,
+    Internal,
+    KnowGraph,
+    Request,
+    Requests,
+    RunKnown,
+)
 
 __all__ = ["Inbox"]
 
@@ -43,7 +53,11 @@ class Inbox:
     """
 
     def __init__(self, channel: Channel, outbox: Outbox, page: StatusPage) -> None:
-        self.on_frame: dict[type, Callable[[Any], None]] = {Internal: self._put_internal}
+        self.on_frame: dict[type, Callable[[Any], None]] = {
+            Internal: self._put_internal,
+            KnowGraph: self._keep_graph,
+            ForgetGraph: self._forget_graph,
+        }
         """The handlers for frames that are not requests."""
         self._channel = channel
         self._outbox = outbox
@@ -51,6 +65,7 @@ class Inbox:
         self._tasks: deque[WorkerTask | InternalTask] = deque()
         self._urgent: deque[WorkerTask | InternalTask] = deque()
         self._known: dict[bytes, Any] = {}
+        self._graphs: dict[str, Graph | MalformedMessage] = {}
         self._early: list[Any] = []
         self._wake_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._waited_for = (channel.fileno(), self._wake_event)
@@ -109,12 +124,26 @@ class Inbox:
     def _put_internal(self, frame: Internal) -> None:
         self._tasks.append(InternalTask(self._decoded(frame.body), frame.number))
 
+    def _keep_graph(self, frame: KnowGraph) -> None:
+        try:
+            self._graphs[frame.digest] = GRAPHS.decode(frame.body)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            self._graphs[frame.digest] = MalformedMessage(detail=str(error))
+
+    def _forget_graph(self, frame: ForgetGraph) -> None:
+        del self._graphs[frame.digest]
+
     def _decoded(self, body: bytes) -> Any:
         """The message; or, if there is none, the error with which its request is refused."""
         try:
             message = MESSAGES.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             return MalformedMessage(detail=str(error))
+        if type(message) is RunKnown:
+            graph = self._graphs[message.digest]
+            if isinstance(graph, MalformedMessage):
+                return graph
+            message = RunGraph(graph=graph, buffers=message.buffers)
         if type(message) in COMPUTE:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()

@@ -10,15 +10,15 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.engines.base import Builder, Engine
-from cudnn_actor.engines.cpu.evaluation import NumPy
-from cudnn_actor.engines.cpu.rounding import integer_range, rounding_to
+from cudnn_actor.engines.cpu.evaluation import NumPy, exact
+from cudnn_actor.engines.cpu.rounding import clipped, integer_range, rounding_to
 from cudnn_actor.protocol import BufferRef, DType, TensorSpec
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.operations import Operation
 from cudnn_actor.protocol.operations.base import Array
 
-from ...engines.workbench import Workbench, workbench
+from ...engines.workbench import Workbench, old_value, workbench
 from .rows import Exact, Row, Values
 
 __all__ = ["OperationCase", "OperationTruth", "Results", "arrays", "error_over_bound", "run", "truth"]
@@ -112,7 +112,8 @@ def arrays(case: OperationCase) -> Arrays:
 
     values = {name: draw(spec, name) for name, spec in case.inputs.items()}
     with np.errstate(all="ignore"):
-        values |= case.operation.samples(NumPy(), case.specs, draw)
+        if case.row.sampled:
+            values |= case.operation.samples(NumPy(), case.specs, draw)
         if case.row.arrange is not None:
             case.row.arrange(case.operation, rng, values, case.specs)
     return {name: _rounded(values[name], spec.dtype) for name, spec in case.inputs.items()}
@@ -173,8 +174,7 @@ def _error(got: np.ndarray, spec: TensorSpec, wanted: Array, bound: Array | floa
     if got.shape != spec.dims or got.dtype != spec.dtype.numpy:
         return np.inf
     if not spec.dtype.is_floating:
-        limits = np.iinfo(spec.dtype.value)
-        return 0.0 if np.array_equal(got, np.clip(wanted, limits.min, limits.max)) else np.inf
+        return 0.0 if np.array_equal(got, clipped(wanted, spec.dtype.numpy)) else np.inf
     off = _beyond_rounding(got, wanted, spec.dtype)
     with np.errstate(all="ignore"):
         share = np.where(off == 0, 0.0, off / bound)
@@ -201,7 +201,7 @@ def _place(bench: Workbench, spec: TensorSpec, values: np.ndarray | None) -> Buf
     ref = bench.empty(spec)
     bench.engine.fill(bench.binding(ref, TensorSpec.packed((spec.nbytes,), DType.UINT8)), 0xA5)
     if values is None:
-        bench.engine.fill(bench.binding(ref), float("nan") if spec.dtype.is_floating else 77)
+        bench.engine.fill(bench.binding(ref), old_value(spec.dtype))
     else:
         bench.engine.write(bench.binding(ref), values)
     return ref
@@ -243,7 +243,7 @@ def _rounded(values: Array, dtype: DType) -> np.ndarray:
     """Values in a dtype, rounded once; integers saturate."""
     result: np.ndarray = np.empty(np.shape(values), dtype.numpy)
     if not dtype.is_floating and values.dtype.kind in "iu":
-        result[...] = np.clip(values, *integer_range(result.dtype))
+        result[...] = clipped(values, result.dtype)
         return result
     with np.errstate(all="ignore"):
         rounding_to(result.dtype)(result, np.array(values, np.float64))
@@ -251,7 +251,7 @@ def _rounded(values: Array, dtype: DType) -> np.ndarray:
 
 
 def _exact(array: np.ndarray) -> Array:
-    return array.astype(np.float64 if DType(array.dtype.name).is_floating else np.int64)
+    return exact(array)
 
 
 def _unbound(spec: TensorSpec) -> BufferRef:

@@ -53,8 +53,7 @@ def _case(row: Row, asked: Asked, layout: Layout | None, seed: tuple[int, ...]) 
     choose, made = asked.choose, row.make(asked)
     deterministic = asked.form is None and choose.chance(0.1)
     operation = row.operation(
-        **{name: name for name in _present(row, asked)},
-        **made.attributes,
+        **{**{name: name for name in _present(row, asked)}, **made.attributes},
         numerics=Numerics(deterministic=True) if deterministic else None,
     )
     specs = _specs(operation, made, asked, layout)

@@ -27,7 +27,7 @@ from cudnn_actor.protocol.operations.base import Array
 
 from ..choices import Choices
 
-__all__ = ["BARE", "FLOATS", "Asked", "Dims", "Exact", "Made", "Row", "Sizes", "Values", "walk"]
+__all__ = ["BARE", "FLOATS", "Asked", "Dims", "Exact", "Made", "Row", "Sizes", "Values", "walk", "walk_of"]
 
 Dims = tuple[int, ...]
 Exact = dict[str, Array]
@@ -41,6 +41,12 @@ BARE = "without optional operands"
 def walk(terms: float) -> float:
     """The error of a sum, in terms of u and of the sum of magnitudes."""
     return 4 * math.sqrt(terms)
+
+
+def walk_of(x: Array, terms: int) -> float:
+    """The same for sums over x: more where few values differ, whose roundings do not cancel."""
+    few = x.size > 64 * np.unique(x).size
+    return max(walk(terms), terms / 2 if few else 0.0)
 
 
 class Sizes(enum.StrEnum):
@@ -149,6 +155,8 @@ class Row(NamedTuple):
         (form, operands) of forms that have these of the optional operands only.
     needs
         (operand, other) of optional operands that are valid only with another one.
+    sampled
+        Whether the operation's own samples take the place of the values drawn for those inputs.
     """
 
     operation: type[Operation[Any]]
@@ -164,6 +172,7 @@ class Row(NamedTuple):
     varied: tuple[str, ...] = ()
     given: tuple[tuple[str, tuple[str, ...]], ...] = ()
     needs: tuple[tuple[str, str], ...] = ()
+    sampled: bool = True
 
     @property
     def family(self) -> str:

@@ -119,7 +119,7 @@ def _event_on(stream: Any) -> Any:
 
 def _require_device(array: Any, ordinal: int) -> None:
     """Raise `InvalidRequest` for an array on another GPU, before it is used with a stream of this one."""
-    found = _device_of(array)
+    found = _device_of(array, ordinal)
     if found != ordinal:
         raise InvalidRequest(
             field="array",
@@ -129,11 +129,14 @@ def _require_device(array: Any, ordinal: int) -> None:
         )
 
 
-def _device_of(array: Any) -> int:
+def _device_of(array: Any, other: int) -> int:
+    """The GPU that an array is on; `other` for one without elements, which may have no address."""
     cupy = libraries().cupy
     if hasattr(array, "__dlpack_device__"):
         return int(array.__dlpack_device__()[1])
     pointer = array.__cuda_array_interface__["data"][0]
+    if not pointer:
+        return other
     return int(cupy.cuda.runtime.pointerGetAttributes(pointer).device)
 
 

@@ -18,6 +18,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,9 @@ _SMALL_BYTES = 16 << 10
 """Up to this size, permuting on the host is faster than launching a kernel."""
 _TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3
 
-Block = tuple[slice, ...]
+Block = tuple[slice | EllipsisType, ...]
+_ALL: Block = (...,)
+"""`()` would make a scalar of an array without dims, which cannot be written."""
 
 
 class Transfer:
@@ -85,6 +88,8 @@ class Transfer:
             self._write_from_device(dst, array)
             return
         check_values(dst.spec.dims, dst.spec.dtype.numpy, array)
+        if not array.size:
+            return
         order = memory_order(dst.spec)
         try:
             if self._can_read(dst, array):
@@ -170,8 +175,10 @@ class Transfer:
         self._ring.fence(piece)
 
     def _write_from_device(self, dst: Place, array: Any) -> None:
-        self._stream.wait_event(array.ready)
         source = array.array
+        if not source.size:
+            return
+        self._stream.wait_event(array.ready)
         same = source.dtype == dst.raw.dtype
         with self._stream:
             dst.raw[...] = source if same else source.view(dst.raw.dtype)
@@ -196,10 +203,14 @@ class Transfer:
         """
         if into is None:
             into = np.empty(src.spec.dims, src.spec.dtype.numpy)
+        elif not src.spec.size:
+            check_target(src.spec.dims, src.spec.dtype.numpy, into)
         elif self._can_write(src, into):
             self._send_to(into, src)
             self._stream.synchronize()
             self.release()
+            return into
+        if not into.size:
             return into
         try:
             self._read_into(into, src)
@@ -251,7 +262,7 @@ class Transfer:
         part = src.raw[block]
         if not part.flags.c_contiguous:
             packed = self._scratch(part.shape, part.dtype)
-            self._assign(packed, (), part)
+            self._assign(packed, _ALL, part)
             part = packed
         self._copy(target, part.data.ptr, part.nbytes, _TO_HOST)
         return int(part.nbytes)
@@ -261,6 +272,9 @@ class Transfer:
 
         Never blocks. None if the free part of the ring is too small. Raises as `read`.
         """
+        if not src.spec.size:
+            nothing = self.read(src, into)
+            return lambda: nothing
         if into is not None and self._can_write(src, into):
             self._send_to(into, src)
             return lambda: into
@@ -273,7 +287,7 @@ class Transfer:
         try:
             if order is None or nbytes > _SMALL_BYTES:
                 order = tuple(range(spec.rank))
-                self._send(src, (), piece.pointer)
+                self._send(src, _ALL, piece.pointer)
             else:
                 self._copy(piece.pointer, src.pointer, nbytes, _TO_HOST)
         except BaseException:  # no one will collect the result
@@ -298,15 +312,18 @@ class Transfer:
 
     def copy(self, src: Place, dst: Place) -> None:
         """Enqueue a copy between buffers of the same dims and dtype."""
+        if not src.spec.size:
+            return
         if memory_order(src.spec) is not None and src.spec.strides == dst.spec.strides:
             self._copy(dst.pointer, src.pointer, src.spec.nbytes, _ON_DEVICE)
         else:
-            self._assign(dst.raw, (), src.raw)
+            self._assign(dst.raw, _ALL, src.raw)
 
     def fill(self, dst: Place, value: float) -> None:
         """Enqueue setting every element. Raises `InvalidRequest` for a value that the dtype cannot hold."""
         bits = element(dst.spec.dtype.numpy, value).view(dst.raw.dtype)
-        self._assign(dst.raw, (), bits[0])
+        if dst.spec.size:
+            self._assign(dst.raw, _ALL, bits[0])
 
     def _copy(self, dst: int, src: int, nbytes: int, kind: int) -> None:
         libraries().runtime.memcpyAsync(dst, src, nbytes, kind, self._stream.ptr)
@@ -331,7 +348,7 @@ def blocks(dims: tuple[int, ...], itemsize: int, limit: int = PIECE_BYTES) -> It
         axis -= 1
         inner *= dims[axis]
     if not axis:
-        yield ()
+        yield _ALL
         return
     step = limit // inner
     for outer in itertools.product(*map(range, dims[: axis - 1])):

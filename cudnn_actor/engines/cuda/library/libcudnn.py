@@ -31,6 +31,8 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cudnnDestroyPoolingDescriptor": (c_void_p,),
     "cudnnPoolingForward": (c_void_p,) * 8,
     "cudnnPoolingBackward": (c_void_p,) * 12,
+    "cudnnSoftmaxForward": (c_void_p, c_int, c_int, *(c_void_p,) * 6),
+    "cudnnSoftmaxBackward": (c_void_p, c_int, c_int, *(c_void_p,) * 8),
 }
 """Each function's arguments. Handles, descriptors and pointers to anything are `c_void_p`, enums `c_int`."""
 _DATA_TYPES = {

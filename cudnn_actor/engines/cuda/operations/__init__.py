@@ -6,18 +6,28 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from cudnn_actor.engines.cuda.library.libcublas import WORKSPACE_BYTES
 from cudnn_actor.engines.cuda.operations.attention import (
     attention_kernels,
     attention_lengths,
     lower_attention,
 )
 from cudnn_actor.engines.cuda.operations.convolution import lower_convolution
+from cudnn_actor.engines.cuda.operations.matmul import cublas_product, lower_matmul, matmul_kernel
 from cudnn_actor.engines.cuda.operations.normalization import lower_normalization, normalization_kernels
 from cudnn_actor.engines.cuda.operations.pointwise import lower_pointwise
 from cudnn_actor.engines.cuda.operations.pooling import library_pooling, pooling_kernel
+from cudnn_actor.engines.cuda.operations.reduction import (
+    cumulative_kernel,
+    lower_reduction,
+    reduction_kernels,
+    reduction_workspace,
+)
+from cudnn_actor.engines.cuda.operations.softmax import library_softmax, softmax_kernel
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph
 from cudnn_actor.engines.cuda.plans.kernels import Computed
 from cudnn_actor.protocol.operations import (
+    ArgReduction,
     Attention,
     AttentionBackward,
     AvgPool,
@@ -25,21 +35,30 @@ from cudnn_actor.protocol.operations import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
+    Cumulative,
     GraphTensor,
     LayerNorm,
     LayerNormBackward,
+    MatMul,
     MaxPool,
     MaxPoolBackward,
     Node,
     Pointwise,
+    Reduction,
+    Reshape,
     RMSNorm,
     RMSNormBackward,
+    Slice,
+    Softmax,
+    SoftmaxBackward,
+    Transpose,
 )
 
 __all__ = ["IMPLEMENTATIONS", "Implementation", "Launch", "Launcher"]
 
 Launch = Callable[[Sequence[int]], None]
-"""Enqueues an operation on the current stream: takes its operands' addresses, in the order of its fields."""
+"""Enqueues an operation on the current stream: takes its operands' addresses, in the order of its fields, and
+its workspace's if it has one."""
 
 
 class Launcher(NamedTuple):
@@ -48,14 +67,17 @@ class Launcher(NamedTuple):
     Parameters
     ----------
     make
-        Makes the launch of an operation on tensors of these specs, in that order, for a handle of cuDNN's.
-        Raises `Refused` and `EngineFailure` if it cannot.
+        Makes the launch of an operation, which has its graph's numerics, on tensors of these specs, in that
+        order, for a handle of cuDNN's. Raises `Refused` and `EngineFailure` if it cannot.
     packed
         Whether the tensors must be packed in the order of their dims.
+    workspace
+        Gives the bytes of memory that the launch needs besides, from what `make` gets; None if it needs none.
     """
 
     make: Callable[[Any, Sequence[GraphTensor], Any], Launch]
     packed: bool = False
+    workspace: Callable[[Any, Sequence[GraphTensor]], int] | None = None
 
 
 class Implementation(NamedTuple):
@@ -91,6 +113,18 @@ _NORMALIZATION = Implementation(
 _ATTENTION = Implementation(
     lower_attention, attention_lengths, launchers={"kernel": Launcher(attention_kernels)}
 )
+_REDUCTION = {"kernel": Launcher(reduction_kernels, workspace=reduction_workspace)}
+_SOFTMAX = Implementation(
+    launchers={"kernel": Launcher(softmax_kernel), "library": Launcher(library_softmax)}
+)
+_MATMUL = Implementation(
+    lower_matmul,
+    launchers={
+        "cublas": Launcher(cublas_product, workspace=lambda *_: WORKSPACE_BYTES),
+        "cublas_packed": Launcher(cublas_product, packed=True, workspace=lambda *_: WORKSPACE_BYTES),
+        "kernel": Launcher(matmul_kernel),
+    },
+)
 IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     ConvolutionForward: _CONVOLUTION,
     ConvolutionBackwardData: _CONVOLUTION,
@@ -106,5 +140,14 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     RMSNormBackward: _NORMALIZATION,
     Attention: _ATTENTION,
     AttentionBackward: _ATTENTION,
+    Reshape: Implementation(),
+    Transpose: Implementation(),
+    Slice: Implementation(),
+    Reduction: Implementation(lower_reduction, launchers=_REDUCTION),
+    ArgReduction: Implementation(launchers=_REDUCTION),
+    Cumulative: Implementation(launchers={"kernel": Launcher(cumulative_kernel)}),
+    Softmax: _SOFTMAX,
+    SoftmaxBackward: _SOFTMAX,
+    MatMul: _MATMUL,
 }
 """The order of an operation's launchers is that of their speed on most shapes, measured on an H200."""

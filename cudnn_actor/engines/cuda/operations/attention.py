@@ -90,13 +90,12 @@ def attention_lengths(operation: AnyAttention, tensors: Mapping[str, GraphTensor
     if not given and not (isinstance(operation, AttentionBackward) and uneven):
         return {}
     first, second = Leaf(0, DType.INT32), Leaf(1, DType.INT32)
-    of_q: Value = _clipped(first, q.dims[2]) if "lengths_q" in given else Constant(q.dims[2])
+    of_q: Value = _clipped(first, 0, q.dims[2]) if "lengths_q" in given else Constant(q.dims[2])
     of_kv: Value = Constant(k.dims[2])
     if "lengths_kv" in given:
-        less = Expression(PointwiseMode.ADD, (first, Constant(-1)))
-        of_kv = Expression(PointwiseMode.ADD, (_clipped(less, k.dims[2] - 1), Constant(1)))
-        some = _clipped(second if "lengths_q" in given else first, 1)
-        of_q = Expression(PointwiseMode.MUL, (of_q, some))
+        of_kv = _clipped(first, 1, k.dims[2])
+        some = _clipped(second if "lengths_q" in given else first, 0, 1)
+        of_q = Expression(PointwiseMode.MUL, (of_q, some), compute=DType.INT64)
     dims, of_keys = (q.dims[0],), tuple(name for name in given if name == "lengths_kv")
     return {
         "lengths_q": Computed(of_q, tuple(given), dims, DType.INT32),
@@ -104,13 +103,8 @@ def attention_lengths(operation: AnyAttention, tensors: Mapping[str, GraphTensor
     }
 
 
-def _clipped(value: Value, most: int) -> Value:
-    """min(max(value, 0), most), as most - max(most - max(value, 0), 0)."""
-    for _ in range(2):
-        positive = Expression(PointwiseMode.RELU, (value,))
-        negative = Expression(PointwiseMode.MUL, (positive, Constant(-1)))
-        value = Expression(PointwiseMode.ADD, (negative, Constant(most)))
-    return value
+def _clipped(value: Value, least: int, most: int) -> Value:
+    return Expression(PointwiseMode.CLIP, (value,), (least, most), DType.INT64)
 
 
 # Our own.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.lines import COMBINING, combined
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, load, store
 from cudnn_actor.protocol.dtypes import DType
@@ -166,20 +167,9 @@ class _Code:
         return f"{name}[{place}] = {store(self._dtypes[name], value)};"
 
 
-_SUM = """
-__device__ __forceinline__ T sum_of_warp(T value) {
-    #pragma unroll
-    for (int apart = 16; apart; apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
-    return value;
-}
-__device__ T sum_of_block(T value) {
-    __shared__ T sums[32];
-    __syncthreads();  // nobody still reads the sums of the call before
-    value = sum_of_warp(value);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
-    __syncthreads();
-    return sum_of_warp(threadIdx.x % 32 < blockDim.x / 32 ? sums[threadIdx.x % 32] : (T)0);
-}
+_SUM = f"""{combined("a + b", "0")}{COMBINING}
+__device__ __forceinline__ T sum_of_warp(T value) {{ return over_warp(State{{value}}).value; }}
+__device__ T sum_of_block(T value) {{ return over_block(State{{value}}).value; }}
 """
 _ROWS = """
 extern "C" __global__ void rows({pointers}, long long rows, long long length, T epsilon) {{

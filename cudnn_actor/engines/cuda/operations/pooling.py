@@ -166,7 +166,7 @@ def _window(window: Window) -> list[int]:
 
 def _accumulator(dtype: DType) -> str:
     if not dtype.is_floating:
-        return "long long"
+        return C_TYPES[dtype] if dtype is DType.UINT64 else "long long"
     return "double" if dtype is DType.FLOAT64 else "float"
 
 
@@ -235,7 +235,8 @@ def _max_backward(_: MaxPoolBackward[int], tensors: Sequence[GraphTensor]) -> st
     value = load(tensors[0].dtype, f"t0[{_place(0, *place)}]")
     body = f"if (t1[{_place(1, *place)}] == number) sum += (T){value};"
     # `store` goes by way of double, which does not hold every int64.
-    stored = "sum" if tensors[2].dtype is DType.INT64 else store(tensors[2].dtype, "sum")
+    wide = tensors[2].dtype in (DType.INT64, DType.UINT64)
+    stored = "sum" if wide else store(tensors[2].dtype, "sum")
     return (
         f"T sum = 0; const I number = {_NUMBER.format(*_I)};{_SEEING.format(body=body)}\n"
         f"        t2[{_place(2, 'i0', 'i1', *_I)}] = {stored};"

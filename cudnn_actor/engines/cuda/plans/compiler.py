@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.engines.cuda.plans.composition import compose
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, check_whole
+from cudnn_actor.engines.cuda.plans.partition import Cut, cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.plans.splitting import MOST_FORMS, compile_split, ways
@@ -41,6 +43,9 @@ def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: 
     """
     check_graph(graph, "cuda")
     limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
+    parts = cut(graph)
+    if parts is not None:
+        return in_pieces(graph, parts, limit, lambda piece: compile_plan(piece, context, limit))
     try:
         return _first_good(graph, context, limit)
     except Refused as refusal:
@@ -53,6 +58,17 @@ def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: 
     if unlimited is None or unlimited.workspace <= limit:
         raise unsupported(graph, "cuda", str(reason)) from reason
     raise OutOfMemory(requested=unlimited.workspace, in_use=0, limit=limit)
+
+
+def in_pieces(
+    graph: OperationGraph, parts: Cut, limit: int, build: Callable[[OperationGraph], CudaPlan]
+) -> CudaPlan:
+    """The plan of a graph in pieces, each made by `build`. Raises as `build`, and `OutOfMemory`."""
+    try:
+        return compose(graph, parts, limit, build)
+    except Refused:
+        plan = compose(graph, parts, None, build)
+        raise OutOfMemory(requested=plan.workspace, in_use=0, limit=limit) from None
 
 
 def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> CudaPlan:

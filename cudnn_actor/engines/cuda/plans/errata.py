@@ -20,6 +20,7 @@ from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Convolution,
     GraphTensor,
+    MatMul,
     Node,
     TensorRole,
 )
@@ -40,16 +41,24 @@ class _Erratum(NamedTuple):
     """cuDNN's first version without it, like 92400; None if there is none yet."""
 
 
+_HALF_TYPES = (DType.FLOAT16, DType.BFLOAT16)
 _ERRATA = (
     _Erratum(
         engines=("eng11",),
         applies=lambda graph: (
-            not any(isinstance(op, Convolution) for op in graph.operations)
-            and not all(map(_is_packed, graph.tensors))
+            not any(isinstance(op, Convolution) for op in graph.operations) and _has_gaps(graph)
         ),
         what="computes matrix products of tensors with gaps wrongly",
         seen="cuDNN's notes on 9.24, which has it fixed",
         fixed=92400,
+    ),
+    _Erratum(
+        engines=("eng0",),
+        applies=lambda graph: any(
+            isinstance(op, MatMul) and graph.tensor(op.a).dtype in _HALF_TYPES for op in graph.operations
+        ),
+        what="rounds parts of a long sum of products to the operands' half type",
+        seen="cuDNN 9.19 on sm_90: bfloat16 (31, 1418) @ (1418, 24), float16 (15, 1113) @ (1113, 29)",
     ),
     _Erratum(
         engines=("eng0",),
@@ -68,7 +77,7 @@ _ERRATA = (
     ),
     _Erratum(
         engines=(),
-        applies=lambda graph: len(graph.operations) > 1 and not all(map(_is_packed, graph.tensors)),
+        applies=lambda graph: len(graph.operations) > 1 and _has_gaps(graph),
         what="reads a misaligned address if the graph has more than a convolution and tensors with gaps",
         seen="cuDNN 9.19 on sm_90: bfloat16 and float16, filters or results with odd strides",
     ),
@@ -80,17 +89,24 @@ _ERRATA = (
         seen="cuDNN 9.19 on sm_90: eng71, bfloat16 with 2 channels and strides (10, 1, 251, 10)",
     ),
 )
-_HALF_TYPES = (DType.FLOAT16, DType.BFLOAT16)
+
 _LONGEST_VECTOR = 8
 """The most elements of a half type that one instruction reads: 16 bytes."""
 
 
+def _has_gaps(graph: OperationGraph) -> bool:
+    """Whether tensors lie in another way than packed. Matrices may be transposed: that was not seen wrong."""
+    multiplies = any(isinstance(operation, MatMul) for operation in graph.operations)
+    bound = [tensor for tensor in graph.tensors if tensor.role is TensorRole.BOUND]
+    return not all(_is_dense(tensor) if multiplies else _is_packed(tensor) for tensor in bound)
+
+
 def _is_packed(tensor: GraphTensor) -> bool:
-    return (
-        tensor.role is not TensorRole.BOUND
-        or max(tensor.dims) == 1
-        or tensor.spec.layout is not Layout.STRIDED
-    )
+    return max(tensor.dims) == 1 or tensor.spec.layout is not Layout.STRIDED
+
+
+def _is_dense(tensor: GraphTensor) -> bool:
+    return tensor.spec.nbytes == tensor.spec.size * tensor.dtype.itemsize
 
 
 def _is_uneven(graph: OperationGraph, operation: Node) -> bool:

@@ -1,7 +1,8 @@
 """The correct results of any graph: its operations' definitions, in double.
 
 Small graphs are computed on the host: on the device, CuPy compiles each of its
-functions at the first use, which takes seconds on a new machine.
+functions at the first use, which takes seconds on a new machine. Of large
+products, only a part is computed: evenly spaced rows and columns.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
@@ -20,14 +22,18 @@ from cudnn_actor.engines.cuda.plans.kernels import Kernel, Leaf, elementwise
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, TensorRole
-from cudnn_actor.protocol.operations.base import Array
+from cudnn_actor.protocol.operations.base import Array, Region
 from cudnn_actor.protocol.tensor import packed_strides
 
-__all__ = ["EvaluatedReference", "OnDevice", "OnHost", "place_of", "sampling_step"]
+__all__ = ["EvaluatedReference", "OnDevice", "OnHost", "first_byte", "place_of", "sampled", "sampling_step"]
 
 _MOST_ELEMENTS, _COPIES = 1 << 30, 10
 """The most elements of all tensors together, and how often they may lie on the device as double at once."""
 _MOST_COMPARED = 1 << 20
+_MOST_WORK = 1 << 36
+"""The most steps that are evaluated, as `Operation.work` counts them."""
+_MOST_PLACES, _LEAST_PLACES = 1 << 12, 16
+"""How many places of each dim of a result are evaluated where all of them are too much."""
 _FEW_ELEMENTS = 1 << 17
 """Of the tensors of a graph that is computed on the host, in some milliseconds."""
 
@@ -35,17 +41,13 @@ _FEW_ELEMENTS = 1 << 17
 class CuPy:
     """CuPy, and the functions that it lacks and that operations are defined with."""
 
-    @staticmethod
-    def erfc(x: Array) -> Array:
-        """1 - erf(x)."""
-        return importlib.import_module("cupyx.scipy.special").erfc(x)  # late: few graphs need it
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(libraries().cupy, name)
+        special = name in ("erf", "erfc")  # imported late: few graphs need it
+        return getattr(importlib.import_module("cupyx.scipy.special") if special else libraries().cupy, name)
 
 
 class OnDevice:
-    """Values in CuPy's arrays: packed, as float64 or int64."""
+    """Values in CuPy's arrays: packed, and of the types that `exact` gives."""
 
     xp = CuPy()
 
@@ -58,29 +60,31 @@ class OnDevice:
     def store(values: Array, tensor: GraphTensor, address: int) -> None:
         """Enqueue a rounding of values into a tensor's memory."""
         values = libraries().cupy.ascontiguousarray(values)
-        kind = DType.FLOAT64 if values.dtype.kind == "f" else DType.INT64
+        kind = DType.of(values.dtype)
+        assert kind is not None
         strides = [tensor.strides, packed_strides(tensor.dims)]
-        kernel = Kernel(elementwise(Leaf(0, kind), tensor.dtype, True, tensor.dims, strides))
+        kernel = Kernel(elementwise(Leaf(0, kind), tensor.dtype, tensor.dims, strides))
         kernel.launch((address, int(values.data.ptr)), ())
 
     @staticmethod
     def load(tensor: GraphTensor, address: int) -> Array:
         """A tensor's values."""
         kind = DType.FLOAT64 if tensor.dtype.is_floating else DType.INT64
+        if tensor.dtype is DType.UINT64:
+            kind = DType.UINT64
         values = libraries().cupy.empty(tensor.dims, kind.numpy)
         strides = [packed_strides(tensor.dims), tensor.strides]
-        kernel = Kernel(elementwise(Leaf(0, tensor.dtype), kind, True, tensor.dims, strides))
+        kernel = Kernel(elementwise(Leaf(0, tensor.dtype), kind, tensor.dims, strides))
         kernel.launch((int(values.data.ptr), address), ())
         return values
 
     @classmethod
     def rounded(cls, values: Array, tensor: GraphTensor) -> Array:
         """The values as they are where a tensor has passed them on."""
-        cupy = libraries().cupy
-        if tensor.dtype is DType.FLOAT64 or not tensor.dtype.is_floating:
-            return cupy.rint(values) if values.dtype.kind == "f" and not tensor.dtype.is_floating else values
-        place = cupy.empty(tensor.spec.nbytes, np.uint8)
-        cls.store(values.astype(np.float64), tensor, int(place.data.ptr))
+        if values.dtype == tensor.dtype.numpy:
+            return values
+        place = libraries().cupy.empty(tensor.spec.nbytes, np.uint8)
+        cls.store(values, tensor, int(place.data.ptr))
         return cls.load(tensor, int(place.data.ptr))
 
 
@@ -146,7 +150,7 @@ def _elements_of(graph: OperationGraph) -> int:
 
 
 class EvaluatedReference:
-    """A graph's results by `Operation.evaluate`.
+    """A graph's results by `Operation.evaluate`, or a part of them.
 
     Parameters
     ----------
@@ -157,12 +161,14 @@ class EvaluatedReference:
     def __init__(self, graph: OperationGraph) -> None:
         self._graph = graph
         self._place = place_of(graph)
+        self._part, self._regions = sampled(graph, _MOST_WORK, _room())
 
     @staticmethod
     def covers(graph: OperationGraph) -> bool:
-        """Whether a graph's tensors are small enough for the device's free memory."""
-        free, _ = libraries().runtime.memGetInfo()
-        return _elements_of(graph) <= min(_MOST_ELEMENTS, int(free) // (_COPIES * DType.FLOAT64.itemsize))
+        """Whether what is evaluated of a graph is small enough for the device's free memory."""
+        room = _room()
+        part, _ = sampled(graph, _MOST_WORK, room)
+        return _elements_of(part) <= room
 
     def compare(
         self, address: Callable[[int], int], scalars: Sequence[float]
@@ -171,23 +177,101 @@ class EvaluatedReference:
 
         `address` locates each bound tensor. Raises CuPy's `OutOfMemoryError`.
         """
-        graph, place = self._graph, self._place
-        values: dict[int, Array] = {
-            uid: place.xp.full(graph.tensor(uid).dims, scalar)
-            for uid, scalar in zip(graph.scalars, scalars, strict=True)
-        }
+        graph, place = self._part, self._place
+        values = graph.given_values(place.xp, scalars)
         compared = {}
         with np.errstate(all="ignore"):
             for operation in graph.operations:
                 for uid in operation.reads:
                     if uid not in values:
-                        values[uid] = place.load(graph.tensor(uid), address(uid))
+                        values[uid] = self._load(uid, address)
                 for uid, result in graph.evaluate(place.xp, operation, values).items():
                     tensor = graph.tensor(uid)
                     if tensor.role is TensorRole.BOUND:
-                        compared[uid] = _both(result, place.load(tensor, address(uid)))
+                        compared[uid] = _both(result, self._load(uid, address))
                     values[uid] = place.rounded(result, tensor)
         return compared
+
+    def _load(self, uid: int, address: Callable[[int], int]) -> Array:
+        """The part of a bound tensor that is evaluated."""
+        whole, part = self._graph.tensor(uid), self._part.tensor(uid)
+        return self._place.load(part, address(uid) + first_byte(whole, self._regions.get(uid)))
+
+
+def _room() -> int:
+    """The most elements that may be evaluated now."""
+    free, _ = libraries().runtime.memGetInfo()
+    return min(_MOST_ELEMENTS, int(free) // (_COPIES * DType.FLOAT64.itemsize))
+
+
+def sampled(graph: OperationGraph, work: int, elements: int) -> tuple[OperationGraph, Mapping[int, Region]]:
+    """The part of a graph that is evaluated, for so much work and so many elements; and that of its tensors.
+
+    Tensors that have no region are evaluated as a whole. If one operation can only be evaluated as a whole,
+    or two operations need different parts of one tensor, all of the graph is.
+    """
+    places = _MOST_PLACES
+    found: dict[int, Region] = {}
+    part = _part_of(graph, found)
+    while places >= _LEAST_PLACES and _is_more(part, work, elements):
+        of_places = _regions(graph, places)
+        if of_places is None:
+            return _part_of(graph, {}), {}
+        found, places = of_places, places // 2
+        part = _part_of(graph, found)
+    return part, found
+
+
+def _regions(graph: OperationGraph, places: int) -> dict[int, Region] | None:
+    """What is needed of each tensor for so many places of each dim of the results."""
+    found = {uid: tuple(_places(size, places) for size in graph.tensor(uid).dims) for uid in graph.results}
+    for operation in reversed(graph.operations):
+        names = dict(operation.named())
+        specs = {name: graph.tensor(uid).spec for name, uid in names.items()}
+        wanted = {name: found[uid] for name, uid in operation.named(operation.outputs) if uid in found}
+        needed = operation.needs(specs, wanted) if len(wanted) == len(operation.writes) else None
+        if needed is None:
+            return None
+        for name, region in needed.items():
+            if found.setdefault(names[name], region) != region:
+                return None
+    return found
+
+
+def _places(size: int, most: int) -> slice:
+    """Evenly spaced places, the last among them; an odd number apart, so that each place in a tile occurs."""
+    step = -(-size // most) | 1
+    return slice((size - 1) % step, None, step) if size > most else slice(None)
+
+
+def _part_of(graph: OperationGraph, found: Mapping[int, Region]) -> OperationGraph:
+    """The graph on parts of its tensors. Which buffers are shared does not matter: it is only evaluated."""
+    tensors = (_cut(tensor, found.get(tensor.uid)) for tensor in graph.tensors)
+    return OperationGraph(tensors=tuple(tensors), operations=graph.operations, numerics=graph.numerics)
+
+
+def _cut(tensor: GraphTensor, region: Region | None) -> GraphTensor:
+    if region is None:
+        return msgspec.structs.replace(tensor, overwrites=None)
+    ranges = [range(size)[part] for size, part in zip(tensor.dims, region, strict=True)]
+    return msgspec.structs.replace(
+        tensor,
+        dims=tuple(map(len, ranges)),
+        strides=tuple(step * r.step for r, step in zip(ranges, tensor.strides, strict=True)),
+        overwrites=None,
+    )
+
+
+def first_byte(tensor: GraphTensor, region: Region | None) -> int:
+    """Where the first element of a part lies, in bytes after the tensor's first."""
+    starts = (part.start or 0 for part in region or ())
+    return tensor.dtype.itemsize * sum(n * step for n, step in zip(starts, tensor.strides, strict=False))
+
+
+def _is_more(graph: OperationGraph, work: int, elements: int) -> bool:
+    specs = ({name: graph.tensor(uid).spec for name, uid in op.named()} for op in graph.operations)
+    steps = sum(op.work(given) for op, given in zip(graph.operations, specs, strict=True))
+    return steps > work or _elements_of(graph) > elements
 
 
 def _both(wanted: Array, got: Array) -> tuple[np.ndarray, np.ndarray]:

@@ -3,12 +3,12 @@
 A tensor's uid in cuDNN's graph is its canonical number plus 1, so that a plan
 does not depend on the graph's own uids. In a graph with a convolution, one
 spatial dim becomes two, the first of size 1, because cuDNN's convolutions have
-at least two.
+at least two. Behind a product of matrices, tensors have three dims.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
@@ -41,7 +41,9 @@ def frontend_uids(graph: OperationGraph) -> dict[int, int]:
 
 
 def data_type(dtype: DType) -> Any:
-    """The frontend's name for an element type."""
+    """The frontend's name for an element type. Raises `Refused` if it has none."""
+    if dtype not in _DATA_TYPES:
+        raise Refused(f"cuDNN has no tensors of {dtype}")
     return getattr(libraries().cudnn.data_type, _DATA_TYPES[dtype])
 
 
@@ -64,6 +66,8 @@ class FrontendGraph:
         self._shapes: dict[int, tuple[list[int], list[int]]] = {}
         self._widens = any(isinstance(operation, Convolution) for operation in graph.operations)
         """Whether tensors need at least two spatial dims."""
+        self.fold: Callable[[GraphTensor], tuple[list[int], list[int]]] | None = None
+        """Gives a tensor's dims and strides where an operation needs fewer dims of all that follow it."""
 
     @property
     def numerics(self) -> Numerics:
@@ -75,8 +79,9 @@ class FrontendGraph:
         return self._graph.tensor(uid)
 
     def compute(self, operation: Node) -> Any:
-        """The frontend's name for the type that an operation computes in."""
-        return data_type(self._graph.compute(operation))
+        """The frontend's name for the type that an operation computes in; for integers, cuDNN has float."""
+        compute = self._graph.compute(operation)
+        return data_type(DType.FLOAT32 if compute is DType.INT64 else compute)
 
     def tensor(self, uid: int, dims: Sequence[int] = (), strides: Sequence[int] = ()) -> Any:
         """A tensor that an operation reads, with these dims and strides if they are given.
@@ -110,10 +115,14 @@ class FrontendGraph:
 
     def _shape(self, uid: int, dims: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
         tensor = self._graph.tensor(uid)
+        if not tensor.dims or 0 in tensor.dims:
+            raise Refused("cuDNN has no tensors without dims or without elements")
         if dims:
             shape = list(dims), list(strides)
         elif self._widens:
             shape = spatial(tensor)
+        elif self.fold is not None:
+            shape = self.fold(tensor)
         else:
             shape = list(tensor.dims), list(tensor.strides)
         if self._shapes.setdefault(uid, shape) != shape:

@@ -101,6 +101,8 @@ def check_whole(graph: OperationGraph) -> None:
     not document as supported, and for operands that must be computed first. Its frontend's attention changes
     the shape of the tensor of keys, so that queries which are the same tensor are read wrongly.
     """
+    if graph.constants:
+        raise Refused("numbers of a graph are not passed to cuDNN")
     for operation in graph.operations:
         if computed_first(graph, operation):
             raise Refused(f"cuDNN's {operation.kind} needs operands that are computed first")

@@ -187,23 +187,26 @@ class Program:
         # be destroyed by the garbage collector, on whatever thread that runs.
         places = [self._find(source, scratch) for source in sources]
         numbers = self._number_address
-        if places == [(0, number) for number in range(len(places))]:
+        if places == [(number, 0) for number in range(len(places))]:
             return lambda pointers, _: pointers[: len(places)]
 
         def find(pointers: Sequence[int], workspace: int) -> Sequence[int]:
-            bases = pointers, numbers, workspace
-            return [bases[0][n] if kind == 0 else bases[kind] + n for kind, n in places]  # type: ignore[operator]
+            bases = (*pointers, numbers, workspace)
+            return [bases[base] + offset for base, offset in places]
 
         return find
 
-    def _find(self, source: Source, scratch: int) -> tuple[int, int]:
+    @staticmethod
+    def _find(source: Source, scratch: int) -> tuple[int, int]:
+        """Which address a source is counted from (a buffer's; -2: the numbers'; -1: the workspace's), and
+        its distance in bytes."""
         match source:
-            case Buffer(number=number):
-                return 0, number
+            case Buffer(number=number, offset=offset):
+                return number, offset
             case Number(number=number):
-                return 1, number * ctypes.sizeof(ctypes.c_double)
+                return -2, number * ctypes.sizeof(ctypes.c_double)
             case _:
-                return 2, scratch + source.offset
+                return -1, scratch + source.offset
 
     def run(
         self, key: tuple[float, ...], pointers: Sequence[int], scalars: Sequence[float], workspace: int

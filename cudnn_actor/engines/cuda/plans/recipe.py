@@ -36,9 +36,10 @@ def aligned(nbytes: int) -> int:
 
 
 class Buffer(msgspec.Struct, frozen=True, tag="buffer"):
-    """One of the plan's buffers, by its index in `graph.bound`."""
+    """One of the plan's buffers, by its index in `graph.bound`, from this byte on."""
 
     number: int
+    offset: int = 0
 
 
 class Number(msgspec.Struct, frozen=True, tag="number"):
@@ -92,9 +93,10 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
     Parameters
     ----------
     operation
-        Its operands are indices in `tensors`.
+        Its operands are indices in `tensors`. It has its graph's numerics.
     tensors, sources
-        Its operands as they are stored, in the order of its fields, and the location of each.
+        Its operands as they are stored, in the order of its fields, and the location of each. One more
+        location, if there is one, is that of the launcher's workspace.
     launcher
         Which of the operation's launchers runs it.
     """

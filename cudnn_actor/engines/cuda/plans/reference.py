@@ -17,14 +17,16 @@ import numpy as np
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.kernels import (
     C_TYPES,
-    PREAMBLE,
-    Expression,
     Leaf,
     Scalar,
     Value,
+    expression,
     formula,
     load,
+    preamble,
+    value_type,
 )
+from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Convolution,
@@ -117,11 +119,13 @@ class Reference:
         writer = next((op for op in self._graph.operations if uid in op.writes), None)
         tensor = self._graph.tensor(uid)
         if isinstance(writer, Pointwise):
-            return Expression(
-                writer.mode, tuple(self._node(o) for o in writer.operands), writer.effective_parameter
-            )
+            # All in double, and not rounded in between, but integers exactly.
+            exact = self._graph.compute(writer) is DType.INT64
+            compute = DType.INT64 if exact else DType.FLOAT64
+            operands = tuple(self._node(uid) for uid in writer.operands)
+            return expression(writer, operands, compute, tensor.dtype, used=False)
         if writer is not None:
-            return Leaf(0, tensor.dtype)
+            return Leaf(0, DType.FLOAT64)
         if tensor.role is TensorRole.SCALAR:
             return Scalar(self._graph.scalars.index(uid))
         if tensor not in self._leaves:
@@ -163,7 +167,7 @@ class Reference:
         names += [f"s_{t}{i}" for t in ("out", *range(len(operands))) for i in range(_RANK)]
         geometry = "\n    ".join(f"const long long {name} = g[{i}];" for i, name in enumerate(names))
         loads = [
-            f"T v{i - 1} = (T){load(t.dtype, f'in{i}[{_place(str(i))}]')};"
+            f"const {value_type(t.dtype)} v{i - 1} = {load(t.dtype, f'in{i}[{_place(str(i))}]')};"
             for i, t in enumerate(operands)
             if i >= 2
         ]
@@ -171,7 +175,7 @@ class Reference:
         steps: list[str] = []
         final = formula(value, steps)
         return _TEMPLATE.format(
-            preamble=PREAMBLE,
+            preamble=preamble(),
             arguments=", ".join(arguments),
             geometry=geometry,
             total=" * ".join(f"{shape}{i}" for i in range(_RANK)),
@@ -192,8 +196,7 @@ def _decode(dims: Sequence[str]) -> str:
     return " ".join([*steps, "long long i0 = rest;"])
 
 
-_TEMPLATE = """typedef double T;
-{preamble}
+_TEMPLATE = """{preamble}
 extern "C" __global__ void reference({arguments}) {{
     {geometry}
     const long long x_channels = x1 / groups, y_channels = y1 / groups;
@@ -217,7 +220,7 @@ extern "C" __global__ void reference({arguments}) {{
         __syncthreads();
     }}
     if (threadIdx.x == 0) {{
-        T v0 = sums[0];
+        const double v0 = sums[0];
         {loads}
         both[sample] = {final};
         both[samples + sample] = (double){got};

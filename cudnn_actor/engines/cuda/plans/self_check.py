@@ -199,10 +199,16 @@ class SelfCheck:
             return "it leaves NaN in its outputs"
         slack = max(operation.slack for operation in self._graph.operations)
         faults = (
-            difference(wanted, got, self._graph.tensor(uid).dtype, slack)
-            for uid, (wanted, got) in compared.items()
+            difference(wanted, got, self._accuracy(uid), slack) for uid, (wanted, got) in compared.items()
         )
         return next(filter(None, faults), None)
+
+    def _accuracy(self, uid: int) -> DType:
+        """The dtype whose accuracy a result has: float32 if it is computed in that and kept in float64."""
+        dtype = self._graph.tensor(uid).dtype
+        writer = next(operation for operation in self._graph.operations if uid in operation.writes)
+        double = self._graph.compute(writer) is DType.FLOAT64
+        return DType.FLOAT32 if dtype is DType.FLOAT64 and not double else dtype
 
     def _compare(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """(wanted, got) of each result; empty if there is no reference, or no room for one."""
@@ -221,7 +227,7 @@ def difference(wanted: np.ndarray, got: np.ndarray, dtype: DType, slack: float =
     `slack` is `Operation.slack`.
     """
     if not dtype.is_floating:
-        wanted = np.clip(wanted, *integer_range(dtype.numpy))
+        wanted = wanted != 0 if dtype is DType.BOOL else np.clip(wanted, *integer_range(dtype.numpy))
     if dtype is DType.FLOAT16:
         finite = np.abs(wanted) < _LARGEST_HALF
         wanted, got = wanted[finite], got[finite]
@@ -233,7 +239,8 @@ def difference(wanted: np.ndarray, got: np.ndarray, dtype: DType, slack: float =
         scale = float(np.sqrt(np.mean(np.square(wanted[finite])))) if finite.any() else 0.0
         allowed = np.where(finite, own * np.abs(wanted) + slack * sums * scale + underflow, -1.0)
     else:  # rounding to a whole number, and float32 rounding before that; but int64 positions are exact
-        allowed = 0.5 + 1e-3 + (0.0 if dtype is DType.INT64 else 1e-6) * np.abs(wanted)
+        exact = dtype in (DType.INT64, DType.UINT64, DType.BOOL)
+        allowed = 0.5 + 1e-3 + (0.0 if exact else 1e-6) * np.abs(wanted)
     with np.errstate(invalid="ignore"):
         wrong = ~(np.abs(got - wanted) <= allowed)
     wrong &= (got != wanted) & ~(np.isnan(got) & np.isnan(wanted))

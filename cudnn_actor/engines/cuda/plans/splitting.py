@@ -20,13 +20,29 @@ from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, computed_first, takes_bytes
-from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Scalar, Value, elementwise
+from cudnn_actor.engines.cuda.plans.kernels import (
+    Constant,
+    Expression,
+    Leaf,
+    Scalar,
+    Value,
+    elementwise,
+    expression,
+)
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import KernelStep, OperationStep, Scratch, Source, Step, aligned
+from cudnn_actor.engines.cuda.plans.recipe import (
+    Buffer,
+    KernelStep,
+    OperationStep,
+    Scratch,
+    Source,
+    Step,
+    aligned,
+)
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import Convolution, GraphTensor, Node, Pointwise, TensorRole
+from cudnn_actor.protocol.operations import Convolution, GraphTensor, Movement, Node, Pointwise, TensorRole
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
 __all__ = ["MOST_FORMS", "compile_split", "ways"]
@@ -38,7 +54,7 @@ MOST_FORMS = 9
 def ways(graph: OperationGraph) -> int:
     """How many choices a graph without convolutions has: the ways of that operation which has the most."""
     others = (type(operation) for operation in graph.operations if not isinstance(operation, Pointwise))
-    return max((IMPLEMENTATIONS[operation].ways for operation in others), default=1)
+    return max((IMPLEMENTATIONS[operation].ways for operation in others), default=1) or 1
 
 
 def compile_split(
@@ -70,6 +86,7 @@ class _Splitter:
         self._steps: list[Step] = []
         self._graphs: list[Any] = []
         self._scratch = 0
+        self._workspaces: dict[int, Scratch] = {}
 
     def plan(self) -> CudaPlan:
         for operation in self._graph.operations:
@@ -79,6 +96,8 @@ class _Splitter:
                     self._compute(operation.result)
             elif isinstance(operation, Convolution):
                 self._convolve(operation)
+            elif isinstance(operation, Movement):
+                self._move(operation)
             else:
                 self._run(operation)
         return finish(self._graph, self._steps, self._graphs, self._scratch, self._limit)
@@ -167,7 +186,7 @@ class _Splitter:
                 form = GraphTensor(uid=-1, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
                 operands[name] = form, self._take(form)
                 strides = [spec.strides, *(placed[read][0].strides for read in wanted.operands)]
-                kernel = elementwise(wanted.value, wanted.dtype, True, wanted.dims, strides)
+                kernel = elementwise(wanted.value, wanted.dtype, wanted.dims, strides)
                 places = (operands[name][1], *(placed[read][1] for read in wanted.operands))
                 self._steps.append(KernelStep(kernel, places))
             changes = {name: numbers[name] for name in computed}
@@ -191,10 +210,15 @@ class _Splitter:
         found = IMPLEMENTATIONS[type(operation)].launchers[launcher]
         with self._placed(operation, packed=found.packed) as placed:
             numbers = {name: number for number, name in enumerate(placed)}
+            alone = msgspec.structs.replace(
+                operation.with_operands(numbers.__getitem__), numerics=self._graph.numerics
+            )
+            tensors = [form for form, _ in placed.values()]
+            nbytes = 0 if found.workspace is None else found.workspace(alone, tensors)
             step = OperationStep(
-                operation=operation.with_operands(numbers.__getitem__),
-                tensors=tuple(form for form, _ in placed.values()),
-                sources=tuple(source for _, source in placed.values()),
+                operation=alone,
+                tensors=tuple(tensors),
+                sources=(*(source for _, source in placed.values()), *self._workspace(nbytes)),
                 launcher=launcher,
             )
             try:
@@ -202,6 +226,13 @@ class _Splitter:
             except EngineFailure as failure:
                 raise Refused(str(failure)) from failure
             self._steps.append(step)
+
+    def _workspace(self, nbytes: int) -> tuple[Scratch, ...]:
+        """Where a step has its workspace, if it needs any. Steps that need as much share it."""
+        if nbytes and nbytes not in self._workspaces:
+            self._workspaces[nbytes] = Scratch(self._scratch)
+            self._scratch += aligned(nbytes)
+        return (self._workspaces[nbytes],) if nbytes else ()
 
     @contextlib.contextmanager
     def _placed(self, operation: Node, *, packed: bool) -> Iterator[dict[str, tuple[GraphTensor, Source]]]:
@@ -221,6 +252,22 @@ class _Splitter:
             if source != self._sources[uid]:
                 self._copy(form, source, self._forms[uid], self._sources[uid])
 
+    def _move(self, operation: Movement[int]) -> None:
+        """Add the step that moves elements: a copy of the operand as the result sees it."""
+        tensor, result = self._graph.tensor(operation.x), self._graph.tensor(operation.y)
+        source = self._sources[operation.x]
+        placed = operation.view(tensor.dims, tensor.strides)
+        if placed is None:  # a reshape: packed, its elements lie as the result's
+            packed = _repacked(tensor, Layout.NCHW)
+            tensor, source = packed, self._packed(tensor, packed)
+            placed = operation.view(tensor.dims, tensor.strides)
+            assert placed is not None
+        seen = msgspec.structs.replace(result, strides=placed.strides, dtype=tensor.dtype)
+        start = placed.offset * tensor.dtype.itemsize
+        assert isinstance(source, Buffer | Scratch)
+        source = msgspec.structs.replace(source, offset=source.offset + start)
+        self._copy(seen, source, result, self._sources[result.uid])
+
     # Pointwise.
 
     def _compute(self, uid: int) -> None:
@@ -230,46 +277,45 @@ class _Splitter:
             return
         tensor = self._graph.tensor(uid)
         leaves: list[GraphTensor] = []
-        value = self._expression(operation, leaves)
+        value = self._expression(operation, leaves, used=False)
         if uid not in self._sources:
             self._sources[uid] = self._take(tensor)
-        double = self._graph.compute(operation) is DType.FLOAT64
-        self._add_kernel(value, leaves, tensor, self._sources[uid], double=double)
+        self._add_kernel(value, leaves, tensor, self._sources[uid])
 
-    def _expression(self, operation: Pointwise[int], leaves: list[GraphTensor]) -> Expression:
+    def _expression(self, operation: Pointwise[int], leaves: list[GraphTensor], *, used: bool) -> Expression:
         operands = tuple(self._operand(uid, leaves) for uid in operation.operands)
-        return Expression(operation.mode, operands, operation.effective_parameter)
+        dtype = self._graph.tensor(operation.result).dtype
+        return expression(operation, operands, self._graph.compute(operation), dtype, used=used)
 
     def _operand(self, uid: int, leaves: list[GraphTensor]) -> Value:
         tensor = self._graph.tensor(uid)
         if tensor.role is TensorRole.SCALAR:
             return Scalar(self._graph.scalars.index(uid))
+        if tensor.value is not None:
+            return Constant(float(tensor.value))
         if uid in self._expressions:
-            operation = self._expressions[uid]
-            value = self._expression(operation, leaves)
-            computed = tensor.dtype is self._graph.compute(operation)
-            return value if computed else msgspec.structs.replace(value, dtype=tensor.dtype)
+            return self._expression(self._expressions[uid], leaves, used=True)
         form = self._forms[uid]
         if form not in leaves:
             leaves.append(form)
         return Leaf(leaves.index(form), form.dtype)
 
     def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
-        double = DType.FLOAT64 in (tensor.dtype, to.dtype) or DType.INT32 in (tensor.dtype, to.dtype)
-        kernel = elementwise(Leaf(0, tensor.dtype), to.dtype, double, to.dims, [to.strides, tensor.strides])
+        kernel = elementwise(Leaf(0, tensor.dtype), to.dtype, to.dims, [to.strides, tensor.strides])
         self._steps.append(KernelStep(kernel, (target, source)))
 
-    def _add_kernel(
-        self, value: Value, leaves: list[GraphTensor], to: GraphTensor, target: Source, *, double: bool
-    ) -> None:
+    def _add_kernel(self, value: Value, leaves: list[GraphTensor], to: GraphTensor, target: Source) -> None:
         strides = [to.strides, *(_broadcast(leaf, to.dims) for leaf in leaves)]
-        kernel = elementwise(value, to.dtype, double, to.dims, strides)
+        kernel = elementwise(value, to.dtype, to.dims, strides)
         self._steps.append(KernelStep(kernel, (target, *(self._sources[leaf.uid] for leaf in leaves))))
 
     def _take(self, tensor: GraphTensor) -> Scratch:
         """Reserve scratch memory for a tensor between steps."""
+        return self._reserve(tensor.spec.nbytes)
+
+    def _reserve(self, nbytes: int) -> Scratch:
         place = Scratch(self._scratch)
-        self._scratch += aligned(tensor.spec.nbytes)
+        self._scratch += aligned(nbytes)
         return place
 
 

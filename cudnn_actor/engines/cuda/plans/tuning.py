@@ -15,9 +15,10 @@ import msgspec
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, compile_plan, compile_whole
+from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, compile_plan, compile_whole, in_pieces
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import candidates, check_whole
+from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.recipe import Tuning
@@ -43,8 +44,11 @@ def tune(
 
     Raises as `compile_plan`, and `MemoryError` if a second set of the graph's tensors does not fit.
     """
-    heuristic = compile_plan(graph, context, workspace_limit)
     limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
+    parts = cut(graph)
+    if parts is not None:
+        return in_pieces(graph, parts, limit, lambda piece: tune(piece, context, limit, progress))
+    heuristic = compile_plan(graph, context, workspace_limit)
     check = SelfCheck(graph, context)
     try:
         return _fastest(check, heuristic, _all_candidates(graph, context.handle, limit), progress)

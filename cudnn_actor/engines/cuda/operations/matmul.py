@@ -1,0 +1,386 @@
+"""Products of matrices on CUDA: cuDNN's, cuBLAS's, and a kernel of our own.
+
+cuDNN takes half types, int8, and float32 as TF32, with one dim as a batch, and
+fuses what follows. cuBLAS takes full float32 and float64 too. Both need an order
+of dims in memory in which the rows or the columns of each matrix are contiguous.
+Our kernel takes every type and all strides; it uses no tensor cores.
+https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Matmul.html
+https://docs.nvidia.com/cuda/cublas/#cublasgemmex
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from cudnn_actor.engines.cuda.library.libcublas import thread_handle
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
+from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, Axis, load, merged_axes, store
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.operations import GraphTensor, MatMul
+
+__all__ = ["CublasCall", "cublas_call", "cublas_product", "lower_matmul", "matmul_kernel", "source"]
+
+_A, _B, _Y = range(3)
+_LONGEST_INTEGER_SUM = ((1 << 31) - 1) // 128**2
+"""More products of int8 may overflow int32."""
+
+
+class _Matrix(NamedTuple):
+    """The rows and columns of an operand, and their strides."""
+
+    rows: int
+    columns: int
+    row: int
+    column: int
+
+    @property
+    def leading(self) -> tuple[bool, int]:
+        """Whether rows are contiguous, else columns are, and the stride between them. Raises `Refused`.
+
+        In a dim of size 1, any stride will do.
+        """
+        if self.column == 1 or self.columns == 1:
+            return True, self.row if self.rows > 1 else self.columns
+        if self.row == 1 or self.rows == 1:
+            return False, self.column
+        raise Refused("neither rows nor columns of a matrix are contiguous")
+
+
+class _Product(NamedTuple):
+    """A product with as few dims as possible: what is a batch for a and y only has become rows of both.
+
+    `batch`: its axes, slowest first, with the strides of a, b and y; 0 where an operand is broadcast.
+    `matrices`: those of a, b and y.
+    """
+
+    batch: Sequence[Axis]
+    matrices: tuple[_Matrix, _Matrix, _Matrix]
+
+
+def _product(a: GraphTensor, b: GraphTensor, y: GraphTensor) -> _Product:
+    *sizes, rows, columns = y.dims
+    inner = a.dims[-1]
+    steps = [_batch_strides(tensor, len(sizes)) for tensor in (a, b, y)]
+    axes = [*zip(sizes, zip(*steps, strict=True), strict=True), (rows, (a.strides[-2], 0, y.strides[-2]))]
+    batch = merged_axes(axes)
+    rows, (a_row, _, y_row) = batch.pop() if batch and not batch[-1][1][_B] else (1, (0, 0, 0))
+    matrices = (
+        _Matrix(rows, inner, a_row, a.strides[-1]),
+        _Matrix(inner, columns, *b.strides[-2:]),
+        _Matrix(rows, columns, y_row, y.strides[-1]),
+    )
+    return _Product(batch, matrices)
+
+
+def _batch_strides(tensor: GraphTensor, rank: int) -> tuple[int, ...]:
+    own = zip(tensor.dims[:-2], tensor.strides[:-2], strict=True)
+    steps = tuple(0 if size == 1 else stride for size, stride in own)
+    return (0,) * (rank - len(steps)) + steps
+
+
+def _check_for_libraries(tensors: Sequence[GraphTensor]) -> None:
+    """Raise `Refused` for what no library is asked for."""
+    a = tensors[_A]
+    if not a.dtype.is_floating and a.dims[-1] > _LONGEST_INTEGER_SUM:
+        raise Refused(f"a sum of {a.dims[-1]:,} products of integers may overflow")
+    if any(0 in tensor.dims for tensor in tensors):
+        raise Refused("a matrix is empty")
+
+
+# cuDNN's.
+
+
+def lower_matmul(graph: FrontendGraph, operation: MatMul[int]) -> None:
+    """Add a product to a graph of cuDNN's frontend, with three dims. Raises `Refused`."""
+    given = [graph.spec(uid) for uid in (operation.a, operation.b, operation.y)]
+    _check_for_libraries(given)
+    if given[_A].dtype is DType.FLOAT32 and not graph.numerics.tf32:
+        raise Refused("cuDNN 9.19 multiplies matrices of float32 in TF32, and does not say so")
+    product = _product(*given)
+    if len(product.batch) > 1:
+        raise Refused("cuDNN's products of matrices have one dim as a batch")
+    ((size, steps),) = product.batch or ((1, (0, 0, 0)),)
+
+    def shape(which: int) -> tuple[list[int], list[int]]:
+        matrix = product.matrices[which]
+        row = matrix.row if matrix.rows > 1 else matrix.columns * matrix.column
+        column = matrix.column if matrix.columns > 1 else 1
+        whole = steps[which] or max(matrix.rows * row, matrix.columns * column)
+        return [size if steps[which] else 1, matrix.rows, matrix.columns], [whole, row, column]
+
+    inputs = graph.tensor(operation.a, *shape(_A)), graph.tensor(operation.b, *shape(_B))
+    output = graph.pygraph.matmul(*inputs, compute_data_type=graph.compute(operation))
+    graph.write(operation.y, output, *shape(_Y))
+    graph.fold = partial(_folded, dims=given[_Y].dims, rows=product.matrices[_Y].rows)
+
+
+def _folded(tensor: GraphTensor, dims: tuple[int, ...], rows: int) -> tuple[list[int], list[int]]:
+    """The three dims and their strides of a tensor that is broadcast to the product's dims.
+
+    `rows`: the product of those dims that have become rows. Raises `Refused` if the tensor has no such form.
+    """
+    if len(tensor.dims) != len(dims):
+        raise Refused("what follows a product has another number of dims")
+    first = next(axis for axis in range(len(dims)) if math.prod(dims[axis:-1]) <= rows)
+    parts = slice(0, first), slice(first, -1), slice(-1, None)
+    axes = [_one_axis(tensor.dims[part], tensor.strides[part], dims[part]) for part in parts]
+    sizes = [size for size, _ in axes]
+    strides = [stride or math.prod(sizes[axis + 1 :]) for axis, (_, stride) in enumerate(axes)]
+    return sizes, strides
+
+
+def _one_axis(sizes: tuple[int, ...], strides: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, int]:
+    """Dims as one, or as 1 if the tensor is broadcast in all of them: the size, and the stride or 0."""
+    given = [(size, (stride,)) for size, stride in zip(sizes, strides, strict=True)]
+    axes = merged_axes(given)
+    if len(axes) > 1 or (axes and sizes != whole):
+        raise Refused("what follows a product is broadcast in a part of the batch")
+    size, (stride,) = axes[0] if axes else (1, (0,))
+    return size, stride
+
+
+# cuBLAS's.
+
+_CUDA_TYPES = {
+    DType.FLOAT32: 0,
+    DType.FLOAT64: 1,
+    DType.FLOAT16: 2,
+    DType.INT8: 3,
+    DType.INT32: 10,
+    DType.BFLOAT16: 14,
+}
+"""cudaDataType."""
+_IN_FLOAT32, _IN_FLOAT64, _IN_INT32, _IN_TF32 = 68, 70, 72, 77
+"""cublasComputeType_t."""
+_DEFAULT_ALGORITHM = -1
+_MOST_CALLS = 64
+_ALIGNED = 4
+"""What leading dims of int8, and all distances in it, must be multiples of."""
+
+
+def cublas_product(
+    operation: MatMul[int], tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of a product by cuBLAS; see `operations.Launcher`. Raises `Refused`, `EngineFailure`.
+
+    Of several dims as a batch, the largest is one for cuBLAS. It is called for each element of the others.
+    """
+    del handle  # cuDNN's
+    call = cublas_call(operation, tensors)
+    cublas, cupy = thread_handle(), libraries().cupy
+    name = "cublasGemmStridedBatchedEx_64" if call.batched else "cublasGemmEx_64"
+    function = getattr(cublas.library, name)
+    factors = [call.factor(value) for value in (1, 0)]
+    one, zero = map(ctypes.byref, factors)
+    (a, b, y), (of_a, of_b, of_y) = call.order, call.matrices
+    head, itemsizes = (cublas.pointer, *call.head), [tensor.dtype.itemsize for tensor in tensors]
+
+    def launch(addresses: Sequence[int]) -> None:
+        *operands, workspace = addresses
+        cublas.use(cupy.cuda.get_current_stream().ptr, workspace)
+        for offsets in call.offsets:
+            at = [start + n * size for start, n, size in zip(operands, offsets, itemsizes, strict=True)]
+            function(*head, one, at[a], *of_a, at[b], *of_b, zero, at[y], *of_y, *call.tail)
+
+    return launch
+
+
+class CublasCall(NamedTuple):
+    """What cuBLAS is called with. It stores matrices by columns, so it computes yᵀ = bᵀ aᵀ for y by rows.
+
+    Parameters
+    ----------
+    order
+        Which of a, b and y are its operands and its result.
+    head
+        Which operands it is to transpose, and m, n and k.
+    matrices
+        Of its operands and its result: dtype, leading dim and, if `batched`, stride.
+    tail
+        The size of the batch, if `batched`; how it computes; and its algorithm.
+    offsets
+        Of each call: the first elements of a, b and y.
+    factor
+        The type of alpha and beta.
+    """
+
+    order: tuple[int, int, int]
+    head: tuple[int, ...]
+    batched: bool
+    matrices: tuple[tuple[int, ...], ...]
+    tail: tuple[int, ...]
+    offsets: Sequence[tuple[int, ...]]
+    factor: Callable[[int], Any]
+
+
+def cublas_call(operation: MatMul[int], tensors: Sequence[GraphTensor]) -> CublasCall:
+    """The calls for a product. Raises `Refused` for what cuBLAS does not take."""
+    _check_for_libraries(tensors)
+    compute, factor = _computing(operation, tensors[_A].dtype)
+    product = _product(*tensors)
+    *others, (size, strides) = sorted(product.batch, key=lambda axis: axis[0]) or [(1, (0, 0, 0))]
+    if math.prod(count for count, _ in others) > _MOST_CALLS:
+        raise Refused("it would be too many calls of cuBLAS")
+    places = itertools.product(*(range(count) for count, _ in others))
+    offsets = [tuple(_dot(at, [steps[of] for _, steps in others]) for of in (_A, _B, _Y)) for at in places]
+    leading = [matrix.leading for matrix in product.matrices]
+    batched = size > 1
+    matrices = [
+        (_CUDA_TYPES[tensor.dtype], ld, stride) if batched else (_CUDA_TYPES[tensor.dtype], ld)
+        for tensor, (_, ld), stride in zip(tensors, leading, strides, strict=True)
+    ]
+    distances = [n for of in (_A, _B) for n in (*matrices[of][1:], *(at[of] for at in offsets))]
+    if tensors[_A].dtype is DType.INT8 and any(n % _ALIGNED for n in distances):
+        raise Refused("cuBLAS takes int8 only in groups of four")
+    by_rows = leading[_Y][0]
+    order = (_B, _A, _Y) if by_rows else (_A, _B, _Y)
+    # A matrix by rows is its transpose by columns, and yᵀ is computed of transposes.
+    transposed = (int(leading[of][0] != by_rows) for of in order[:_Y])
+    rows, columns = product.matrices[_Y][:2]
+    return CublasCall(
+        order=order,
+        head=(*transposed, *((columns, rows) if by_rows else (rows, columns)), product.matrices[_A].columns),
+        batched=batched,
+        matrices=tuple(matrices[of] for of in order),
+        tail=(*((size,) if batched else ()), compute, _DEFAULT_ALGORITHM),
+        offsets=offsets,
+        factor=factor,
+    )
+
+
+def _dot(at: Sequence[int], steps: Sequence[int]) -> int:
+    return sum(n * step for n, step in zip(at, steps, strict=True))
+
+
+def _computing(operation: MatMul[int], dtype: DType) -> tuple[int, Callable[[int], Any]]:
+    """The cublasComputeType_t, and the type of alpha and beta. Raises `Refused`."""
+    match dtype:
+        case DType.FLOAT64:
+            return _IN_FLOAT64, ctypes.c_double
+        case DType.INT8:
+            return _IN_INT32, ctypes.c_int32
+        case DType.FLOAT32 if operation.numerics is not None and operation.numerics.tf32:
+            return _IN_TF32, ctypes.c_float
+        case DType.FLOAT32 | DType.FLOAT16 | DType.BFLOAT16:
+            return _IN_FLOAT32, ctypes.c_float
+        case _:
+            raise Refused(f"cuBLAS has no products of {dtype}")
+
+
+# Our own.
+
+_TILE, _DEPTH, _THREADS = 64, 16, 256
+_MOST_BLOCKS = (1 << 31) - 1
+_MOST_AXES = 6
+"""Of a batch: tensors have at most eight dims."""
+
+
+def matmul_kernel(
+    operation: MatMul[int], tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of a product on tensors of any strides; see `operations.Launcher`."""
+    del handle
+    product = _product(*tensors)
+    kernel = libraries().cupy.RawKernel(source(operation, tensors), "matmul", options=("--std=c++17",))
+    kernel.compile()
+    numbers = _numbers(product)
+    tiles = [-(-size // _TILE) for size in product.matrices[_Y][:2]]
+    blocks = math.prod((*tiles, *(size for size, _ in product.batch)))
+
+    def launch(addresses: Sequence[int]) -> None:
+        if blocks:
+            kernel((min(blocks, _MOST_BLOCKS),), (_THREADS,), (*addresses, *numbers.values()))
+
+    return launch
+
+
+def _numbers(product: _Product) -> Mapping[str, int]:
+    """The kernel's numbers, by their names."""
+    a, _, y = product.matrices
+    numbers = {"rows": y.rows, "columns": y.columns, "inner": a.columns}
+    for name, matrix in zip("aby", product.matrices, strict=True):
+        numbers |= {f"{name}_row": matrix.row, f"{name}_column": matrix.column}
+    missing: Axis = 1, (0, 0, 0)
+    for number, (size, steps) in enumerate([missing] * (_MOST_AXES - len(product.batch)) + [*product.batch]):
+        numbers |= {f"size{number}": size}
+        numbers |= {f"{name}{number}": step for name, step in zip("aby", steps, strict=True)}
+    return numbers
+
+
+def source(operation: MatMul[int], tensors: Sequence[GraphTensor]) -> str:
+    """The kernel in CUDA C++. It depends only on the dtypes.
+
+    A block of 16 x 16 threads computes 64 x 64 elements, 16 steps of the sums at a time.
+    """
+    a, b, y = (tensor.dtype for tensor in tensors)
+    wide = operation.compute((a,))
+    element, total = {
+        DType.FLOAT64: ("double", "double"),
+        DType.INT32: ("int", "long long"),
+    }.get(wide, ("float", "float"))
+    numbers = ", ".join(f"long long {name}" for name in _numbers(_product(*tensors)))
+    decode = " ".join(
+        f"{{ const long long at = rest % size{n}; rest /= size{n}; "
+        f"a += at * a{n}; b += at * b{n}; y += at * y{n}; }}"
+        for n in reversed(range(_MOST_AXES))
+    )
+    return f"""typedef {element} E;
+typedef {total} T;
+{PREAMBLE}
+extern "C" __global__ void __launch_bounds__({_THREADS}) matmul(
+    const {C_TYPES[a]}* all_a, const {C_TYPES[b]}* all_b, {C_TYPES[y]}* all_y, {numbers}) {{
+    __shared__ E of_a[{_DEPTH}][{_TILE} + 1], of_b[{_DEPTH}][{_TILE} + 1];
+    const int t = threadIdx.x, down = t / 16, across = t % 16;
+    const bool by_rows = a_column == 1, by_columns = b_column == 1;
+    const long long tall = (rows + {_TILE - 1}) / {_TILE}, broad = (columns + {_TILE - 1}) / {_TILE};
+    const long long tiles = tall * broad * size0 * size1 * size2 * size3 * size4 * size5;
+    for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {{
+        long long rest = tile;
+        const long long column = rest % broad * {_TILE}; rest /= broad;
+        const long long row = rest % tall * {_TILE}; rest /= tall;
+        const {C_TYPES[a]}* a = all_a;
+        const {C_TYPES[b]}* b = all_b;
+        {C_TYPES[y]}* y = all_y;
+        {decode}
+        T sums[4][4] = {{}};
+        for (long long first = 0; first < inner; first += {_DEPTH}) {{
+            #pragma unroll
+            for (int part = 0; part < 4; ++part) {{
+                // Neighbouring threads read what is contiguous.
+                const int far = down + 16 * part, deep = t / 64 + 4 * part;
+                const int i = by_rows ? far : t % 64, p = by_rows ? across : deep;
+                const int j = by_columns ? t % 64 : far, q = by_columns ? deep : across;
+                const bool in_a = row + i < rows && first + p < inner;
+                const bool in_b = column + j < columns && first + q < inner;
+                const {C_TYPES[a]}* from_a = a + (row + i) * a_row + (first + p) * a_column;
+                const {C_TYPES[b]}* from_b = b + (first + q) * b_row + (column + j) * b_column;
+                of_a[p][i] = in_a ? (E){load(a, "*from_a")} : (E)0;
+                of_b[q][j] = in_b ? (E){load(b, "*from_b")} : (E)0;
+            }}
+            __syncthreads();
+            #pragma unroll
+            for (int k = 0; k < {_DEPTH}; ++k) {{
+                T left[4], right[4];
+                #pragma unroll
+                for (int n = 0; n < 4; ++n) {{
+                    left[n] = of_a[k][down + 16 * n]; right[n] = of_b[k][across + 16 * n];
+                }}
+                #pragma unroll
+                for (int n = 0; n < 16; ++n) sums[n / 4][n % 4] += left[n / 4] * right[n % 4];
+            }}
+            __syncthreads();
+        }}
+        #pragma unroll
+        for (int n = 0; n < 16; ++n) {{
+            const long long i = row + down + 16 * (n / 4), j = column + across + 16 * (n % 4);
+            if (i < rows && j < columns) y[i * y_row + j * y_column] = {store(y, "sums[n / 4][n % 4]")};
+        }}
+    }}
+}}
+"""

@@ -1,0 +1,353 @@
+"""Reductions, arg-reductions, running sums and products on CUDA: cuDNN's sums, and kernels of our own.
+
+cuDNN's graphs have reductions of matrices, over rows, columns or all, to float32
+(9.19, sm_90). Whether its largest and smallest propagate NaN is not documented,
+so only its sum is used. Our kernels take every mode, dtype, stride and axis:
+sums are float32 (float64 of float64), of integers int64. A few long lines are
+first cut into parts, which a second kernel combines. Nothing is added in an
+order that varies.
+https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Reduction.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.lines import (
+    COMBINING,
+    Form,
+    Lines,
+    combined,
+    compiled,
+    header,
+    lines_of,
+    rounded,
+    value_of,
+)
+from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
+from cudnn_actor.engines.cuda.plans.kernels import C_TYPES
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.operations import ArgReduction, Cumulative, GraphTensor, Reduction, ReductionMode
+
+__all__ = ["cumulative_kernel", "lower_reduction", "reduction_kernels", "reduction_workspace", "sources"]
+
+AnyReduction = Reduction[int] | ArgReduction[int]
+_Mode = ReductionMode
+
+_ENOUGH_BLOCKS, _LEAST_PART = 528, 4096
+"""Lines are cut into parts where there are fewer blocks than four for each multiprocessor of an H200. A part
+has at least so many elements."""
+_STATE_BYTES = 16
+"""The most bytes of a part."""
+_MANY_LINES, _SHORT = 4096, 64
+"""A thread scans a line alone if there are so many lines side by side, or they are so short."""
+
+
+# cuDNN's.
+
+
+def lower_reduction(graph: FrontendGraph, operation: Reduction[int]) -> None:
+    """Add a sum to a graph of cuDNN's frontend. Raises `Refused`."""
+    x, y = graph.spec(operation.x), graph.spec(operation.y)
+    if operation.mode is not _Mode.SUM:
+        raise Refused(f"cuDNN is not used for {operation.mode}: it lacks it, or may lose NaN")
+    if y.dtype is not DType.FLOAT32:
+        raise Refused("cuDNN's sums are float32")
+    lines = _lines(operation, (x, y))
+    shapes = _matrix(lines)
+    if shapes is None:
+        raise Refused("cuDNN sums rows, columns or all of a packed matrix")
+    found = graph.pygraph.reduction(
+        input=graph.tensor(operation.x, *shapes[0]),
+        mode=libraries().cudnn.reduction_mode.ADD,
+        compute_data_type=graph.compute(operation),
+    )
+    graph.write(operation.y, found, *shapes[1])
+
+
+Shape = tuple[list[int], list[int]]
+
+
+def _matrix(lines: Lines) -> tuple[Shape, Shape] | None:
+    """Dims and strides of x and y as cuDNN takes them: samples of channels, in NHWC."""
+    match lines.across, lines.along:
+        case (), ((length, (1, _)),) if length:
+            sizes = (1, length), (1, 1)
+        case ((count, (step, 1)),), ((length, (1, _)),) if step == length:
+            sizes = (count, length), (count, 1)
+        case ((count, (1, 1)),), ((length, (step, _)),) if step == count:
+            sizes = (length, count), (1, count)
+        case _:
+            return None
+    x, y = (([n, c, 1, 1], [c, 1, c, c]) for n, c in sizes)
+    return x, y
+
+
+# Our own.
+
+
+def reduction_kernels(
+    operation: AnyReduction, tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of a reduction; see `operations.Launcher`."""
+    del handle
+    cupy = libraries().cupy
+    lines = _lines(operation, tensors)
+    if not lines.total:
+        return _nothing
+    texts = sources(operation, tensors)
+    parts = _parts(lines)
+    chunk = -(-lines.packs // parts)
+    reduce, launch_of = compiled(texts[0], "reduce", cupy), lines.launch(parts)
+    finish = compiled(texts[1], "finish", cupy) if parts > 1 else None
+    finish_of = lines._replace(form=Form.WARP).launch()
+
+    def launch(addresses: Sequence[int]) -> None:
+        x, y, *workspace = addresses
+        reduce(*launch_of, (x, workspace[0] if finish else y, *lines.numbers, chunk))
+        if finish is not None:
+            finish(*finish_of, (workspace[0], y, *lines.numbers, parts))
+
+    return launch
+
+
+def reduction_workspace(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> int:
+    """Bytes for the parts of lines; 0 if lines are not cut."""
+    lines = _lines(operation, tensors)
+    parts = _parts(lines)
+    return lines.total * parts * _STATE_BYTES if parts > 1 else 0
+
+
+def sources(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> tuple[str, ...]:
+    """The kernels in CUDA C++: one that reduces lines, and one that combines their parts if there are any."""
+    x, y = tensors
+    lines = _lines(operation, tensors)
+    start = header(lines, x.dtype) + _state(operation, x.dtype) + COMBINING
+    places = isinstance(operation, ArgReduction)
+    result = "state.place" if places else _RESULTS.get(operation.mode, "state.value")
+    stored = f"y[y_base] = {rounded(y, result, exact=places or not x.dtype.is_floating)};"
+    from_x, to_y = f"const {C_TYPES[x.dtype]}* x", f"{C_TYPES[y.dtype]}* y"
+    cut = _parts(lines) > 1
+    body = _REDUCE.format(
+        base=lines.base({"x": 0, "y": 1}),
+        at=lines.at({"x": 0}),
+        element=C_TYPES[x.dtype],
+        vector=lines.vector,
+        value=value_of(x, "pack.of[v]"),
+        form=lines.form.value,
+        result="parts[line * gridDim.y + blockIdx.y] = state;" if cut else stored,
+    )
+    reduce = lines.kernel("reduce", f"{from_x}, {'State* parts' if cut else to_y}", body, ", long long chunk")
+    if not cut:
+        return (start + reduce,)
+    body = _FINISH.format(base=lines.base({"y": 1}), result=stored)
+    finish = lines._replace(form=Form.WARP).kernel(
+        "finish", f"const State* parts, {to_y}", body, ", long long count"
+    )
+    return start + reduce, start + finish
+
+
+def _lines(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> Lines:
+    x, y = tensors
+    rank = len(x.dims)
+    axes = operation.reduced(rank) if isinstance(operation, Reduction) else (operation.axis % rank,)
+    steps = iter(y.strides)
+    of_y = []
+    for axis in range(rank):
+        if axis not in axes:
+            of_y.append(next(steps))
+        else:
+            of_y.append(0)
+            if operation.keep_dims:
+                next(steps)
+    return lines_of(x.dims, (x.strides, of_y), axes, (x.dtype, y.dtype), vectors=(0,))
+
+
+def _parts(lines: Lines) -> int:
+    """How many parts each line is cut into."""
+    blocks = lines.launch().grid[0]
+    return max(1, min(-(-_ENOUGH_BLOCKS // max(1, blocks)), lines.length // _LEAST_PART))
+
+
+def _nothing(_: Sequence[int]) -> None:
+    """Enqueue nothing: there are no elements."""
+
+
+def _state(operation: AnyReduction, dtype: DType) -> str:
+    if isinstance(operation, ArgReduction):
+        return _PLACE.format(better=">" if operation.mode is _Mode.MAX else "<")
+    if operation.mode is _Mode.LOG_SUM_EXP:
+        return POWERS
+    if dtype.is_floating:
+        lowest, highest = "-INFINITE", "INFINITE"
+    elif dtype is DType.UINT64:
+        lowest, highest = "0", "~0ull"
+    else:
+        lowest, highest = "-0x7fffffffffffffffll - 1", "0x7fffffffffffffffll"
+    total = combined("sum(a, b)", "0")
+    return {
+        _Mode.PRODUCT: combined("product(a, b)", "1"),
+        _Mode.MIN: combined("b < a || b != b ? b : a", highest),
+        _Mode.MAX: combined("b > a || b != b ? b : a", lowest),
+        _Mode.ABSOLUTE_MAX: combined("b > a || b != b ? b : a", "0", "magnitude(x)"),
+        _Mode.L1: combined("sum(a, b)", "0", "magnitude(x)"),
+        _Mode.SUM_OF_SQUARES: combined("sum(a, b)", "0", "product(x, x)"),
+        _Mode.L2: combined("sum(a, b)", "0", "product(x, x)"),
+    }.get(operation.mode, total)
+
+
+_RESULTS = {
+    _Mode.MEAN: "state.value / (T)length",
+    _Mode.L2: "sqrt(state.value)",
+    _Mode.LOG_SUM: "log(state.value)",
+    _Mode.LOG_SUM_EXP: "state.top + log(state.total)",
+}
+POWERS = """
+struct State {  // the sum of exponentials is exp(top) * total; what equals top counts as 1, infinity too
+    T top, total;
+    static __device__ State none() { return {-INFINITE, 0}; }
+    __device__ State with(const State& other) const {
+        if (top == other.top) return {top, total + other.total};
+        const bool larger = other.top > top;
+        const State &a = larger ? other : *this, &b = larger ? *this : other;
+        return {a.top, a.total + b.total * exp(b.top - a.top)};
+    }
+    __device__ State from(int apart) const {
+        return {__shfl_xor_sync(~0u, top, apart), __shfl_xor_sync(~0u, total, apart)};
+    }
+    __device__ void take(T x, long long) {
+        if (x <= top) total += x == top ? (T)1 : exp(x - top);
+        else { total = total * exp(top - x) + 1; top = x; }
+    }
+};
+"""
+_PLACE = """
+struct State {{
+    T value;
+    long long place;
+    static __device__ State none() {{ return {{0, -1}}; }}
+    __device__ bool before(const State& other) const {{
+        if (other.place < 0 || place < 0) return other.place < 0;
+        const bool nan = value != value, other_nan = other.value != other.value;
+        if (nan != other_nan) return nan;
+        return nan || value == other.value ? place < other.place : value {better} other.value;
+    }}
+    __device__ State with(const State& other) const {{ return before(other) ? *this : other; }}
+    __device__ State from(int apart) const {{
+        return {{__shfl_xor_sync(~0u, value, apart), __shfl_xor_sync(~0u, place, apart)}};
+    }}
+    __device__ void take(T x, long long j) {{ *this = with({{x, j}}); }}
+}};
+"""
+_REDUCE = """{base}
+        const I begin = blockIdx.y * (I)chunk, all = (I)length / {vector};
+        const I end = there ? min(all, begin + (I)chunk) : 0;
+        State state = State::none();
+        for (I p = begin + lane; p < end; p += lanes) {{
+            const I j = p * {vector};
+            {at}
+            const Pack<{element}, {vector}> pack = *(const Pack<{element}, {vector}>*)(x + x_at);
+            #pragma unroll
+            for (int v = 0; v < {vector}; ++v) state.take({value}, j + v);
+        }}
+        state = over_{form}(state);
+        if (there && lane == 0) {{ {result} }}"""
+_FINISH = """{base}
+        State state = State::none();
+        const State* own = parts + line * count;
+        for (int part = lane; part < (int)count; part += lanes) state = state.with(own[part]);
+        state = over_warp(state);
+        if (lane == 0) {{ {result} }}"""
+
+
+# Running sums and products.
+
+
+def cumulative_kernel(
+    operation: Cumulative[int], tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of a running sum or product; see `operations.Launcher`."""
+    del handle
+    lines = _scanned(operation, tensors)
+    if not lines.total * lines.length:
+        return _nothing
+    (text,) = cumulative_sources(operation, tensors)
+    kernel, launch_of = compiled(text, "scan", libraries().cupy), lines.launch()
+    if lines.form is Form.COLUMN:
+        launch_of = lines._replace(along=()).launch()
+
+    def launch(addresses: Sequence[int]) -> None:
+        kernel(*launch_of, (*addresses, *lines.numbers))
+
+    return launch
+
+
+def cumulative_sources(operation: Cumulative[int], tensors: Sequence[GraphTensor]) -> tuple[str, ...]:
+    """The kernel in CUDA C++."""
+    x, y = tensors
+    lines = _scanned(operation, tensors)
+    value = rounded(y, "{}", exact=not x.dtype.is_floating)
+    total = operation.mode is _Mode.SUM
+    body = (_SCAN_ALONE if lines.form is Form.COLUMN else _SCAN).format(
+        base=lines.base({"x": 0, "y": 1}),
+        at=lines.at({"x": 0, "y": 1}),
+        value=value_of(x, "x[x_at]"),
+        number="(I)length - 1 - n" if operation.reverse else "n",
+        combine="sum" if total else "product",
+        none="0" if total else "1",
+        before="true" if operation.exclusive else "false",
+        stored=value.format("result"),
+    )
+    pointers = f"const {C_TYPES[x.dtype]}* x, {C_TYPES[y.dtype]}* y"
+    return (header(lines, x.dtype) + lines.kernel("scan", pointers, body),)
+
+
+def _scanned(operation: Cumulative[int], tensors: Sequence[GraphTensor]) -> Lines:
+    """The lines, a block for each; or, as a form of columns, a thread for each."""
+    x, y = tensors
+    axis = operation.axis % len(x.dims)
+    lines = lines_of(x.dims, (x.strides, y.strides), (axis,), (x.dtype, y.dtype), vectors=())
+    alone = lines.form is Form.COLUMN and (lines.total >= _MANY_LINES or lines.length <= _SHORT)
+    return lines._replace(form=Form.COLUMN if alone else Form.BLOCK)
+
+
+_SCAN = """{base}
+        __shared__ T totals[32];
+        const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+        T carry = {none};
+        for (I start = 0; start < (I)length; start += blockDim.x) {{
+            const I n = start + threadIdx.x, j = {number};
+            T upto = {none};
+            {at}
+            if (n < (I)length) upto = {value};
+            #pragma unroll
+            for (int apart = 1; apart < 32; apart *= 2) {{
+                const T earlier = __shfl_up_sync(~0u, upto, apart);
+                if (lane % 32 >= apart) upto = {combine}(earlier, upto);
+            }}
+            T before = __shfl_up_sync(~0u, upto, 1);
+            if (lane % 32 == 0) before = {none};
+            if (lane % 32 == 31) totals[warp] = upto;
+            __syncthreads();
+            T until = carry;
+            for (int other = 0; other < warps; ++other) {{
+                if (other == warp) until = carry;
+                carry = {combine}(carry, totals[other]);
+            }}
+            const T result = {combine}(until, {before} ? before : upto);
+            if (n < (I)length) y[y_at] = {stored};
+            __syncthreads();
+        }}"""
+_SCAN_ALONE = """if (!there || lane) continue;
+        {base}
+        T upto = {none};
+        for (I n = 0; n < (I)length; ++n) {{
+            const I j = {number};
+            {at}
+            const T before = upto;
+            upto = {combine}(upto, {value});
+            const T result = {before} ? before : upto;
+            y[y_at] = {stored};
+        }}"""

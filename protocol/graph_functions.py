@@ -1,0 +1,327 @@
+"""The functions of a `GraphBuilder`: by NumPy's names where NumPy has them, else by the field's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cudnn_actor.protocol.operations import (
+    ArgReduction,
+    Attention,
+    AvgPool,
+    Cumulative,
+    LayerNorm,
+    MatMul,
+    MaxPool,
+    Operation,
+    PointwiseMode,
+    Reduction,
+    ReductionMode,
+    RMSNorm,
+    Softmax,
+    Window,
+)
+
+if TYPE_CHECKING:
+    from cudnn_actor.protocol.graph_builder import Tensor
+
+__all__ = ["Functions"]
+
+Axes = int | Sequence[int] | None
+"""One dim, several, or None for all."""
+_M = PointwiseMode
+
+
+def _one(mode: PointwiseMode, text: str) -> Callable[[Functions, Any], Tensor]:
+    """A function of one tensor."""
+
+    def function(self: Functions, x: Any) -> Tensor:
+        return self.pointwise(mode, x)
+
+    function.__doc__ = text
+    return function
+
+
+def _two(mode: PointwiseMode, text: str) -> Callable[[Functions, Any, Any], Tensor]:
+    """A function of two operands, tensors or numbers, with NumPy's broadcasting."""
+
+    def function(self: Functions, a: Any, b: Any) -> Tensor:
+        return self.pointwise(mode, a, b)
+
+    function.__doc__ = text
+    return function
+
+
+class Functions:
+    """What a `GraphBuilder` computes with. Each adds operations to the graph, and raises `InvalidRequest`
+    if its operands do not fit together. The formulas are those of `PointwiseMode`."""
+
+    def apply(self, operation: Operation[Any], *, also: Sequence[str] = ()) -> Any:
+        """See `GraphBuilder.apply`."""
+        raise NotImplementedError
+
+    def pointwise(self, mode: str, *operands: Any, **parameters: float | None) -> Tensor:
+        """See `GraphBuilder.pointwise`."""
+        raise NotImplementedError
+
+    # Of one operand.
+
+    abs = _one(_M.ABS, "The magnitude.")
+    negative = _one(_M.NEG, "-x.")
+    sign = _one(_M.SIGN, "-1, 0 or 1.")
+    square = _one(_M.SQUARE, "x * x.")
+    sqrt = _one(_M.SQRT, "The square root.")
+    rsqrt = _one(_M.RSQRT, "1 / sqrt(x).")
+    reciprocal = _one(_M.RECIPROCAL, "1 / x.")
+    exp = _one(_M.EXP, "e to the power x.")
+    expm1 = _one(_M.EXPM1, "exp(x) - 1, exact near 0.")
+    log = _one(_M.LOG, "The natural logarithm.")
+    log1p = _one(_M.LOG1P, "log(1 + x), exact near 0.")
+    sin = _one(_M.SIN, "The sine.")
+    cos = _one(_M.COS, "The cosine.")
+    tan = _one(_M.TAN, "The tangent.")
+    arcsin = _one(_M.ASIN, "The inverse sine.")
+    arccos = _one(_M.ACOS, "The inverse cosine.")
+    arctan = _one(_M.ATAN, "The inverse tangent.")
+    sinh = _one(_M.SINH, "The hyperbolic sine.")
+    cosh = _one(_M.COSH, "The hyperbolic cosine.")
+    tanh = _one(_M.TANH, "The hyperbolic tangent.")
+    arcsinh = _one(_M.ASINH, "The inverse hyperbolic sine.")
+    arccosh = _one(_M.ACOSH, "The inverse hyperbolic cosine.")
+    arctanh = _one(_M.ATANH, "The inverse hyperbolic tangent.")
+    erf = _one(_M.ERF, "The error function.")
+    ceil = _one(_M.CEIL, "The least whole number that is not below x.")
+    floor = _one(_M.FLOOR, "The largest whole number that is not above x.")
+    round = _one(_M.ROUND, "The nearest whole number; of two, the even one.")
+    trunc = _one(_M.TRUNC, "x without its fraction.")
+    sigmoid = _one(_M.SIGMOID, "1 / (1 + exp(-x)).")
+    selu = _one(_M.SELU, "The scaled exponential linear unit.")
+    softsign = _one(_M.SOFTSIGN, "x / (1 + abs(x)).")
+    mish = _one(_M.MISH, "x * tanh(log(1 + exp(x))).")
+    hard_swish = _one(_M.HARD_SWISH, "x * min(max(x / 6 + 1 / 2, 0), 1).")
+    isnan = _one(_M.IS_NAN, "Whether x is NaN.")
+    isinf = _one(_M.IS_INF, "Whether x is infinite.")
+    logical_not = _one(_M.LOGICAL_NOT, "Whether x is 0.")
+    bitwise_not = _one(_M.BITWISE_NOT, "Every bit of an integer inverted.")
+
+    # Of two.
+
+    add = _two(_M.ADD, "a + b.")
+    subtract = _two(_M.SUB, "a - b.")
+    multiply = _two(_M.MUL, "a * b.")
+    divide = _two(_M.DIV, "a / b.")
+    mod = _two(_M.MOD, "a - b * floor(a / b).")
+    fmod = _two(_M.FMOD, "a - b * trunc(a / b).")
+    power = _two(_M.POW, "a to the power b.")
+    maximum = _two(_M.MAX, "The larger one; NaN if one is NaN.")
+    minimum = _two(_M.MIN, "The smaller one; NaN if one is NaN.")
+    prelu = _two(_M.PRELU, "a where a > 0, else b * a.")
+    equal = _two(_M.EQ, "Whether a == b.")
+    not_equal = _two(_M.NE, "Whether a != b.")
+    less = _two(_M.LT, "Whether a < b.")
+    less_equal = _two(_M.LE, "Whether a <= b.")
+    greater = _two(_M.GT, "Whether a > b.")
+    greater_equal = _two(_M.GE, "Whether a >= b.")
+    logical_and = _two(_M.LOGICAL_AND, "Whether both are true.")
+    logical_or = _two(_M.LOGICAL_OR, "Whether one of them is true.")
+    logical_xor = _two(_M.LOGICAL_XOR, "Whether exactly one of them is true.")
+    bitwise_and = _two(_M.BITWISE_AND, "The bits that are set in both.")
+    bitwise_or = _two(_M.BITWISE_OR, "The bits that are set in one of them.")
+    bitwise_xor = _two(_M.BITWISE_XOR, "The bits that are set in exactly one of them.")
+    left_shift = _two(_M.SHIFT_LEFT, "The bits of a, moved b places up.")
+    right_shift = _two(_M.SHIFT_RIGHT, "The bits of a, moved b places down.")
+
+    def where(self, condition: Any, a: Any, b: Any) -> Tensor:
+        """a where the condition is true, else b."""
+        return self.pointwise(_M.SELECT, condition, a, b)
+
+    def clip(self, x: Any, lower: float | None = None, upper: float | None = None) -> Tensor:
+        """min(max(x, lower), upper); a bound of None is none."""
+        return self.pointwise(_M.CLIP, x, lower=lower, upper=upper)
+
+    # Activations with a parameter; None for the default.
+
+    def relu(
+        self, x: Any, *, slope: float | None = None, lower: float | None = None, upper: float | None = None
+    ) -> Tensor:
+        """x where x > lower, else lower + slope * (x - lower); at most `upper`. Else max(x, 0)."""
+        return self.pointwise(_M.RELU, x, parameter=slope, lower=lower, upper=upper)
+
+    def leaky_relu(self, x: Any, slope: float | None = None) -> Tensor:
+        """x where x > 0, else slope * x; 0.01 * x by default."""
+        return self.pointwise(_M.LEAKY_RELU, x, parameter=slope)
+
+    def elu(self, x: Any, alpha: float | None = None) -> Tensor:
+        """x where x > 0, else alpha * (exp(x) - 1)."""
+        return self.pointwise(_M.ELU, x, parameter=alpha)
+
+    def celu(self, x: Any, alpha: float | None = None) -> Tensor:
+        """x where x > 0, else alpha * (exp(x / alpha) - 1)."""
+        return self.pointwise(_M.CELU, x, parameter=alpha)
+
+    def gelu(self, x: Any, *, approximate: bool = False) -> Tensor:
+        """x times the normal distribution's function; `approximate` by a hyperbolic tangent."""
+        return self.pointwise(_M.GELU_TANH if approximate else _M.GELU, x)
+
+    def softplus(self, x: Any, beta: float | None = None) -> Tensor:
+        """log(1 + exp(beta * x)) / beta."""
+        return self.pointwise(_M.SOFTPLUS, x, parameter=beta)
+
+    def swish(self, x: Any, beta: float | None = None) -> Tensor:
+        """x / (1 + exp(-beta * x)); with beta 1 also called silu."""
+        return self.pointwise(_M.SWISH, x, parameter=beta)
+
+    def hard_sigmoid(self, x: Any, alpha: float | None = None) -> Tensor:
+        """min(max(alpha * x + 1 / 2, 0), 1), with alpha 1 / 6 by default."""
+        return self.pointwise(_M.HARD_SIGMOID, x, parameter=alpha)
+
+    # Reductions.
+
+    def _reduced(self, mode: ReductionMode, x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
+        axes = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+        made: Tensor = self.apply(Reduction(x=x, mode=mode, axes=axes, keep_dims=keepdims))
+        return made
+
+    def sum(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The sum of the elements along these dims."""
+        return self._reduced(ReductionMode.SUM, x, axis, keepdims)
+
+    def prod(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The product of the elements along these dims."""
+        return self._reduced(ReductionMode.PRODUCT, x, axis, keepdims)
+
+    def mean(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The mean of the elements along these dims, which must be floats."""
+        return self._reduced(ReductionMode.MEAN, x, axis, keepdims)
+
+    def max(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The largest element along these dims; NaN if there is one."""
+        return self._reduced(ReductionMode.MAX, x, axis, keepdims)
+
+    def min(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The smallest element along these dims; NaN if there is one."""
+        return self._reduced(ReductionMode.MIN, x, axis, keepdims)
+
+    def logsumexp(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The logarithm of the sum of exponentials along these dims, none of which overflows."""
+        return self._reduced(ReductionMode.LOG_SUM_EXP, x, axis, keepdims)
+
+    def reduce(self, mode: ReductionMode, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """Any other reduction along these dims: see `ReductionMode`."""
+        return self._reduced(mode, x, axis, keepdims)
+
+    def argmax(self, x: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
+        """The place of the largest element along a dim, int64; the first of equal ones."""
+        made: Tensor = self.apply(ArgReduction(x=x, mode=ReductionMode.MAX, axis=axis, keep_dims=keepdims))
+        return made
+
+    def argmin(self, x: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
+        """The place of the smallest element along a dim, int64; the first of equal ones."""
+        made: Tensor = self.apply(ArgReduction(x=x, mode=ReductionMode.MIN, axis=axis, keep_dims=keepdims))
+        return made
+
+    def cumsum(self, x: Tensor, axis: int, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+        """The sum of all elements up to each along a dim: see `Cumulative`."""
+        return self._running(ReductionMode.SUM, x, axis, exclusive, reverse)
+
+    def cumprod(self, x: Tensor, axis: int, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+        """The product of all elements up to each along a dim: see `Cumulative`."""
+        return self._running(ReductionMode.PRODUCT, x, axis, exclusive, reverse)
+
+    def _running(self, mode: ReductionMode, x: Tensor, axis: int, exclusive: bool, reverse: bool) -> Tensor:
+        made: Tensor = self.apply(Cumulative(x=x, mode=mode, axis=axis, exclusive=exclusive, reverse=reverse))
+        return made
+
+    # Neural networks.
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b: see `MatMul`. An operand of one dim is a row or a column, as in NumPy."""
+        row, column = a.rank == 1, b.rank == 1
+        y: Tensor = self.apply(MatMul(a=a[None] if row else a, b=b[:, None] if column else b))
+        y = y[..., 0] if column else y
+        return (y[..., 0] if column else y[..., 0, :]) if row else y
+
+    def softmax(self, x: Tensor, axis: int = -1) -> Tensor:
+        """exp(x) / sum of exp(x), along a dim."""
+        made: Tensor = self.apply(Softmax(x=x, axis=axis))
+        return made
+
+    def log_softmax(self, x: Tensor, axis: int = -1) -> Tensor:
+        """The logarithm of the softmax along a dim."""
+        made: Tensor = self.apply(Softmax(x=x, axis=axis, log=True))
+        return made
+
+    def layer_norm(
+        self,
+        x: Tensor,
+        scale: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        axis: int = -1,
+        epsilon: float = 1e-5,
+    ) -> Tensor:
+        """Layer norm over the dims from `axis` on: see `LayerNorm`."""
+        made: Tensor = self.apply(LayerNorm(x=x, scale=scale, bias=bias, axis=axis, epsilon=epsilon))
+        return made
+
+    def rms_norm(
+        self, x: Tensor, scale: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5
+    ) -> Tensor:
+        """RMS norm over the dims from `axis` on: see `RMSNorm`."""
+        made: Tensor = self.apply(RMSNorm(x=x, scale=scale, axis=axis, epsilon=epsilon))
+        return made
+
+    def max_pool(
+        self,
+        x: Tensor,
+        size: int | Sequence[int],
+        *,
+        pad: int | Sequence[int] = 0,
+        stride: int | Sequence[int] | None = None,
+        dilation: int | Sequence[int] = 1,
+    ) -> Tensor:
+        """The largest element of each window, which move by their size unless a stride is given."""
+        window = Window.symmetric(x.rank - 2, size, pad, stride, dilation)
+        made: Tensor = self.apply(MaxPool(x=x, window=window))
+        return made
+
+    def avg_pool(
+        self,
+        x: Tensor,
+        size: int | Sequence[int],
+        *,
+        pad: int | Sequence[int] = 0,
+        stride: int | Sequence[int] | None = None,
+        include_padding: bool = False,
+    ) -> Tensor:
+        """The mean of each window, which move by their size unless a stride is given."""
+        window = Window.symmetric(x.rank - 2, size, pad, stride)
+        made: Tensor = self.apply(AvgPool(x=x, window=window, include_padding=include_padding))
+        return made
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        bias: Tensor | None = None,
+        lengths_q: Tensor | None = None,
+        lengths_kv: Tensor | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """Attention of queries to keys and values, dims (B, H, S, D): see `Attention`."""
+        made: Tensor = self.apply(
+            Attention(
+                q=q,
+                k=k,
+                v=v,
+                bias=bias,
+                lengths_q=lengths_q,
+                lengths_kv=lengths_kv,
+                scale=scale,
+                causal=causal,
+            )
+        )
+        return made

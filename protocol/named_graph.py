@@ -1,0 +1,189 @@
+"""Graphs with names: what `GraphBuilder` builds and `RunGraph` runs.
+
+A `Graph` is an `OperationGraph` and the names of its inputs and outputs. The
+engines see the operations alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import msgspec
+
+from cudnn_actor.protocol.canonical import blake, canonical_bytes
+from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["FORMAT", "Graph", "Port"]
+
+FORMAT = 1
+"""Version of the JSON form. Increase it when an older reader would misunderstand a newer file."""
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An input or an output of a graph.
+
+    Parameters
+    ----------
+    name
+        Its name, unique within the graph.
+    spec
+        What a buffer for it must have: these dims, strides and dtype, and at least this alignment.
+    uid
+        Its tensor's number in the graph; None for an input that nothing reads.
+    """
+
+    name: str
+    spec: TensorSpec
+    uid: int | None
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """A graph of operations with named inputs and outputs. Immutable; made by `GraphBuilder.build`.
+
+    Parameters
+    ----------
+    body
+        The operations. Each of its bound tensors belongs to a port, or overwrites one that does.
+    inputs, outputs
+        In the order in which they were declared. An output's buffer must be none of the inputs'.
+
+    Raises
+    ------
+    InvalidRequest
+        The names or tensors of the ports do not fit the body.
+    """
+
+    body: OperationGraph
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+    def __post_init__(self) -> None:
+        names = [port.name for port in self.ports]
+        if len(set(names)) < len(names):
+            raise _malformed("names", Words(", ".join(names)), "repeats a name")
+        known = {tensor.uid: tensor for tensor in self.body.tensors}
+        for port in self.ports:
+            if port.uid is None:
+                continue
+            tensor = known.get(port.uid)
+            if tensor is None or tensor.spec != port.spec or port.uid not in self.body.bound:
+                raise _malformed(port.name, port.uid, "is not the number of a bound tensor of this spec")
+        for number, (ports, wanted) in enumerate([(self.inputs, False), (self.outputs, True)]):
+            for port in ports:
+                written = port.uid in self.body.written
+                if written is not wanted and (number or port.uid is not None):
+                    raise _malformed(port.name, port.uid, f"is {'' if written else 'not '}written")
+        missing = set(self.body.bound) - set(self.names_of)
+        if missing:
+            raise _malformed("body", sorted(missing), "has bound tensors without a name")
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        """The inputs, then the outputs."""
+        return self.inputs + self.outputs
+
+    @functools.cached_property
+    def places(self) -> Mapping[str, int]:
+        """Each port's name → its place among the ports."""
+        return {port.name: place for place, port in enumerate(self.ports)}
+
+    @functools.cached_property
+    def names_of(self) -> Mapping[int, str]:
+        """Each bound tensor's uid → the name of the port whose buffer it is in."""
+        names = {port.uid: port.name for port in self.ports if port.uid is not None}
+        for tensor in self.body.tensors:
+            if tensor.overwrites is not None and tensor.uid not in names and tensor.overwrites in names:
+                names[tensor.uid] = names[tensor.overwrites]
+        return names
+
+    def digest(self) -> str:
+        """64 hexadecimal digits that identify the graph, names included, the same in every process."""
+        return self._digest
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        uids = self.body.canonical_uids
+        ports = tuple(
+            tuple((port.name, port.spec, None if port.uid is None else uids[port.uid]) for port in ports)
+            for ports in (self.inputs, self.outputs)
+        )
+        return blake(canonical_bytes(("named/1", self.body.digest(), ports)))
+
+    @functools.cached_property
+    def encoded(self) -> bytes:
+        """The graph as MessagePack. Raises `TypeError` for fields that are not protocol data."""
+        return msgspec.msgpack.encode(self)
+
+    def to_json(self) -> bytes:
+        """The graph as JSON, with the version of its form. See `from_json`."""
+        return msgspec.json.encode(_File(format=FORMAT, graph=self))
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> Graph:
+        """The graph that `to_json` wrote. Raises `InvalidRequest` for a malformed or a newer file."""
+        try:
+            version = msgspec.json.decode(text, type=_Version).format
+            if version > FORMAT:
+                raise _malformed("format", version, f"is newer than {FORMAT}, which this version reads")
+            return msgspec.json.decode(text, type=_File).graph
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            if isinstance(error, InvalidRequest):
+                raise
+            raise _malformed("text", Words("JSON"), f"is not a graph: {error}") from error
+
+    def to_dot(self) -> str:
+        """The graph in Graphviz's language: a box for each operation, an ellipse for each port.
+
+        A dashed line leads to an input that the graph overwrites.
+        """
+        body = self.body
+        lines = ["digraph {", "  rankdir=TB; node [shape=box];"]
+        for number, port in enumerate(self.ports):
+            lines.append(f"  port{number} [shape=ellipse, label={_quoted(port.name)}];")
+        made: dict[int, str] = {
+            port.uid: f"port{number}" for number, port in enumerate(self.inputs) if port.uid is not None
+        }
+        for number, operation in enumerate(body.operations):
+            mode = getattr(operation, "mode", operation.kind)
+            lines.append(f"  op{number} [label={_quoted(str(mode))}];")
+            for name, uid in operation.named(operation.inputs):
+                source = made.get(uid)
+                if source is not None:
+                    lines.append(f"  {source} -> op{number} [label={_quoted(_label(body, uid, name))}];")
+            made |= dict.fromkeys(operation.writes, f"op{number}")
+        for place, port in enumerate(self.outputs, start=len(self.inputs)):
+            if port.uid is not None:
+                label = _quoted(_label(body, port.uid, ""))
+                lines.append(f"  {made[port.uid]} -> port{place} [label={label}];")
+        lines += [
+            f"  {made[tensor.uid]} -> {made[tensor.overwrites]} [style=dashed];"
+            for tensor in body.tensors
+            if tensor.overwrites is not None
+        ]
+        return "\n".join([*lines, "}", ""])
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    graph: Graph
+
+
+def _label(body: OperationGraph, uid: int, name: str) -> str:
+    tensor = body.tensor(uid)
+    dims = "×".join(map(str, tensor.dims)) or "scalar"
+    return f"{name} {tensor.dtype} {dims}".strip()
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _malformed(field: str, value: object, problem: str) -> InvalidRequest:
+    return InvalidRequest(field=field, value=value, problem=problem, fix="build it with GraphBuilder")

@@ -1,0 +1,185 @@
+"""Buffers of 0 to 8 dims, also of none of elements."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from cudnn_actor.protocol import (
+    BufferRef,
+    DType,
+    InvalidRequest,
+    Layout,
+    OperationGraph,
+    TensorSpec,
+    UnsupportedGraph,
+)
+from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages import ConvFwd
+from cudnn_actor.protocol.operations import (
+    OPERATIONS,
+    AvgPool,
+    GraphTensor,
+    LayerNorm,
+    Pointwise,
+    PointwiseMode,
+    Window,
+)
+
+from .shared_memory import shared_memory
+from .test_contract_shared import settle
+from .workbench import Workbench, spread
+
+DIMS = [
+    (),
+    (0,),
+    (1,),
+    (5,),
+    (0, 3),
+    (3, 0, 4),
+    (2, 3, 0, 5),
+    (0, 0, 0, 0, 0),
+    (2, 1, 3, 1, 2, 3),
+    (2, 3, 2, 1, 2, 3, 2),
+    (2, 1, 3, 2, 1, 2, 2, 3),
+    (2, 3, 2, 2, 2, 2, 0, 3),
+    (1,) * 8,
+    (4, 3, 5, 4, 3, 2, 5, 3),
+]
+SPECS = [
+    pytest.param(spec, id=f"{spec.dtype}-{spec.dims}-{layout}".replace(" ", ""))
+    for number, dims in enumerate(DIMS)
+    for layout in Layout
+    if layout is not Layout.NHWC or 3 <= len(dims) <= 5
+    for dtype in [list(DType)[number % len(DType)]]
+    for spec in [spread(dims, dtype) if layout is Layout.STRIDED else TensorSpec.packed(dims, dtype, layout)]
+]
+each_spec = pytest.mark.parametrize("spec", SPECS)
+
+
+def values_of(spec: TensorSpec) -> np.ndarray:
+    values = np.arange(spec.size).reshape(spec.dims) % 113
+    return values.astype(spec.dtype.numpy)
+
+
+@each_spec
+def test_values_are_written_copied_filled_and_read(bench: Workbench, spec: TensorSpec) -> None:
+    values = values_of(spec)
+    src, dst = bench.place(values, spec), bench.empty(TensorSpec.packed(spec.dims, spec.dtype))
+    bench.engine.copy(bench.binding(src), bench.binding(dst))
+    for ref in (src, dst):
+        got = bench.read(ref)
+        assert (got.shape, got.dtype, got.flags.c_contiguous) == (spec.dims, spec.dtype.numpy, True)
+        np.testing.assert_array_equal(got, values)
+    bench.engine.fill(bench.binding(src), 1)
+    assert (bench.read(src) == 1).all()
+
+
+@each_spec
+@pytest.mark.parametrize("pinned", [False, True], ids=["unpinned", "pinned"])
+def test_values_go_to_shared_memory_and_come_from_there(
+    bench: Workbench, spec: TensorSpec, pinned: bool
+) -> None:
+    values = values_of(spec)
+    with shared_memory(bench.engine, pinned=pinned) as shared:
+        ref = bench.empty(spec)
+        bench.engine.write(bench.binding(ref), shared.holding(values, spec))
+        for into in (shared.room(spec), shared.room(spec)):
+            assert bench.engine.read(bench.binding(ref), into) is into
+            np.testing.assert_array_equal(into, values)
+            into[...] = np.zeros((), into.dtype)
+            answer = bench.engine.fetch(bench.binding(ref), into)
+            settle(bench.engine)
+            assert answer is not None
+            assert answer() is into
+            np.testing.assert_array_equal(into, values)
+        del into, answer
+        gc.collect()
+
+
+@each_spec
+def test_a_download_without_a_target_is_an_array_of_the_same_dims(bench: Workbench, spec: TensorSpec) -> None:
+    ref = bench.place(values_of(spec), spec)
+    answer = bench.engine.fetch(bench.binding(ref))
+    settle(bench.engine)
+    assert answer is not None
+    np.testing.assert_array_equal(answer(), values_of(spec))
+
+
+@each_spec
+def test_a_view_has_the_dims(bench: Workbench, spec: TensorSpec) -> None:
+    ref = bench.place(values_of(spec), spec)
+    settle(bench.engine)
+    view = bench.engine.view(bench.binding(ref), object())
+    assert (view.shape, view.dtype, view.size) == (spec.dims, spec.dtype.numpy, spec.size)
+    del view
+
+
+@pytest.mark.parametrize("dims", [(), (0,), (2, 0, 3), (1,) * 8])
+def test_values_of_other_dims_are_refused_even_if_there_are_none(
+    bench: Workbench, dims: tuple[int, ...]
+) -> None:
+    ref = bench.empty(TensorSpec.packed(dims))
+    for other in ((1,), (0, 0), (0, 1)):
+        with pytest.raises(InvalidRequest, match="other dims"):
+            bench.engine.write(bench.binding(ref), np.zeros(other, np.float32))
+
+
+@pytest.mark.parametrize("dims", [(), (1,), (0,), (3, 0), (2, 0, 3, 1), (2, 1, 3, 1, 2, 3, 2, 2)])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8])
+def test_a_function_of_each_element_of_any_rank(
+    bench: Workbench, dims: tuple[int, ...], dtype: DType
+) -> None:
+    spec = TensorSpec.packed(dims, dtype)
+    x = np.random.default_rng(0).integers(-5, 6, dims).astype(dtype.numpy)
+    a, b, y = bench.place(x, spec), bench.place(x, spec), bench.empty(spec)
+    adds = Pointwise(mode=PointwiseMode.ADD, operands=(a, b), result=y)
+    plan = bench.engine.build(lower(adds).graph, workspace_limit=None)
+    for _ in range(6):  # also as a CUDA graph
+        bench.execute(plan, adds)
+    np.testing.assert_array_equal(bench.read(y), x + x)
+
+
+def test_no_elements_are_broadcast_to_none(bench: Workbench) -> None:
+    a, b = bench.place(np.ones((3, 1), np.float32)), bench.place(np.ones((1, 0), np.float32))
+    y = bench.empty(TensorSpec.packed((3, 0)))
+    assert bench.run(Pointwise(mode=PointwiseMode.ADD, operands=(a, b), result=y)).shape == (3, 0)
+    wrong = bench.empty(TensorSpec.packed((3, 1)))
+    with pytest.raises(InvalidRequest) as caught:
+        lower(Pointwise(mode=PointwiseMode.ADD, operands=(a, b), result=wrong))
+    assert caught.value.field == "result"
+
+
+def reference(dims: tuple[int, ...]) -> BufferRef:
+    return BufferRef(slot=0, generation=1, spec=TensorSpec.packed(dims), device="cpu")
+
+
+def test_operations_that_need_elements_name_the_operand_that_has_none() -> None:
+    none = reference((0, 3, 8))
+    for message in (
+        LayerNorm(x=none, y=none),
+        AvgPool(x=none, y=none, window=Window.symmetric(1, size=1)),
+        ConvFwd(x=none, w=reference((4, 3, 1)), y=none, conv=ConvSpec.symmetric(1)),
+    ):
+        with pytest.raises(InvalidRequest, match="has no elements") as caught:
+            lower(message)
+        assert (caught.value.field, caught.value.value) == ("x", "(0, 3, 8)")
+
+
+def test_a_graph_of_an_operation_that_needs_elements_is_refused_before_it_runs(bench: Workbench) -> None:
+    x, y = (GraphTensor(uid=uid, dims=(2, 0), strides=(1, 1), dtype=DType.FLOAT32) for uid in range(2))
+    norm: LayerNorm[int] = LayerNorm(x=0, y=1)
+    with pytest.raises(UnsupportedGraph, match=r"x=.*has no elements"):
+        bench.engine.build(OperationGraph(tensors=(x, y), operations=(norm,)), workspace_limit=None)
+
+
+def test_which_operations_take_tensors_without_elements() -> None:
+    """Functions of each element, or of all along some dims, of which there may be none."""
+    reducing = {"Reduction", "ArgReduction", "Cumulative", "Softmax", "SoftmaxBackward"}
+    assert {operation.__name__ for operation in OPERATIONS if operation.takes_empty} == {
+        "Pointwise",
+        *reducing,
+    }

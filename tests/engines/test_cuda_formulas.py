@@ -1,0 +1,199 @@
+"""The formulas of generated kernels, compiled for the host: they compute what the definitions say.
+
+A device's mathematical functions differ in the last digits. What is compared here is everything else: special
+values, domains, cancellation, overflow, integers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu.evaluation import NumPy, round_into
+from cudnn_actor.engines.cuda.operations.pointwise import IN_C, PREAMBLE
+from cudnn_actor.engines.cuda.plans import kernels
+from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, formula, value_type
+from cudnn_actor.protocol import DType
+from cudnn_actor.protocol.operations import FUNCTIONS, PointwiseMode
+
+from .test_pointwise import FAR, VALUES, WHOLE, columns
+
+COMPUTED = (DType.FLOAT64, DType.FLOAT32, DType.INT64)
+CASES = [
+    (mode, compute)
+    for mode, compute in itertools.product(PointwiseMode, COMPUTED)
+    if (FUNCTIONS[mode].whole if compute is DType.INT64 else not FUNCTIONS[mode].bits)
+]
+OTHERS: list[tuple[PointwiseMode, tuple[float, ...]]] = [
+    (PointwiseMode.RELU, (0.5, 0.0, np.inf)),
+    (PointwiseMode.RELU, (2.0, -1.0, 6.0)),
+    (PointwiseMode.CLIP, (-2.0, 3.0)),
+    (PointwiseMode.CELU, (3.0,)),
+    (PointwiseMode.SOFTPLUS, (0.25,)),
+]
+DEVICE = r"""
+#include <cmath>
+#include <cstring>
+using std::fabs; using std::exp; using std::expm1; using std::log; using std::log1p; using std::pow;
+using std::sin; using std::cos; using std::tan; using std::asin; using std::acos; using std::atan;
+using std::sinh; using std::cosh; using std::tanh; using std::asinh; using std::acosh; using std::atanh;
+using std::erf; using std::erfc; using std::sqrt; using std::fmod; using std::copysign; using std::isinf;
+using std::ceil; using std::floor; using std::rint; using std::trunc; using std::fmax; using std::fmin;
+#define __device__
+#define __forceinline__ inline
+template <class T> T rsqrt(T x) { return 1 / sqrt(x); }
+template <class T> T min(T a, T b) { return a < b ? a : b; }
+template <class T> T max(T a, T b) { return a > b ? a : b; }
+float __int_as_float(int bits) { float value; std::memcpy(&value, &bits, 4); return value; }
+"""
+LONG, SINGLE = DType.INT64, DType.FLOAT32
+Compiled = Callable[[str, Sequence[np.ndarray], DType], np.ndarray]
+
+
+def named(mode: PointwiseMode, compute: DType, number: int = 0) -> str:
+    return f"{mode}_{compute}_{number}"
+
+
+def function(name: str, value: kernels.Value, operands: Sequence[DType], out: DType, stored: str = "") -> str:
+    """A C function that computes a value for many elements. `stored`: how it is stored in `out`."""
+    steps: list[str] = []
+    result = formula(value, steps)
+    types = [value_type(dtype) for dtype in operands]
+    arguments = ", ".join(f"const {kind}* in{n}" for n, kind in enumerate(types))
+    loads = " ".join(f"const {kind} v{n} = in{n}[i];" for n, kind in enumerate(types))
+    body = f"{loads} {' '.join(steps)} out[i] = {stored.format(result) if stored else result};"
+    kind = kernels.C_TYPES[out] if stored else value_type(out)
+    loop = f"for (long i = 0; i < n; ++i) {{{body}}}"
+    return f'extern "C" void {name}({arguments}, {kind}* out, long n) {{{loop}}}'
+
+
+def sources() -> list[str]:
+    parts = []
+    for mode, compute in CASES:
+        every = [tuple(FUNCTIONS[mode].parameters.values()), *(other for of, other in OTHERS if of is mode)]
+        leaves = [compute] * FUNCTIONS[mode].arity
+        operands = tuple(Leaf(n, compute) for n in range(len(leaves)))
+        for number, parameters in enumerate(every):
+            value = Expression(mode, operands, parameters, compute)
+            parts.append(function(named(mode, compute, number), value, leaves, compute))
+    for dtype, compute in itertools.product(INTS, COMPUTED):
+        store = kernels.store(dtype, "{}")
+        parts.append(function(f"store_{dtype}_{compute}", Leaf(0, compute), [compute], dtype, store))
+    ratio = Expression(PointwiseMode.DIV, (Leaf(0, LONG), Leaf(1, LONG)), (), SINGLE)
+    parts.append(function("ratio", ratio, [LONG, LONG], SINGLE))
+    for dtype in INTS:
+        shifted = Expression(PointwiseMode.SHIFT_LEFT, (Leaf(0, LONG), Leaf(1, LONG)), (), LONG, dtype)
+        parts.append(function(f"shift_{dtype}", shifted, [LONG, LONG], LONG))
+        product = Expression(PointwiseMode.MUL, (Leaf(0, SINGLE), Leaf(0, SINGLE)), (), SINGLE, dtype)
+        sums = Expression(PointwiseMode.ADD, (product, Leaf(1, LONG)), (), LONG)
+        parts.append(function(f"chain_{dtype}", sums, [SINGLE, LONG], LONG))
+    return parts
+
+
+INTS = [dtype for dtype in DType if dtype.numpy.kind == "i" or dtype is DType.UINT8]
+
+
+def conversions() -> str:
+    """What stores integers, of what kernels begin with; the rest has assembly of a GPU's."""
+    return kernels.PREAMBLE[kernels.PREAMBLE.index("__device__ __forceinline__ double whole") :]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """Runs one of the functions, from its name, its operands, and what it gives."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    folder: Path = tmp_path_factory.mktemp("formulas")
+    code, library = folder / "formulas.cpp", folder / "formulas.so"
+    code.write_text("\n".join([DEVICE, PREAMBLE, conversions(), *sources()]))
+    options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv"]
+    subprocess.run([compiler, *options, str(code), "-o", str(library)], check=True)
+    loaded = ctypes.CDLL(str(library))
+
+    def run(name: str, operands: Sequence[np.ndarray], out: DType) -> np.ndarray:
+        result = np.empty(operands[0].shape, out.numpy)
+        pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*operands, result)]
+        getattr(loaded, name)(*pointers, ctypes.c_long(result.size))
+        return result
+
+    return run
+
+
+def defined(mode: PointwiseMode, operands: Sequence[np.ndarray], parameters: Sequence[float]) -> np.ndarray:
+    exact = [array.astype(np.int64 if array.dtype.kind == "i" else np.float64) for array in operands]
+    with np.errstate(all="ignore"):
+        return np.asarray(FUNCTIONS[mode](NumPy(), exact, parameters))
+
+
+@pytest.mark.parametrize(("mode", "compute"), CASES)
+def test_a_formula_computes_what_the_definition_says(
+    compiled: Compiled, mode: PointwiseMode, compute: DType
+) -> None:
+    every = [tuple(FUNCTIONS[mode].parameters.values()), *(other for of, other in OTHERS if of is mode)]
+    with np.errstate(over="ignore"):
+        operands = columns(mode, WHOLE if compute is DType.INT64 else VALUES + FAR, compute)
+    for number, parameters in enumerate(every):
+        if compute is DType.INT64 and not FUNCTIONS[mode].exact(parameters, integers=True):
+            continue
+        got = compiled(named(mode, compute, number), operands, compute)
+        wanted = defined(mode, operands, parameters)
+        if compute is DType.INT64:
+            assert got.tolist() == wanted.tolist()
+            continue
+        with np.errstate(over="ignore"):
+            wanted = wanted.astype(compute.numpy)
+        # What is inside an exponential is rounded, which its size magnifies.
+        tolerance, least = (2e-5, 1e-38) if compute is DType.FLOAT32 else (3e-13, 1e-307)
+        np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=least)
+
+
+@pytest.mark.parametrize(("dtype", "compute"), [*itertools.product(INTS, COMPUTED)])
+def test_values_are_stored_as_integers_as_the_cpu_engine_does(
+    compiled: Compiled, dtype: DType, compute: DType
+) -> None:
+    values = (
+        WHOLE if compute is DType.INT64 else (*VALUES, *FAR, 127.5, 128.5, 255.5, -0.51, 2.0**31, -(2.0**63))
+    )
+    with np.errstate(over="ignore"):
+        given = np.array(values).astype(compute.numpy)
+    wanted = np.empty(given.shape, dtype.numpy)
+    round_into(given.astype(np.int64 if compute is DType.INT64 else np.float64), dtype, wanted)
+    got = compiled(f"store_{dtype}_{compute}", [given], dtype)
+    assert got.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("dtype", INTS)
+def test_bits_that_a_type_has_no_room_for_are_cut_off(compiled: Compiled, dtype: DType) -> None:
+    a, b = columns(PointwiseMode.SHIFT_LEFT, WHOLE, LONG)
+    exact = [n << by if 0 <= by < 64 else 0 for n, by in zip(a.tolist(), b.tolist(), strict=True)]
+    wanted = np.array([value % (1 << 64) for value in exact], np.uint64).astype(dtype.numpy)
+    assert compiled(f"shift_{dtype}", [a, b], LONG).tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("dtype", INTS)
+def test_each_value_of_a_chain_has_its_own_type(compiled: Compiled, dtype: DType) -> None:
+    """A product of floats is rounded to an integer, saturates, and is added to others exactly."""
+    x = np.array([0.5, 1.5, 20.0, 2e5, np.nan], np.float32)
+    n = np.array([1, (1 << 53) + 1, -7, 5, 3])
+    products = np.empty(x.shape, dtype.numpy)
+    round_into(x.astype(np.float64) ** 2, dtype, products)
+    assert compiled(f"chain_{dtype}", [x, n], LONG).tolist() == (products.astype(np.int64) + n).tolist()
+
+
+def test_integers_are_converted_before_they_are_divided(compiled: Compiled) -> None:
+    got = compiled("ratio", [np.array([7, 1]), np.array([2, -4])], SINGLE)
+    assert got.tolist() == [3.5, -0.25]
+
+
+def test_every_function_has_a_formula_for_what_it_is_computed_in() -> None:
+    assert set(IN_C) == set(PointwiseMode)
+    assert all(bool(IN_C[mode].formula) is not FUNCTIONS[mode].bits for mode in PointwiseMode)
+    assert not [mode for mode in PointwiseMode if IN_C[mode].whole and not FUNCTIONS[mode].whole]

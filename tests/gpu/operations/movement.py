@@ -1,0 +1,78 @@
+"""Reshape, transpose and slice: the same elements in other places."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cudnn_actor.protocol import DType
+from cudnn_actor.protocol.operations import Reshape, Slice, Specs, Transpose
+
+from .rows import Asked, Exact, Made, Row, Sizes
+
+__all__ = ["EXACTNESS", "ROWS"]
+
+EXACTNESS = """\
+Elements are moved as they are, bit for bit.
+"""
+
+MERGED, SPLIT, REVERSED, SPACED = "dims merged", "dims split", "in reverse", "with gaps"
+
+
+def _dims(asked: Asked) -> tuple[int, ...]:
+    if asked.sizes is Sizes.LONG:
+        return (*(asked.choose.size(3) for _ in range(asked.rank - 1)), asked.choose.size(40_000))
+    return tuple(asked.choose.size(12 if asked.rank < 5 else 4) for _ in range(asked.rank))
+
+
+def _reshape(asked: Asked) -> Made:
+    dims = _dims(asked)
+    if asked.has(SPLIT, 0.5):
+        dims = (2 * dims[0], *dims[1:])
+        return Made({"x": dims}, {"dims": (2, dims[0] // 2, *dims[1:])})
+    merged = asked.choose.size(asked.rank) if asked.form is None else asked.rank // 2
+    return Made({"x": dims}, {"dims": (math.prod(dims[: merged + 1]), *dims[merged + 1 :])})
+
+
+def _transpose(asked: Asked) -> Made:
+    order = range(asked.rank)[::-1] if asked.has(REVERSED, 0.3) else asked.choose.rng.permutation(asked.rank)
+    return Made({"x": _dims(asked)}, {"axes": tuple(int(axis) for axis in order)})
+
+
+def _slice(asked: Asked) -> Made:
+    choose, dims = asked.choose, _dims(asked)
+    starts, steps, sizes = [], [], []
+    for dim in dims:
+        step = choose.size(3) if asked.has(SPACED, 0.5) else 1
+        size = choose.size(-(-dim // step))
+        first = int(choose.rng.integers(dim - (size - 1) * step))
+        reverse = asked.has(REVERSED, 0.3)
+        starts.append(first + (size - 1) * step if reverse else first)
+        steps.append(-step if reverse else step)
+        sizes.append(size)
+    return Made({"x": dims}, {"starts": tuple(starts), "steps": tuple(steps), "sizes": tuple(sizes)})
+
+
+def _exactly(_: Any, __: Exact, ___: Specs) -> Exact:
+    return {}
+
+
+def _row(operation: Any, make: Any, *forms: str) -> Row:
+    return Row(
+        operation,
+        tuple(DType),
+        ranks=(2, 4),
+        forms=forms,
+        make=make,
+        bounds=_exactly,
+        sampled=False,
+        specials=(math.nan, math.inf, -math.inf),
+        more_ranks=(1, 3, 6, 7),
+    )
+
+
+ROWS = (
+    _row(Reshape, _reshape, MERGED, SPLIT),
+    _row(Transpose, _transpose, REVERSED),
+    _row(Slice, _slice, REVERSED, SPACED),
+)

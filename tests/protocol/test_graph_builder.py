@@ -1,0 +1,248 @@
+"""Graphs as users build them: shapes, dtypes, names, mistakes, and the forms that graphs are written in."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import msgspec
+import numpy as np
+import pytest
+
+from cudnn_actor.protocol import (
+    Attention,
+    DType,
+    Graph,
+    GraphBuilder,
+    InvalidRequest,
+    LayerNorm,
+    Layout,
+    MaxPool,
+    RunGraph,
+    Tensor,
+    TensorRole,
+    Window,
+)
+
+SQUARES = Window.symmetric(2, size=2)
+
+
+def dtypes_of(graph: Graph) -> dict[str, DType]:
+    """Each tensor's declared dtype by the first word of its label."""
+    return {tensor.name.split()[0]: tensor.dtype for tensor in graph.body.tensors}
+
+
+class TestShapes:
+    g = GraphBuilder()
+    x = g.input("x", (2, 3, 4))
+
+    @pytest.mark.parametrize(
+        ("index", "dims"),
+        [
+            (0, (3, 4)),
+            (-1, (3, 4)),
+            ((slice(None), 1), (2, 4)),
+            (slice(1, 2), (1, 3, 4)),
+            ((..., slice(None, None, -2)), (2, 3, 2)),
+            ((0, None, ..., 2), (1, 3)),
+            ((slice(0, 2), ..., None), (2, 3, 4, 1)),
+        ],
+        ids=str,
+    )
+    def test_indexing_is_numpys(self, index: object, dims: tuple[int, ...]) -> None:
+        assert self.x[index].dims == dims == np.empty((2, 3, 4))[index].shape  # type: ignore[call-overload]
+
+    def test_reshape_and_transpose_are_numpys(self) -> None:
+        assert self.x.reshape(6, -1).dims == self.x.reshape((6, 4)).dims == (6, 4)
+        assert self.x.transpose(1, 0, -1).dims == (3, 2, 4)
+        assert self.x.T.dims == self.x.transpose().dims == (4, 3, 2)
+
+    def test_smaller_operands_are_broadcast(self) -> None:
+        assert (self.x + self.g.input("row", (4,))).dims == (2, 3, 4)
+        assert (2.0 * self.x[:, :1] + self.x).dims == (2, 3, 4)
+
+    def test_channels_last_is_kept(self) -> None:
+        g = GraphBuilder()
+        x = g.input("x", (1, 8, 4, 4), layout="NHWC")
+        y = g.conv(x, g.input("w", (8, 8, 1, 1), layout="NHWC")) + 1.0
+        graph = g.build(y=g.apply(MaxPool(x=y, window=SQUARES)))
+        assert graph.outputs[0].spec.layout is Layout.NHWC
+
+
+class TestDtypes:
+    """A tensor has its dtype where it is stored; between pointwise operations, the computed type."""
+
+    def build(self, dtype: DType) -> tuple[GraphBuilder, Tensor]:
+        g = GraphBuilder()
+        x, w = g.input("x", (1, 8, 4, 4), dtype), g.input("w", (8, 8, 1, 1), dtype)
+        return g, g.pointwise("relu", g.conv(x, w, bias=g.input("b", (8,), dtype))) * 2.0
+
+    def test_between_pointwise_operations_nothing_is_rounded(self) -> None:
+        g, y = self.build(DType.BFLOAT16)
+        assert y.dtype is DType.BFLOAT16
+        found = dtypes_of(g.build(y=y))
+        assert found.pop("mul") is found.pop("w") is found.pop("b") is found.pop("x") is DType.BFLOAT16
+        assert found.pop("reshape") is DType.BFLOAT16
+        assert set(found.values()) == {DType.FLOAT32}
+
+    def test_what_other_operations_read_is_rounded(self) -> None:
+        g, y = self.build(DType.FLOAT16)
+        graph = g.build(pooled=g.apply(MaxPool(x=y, window=SQUARES)), more=y + 1.0)
+        assert dtypes_of(graph)["mul"] is DType.FLOAT16
+
+    def test_a_view_has_the_dtype_of_what_it_shows(self) -> None:
+        g, y = self.build(DType.FLOAT16)
+        assert dtypes_of(g.build(y=y[:, 1:] + 1.0))["slice"] is DType.FLOAT32
+        graph = g.build(y=g.apply(MaxPool(x=y[:, 1:], window=SQUARES)))
+        assert dtypes_of(graph)["slice"] is dtypes_of(graph)["mul"] is DType.FLOAT16
+
+    def test_astype_rounds_wherever_it_is_read(self) -> None:
+        g, y = self.build(DType.FLOAT32)
+        graph = g.build(y=y.astype("bfloat16") + 1.0)
+        assert dtypes_of(graph)["identity"] is DType.BFLOAT16
+
+    def test_two_half_types_give_float32(self) -> None:
+        g = GraphBuilder()
+        assert (g.input("a", (3,), "float16") + g.input("b", (3,), "bfloat16")).dtype is DType.FLOAT32
+        assert (g.input("c", (3,), "float16") + g.input("d", (3,), "float64")).dtype is DType.FLOAT64
+
+
+class TestPorts:
+    def test_unneeded_operations_are_left_out_and_unread_inputs_stay(self) -> None:
+        g = GraphBuilder()
+        x, _ = g.input("x", (3,)), g.input("unread", (4,))
+        _ = x * 3.0
+        graph = g.build(y=x + 1.0)
+        assert len(graph.body.operations) == 1
+        assert [(port.name, port.uid is None) for port in graph.inputs] == [("x", False), ("unread", True)]
+
+    def test_an_output_may_be_an_input_or_another_output(self) -> None:
+        g = GraphBuilder()
+        x = g.input("x", (3,))
+        y = x + 1.0
+        graph = g.build(a=y, b=y, c=x, d=x)
+        assert [port.name for port in graph.outputs] == list("abcd")
+        assert len({port.uid for port in graph.ports}) == 5
+
+    def test_an_update_overwrites_its_input_behind_everything_else(self) -> None:
+        g = GraphBuilder()
+        m = g.input("m", (3,))
+        graph = g.build(y=m * 3.0, updates={"m": m * 0.5})
+        last = graph.body.tensor(graph.body.operations[-1].writes[0])
+        assert (graph.body.tensor(last.overwrites or 0).name, last.role) == ("m", TensorRole.BOUND)
+        assert not graph.body.pure
+        assert [port.name for port in graph.ports] == ["m", "y"]
+
+    def test_names_need_not_be_pythons(self) -> None:
+        g = GraphBuilder()
+        x = g.input("layer1.weight", (3,))
+        assert [port.name for port in g.build({"out 1": x + 1.0}).ports] == ["layer1.weight", "out 1"]
+
+    def test_the_digest_has_the_names_and_not_the_lines(self) -> None:
+        def made(name: str) -> Graph:
+            g = GraphBuilder()
+            x = g.input(name, (3,))
+            return g.build(y=x + 1.0)
+
+        one = made("x")
+        g = GraphBuilder()
+        other = g.build(y=g.input("x", (3,)) + 1.0)
+        assert one.digest() == other.digest() != made("z").digest()
+
+
+def mistakes() -> dict[str, object]:
+    g, other = GraphBuilder(), GraphBuilder()
+    x, w = g.input("x", (2, 8, 4, 4)), g.input("w", (8, 4, 1, 1))
+    return {
+        "operands": lambda: x + g.input("a", (3,)),
+        "w": lambda: g.conv(x, w),
+        "name": lambda: g.input("x", (1,)),
+        "dims": lambda: x.reshape(3, -1),
+        "axes": lambda: x.transpose(0, 1, 2, 2),
+        "index": lambda: x[2],
+        "index ": lambda: x["a"],
+        "index  ": lambda: x[0, 0, 0, 0, 0],
+        "operand": lambda: x + np.ones(3),
+        "q": lambda: g.apply(Attention(q=x[0], k=x, v=x)),
+        "nothing": lambda: g.apply(MaxPool(x=x, window=SQUARES), also=("nothing",)),
+        "operation": lambda: g.apply("relu"),  # type: ignore[arg-type]
+        "outputs": g.build,
+        "y": lambda: g.build(y=other.input("x", (3,))),
+        "updates": lambda: g.build(updates={"z": x}),
+        "x": lambda: g.build(updates={"x": w}),
+        "mode": lambda: g.pointwise("rulu", x),
+    }
+
+
+@pytest.mark.parametrize("what", mistakes())
+def test_a_mistake_is_raised_at_the_line_that_makes_it(what: str) -> None:
+    mistake = mistakes()[what]
+    assert callable(mistake)
+    with pytest.raises(InvalidRequest) as caught:
+        mistake()
+    assert caught.value.field.startswith(what.split(maxsplit=1)[0])
+
+
+def test_a_tensor_of_a_graph_has_no_truth_value() -> None:
+    g = GraphBuilder()
+    with pytest.raises(TypeError, match="no truth value"):
+        bool(g.input("x", (3,)))
+
+
+def test_labels_name_the_line_of_the_operation() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (2, 6))
+    y = g.apply(LayerNorm(x=x))
+    frame = inspect.currentframe()
+    assert frame is not None
+    (normal,) = [t.name for t in g.build(y=y).body.tensors if t.name != "x"]
+    assert normal == f"layer_norm at test_graph_builder.py:{frame.f_code.co_firstlineno + 3}"
+
+
+class TestForms:
+    def graph(self) -> Graph:
+        g = GraphBuilder()
+        x = g.input('the "x"', (2, 8, 4, 4), "float16")
+        pooled = g.apply(MaxPool(x=x * 2.0, window=SQUARES), also=("index",))
+        return g.build(y=pooled.y, index=pooled.index, updates={'the "x"': x + 1.0})
+
+    def test_json_gives_the_graph_back(self) -> None:
+        graph = self.graph()
+        assert Graph.from_json(graph.to_json()) == graph
+        assert Graph.from_json(graph.to_json().decode()).digest() == graph.digest()
+
+    @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"format": 1}', b'{"format": 1, "graph": {}}'])
+    def test_other_json_is_refused(self, text: bytes) -> None:
+        with pytest.raises(InvalidRequest, match="is not a graph"):
+            Graph.from_json(text)
+
+    def test_a_newer_form_is_named(self) -> None:
+        text = json.dumps({"format": 99, "graph": {"new": True}})
+        with pytest.raises(InvalidRequest, match="format=99: is newer than 1"):
+            Graph.from_json(text)
+
+    def test_a_graph_whose_names_do_not_fit_is_refused(self) -> None:
+        graph = self.graph()
+        for changes in (
+            {"outputs": graph.outputs[:1]},
+            {"outputs": (*graph.outputs, graph.outputs[0])},
+            {"inputs": graph.outputs, "outputs": graph.inputs},
+            {"inputs": (msgspec.structs.replace(graph.inputs[0], uid=99),)},
+        ):
+            with pytest.raises(InvalidRequest):
+                msgspec.structs.replace(graph, **changes)
+
+    def test_dot_has_a_line_for_each_operation_and_edge(self) -> None:
+        text = self.graph().to_dot()
+        assert text.count(" -> ") == 7
+        assert '"max_pool"' in text
+        assert r'"the \"x\""' in text
+
+
+def test_a_message_names_each_buffer_once() -> None:
+    g = GraphBuilder()
+    graph = g.build(y=g.input("x", (3,)) + 1.0)
+    with pytest.raises(InvalidRequest, match="y=None: is a port"):
+        RunGraph.bind(graph, x=None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="is given twice"):
+        RunGraph.bind(graph, {"x": None}, x=None)  # type: ignore[dict-item, arg-type]

@@ -1,0 +1,108 @@
+"""Graphs through the service: what they compute, what is refused, and what a crash does to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cudnn_actor import (
+    Fault,
+    FaultPlan,
+    GraphBuilder,
+    InvalidRequest,
+    OutcomeUnknown,
+    RunGraph,
+    StaleBufferError,
+    spawn,
+)
+from cudnn_actor.protocol.dtypes import DTypeName
+
+from .example_graphs import (
+    GRAPHS,
+    assert_close,
+    bottleneck,
+    defined,
+    downloaded,
+    updated,
+    uploaded,
+    values_for,
+)
+
+DEVICE = "cpu"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", GRAPHS)
+async def test_a_graph_computes_what_its_operations_define(name: str, dtype: DTypeName) -> None:
+    graph = GRAPHS[name](dtype)
+    values = values_for(graph)
+    wanted = defined(graph, values)
+    async with spawn(device=DEVICE, isolation="thread") as gpu:
+        buffers = await uploaded(gpu, graph, values)
+        got = await downloaded(gpu, graph, buffers, await gpu.apply(graph, buffers))
+    assert_close(got, wanted, dtype)
+
+
+@pytest.mark.parametrize("standby", [0, 1])
+async def test_a_graph_is_run_again_after_a_crash(standby: int) -> None:
+    graph = bottleneck("float32")
+    values = values_for(graph)
+    faults = FaultPlan().at(3, Fault.KILL, of=RunGraph)
+    async with spawn(device=DEVICE, isolation="process", standby=standby, faults=faults) as gpu:
+        buffers = await uploaded(gpu, graph, values)
+        results = [await gpu.download(await gpu.apply(graph, buffers)) for _ in range(5)]
+        assert gpu.generation == 2
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
+
+
+async def test_a_graph_with_an_update_is_not_run_twice() -> None:
+    graph = updated("float32")
+    values = values_for(graph)
+    faults = FaultPlan().at(2, Fault.KILL, of=RunGraph)
+    async with spawn(device=DEVICE, isolation="process", faults=faults) as gpu:
+        buffers = await uploaded(gpu, graph, values)
+        await gpu.apply(graph, buffers)
+        with pytest.raises(OutcomeUnknown):
+            await gpu.apply(graph, buffers)
+        with pytest.raises(StaleBufferError):
+            await gpu.download(buffers["mean"])
+        np.testing.assert_array_equal(await gpu.download(buffers["x"]), values["x"])
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_more_graphs_than_a_worker_keeps(isolation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cudnn_actor.workers.worker_host._MOST_GRAPHS", 2)
+    async with spawn(device="cpu", isolation=isolation) as gpu:  # type: ignore[arg-type]
+        x = await gpu.upload(np.arange(6, dtype=np.float32))
+        graphs = []
+        for number in range(5):
+            g = GraphBuilder()
+            graphs.append(g.build(y=g.input("x", (6,)) + float(number)))
+        for number in (0, 1, 2, 3, 4, 0, 4, 1):
+            y = await gpu.apply(graphs[number], x=x)
+            np.testing.assert_array_equal(await gpu.download(y), np.arange(6) + number)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_what_does_not_fit_a_graph_is_refused(isolation: str) -> None:
+    g = GraphBuilder()
+    graph = g.build(y=g.input("x", (2, 3)) * 2.0)
+    async with spawn(device="cpu", isolation=isolation) as gpu:  # type: ignore[arg-type]
+        x, other = (
+            await gpu.upload(np.ones((2, 3), np.float32)),
+            await gpu.upload(np.ones((3, 2), np.float32)),
+        )
+        cases = {
+            "z": gpu.apply(graph, x=x, z=other),
+            "x": gpu.apply(graph, x=other),
+            "y": gpu.ask(RunGraph(graph=graph, buffers=(x, x))),
+            "buffers": gpu.ask(RunGraph(graph=graph, buffers=(x,))),
+        }
+        for field, asked in cases.items():
+            with pytest.raises(InvalidRequest) as caught:
+                await asked
+            assert caught.value.field == field
+        await gpu.free(x)
+        with pytest.raises(StaleBufferError, match="x="):
+            await gpu.apply(graph, x=x)
