@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[2] / "README.md"
-OPERATIONS = README.parent / "docs" / "operations.md"
+PAGES = [README.parent / "docs" / name for name in ("operations.md", "graphs.md")]
 
 
 def programs(page: Path) -> list[str]:
@@ -28,8 +28,8 @@ def test_the_readme_s_programs_run_as_they_stand(program: str, shown: str, tmp_p
     assert re.search(shown, printed(program, tmp_path))
 
 
-@pytest.mark.parametrize("program", programs(OPERATIONS))
-def test_the_programs_of_the_operations_print_what_the_page_says(program: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [program for page in PAGES for program in programs(page)])
+def test_the_programs_of_the_pages_print_what_the_page_says(program: str, tmp_path: Path) -> None:
     said = program.rstrip().rpartition("  # ")[2]
     assert printed(program, tmp_path) == f"{said}\n"
 
