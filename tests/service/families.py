@@ -89,8 +89,10 @@ class Stage:
         assert self._gpu is not None
         for role in self._refs.keys() - without:
             got, wanted = await self._gpu.download(self._refs[role]), self.held[role]
-            allowed = self.problem.tolerance * np.abs(wanted).max() if got.dtype.kind == "f" else 0
-            assert np.all(np.abs(got - wanted) <= allowed), role
+            if got.dtype.kind == "f":
+                assert np.all(np.abs(got - wanted) <= self.problem.tolerance * np.abs(wanted).max()), role
+            else:
+                np.testing.assert_array_equal(got, wanted, err_msg=role)
 
     def ref(self, role: str) -> BufferRef:
         return self._refs[role]
