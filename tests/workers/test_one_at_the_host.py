@@ -216,7 +216,7 @@ def met_at(loop: Loop, encounter_at: Callable[[int], Encounter]) -> list[int]:
         encounter = encounter_at(place)
         assert {*loop.answers()} <= {1}
         met += [place] if encounter.met else []
-        clean += encounter.passed < place
+        clean = clean + 1 if encounter.passed < place else 0  # in a row: a turn may find nothing to do
     assert place > 4
     return met
 
