@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from cudnn_actor.protocol.checks import did_you_mean, is_whole
+from cudnn_actor.protocol.checks import did_you_mean, is_whole, require_name
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest, Words
@@ -318,8 +318,7 @@ class GraphBuilder(Functions):
         return _Build(self, wanted, updated).graph()
 
     def _check_name(self, name: object) -> None:
-        if not (isinstance(name, str) and name):
-            raise InvalidRequest(field="name", value=name, problem="is no name", fix="pass a text")
+        require_name("name", name)
         if name in self._inputs:
             raise InvalidRequest(
                 field="name", value=name, problem="is an input's already", fix="choose another"
@@ -398,14 +397,14 @@ class GraphBuilder(Functions):
         rank = max(tensor.rank for tensor in tensors)
         stored = _promoted([tensor.dtype for tensor in tensors], operands)
         aligned = [self._aligned(operand, rank, stored) for operand in operands]
-        result: Tensor = self.apply(
+        result = self._result(
             Pointwise(mode=PointwiseMode(mode), operands=tuple(aligned), **parameters)  # type: ignore[arg-type]
         )
         inferred = result._made
         # A comparison's type is not that of its operands.
         computed = self._operations[-1].compute(tuple(tensor.dtype for tensor in aligned))
         dtype = stored if inferred.spec.dtype is computed else inferred.spec.dtype
-        spec = TensorSpec.packed(inferred.spec.dims, dtype, _layout_of(inferred.spec))
+        spec = TensorSpec.packed(inferred.spec.dims, dtype, inferred.spec.layout)
         self._tensors[result.number] = inferred._replace(spec=spec)
         return result
 
@@ -442,14 +441,12 @@ class GraphBuilder(Functions):
             others = -math.prod(wanted)
             if others > 0 and math.prod(x.dims) % others == 0:
                 wanted[wanted.index(-1)] = math.prod(x.dims) // others
-        made: Tensor = self.apply(Reshape(x=x, dims=tuple(wanted)))
-        return made
+        return self._result(Reshape(x=x, dims=tuple(wanted)))
 
     def transpose(self, x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
         """x with its axes in another order; None reverses them. Raises `InvalidRequest`."""
         order = range(x.rank)[::-1] if axes is None else [a + x.rank if a < 0 else a for a in axes]
-        made: Tensor = self.apply(Transpose(x=x, axes=tuple(order)))
-        return made
+        return self._result(Transpose(x=x, axes=tuple(order)))
 
     def slice(self, x: Tensor, index: Any) -> Tensor:
         """`x[index]`, of whole numbers, slices, `...` and None. Raises `InvalidRequest`."""
@@ -470,6 +467,8 @@ class GraphBuilder(Functions):
                 problem=f"has more parts than x has dims: {x.rank}",
                 fix="use fewer",
             )
+        if given.count(Ellipsis) > 1:
+            raise InvalidRequest(field="index", value=index, problem="has more than one ...", fix="use one")
         if Ellipsis not in given:
             given.append(Ellipsis)
         starts, steps, sizes, dims = [], [], [], []
@@ -501,13 +500,13 @@ class GraphBuilder(Functions):
             start or step != 1 or size != dim
             for start, step, size, dim in zip(starts, steps, sizes, x.dims, strict=True)
         ):
-            made = self.apply(Slice(x=x, starts=tuple(starts), steps=tuple(steps), sizes=tuple(sizes)))
+            made = self._result(Slice(x=x, starts=tuple(starts), steps=tuple(steps), sizes=tuple(sizes)))
         return made if tuple(dims) == made.dims else self.reshape(made, dims)
 
     def astype(self, x: Tensor, dtype: DTypeLike) -> Tensor:
         """x rounded to another type: integers saturate, and NaN becomes 0."""
-        made: Tensor = self.apply(Pointwise(mode=PointwiseMode.IDENTITY, operands=(x,)))
-        spec = TensorSpec.packed(x.dims, dtype, _layout_of(made._made.spec))
+        made = self._result(Pointwise(mode=PointwiseMode.IDENTITY, operands=(x,)))
+        spec = TensorSpec.packed(x.dims, dtype, made._made.spec.layout)
         self._tensors[made.number] = made._made._replace(spec=spec, kept=True)
         return made
 
@@ -527,15 +526,8 @@ class GraphBuilder(Functions):
         """Convolution forward, plus one bias per filter, of dims (K,). See `ConvFwd`."""
         self._own("x", x)
         spatial = max(x.rank - 2, 1)
-        pads = _each(pad, spatial)
-        conv = ConvSpec(
-            pre_padding=pads,
-            post_padding=pads,
-            stride=_each(stride, spatial),
-            dilation=_each(dilation, spatial),
-            groups=groups,
-        )
-        y: Tensor = self.apply(ConvolutionForward(x=x, w=w, conv=conv))
+        conv = ConvSpec.symmetric(spatial, pad, stride, dilation, groups)
+        y = self._result(ConvolutionForward(x=x, w=w, conv=conv))
         if bias is None:
             return y
         self._own("bias", bias)
@@ -563,7 +555,7 @@ class GraphBuilder(Functions):
     @staticmethod
     def _laid_out(spec: TensorSpec, inputs: Mapping[str, TensorSpec]) -> TensorSpec:
         """The result's spec: channels last if an operand of its rank is."""
-        last = any(i.rank == spec.rank and _layout_of(i) is Layout.NHWC for i in inputs.values())
+        last = any(i.rank == spec.rank and i.layout is Layout.NHWC for i in inputs.values())
         return TensorSpec.packed(spec.dims, spec.dtype, Layout.NHWC) if last and 3 <= spec.rank <= 5 else spec
 
 
@@ -584,16 +576,15 @@ class _Build:
         """The dtypes of the tensors, as far as they are known."""
         self._bound: dict[int, str] = {}
         """Results that are outputs or updates → the name."""
-        self._overwrites: dict[int, int] = {}
-        self._extra: list[GraphTensor] = []
+        self._extra: dict[int, GraphTensor] = {}
+        """Their tensors, by uid."""
 
     def graph(self) -> Graph:
         for name, number in {**self._outputs, **self._updates}.items():
             self._bind(name, number)
         self._declare()
         uids = dict.fromkeys(uid for op in self._operations for uid in (*op.reads, *op.writes))
-        extra = {tensor.uid: tensor for tensor in self._extra}
-        tensors = tuple(extra.get(uid) or self._tensor(uid) for uid in uids)
+        tensors = tuple(self._extra.get(uid) or self._tensor(uid) for uid in uids)
         body = OperationGraph(tensors=tensors, operations=tuple(self._operations), numerics=self._numerics)
         known = {tensor.uid: tensor for tensor in tensors}
         inputs = tuple(
@@ -630,22 +621,19 @@ class _Build:
             self._operations.append(copy)
             self._read.add(number)
         self._bound[uid] = name
-        if before is not None:
-            if before not in self._read:  # it must be an input of the graph to be overwritten
-                raise InvalidRequest(
-                    field=name, value=None, problem="is updated and never read", fix="make it an output"
-                )
-            self._overwrites[uid] = before
-        tensor = GraphTensor(
+        if before is not None and before not in self._read:  # else it is no input of the graph
+            raise InvalidRequest(
+                field=name, value=None, problem="is updated and never read", fix="make it an output"
+            )
+        self._extra[uid] = GraphTensor(
             uid=uid,
             dims=spec.dims,
             strides=spec.strides,
             dtype=spec.dtype,
             alignment=spec.alignment,
-            overwrites=self._overwrites.get(uid),
+            overwrites=before,
             name=made.label,
         )
-        self._extra.append(tensor)
 
     def _tensor(self, uid: int) -> GraphTensor:
         made = self._made[uid]
@@ -680,15 +668,10 @@ class _Build:
             for name, uid in operation.named(operation.outputs):
                 if uid >= len(self._made):  # a copy that `_bind` added
                     continue
-                made = self._made[uid]
-                if isinstance(operation, Movement):
-                    declared[uid] = dtypes[0]
-                elif (
-                    uid in stored or made.kept or not self._may_be(operation, name, operation.compute(dtypes))
-                ):
-                    declared[uid] = made.spec.dtype
-                else:
-                    declared[uid] = operation.compute(dtypes)
+                made, computed = self._made[uid], operation.compute(dtypes)
+                wide = isinstance(operation, Movement) or not (uid in stored or made.kept)
+                fits = wide and self._may_be(operation, name, computed)
+                declared[uid] = computed if fits else made.spec.dtype
 
     def _may_be(self, operation: Node, name: str, dtype: DType) -> bool:
         """Whether a result of an operation may have a dtype."""
@@ -716,17 +699,10 @@ def _promoted(dtypes: Sequence[DType], operands: Sequence[Any]) -> DType:
     return max(dtypes, key=lambda dtype: dtype.itemsize)
 
 
-def _layout_of(spec: TensorSpec) -> Layout:
-    return spec.layout
-
-
-def _each(value: int | Sequence[int], spatial: int) -> tuple[int, ...]:
-    return (value,) * spatial if isinstance(value, int) else tuple(value)
-
-
 def _line() -> str:
-    """Where the code outside this package is that adds an operation: "file.py:12"."""
+    """Where the code is that adds an operation, outside of the builder's: "file.py:12"."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
+    own = (__name__, Functions.__module__)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in own:
         frame = frame.f_back
     return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"

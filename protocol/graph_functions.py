@@ -64,6 +64,11 @@ class Functions:
         """See `GraphBuilder.pointwise`."""
         raise NotImplementedError
 
+    def _result(self, operation: Operation[Any]) -> Tensor:
+        """The result of an operation that has one."""
+        made: Tensor = self.apply(operation)
+        return made
+
     # Of one operand.
 
     abs = _one(_M.ABS, "The magnitude.")
@@ -179,8 +184,7 @@ class Functions:
 
     def _reduced(self, mode: ReductionMode, x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
         axes = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
-        made: Tensor = self.apply(Reduction(x=x, mode=mode, axes=axes, keep_dims=keepdims))
-        return made
+        return self._result(Reduction(x=x, mode=mode, axes=axes, keep_dims=keepdims))
 
     def sum(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
         """The sum of the elements along these dims."""
@@ -212,13 +216,11 @@ class Functions:
 
     def argmax(self, x: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
         """The place of the largest element along a dim, int64; the first of equal ones."""
-        made: Tensor = self.apply(ArgReduction(x=x, mode=ReductionMode.MAX, axis=axis, keep_dims=keepdims))
-        return made
+        return self._result(ArgReduction(x=x, mode=ReductionMode.MAX, axis=axis, keep_dims=keepdims))
 
     def argmin(self, x: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
         """The place of the smallest element along a dim, int64; the first of equal ones."""
-        made: Tensor = self.apply(ArgReduction(x=x, mode=ReductionMode.MIN, axis=axis, keep_dims=keepdims))
-        return made
+        return self._result(ArgReduction(x=x, mode=ReductionMode.MIN, axis=axis, keep_dims=keepdims))
 
     def cumsum(self, x: Tensor, axis: int, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
         """The sum of all elements up to each along a dim: see `Cumulative`."""
@@ -229,27 +231,24 @@ class Functions:
         return self._running(ReductionMode.PRODUCT, x, axis, exclusive, reverse)
 
     def _running(self, mode: ReductionMode, x: Tensor, axis: int, exclusive: bool, reverse: bool) -> Tensor:
-        made: Tensor = self.apply(Cumulative(x=x, mode=mode, axis=axis, exclusive=exclusive, reverse=reverse))
-        return made
+        return self._result(Cumulative(x=x, mode=mode, axis=axis, exclusive=exclusive, reverse=reverse))
 
     # Neural networks.
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """a @ b: see `MatMul`. An operand of one dim is a row or a column, as in NumPy."""
         row, column = a.rank == 1, b.rank == 1
-        y: Tensor = self.apply(MatMul(a=a[None] if row else a, b=b[:, None] if column else b))
+        y = self._result(MatMul(a=a[None] if row else a, b=b[:, None] if column else b))
         y = y[..., 0] if column else y
         return (y[..., 0] if column else y[..., 0, :]) if row else y
 
     def softmax(self, x: Tensor, axis: int = -1) -> Tensor:
         """exp(x) / sum of exp(x), along a dim."""
-        made: Tensor = self.apply(Softmax(x=x, axis=axis))
-        return made
+        return self._result(Softmax(x=x, axis=axis))
 
     def log_softmax(self, x: Tensor, axis: int = -1) -> Tensor:
         """The logarithm of the softmax along a dim."""
-        made: Tensor = self.apply(Softmax(x=x, axis=axis, log=True))
-        return made
+        return self._result(Softmax(x=x, axis=axis, log=True))
 
     def layer_norm(
         self,
@@ -261,15 +260,13 @@ class Functions:
         epsilon: float = 1e-5,
     ) -> Tensor:
         """Layer norm over the dims from `axis` on: see `LayerNorm`."""
-        made: Tensor = self.apply(LayerNorm(x=x, scale=scale, bias=bias, axis=axis, epsilon=epsilon))
-        return made
+        return self._result(LayerNorm(x=x, scale=scale, bias=bias, axis=axis, epsilon=epsilon))
 
     def rms_norm(
         self, x: Tensor, scale: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5
     ) -> Tensor:
         """RMS norm over the dims from `axis` on: see `RMSNorm`."""
-        made: Tensor = self.apply(RMSNorm(x=x, scale=scale, axis=axis, epsilon=epsilon))
-        return made
+        return self._result(RMSNorm(x=x, scale=scale, axis=axis, epsilon=epsilon))
 
     def max_pool(
         self,
@@ -282,8 +279,7 @@ class Functions:
     ) -> Tensor:
         """The largest element of each window, which move by their size unless a stride is given."""
         window = Window.symmetric(x.rank - 2, size, pad, stride, dilation)
-        made: Tensor = self.apply(MaxPool(x=x, window=window))
-        return made
+        return self._result(MaxPool(x=x, window=window))
 
     def avg_pool(
         self,
@@ -296,8 +292,7 @@ class Functions:
     ) -> Tensor:
         """The mean of each window, which move by their size unless a stride is given."""
         window = Window.symmetric(x.rank - 2, size, pad, stride)
-        made: Tensor = self.apply(AvgPool(x=x, window=window, include_padding=include_padding))
-        return made
+        return self._result(AvgPool(x=x, window=window, include_padding=include_padding))
 
     def attention(
         self,
@@ -312,7 +307,7 @@ class Functions:
         causal: bool = False,
     ) -> Tensor:
         """Attention of queries to keys and values, dims (B, H, S, D): see `Attention`."""
-        made: Tensor = self.apply(
+        return self._result(
             Attention(
                 q=q,
                 k=k,
@@ -324,4 +319,3 @@ class Functions:
                 causal=causal,
             )
         )
-        return made

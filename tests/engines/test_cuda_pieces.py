@@ -23,7 +23,15 @@ from cudnn_actor.engines.cuda.plans.errata import erratum
 from cudnn_actor.engines.cuda.plans.evaluated_reference import sampling_step
 from cudnn_actor.engines.cuda.plans.graphs import takes_bytes
 from cudnn_actor.engines.cuda.plans.journal import Journal
-from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, Scalar, elementwise, source
+from cudnn_actor.engines.cuda.plans.kernels import (
+    Constant,
+    Expression,
+    Leaf,
+    Scalar,
+    elementwise,
+    formula,
+    source,
+)
 from cudnn_actor.engines.cuda.plans.recipe import (
     Buffer,
     GraphStep,
@@ -473,3 +481,8 @@ def test_a_pooling_counts_in_64_bits_where_32_could_overflow(
         for uid, of in enumerate(shapes)
     ]
     assert f"typedef {'long long' if wide else 'int'} I;" in pooling.source(operation, tensors)
+
+
+def test_a_whole_constant_keeps_every_digit() -> None:
+    large = (1 << 53) + 1
+    assert formula(Constant(large), [], "long long") == f"{large}ll"

@@ -162,6 +162,7 @@ def mistakes() -> dict[str, object]:
         "index": lambda: x[2],
         "index ": lambda: x["a"],
         "index  ": lambda: x[0, 0, 0, 0, 0],
+        "index   ": lambda: x[..., 0, ...],
         "operand": lambda: x + np.ones(3),
         "q": lambda: g.apply(Attention(q=x[0], k=x, v=x)),
         "nothing": lambda: g.apply(MaxPool(x=x, window=SQUARES), also=("nothing",)),
@@ -192,11 +193,12 @@ def test_a_tensor_of_a_graph_has_no_truth_value() -> None:
 def test_labels_name_the_line_of_the_operation() -> None:
     g = GraphBuilder()
     x = g.input("x", (2, 6))
-    y = g.apply(LayerNorm(x=x))
+    y = g.relu(g.apply(LayerNorm(x=x)) * 2)
     frame = inspect.currentframe()
     assert frame is not None
-    (normal,) = [t.name for t in g.build(y=y).body.tensors if t.name != "x"]
-    assert normal == f"layer_norm at test_graph_builder.py:{frame.f_code.co_firstlineno + 3}"
+    made = [t.name for t in g.build(y=y).body.tensors if t.role is not TensorRole.CONSTANT and t.name != "x"]
+    line = f"test_graph_builder.py:{frame.f_code.co_firstlineno + 3}"
+    assert made == [f"{what} at {line}" for what in ("layer_norm", "mul", "relu")]
 
 
 class TestForms:

@@ -17,6 +17,7 @@ from cudnn_actor import (
 )
 from cudnn_actor.protocol.dtypes import DTypeName
 
+from ..engines.devices import why_not
 from .example_graphs import (
     GRAPHS,
     assert_close,
@@ -28,27 +29,33 @@ from .example_graphs import (
     values_for,
 )
 
-DEVICE = "cpu"
+
+@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if (why := why_not("cpu" if name == "cpu" else "cuda")) is not None:
+        pytest.skip(why)
+    return name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", GRAPHS)
-async def test_a_graph_computes_what_its_operations_define(name: str, dtype: DTypeName) -> None:
+async def test_a_graph_computes_what_its_operations_define(device: str, name: str, dtype: DTypeName) -> None:
     graph = GRAPHS[name](dtype)
     values = values_for(graph)
     wanted = defined(graph, values)
-    async with spawn(device=DEVICE, isolation="thread") as gpu:
+    async with spawn(device=device, isolation="thread") as gpu:
         buffers = await uploaded(gpu, graph, values)
         got = await downloaded(gpu, graph, buffers, await gpu.apply(graph, buffers))
     assert_close(got, wanted, dtype)
 
 
 @pytest.mark.parametrize("standby", [0, 1])
-async def test_a_graph_is_run_again_after_a_crash(standby: int) -> None:
+async def test_a_graph_is_run_again_after_a_crash(device: str, standby: int) -> None:
     graph = bottleneck("float32")
     values = values_for(graph)
     faults = FaultPlan().at(3, Fault.KILL, of=RunGraph)
-    async with spawn(device=DEVICE, isolation="process", standby=standby, faults=faults) as gpu:
+    async with spawn(device=device, isolation="process", standby=standby, faults=faults) as gpu:
         buffers = await uploaded(gpu, graph, values)
         results = [await gpu.download(await gpu.apply(graph, buffers)) for _ in range(5)]
         assert gpu.generation == 2
@@ -56,11 +63,11 @@ async def test_a_graph_is_run_again_after_a_crash(standby: int) -> None:
         np.testing.assert_array_equal(result, results[0])
 
 
-async def test_a_graph_with_an_update_is_not_run_twice() -> None:
+async def test_a_graph_with_an_update_is_not_run_twice(device: str) -> None:
     graph = updated("float32")
     values = values_for(graph)
     faults = FaultPlan().at(2, Fault.KILL, of=RunGraph)
-    async with spawn(device=DEVICE, isolation="process", faults=faults) as gpu:
+    async with spawn(device=device, isolation="process", faults=faults) as gpu:
         buffers = await uploaded(gpu, graph, values)
         await gpu.apply(graph, buffers)
         with pytest.raises(OutcomeUnknown):

@@ -64,11 +64,10 @@ def in_pieces(
     graph: OperationGraph, parts: Cut, limit: int, build: Callable[[OperationGraph], CudaPlan]
 ) -> CudaPlan:
     """The plan of a graph in pieces, each made by `build`. Raises as `build`, and `OutOfMemory`."""
-    try:
-        return compose(graph, parts, limit, build)
-    except Refused:
-        plan = compose(graph, parts, None, build)
-        raise OutOfMemory(requested=plan.workspace, in_use=0, limit=limit) from None
+    plan = compose(graph, parts, build)
+    if plan.workspace > limit:
+        raise OutOfMemory(requested=plan.workspace, in_use=0, limit=limit)
+    return plan
 
 
 def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> CudaPlan:

@@ -24,13 +24,10 @@ from cudnn_actor.protocol.graph import OperationGraph
 __all__ = ["compose"]
 
 
-def compose(
-    graph: OperationGraph, parts: Cut, limit: int | None, build: Callable[[OperationGraph], CudaPlan]
-) -> CudaPlan:
+def compose(graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph], CudaPlan]) -> CudaPlan:
     """A plan that runs a graph's pieces one after the other.
 
-    `build` makes a piece's plan, once for equal pieces. Raises as `build`, and `Refused` if the plan needs
-    more workspace than the limit.
+    `build` makes a piece's plan, once for equal pieces. Raises as `build`.
     """
     plans: dict[str, CudaPlan] = {}
     for piece in parts.pieces:
@@ -51,7 +48,7 @@ def compose(
         steps += [_placed(step, buffers, numbers, between) for step in plan.recipe.steps]
         graphs += plan.graphs
         most = max(most, plan.recipe.scratch)
-    plan = finish(graph, steps, graphs, between + most, limit)
+    plan = finish(graph, steps, graphs, between + most, None)
     tried = all(plan.tried for plan in plans.values())
     recipe = msgspec.structs.replace(plan.recipe, tried=tried, tuning=_tuning(plans.values()))
     return CudaPlan(recipe, plan.graphs)

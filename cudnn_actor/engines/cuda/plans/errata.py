@@ -102,7 +102,7 @@ def _has_gaps(graph: OperationGraph) -> bool:
 
 
 def _is_packed(tensor: GraphTensor) -> bool:
-    return max(tensor.dims) == 1 or tensor.spec.layout is not Layout.STRIDED
+    return max(tensor.dims, default=1) == 1 or tensor.spec.layout is not Layout.STRIDED
 
 
 def _is_dense(tensor: GraphTensor) -> bool:

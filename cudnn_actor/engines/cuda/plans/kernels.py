@@ -131,7 +131,7 @@ class Scalar(msgspec.Struct, frozen=True, tag="scalar"):
 class Constant(msgspec.Struct, frozen=True, tag="constant"):
     """A number."""
 
-    value: float
+    value: int | float
 
 
 class Expression(msgspec.Struct, frozen=True, tag="expression"):

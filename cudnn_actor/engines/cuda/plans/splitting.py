@@ -230,8 +230,7 @@ class _Splitter:
     def _workspace(self, nbytes: int) -> tuple[Scratch, ...]:
         """Where a step has its workspace, if it needs any. Steps that need as much share it."""
         if nbytes and nbytes not in self._workspaces:
-            self._workspaces[nbytes] = Scratch(self._scratch)
-            self._scratch += aligned(nbytes)
+            self._workspaces[nbytes] = self._reserve(nbytes)
         return (self._workspaces[nbytes],) if nbytes else ()
 
     @contextlib.contextmanager
@@ -292,7 +291,7 @@ class _Splitter:
         if tensor.role is TensorRole.SCALAR:
             return Scalar(self._graph.scalars.index(uid))
         if tensor.value is not None:
-            return Constant(float(tensor.value))
+            return Constant(tensor.value)
         if uid in self._expressions:
             return self._expression(self._expressions[uid], leaves, used=True)
         form = self._forms[uid]
