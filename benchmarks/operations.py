@@ -1,4 +1,4 @@
-"""Pooling, norms and attention on a GPU, beside PyTorch: device time of one run, in microseconds.
+"""Pooling, norms, attention and grouped products on a GPU, beside PyTorch: microseconds of device time.
 
     python -m benchmarks.operations --out benchmarks/results
 
@@ -31,12 +31,20 @@ from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
 from cudnn_actor.engines.cuda.plans.splitting import compile_split, ways
 from cudnn_actor.engines.cuda.plans.tuning import time_plan
 from cudnn_actor.protocol import (
+    AdaptiveWindow,
     Attention,
     AttentionBackward,
     AvgPool,
     AvgPoolBackward,
+    BatchNorm,
+    BatchNormBackward,
+    BatchNormTraining,
     BufferRef,
     DType,
+    GroupedMatMul,
+    GroupedMatMulBackwardWeights,
+    GroupNorm,
+    GroupNormBackward,
     LayerNorm,
     LayerNormBackward,
     Layout,
@@ -126,6 +134,56 @@ def pools(dtype: DType, layout: Layout) -> Iterator[Problem]:
     )
 
 
+def global_pools(dtype: DType) -> Iterator[Problem]:
+    """ResNet-50's last pooling at a batch of 32, as a reduction and as a pooling."""
+    torch = _torch()
+    dims = (32, 2048, 7, 7)
+    x, y = (TensorSpec.packed(d, dtype, Layout.NHWC) for d in (dims, (*dims[:2], 1, 1)))
+    form = torch.channels_last
+    given = torch.randn(dims, device="cuda").to(getattr(torch, dtype.value)).contiguous(memory_format=form)
+    result = functools.partial(torch.nn.functional.adaptive_avg_pool2d, given, 1)
+    what = f"{dtype.value}, NHWC, 32x2048x7x7"
+    mean: Any = {"mode": ReductionMode.MEAN, "axes": (2, 3), "keep_dims": True}
+    yield Problem(
+        f"global average as a reduction, {what}", graph_of(Reduction, {"x": x, "y": y}, **mean), result
+    )
+    ones = AdaptiveWindow(output=(1, 1))
+    yield Problem(
+        f"global average as a pooling, {what}", graph_of(AvgPool, {"x": x, "y": y}, window=ones), result
+    )
+    yield Problem(
+        f"global average, gradient, {what}",
+        graph_of(AvgPoolBackward, {"dy": y, "dx": x}, window=ones),
+        functools.partial(torch.ops.aten._adaptive_avg_pool2d_backward, result(), given),
+    )
+
+
+def grouped(dtype: DType, sizes: tuple[int, int, int, int]) -> Iterator[Problem]:
+    """Tokens, K, N, experts. Our groups have several sizes; PyTorch's, of bfloat16 only, are equal."""
+    torch = _torch()
+    rows, inner, columns, experts = sizes
+    tokens, dy = TensorSpec.packed((rows, inner), dtype), TensorSpec.packed((rows, columns), dtype)
+    weights, offsets = (
+        TensorSpec.packed(d, t) for d, t in (((experts, inner, columns), dtype), ((experts,), DType.INT32))
+    )
+    call = getattr(torch, "_grouped_mm", None) if dtype is DType.BFLOAT16 else None
+    forward = backward = None
+    if call is not None:
+        a, b, c = (torch.randn(s.dims, device="cuda").to(torch.bfloat16) for s in (tokens, weights, dy))
+        ends = torch.arange(1, experts + 1, device="cuda", dtype=torch.int32) * (rows // experts)
+        forward = functools.partial(call, a, b, offs=ends)
+        backward = functools.partial(call, a.t(), c, offs=ends)
+    what = f"{dtype.value}, {'x'.join(map(str, sizes[:3]))}, {experts} experts"
+    given = {"tokens": tokens, "weights": weights, "offsets": offsets, "y": dy}
+    yield Problem(f"grouped product, {what}", graph_of(GroupedMatMul, given), forward)
+    given = {"tokens": tokens, "dy": dy, "offsets": offsets, "dweights": weights}
+    yield Problem(
+        f"grouped product, gradient of the weights, {what}",
+        graph_of(GroupedMatMulBackwardWeights, given),
+        backward,
+    )
+
+
 def norms(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
     """With what training needs: statistics out, gradients of scale and bias."""
     torch = _torch()
@@ -171,6 +229,64 @@ def norms(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
             {"dy": x, "x": x, "inverse_rms": kept, "scale": weights, "dx": x, "dscale": weights},
         ),
         None,
+    )
+
+
+def channel_norms(dtype: DType, layout: Layout) -> Iterator[Problem]:
+    """Batch and group norm of a layer of ResNet-50, with what training needs."""
+    torch = _torch()
+    back = torch.ops.aten
+    dims, groups = (32, 64, 56, 56), 32
+    x, weights = TensorSpec.packed(dims, dtype, layout), TensorSpec.packed(dims[1:2])
+    element = getattr(torch, dtype.value)
+    memory = torch.channels_last if layout is Layout.NHWC else torch.contiguous_format
+    given = torch.randn(dims, device="cuda").to(element).to(memory_format=memory)
+    ones = torch.ones(dims[1], device="cuda")
+    plain = ones.to(element)
+    kept = torch.ones(dims[0], groups, device="cuda").to(element)
+
+    def name(what: str) -> str:
+        return f"{what}, {dtype.value}, {'x'.join(map(str, dims))}, {layout.value}"
+
+    statistics = dict.fromkeys(("mean", "inverse_deviation"), weights)
+    running = dict.fromkeys(("running_mean", "running_variance"), weights)
+    new = {f"new_{name}": weights for name in running}
+    yield Problem(
+        name("batch norm"),
+        graph_of(
+            BatchNormTraining,
+            {"x": x, "scale": weights, "bias": weights, **running, "y": x, **statistics, **new},
+        ),
+        lambda: back.native_batch_norm(given, ones, ones, ones, ones, True, 0.1, 1e-5),
+    )
+    sums = {"dx": x, "dscale": weights, "dbias": weights}
+    yield Problem(
+        name("batch norm, gradients"),
+        graph_of(BatchNormBackward, {"dy": x, "x": x, **statistics, "scale": weights, **sums}),
+        lambda: back.native_batch_norm_backward(
+            given, given, ones, ones, ones, ones, ones, True, 1e-5, [True, True, True]
+        ),
+    )
+    yield Problem(
+        name("batch norm, inference"),
+        graph_of(
+            BatchNorm,
+            {"x": x, "mean": weights, "variance": weights, "scale": weights, "bias": weights, "y": x},
+        ),
+        lambda: back.native_batch_norm(given, ones, ones, ones, ones, False, 0.1, 1e-5),
+    )
+    of_groups = dict.fromkeys(("mean", "inverse_deviation"), TensorSpec.packed((dims[0], groups)))
+    yield Problem(
+        name("group norm"),
+        graph_of(GroupNorm, {"x": x, "scale": weights, "bias": weights, "y": x, **of_groups}, groups=groups),
+        lambda: back.native_group_norm(given, plain, plain, *dims[:2], dims[2] * dims[3], groups, 1e-5),
+    )
+    yield Problem(
+        name("group norm, gradients"),
+        graph_of(GroupNormBackward, {"dy": x, "x": x, **of_groups, "scale": weights, **sums}, groups=groups),
+        lambda: back.native_group_norm_backward(
+            given, given, kept, kept, plain, *dims[:2], dims[2] * dims[3], groups, [True, True, True]
+        ),
     )
 
 
@@ -254,6 +370,10 @@ def problems() -> Iterator[Problem]:
     for dtype in (DType.BFLOAT16, DType.FLOAT32):
         for layout in (Layout.NHWC, Layout.NCHW):
             yield from pools(dtype, layout)
+            yield from channel_norms(dtype, layout)
+        yield from global_pools(dtype)
+        yield from grouped(dtype, (8192, 2048, 1024, 64))
+        yield from grouped(dtype, (4096, 4096, 2048, 8))
         for rows, length in ((16384, 768), (8192, 4096)):
             yield from norms(dtype, rows, length)
             yield from reductions(dtype, rows, length)

@@ -16,12 +16,13 @@ from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import ErrorRecord, MalformedMessage
+from cudnn_actor.protocol.explanation import Explanation
 from cudnn_actor.protocol.messages import Travelling, View
 from cudnn_actor.protocol.receipts import Receipt, Statistics
 
 __all__ = ["decode_message", "decode_reply", "encode_message", "encode_reply"]
 
-ReplyValue = Receipt | BufferRef | Statistics | np.ndarray | int | None
+ReplyValue = Receipt | BufferRef | Statistics | Explanation | np.ndarray | int | None
 
 
 class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -39,6 +40,7 @@ _REPLY_TYPES: dict[str, type] = {
     "receipt": Receipt,
     "buffer": BufferRef,
     "statistics": Statistics,
+    "explanation": Explanation,
     "array": np.ndarray,
     "int": int,
     "none": type(None),

@@ -10,7 +10,7 @@ plain data, so errors can be pickled and sent to other processes.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -79,11 +79,30 @@ def _rebuild(cls: type[CudnnActorError], facts: Mapping[str, Any]) -> CudnnActor
     return cls.of_facts(facts)
 
 
+class OperationError(CudnnActorError):
+    """Raised when an error is about operations of a graph: the base of the classes that can name them.
+
+    Carries `operations`: their numbers in the graph; and `where`: what they are and the user's lines that
+    added them, "relu at model.py:12", or empty if that is unknown.
+    """
+
+    operations: tuple[int, ...]
+    where: str
+
+    def at(self, operations: Iterable[int], where: str = "") -> Self:
+        """The same error, about these operations."""
+        return type(self).of_facts({**self._facts, "operations": tuple(operations), "where": where})
+
+
+def _at(where: str) -> str:
+    return f"{where}: " if where else ""
+
+
 class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An error as sent between processes: the class's name and its facts."""
 
     kind: str
-    facts: dict[str, str | int | float | bool | None]
+    facts: dict[str, str | int | float | bool | tuple[int, ...] | None]
 
     def to_error(self) -> CudnnActorError:
         """The error, of its own class. Raises `MalformedMessage` for an unknown class or wrong facts."""
@@ -196,7 +215,7 @@ class StaleBufferError(CudnnActorError, LookupError):
         )
 
 
-class UnsupportedGraph(CudnnActorError):
+class UnsupportedGraph(OperationError):
     """Raised when the engine cannot run a valid operation graph.
 
     The refusal is cached: the same request fails again, without another attempt to build a plan.
@@ -209,14 +228,25 @@ class UnsupportedGraph(CudnnActorError):
     detail: str
     reproduce: str
 
-    def __init__(self, *, engine: str, digest: str, detail: str, reproduce: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        engine: str,
+        digest: str,
+        detail: str,
+        reproduce: str = "",
+        operations: Sequence[int] = (),
+        where: str = "",
+    ) -> None:
         super().__init__(
-            f"the {engine} engine cannot run graph {digest[:12]}: {detail}; "
+            f"the {engine} engine cannot run graph {digest[:12]}: {_at(where)}{detail}; "
             f"docs/support.md lists what is supported{_command(reproduce)}",
             engine=engine,
             digest=digest,
             detail=detail,
             reproduce=reproduce,
+            operations=tuple(operations),
+            where=where,
         )
 
 
@@ -225,7 +255,7 @@ def _command(token: str) -> str:
     return f"; to reproduce: cudnn-actor reproduce {token}" if token else ""
 
 
-class OutOfMemory(CudnnActorError, MemoryError):
+class OutOfMemory(OperationError, MemoryError):
     """Raised when a buffer or a workspace does not fit. Nothing changed; free something and send again.
 
     Carries `requested`, `in_use` and `limit`, all in bytes (`limit` None: the machine's own limit).
@@ -236,16 +266,26 @@ class OutOfMemory(CudnnActorError, MemoryError):
     in_use: int
     limit: int | None
 
-    def __init__(self, *, requested: int, in_use: int, limit: int | None) -> None:
+    def __init__(
+        self,
+        *,
+        requested: int,
+        in_use: int,
+        limit: int | None,
+        operations: Sequence[int] = (),
+        where: str = "",
+    ) -> None:
         requested = min(requested, (1 << 63) - 1)  # more does not fit into a record for the wire
         of = "" if limit is None else f" of {limit:,}"
         more = ", or the process's own limit (ulimit -v)" if limit is None else ""
         super().__init__(
-            f"out of memory: {requested:,} bytes requested, {in_use:,}{of} bytes in use; "
+            f"out of memory: {_at(where)}{requested:,} bytes requested, {in_use:,}{of} bytes in use; "
             f"free buffers or raise memory_limit or workspace_limit{more}",
             requested=requested,
             in_use=in_use,
             limit=limit,
+            operations=tuple(operations),
+            where=where,
         )
 
 
@@ -347,7 +387,7 @@ class StartFailed(CudnnActorError):
         super().__init__(f"the service did not start: {detail}; run `cudnn-actor doctor`", detail=detail)
 
 
-class ExecutionFailed(CudnnActorError):
+class ExecutionFailed(OperationError):
     """Raised when the engine reported a failure but its device context is still healthy.
 
     The request's outputs are invalid. Carries `status` (the library's own name for the failure), `detail`,
@@ -361,14 +401,25 @@ class ExecutionFailed(CudnnActorError):
     plan: str
     reproduce: str
 
-    def __init__(self, *, status: str, detail: str, plan: str, reproduce: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        status: str,
+        detail: str,
+        plan: str,
+        reproduce: str = "",
+        operations: Sequence[int] = (),
+        where: str = "",
+    ) -> None:
         super().__init__(
-            f"plan {plan} failed with {status}: {detail}; its outputs are invalid, "
+            f"plan {plan} failed with {status}: {_at(where)}{detail}; its outputs are invalid, "
             f"write them again before you read them{_command(reproduce)}",
             status=status,
             detail=detail,
             plan=plan,
             reproduce=reproduce,
+            operations=tuple(operations),
+            where=where,
         )
 
 

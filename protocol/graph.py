@@ -24,6 +24,8 @@ from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["OperationGraph"]
 
+_MOST_LABELS = 4
+
 
 class OperationGraph(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True, cache_hash=True
@@ -179,6 +181,25 @@ class OperationGraph(
             found |= {operands[name]: values for name, values in samples}
         inputs = (uid for uid in self.bound if uid not in self.written)
         return {uid: found[uid] for uid in inputs if uid in found}
+
+    def label(self, number: int) -> str:
+        """An operation, by its number, for people: "relu at model.py:12", or "relu" if no line added it.
+
+        Of a gradient: "mul, gradient of relu at model.py:12".
+        """
+        operation = self.operations[number]
+        name = str(getattr(operation, "mode", operation.kind))
+        told = self.tensor(operation.writes[0]).name
+        if told.startswith(f"{name} at "):
+            return told
+        return f"{name}, {told}" if told.startswith("gradient of ") else name
+
+    def where(self, numbers: Sequence[int]) -> str:
+        """The operations with these numbers, as far as they have lines: "relu at model.py:12"."""
+        labels = [self.label(number) for number in numbers if number < len(self.operations)]
+        told = [label for label in dict.fromkeys(labels) if " at " in label]
+        more = f" and {len(told) - _MOST_LABELS} more" if len(told) > _MOST_LABELS else ""
+        return ", ".join(told[:_MOST_LABELS]) + more
 
     def digest(self) -> str:
         """64 hexadecimal digits that identify the graph's meaning, the same in every process.

@@ -6,9 +6,9 @@ import math
 import numbers
 import sys
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import EllipsisType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, overload
 
 import msgspec
 
@@ -18,6 +18,8 @@ from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.graph_functions import Axes, Functions
+from cudnn_actor.protocol.graph_gradients import Gradients
+from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.protocol.named_graph import Graph, Port
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import (
@@ -28,6 +30,7 @@ from cudnn_actor.protocol.operations import (
     Movement,
     Node,
     Operation,
+    Pad,
     Pointwise,
     PointwiseMode,
     Reshape,
@@ -43,6 +46,8 @@ Number = float | int
 Operand = "Tensor | Number"
 _M = PointwiseMode
 _Index = int | slice | EllipsisType | None
+_LARGEST = 2.0**128 - 2.0**103
+"""Below it, every number rounds to a float32 that is not infinite."""
 
 
 class _Made(NamedTuple):
@@ -96,6 +101,11 @@ class Tensor:
 
     def __hash__(self) -> int:
         return id(self)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self.dims:
+            raise TypeError("a tensor without dims cannot be iterated")
+        return (self[place] for place in range(self.dims[0]))
 
     def __bool__(self) -> bool:
         raise TypeError("a tensor of a graph has no truth value while the graph is built; use g.where")
@@ -254,14 +264,21 @@ class GraphBuilder(Functions):
     ----------
     numerics
         TF32 and determinism, for the whole graph.
+    limits
+        How large the graph may become. The operation that is one too many raises `InvalidRequest`.
     """
 
-    def __init__(self, numerics: Numerics | None = None) -> None:
+    def __init__(self, numerics: Numerics | None = None, *, limits: GraphLimits | None = None) -> None:
         self._numerics = numerics or Numerics()
+        self._limits = limits or GraphLimits()
+        self._writers: dict[int, int] = {}
+        """Results → the places of the operations that write them."""
         self._tensors: list[_Made] = []
         self._operations: list[Node] = []
         self._inputs: dict[str, int] = {}
-        self._constants: dict[tuple[Number, type, DType, int], int] = {}
+        self._constants: dict[tuple[Number, type, DType, tuple[int, ...]], int] = {}
+        self._gradient_of = ""
+        """While `grad` adds operations: the label of what they are the gradient of."""
 
     # Inputs and outputs.
 
@@ -304,6 +321,13 @@ class GraphBuilder(Functions):
         InvalidRequest
             There is no output, a name is taken, or an update does not fit its input.
         """
+        if not (outputs is None or isinstance(outputs, Mapping)):
+            raise InvalidRequest(
+                field="outputs",
+                value=outputs,
+                problem="is not a mapping of names to tensors",
+                fix="name each output, as in g.build(y=y)",
+            )
         wanted = {**(outputs or {}), **named}
         updated = dict(updates or {})
         if not wanted and not updated:
@@ -315,7 +339,11 @@ class GraphBuilder(Functions):
             self._own(name, value)
         for name, value in updated.items():
             self._check_update(name, value)
-        return _Build(self, wanted, updated).graph()
+            if value.number != self._inputs[name] and value.number in map(self._inputs.get, updated):
+                updated[name] = self.pointwise(_M.IDENTITY, value)  # what it holds before its own update
+        graph = _Build(self, wanted, updated).graph()
+        graph.check(self._limits)
+        return graph
 
     def _check_name(self, name: object) -> None:
         require_name("name", name)
@@ -341,11 +369,18 @@ class GraphBuilder(Functions):
 
     # Operations.
 
-    def apply(self, operation: Operation[Any], *, also: Sequence[str] = ()) -> Any:
+    def apply(
+        self,
+        operation: Operation[Any],
+        *,
+        also: Sequence[str] = (),
+        like: Mapping[str, Tensor] | None = None,
+    ) -> Any:
         """Add an operation on tensors of this builder, as `CudnnRef.apply` runs one on buffers.
 
-        Returns its output; of several, a named tuple of the required ones and those in `also`. Raises
-        `InvalidRequest` if the operands do not fit together.
+        Returns its output; of several, a named tuple of the required ones and those in `also`. An output that
+        `like` names has the dims and the dtype of that tensor, as one needs whose dims do not follow from the
+        inputs'. Raises `InvalidRequest` if the operands do not fit together.
         """
         if type(operation) not in OPERATIONS:
             raise InvalidRequest(
@@ -358,9 +393,18 @@ class GraphBuilder(Functions):
         node = operation.with_operands(lambda name: operands.get(name, 0))
         specs = {name: self._tensors[number].spec for name, number in operands.items()}
         inferred = node.infer(specs)
-        unknown = [name for name in also if name not in operation.outputs]
+        given = {name: self._tensors[self._own(name, tensor)].spec for name, tensor in (like or {}).items()}
+        inferred |= {name: spec for name, spec in given.items() if name in operation.outputs}
+        unknown = [name for name in (*also, *given) if name not in operation.outputs]
         names = [n for n in operation.outputs if n not in operation.optional or n in also]
         for name in (*unknown, *names):
+            if name not in inferred and name in operation.outputs and name not in operation.optional:
+                raise InvalidRequest(
+                    field=name,
+                    value=None,
+                    problem="has dims that do not follow from the inputs",
+                    fix=f"give them by a tensor that has them: like={{{name!r}: x}}",
+                )
             if name not in inferred:
                 raise InvalidRequest(
                     field=name,
@@ -368,17 +412,21 @@ class GraphBuilder(Functions):
                     problem=f"is no output that {operation.kind} has with these inputs",
                     fix=f"use one of {', '.join(inferred)}",
                 )
-        label = f"{getattr(operation, 'mode', operation.kind)} at {_line()}"
+        if given:
+            node.check(specs | {name: inferred[name] for name in names})
+        label = self._gradient_of or f"{getattr(operation, 'mode', operation.kind)} at {_line()}"
         results = {
-            name: self._add(_Made(self._laid_out(inferred[name], specs), TensorRole.VIRTUAL, label))
+            name: self._add(_Made(self._laid_out(node, inferred[name], specs), TensorRole.VIRTUAL, label))
             for name in names
         }
         changes = {name: results.get(name) for name in operation.outputs}
+        self._limits.check_operations(len(self._operations) + 1)
+        self._writers |= dict.fromkeys(results.values(), len(self._operations))
         self._operations.append(cast("Node", msgspec.structs.replace(node, **changes)))
         made = [Tensor(self, number) for number in results.values()]
         if len(made) == 1:
             return made[0]
-        return namedtuple(f"{type(operation).__name__}Outputs", names)(*made)  # type: ignore[arg-type]
+        return namedtuple(f"{type(operation).__name__}Outputs", names)(*made)
 
     def pointwise(self, mode: str, *operands: Any, **parameters: float | None) -> Tensor:
         """Add a pointwise operation, with NumPy's broadcasting; operands may be numbers.
@@ -421,14 +469,17 @@ class GraphBuilder(Functions):
                 fix="declare arrays as inputs: g.input(name, dims)",
             )
         number = int(operand) if isinstance(operand, numbers.Integral) else float(operand)
-        return self._constant(number, rank, dtype)
+        return self._constant(number, (1,) * rank, dtype)
 
-    def _constant(self, number: Number, rank: int, dtype: DType) -> Tensor:
+    def _constant(self, number: Number, dims: tuple[int, ...], dtype: DType) -> Tensor:
+        label = str(number)
         if dtype.is_floating:
             number, dtype = float(number), DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
-        key = (number, type(number), dtype, rank)
+            if abs(number) < _LARGEST:
+                number = float(dtype.numpy.type(number))  # 0.1 of float32 is the same number on all engines
+        key = (number, type(number), dtype, dims)
         if key not in self._constants:
-            made = _Made(TensorSpec.packed((1,) * rank, dtype), TensorRole.CONSTANT, str(number), number)
+            made = _Made(TensorSpec.packed(dims, dtype), TensorRole.CONSTANT, label, number)
             self._constants[key] = self._add(made)
         return Tensor(self, self._constants[key])
 
@@ -503,12 +554,154 @@ class GraphBuilder(Functions):
             made = self._result(Slice(x=x, starts=tuple(starts), steps=tuple(steps), sizes=tuple(sizes)))
         return made if tuple(dims) == made.dims else self.reshape(made, dims)
 
+    def pad(self, x: Tensor, widths: int | Sequence[Sequence[int]], value: Number = 0) -> Tensor:
+        """x with a number around it: `widths` before and after each axis, or one width for all.
+
+        Raises `InvalidRequest`. See `Pad`.
+        """
+        self._own("x", x)
+        each = [(widths, widths)] * x.rank if isinstance(widths, int) else [tuple(pair) for pair in widths]
+        if any(len(pair) != 2 for pair in each):
+            raise InvalidRequest(
+                field="widths",
+                value=widths,
+                problem="are not pairs",
+                fix="give (before, after) for each axis",
+            )
+        before, after = tuple(pair[0] for pair in each), tuple(pair[1] for pair in each)
+        return self._result(Pad(x=x, before=before, after=after, steps=(1,) * x.rank, value=float(value)))
+
     def astype(self, x: Tensor, dtype: DTypeLike) -> Tensor:
         """x rounded to another type: integers saturate, and NaN becomes 0."""
+        return self._converted(x, dtype, kept=True)
+
+    def _converted(self, x: Tensor, dtype: DTypeLike, *, kept: bool) -> Tensor:
+        """x with another dtype; `kept`: wherever it is read, else where it is stored."""
         made = self._result(Pointwise(mode=PointwiseMode.IDENTITY, operands=(x,)))
         spec = TensorSpec.packed(x.dims, dtype, made._made.spec.layout)
-        self._tensors[made.number] = made._made._replace(spec=spec, kept=True)
+        self._tensors[made.number] = made._made._replace(spec=spec, kept=kept)
         return made
+
+    # Broadcasting.
+
+    def full(self, dims: Sequence[int], value: Number, dtype: DTypeLike = DType.FLOAT32) -> Tensor:
+        """A tensor of one value."""
+        wanted = TensorSpec.packed(dims, dtype)
+        return self._converted(self._constant(value, wanted.dims, wanted.dtype), wanted.dtype, kept=False)
+
+    def broadcast_to(self, x: Tensor, dims: Sequence[int]) -> Tensor:
+        """x repeated along its dims of 1, and along new leading dims. Raises `InvalidRequest`."""
+        self._own("x", x)
+        wanted = tuple(dims)
+        if x.dims == wanted:
+            return x
+        made = self.multiply(x, self._constant(1, wanted, x.dtype))
+        if made.dims != wanted:
+            raise InvalidRequest(
+                field="dims",
+                value=wanted,
+                problem=f"cannot be reached from dims {x.dims}",
+                fix="keep the last dims of x, but for those of 1",
+            )
+        return made if made.dtype is x.dtype else self._converted(made, x.dtype, kept=False)
+
+    def sum_to(self, x: Tensor, dims: Sequence[int]) -> Tensor:
+        """The reverse of `broadcast_to`: the sum over the dims that are 1 in `dims`, or missing in front."""
+        self._own("x", x)
+        wanted = tuple(dims)
+        missing = x.rank - len(wanted)
+        kept = (1,) * missing + wanted
+        if missing < 0 or any(to not in (1, size) for to, size in zip(kept, x.dims, strict=True)):
+            raise InvalidRequest(
+                field="dims",
+                value=wanted,
+                problem=f"are not what dims {x.dims} can be broadcast from",
+                fix="use 1 for the dims to sum over, or leave leading ones out",
+            )
+        axes = tuple(axis for axis, (to, size) in enumerate(zip(kept, x.dims, strict=True)) if to != size)
+        made = self.sum(x, axes, keepdims=True) if axes else x
+        return made if made.dims == wanted else self.reshape(made, wanted)
+
+    # Gradients.
+
+    def output(self, operation: Operation[Any], name: str) -> Tensor:
+        """An output of an operation of this graph, which gets it if it was left out.
+
+        Parameters
+        ----------
+        operation
+            With tensors of this builder as operands, its outputs included: as `Operation.gradient` is called
+            on.
+        name
+            The output's field.
+        """
+        number = operation.writes[0].number
+        place = self._writers[number]
+        node = self._operations[place]
+        made: int | None = getattr(node, name)
+        if made is None:
+            specs = {n: self._tensors[uid].spec for n, uid in node.named(node.inputs)}
+            spec = self._laid_out(node, node.infer(specs)[name], specs)
+            made = self._add(_Made(spec, TensorRole.VIRTUAL, self._tensors[number].label))
+            self._operations[place] = msgspec.structs.replace(node, **{name: made})
+            self._writers[made] = place
+        return self._tensor(made)
+
+    @overload
+    def grad(
+        self,
+        outputs: Tensor | Sequence[Tensor],
+        wrt: Tensor,
+        upstream: Tensor | Sequence[Tensor | None] | None = None,
+    ) -> Tensor: ...
+    @overload
+    def grad(
+        self,
+        outputs: Tensor | Sequence[Tensor],
+        wrt: Sequence[Tensor],
+        upstream: Tensor | Sequence[Tensor | None] | None = None,
+    ) -> tuple[Tensor, ...]: ...
+    def grad(
+        self,
+        outputs: Tensor | Sequence[Tensor],
+        wrt: Tensor | Sequence[Tensor],
+        upstream: Tensor | Sequence[Tensor | None] | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """The gradients of outputs with respect to tensors of this graph, by operations added to it.
+
+        A gradient has the dims and the dtype of its tensor, and is rounded where any tensor is. Functions
+        that are constant between jumps, comparisons and integers have gradients of 0. It may be
+        differentiated again, where the operations that it consists of have gradients.
+
+        Parameters
+        ----------
+        outputs
+            What is differentiated: a loss, or several tensors whose gradients add up. Floats.
+        wrt
+            Inputs, or any other tensors of this builder: one or several. Floats.
+        upstream
+            The gradient of each output, of its dims. None for ones: what is differentiated is then the sum of
+            the output's elements.
+
+        Returns
+        -------
+        Tensor or tuple of Tensor
+            One for each of `wrt`, as that is given. Zeros where no output depends on it.
+
+        Raises
+        ------
+        InvalidRequest
+            A tensor is not of floats, upstream does not fit the outputs, or an operation between them has no
+            gradient: the text says which, and where it was added.
+        """
+        made = list(outputs) if isinstance(outputs, Sequence) else [outputs]
+        of = list(wrt) if isinstance(wrt, Sequence) else [wrt]
+        for name, tensor in [("outputs", each) for each in made] + [("wrt", each) for each in of]:
+            self._own(name, tensor)
+        if upstream is None or isinstance(upstream, Tensor):
+            upstream = [upstream] * (len(made) if upstream is None else 1)
+        found = Gradients(self, made, of, upstream).found()
+        return found[0] if isinstance(wrt, Tensor) else tuple(found)
 
     # Neural networks.
 
@@ -548,15 +741,24 @@ class GraphBuilder(Functions):
             )
         return operand.number
 
+    def _tensor(self, number: int) -> Tensor:
+        return Tensor(self, number)
+
     def _add(self, made: _Made) -> int:
         self._tensors.append(made)
         return len(self._tensors) - 1
 
     @staticmethod
-    def _laid_out(spec: TensorSpec, inputs: Mapping[str, TensorSpec]) -> TensorSpec:
-        """The result's spec: channels last if an operand of its rank is."""
-        last = any(i.rank == spec.rank and i.layout is Layout.NHWC for i in inputs.values())
-        return TensorSpec.packed(spec.dims, spec.dtype, Layout.NHWC) if last and 3 <= spec.rank <= 5 else spec
+    def _laid_out(node: Node, spec: TensorSpec, inputs: Mapping[str, TensorSpec]) -> TensorSpec:
+        """A result's spec: channels last if an operand of its rank is, or if a transpose makes it so."""
+        if not 3 <= spec.rank <= 5:
+            return spec
+        last = TensorSpec.packed(spec.dims, spec.dtype, Layout.NHWC)
+        if isinstance(node, Transpose):
+            seen = node.view(inputs["x"].dims, inputs["x"].strides).strides
+            along = zip(spec.dims, seen, last.strides, strict=True)
+            return last if all(one == other or size == 1 for size, one, other in along) else spec
+        return last if any(i.rank == spec.rank and i.layout is Layout.NHWC for i in inputs.values()) else spec
 
 
 class _Build:
@@ -598,12 +800,20 @@ class _Build:
         return Graph(body=body, inputs=inputs, outputs=outputs)
 
     def _needed(self, operations: Sequence[Node]) -> list[Node]:
-        """The operations that the outputs depend on, in order."""
+        """The operations that the outputs depend on, in order.
+
+        Their optional outputs are left out if nothing reads them.
+        """
         wanted = {*self._outputs.values(), *self._updates.values()}
         kept: list[Node] = []
-        for operation in reversed(operations):
+        for operation in reversed(_without_chains(operations)):
             if not wanted.isdisjoint(operation.writes):
-                kept.append(operation)
+                unread = {
+                    name: None
+                    for name, uid in operation.named(operation.outputs)
+                    if uid not in wanted and name in operation.optional
+                }
+                kept.append(msgspec.structs.replace(operation, **unread) if unread else operation)
                 wanted.update(operation.reads)
         return kept[::-1]
 
@@ -652,13 +862,19 @@ class _Build:
     def _declare(self) -> None:
         """Find each tensor's dtype: a virtual one's own where it is stored, else the one that is computed in.
 
-        A tensor is stored if an operation reads it that is not pointwise, or it is moved and then stored.
+        A tensor is stored if an operation reads it that is not pointwise, or takes integers only, or it is
+        moved and then stored.
         """
         stored = set(self._bound)
         for operation in reversed(self._operations):
-            if not isinstance(operation, Pointwise | Movement) or (
-                isinstance(operation, Movement) and operation.y in stored
-            ):
+            match operation:
+                case Pointwise(mode=mode):
+                    stores = FUNCTIONS[mode].bits
+                case Movement(y=y):
+                    stores = y in stored
+                case _:
+                    stores = True
+            if stores:
                 stored.update(operation.reads)
         declared = self._declared
         for operation in self._operations:
@@ -685,6 +901,20 @@ class _Build:
         except InvalidRequest:
             return False
         return True
+
+
+def _without_chains(operations: Sequence[Node]) -> list[Node]:
+    """The operations, with each reshape of a reshape as one of what that reshaped."""
+    reshaped: dict[int | None, int | None] = {}
+    found: list[Node] = []
+    for operation in operations:
+        if isinstance(operation, Reshape):
+            x = reshaped.get(operation.x, operation.x)
+            reshaped[operation.y] = x
+            found.append(msgspec.structs.replace(operation, x=x))
+        else:
+            found.append(operation)
+    return found
 
 
 def _promoted(dtypes: Sequence[DType], operands: Sequence[Any]) -> DType:

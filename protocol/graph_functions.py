@@ -5,22 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cudnn_actor.protocol.checks import is_whole
+from cudnn_actor.protocol.dtypes import DType, DTypeLike
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations import (
+    AdaptiveWindow,
     ArgReduction,
     Attention,
     AvgPool,
+    BatchNorm,
+    BatchNormTraining,
     Cumulative,
+    GroupedMatMul,
+    GroupNorm,
+    InstanceNorm,
     LayerNorm,
+    LocalResponseNorm,
+    LpPool,
     MatMul,
     MaxPool,
     Operation,
     PointwiseMode,
+    RandomBernoulli,
+    RandomIntegers,
+    Randomness,
+    RandomNormal,
+    RandomUniform,
     Reduction,
     ReductionMode,
     RMSNorm,
     Softmax,
     Window,
 )
+from cudnn_actor.protocol.operations.attention import alibi_slopes
+from cudnn_actor.protocol.spatial import spread
+from cudnn_actor.protocol.tensor import TensorSpec
 
 if TYPE_CHECKING:
     from cudnn_actor.protocol.graph_builder import Tensor
@@ -242,6 +261,10 @@ class Functions:
         y = y[..., 0] if column else y
         return (y[..., 0] if column else y[..., 0, :]) if row else y
 
+    def grouped_matmul(self, tokens: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+        """Rows of tokens times the matrix of their expert: see `GroupedMatMul`."""
+        return self._result(GroupedMatMul(tokens=tokens, weights=weights, offsets=offsets))
+
     def softmax(self, x: Tensor, axis: int = -1) -> Tensor:
         """exp(x) / sum of exp(x), along a dim."""
         return self._result(Softmax(x=x, axis=axis))
@@ -267,6 +290,74 @@ class Functions:
     ) -> Tensor:
         """RMS norm over the dims from `axis` on: see `RMSNorm`."""
         return self._result(RMSNorm(x=x, scale=scale, axis=axis, epsilon=epsilon))
+
+    def batch_norm(
+        self,
+        x: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        scale: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        epsilon: float = 1e-5,
+    ) -> Tensor:
+        """Batch norm of channels with given statistics: see `BatchNorm`."""
+        return self._result(
+            BatchNorm(x=x, mean=mean, variance=variance, scale=scale, bias=bias, epsilon=epsilon)
+        )
+
+    def batch_norm_training(
+        self,
+        x: Tensor,
+        scale: Tensor | None = None,
+        bias: Tensor | None = None,
+        running_mean: Tensor | None = None,
+        running_variance: Tensor | None = None,
+        *,
+        epsilon: float = 1e-5,
+        momentum: float = 0.1,
+        unbiased: bool = True,
+    ) -> Any:
+        """Batch norm of channels with x's own statistics: see `BatchNormTraining`.
+
+        Returns y; with running statistics, a named tuple of y and of the new ones, for `build(updates=...)`.
+        """
+        operation = BatchNormTraining(
+            x=x,
+            scale=scale,
+            bias=bias,
+            running_mean=running_mean,
+            running_variance=running_variance,
+            epsilon=epsilon,
+            momentum=momentum,
+            unbiased=unbiased,
+        )
+        running = {"new_running_mean": running_mean, "new_running_variance": running_variance}
+        return self.apply(operation, also=tuple(name for name, old in running.items() if old is not None))
+
+    def instance_norm(
+        self, x: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, *, epsilon: float = 1e-5
+    ) -> Tensor:
+        """Norm of each channel of each sample: see `InstanceNorm`."""
+        return self._result(InstanceNorm(x=x, scale=scale, bias=bias, epsilon=epsilon))
+
+    def group_norm(
+        self,
+        x: Tensor,
+        groups: int,
+        scale: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        epsilon: float = 1e-5,
+    ) -> Tensor:
+        """Norm of so many groups of channels of each sample: see `GroupNorm`."""
+        return self._result(GroupNorm(x=x, groups=groups, scale=scale, bias=bias, epsilon=epsilon))
+
+    def local_response_norm(
+        self, x: Tensor, size: int, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
+    ) -> Tensor:
+        """x by a power of the squares of `size` channels around each: see `LocalResponseNorm`."""
+        return self._result(LocalResponseNorm(x=x, size=size, alpha=alpha, beta=beta, bias=bias))
 
     def max_pool(
         self,
@@ -294,6 +385,47 @@ class Functions:
         window = Window.symmetric(x.rank - 2, size, pad, stride)
         return self._result(AvgPool(x=x, window=window, include_padding=include_padding))
 
+    def lp_pool(
+        self,
+        x: Tensor,
+        size: int | Sequence[int],
+        p: float = 2.0,
+        *,
+        pad: int | Sequence[int] = 0,
+        stride: int | Sequence[int] | None = None,
+        dilation: int | Sequence[int] = 1,
+    ) -> Tensor:
+        """The p-norm of each window, which move by their size unless a stride is given."""
+        window = Window.symmetric(x.rank - 2, size, pad, stride, dilation)
+        return self._result(LpPool(x=x, window=window, p=p))
+
+    def adaptive_max_pool(self, x: Tensor, output: int | Sequence[int]) -> Tensor:
+        """The largest element of each of so many windows that cover x: see `AdaptiveWindow`."""
+        return self._result(MaxPool(x=x, window=self._adaptive(x, output)))
+
+    def adaptive_avg_pool(self, x: Tensor, output: int | Sequence[int]) -> Tensor:
+        """The mean of each of so many windows that cover x: see `AdaptiveWindow`."""
+        return self._result(AvgPool(x=x, window=self._adaptive(x, output)))
+
+    @staticmethod
+    def _adaptive(x: Tensor, output: int | Sequence[int]) -> AdaptiveWindow:
+        return AdaptiveWindow(output=spread("output", output, len(_spatial(x))))
+
+    def global_max_pool(self, x: Tensor) -> Tensor:
+        """The largest element of each image and channel, with spatial dims of 1."""
+        return self.max(x, _spatial(x), keepdims=True)
+
+    def global_avg_pool(self, x: Tensor) -> Tensor:
+        """The mean of each image and channel, with spatial dims of 1."""
+        return self.mean(x, _spatial(x), keepdims=True)
+
+    def global_lp_pool(self, x: Tensor, p: float = 2.0) -> Tensor:
+        """The p-norm of each image and channel, with spatial dims of 1. For p of 1 and 2, a `Reduction`."""
+        axes = _spatial(x)
+        if p in (1, 2):
+            return self.reduce(ReductionMode.L1 if p == 1 else ReductionMode.L2, x, axes, keepdims=True)
+        return self._result(LpPool(x=x, window=self._adaptive(x, 1), p=p))
+
     def attention(
         self,
         q: Tensor,
@@ -305,8 +437,21 @@ class Functions:
         lengths_kv: Tensor | None = None,
         scale: float | None = None,
         causal: bool = False,
+        window: tuple[int | None, int | None] = (None, None),
+        alibi: bool | Sequence[float] = False,
+        dropout: float = 0.0,
+        state: Tensor | None = None,
     ) -> Tensor:
-        """Attention of queries to keys and values, dims (B, H, S, D): see `Attention`."""
+        """Attention of queries to keys and values, dims (B, H, S, D): see `Attention`.
+
+        `window`: how many positions before and after its own one each sees; None for all. `alibi`: whether
+        there are slopes as in the paper, or the slope of each head. `dropout` draws from `state`, and takes
+        B * H * S * L of its numbers.
+        """
+        if isinstance(alibi, bool):
+            slopes = alibi_slopes(q.dims[1]) if alibi and q.rank > 1 else None
+        else:
+            slopes = tuple(alibi)
         return self._result(
             Attention(
                 q=q,
@@ -315,7 +460,104 @@ class Functions:
                 bias=bias,
                 lengths_q=lengths_q,
                 lengths_kv=lengths_kv,
+                state=state,
                 scale=scale,
                 causal=causal,
+                window_left=window[0],
+                window_right=window[1],
+                slopes=slopes,
+                dropout=dropout,
             )
         )
+
+    # Random numbers. A state is int64 of dims (2,): the seed, and the number of the first element.
+
+    def _drawn(self, kind: type[Randomness[Any]], dims: Sequence[int], dtype: DTypeLike, **of: Any) -> Tensor:
+        spec = TensorSpec.packed(dims, dtype)
+        return self._result(kind(dims=spec.dims, dtype=spec.dtype, **of))
+
+    def uniform(
+        self,
+        dims: Sequence[int],
+        state: Tensor,
+        low: float = 0.0,
+        high: float = 1.0,
+        *,
+        dtype: DTypeLike = DType.FLOAT32,
+    ) -> Tensor:
+        """Numbers from `low` on and below `high`, all equally likely: see `RandomUniform`."""
+        return self._drawn(RandomUniform, dims, dtype, state=state, low=low, high=high)
+
+    def normal(
+        self,
+        dims: Sequence[int],
+        state: Tensor,
+        mean: float = 0.0,
+        std: float = 1.0,
+        *,
+        dtype: DTypeLike = DType.FLOAT32,
+    ) -> Tensor:
+        """Normally distributed numbers with that mean and standard deviation: see `RandomNormal`."""
+        return self._drawn(RandomNormal, dims, dtype, state=state, mean=mean, deviation=std)
+
+    def bernoulli(
+        self, dims: Sequence[int], state: Tensor, probability: float = 0.5, *, dtype: DTypeLike = DType.BOOL
+    ) -> Tensor:
+        """1 with that probability, else 0: see `RandomBernoulli`."""
+        return self._drawn(RandomBernoulli, dims, dtype, state=state, probability=probability)
+
+    def randint(
+        self, dims: Sequence[int], state: Tensor, low: int, high: int, *, dtype: DTypeLike = DType.INT64
+    ) -> Tensor:
+        """Whole numbers from `low` on and below `high`, all equally likely: see `RandomIntegers`."""
+        return self._drawn(RandomIntegers, dims, dtype, state=state, low=low, high=high)
+
+    def dropout(self, x: Tensor, probability: Any, state: Tensor) -> Tensor:
+        """x with each element 0 with that probability, else divided by 1 - probability.
+
+        Takes a number of the state for each element of x. Two that read the same state drop the same places:
+        give the second one `advance(state, ...)`.
+        """
+        if not isinstance(probability, int | float) or not 0 <= probability < 1:
+            raise InvalidRequest(
+                field="probability",
+                value=probability,
+                problem="must be a number from 0 to below 1",
+                fix="use 0.1 to drop one element in ten",
+            )
+        kept = self.bernoulli(x.dims, state, 1 - probability)
+        return self.where(kept, x * (1 / (1 - probability)), 0.0)
+
+    def advance(self, state: Tensor, count: int) -> Tensor:
+        """The state behind `count` numbers: what is drawn from it is independent of those.
+
+        With `g.build(..., updates={"state": g.advance(state, count)})` each run draws other numbers.
+        """
+        if state.dtype is not DType.INT64 or state.dims != (2,):
+            raise InvalidRequest(
+                field="state",
+                value=state,
+                problem="is not a state",
+                fix="give a tensor of int64 and dims (2,): the seed, and the number of the first element",
+            )
+        if not is_whole(count) or count < 0:
+            raise InvalidRequest(
+                field="count",
+                value=count,
+                problem="must be a whole number ≥ 0",
+                fix="give how many were drawn",
+            )
+        places = self.cumsum(state == state, 0, exclusive=True)  # noqa: PLR0124 - ones, and so 0 and 1
+        return state + places * count
+
+
+def _spatial(x: Tensor) -> tuple[int, ...]:
+    """The spatial dims of a tensor. Raises `InvalidRequest` if it has none."""
+    if x.rank < 3:
+        raise InvalidRequest(
+            field="x",
+            value=x.dims,
+            problem="has no spatial dims",
+            fix="give it dims N, C, spatial",
+        )
+    return tuple(range(2, x.rank))

@@ -64,7 +64,7 @@ def signature(message: Compute) -> Signature:
         types = tuple(type(getattr(message, name)) for name in message.__struct_fields__)
         return (message.attributes(), types, specs, message.numerics)
     if isinstance(message, RunGraph):
-        return (RunGraph, message.graph.digest(), tuple(ref.spec for ref in message.buffers))
+        return (RunGraph, message.graph.identity, tuple(ref.spec for ref in message.buffers))
     return composites.signature(message)
 
 

@@ -29,6 +29,7 @@ from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.epilogue import Epilogue
 from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
@@ -44,6 +45,7 @@ __all__ = [
     "Copy",
     "Download",
     "Drain",
+    "Explain",
     "Fill",
     "Free",
     "GetStatistics",
@@ -293,19 +295,43 @@ class GetStatistics(_Base, frozen=True, kw_only=True, tag=True):
 
 
 class Warm(_Base, frozen=True, kw_only=True, tag=True):
-    """Build the plans of `messages` without running them; answered by the number of plans built.
+    """Build the plans of `messages` and `graphs` without running them; answered by the number of plans built.
 
     A failure to build is cached, but not reported here.
     """
 
-    messages: tuple[Compute, ...]
+    messages: tuple[Compute, ...] = ()
+    graphs: tuple[Graph, ...] = ()
+
+
+class Explain(_Base, frozen=True, kw_only=True, tag=True):
+    """Ask how the engine runs a graph; answered by an `Explanation`. Builds the plan if it is missing.
+
+    Raises as a request that runs the graph, if the engine has no plan for it. `CudnnRef.explain` makes the
+    message, also from other messages.
+    """
+
+    graph: OperationGraph
 
 
 class Drain(_Base, frozen=True, kw_only=True, tag=True):
     """Wait for everything sent before: answered by None once all of it has been answered."""
 
 
-Travelling = Compute | Allocate | Upload | Download | Copy | Fill | Free | Ping | GetStatistics | Warm | Drain
+Travelling = (
+    Compute
+    | Allocate
+    | Upload
+    | Download
+    | Copy
+    | Fill
+    | Free
+    | Ping
+    | GetStatistics
+    | Warm
+    | Explain
+    | Drain
+)
 """Messages that can be encoded as bytes, and so could be answered in another process."""
 
 Message = Travelling | View

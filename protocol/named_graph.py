@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
+from cudnn_actor.protocol import pictures
 from cudnn_actor.protocol.canonical import blake, canonical_bytes
 from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.explanation import Explanation
 from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["FORMAT", "Graph", "Port"]
@@ -113,6 +117,16 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return blake(canonical_bytes(("named/1", self.body.digest(), ports)))
 
     @functools.cached_property
+    def identity(self) -> str:
+        """64 hexadecimal digits that identify the graph and its labels: that of other lines has others."""
+        return blake(self.encoded)
+
+    async def explain(self, gpu: Any, *, timeout: float | None = None) -> Explanation:
+        """How a service runs the graph: the same as `await gpu.explain(graph)`."""
+        explanation: Explanation = await gpu.explain(self, timeout=timeout)
+        return explanation
+
+    @functools.cached_property
     def encoded(self) -> bytes:
         """The graph as MessagePack. Raises `TypeError` for fields that are not protocol data."""
         return msgspec.msgpack.encode(self)
@@ -121,49 +135,47 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """The graph as JSON, with the version of its form. See `from_json`."""
         return msgspec.json.encode(_File(format=FORMAT, graph=self))
 
+    def check(self, limits: GraphLimits) -> None:
+        """Raise `InvalidRequest` if the graph is over a limit."""
+        limits.check_operations(len(self.body.operations))
+        limits.check_nbytes(len(self.encoded))
+
     @classmethod
-    def from_json(cls, text: bytes | str) -> Graph:
-        """The graph that `to_json` wrote. Raises `InvalidRequest` for a malformed or a newer file."""
+    def from_json(cls, text: bytes | str, *, limits: GraphLimits | None = None) -> Graph:
+        """The graph that `to_json` wrote.
+
+        Raises `InvalidRequest` for a malformed or a newer file, and for one over the limits.
+        """
+        limits = limits or GraphLimits()
+        limits.check_nbytes(len(text))
         try:
             version = msgspec.json.decode(text, type=_Version).format
             if version > FORMAT:
                 raise _malformed("format", version, f"is newer than {FORMAT}, which this version reads")
-            return msgspec.json.decode(text, type=_File).graph
+            graph = msgspec.json.decode(text, type=_File).graph
+            limits.check_operations(len(graph.body.operations))
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             if isinstance(error, InvalidRequest):
                 raise
             raise _malformed("text", Words("JSON"), f"is not a graph: {error}") from error
+        return graph
 
-    def to_dot(self) -> str:
+    def to_dot(self, explanation: Explanation | None = None) -> str:
         """The graph in Graphviz's language: a box for each operation, an ellipse for each port.
 
-        A dashed line leads to an input that the graph overwrites.
+        A dashed line leads to an input that the graph overwrites. With an explanation, operations that run
+        together are a cluster.
         """
-        body = self.body
-        lines = ["digraph {", "  rankdir=TB; node [shape=box];"]
-        for number, port in enumerate(self.ports):
-            lines.append(f"  port{number} [shape=ellipse, label={_quoted(port.name)}];")
-        made: dict[int, str] = {
-            port.uid: f"port{number}" for number, port in enumerate(self.inputs) if port.uid is not None
-        }
-        for number, operation in enumerate(body.operations):
-            mode = getattr(operation, "mode", operation.kind)
-            lines.append(f"  op{number} [label={_quoted(str(mode))}];")
-            for name, uid in operation.named(operation.inputs):
-                source = made.get(uid)
-                if source is not None:
-                    lines.append(f"  {source} -> op{number} [label={_quoted(_label(body, uid, name))}];")
-            made |= dict.fromkeys(operation.writes, f"op{number}")
-        for place, port in enumerate(self.outputs, start=len(self.inputs)):
-            if port.uid is not None:
-                label = _quoted(_label(body, port.uid, ""))
-                lines.append(f"  {made[port.uid]} -> port{place} [label={label}];")
-        lines += [
-            f"  {made[tensor.uid]} -> {made[tensor.overwrites]} [style=dashed];"
-            for tensor in body.tensors
-            if tensor.overwrites is not None
-        ]
-        return "\n".join([*lines, "}", ""])
+        return pictures.dot(self, explanation)
+
+    def to_svg(self, explanation: Explanation | None = None) -> str:
+        """The graph as a picture: SVG, which browsers show, without Graphviz.
+
+        Boxes are operations, with the user's lines; lines are tensors, with dtype and dims. A dashed line
+        leads to an input that the graph overwrites. With an explanation, operations that run together are in
+        one box, in order, with what runs them; a dashed box is a view.
+        """
+        return pictures.svg(self, explanation)
 
 
 class _Version(msgspec.Struct):
@@ -173,16 +185,6 @@ class _Version(msgspec.Struct):
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     format: int
     graph: Graph
-
-
-def _label(body: OperationGraph, uid: int, name: str) -> str:
-    tensor = body.tensor(uid)
-    dims = "×".join(map(str, tensor.dims)) or "scalar"
-    return f"{name} {tensor.dtype} {dims}".strip()
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _malformed(field: str, value: object, problem: str) -> InvalidRequest:

@@ -19,13 +19,19 @@ __all__ = ["graph_of", "token"]
 
 _LARGEST = 1 << 22
 """The most bytes that a token may unpack to: tens of thousands of tensors. Stops decompression bombs."""
+_LONGEST = 100_000
+"""The most letters of a token. Linux takes arguments of 128 KiB."""
 _DECODER = msgspec.msgpack.Decoder(OperationGraph, strict=True)
 
 
 def token(graph: OperationGraph) -> str:
-    """A graph as text: a few hundred letters, digits, `-` and `_`. The same in every process."""
+    """A graph as text: a few hundred letters, digits, `-` and `_`. The same in every process.
+
+    Empty for a graph of some thousands of operations, whose token would be too long for a command line.
+    """
     packed = zlib.compress(msgspec.msgpack.encode(graph), level=9)
-    return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+    text = base64.urlsafe_b64encode(packed).decode().rstrip("=")
+    return text if len(text) <= _LONGEST else ""
 
 
 def graph_of(text: str) -> OperationGraph:

@@ -28,6 +28,7 @@ __all__ = [
     "LayoutName",
     "TensorSpec",
     "packed_strides",
+    "settled_strides",
 ]
 
 MAX_RANK = 8
@@ -181,7 +182,7 @@ class TensorSpec(
                 fix="copy the array first: np.ascontiguousarray(array)",
             )
         steps = tuple(step // array.itemsize for step in array.strides)
-        return cls.strided(array.shape, _settle_single(array.shape, steps), dtype)
+        return cls.strided(array.shape, settled_strides(array.shape, steps), dtype)
 
     @property
     def rank(self) -> int:
@@ -215,7 +216,7 @@ class TensorSpec(
         return f"{self.dtype.value}[{dims}] {self.layout.value}"
 
 
-def _settle_single(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+def settled_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """Give dims of size 1 the strides of a packed tensor: NumPy's may be anything, even 0 or negative.
 
     So may all strides of an array without elements.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -144,8 +144,10 @@ def _field_types(kind: type[Operation[BufferRef]]) -> dict[str, Any]:
 
 def _parameter(message: Operation[BufferRef], name: str, value: object, kind: Any) -> Any:
     """A parameter as its declared type. Raises `InvalidRequest` for a value of another type."""
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        _require(message, name, value, kind)
+    kinds = get_args(kind) or (kind,)
+    if all(isinstance(one, type) and issubclass(one, msgspec.Struct) for one in kinds):
+        if not isinstance(value, kinds):
+            _require(message, name, value, kinds[0])
         return value
     if kind is int and not fits_message(value):
         return value  # out of the operation's own range, which its check names

@@ -51,6 +51,7 @@ from cudnn_actor.protocol.errors import (
     StaleReason,
     Words,
 )
+from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.messages import (
     COMPUTE,
     Allocate,
@@ -58,6 +59,7 @@ from cudnn_actor.protocol.messages import (
     Copy,
     Download,
     Drain,
+    Explain,
     Fill,
     Free,
     GetStatistics,
@@ -153,6 +155,7 @@ class Broker(Generic[W]):
             Ping: self._question,
             GetStatistics: self._question,
             Warm: self._warm,
+            Explain: self._explain,
             Drain: self._drain,
         }
 
@@ -214,7 +217,7 @@ class Broker(Generic[W]):
         return self._work(envelope, envelope.number, message, bound.slots, cached)
 
     def _refuse_quarantined(self, cached: CachedMessage, number: int) -> None:
-        if (error := self.state.why_quarantined(cached.lowered, number)) is not None:
+        if (error := self.state.why_quarantined(cached.lowered.graph, number)) is not None:
             raise error
 
     def _question(self, envelope: Envelope, message: Ping | GetStatistics) -> W:
@@ -223,10 +226,16 @@ class Broker(Generic[W]):
     def _warm(self, envelope: Envelope, message: Warm) -> W:
         check_warm(message)
         known = self.state.quarantined
-        wanted = tuple(
-            request for request in message.messages if self.state.lowered(request).graph.digest() not in known
-        )
-        return self._work(envelope, envelope.number, Warm(messages=wanted))
+        messages = tuple(r for r in message.messages if self.state.lowered(r).graph.digest() not in known)
+        graphs = tuple(graph for graph in message.graphs if graph.body.digest() not in known)
+        return self._work(envelope, envelope.number, Warm(messages=messages, graphs=graphs))
+
+    def _explain(self, envelope: Envelope, message: Explain) -> W:
+        require_type("graph", message.graph, OperationGraph)
+        require_asker(envelope, "explanation")
+        if (error := self.state.why_quarantined(message.graph, envelope.number)) is not None:
+            raise error
+        return self._work(envelope, envelope.number, message)
 
     def _upload(self, envelope: Envelope, message: Upload) -> W:
         slot = self.memory.resolve(message.dst, "dst")
@@ -489,7 +498,7 @@ class Broker(Generic[W]):
                     kind = type(message).__name__.lower()
                     return QuarantinedRequest(request_id=work.number, digest=kind, cause=cause)
                 self.state.quarantined[lowered.graph.digest()] = cause
-                return self.state.why_quarantined(lowered, work.number)
+                return self.state.why_quarantined(lowered.graph, work.number)
             case Verdict.CONTEXT_LOST:
                 return ContextLost(status="context lost", detail=cause)
         why = "it may still be written" if may_still_write else "it accumulates"
@@ -530,7 +539,8 @@ class Broker(Generic[W]):
                 # A later message has freed it. The bytes are held for this request, so it still runs on them.
                 if error.reason is not StaleReason.FREED or not self.memory.is_withheld(ref):
                     return error
-        return None if work.cached is None else self.state.why_quarantined(work.cached.lowered, work.number)
+        cached = work.cached
+        return None if cached is None else self.state.why_quarantined(cached.lowered.graph, work.number)
 
     def refused_again(self, work: W, error: CudnnActorError) -> CudnnActorError:
         """The error for a request whose first run was interrupted and whose second run failed.

@@ -14,6 +14,7 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import COMPUTE, Compute, Copy, Warm
+from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.operands import operand
 from cudnn_actor.protocol.tensor import TensorSpec
 
@@ -139,13 +140,14 @@ def check_copy(message: Copy, src: Slot, dst: Slot) -> None:
 
 
 def check_warm(message: Warm) -> None:
-    """Raise `InvalidRequest` unless a `Warm` holds only requests that run a plan."""
-    given: object = message.messages
-    wrong = [r for r in given if type(r) not in COMPUTE] if isinstance(given, tuple) else [given]
-    if wrong:
-        raise InvalidRequest(
-            field="messages",
-            value=Words(type(wrong[0]).__name__),
-            problem="has no plan that could be built",
-            fix="give a sequence of convolutions or other operations",
-        )
+    """Raise `InvalidRequest` unless a `Warm` holds only requests that run a plan, and graphs."""
+    for field, kinds in (("messages", COMPUTE), ("graphs", (Graph,))):
+        given: object = getattr(message, field)
+        wrong = [one for one in given if type(one) not in kinds] if isinstance(given, tuple) else [given]
+        if wrong:
+            raise InvalidRequest(
+                field=field,
+                value=Words(type(wrong[0]).__name__),
+                problem="has no plan that could be built",
+                fix="give a sequence of convolutions, other operations or graphs",
+            )

@@ -13,8 +13,11 @@ from cudnn_actor.memory import Memory, Slot
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import QuarantinedRequest
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.protocol.lowering import Lowered, Signature, lower, signature
-from cudnn_actor.protocol.messages import Compute, Free
+from cudnn_actor.protocol.messages import Compute, Free, RunGraph, Warm
+from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.receipts import PlanStatistics, Statistics
 from cudnn_actor.protocol.reproduction import token
 from cudnn_actor.supervision import FaultSource
@@ -77,6 +80,8 @@ class ServiceState:
         Keeps plans on disk, for later processes; None for no store.
     autotune
         Whether warming a plan measures the library's candidates for it.
+    graph_limits
+        How large graphs may be. None in a worker, whose parent has checked them.
     name
         The service's name in its log lines. None in a worker, whose parent adds the name.
     """
@@ -90,6 +95,7 @@ class ServiceState:
         workspace_limit: int | None = None,
         plan_store: PlanStore | None = None,
         autotune: bool = False,
+        graph_limits: GraphLimits | None = None,
         name: str | None = None,
     ) -> None:
         self.mailbox = mailbox
@@ -98,6 +104,7 @@ class ServiceState:
         self.workspace_limit = workspace_limit
         self.plan_store = plan_store
         self.autotune = autotune
+        self._graph_limits = graph_limits
         self.name = name
         self.builders: BuilderAccess | None = None
         """Connects to the service's builder process; None if plans are built in this process."""
@@ -129,7 +136,14 @@ class ServiceState:
             self._cached[id(message)] = known  # the entry keeps the message alive: no other gets its id
         return known
 
+    def check_graph(self, graph: Graph) -> None:
+        """Raise `InvalidRequest` for a graph over the service's limits. Any thread."""
+        if self._graph_limits is not None:
+            graph.check(self._graph_limits)
+
     def _lower(self, message: Compute) -> Lowered:
+        if type(message) is RunGraph and isinstance(message.graph, Graph):
+            self.check_graph(message.graph)
         try:
             key = signature(message)
             known = self._lowered.get(key)
@@ -142,17 +156,23 @@ class ServiceState:
             self._lowered[key] = known
         return known
 
-    def why_quarantined(self, lowered: Lowered, number: int) -> QuarantinedRequest | None:
-        """The error for a request whose plan is quarantined; None if it is not."""
+    def warmed(self, message: Warm) -> dict[str, OperationGraph]:
+        """The graphs whose plans a `Warm` asks for, by digest. Raises `InvalidRequest`."""
+        graphs = [self.lowered(request).graph for request in message.messages]
+        for graph in message.graphs:
+            self.check_graph(graph)
+            graphs.append(graph.body)
+        return {graph.digest(): graph for graph in graphs}
+
+    def why_quarantined(self, graph: OperationGraph, number: int) -> QuarantinedRequest | None:
+        """The error for a request whose graph is quarantined; None if it is not."""
         if not self.quarantined:
             return None
-        digest = lowered.graph.digest()
+        digest = graph.digest()
         cause = self.quarantined.get(digest)
         if cause is None:
             return None
-        return QuarantinedRequest(
-            request_id=number, digest=digest, cause=cause, reproduce=token(lowered.graph)
-        )
+        return QuarantinedRequest(request_id=number, digest=digest, cause=cause, reproduce=token(graph))
 
     def blame_build(self, digest: str, cause: str) -> None:
         """Note which graph's build ended an incarnation. The second time, the graph is quarantined."""

@@ -1,4 +1,4 @@
-"""The command line: `cudnn-actor demo | doctor | bench | reproduce | autotune | chaos`, or `--version`.
+"""The command line: `cudnn-actor COMMAND`, or `--version`. `_COMMANDS` lists the commands.
 
 Importing this module imports no command. A command is imported only when it is run, so that `doctor` neither
 waits for nor fails because of packages that only `demo` needs.
@@ -34,6 +34,7 @@ _COMMANDS = {
     "doctor": "report what was found, what is missing, and whether the service works",
     "bench": "measure latencies and throughput",
     "reproduce": "run one operation graph from an error's token, and compare it with the CPU",
+    "explain": "say how an engine runs a graph, and draw it",
     "chaos": "put full load on a service, inject faults continuously, and check every answer",
     "autotune": "measure all candidate plans for your problems, and store the fastest on disk",
 }

@@ -28,7 +28,7 @@ Values = Mapping[str, np.ndarray]
 
 
 class GraphBench:
-    """The buffers of one graph, on one engine. An output and an input of the same name share one buffer.
+    """The buffers of one graph, on one engine. A result that overwrites an input shares its buffer.
 
     Use `graph_bench`, which allocates and frees the memory.
     """
@@ -162,5 +162,13 @@ def _places(graph: OperationGraph) -> tuple[dict[str, int], int]:
 
 
 def tensor_name(graph: OperationGraph, uid: int) -> str:
-    """The name of a tensor. An output that is also an input is two tensors of the same name."""
-    return graph.tensor(uid).name or f"tensor {uid}"
+    """The name of a bound tensor's buffer: a result that overwrites an input has the input's.
+
+    In a graph of a `GraphBuilder` a result's name is the line that made it, which may have made others too.
+    """
+    tensor = graph.tensor(uid)
+    if tensor.overwrites is not None:
+        return tensor_name(graph, tensor.overwrites)
+    same = [other for other in map(graph.tensor, graph.bound) if other.name == tensor.name]
+    alone = sum(other.overwrites is None for other in same) == 1
+    return tensor.name if tensor.name and alone else f"{tensor.name or 'tensor'} {uid}"

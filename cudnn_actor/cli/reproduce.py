@@ -87,7 +87,7 @@ def _compare(
 def _described(graph: OperationGraph) -> Iterator[str]:
     """The graph as lines of text: its operations and its tensors."""
     yield " -> ".join(type(operation).__name__ for operation in graph.operations) + f"  {graph.digest()[:8]}"
-    tensors = {graph.tensor(uid).name or str(uid): graph.tensor(uid) for uid in graph.bound}
+    tensors = {tensor_name(graph, uid): graph.tensor(uid) for uid in graph.bound}
     for name, tensor in tensors.items():  # an output that is also an input is listed once
         dims, strides = "x".join(map(str, tensor.dims)), ",".join(map(str, tensor.strides))
         yield f"    {name}: {tensor.dtype}[{dims}], strides {strides}"

@@ -7,6 +7,7 @@ requests, slots or supervision.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cudnn_actor.actors import Crash
+from cudnn_actor.protocol.explanation import Explanation
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.tensor import TensorSpec
 
@@ -27,6 +29,8 @@ __all__ = [
     "Fence",
     "Plan",
     "StickyError",
+    "blame",
+    "blamed",
 ]
 
 Binding = Any
@@ -39,17 +43,31 @@ Fence = Any
 class EngineFailure(Exception):
     """Raised when one call of the device library fails; call `probe` to see whether the context still works.
 
-    Carries `status` (the library's own name for the failure) and `detail`.
+    Carries `status` (the library's own name for the failure), `detail`, and `operations`: the numbers of the
+    graph's operations that it is about; empty if that is unknown.
     """
 
-    def __init__(self, status: str, detail: str) -> None:
+    def __init__(self, status: str, detail: str, operations: Sequence[int] = ()) -> None:
         super().__init__(f"{status}: {detail}")
         self.status = status
         self.detail = detail
+        self.operations = tuple(operations)
 
 
 class StickyError(EngineFailure):
     """Raised when the failure has destroyed the device context: nothing more can run in it."""
+
+
+def blame(error: BaseException, operations: Sequence[int]) -> None:
+    """Note on an error that it is about these operations of the graph."""
+    with contextlib.suppress(AttributeError):  # a library's class may have no room for it
+        error.operations = tuple(operations)  # type: ignore[attr-defined]
+
+
+def blamed(error: BaseException) -> tuple[int, ...]:
+    """The numbers of the graph's operations that an error is about; empty if that is unknown."""
+    found: tuple[int, ...] = getattr(error, "operations", ())
+    return found
 
 
 class ContextDead(Crash):
@@ -63,6 +81,10 @@ class Plan(Protocol):
     def tag(self) -> str:
         """Engine, operation and the first digits of the graph's digest; where the library has a choice, also
         its own name for what runs: `cpu/conv_fwd/1f2e3d4c`, `cuda/conv_fwd/1f2e3d4c/eng42_k2=1`."""
+
+    def explain(self, graph: OperationGraph) -> Explanation:
+        """How the plan runs the graph, whose labels the explanation has. It has the digest of the one that
+        the plan was built for."""
 
     @property
     def workspace(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, UnsupportedGraph
@@ -31,16 +32,27 @@ def kind_of(graph: OperationGraph) -> str:
 
 def check_graph(graph: OperationGraph, engine: str) -> None:
     """Raise `UnsupportedGraph`, naming `engine`, unless the shapes and dtypes of all operations fit."""
-    try:
-        for operation in graph.operations:
+    for number, operation in enumerate(graph.operations):
+        try:
             _check(graph, operation)
-    except (_Unfit, InvalidRequest) as unfit:
-        raise unsupported(graph, engine, str(unfit)) from unfit.__cause__
+        except (_Unfit, InvalidRequest) as unfit:
+            raise unsupported(graph, engine, str(unfit), (number,)) from unfit.__cause__
 
 
-def unsupported(graph: OperationGraph, engine: str, detail: str) -> UnsupportedGraph:
-    """The error for a graph that an engine does not run, with the token that reproduces it."""
-    return UnsupportedGraph(engine=engine, digest=graph.digest(), detail=detail, reproduce=token(graph))
+def unsupported(
+    graph: OperationGraph, engine: str, detail: str, operations: Sequence[int] = ()
+) -> UnsupportedGraph:
+    """The error for a graph that an engine does not run, with the token that reproduces it.
+
+    `operations`: the numbers of those that it does not run; by default, all.
+    """
+    return UnsupportedGraph(
+        engine=engine,
+        digest=graph.digest(),
+        detail=detail,
+        reproduce=token(graph),
+        operations=operations or range(len(graph.operations)),
+    )
 
 
 class _Unfit(Exception):

@@ -12,6 +12,7 @@ import numpy as np
 import pykka
 
 from cudnn_actor.actors import ask, submit, tell
+from cudnn_actor.broker.request_checks import check_warm
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_seconds
 from cudnn_actor.protocol.conv import ConvSpec
@@ -20,6 +21,7 @@ from cudnn_actor.protocol.epilogue import Epilogue
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
 )
+from cudnn_actor.protocol.explanation import Explanation
 from cudnn_actor.protocol.messages import (
     COMPUTE,
     Allocate,
@@ -30,6 +32,7 @@ from cudnn_actor.protocol.messages import (
     Copy,
     Download,
     Drain,
+    Explain,
     Fill,
     Free,
     GetStatistics,
@@ -167,6 +170,8 @@ class CudnnRef:
     @overload
     async def ask(self, message: Ping | Warm, *, timeout: float | None = None) -> int: ...
     @overload
+    async def ask(self, message: Explain, *, timeout: float | None = None) -> Explanation: ...
+    @overload
     async def ask(self, message: GetStatistics, *, timeout: float | None = None) -> Statistics: ...
     @overload
     async def ask(self, message: Free | Drain, *, timeout: float | None = None) -> None: ...
@@ -209,6 +214,8 @@ class CudnnRef:
     def submit(self, message: View, *, timeout: float | None = None) -> asyncio.Future[Any]: ...
     @overload
     def submit(self, message: Ping | Warm, *, timeout: float | None = None) -> asyncio.Future[int]: ...
+    @overload
+    def submit(self, message: Explain, *, timeout: float | None = None) -> asyncio.Future[Explanation]: ...
     @overload
     def submit(
         self, message: GetStatistics, *, timeout: float | None = None
@@ -358,6 +365,7 @@ class CudnnRef:
             As `ask` and `empty`. What was allocated is freed.
         """
         if isinstance(operation, Graph):
+            self._state.check_graph(operation)
             given = bound_names(operation, buffers, named)
             specs = missing_ports(operation, given)
         else:
@@ -477,11 +485,41 @@ class CudnnRef:
         """The service's counters."""
         return await self.ask(GetStatistics())
 
-    async def warm(self, messages: Sequence[Compute]) -> int:
-        """Build the plans of `messages` without running them; returns how many were newly built."""
-        given: Any = messages
-        one = type(given) in COMPUTE or not isinstance(given, Iterable)  # `check_warm` refuses other types
-        return await self.ask(Warm(messages=(given,) if one else tuple(given)))
+    async def warm(self, messages: Compute | Graph | Sequence[Compute | Graph]) -> int:
+        """Build the plans of messages and graphs without running them; returns how many were newly built."""
+        one = type(messages) in (*COMPUTE, Graph) or not isinstance(messages, Iterable)
+        given: tuple[Any, ...] = (messages,) if one else tuple(messages)  # type: ignore[arg-type]
+        graphs = tuple(each for each in given if isinstance(each, Graph))
+        others = tuple(each for each in given if not isinstance(each, Graph))  # `check_warm` refuses the rest
+        return await self.ask(Warm(messages=others, graphs=graphs))
+
+    async def explain(self, what: Graph | Compute, *, timeout: float | None = None) -> Explanation:
+        """How the service runs a graph, or the graph of a message: pieces, engines, reasons, memory.
+
+        Builds the plan if it is missing, as `warm` does, and runs nothing. `print` shows the answer as a
+        table.
+
+        Parameters
+        ----------
+        what
+            A graph, as `GraphBuilder.build` gives it; or a message that runs a plan, all buffers given.
+        timeout
+            Seconds, as in `ask`.
+
+        Raises
+        ------
+        InvalidRequest
+            The message is invalid or has no plan.
+        UnsupportedGraph
+            The engine cannot run it. The text names the operation.
+        CudnnActorError
+            As `ask`.
+        """
+        if isinstance(what, Graph):
+            self._state.check_graph(what)
+            return await self.ask(Explain(graph=what.body), timeout=timeout)
+        check_warm(Warm(messages=(what,)))
+        return await self.ask(Explain(graph=self._state.lowered(what).graph), timeout=timeout)
 
     async def drain(self) -> None:
         """Wait until all earlier requests have been answered."""

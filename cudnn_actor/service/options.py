@@ -13,6 +13,7 @@ import msgspec
 
 from cudnn_actor.protocol.checks import did_you_mean, require_name, require_seconds, require_whole
 from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.service.giving_up import OnGiveUp
 from cudnn_actor.supervision import Fault, FaultPlan
 
@@ -53,6 +54,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         as hung and is replaced.
     workspace_limit
         Bytes of workspace that plans may use; None for the engine's own bound.
+    graph_limits
+        How large the graphs may be that the service is sent; None for the defaults of `GraphLimits`.
     memory_limit
         Bytes that buffers may take from the system, in steps of 2 MiB: a limit under 2 MiB allows no buffer.
         None for no limit.
@@ -96,6 +99,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     period_s: float = 60.0
     hang_after_s: float = 30.0
     workspace_limit: int | None = None
+    graph_limits: GraphLimits | None = None
     memory_limit: int | None = None
     plan_store: str | os.PathLike[str] | None = None
     autotune: bool = False
@@ -116,6 +120,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("workspace_limit", "memory_limit"):
             if getattr(self, name) is not None:
                 require_whole(name, getattr(self, name), 1)
+        if type(self.graph_limits) not in (GraphLimits, type(None)):
+            fix = "give GraphLimits(operations=..., nbytes=...)"
+            raise _invalid("graph_limits", self.graph_limits, "is not a GraphLimits", fix)
         for name in ("period_s", "hang_after_s"):
             require_seconds(name, getattr(self, name), positive=True)
         if self.hang_after_s > threading.TIMEOUT_MAX:

@@ -7,11 +7,12 @@ from collections import namedtuple
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from cudnn_actor.broker.request_checks import check_device_array, check_warm, not_a_message
+from cudnn_actor.broker.request_checks import check_device_array, check_warm, not_a_message, require_type
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError, Words
+from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.messages import (
     COMPUTE,
     Allocate,
@@ -21,6 +22,7 @@ from cudnn_actor.protocol.messages import (
     Copy,
     Download,
     Drain,
+    Explain,
     Fill,
     Free,
     GetStatistics,
@@ -77,6 +79,8 @@ def check_message(state: ServiceState, message: Message) -> None:
         check_device_array(message.data, message.spec, state.memory.device)
     elif isinstance(message, Warm):
         check_warm(message)
+    elif isinstance(message, Explain):
+        require_type("graph", message.graph, OperationGraph)
     elif kind not in _OTHERS:
         raise not_a_message(message)
 

@@ -30,6 +30,7 @@ from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice, choose_engine
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StartFailed, Words
+from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.protocol.messages import Values
 from cudnn_actor.service.arrays import as_values
 from cudnn_actor.service.event_log import EventLog
@@ -116,6 +117,7 @@ class CudnnService:
             workspace_limit=options.workspace_limit,
             plan_store=None if options.plan_store is None else PlanStore(options.plan_store),
             autotune=options.autotune,
+            graph_limits=options.graph_limits or GraphLimits(),
             name=self.name,
         )
         self._isolation.begin(self.state)

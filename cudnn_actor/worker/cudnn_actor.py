@@ -29,6 +29,7 @@ from cudnn_actor.protocol.messages import (
     Allocate,
     Copy,
     Download,
+    Explain,
     Fill,
     Free,
     GetStatistics,
@@ -85,6 +86,7 @@ class CudnnActor(Actor):
             Copy: lambda work: self._runner.copy(work, *work.slots),
             Fill: lambda work: self._runner.fill(work, work.slots[0], work.request.value),
             Warm: lambda work: self._runner.warm(work.request, work.envelope, self._note_build),
+            Explain: lambda work: self._runner.explain(work.request, work.envelope),
             Ping: lambda _: self._generation,
             GetStatistics: lambda _: state.statistics(self._runner.plans.statistics()),
         }

@@ -20,7 +20,7 @@ from cudnn_actor.broker.request_checks import check_no_overlap, check_warm
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import Lowered
-from cudnn_actor.protocol.messages import COMPUTE, Compute, Drain, Warm
+from cudnn_actor.protocol.messages import COMPUTE, Compute, Drain, Explain, Warm
 from cudnn_actor.protocol.operands import operand, operands
 from cudnn_actor.worker.planning import Outcome, Planner
 
@@ -66,7 +66,8 @@ class DeferredWork:
         return found[1] if found is not None and found[0] is item else None
 
     def warmed_for(self, item: Any) -> dict[str, Outcome]:
-        """The outcomes, by digest, of the builds that the `Warm` about to be answered has asked for."""
+        """The outcomes, by digest, of the builds that the `Warm` or `Explain` about to be answered has
+        asked for."""
         warmed, self._warmed = self._warmed, None
         return warmed[1] if warmed is not None and warmed[0] is item else {}
 
@@ -78,7 +79,7 @@ class DeferredWork:
         kind = type(message)
         if kind in COMPUTE:
             return self._for_compute(item, message)
-        if kind is Warm:
+        if kind is Warm or kind is Explain:
             return self._for_warm(item, message)
         if not self._hazards:
             return None
@@ -131,18 +132,25 @@ class DeferredWork:
             return False
         return True
 
-    def _for_warm(self, item: Any, message: Warm) -> Defer | None:
+    def _for_warm(self, item: Any, message: Warm | Explain) -> Defer | None:
+        tunes = isinstance(message, Warm)
         try:
-            check_warm(message)
-            graphs = [self._state.lowered(request).graph for request in message.messages]
+            graphs = self._graphs_of(message)
         except Exception:  # noqa: BLE001 - as above
             return None
-        wanted = {graph.digest(): graph for graph in graphs if graph.digest() not in self._state.quarantined}
-        missing = [graph for digest, graph in wanted.items() if digest not in self._cache]
-        untuned = [graph for digest, graph in wanted.items() if self._planner.wants_tuning(digest)]
+        wanted = [one for one in graphs.items() if one[0] not in self._state.quarantined]
+        missing = [graph for digest, graph in wanted if digest not in self._cache]
+        untuned = [graph for digest, graph in wanted if tunes and self._planner.wants_tuning(digest)]
         if not missing and not untuned:
             return None
         return functools.partial(self._for_plans, _Waiting(item), NOTHING, missing, untuned)
+
+    def _graphs_of(self, message: Warm | Explain) -> dict[str, OperationGraph]:
+        """The graphs whose plans a message is about, by digest. Raises `InvalidRequest`."""
+        if isinstance(message, Explain):
+            return {message.graph.digest(): message.graph}
+        check_warm(message)
+        return self._state.warmed(message)
 
     # Deferring.
 

@@ -14,15 +14,24 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from cudnn_actor.actors import DEFERRED, Crash
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.base import Binding, ContextDead, Engine, EngineFailure, Fence, Plan, StickyError
+from cudnn_actor.engines.base import (
+    Binding,
+    ContextDead,
+    Engine,
+    EngineFailure,
+    Fence,
+    Plan,
+    StickyError,
+    blamed,
+)
 from cudnn_actor.engines.support import kind_of
 from cudnn_actor.memory import Memory, Slot
-from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, OutOfMemory
+from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, OperationError, OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.reproduction import token
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["LATER", "RECEIPT", "Enqueued", "Executor", "reproducible"]
+__all__ = ["LATER", "RECEIPT", "Enqueued", "Executor", "described"]
 
 log = Log("cudnn_actor")
 
@@ -48,11 +57,18 @@ class Enqueued(NamedTuple, Generic[T]):
     late: Callable[[], Any] | None = None
 
 
-def reproducible(error: CudnnActorError, graph: OperationGraph) -> CudnnActorError:
-    """An error of a plan, with the token of the plan's graph, by which the error can be reproduced."""
-    if not isinstance(error, ExecutionFailed) or error.reproduce:
-        return error
-    return ExecutionFailed(status=error.status, detail=error.detail, plan=error.plan, reproduce=token(graph))
+def described(error: CudnnActorError, graph: OperationGraph) -> CudnnActorError:
+    """An error of a graph's plan, for a request that runs this graph.
+
+    It names the user's lines, and if a run has failed, it has the token by which that can be reproduced. The
+    plan may have been built for an equal graph of other lines.
+    """
+    if isinstance(error, ExecutionFailed) and not error.reproduce:
+        facts = {name: getattr(error, name) for name in ("status", "detail", "plan", "operations")}
+        error = ExecutionFailed(**facts, reproduce=token(graph))
+    if isinstance(error, OperationError) and error.operations:
+        error = error.at(error.operations, graph.where(error.operations))
+    return error
 
 
 class Executor(Generic[T]):
@@ -89,12 +105,8 @@ class Executor(Generic[T]):
 
     def build(self, graph: OperationGraph, workspace_limit: int | None) -> Plan:
         """Build a plan. Blocks. Raises `UnsupportedGraph`, `OutOfMemory`, `ExecutionFailed`, `Crash`."""
-        try:
-            plan: Plan = self.call(
-                self.building(graph), self.engine.build, graph, workspace_limit=workspace_limit
-            )
-        except ExecutionFailed as error:
-            raise reproducible(error, graph) from error
+        tag = self.building(graph)
+        plan: Plan = self.call(tag, self.engine.build, graph, workspace_limit=workspace_limit)
         return plan
 
     def building(self, graph: OperationGraph) -> str:
@@ -123,11 +135,14 @@ class Executor(Generic[T]):
         if trouble is not None:
             return ContextDead(f"{error} (probe: {trouble})")
         if isinstance(error, MemoryError):
-            return OutOfMemory(requested=0, in_use=self._memory.arena_bytes, limit=self._memory.limit)
+            in_use, limit = self._memory.arena_bytes, self._memory.limit
+            return OutOfMemory(requested=0, in_use=in_use, limit=limit, operations=blamed(error))
+        status, detail = type(error).__name__, str(error)
         if isinstance(error, EngineFailure):
-            return ExecutionFailed(status=error.status, detail=error.detail, plan=tag)
-        log.error("engine.unexpected_error", plan=tag, exc_info=error)
-        return ExecutionFailed(status=type(error).__name__, detail=str(error), plan=tag)
+            status, detail = error.status, error.detail
+        else:
+            log.error("engine.unexpected_error", plan=tag, exc_info=error)
+        return ExecutionFailed(status=status, detail=detail, plan=tag, operations=blamed(error))
 
     # Memory.
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
-from cudnn_actor.protocol.lowering import Lowered
+from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.supervision import Fault, FaultRule
 
 __all__ = ["Injection", "fail_start"]
@@ -42,13 +42,12 @@ class Injection:
         self.rule: FaultRule | None = None
         """The fault for the current request; None for none, and after it has been injected."""
 
-    def reject(self, engine: str, lowered: Lowered) -> None:
+    def reject(self, engine: str, graph: OperationGraph) -> None:
         """Called where a plan is looked up or built. Raises `UnsupportedGraph` if the fault plan says so."""
         if self.rule is not None and self.rule.fault is Fault.REJECT_BUILD:
             self.rule = None
             log.info("fault.injected", fault=Fault.REJECT_BUILD.value, plan="build")
-            digest = lowered.graph.digest()
-            raise UnsupportedGraph(engine=engine, digest=digest, detail="injected: rejected at build")
+            raise UnsupportedGraph(engine=engine, digest=graph.digest(), detail="injected: rejected at build")
 
     def inject(self, tag: str) -> None:
         """Called where the engine runs. Raises, hangs or waits as the fault plan says for this message."""

@@ -23,7 +23,7 @@ from cudnn_actor.plans.stored import KeptPlans, NotKept, StoredPlans
 from cudnn_actor.protocol.errors import CudnnActorError, OutOfMemory, UnsupportedGraph
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.worker.building import BuildThread, Job, Result
-from cudnn_actor.worker.executor import Executor, reproducible
+from cudnn_actor.worker.executor import Executor
 
 __all__ = ["BuildCrash", "Outcome", "Planner", "Waiter", "less_workspace"]
 
@@ -219,7 +219,7 @@ class Planner:
         meant = self._executor.diagnose(error, self._executor.building(graph))
         if isinstance(meant, Crash):
             raise BuildCrash(str(meant), graph.digest()) from error  # the thread may build another by now
-        return reproducible(meant, graph)
+        return meant
 
     def _end_build(self, job: Job, outcome: Outcome) -> None:
         if isinstance(outcome, UnsupportedGraph) or not isinstance(outcome, CudnnActorError):

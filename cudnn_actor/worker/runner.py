@@ -20,16 +20,17 @@ from cudnn_actor.memory import Slot
 from cudnn_actor.plans.cache import PlanCache
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
-    ExecutionFailed,
+    OperationError,
     OutOfMemory,
     QuarantinedRequest,
     UnsupportedGraph,
 )
-from cudnn_actor.protocol.lowering import Lowered
-from cudnn_actor.protocol.messages import Warm
+from cudnn_actor.protocol.explanation import Explanation
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.messages import Explain, Warm
 from cudnn_actor.supervision import FaultRule
 from cudnn_actor.worker.deferred import DeferredWork
-from cudnn_actor.worker.executor import LATER, RECEIPT, Enqueued, Executor, reproducible
+from cudnn_actor.worker.executor import LATER, RECEIPT, Enqueued, Executor, described
 from cudnn_actor.worker.injection import Injection
 from cudnn_actor.worker.planning import Outcome, Planner
 from cudnn_actor.worker.polling import pause_s
@@ -284,25 +285,36 @@ class Runner(Generic[T]):
         bound, executor, deferred = cached.bound, self._executor, self.deferred
         assert bound is not None, "a checked message is bound"
         assert executor is not None
-        plan = self._plan(cached.lowered, None if deferred is None else deferred.found_for(key))
-        if self._long_runs and plan.tag in self._long_runs:
-            self._host.flush()
-        binding = executor.binding
-        buffers = [slot.binding if slot.binding is not None else binding(slot) for slot in bound.slots]
-        for place, spec in cached.lowered.views:
-            buffers[place] = executor.bind(bound.slots[place], spec)
-        execute = executor.engine.execute
+        graph = cached.lowered.graph
         try:
+            plan = self._plan(graph, None if deferred is None else deferred.found_for(key))
+            if self._long_runs and plan.tag in self._long_runs:
+                self._host.flush()
+            binding = executor.binding
+            buffers = [slot.binding if slot.binding is not None else binding(slot) for slot in bound.slots]
+            for place, spec in cached.lowered.views:
+                buffers[place] = executor.bind(bound.slots[place], spec)
+            execute = executor.engine.execute
             return self._enqueue(task, plan.tag, bound.slots, execute, plan, buffers, bound.scalars)
-        except ExecutionFailed as error:
-            raise reproducible(error, cached.lowered.graph) from error
+        except OperationError as error:
+            raise described(error, graph) from error
 
-    def _plan(self, lowered: Lowered, known: Outcome | None) -> Plan:
+    def explain(self, message: Explain, key: object) -> Explanation:
+        """How the plan of a graph runs it. Raises as `compute`, if there is none."""
+        graph = message.graph
+        outcomes = {} if self.deferred is None else self.deferred.warmed_for(key)
+        self.faults.inject("explain")
+        try:
+            return self._plan(graph, outcomes.get(graph.digest())).explain(graph)
+        except OperationError as error:
+            raise described(error, graph) from error
+
+    def _plan(self, graph: OperationGraph, known: Outcome | None) -> Plan:
         if self.faults.rule is not None:
-            self.faults.reject(self.executor.engine.name, lowered)
+            self.faults.reject(self.executor.engine.name, graph)
         if known is None:
             assert self._planner is not None
-            return self._planner.here(lowered.graph)
+            return self._planner.here(graph)
         if isinstance(known, CudnnActorError):
             raise known.again()
         return known
@@ -353,20 +365,17 @@ class Runner(Generic[T]):
         return self._enqueue(task, "fill", [slot], self.executor.engine.fill, place, value)
 
     def warm(self, message: Warm, key: object, on_build: Callable[[], None]) -> int:
-        """Build the plans that the requests lack. Returns how many; calls `on_build` before each build."""
-        wanted = {}
-        for request in message.messages:
-            lowered = self._state.lowered(request)
-            wanted[lowered.graph.digest()] = lowered
+        """Build the plans that are missing. Returns how many; calls `on_build` before each build."""
+        wanted = self._state.warmed(message)
         outcomes = {} if self.deferred is None else self.deferred.warmed_for(key)
         self.faults.inject("warm")
         built = 0
-        for digest, lowered in wanted.items():
+        for digest, graph in wanted.items():
             known = outcomes.get(digest)
             if known is not None or digest not in self.plans:
                 on_build()
                 with contextlib.suppress(UnsupportedGraph, OutOfMemory, QuarantinedRequest):
-                    self._plan(lowered, known)
+                    self._plan(graph, known)
                     built += 1
         return built
 

@@ -29,6 +29,7 @@ from cudnn_actor.protocol.errors import ErrorRecord
 from cudnn_actor.protocol.messages import (
     Compute,
     Copy,
+    Explain,
     Fill,
     GetStatistics,
     Ping,
@@ -125,12 +126,22 @@ class RunKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A `RunGraph` whose graph the worker has got by a `KnowGraph`."""
 
     control = False
-    digest: str
+    graph: str
     buffers: tuple[BufferRef, ...]
 
 
 Asked = (
-    Compute | RunKnown | Copy | Fill | Ping | GetStatistics | Warm | WriteStaged | ReadStaged | InjectFault
+    Compute
+    | RunKnown
+    | Copy
+    | Fill
+    | Ping
+    | GetStatistics
+    | Warm
+    | Explain
+    | WriteStaged
+    | ReadStaged
+    | InjectFault
 )
 """Messages that a worker answers."""
 
@@ -191,16 +202,16 @@ class UnmapArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class KnowGraph(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Keep a graph, encoded by `encode_graph`, which requests name by its digest from now on."""
+    """Keep a graph, `Graph.encoded`, which requests name by its `identity` from now on."""
 
-    digest: str
+    identity: str
     body: bytes
 
 
 class ForgetGraph(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """Drop a graph. Requests that were sent before have it still."""
 
-    digest: str
+    identity: str
 
 
 class CreateArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -387,5 +398,5 @@ GRAPHS: msgspec.msgpack.Decoder[Graph] = msgspec.msgpack.Decoder(Graph)
 def encode_message(message: Asked) -> bytes:
     """A message as the bytes of a `Request`. Raises `TypeError` for fields that are not protocol data."""
     if type(message) is RunGraph:
-        message = RunKnown(digest=message.graph.digest(), buffers=message.buffers)
+        message = RunKnown(graph=message.graph.identity, buffers=message.buffers)
     return codec.encode_message(message)  # type: ignore[arg-type]  # which takes any struct of plain data

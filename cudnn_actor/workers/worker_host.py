@@ -44,10 +44,12 @@ from cudnn_actor.protocol.errors import (
     OutOfMemory,
     Words,
 )
+from cudnn_actor.protocol.explanation import Explanation
 from cudnn_actor.protocol.messages import (
     Allocate,
     Compute,
     Download,
+    Explain,
     GetStatistics,
     Ping,
     RunGraph,
@@ -103,7 +105,7 @@ HEAVY_BYTES = 256 << 10
 _MOST_GRAPHS = 256
 """Graphs that a worker keeps, as many as plans."""
 _WITH_VALUES = frozenset({Upload, Allocate, Download})
-_GIVEN: dict[type, type] = {Ping: int, Warm: int, GetStatistics: Statistics}
+_GIVEN: dict[type, type] = {Ping: int, Warm: int, GetStatistics: Statistics, Explain: Explanation}
 """The types of a worker's answers to these messages."""
 
 log = Log("cudnn_actor")
@@ -184,7 +186,7 @@ class WorkerHost:
         self.on_new_plan: Callable[[], None] = _nothing
         self._unsent: list[Request] = []
         self._graphs: dict[str, None] = {}
-        """Digests of the graphs that the worker keeps, the oldest first."""
+        """Identities of the graphs that the worker keeps, the oldest first."""
         self._sending: Requests | None = None
         """The frame that is being sent. It stays set if the sender is interrupted."""
 
@@ -298,39 +300,41 @@ class WorkerHost:
         if cached is not None:
             if cached.body is None:
                 if type(request.request) is RunGraph:
-                    self._check_length(request.request.graph)
+                    graph = request.request.graph
+                    self._check_length(len(graph.encoded), len(graph.body.operations))
                 cached.body = encode_message(request.request)
             request.body = cached.body
             return
         request.body = body = encode_message(request.request)
-        if len(body) > LONGEST_MESSAGE:
+        if type(request.request) is Explain:
+            self._check_length(len(body), len(request.request.graph.operations))
+        elif len(body) > LONGEST_MESSAGE:
             raise InvalidRequest(
                 field="messages",
-                value=Words(f"{len(request.request.messages):,} requests"),
+                value=Words(f"{len(request.request.messages) + len(request.request.graphs):,} requests"),
                 problem=f"take {len(body):,} bytes, and a worker accepts at most {LONGEST_MESSAGE:,}",
                 fix="warm fewer requests at a time",
             )
 
     @staticmethod
-    def _check_length(graph: Graph) -> None:
-        nbytes = len(graph.encoded)
+    def _check_length(nbytes: int, operations: int) -> None:
         if nbytes > LONGEST_MESSAGE:
             raise InvalidRequest(
                 field="graph",
-                value=Words(f"{len(graph.body.operations):,} operations"),
+                value=Words(f"{operations:,} operations"),
                 problem=f"takes {nbytes:,} bytes, and a worker accepts at most {LONGEST_MESSAGE:,}",
                 fix="cut it into several graphs",
             )
 
     def knows(self, message: Any) -> bool:
         """Whether the worker has the graph of a message, if it is a `RunGraph`."""
-        return type(message) is not RunGraph or message.graph.digest() in self._graphs
+        return type(message) is not RunGraph or message.graph.identity in self._graphs
 
     def _make_known(self, graph: Graph) -> None:
         """Send the worker a graph, and have it forget the oldest if it has too many."""
         assert self.worker is not None
-        self.worker.send(KnowGraph(graph.digest(), graph.encoded))
-        self._graphs[graph.digest()] = None
+        self.worker.send(KnowGraph(graph.identity, graph.encoded))
+        self._graphs[graph.identity] = None
         if len(self._graphs) > _MOST_GRAPHS:
             oldest = next(iter(self._graphs))
             self.flush()  # requests that name it go first

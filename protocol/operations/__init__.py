@@ -7,8 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Union
 
-from cudnn_actor.protocol.operations.attention import Attention, AttentionBackward
+from cudnn_actor.protocol.operations.attention import Attention, AttentionBackward, alibi_slopes
 from cudnn_actor.protocol.operations.base import GraphTensor, Operation, Specs, TensorRole
+from cudnn_actor.protocol.operations.channel_norms import (
+    BatchNorm,
+    BatchNormBackward,
+    BatchNormTraining,
+    ChannelNorm,
+    GenStats,
+    GroupNorm,
+    GroupNormBackward,
+    InstanceNorm,
+    InstanceNormBackward,
+)
 from cudnn_actor.protocol.operations.convolution import (
     Convolution,
     ConvolutionBackwardData,
@@ -16,8 +27,9 @@ from cudnn_actor.protocol.operations.convolution import (
     ConvolutionForward,
 )
 from cudnn_actor.protocol.operations.functions import FUNCTIONS, PointwiseMode
+from cudnn_actor.protocol.operations.grouped_matmul import GroupedMatMul, GroupedMatMulBackwardWeights
 from cudnn_actor.protocol.operations.matmul import MatMul
-from cudnn_actor.protocol.operations.movement import Movement, Placed, Reshape, Slice, Transpose
+from cudnn_actor.protocol.operations.movement import Movement, Pad, Placed, Reshape, Slice, Transpose
 from cudnn_actor.protocol.operations.normalization import (
     LayerNorm,
     LayerNormBackward,
@@ -25,37 +37,76 @@ from cudnn_actor.protocol.operations.normalization import (
     RMSNormBackward,
 )
 from cudnn_actor.protocol.operations.pointwise import Pointwise
-from cudnn_actor.protocol.operations.pooling import AvgPool, AvgPoolBackward, MaxPool, MaxPoolBackward, Window
+from cudnn_actor.protocol.operations.pooling import (
+    AdaptiveWindow,
+    AvgPool,
+    AvgPoolBackward,
+    LpPool,
+    LpPoolBackward,
+    MaxPool,
+    MaxPoolBackward,
+    Window,
+)
+from cudnn_actor.protocol.operations.random import (
+    RandomBernoulli,
+    RandomIntegers,
+    Randomness,
+    RandomNormal,
+    RandomUniform,
+)
 from cudnn_actor.protocol.operations.reduction import ArgReduction, Cumulative, Reduction, ReductionMode
+from cudnn_actor.protocol.operations.response_norm import LocalResponseNorm, LocalResponseNormBackward
 from cudnn_actor.protocol.operations.softmax import Softmax, SoftmaxBackward
 
 __all__ = [
     "FUNCTIONS",
     "OPERATIONS",
+    "AdaptiveWindow",
     "ArgReduction",
     "Attention",
     "AttentionBackward",
     "AvgPool",
     "AvgPoolBackward",
+    "BatchNorm",
+    "BatchNormBackward",
+    "BatchNormTraining",
+    "ChannelNorm",
     "Convolution",
     "ConvolutionBackwardData",
     "ConvolutionBackwardFilter",
     "ConvolutionForward",
     "Cumulative",
+    "GenStats",
     "GraphTensor",
+    "GroupNorm",
+    "GroupNormBackward",
+    "GroupedMatMul",
+    "GroupedMatMulBackwardWeights",
+    "InstanceNorm",
+    "InstanceNormBackward",
     "LayerNorm",
     "LayerNormBackward",
+    "LocalResponseNorm",
+    "LocalResponseNormBackward",
+    "LpPool",
+    "LpPoolBackward",
     "MatMul",
     "MaxPool",
     "MaxPoolBackward",
     "Movement",
     "Node",
     "Operation",
+    "Pad",
     "Placed",
     "Pointwise",
     "PointwiseMode",
     "RMSNorm",
     "RMSNormBackward",
+    "RandomBernoulli",
+    "RandomIntegers",
+    "RandomNormal",
+    "RandomUniform",
+    "Randomness",
     "Reduction",
     "ReductionMode",
     "Reshape",
@@ -66,6 +117,7 @@ __all__ = [
     "TensorRole",
     "Transpose",
     "Window",
+    "alibi_slopes",
 ]
 
 OPERATIONS: tuple[type[Operation[Any]], ...] = (
@@ -77,21 +129,40 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     MaxPoolBackward,
     AvgPool,
     AvgPoolBackward,
+    LpPool,
+    LpPoolBackward,
     LayerNorm,
     LayerNormBackward,
     RMSNorm,
     RMSNormBackward,
+    BatchNorm,
+    BatchNormTraining,
+    BatchNormBackward,
+    InstanceNorm,
+    InstanceNormBackward,
+    GroupNorm,
+    GroupNormBackward,
+    GenStats,
+    LocalResponseNorm,
+    LocalResponseNormBackward,
     Attention,
     AttentionBackward,
     Reshape,
     Transpose,
     Slice,
+    Pad,
     Reduction,
     ArgReduction,
     Cumulative,
     Softmax,
     SoftmaxBackward,
     MatMul,
+    RandomUniform,
+    RandomNormal,
+    RandomBernoulli,
+    RandomIntegers,
+    GroupedMatMul,
+    GroupedMatMulBackwardWeights,
 )
 """Every operation."""
 

@@ -1,16 +1,19 @@
 """Scaled dot-product attention, and its gradients.
 
-The definition is ONNX's, of `Attention`, with lengths in the place of a boolean mask.
+The definition is ONNX's, of `Attention`, with lengths in the place of a boolean mask, and with windows,
+ALiBi and dropout.
 https://onnx.ai/onnx/operators/onnx__Attention.html
+O. Press et al., "Train short, test long: attention with linear biases", ICLR 2022.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from cudnn_actor.protocol.checks import is_finite
+from cudnn_actor.protocol.checks import is_finite, is_whole
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
@@ -22,14 +25,28 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
+from cudnn_actor.protocol.operations.random import STATE, keeping, state_sample, words
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["Attention", "AttentionBackward"]
+__all__ = ["Attention", "AttentionBackward", "alibi_slopes"]
 
 _MOST_SCORES = 1 << 22
 """The most scores computed at a time: 32 MiB as float64, a few times."""
 _LONGEST = 1 << 31
 """Positions are int32 on a GPU."""
+Piece = tuple[slice, slice, slice, slice]
+"""Slices of the batch, of q's heads, of k's heads and of q's positions."""
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """ALiBi's slopes for so many heads: for a power of two n, 2**(-8 / n), its square and so on.
+
+    For another number, those of the power of two below it, and then every other one of the power above.
+    https://github.com/ofirpress/attention_with_linear_biases
+    """
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * (head + 1) / power) for head in range(power)]
+    return (*slopes, *(2.0 ** (-4 * (2 * head + 1) / power) for head in range(heads - power)))
 
 
 class _Attention(Operation[T], frozen=True, kw_only=True):
@@ -41,11 +58,36 @@ class _Attention(Operation[T], frozen=True, kw_only=True):
         What the scores are multiplied with; None for 1 / sqrt(D).
     causal
         Whether position i sees only the positions j ≤ i, both counted from the first.
+    window_left, window_right
+        Position i sees only the positions from i - window_left to i + window_right; None for no bound.
+    slopes
+        ALiBi's: the scores of a head are lowered by its slope times abs(i - j). None for 0.
+    dropout
+        The probability with which a weight becomes 0; the others are divided by 1 - dropout.
     """
 
     slack = 16.0  # the weights are rounded to the operands' type
     scale: float | None = None
     causal: bool = False
+    window_left: int | None = None
+    window_right: int | None = None
+    slopes: tuple[float, ...] | None = None
+    dropout: float = 0.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The parameters that both passes have."""
+        return {name: getattr(self, name) for name in _Attention.__struct_fields__ if name != "numerics"}
+
+    def bounds(self, rows: int, columns: int) -> tuple[int | None, int | None]:
+        """How many positions before and after its own one each sees; None for all of them."""
+        left, right = self.window_left, self.window_right
+        if self.causal:
+            right = 0
+        return (
+            None if left is None or left >= rows - 1 else left,
+            None if right is None or right >= columns - 1 else right,
+        )
 
     def effective_scale(self, features: int) -> float:
         """What the scores are multiplied with, for queries of that many features."""
@@ -87,6 +129,41 @@ class _Attention(Operation[T], frozen=True, kw_only=True):
             if name in specs:
                 require(specs, name, (batch,), DType.INT32)
         self._check_bias(specs, "bias")
+        self._check_options(heads)
+        if ("state" in specs) != (self.dropout > 0):
+            raise InvalidRequest(
+                field="state",
+                value=specs["state"].dims if "state" in specs else None,
+                problem="is what dropout draws from: both are given, or none",
+                fix="give a state, int64 of dims (2,), exactly if dropout is above 0",
+            )
+        if "state" in specs:
+            require(specs, "state", STATE.dims, STATE.dtype)
+
+    def _check_options(self, heads: int) -> None:
+        for name, bound in (("window_left", self.window_left), ("window_right", self.window_right)):
+            if bound is not None and (not is_whole(bound) or not 0 <= bound < _LONGEST):
+                raise InvalidRequest(
+                    field=name,
+                    value=bound,
+                    problem="must be a whole number from 0 to 2**31 - 1",
+                    fix="leave it out for no bound",
+                )
+        slopes = self.slopes
+        if slopes is not None and (len(slopes) != heads or not all(map(is_finite, slopes))):
+            raise InvalidRequest(
+                field="slopes",
+                value=slopes,
+                problem=f"are not a finite number for each of the {heads} heads of q",
+                fix=f"use alibi_slopes({heads})",
+            )
+        if not is_finite(self.dropout) or not 0 <= self.dropout < 1:
+            raise InvalidRequest(
+                field="dropout",
+                value=self.dropout,
+                problem="must be a number from 0 to below 1",
+                fix="use 0.1 to drop one weight in ten",
+            )
 
     def _check_bias(self, specs: Specs, name: str) -> None:
         if name not in specs:
@@ -113,6 +190,8 @@ class _Attention(Operation[T], frozen=True, kw_only=True):
         """
         q, k = specs["q"], specs["k"]
         values = {name: draw(specs[name]) for name in ("q", "k", "v", "bias") if name in specs}
+        if "state" in specs:
+            values["state"] = state_sample(xp)
         scale = abs(self.effective_scale(q.dims[3])) * math.sqrt(q.dims[3])
         values["q"] *= 2.0 ** min(12, round(-math.log2(2 * scale))) if scale else 1.0  # finite as float16
         for name, longest in (("lengths_q", q.dims[2]), ("lengths_kv", k.dims[2])):
@@ -122,8 +201,8 @@ class _Attention(Operation[T], frozen=True, kw_only=True):
             values["lengths_kv"][-1] = 0
         return values
 
-    def _pieces(self, q: Array, k: Array) -> Iterator[tuple[slice, slice, slice, slice]]:
-        """Slices of the batch, of q's heads, of k's heads and of q's positions, with few scores each."""
+    def _pieces(self, q: Array, k: Array) -> Iterator[Piece]:
+        """Parts of the scores, with few of them each."""
         batch, heads, rows, _ = q.shape
         groups, columns = k.shape[1:3]
         size = heads // groups
@@ -145,28 +224,63 @@ class _Attention(Operation[T], frozen=True, kw_only=True):
                         slice(r, min(r + row_step, rows)),
                     )
 
-    def _scores(
-        self, xp: Any, values: Mapping[str, Array], piece: tuple[slice, slice, slice, slice]
-    ) -> tuple[Array, Array]:
+    def _scores(self, xp: Any, values: Mapping[str, Array], piece: Piece) -> tuple[Array, Array]:
         """Some of the scores, and which of them are seen."""
         b, h, g, r = piece
         q, k = values["q"][b, h, r], values["k"][b, g]
         scores = _by_group(q, k.shape[1]) @ k.swapaxes(2, 3)
         scores = scores.reshape(*q.shape[:3], k.shape[2]) * self.effective_scale(q.shape[3])
-        if "bias" in values:
-            bias = values["bias"]
-            scores += bias[
-                tuple(s if n > 1 else slice(None) for s, n in zip((b, h, r), bias.shape, strict=False))
-            ]
+        scores += self._added(xp, values, piece)
         row, column = xp.arange(r.start, r.stop)[:, None], xp.arange(k.shape[2])
         seen = xp.ones((1, 1, len(row), len(column)), bool)
-        if self.causal:
-            seen &= column <= row
+        left, right = self.bounds(values["q"].shape[2], k.shape[2])
+        if left is not None:
+            seen &= column >= row - left
+        if right is not None:
+            seen &= column <= row + right
         if "lengths_q" in values:
             seen = seen & (row < values["lengths_q"][b, None, None, None])
         if "lengths_kv" in values:
             seen = seen & (column < values["lengths_kv"][b, None, None, None])
         return scores, seen
+
+    def _added(self, xp: Any, values: Mapping[str, Array], piece: Piece) -> Any:
+        """What is added to some of the scores: the bias, and ALiBi's."""
+        b, h, _, r = piece
+        added: Any = 0.0
+        if "bias" in values:
+            bias = values["bias"]
+            added = bias[
+                tuple(s if n > 1 else slice(None) for s, n in zip((b, h, r), bias.shape, strict=False))
+            ]
+        if self.slopes is not None:
+            slopes = xp.asarray(self.slopes, dtype=xp.float64)[h, None, None]
+            row, column = xp.arange(r.start, r.stop)[:, None], xp.arange(values["k"].shape[2])
+            added = added - slopes * xp.abs(row - column)
+        return added
+
+    def _factors(self, xp: Any, values: Mapping[str, Array], piece: Piece) -> Any:
+        """What some of the weights are multiplied with: 0 where they are dropped.
+
+        Weights are numbered in the order of the scores, of dims (B, H, S, L): those that are kept are the
+        ones where `RandomBernoulli` of these dims gives 1, with the probability 1 - dropout.
+        """
+        if not self.dropout:
+            return 1.0
+        b, h, _, r = piece
+        (batch, heads, rows, _), columns = values["q"].shape, values["k"].shape[2]
+        samples, own = range(batch)[b], range(heads)[h]
+        size = (r.stop - r.start) * columns
+        runs: list[list[int]] = []
+        for sample, head in itertools.product(samples, own):
+            start = ((sample * heads + head) * rows + r.start) * columns
+            if runs and sum(runs[-1]) == start:
+                runs[-1][1] += size
+            else:
+                runs.append([start, size])
+        drawn = xp.concatenate([words(xp, values["state"], *run) for run in runs])
+        kept = (drawn < keeping(1 - self.dropout)).reshape(len(samples), len(own), -1, columns)
+        return kept / (1 - self.dropout)
 
 
 def _by_group(array: Array, groups: int) -> Array:
@@ -191,6 +305,9 @@ class Attention(_Attention[T], frozen=True, kw_only=True, tag=True):
     lengths_q, lengths_kv
         int32, dims (B,): how many positions of q, and of k and v, count. Those behind are padding, which
         must hold finite numbers. A length below 0 counts as 0, one above S or L as S or L. None: all count.
+    state
+        Of dropout: int64, dims (2,), the seed and the number of the first weight, as of `RandomBernoulli`.
+        The weights have B * H * S * L numbers.
     y
         Result, dims (B, H, S, E), of q's dtype. 0 at a position that sees nothing, as padding does.
     statistics
@@ -200,18 +317,27 @@ class Attention(_Attention[T], frozen=True, kw_only=True, tag=True):
         What q @ k^T is multiplied with; None for 1 / sqrt(D).
     causal
         Whether position i sees only the positions j ≤ i, both counted from the first.
+    window_left, window_right
+        Position i sees only the positions from i - window_left to i + window_right; None for no bound.
+    slopes
+        ALiBi's, one for each head, as `alibi_slopes` gives them: scores are lowered by the head's slope times
+        abs(i - j). None for 0.
+    dropout
+        The probability with which a weight becomes 0; the others are divided by 1 - dropout. From 0 to below
+        1. Statistics are those without dropout.
     """
 
     kind = "attention"
-    inputs = ("q", "k", "v", "bias", "lengths_q", "lengths_kv")
+    inputs = ("q", "k", "v", "bias", "lengths_q", "lengths_kv", "state")
     outputs = ("y", "statistics")
-    optional = frozenset({"bias", "lengths_q", "lengths_kv", "statistics"})
+    optional = frozenset({"bias", "lengths_q", "lengths_kv", "state", "statistics"})
     q: T
     k: T
     v: T
     bias: T | None = None
     lengths_q: T | None = None
     lengths_kv: T | None = None
+    state: T | None = None
     y: T = ALLOCATED
     statistics: T | None = None
 
@@ -220,6 +346,18 @@ class Attention(_Attention[T], frozen=True, kw_only=True, tag=True):
         q = specs["q"]
         y = TensorSpec.packed((*q.dims[:3], specs["v"].dims[3]), q.dtype)
         return {"y": y, "statistics": self._statistics(q)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        """Of q, k, v and the bias, by `AttentionBackward`. The statistics have no gradient."""
+        if "statistics" in d:
+            raise InvalidRequest(
+                field="statistics", value=None, problem="have no gradient", fix="compute with y alone"
+            )
+        given: dict[str, Any] = dict(self.named(self.inputs))
+        statistics = g.output(self, "statistics")
+        backward = AttentionBackward(dy=d["y"], y=self.y, statistics=statistics, **given, **self.options)
+        found = g.apply(backward, also=("dbias",) if "bias" in given else ())
+        return {name: getattr(found, f"d{name}") for name in ("q", "k", "v", "bias") if name in given}
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         return self._some(xp, specs, draw)
@@ -237,7 +375,7 @@ class Attention(_Attention[T], frozen=True, kw_only=True, tag=True):
             weights = xp.exp(scores - largest)
             total = weights.sum(axis=3, keepdims=True)
             statistics[b, h, r] = largest + xp.log(total)
-            weights /= xp.where(total == 0, 1.0, total)
+            weights *= self._factors(xp, values, (b, h, g, r)) / xp.where(total == 0, 1.0, total)
             found = _by_group(weights, v[:, g].shape[1]) @ v[b, g]
             y[b, h, r] = found.reshape(*weights.shape[:3], v.shape[3])
         return {"y": y, "statistics": statistics}
@@ -250,7 +388,8 @@ class AttentionBackward(_Attention[T], frozen=True, kw_only=True, tag=True):
     ----------
     dy
         Gradient of y, of y's dims and q's dtype.
-    q, k, v, bias, lengths_q, lengths_kv, scale, causal
+    q, k, v, bias, lengths_q, lengths_kv, state
+    scale, causal, window_left, window_right, slopes, dropout
         As in the forward pass.
     y, statistics
         As the forward pass wrote them.
@@ -261,9 +400,9 @@ class AttentionBackward(_Attention[T], frozen=True, kw_only=True, tag=True):
     """
 
     kind = "attention_bwd"
-    inputs = ("dy", "q", "k", "v", "y", "statistics", "bias", "lengths_q", "lengths_kv")
+    inputs = ("dy", "q", "k", "v", "y", "statistics", "bias", "lengths_q", "lengths_kv", "state")
     outputs = ("dq", "dk", "dv", "dbias")
-    optional = frozenset({"bias", "lengths_q", "lengths_kv", "dbias"})
+    optional = frozenset({"bias", "lengths_q", "lengths_kv", "state", "dbias"})
     dy: T
     q: T
     k: T
@@ -273,6 +412,7 @@ class AttentionBackward(_Attention[T], frozen=True, kw_only=True, tag=True):
     bias: T | None = None
     lengths_q: T | None = None
     lengths_kv: T | None = None
+    state: T | None = None
     dq: T = ALLOCATED
     dk: T = ALLOCATED
     dv: T = ALLOCATED
@@ -302,7 +442,7 @@ class AttentionBackward(_Attention[T], frozen=True, kw_only=True, tag=True):
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         values = self._some(xp, specs, draw)
-        forward = Attention(q=0, k=1, v=2, y=3, statistics=4, scale=self.scale, causal=self.causal)
+        forward = Attention(q=0, k=1, v=2, y=3, statistics=4, **self.options)
         return values | forward.evaluate(xp, values, {name: specs[name] for name in ("y", "statistics")})
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
@@ -317,9 +457,10 @@ class AttentionBackward(_Attention[T], frozen=True, kw_only=True, tag=True):
             weights = xp.where(seen, xp.exp(scores - base[b, h, r]), 0.0)
             groups = k[:, g].shape[1]
             of_q, of_dy = _by_group(q[b, h, r], groups), _by_group(dy[b, h, r], groups)
-            slopes = (of_dy @ v[b, g].swapaxes(2, 3)).reshape(weights.shape)
+            factors = self._factors(xp, values, (b, h, g, r))
+            slopes = (of_dy @ v[b, g].swapaxes(2, 3)).reshape(weights.shape) * factors
             slopes = xp.where(seen, weights * (slopes - apart[b, h, r]), 0.0)
-            dv[b, g] += _by_group(weights, groups).swapaxes(2, 3) @ of_dy
+            dv[b, g] += _by_group(weights * factors, groups).swapaxes(2, 3) @ of_dy
             by_group = _by_group(slopes, groups)
             dq[b, h, r] = (by_group @ k[b, g]).reshape(q[b, h, r].shape) * scale
             dk[b, g] += by_group.swapaxes(2, 3) @ of_q * scale

@@ -223,6 +223,28 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
         del xp, specs, draw
         return {}
 
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        """The gradients of the inputs, from those of the outputs: see `GraphBuilder.grad`.
+
+        Called on an operation whose operands are `Tensor`s of a builder, its outputs included. One that does
+        not override it has no gradient.
+
+        Parameters
+        ----------
+        g
+            The `GraphBuilder`. `g.output(self, name)` is an optional output, `g.sum_to(x, dims)` sums over
+            the dims that were broadcast, and `g.apply(..., like={name: x})` makes an output like a tensor.
+        d
+            The gradient of each output that has one, by the output's name, of its dims and dtype.
+
+        Returns
+        -------
+        dict
+            For each input that has a gradient, by its name as `named` gives it: a tensor of its dims. Those
+            left out have none, or a gradient of 0.
+        """
+        raise NotImplementedError
+
     def work(self, specs: Specs) -> int:
         """About how many steps `evaluate` takes, from the specs of all operands.
 

@@ -53,6 +53,17 @@ class Convolution(Operation[T], frozen=True, kw_only=True):
     def compute(self, dtypes: tuple[DType, ...]) -> DType:
         return type_of_sums(dtypes[0])
 
+    # A convolution is linear in each operand: the gradients of each of the three are the other two.
+
+    def _forward(self, g: Any, x: Any, w: Any) -> Any:
+        return g.apply(ConvolutionForward(x=x, w=w, conv=self.conv))
+
+    def _data(self, g: Any, dy: Any, w: Any, x: Any) -> Any:
+        return g.apply(ConvolutionBackwardData(dy=dy, w=w, conv=self.conv), like={"dx": x})
+
+    def _filter(self, g: Any, x: Any, dy: Any, w: Any) -> Any:
+        return g.apply(ConvolutionBackwardFilter(x=x, dy=dy, conv=self.conv), like={"dw": w})
+
     def _like(self, dims: tuple[int, ...], operand: TensorSpec) -> TensorSpec:
         return TensorSpec.packed(dims, operand.dtype if operand.dtype.is_floating else DType.INT32)
 
@@ -70,6 +81,9 @@ class ConvolutionForward(Convolution[T], frozen=True, kw_only=True, tag=True):
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         return {"y": self._like(self.conv.output_dims(specs["x"].dims, specs["w"].dims), specs["x"])}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        return {"x": self._data(g, d["y"], self.w, self.x), "w": self._filter(g, self.x, d["y"], self.w)}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x, w, y = values["x"], values["w"], specs["y"]
@@ -96,6 +110,9 @@ class ConvolutionBackwardData(Convolution[T], frozen=True, kw_only=True, tag=Tru
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         return {"dx": self._like(self.conv.input_dims(specs["dy"].dims, specs["w"].dims), specs["dy"])}
 
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        return {"dy": self._forward(g, d["dx"], self.w), "w": self._filter(g, d["dx"], self.dy, self.w)}
+
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         dy, w, dx = values["dy"], values["w"], specs["dx"]
         groups = self.conv.groups
@@ -121,6 +138,9 @@ class ConvolutionBackwardFilter(Convolution[T], frozen=True, kw_only=True, tag=T
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         del specs
         return {}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        return {"x": self._data(g, self.dy, d["dw"], self.x), "dy": self._forward(g, self.x, d["dw"])}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x, dy, dw = values["x"], values["dy"], specs["dw"]

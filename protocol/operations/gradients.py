@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cudnn_actor.protocol.operations.functions import SELU, SELU_ALPHA, PointwiseMode
-from cudnn_actor.protocol.operations.pointwise import Pointwise
+
+if TYPE_CHECKING:
+    from cudnn_actor.protocol.operations.pointwise import Pointwise
 
 __all__ = ["GRADIENTS", "gradients"]
 

@@ -6,6 +6,7 @@ https://numpy.org/doc/stable/reference/generated/numpy.matmul.html
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -121,6 +122,22 @@ class MatMul(Operation[T], frozen=True, kw_only=True, tag=True):
         # Sums of products of bytes are exact in float64, whose products are faster than those of int64.
         floats = (array.astype(xp.float64) for array in (a, b))
         return {"y": xp.matmul(*floats).astype(xp.int64)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        a: Any = self.a
+        b: Any = self.b
+        dy = d["y"]
+        da = g.sum_to(g.matmul(dy, _turned(g, b)), a.dims)
+        if math.prod(b.dims[:-2]) == 1:  # one b for all of a batch: its gradient is one product
+            rows, slopes = (g.reshape(each, (math.prod(each.dims[:-1]), each.dims[-1])) for each in (a, dy))
+            return {"a": da, "b": g.reshape(g.matmul(_turned(g, rows), slopes), b.dims)}
+        return {"a": da, "b": g.sum_to(g.matmul(_turned(g, a), dy), b.dims)}
+
+
+def _turned(g: Any, matrix: Any) -> Any:
+    """Matrices with rows for columns."""
+    *batch, row, column = range(matrix.rank)
+    return g.transpose(matrix, (*batch, column, row))
 
 
 def _of_batch(wanted: list[slice], dims: tuple[int, ...]) -> tuple[slice, ...]:

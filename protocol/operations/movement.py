@@ -1,6 +1,6 @@
-"""Operations that move elements and compute nothing: reshape, transpose, slice.
+"""Operations that move elements and compute nothing: reshape, transpose, slice, pad.
 
-Each result may lie in its operand's memory: `view` says how.
+Each result but a padded one may lie in its operand's memory: `view` says how.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from cudnn_actor.protocol.checks import is_finite
+from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["Movement", "Placed", "Reshape", "Slice", "Transpose"]
+__all__ = ["Movement", "Pad", "Placed", "Reshape", "Slice", "Transpose"]
 
 
 class Placed(NamedTuple):
@@ -37,7 +41,19 @@ class Movement(Operation[T], frozen=True, kw_only=True, tag=True):
 
     def view(self, dims: tuple[int, ...], strides: tuple[int, ...]) -> Placed | None:
         """Where the result lies in an operand of these dims and strides; None if it must be copied."""
-        raise NotImplementedError
+        del dims, strides
+        return None
+
+    def _check_axes(self, x: TensorSpec, *names: str) -> None:
+        """Raise `InvalidRequest` unless these fields have a number for each axis of x."""
+        for name in names:
+            if len(getattr(self, name)) != x.rank:
+                raise InvalidRequest(
+                    field=name,
+                    value=getattr(self, name),
+                    problem=f"do not have a number for each of the {x.rank} axes of x",
+                    fix="give one for each axis",
+                )
 
 
 class Reshape(Movement[T], frozen=True, kw_only=True, tag=True):
@@ -62,6 +78,10 @@ class Reshape(Movement[T], frozen=True, kw_only=True, tag=True):
                 fix="choose dims with the same product",
             )
         return {"y": TensorSpec.packed(self.dims, x.dtype)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        x: Any = self.x
+        return {"x": g.reshape(d["y"], x.dims)}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
@@ -113,11 +133,14 @@ class Transpose(Movement[T], frozen=True, kw_only=True, tag=True):
             )
         return {"y": TensorSpec.packed(tuple(x.dims[axis] for axis in self.axes), x.dtype)}
 
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        return {"x": g.transpose(d["y"], [self.axes.index(axis) for axis in range(len(self.axes))])}
+
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
         return {"y": xp.transpose(values["x"], self.axes)}
 
-    def view(self, dims: tuple[int, ...], strides: tuple[int, ...]) -> Placed | None:
+    def view(self, dims: tuple[int, ...], strides: tuple[int, ...]) -> Placed:
         del dims
         return Placed(tuple(strides[axis] for axis in self.axes))
 
@@ -138,14 +161,7 @@ class Slice(Movement[T], frozen=True, kw_only=True, tag=True):
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         x = specs["x"]
-        for name in ("starts", "steps", "sizes"):
-            if len(getattr(self, name)) != x.rank:
-                raise InvalidRequest(
-                    field=name,
-                    value=getattr(self, name),
-                    problem=f"do not have a number for each of the {x.rank} axes of x",
-                    fix="give one for each axis",
-                )
+        self._check_axes(x, "starts", "steps", "sizes")
         for axis, (start, step, size) in enumerate(zip(self.starts, self.steps, self.sizes, strict=True)):
             last = start + (size - 1) * step
             if size < 1 or step == 0 or not (0 <= start < x.dims[axis] and 0 <= last < x.dims[axis]):
@@ -156,6 +172,14 @@ class Slice(Movement[T], frozen=True, kw_only=True, tag=True):
                     fix=f"stay from 0 to {x.dims[axis] - 1}",
                 )
         return {"y": TensorSpec.packed(self.sizes, x.dtype)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        x: Any = self.x
+        along = zip(self.starts, self.steps, self.sizes, strict=True)
+        last = [start + (size - 1) * step for start, step, size in along]
+        before = tuple(map(min, self.starts, last))
+        after = tuple(dim - 1 - max(ends) for dim, *ends in zip(x.dims, self.starts, last, strict=True))
+        return {"x": g.apply(Pad(x=d["y"], before=before, after=after, steps=self.steps))}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
@@ -168,3 +192,82 @@ class Slice(Movement[T], frozen=True, kw_only=True, tag=True):
         del dims
         offset = sum(start * stride for start, stride in zip(self.starts, strides, strict=True))
         return Placed(tuple(step * stride for step, stride in zip(self.steps, strides, strict=True)), offset)
+
+
+class Pad(Movement[T], frozen=True, kw_only=True, tag=True):
+    """x with a number around its elements, and between them. As NumPy's `pad`, and the reverse of `Slice`.
+
+    Parameters
+    ----------
+    before, after
+        For each axis: how many elements lie before those of x, and behind them; at least 0.
+    steps
+        For each axis: the distance of two of x's elements in y, not 0; negative: they are in reverse.
+    value
+        What the other elements are: finite; a whole number in the dtype's range if that is of integers.
+    """
+
+    kind = "pad"
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    steps: tuple[int, ...]
+    value: float = 0.0
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        x = specs["x"]
+        self._check_axes(x, "before", "after", "steps")
+        for name in ("before", "after"):
+            if min(getattr(self, name), default=0) < 0:
+                raise InvalidRequest(
+                    field=name,
+                    value=getattr(self, name),
+                    problem="must not be negative",
+                    fix="take elements away with Slice",
+                )
+        if 0 in self.steps:
+            raise InvalidRequest(
+                field="steps", value=self.steps, problem="must not be 0", fix="use 1 for neighbours"
+            )
+        if not (is_finite(self.value) and _holds(x.dtype, self.value)):
+            raise InvalidRequest(
+                field="value",
+                value=self.value,
+                problem=f"must be a finite number of {x.dtype}",
+                fix="choose one that x could have",
+            )
+        along = zip(self.before, x.dims, self.steps, self.after, strict=True)
+        dims = (before + (size - 1) * abs(step) + 1 + after for before, size, step, after in along)
+        return {"y": TensorSpec.packed(tuple(dims), x.dtype)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        x: Any = self.x
+        along = list(zip(self.before, self.steps, x.dims, strict=True))
+        starts = tuple(before + (size - 1) * max(-step, 0) for before, step, size in along)
+        return {"x": g.apply(Slice(x=d["y"], starts=starts, steps=self.steps, sizes=x.dims))}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        x = values["x"]
+        y = xp.full(specs["y"].dims, self.value, x.dtype)
+        along = zip(self.before, self.after, self.steps, strict=True)
+        inside = tuple(slice(before, -after or None, abs(step)) for before, after, step in along)
+        y[inside] = x[tuple(slice(None, None, -1 if step < 0 else 1) for step in self.steps)]
+        return {"y": y}
+
+    def inside(self, strides: tuple[int, ...]) -> Placed:
+        """Where x lies in a result of these strides, from its first element in the result's order."""
+        offset = sum(before * stride for before, stride in zip(self.before, strides, strict=True))
+        return Placed(tuple(abs(step) * s for step, s in zip(self.steps, strides, strict=True)), offset)
+
+    def turned(self, dims: tuple[int, ...], strides: tuple[int, ...]) -> Placed:
+        """How x's elements lie in its memory, of these dims and strides, in the result's order."""
+        along = list(zip(self.steps, dims, strides, strict=True))
+        offset = sum((size - 1) * stride for step, size, stride in along if step < 0)
+        return Placed(tuple(-stride if step < 0 else stride for step, _, stride in along), offset)
+
+
+def _holds(dtype: DType, value: float) -> bool:
+    """Whether a tensor of a dtype can have a value, but for rounding to a float."""
+    if dtype.is_floating:
+        return True
+    least, most = (0, 1) if dtype is DType.BOOL else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return least <= value <= most and value == int(value)

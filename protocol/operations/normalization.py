@@ -24,7 +24,43 @@ from cudnn_actor.protocol.operations.base import (
 )
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["LayerNorm", "LayerNormBackward", "RMSNorm", "RMSNormBackward"]
+__all__ = [
+    "LayerNorm",
+    "LayerNormBackward",
+    "RMSNorm",
+    "RMSNormBackward",
+    "check_epsilon",
+    "given_gradients",
+    "through_statistics",
+]
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raise `InvalidRequest` unless it is a finite number ≥ 0."""
+    if not is_finite(epsilon) or epsilon < 0:
+        raise InvalidRequest(
+            field="epsilon", value=epsilon, problem="must be a finite number ≥ 0", fix="use 1e-5"
+        )
+
+
+def given_gradients(g: Any, operation: Any, backward: Operation[Any]) -> dict[str, Any]:
+    """The gradients of those inputs that a norm has, from the operation that computes them."""
+    wanted = tuple(
+        name for name in backward.outputs[1:] if getattr(operation, name.removeprefix("d")) is not None
+    )
+    made = g.apply(backward, also=wanted)
+    return {"x": made.dx if wanted else made, **{name[1:]: getattr(made, name) for name in wanted}}
+
+
+def through_statistics(g: Any, centred: Any, count: int, d_mean: Any, d_variance: Any) -> Any:
+    """The gradient of x from those of a mean and a variance over `count` elements; one of them may be None.
+
+    `centred`: x less its mean. All are tensors of a builder, `g`.
+    """
+    parts = [] if d_mean is None else [g.broadcast_to(d_mean, centred.dims)]
+    if d_variance is not None:
+        parts.append(centred * d_variance * 2.0)
+    return sum(parts[1:], parts[0]) / count
 
 
 class _Norm(Operation[T], frozen=True, kw_only=True):
@@ -75,10 +111,7 @@ class _ForwardNorm(_Norm[T], frozen=True, kw_only=True):
 
     def _check_x(self, specs: Specs) -> None:
         super()._check_x(specs)
-        if not is_finite(self.epsilon) or self.epsilon < 0:
-            raise InvalidRequest(
-                field="epsilon", value=self.epsilon, problem="must be a finite number ≥ 0", fix="use 1e-5"
-            )
+        check_epsilon(self.epsilon)
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         del xp
@@ -91,6 +124,24 @@ class _ForwardNorm(_Norm[T], frozen=True, kw_only=True):
     def _far(self, x: Any) -> Any:
         """Values as far from 0 as a check needs."""
         return x
+
+    def _gradient(self, g: Any, d: Mapping[str, Any], inverse: str, backward: Any) -> dict[str, Any]:
+        """`inverse`: the statistic beside the mean; `backward`: the class that computes the gradients."""
+        x: Any = self.x  # type: ignore[attr-defined]
+        scale: Any = self.scale  # type: ignore[attr-defined]
+        kept = {name: g.output(self, name) for name in self.outputs[1:]}
+        found: dict[str, Any] = {}
+        if "y" in d:
+            back = backward(dy=d["y"], x=x, scale=scale, axis=self.axis, **kept)
+            found = given_gradients(g, self, back)
+        of_inverse = d.get(inverse)
+        if of_inverse is not None or "mean" in d:
+            d_variance = None if of_inverse is None else of_inverse * kept[inverse] ** 3 * -0.5
+            count = math.prod(x.dims[self.axis % x.rank :])
+            centred = x - kept["mean"] if "mean" in kept else x
+            more = through_statistics(g, centred, count, d.get("mean"), d_variance)
+            found["x"] = found["x"] + more if found else more
+        return found
 
 
 class LayerNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
@@ -148,6 +199,9 @@ class LayerNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
         inverse = 1 / xp.sqrt((centred * centred).mean(axis=axes, keepdims=True) + self.epsilon)
         y = centred * inverse * values.get("scale", 1.0) + values.get("bias", 0.0)
         return {"y": y, "mean": mean, "inverse_deviation": inverse}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        return self._gradient(g, d, "inverse_deviation", LayerNormBackward)
 
 
 class LayerNormBackward(_Norm[T], frozen=True, kw_only=True, tag=True):
@@ -238,6 +292,9 @@ class RMSNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
         x = values["x"]
         inverse = 1 / xp.sqrt((x * x).mean(axis=self._axes(x), keepdims=True) + self.epsilon)
         return {"y": x * inverse * values.get("scale", 1.0), "inverse_rms": inverse}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        return self._gradient(g, d, "inverse_rms", RMSNormBackward)
 
 
 class RMSNormBackward(_Norm[T], frozen=True, kw_only=True, tag=True):

@@ -11,6 +11,7 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Region, Specs, T, require
 from cudnn_actor.protocol.operations.functions import FUNCTIONS, TRUTH, PointwiseMode
+from cudnn_actor.protocol.operations.gradients import gradients
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["Pointwise"]
@@ -122,6 +123,12 @@ class Pointwise(Operation[T], frozen=True, kw_only=True, tag=True):
     def check(self, specs: Specs) -> None:
         inputs = {name: specs[name] for name, _ in self.named(self.inputs)}
         require(specs, "result", self.infer(inputs)["result"].dims)  # of any dtype: it is rounded
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        found = gradients(self, self.operands, self.result, d["result"], g.pointwise)
+        operands: dict[str, Any] = dict(self.named(self.inputs))
+        named = zip(operands, found, strict=True)
+        return {name: g.sum_to(dx, operands[name].dims) for name, dx in named if dx is not None}
 
     def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region]:
         (region,) = wanted.values()

@@ -1,18 +1,23 @@
-"""Max and average pooling over 1 to 3 spatial dims, and their gradients.
+"""Max, average and Lp pooling over 1 to 3 spatial dims, and their gradients.
 
-The definitions are ONNX's, of `MaxPool` and `AveragePool` without `ceil_mode`.
+The definitions are ONNX's, of `MaxPool`, `AveragePool` and `LpPool` without
+`ceil_mode`; adaptive windows are PyTorch's.
 https://onnx.ai/onnx/operators/onnx__MaxPool.html
+https://docs.pytorch.org/docs/stable/generated/torch.nn.AdaptiveAvgPool2d.html
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from cudnn_actor.protocol.checks import is_finite
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.operations.base import (
@@ -27,15 +32,15 @@ from cudnn_actor.protocol.operations.base import (
 from cudnn_actor.protocol.spatial import check_spatial, check_spatial_dims, spread
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
-__all__ = ["AvgPool", "AvgPoolBackward", "MaxPool", "MaxPoolBackward", "Window"]
-
+__all__ = ["AdaptiveWindow", "AvgPool", "AvgPoolBackward", "LpPool", "LpPoolBackward"]
+__all__ += ["MaxPool", "MaxPoolBackward", "Window"]
 
 _MOST_PADDING = 1 << 16
 """The most padding before or after a spatial dim. It costs work, and no tensor has to be as large."""
 
 
 class Window(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False, tag=True
 ):
     """The windows of a pooling, with one value per spatial dim (1 to 3 of them).
 
@@ -100,14 +105,7 @@ class Window(
         Per spatial dim: 1 + (pre + in + post - (dilation * (size - 1) + 1)) // stride. Raises
         `InvalidRequest` if ranks do not match, or a window has no element of the input.
         """
-        if len(x) != self.spatial_dims + 2:
-            raise InvalidRequest(
-                field="x",
-                value=tuple(x),
-                problem=f"has rank {len(x)}, but windows of {self.spatial_dims} spatial dims need "
-                f"{self.spatial_dims + 2}",
-                fix="dims are N, C, spatial; give the window as many spatial dims",
-            )
+        _check_rank(x, self.spatial_dims)
         return (*x[:2], *(self._count(axis, size) for axis, size in enumerate(x[2:])))
 
     def _count(self, axis: int, size: int) -> int:
@@ -143,41 +141,159 @@ class Window(
                 )
         return count
 
-    def taps(self, places: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-        """Each element of a window, and where it lies in the padded input for all windows."""
+    def seen(self, xp: Any, axis: int, x: Array, value: float, count: int) -> Iterator[Array]:
+        """For each place in a window along one spatial dim: the elements there of all `count` windows.
+
+        Padding has that value.
+        """
+        widths = [(0, 0)] * x.ndim
+        widths[2 + axis] = (self.pre_padding[axis], self.post_padding[axis])
+        padded = xp.pad(x, widths, constant_values=value)
+        return (padded[places] for places in self._along(axis, count))
+
+    def spread(self, xp: Any, y: Array, dims: Sequence[int]) -> Array:
+        """For each element of an input of these dims, the sum of y over the windows that it is in."""
+        for axis, size in enumerate(dims[2:]):
+            count, reached, first = y.shape[2 + axis], [*y.shape], self.pre_padding[axis]
+            reached[2 + axis] = first + size + self.post_padding[axis]
+            total = xp.zeros(reached, y.dtype)
+            for places in self._along(axis, count):
+                total[places] += y
+            y = total[(*[slice(None)] * (2 + axis), slice(first, first + size))]
+        return y
+
+    def collect(self, xp: Any, term: Callable[..., Array], of_x: _Arrays, of_y: _Arrays) -> Array:
+        """For each element of the input, the sum of `term` over the windows that it is in.
+
+        `term` takes values of the element, from `of_x`, and of the window, from `of_y`.
+        """
+        dims, places = of_x[0].shape, of_y[0].shape[2:]
+        widths = ((0, 0), (0, 0), *zip(self.pre_padding, self.post_padding, strict=True))
+        padded = [xp.pad(x, widths) for x in of_x]
+        total = xp.zeros(padded[0].shape, of_y[0].dtype)
+        for seen in self._taps(places):
+            total[seen] += term(*(x[seen] for x in padded), *of_y)
+        # What has been added to the padding is left out.
+        parts = (slice(pre, pre + size) for pre, size in zip(self.pre_padding, dims[2:], strict=True))
+        return total[(slice(None), slice(None), *parts)]
+
+    def _taps(self, places: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+        """For each element of a window: where it lies in the padded input for all windows."""
         for tap in itertools.product(*map(range, self.size)):
             slices = (
                 slice(t * d, t * d + (count - 1) * step + 1, step)
                 for t, d, count, step in zip(tap, self.dilation, places, self.stride, strict=True)
             )
-            yield tap, (slice(None), slice(None), *slices)
+            yield (slice(None), slice(None), *slices)
 
-    def along(self, axis: int, count: int) -> Iterator[tuple[slice, ...]]:
+    def _along(self, axis: int, count: int) -> Iterator[tuple[slice, ...]]:
         """For each place in a window along one spatial dim: where it lies in an input padded along it."""
         for tap in range(self.size[axis]):
             start = tap * self.dilation[axis]
             places = slice(start, start + (count - 1) * self.stride[axis] + 1, self.stride[axis])
             yield (*[slice(None)] * (2 + axis), places)
 
-    def padded_along(self, xp: Any, axis: int, x: Array, value: float) -> Array:
-        """The input, padded with a value along one spatial dim."""
-        widths = [(0, 0)] * x.ndim
-        widths[2 + axis] = (self.pre_padding[axis], self.post_padding[axis])
-        return xp.pad(x, widths, constant_values=value)
 
-    def padded(self, xp: Any, x: Array, value: float) -> Array:
-        """The input, padded with a value."""
-        widths = zip(self.pre_padding, self.post_padding, strict=True)
-        return xp.pad(x, ((0, 0), (0, 0), *widths), constant_values=value)
+class AdaptiveWindow(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False, tag=True
+):
+    """The windows of a pooling that has a result of given dims: they cover the input, without padding.
 
-    def inside(self, dims: Sequence[int]) -> tuple[slice, ...]:
-        """Where the input lies in the padded input."""
-        parts = (slice(pre, pre + size) for pre, size in zip(self.pre_padding, dims[2:], strict=True))
-        return (slice(None), slice(None), *parts)
+    Of `out` windows over `in` elements, number i has those from floor(i * in / out) to before
+    ceil((i + 1) * in / out). So they may differ in size by 1, or overlap by 1; where there are more windows
+    than elements, several have the same element.
+
+    Parameters
+    ----------
+    output
+        How many windows there are, one value per spatial dim (1 to 3 of them), at least 1.
+
+    Raises
+    ------
+    InvalidRequest
+        A value is out of its range.
+    """
+
+    output: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_spatial("output", self.output, 1)
+
+    @property
+    def spatial_dims(self) -> int:
+        """The number of spatial dims: 1, 2 or 3."""
+        return len(self.output)
+
+    def output_dims(self, x: Sequence[int]) -> tuple[int, ...]:
+        """Dims of the result for an input of dims `x` (N, C, spatial). Raises `InvalidRequest`."""
+        _check_rank(x, self.spatial_dims)
+        return (*x[:2], *self.output)
+
+    def seen(self, xp: Any, axis: int, x: Array, value: float, count: int) -> Iterator[Array]:
+        """For each place in a window along one spatial dim: the elements there of all windows.
+
+        Those of shorter windows have that value there.
+        """
+        rank = x.ndim - 2
+        for places, there in _members(count, x.shape[2 + axis]):
+            found = xp.take(x, xp.asarray(places), axis=2 + axis)
+            yield xp.where(_along_axis(xp, there, axis, rank), found, value)
+
+    def spread(self, xp: Any, y: Array, dims: Sequence[int]) -> Array:
+        """For each element of an input of these dims, the sum of y over the windows that it is in.
+
+        The windows that an element is in are those that it would have if it were a window over windows.
+        """
+        return _sums(xp, AdaptiveWindow(output=tuple(dims[2:])), y, dims[2:])
+
+    def collect(self, xp: Any, term: Callable[..., Array], of_x: _Arrays, of_y: _Arrays) -> Array:
+        """For each element of the input, the sum of `term` over the windows that it is in: see `Window`."""
+        dims, windows = of_x[0].shape, of_y[0].shape
+        total = xp.zeros(dims, of_y[0].dtype)
+        each = (_members(*sizes) for sizes in zip(dims[2:], windows[2:], strict=True))
+        for members in itertools.product(*each):
+            places, there = (
+                [_along_axis(xp, of[which], axis, len(members)) for axis, of in enumerate(members)]
+                for which in (0, 1)
+            )
+            at = (slice(None), slice(None), *places)
+            total += xp.where(functools.reduce(operator.and_, there), term(*of_x, *(y[at] for y in of_y)), 0)
+        return total
+
+
+_Arrays = Sequence[Array]
+
+
+def _check_rank(x: Sequence[int], spatial_dims: int) -> None:
+    if len(x) != spatial_dims + 2:
+        raise InvalidRequest(
+            field="x",
+            value=tuple(x),
+            problem=f"has rank {len(x)}, but windows of {spatial_dims} spatial dims need {spatial_dims + 2}",
+            fix="dims are N, C, spatial; give the window as many spatial dims",
+        )
+
+
+def _members(count: int, size: int) -> Iterator[tuple[list[int], list[bool]]]:
+    """For each place in a window: the element there of each of `count` adaptive windows, and if there is one.
+
+    `size`: how many elements they cover.
+    """
+    starts = [number * size // count for number in range(count)]
+    ends = [-(-(number + 1) * size // count) for number in range(count)]
+    for tap in range(max(end - start for start, end in zip(starts, ends, strict=True))):
+        places = [start + tap for start in starts]
+        there = [place < end for place, end in zip(places, ends, strict=True)]
+        yield [min(place, size - 1) for place in places], there
+
+
+def _along_axis(xp: Any, values: Sequence[int], axis: int, rank: int) -> Array:
+    """Values as an array with dims of 1 beside the given one of the spatial dims."""
+    return xp.asarray(values).reshape([-1 if other == axis else 1 for other in range(rank)])
 
 
 class _Pooling(Operation[T], frozen=True, kw_only=True):
-    window: Window
+    window: Window | AdaptiveWindow
 
     def _pooled(self, x: TensorSpec, dtype: DType | None = None) -> TensorSpec:
         layout = Layout.NHWC if x.layout is Layout.NHWC else Layout.NCHW
@@ -202,7 +318,7 @@ class MaxPool(_Pooling[T], frozen=True, kw_only=True, tag=True):
         Where each result was found, or None: int64, of y's dims. The position in x in row-major order,
         counted over the whole tensor, whatever its layout. Of equal elements, the first of the window.
     window
-        Size, padding, stride and dilation. Padding is never the largest.
+        Size, padding, stride and dilation, padding is never the largest; or the dims of the result.
     """
 
     kind = "max_pool"
@@ -222,10 +338,10 @@ class MaxPool(_Pooling[T], frozen=True, kw_only=True, tag=True):
         # One dim after the other, the last first: the first of equals along each dim is then the first in
         # row-major order.
         for axis in reversed(range(window.spatial_dims)):
-            numbers, padded = (window.padded_along(xp, axis, a, v) for a, v in ((index, -1), (best, 0)))
+            count = specs["y"].dims[2 + axis]
+            seen = (window.seen(xp, axis, a, v, count) for a, v in ((best, 0), (index, -1)))
             best = index = None
-            for seen in window.along(axis, specs["y"].dims[2 + axis]):
-                value, place = padded[seen], numbers[seen]
+            for value, place in zip(*seen, strict=True):
                 if best is None:
                     best, index = value, place
                     continue
@@ -233,6 +349,10 @@ class MaxPool(_Pooling[T], frozen=True, kw_only=True, tag=True):
                 better &= place >= 0
                 best, index = xp.where(better, value, best), xp.where(better, place, index)
         return {"y": best, "index": index}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        backward = MaxPoolBackward(dy=d["y"], index=g.output(self, "index"), window=self.window)
+        return {"x": g.apply(backward, like={"dx": self.x})}
 
 
 class MaxPoolBackward(_Pooling[T], frozen=True, kw_only=True, tag=True):
@@ -271,13 +391,13 @@ class MaxPoolBackward(_Pooling[T], frozen=True, kw_only=True, tag=True):
         return {"index": found["index"]}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
-        dy, index, dims = values["dy"], values["index"], specs["dx"].dims
-        number = xp.arange(math.prod(dims), dtype=xp.int64).reshape(dims)
-        numbers = self.window.padded(xp, number, -1)
-        total = xp.zeros(numbers.shape, dy.dtype)
-        for _, seen in self.window.taps(dy.shape[2:]):
-            total[seen] += xp.where(numbers[seen] == index, dy, 0)
-        return {"dx": total[self.window.inside(dims)]}
+        dims = specs["dx"].dims
+        numbers = xp.arange(math.prod(dims), dtype=xp.int64).reshape(dims)
+
+        def found(number: Array, dy: Array, index: Array) -> Array:
+            return xp.where(number == index, dy, 0)
+
+        return {"dx": self.window.collect(xp, found, [numbers], [values["dy"], values["index"]])}
 
 
 class AvgPool(_Pooling[T], frozen=True, kw_only=True, tag=True):
@@ -290,9 +410,10 @@ class AvgPool(_Pooling[T], frozen=True, kw_only=True, tag=True):
     y
         Result, dims `window.output_dims(x)`, of x's dtype.
     window
-        Size, padding, stride and dilation.
+        Size, padding, stride and dilation; or the dims of the result.
     include_padding
-        Whether padding counts as zeros. If not, the mean is that of the elements in the input.
+        Whether padding counts as zeros. If not, the mean is that of the elements in the input. Adaptive
+        windows have no padding.
     """
 
     kind = "avg_pool"
@@ -310,6 +431,10 @@ class AvgPool(_Pooling[T], frozen=True, kw_only=True, tag=True):
         x, places = values["x"], specs["y"].dims[2:]
         counts = _counts(xp, self.window, x.shape, places, include_padding=self.include_padding)
         return {"y": _sums(xp, self.window, x, places) / counts}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        backward = AvgPoolBackward(dy=d["y"], window=self.window, include_padding=self.include_padding)
+        return {"x": g.apply(backward, like={"dx": self.x})}
 
 
 class AvgPoolBackward(_Pooling[T], frozen=True, kw_only=True, tag=True):
@@ -342,30 +467,137 @@ class AvgPoolBackward(_Pooling[T], frozen=True, kw_only=True, tag=True):
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         dy, dims = values["dy"], specs["dx"].dims
-        share = dy / _counts(xp, self.window, dims, dy.shape[2:], include_padding=self.include_padding)
-        for axis, size in enumerate(dims[2:]):
-            count, reached = dy.shape[2 + axis], [*share.shape]
-            reached[2 + axis] = self.window.pre_padding[axis] + size + self.window.post_padding[axis]
-            total = xp.zeros(reached, share.dtype)
-            for seen in self.window.along(axis, count):
-                total[seen] += share
-            first = self.window.pre_padding[axis]
-            share = total[(*[slice(None)] * (2 + axis), slice(first, first + size))]
-        return {"dx": share}
+        counts = _counts(xp, self.window, dims, dy.shape[2:], include_padding=self.include_padding)
+        return {"dx": self.window.spread(xp, dy / counts, dims)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        forward = AvgPool(x=d["dx"], window=self.window, include_padding=self.include_padding)
+        return {"dy": g.apply(forward)}
+
+
+class _LpPooling(_Pooling[T], frozen=True, kw_only=True):
+    p: float = 2.0
+
+    def _check_p(self) -> None:
+        if not is_finite(self.p) or self.p < 1:
+            raise InvalidRequest(
+                field="p", value=self.p, problem="must be a finite number ≥ 1", fix="use 2.0"
+            )
+
+
+class LpPool(_LpPooling[T], frozen=True, kw_only=True, tag=True):
+    """y = (sum of abs(x) ** p) ** (1 / p) over each window. Answered by a `Receipt`.
+
+    No power overflows: they are computed of what the largest magnitude of a window is divided by.
+
+    Parameters
+    ----------
+    x
+        Input, dims (N, C, spatial), of a floating-point dtype. Padding counts as zeros.
+    y
+        Result, dims `window.output_dims(x)`, of x's dtype.
+    window
+        Size, padding, stride and dilation; or the dims of the result.
+    p
+        The exponent, a finite number ≥ 1.
+    """
+
+    kind = "lp_pool"
+    inputs = ("x",)
+    outputs = ("y",)
+    x: T
+    y: T = ALLOCATED
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        require_floating(specs, "x")
+        self._check_p()
+        return {"y": self._pooled(specs["x"])}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        window, most = self.window, xp.abs(values["x"])
+        total = xp.ones_like(most)
+        # One dim after the other: of each window, the largest, and the sum in terms of its power.
+        for axis, count in enumerate(specs["y"].dims[2:]):
+            before = window.seen(xp, axis, most, 0, count), window.seen(xp, axis, total, 0, count)
+            largest = functools.reduce(xp.maximum, window.seen(xp, axis, most, 0, count))
+            divisor = xp.where(largest == 0, 1, largest)
+            total = sum(
+                share * xp.where(one == largest, 1, one / divisor) ** self.p
+                for one, share in zip(*before, strict=True)
+            )
+            most = largest
+        return {"y": most * total ** (1 / self.p)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        backward = LpPoolBackward(dy=d["y"], x=self.x, y=self.y, window=self.window, p=self.p)
+        return {"x": g.apply(backward)}
+
+
+class LpPoolBackward(_LpPooling[T], frozen=True, kw_only=True, tag=True):
+    """dx = for each element of x, the sum over its windows of dy * sign(x) * (abs(x) / y) ** (p - 1).
+
+    A window whose y is 0 adds nothing.
+
+    Parameters
+    ----------
+    dy
+        Gradient of the result, of y's dims and dtype.
+    x, y
+        Input and result of the forward pass.
+    dx
+        Gradient of the input, of x's dims and dtype.
+    window, p
+        As in `LpPool`.
+    """
+
+    kind = "lp_pool_bwd"
+    inputs = ("dy", "x", "y")
+    outputs = ("dx",)
+    dy: T
+    x: T
+    y: T
+    dx: T = ALLOCATED
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        x = specs["x"]
+        require_floating(specs, "x")
+        self._check_p()
+        for name in ("y", "dy"):
+            require(specs, name, self.window.output_dims(x.dims), x.dtype)
+        layout = Layout.NHWC if x.layout is Layout.NHWC else Layout.NCHW
+        return {"dx": TensorSpec.packed(x.dims, x.dtype, layout)}
+
+    def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        x = draw(specs["x"])
+        forward = LpPool(x=0, y=1, window=self.window, p=self.p)
+        return {"x": x, **forward.evaluate(xp, {"x": x}, {"y": specs["y"]})}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+
+        def term(x: Array, dy: Array, y: Array) -> Array:
+            share = (xp.abs(x) / xp.where(y == 0, 1, y)) ** (self.p - 1)
+            return xp.where(y == 0, 0, dy * xp.sign(x) * share)
+
+        return {"dx": self.window.collect(xp, term, [values["x"]], [values["dy"], values["y"]])}
 
 
 def _counts(
-    xp: Any, window: Window, x: Sequence[int], places: Sequence[int], *, include_padding: bool
+    xp: Any,
+    window: Window | AdaptiveWindow,
+    x: Sequence[int],
+    places: Sequence[int],
+    *,
+    include_padding: bool,
 ) -> Array:
     """How many elements each window has, with dims that broadcast to the result's."""
-    if include_padding:
+    if include_padding and isinstance(window, Window):
         return xp.asarray(float(math.prod(window.size)))
     return _sums(xp, window, xp.ones((1, 1, *x[2:])), places)
 
 
-def _sums(xp: Any, window: Window, x: Array, places: Sequence[int]) -> Array:
+def _sums(xp: Any, window: Window | AdaptiveWindow, x: Array, places: Sequence[int]) -> Array:
     """The sum of each window, one dim after the other."""
     for axis, count in enumerate(places):
-        padded = window.padded_along(xp, axis, x, 0)
-        x = sum(padded[seen] for seen in window.along(axis, count))
+        x = sum(window.seen(xp, axis, x, 0, count))
     return x

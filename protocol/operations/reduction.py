@@ -154,6 +154,35 @@ class Reduction(_Reducing[T], frozen=True, kw_only=True, tag=True):
         kept = tuple(size for axis, size in dims if self.keep_dims or axis not in axes)
         return {"y": self._result(x, kept)}
 
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        x: Any = self.x
+        axes = self.reduced(x.rank)
+        kept = tuple(1 if axis in axes else size for axis, size in enumerate(x.dims))
+        dy, y = (g.reshape(each, kept) for each in (d["y"], self.y))
+        match self.mode:
+            case ReductionMode.SUM:
+                dx = dy
+            case ReductionMode.MEAN:
+                dx = dy / math.prod(x.dims[axis] for axis in axes)
+            case ReductionMode.PRODUCT:
+                dx = dy * _products_of_others(g, x, axes)
+            case ReductionMode.MIN | ReductionMode.MAX:
+                dx = _share(g, dy, g.equal(x, y), axes)
+            case ReductionMode.ABSOLUTE_MAX:
+                dx = _share(g, dy, g.equal(g.abs(x), y), axes) * g.sign(x)
+            case ReductionMode.L1:
+                dx = g.sign(x) * dy
+            case ReductionMode.SUM_OF_SQUARES:
+                dx = x * dy * 2.0
+            case ReductionMode.L2:
+                dx = x * (dy / g.where(g.equal(y, 0.0), 1.0, y))
+            case ReductionMode.LOG_SUM:
+                dx = dy / g.exp(y)
+            case ReductionMode.LOG_SUM_EXP:
+                nothing = g.logical_and(g.isinf(y), g.less(y, 0.0))  # then x - y is NaN
+                dx = g.exp(x - g.where(nothing, 0.0, y)) * dy
+        return {"x": g.broadcast_to(dx, x.dims)}
+
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         x = specs["x"]
         axes = self.reduced(x.rank)
@@ -266,6 +295,23 @@ class Cumulative(_Reducing[T], frozen=True, kw_only=True, tag=True):
         axis_of("axis", self.axis, x.rank)
         return {"y": self._result(x, x.dims)}
 
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        """Of products right where elements are 0, too; the gradient of that gradient is not."""
+        x: Any = self.x
+
+        def behind(dy: Any) -> Any:
+            reverse = not self.reverse
+            return g.cumsum(dy, self.axis, exclusive=self.exclusive, reverse=reverse)
+
+        if self.mode is ReductionMode.SUM:
+            return {"x": behind(d["y"])}
+        zero = g.equal(x, 0.0)
+        zeros = g.cumsum(zero, self.axis, reverse=self.reverse)
+        first = g.logical_and(zero, g.equal(zeros, 1))
+        without = g.cumprod(g.where(first, 1.0, x), self.axis, exclusive=self.exclusive, reverse=self.reverse)
+        of_first = g.where(first, behind(d["y"] * without), 0.0)
+        return {"x": g.where(zeros, of_first, behind(d["y"] * self.y) / g.where(zero, 1.0, x))}
+
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         x = specs["x"]
         if self.mode is ReductionMode.SUM:
@@ -323,6 +369,21 @@ _FUNCTIONS: dict[ReductionMode, Callable[[Any, Array], Array]] = {
     ReductionMode.LOG_SUM: lambda xp, x: xp.log(x.sum(axis=1)),
     ReductionMode.LOG_SUM_EXP: _log_sum_exp,
 }
+
+
+def _products_of_others(g: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    """For each element, the product of all others of its group: of those before it and of those behind it."""
+    order = (*(axis for axis in range(x.rank) if axis not in axes), *axes)
+    dims = tuple(x.dims[axis] for axis in order)
+    length = math.prod(x.dims[axis] for axis in axes)
+    rows = g.reshape(g.transpose(x, order), (*dims[: x.rank - len(axes)], length))
+    before, behind = (g.cumprod(rows, -1, exclusive=True, reverse=reverse) for reverse in (False, True))
+    return g.transpose(g.reshape(before * behind, dims), [order.index(axis) for axis in range(x.rank)])
+
+
+def _share(g: Any, dy: Any, chosen: Any, axes: tuple[int, ...]) -> Any:
+    """The gradient of the elements that were chosen, in equal parts."""
+    return g.where(chosen, dy / g.sum(chosen, axes, keepdims=True), 0.0)
 
 
 class _Groups:

@@ -61,6 +61,9 @@ class Softmax(Operation[T], frozen=True, kw_only=True, tag=True):
         axis_of("axis", self.axis, x.rank)
         return {"y": TensorSpec.packed(x.dims, x.dtype)}
 
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        return {"x": g.apply(SoftmaxBackward(dy=d["y"], y=self.y, axis=self.axis, log=self.log))}
+
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         del xp
         x = specs["x"]
@@ -109,6 +112,21 @@ class SoftmaxBackward(Operation[T], frozen=True, kw_only=True, tag=True):
         axis_of("axis", self.axis, dy.rank)
         require(specs, "y", dy.dims, dy.dtype)
         return {"dx": TensorSpec.packed(dy.dims, dy.dtype)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        dy: Any = self.dy
+        y, e = self.y, d["dx"]
+
+        def total(x: Any) -> Any:
+            return g.sum(x, self.axis, keepdims=True)
+
+        if self.log:
+            powers = g.exp(y)
+            return {"dy": e - total(e * powers), "y": -(e * powers * total(dy))}
+        return {
+            "dy": g.apply(SoftmaxBackward(dy=e, y=y, axis=self.axis)),
+            "y": e * (dy - total(dy * y)) - dy * total(e * y),
+        }
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         forward = Softmax(x=0, y=1, axis=self.axis, log=self.log)

@@ -16,6 +16,7 @@ from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol import (
     BufferRef,
+    GraphBuilder,
     LayerNormBackward,
     MaxPoolBackward,
     Operation,
@@ -115,6 +116,17 @@ def test_a_problem_of_any_operation_is_given_by_its_token(
         assert (result.problem, result.error) == (text, "")
         assert result.plan.startswith(f"cpu/{operation.kind}/")
         assert result.tuned_us > 0
+
+
+def test_a_graph_is_given_by_its_token(engine: CpuEngine, tmp_path: Path) -> None:
+    g = GraphBuilder()
+    x, mean = g.input("x", (4, 6)), g.input("mean", (4, 6))
+    graph = g.build(y=g.softmax(x - mean), z=x @ mean.T, updates={"mean": mean * 0.5 + x})
+    builder = ThreeWays()
+    for _ in range(2):  # measured, then kept
+        (result,) = tuned(engine, builder, tmp_path / "store", token(graph.body))
+        assert (result.error, result.tuned_us > 0) == ("", True)
+    assert builder.measured == 1
 
 
 def test_a_problem_that_fails_does_not_stop_the_others(engine: CpuEngine, tmp_path: Path) -> None:

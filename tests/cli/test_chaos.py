@@ -11,17 +11,20 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import spawn
+from cudnn_actor import CudnnRef, spawn
 from cudnn_actor.cli.chaos.answers import VALUES, Answers
-from cudnn_actor.cli.chaos.computations import PROBLEMS, message
+from cudnn_actor.cli.chaos.computations import message, updated
+from cudnn_actor.cli.chaos.graph_computation import GraphComputation
+from cudnn_actor.cli.chaos.graphs import LOAD
 from cudnn_actor.cli.chaos.injector import fault_plan
-from cudnn_actor.cli.chaos.oracle import Alarmed, Deed, Model, Oracle, Torn
+from cudnn_actor.cli.chaos.oracle import Alarmed, Contents, Deed, Model, Oracle, Torn, Wrong
 from cudnn_actor.cli.chaos.run import run_once
 from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
@@ -30,6 +33,7 @@ from cudnn_actor.protocol import (
     Allocate,
     DeadlineExceeded,
     Download,
+    DType,
     ExecutionFailed,
     OutcomeUnknown,
     OutOfMemory,
@@ -349,14 +353,15 @@ def test_time_in_which_the_harness_did_not_run_is_no_stall() -> None:
 # What it knows and what it asks.
 
 
-FORMS = [(number, form) for number, problem in enumerate(PROBLEMS) for form in problem.forms]
+FORMS = [(number, form) for number, problem in enumerate(LOAD) for form in problem.forms]
+IMPURE = [number for number, problem in enumerate(LOAD) if updated(problem.operations[0])]
 
 
 async def test_the_answers_are_those_of_the_engine() -> None:
     answers, oracle = Answers(seed=3), Oracle()
     async with spawn(device="cpu") as gpu:
         for number, operation in FORMS:
-            problem, numbers = PROBLEMS[number], itertools.cycle(range(VALUES))
+            problem, numbers = LOAD[number], itertools.cycle(range(VALUES))
             inputs = {
                 name: answers.value(number, role, next(numbers))
                 for name, role in operation.named(operation.inputs)
@@ -366,10 +371,11 @@ async def test_the_answers_are_those_of_the_engine() -> None:
                 name: await gpu.upload(array, layout=specs[name].layout) for name, array in inputs.items()
             }
             outputs = [name for name, _ in operation.named(operation.outputs)]
-            refs |= {name: await gpu.ask(Allocate(spec=specs[name])) for name in outputs}
+            new = [name for name in outputs if name not in refs]  # a graph's state is both
+            refs |= {name: await gpu.ask(Allocate(spec=specs[name])) for name in new}
             await gpu.ask(message(operation, refs))
             results = answers.results(number, operation, inputs)
-            assert list(results) == outputs
+            assert set(results) == set(outputs)
             for name in outputs:
                 model = Model(refs[name], (results[name],), tolerance=problem.tolerance)
                 assert oracle.judge([download(model)], [await gpu.download(refs[name])]) == [], (number, name)
@@ -377,7 +383,67 @@ async def test_the_answers_are_those_of_the_engine() -> None:
 
 def test_the_load_has_every_operation() -> None:
     """A new one is one more row of the table."""
-    assert {type(operation) for _, operation in FORMS} == set(OPERATIONS)
+    assert {type(operation) for _, operation in FORMS} == {*OPERATIONS, GraphComputation}
+
+
+def test_the_load_has_graphs_with_several_outputs_and_graphs_with_state() -> None:
+    graphs = [form.graph for _, form in FORMS if isinstance(form, GraphComputation)]
+    assert any(len(graph.outputs) > 3 and graph.body.pure for graph in graphs)
+    states = [LOAD[n].specs[role].dtype for n in IMPURE for role in updated(LOAD[n].operations[0])]
+    assert {*states} == {DType.FLOAT32, DType.INT64}
+
+
+async def ran(number: int, gpu: CudnnRef, times: int, told: int) -> list[Wrong]:
+    """What the judge says of a graph that ran `times` times and was acknowledged `told` times."""
+    answers, problem = Answers(seed=3), LOAD[number]
+    (operation,) = problem.operations
+    models = {}
+    for name, role in operation.named():
+        value = answers.value(number, role, 1) if role in problem.inputs else None
+        ref = await gpu.ask(Allocate(spec=problem.specs[role], data=value))
+        models[name] = Model(ref, None if value is None else (value,), tolerance=problem.tolerance)
+    request = message(operation, {name: model.ref for name, model in models.items()})
+    outputs = [name for name, _ in operation.named(operation.outputs)]
+
+    def after(name: str) -> Callable[[], Contents]:
+        def results() -> Contents:
+            held = {n: models[n].contents for n, _ in operation.named(operation.inputs)}
+            given = {n: contents[0] for n, contents in held.items() if contents is not None}
+            return (answers.results(number, operation, given)[name],)
+
+        return results
+
+    oracle, wrongs = Oracle(), []
+    for count in range(times):
+        receipt = await gpu.ask(request)
+        if count < told:
+            deed = Deed(
+                request, tuple(models.values()), {models[n]: after(n) for n in outputs}, accumulates=True
+            )
+            wrongs += oracle.judge([deed], [receipt])
+    for name in outputs:
+        wrongs += oracle.judge([download(models[name])], [await gpu.download(models[name].ref)])
+    return wrongs
+
+
+@pytest.mark.parametrize("number", IMPURE)
+async def test_a_graph_that_is_applied_to_its_state_once_too_often_or_too_rarely_is_noticed(
+    number: int,
+) -> None:
+    async with spawn(device="cpu") as gpu:
+        assert await ran(number, gpu, 3, 3) == []
+        assert await ran(number, gpu, 3, 2) != []
+
+
+def test_requests_that_read_what_they_write_are_counted_by_their_outcome() -> None:
+    tally = Tally()
+    y, amount = buffer(1, (values(0, 0, 0, 0),)), values(1, 2, 3, 4)
+    for outcome in (RECEIPT, UNKNOWN, RECEIPT):
+        for deed in (accumulation(y, amount), fill(y, 7)):
+            request = Asked()
+            tally.sent(request, deed, LoadKind.TASKS, task=1, burst=1)
+            tally.ended(request, outcome)
+    assert +tally.impure == {"applied": 2, "OutcomeUnknown": 1}
 
 
 def test_a_seed_decides_the_programs() -> None:
@@ -451,6 +517,9 @@ def test_nothing_is_lost_or_wrong_in_a_thread(tmp_path: Path) -> None:
     assert sum(record["messages"].values()) <= record["counts"]["requests"]
     drawn = {operation.__name__ for operation in OPERATIONS} & set(record["messages"])
     assert drawn, "which of them are drawn in a moment is chance, and that all can be is another test's"
+    assert record["messages"]["RunGraph"] > 0
+    counts = record["counts"]
+    assert 0 < counts["impure_applied"] <= counts["impure"] <= counts["answered"]
 
 
 @pytest.mark.parametrize("standby", ["0", "1"])

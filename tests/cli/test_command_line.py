@@ -30,7 +30,7 @@ def test_words_that_mean_nothing_end_with_status_2_and_the_usage(words: tuple[st
 def test_without_a_command_the_help_names_all_of_them() -> None:
     done = cudnn_actor()
     assert done.returncode == 2
-    for command in ("demo", "doctor", "bench", "reproduce", "autotune"):
+    for command in ("demo", "doctor", "bench", "reproduce", "explain", "autotune"):
         assert command in done.stderr
 
 
@@ -46,9 +46,8 @@ def test_a_number_that_is_none_is_named_with_what_would_be_one() -> None:
 def test_importing_the_command_line_imports_no_command() -> None:
     code = "import sys, cudnn_actor.cli; print(*sys.modules)"
     imported = set(python("-c", code).stdout.split())
-    commands = {
-        f"cudnn_actor.cli.{name}" for name in ("demo", "story", "doctor", "bench", "reproduce", "autotune")
-    }
+    names = ("demo", "story", "doctor", "bench", "reproduce", "explain", "autotune")
+    commands = {f"cudnn_actor.cli.{name}" for name in names}
     assert not imported & {"matplotlib", "PIL", *commands}
     assert "cudnn_actor.cli" in imported
 

@@ -68,21 +68,23 @@ class _Tiled:
     rounded_to: ClassVar[DType | None]
 
     def _tiles(self: Any, values: Mapping[str, Any]) -> Any:
-        """Keys of a tile, their scores in base 2 and which are seen."""
+        """Keys of a tile, their scores in base 2, which are seen, and the factors of their weights."""
         q, k = values["q"], values["k"]
         size, scale = q.shape[1] // k.shape[1], q.dtype.type(self.effective_scale(q.shape[3]))
-        every = (*[slice(None)] * 3, slice(0, q.shape[2]))
+        every = slice(0, q.shape[0]), slice(0, q.shape[1]), slice(None), slice(0, q.shape[2])
         _, all_seen = self._scores(np, values, every)
+        added = np.asarray(self._added(np, values, every), q.dtype)
+        added = np.broadcast_to(added, (*q.shape[:3], k.shape[2]))
+        factors = np.broadcast_to(np.asarray(self._factors(np, values, every), q.dtype), added.shape)
         for first in range(0, k.shape[2], self.keys):
             keys = slice(first, first + self.keys)
             # In another order than the reference's: backwards, and in two halves.
             half = q.shape[3] // 2
             of_k = np.repeat(k[:, :, keys], size, axis=1).swapaxes(2, 3)
             scores = q[..., half:] @ of_k[..., half:, :] + q[..., :half] @ of_k[..., :half, :]
-            scores = scores * scale
-            if "bias" in values:
-                scores = scores + values["bias"][..., keys]
-            yield keys, scores * q.dtype.type(_LOG2_E), np.broadcast_to(all_seen[..., keys], scores.shape)
+            scores = scores * scale + added[..., keys]
+            seen = np.broadcast_to(all_seen[..., keys], scores.shape)
+            yield keys, scores * q.dtype.type(_LOG2_E), seen, factors[..., keys]
 
     def _rounded(self: Any, array: Any, values: Mapping[str, Any], dtype: DType) -> Any:
         odd = values["q"].shape[3] % 8 or values["v"].shape[3] % 8
@@ -111,14 +113,14 @@ class _Fused(_Tiled):
         floats = values["q"].dtype
         largest = np.full((*values["q"].shape[:3], 1), -math.inf, floats)
         y, total = np.zeros((*largest.shape[:3], v.shape[3]), floats), np.zeros_like(largest)
-        for keys, every, seen in self._tiles(values):
+        for keys, every, seen, factors in self._tiles(values):
             scores = np.where(seen, every, -math.inf)
             most = np.maximum(largest, scores.max(axis=3, keepdims=True))
             base = np.where(most == -math.inf, 0, most).astype(floats)
             weights, shrink = _power(scores - base), _power(largest - base)
             total = total * shrink + weights[..., ::-1].sum(axis=3, keepdims=True)
             of_v = np.repeat(v[:, :, keys], y.shape[1] // v.shape[1], axis=1)
-            y = y * shrink + self._rounded(weights, values, dtype) @ of_v
+            y = y * shrink + self._rounded(weights * factors, values, dtype) @ of_v
             largest = most
         statistics = np.where(total == 0, -math.inf, largest / floats.type(_LOG2_E) + np.log(total))
         return {"y": np.where(total == 0, 0, y / np.where(total == 0, 1, total)), "statistics": statistics}
@@ -134,14 +136,14 @@ class _FusedBackward(_Tiled):
         statistics = np.where(np.isfinite(values["statistics"]), values["statistics"], 0) * floats(_LOG2_E)
         dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
         slopes_of = []
-        for keys, scores, seen in self._tiles(values):
+        for keys, scores, seen, factors in self._tiles(values):
             weights = np.where(seen, _power(scores - statistics.astype(floats)), 0).astype(floats)
             of_k, of_v = (np.repeat(array[:, :, keys], size, axis=1) for array in (k, v))
-            slopes = weights * (dy @ of_v.swapaxes(2, 3) - apart)
+            slopes = weights * (dy @ of_v.swapaxes(2, 3) * factors - apart)
             slopes_of.append(slopes)
             rounded = self._rounded(slopes * scale, values, dtype)
             dq += rounded @ of_k
-            of_p = self._rounded(weights, values, dtype).swapaxes(2, 3)
+            of_p = self._rounded(weights * factors, values, dtype).swapaxes(2, 3)
             for into, found in ((dk, rounded.swapaxes(2, 3) @ q), (dv, of_p @ dy)):
                 heads = self._rounded(found, values, dtype) if size > 1 else found
                 into[:, :, keys] = heads.reshape(*k.shape[:2], size, *heads.shape[2:]).sum(axis=2)
@@ -159,13 +161,13 @@ class _FusedBackward(_Tiled):
 class _LaterKey(Attention[int], frozen=True, kw_only=True):
     def _scores(self, xp: Any, values: Mapping[str, Any], piece: Any) -> Any:
         scores, seen = Attention._scores(self, xp, values, piece)
-        return scores, _one_more(seen) if self.causal else seen
+        return scores, _one_more(seen) if self.causal or self.window_right is not None else seen
 
 
 class _LaterKeyBackward(AttentionBackward[int], frozen=True, kw_only=True):
     def _scores(self, xp: Any, values: Mapping[str, Any], piece: Any) -> Any:
         scores, seen = AttentionBackward._scores(self, xp, values, piece)
-        return scores, _one_more(seen) if self.causal else seen
+        return scores, _one_more(seen) if self.causal or self.window_right is not None else seen
 
 
 def _one_more(seen: Any) -> Any:
@@ -188,6 +190,19 @@ def _without(*names: str) -> Callable[[Any, Arrays], tuple[Any, Arrays]]:
     return mistake
 
 
+def _changed(**changes: Any) -> Callable[[Any, Arrays], tuple[Any, Arrays]]:
+    """Computed with other options."""
+
+    def mistake(operation: Any, values: Arrays) -> tuple[Any, Arrays]:
+        return msgspec.structs.replace(operation, **changes), values
+
+    return mistake
+
+
+def _next_state(operation: Any, values: Arrays) -> tuple[Any, Arrays]:
+    return operation, values | ({"state": values["state"] + [0, 1]} if "state" in values else {})
+
+
 def _other_group(operation: Any, values: Arrays) -> tuple[Any, Arrays]:
     """Neighbours among q's heads have different heads of k: h % G in the place of h // (H / G)."""
     groups, heads = values["k"].shape[1], values["q"].shape[1]
@@ -208,4 +223,8 @@ MISTAKES: dict[str, Callable[[Any], Any]] = {
     "lengths of queries ignored": _mistaken(_without("lengths_q")),
     "another group's keys": _mistaken(_other_group),
     "delta left out": _mistaken(_no_delta),
+    "window ignored": _mistaken(_changed(window_left=None, window_right=None)),
+    "slopes ignored": _mistaken(_changed(slopes=None)),
+    "dropout one number further": _mistaken(_next_state),
+    "nothing dropped": _mistaken(_changed(dropout=0.0)),
 }

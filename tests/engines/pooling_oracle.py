@@ -1,7 +1,8 @@
 """Pooling as ONNX defines it, one window and one element at a time.
 
-https://onnx.ai/onnx/operators/onnx__MaxPool.html and onnx__AveragePool.html, without `ceil_mode`. Only the
-numbers of a `Window` are used, none of its methods. Values are Python's own numbers, so integers are exact.
+https://onnx.ai/onnx/operators/onnx__MaxPool.html, onnx__AveragePool.html and onnx__LpPool.html, without
+`ceil_mode`; adaptive windows as PyTorch has them. Only the numbers of windows are used, not their methods.
+Values are Python's own numbers, so integers are exact.
 """
 
 from __future__ import annotations
@@ -9,23 +10,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.protocol.operations import Window
+from cudnn_actor.protocol.operations import AdaptiveWindow, Window
 
 __all__ = [
     "avg_pool",
     "avg_pool_backward",
     "flat_position",
+    "lp_pool",
+    "lp_pool_backward",
     "max_pool",
     "max_pool_backward",
     "output_dims",
-    "starts",
 ]
 
 Place = tuple[int, ...]
+Windows = Window | AdaptiveWindow
 
 
 class Pooled(NamedTuple):
@@ -35,28 +39,29 @@ class Pooled(NamedTuple):
     elements: list[Place]
 
 
-def starts(window: Window, axis: int, size: int) -> list[int]:
-    """Where the windows of a spatial dim of `size` elements begin: all that end within the padding."""
+def _along(window: Windows, axis: int, size: int) -> list[list[int]]:
+    """The elements that each window has which are not padding, along a spatial dim of `size` elements."""
+    if isinstance(window, AdaptiveWindow):
+        step = Fraction(size, window.output[axis])
+        return [
+            list(range(math.floor(number * step), math.ceil((number + 1) * step)))
+            for number in range(window.output[axis])
+        ]
     reach = window.dilation[axis] * (window.size[axis] - 1)
     found, start = [], -window.pre_padding[axis]
     while start + reach < size + window.post_padding[axis]:
-        found.append(start)
+        every = [start + number * window.dilation[axis] for number in range(window.size[axis])]
+        found.append([place for place in every if 0 <= place < size])
         start += window.stride[axis]
     return found
 
 
-def _inside(window: Window, axis: int, size: int, start: int) -> list[int]:
-    """The elements of a window that are not padding, along one spatial dim."""
-    every = [start + number * window.dilation[axis] for number in range(window.size[axis])]
-    return [place for place in every if 0 <= place < size]
-
-
-def output_dims(window: Window, dims: Sequence[int]) -> tuple[int, ...] | None:
+def output_dims(window: Windows, dims: Sequence[int]) -> tuple[int, ...] | None:
     """The result's dims; None if there is no window, or one that has only padding."""
     counts = []
     for axis, size in enumerate(dims[2:]):
-        found = starts(window, axis, size)
-        if not found or not all(_inside(window, axis, size, start) for start in found):
+        found = _along(window, axis, size)
+        if not found or not all(found):
             return None
         counts.append(len(found))
     return (*dims[:2], *counts)
@@ -70,18 +75,15 @@ def flat_position(place: Sequence[int], dims: Sequence[int]) -> int:
     return position
 
 
-def _windows(window: Window, dims: Sequence[int]) -> Iterator[Pooled]:
-    every_start = [starts(window, axis, size) for axis, size in enumerate(dims[2:])]
+def _windows(window: Windows, dims: Sequence[int]) -> Iterator[Pooled]:
+    every = [_along(window, axis, size) for axis, size in enumerate(dims[2:])]
     for n, c in itertools.product(range(dims[0]), range(dims[1])):
-        for place in itertools.product(*(range(len(found)) for found in every_start)):
-            along = [
-                _inside(window, axis, dims[axis + 2], every_start[axis][number])
-                for axis, number in enumerate(place)
-            ]
+        for place in itertools.product(*(range(len(found)) for found in every)):
+            along = [every[axis][number] for axis, number in enumerate(place)]
             yield Pooled((n, c, *place), [(n, c, *spatial) for spatial in itertools.product(*along)])
 
 
-def max_pool(x: np.ndarray, window: Window) -> tuple[np.ndarray, np.ndarray]:
+def max_pool(x: np.ndarray, window: Windows) -> tuple[np.ndarray, np.ndarray]:
     """The largest element of each window, and its number in x. NaN is the largest; the first of equals."""
     dims = output_dims(window, x.shape)
     assert dims is not None
@@ -101,7 +103,9 @@ def _larger(a: Any, b: Any) -> bool:
     return bool(math.isnan(a) or a > b)
 
 
-def max_pool_backward(dy: np.ndarray, index: np.ndarray, window: Window, dims: tuple[int, ...]) -> np.ndarray:
+def max_pool_backward(
+    dy: np.ndarray, index: np.ndarray, window: Windows, dims: tuple[int, ...]
+) -> np.ndarray:
     """Each gradient goes to the element of its window that has the index, if there is one."""
     dx = np.zeros(dims)
     for result, elements in _windows(window, dims):
@@ -111,24 +115,50 @@ def max_pool_backward(dy: np.ndarray, index: np.ndarray, window: Window, dims: t
     return dx
 
 
-def avg_pool(x: np.ndarray, window: Window, *, include_padding: bool) -> np.ndarray:
+def avg_pool(x: np.ndarray, window: Windows, *, include_padding: bool) -> np.ndarray:
     """The mean of each window, in float64."""
     dims = output_dims(window, x.shape)
     assert dims is not None
     y = np.empty(dims)
     for result, elements in _windows(window, x.shape):
-        count = math.prod(window.size) if include_padding else len(elements)
+        count = _count(window, elements, include_padding)
         y[result] = math.fsum(float(x[place]) for place in elements) / count
     return y
 
 
 def avg_pool_backward(
-    dy: np.ndarray, window: Window, dims: tuple[int, ...], *, include_padding: bool
+    dy: np.ndarray, window: Windows, dims: tuple[int, ...], *, include_padding: bool
 ) -> np.ndarray:
     """Each gradient goes to all elements of its window in equal parts, in float64."""
     dx = np.zeros(dims)
     for result, elements in _windows(window, dims):
-        count = math.prod(window.size) if include_padding else len(elements)
+        count = _count(window, elements, include_padding)
         for place in elements:
             dx[place] += float(dy[result]) / count
+    return dx
+
+
+def _count(window: Windows, elements: list[Place], include_padding: bool) -> int:
+    padded = include_padding and isinstance(window, Window)
+    return math.prod(window.size) if padded else len(elements)  # type: ignore[union-attr]
+
+
+def lp_pool(x: np.ndarray, window: Windows, p: float) -> np.ndarray:
+    """The root of the sum of powers of each window, in float64."""
+    dims = output_dims(window, x.shape)
+    assert dims is not None
+    y = np.empty(dims)
+    for result, elements in _windows(window, x.shape):
+        y[result] = math.fsum(abs(float(x[place])) ** p for place in elements) ** (1 / p)
+    return y
+
+
+def lp_pool_backward(dy: np.ndarray, x: np.ndarray, window: Windows, p: float) -> np.ndarray:
+    """The chain rule, in float64. Windows of zeros have a gradient of 0."""
+    y, dx = lp_pool(x, window, p), np.zeros(x.shape)
+    for result, elements in _windows(window, x.shape):
+        for place in elements if y[result] else ():
+            value = float(x[place])
+            slope = math.copysign(abs(value) ** (p - 1), value) * y[result] ** (1 - p) if value else 0.0
+            dx[place] += float(dy[result]) * slope
     return dx

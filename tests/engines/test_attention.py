@@ -15,15 +15,20 @@ from cudnn_actor.protocol import (
     AttentionBackward,
     BufferRef,
     DType,
+    GraphBuilder,
     InvalidRequest,
     TensorSpec,
+    alibi_slopes,
 )
 from cudnn_actor.protocol.lowering import lower
 
 from .problems import normal
 from .references import assert_close
+from .test_random import computed, word
 from .workbench import Workbench, spread
 
+STATE = (0x0123456789ABCDEF, (1 << 34) - 5)
+"""Dropout's seed, and the number of the first weight."""
 F64, F32, BF16 = DType.FLOAT64, DType.FLOAT32, DType.BFLOAT16
 FLOATS = [dtype for dtype in DType if dtype.is_floating]
 HALF_TYPES = (DType.FLOAT16, BF16)
@@ -42,6 +47,9 @@ class Problem:
     values: int = 16
     causal: bool = False
     scale: float | None = None
+    window: tuple[int | None, int | None] = (None, None)
+    slopes: tuple[float, ...] | None = None
+    dropout: float = 0.0
     bias: str = ""
     lengths_q: tuple[int, ...] = ()
     lengths_kv: tuple[int, ...] = ()
@@ -64,6 +72,7 @@ class Problem:
             "bias": (*(sizes[letter] for letter in self.bias), self.columns),
             "lengths_q": (self.batch,),
             "lengths_kv": (self.batch,),
+            "state": (2,),
         }[name]
 
     def spec(self, name: str, dtype: DType) -> TensorSpec:
@@ -101,6 +110,21 @@ PROBLEMS = {
     ),
     "one query": Problem(rows=1, columns=40),
     "one position": Problem(rows=1, columns=1),
+    "a window": Problem(window=(2, 3)),
+    "a window to the left": Problem(window=(3, None), lengths_kv=(13, 7)),
+    "a window to the right": Problem(window=(None, 2), rows=20),
+    "a window of the position itself": Problem(window=(0, 0)),
+    "a window that some rows leave": Problem(window=(2, 0), rows=17, columns=5, bias="1hi"),
+    "a causal window": Problem(window=(4, 9), causal=True, lengths_q=(9, 6), lengths_kv=(12, 3)),
+    "a window beyond the end": Problem(window=(100, 2**31 - 1)),
+    "ALiBi": Problem(slopes=alibi_slopes(4), causal=True),
+    "ALiBi, six heads": Problem(heads=6, slopes=alibi_slopes(6)),
+    "slopes": Problem(slopes=(0.5, 0.0, -0.25, 3.0), window=(5, 5), lengths_kv=(12, 13)),
+    "dropout": Problem(dropout=0.3),
+    "dropout of many": Problem(dropout=0.9, causal=True, groups=1, batch=1, rows=34, columns=70),
+    "dropout and all else": Problem(
+        dropout=0.5, bias="1hi", lengths_q=(9, 6), lengths_kv=(12, 0), window=(3, 4), slopes=alibi_slopes(4)
+    ),
 }
 each_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=list(PROBLEMS))
 
@@ -121,6 +145,8 @@ class Case:
         for name in ("lengths_q", "lengths_kv"):
             if lengths := getattr(self.problem, name):
                 self.place(name, np.array(lengths, np.int32), DType.INT32)
+        if self.problem.dropout:
+            self.place("state", np.array(STATE), DType.INT64)
 
     @property
     def statistics_dtype(self) -> DType:
@@ -129,9 +155,13 @@ class Case:
     @property
     def options(self) -> dict[str, Any]:
         given: dict[str, Any] = {
-            name: self.refs[name] for name in ("bias", "lengths_q", "lengths_kv") if name in self.refs
+            name: self.refs[name]
+            for name in ("bias", "lengths_q", "lengths_kv", "state")
+            if name in self.refs
         }
-        return {"causal": self.problem.causal, "scale": self.problem.scale, **given}
+        problem = self.problem
+        named = {name: getattr(problem, name) for name in ("causal", "scale", "slopes", "dropout")}
+        return {**named, "window_left": problem.window[0], "window_right": problem.window[1], **given}
 
     def place(self, name: str, array: np.ndarray, dtype: DType) -> BufferRef:
         self.values[name] = array.astype(np.float64)
@@ -162,33 +192,47 @@ class Case:
         np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=4 * error, atol=atol)
 
 
-def seen(problem: Problem, b: int, i: int) -> int:
-    """How many keys a position sees."""
+def seen(problem: Problem, b: int, i: int) -> list[int]:
+    """The keys that a position sees."""
     if problem.lengths_q and i >= problem.lengths_q[b]:
-        return 0
-    count = problem.columns
-    if problem.lengths_kv:
-        count = min(count, max(problem.lengths_kv[b], 0))
-    return min(count, i + 1) if problem.causal else count
+        return []
+    count = min(problem.columns, max(problem.lengths_kv[b], 0)) if problem.lengths_kv else problem.columns
+    left, right = problem.window
+    return [
+        j
+        for j in range(count)
+        if not (problem.causal and j > i)
+        and (left is None or j >= i - left)
+        and (right is None or j <= i + right)
+    ]
 
 
 def weights(
     problem: Problem, values: dict[str, np.ndarray], b: int, h: int, i: int
 ) -> tuple[np.ndarray, float]:
     """The weights of the keys that a position sees, and the logarithm of what they were divided by."""
-    count = seen(problem, b, i)
-    keys = values["k"][b, h * problem.groups // problem.heads, :count]
+    keys = seen(problem, b, i)
     scale = 1 / math.sqrt(problem.features) if problem.scale is None else problem.scale
-    scores = keys @ values["q"][b, h, i] * scale
+    scores = values["k"][b, h * problem.groups // problem.heads, keys] @ values["q"][b, h, i] * scale
     if problem.bias:
         places: list[Any] = [
             0 if letter == "1" else {"b": b, "h": h, "i": i}[letter] for letter in problem.bias
         ]
-        scores = scores + values["bias"][(*places, slice(count))]
-    if not count:
+        scores = scores + values["bias"][(*places, keys)]
+    if problem.slopes is not None:
+        scores = scores - problem.slopes[h] * np.abs(i - np.array(keys, int))
+    if not keys:
         return scores, -math.inf
     logarithm = float(logsumexp(scores))
     return np.exp(scores - logarithm), logarithm
+
+
+def factors(problem: Problem, b: int, h: int, i: int) -> np.ndarray:
+    """What dropout makes of the weights that a position sees: 0, or more."""
+    row = ((b * problem.heads + h) * problem.rows + i) * problem.columns
+    below = round((1 - problem.dropout) * 2**32)
+    kept = [word(STATE, row + j, 0) < below for j in seen(problem, b, i)]
+    return np.array(kept, float) / (1 - problem.dropout)
 
 
 def positions(problem: Problem) -> Any:
@@ -199,7 +243,9 @@ def attend(problem: Problem, values: dict[str, np.ndarray]) -> tuple[np.ndarray,
     y, statistics = np.zeros(problem.dims("y")), np.zeros(problem.dims("statistics"))
     for b, h, i in positions(problem):
         weight, statistics[b, h, i, 0] = weights(problem, values, b, h, i)
-        y[b, h, i] = weight @ values["v"][b, h * problem.groups // problem.heads, : len(weight)]
+        if problem.dropout:
+            weight = weight * factors(problem, b, h, i)
+        y[b, h, i] = weight @ values["v"][b, h * problem.groups // problem.heads, seen(problem, b, i)]
     return y, statistics
 
 
@@ -210,16 +256,17 @@ def gradients(problem: Problem, values: dict[str, np.ndarray]) -> dict[str, np.n
     scale = 1 / math.sqrt(problem.features) if problem.scale is None else problem.scale
     for b, h, i in positions(problem):
         weight, _ = weights(problem, values, b, h, i)
-        count, g, dy = len(weight), h * problem.groups // problem.heads, values["dy"][b, h, i]
-        slope = (np.diag(weight) - np.outer(weight, weight)) @ (values["v"][b, g, :count] @ dy)
-        found["q"][b, h, i] += slope @ values["k"][b, g, :count] * scale
-        found["k"][b, g, :count] += np.outer(slope, values["q"][b, h, i]) * scale
-        found["v"][b, g, :count] += np.outer(weight, dy)
+        keys, g, dy = seen(problem, b, i), h * problem.groups // problem.heads, values["dy"][b, h, i]
+        factor = factors(problem, b, h, i) if problem.dropout else np.ones(len(keys))
+        slope = (np.diag(weight) - np.outer(weight, weight)) @ (values["v"][b, g, keys] @ dy * factor)
+        found["q"][b, h, i] += slope @ values["k"][b, g, keys] * scale
+        found["k"][b, g, keys] += np.outer(slope, values["q"][b, h, i]) * scale
+        found["v"][b, g, keys] += np.outer(weight * factor, dy)
         if problem.bias:
             places: list[Any] = [
                 0 if letter == "1" else {"b": b, "h": h, "i": i}[letter] for letter in problem.bias
             ]
-            found["bias"][(*places, slice(count))] += slope
+            found["bias"][(*places, keys)] += slope
     return found
 
 
@@ -268,7 +315,17 @@ def test_the_bias_may_have_another_type(bench: Workbench) -> None:
     case.close(outputs["dbias"], gradients(problem, case.values)["bias"])
 
 
-def test_gradients_are_those_of_finite_differences(bench: Workbench) -> None:
+@pytest.mark.parametrize(
+    ("causal", "window", "slopes", "dropout"),
+    [(True, (None, None), None, 0.0), (False, (1, 1), (0.5, 0.25), 0.0), (False, (None, 2), None, 0.4)],
+)
+def test_gradients_are_those_of_finite_differences(
+    bench: Workbench,
+    causal: bool,
+    window: tuple[int | None, int | None],
+    slopes: tuple[float, ...] | None,
+    dropout: float,
+) -> None:
     problem = Problem(
         batch=1,
         heads=2,
@@ -278,7 +335,10 @@ def test_gradients_are_those_of_finite_differences(bench: Workbench) -> None:
         features=2,
         values=3,
         bias="1hi",
-        causal=True,
+        causal=causal,
+        window=window,
+        slopes=slopes,
+        dropout=dropout,
         lengths_kv=(3,),
     )
     case = Case(bench, problem, F64)
@@ -297,6 +357,13 @@ def test_gradients_are_those_of_finite_differences(bench: Workbench) -> None:
                 moved[name][place] += sign * step
                 sides.append(float((attend(problem, moved)[0] * case.values["dy"]).sum()))
             assert got[place] == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-5, abs=1e-8)
+
+
+def test_slopes_are_those_of_the_paper() -> None:
+    assert alibi_slopes(8) == tuple(2.0**-n for n in range(1, 9))
+    assert alibi_slopes(6) == (1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8)
+    assert alibi_slopes(16)[:2] == pytest.approx((2**-0.5, 2**-1))
+    assert alibi_slopes(1) == (2**-8,)
 
 
 def test_large_scores_overflow_nothing(bench: Workbench) -> None:
@@ -354,12 +421,24 @@ def test_samples_are_finite_whatever_the_scale(scale: float) -> None:
         ({"lengths_q": (2,)}, "lengths_q"),
         ({"scale": float("nan")}, "scale"),
         ({"causal": 1}, "causal"),
+        ({"window_left": -1}, "window_left"),
+        ({"window_right": 2**31}, "window_right"),
+        ({"window_right": 1.0}, "window_right"),
+        ({"slopes": (1.0,) * 3}, "slopes"),
+        ({"slopes": (1.0, 1.0, 1.0, math.nan)}, "slopes"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"dropout": -0.1}, "dropout"),
+        ({"dropout": 0.5}, "state"),
+        ({"dropout": 0.5, "state": (2,)}, "state"),
+        ({"state": (2,)}, "state"),
     ],
 )
 def test_a_mistake_names_its_field(bench: Workbench, changes: dict[str, Any], field_: str) -> None:
     fields: dict[str, Any] = {"q": (2, 4, 9, 8), "k": (2, 2, 13, 8), "v": (2, 2, 13, 16), "y": (2, 4, 9, 16)}
     made: dict[str, Any] = {
-        name: bench.empty(TensorSpec.packed(value)) if isinstance(value, tuple) else value
+        name: bench.empty(TensorSpec.packed(value))
+        if isinstance(value, tuple) and name != "slopes"
+        else value
         for name, value in (fields | changes).items()
     }
     with pytest.raises(InvalidRequest) as caught:
@@ -374,3 +453,47 @@ def test_a_gradient_of_a_bias_needs_a_bias(bench: Workbench) -> None:
     with pytest.raises(InvalidRequest) as caught:
         lower(case.backward(y=case.empty("y"), statistics=case.empty("statistics"), dbias=dbias, **outputs))
     assert caught.value.field == "dbias"
+
+
+def test_a_builder_gives_attention_its_options() -> None:
+    g = GraphBuilder()
+    q, k = g.input("q", (2, 4, 9, 8)), g.input("k", (2, 2, 13, 8))
+    state = g.input("state", (2,), "int64")
+    graphs = [
+        g.build(y=g.attention(q, k, k, window=(2, None), alibi=True, dropout=0.1, state=state)),
+        g.build(y=g.attention(q, k, k, window=(None, 3), alibi=(1, 0.5, 0, 2))),
+    ]
+    (first,), (second,) = (graph.body.operations for graph in graphs)
+    assert isinstance(first, Attention)
+    assert isinstance(second, Attention)
+    assert (first.window_left, first.window_right, first.slopes) == (2, None, alibi_slopes(4))
+    assert (first.dropout, first.state in graphs[0].body.bound) == (0.1, True)
+    assert (second.window_left, second.window_right, second.slopes) == (None, 3, (1, 0.5, 0, 2))
+    assert (second.dropout, second.state) == (0.0, None)
+
+
+@pytest.mark.parametrize("name", ["everything", "slopes", "dropout and all else", "many keys for one head"])
+def test_a_graph_s_gradient_is_the_formula_s(name: str) -> None:
+    problem = PROBLEMS[name]
+    g: Any = GraphBuilder()
+    named = ["q", "k", "v", *(["bias"] if problem.bias else [])]
+    values = {n: np.asarray(normal(problem.dims(n), F64, seed)) for seed, n in enumerate([*named, "dy"])}
+    tensors = {n: g.input(n, array.shape, "float64") for n, array in values.items()}
+    lengths = {n: np.array(of, np.int32) for n in ("lengths_q", "lengths_kv") if (of := getattr(problem, n))}
+    more = {n: g.input(n, (problem.batch,), "int32") for n in lengths}
+    if problem.dropout:
+        more["state"] = g.input("state", (2,), "int64")
+    y = g.attention(
+        **{n: tensors[n] for n in named},
+        **more,
+        causal=problem.causal,
+        scale=problem.scale,
+        window=problem.window,
+        alibi=problem.slopes or False,
+        dropout=problem.dropout,
+    )
+    found = g.grad(y, [tensors[n] for n in named], tensors["dy"])
+    graph = g.build({f"d{n}": dx for n, dx in zip(named, found, strict=True)})
+    got = computed(graph, values | lengths | ({"state": np.array(STATE)} if problem.dropout else {}))
+    for n, wanted in gradients(problem, values).items():
+        assert_close(got[f"d{n}"], wanted)

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import pytest
 
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
-from cudnn_actor.engines.cuda.operations.attention import attention_kernels
+from cudnn_actor.engines.cuda.operations.attention import (
+    attention_kernels,
+    attention_masks,
+    attention_operands,
+)
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.kernels import Constant, Expression, Leaf, Value
 from cudnn_actor.protocol import Attention, AttentionBackward, DType, TensorSpec
-from cudnn_actor.protocol.operations import GraphTensor, PointwiseMode
+from cudnn_actor.protocol.operations import (
+    GraphTensor,
+    Operation,
+    PointwiseMode,
+    RandomBernoulli,
+    alibi_slopes,
+)
 from cudnn_actor.protocol.tensor import packed_strides
 
 ROWS, COLUMNS = 9, 13
@@ -51,14 +64,15 @@ def computed(operation: object, given: dict[str, GraphTensor]) -> dict[str, dict
         assert wanted.dims == (2,)
         assert wanted.dtype is DType.INT32
         values = found.setdefault(name, {})
+        assert not isinstance(wanted.value, Operation)
         for lengths in itertools.product(LENGTHS, repeat=len(names)):
             by_name = dict(zip(names, lengths, strict=True))
             values[lengths] = value(wanted.value, [by_name[read] for read in wanted.operands])
     return found
 
 
-FORWARD = Attention(q=0, k=1, v=2, y=3)
-BACKWARD = AttentionBackward(dy=0, q=1, k=2, v=3, y=4, statistics=5, dq=6, dk=7, dv=8)
+FORWARD: Attention[int] = Attention(q=0, k=1, v=2, y=3)
+BACKWARD: AttentionBackward[int] = AttentionBackward(dy=0, q=1, k=2, v=3, y=4, statistics=5, dq=6, dk=7, dv=8)
 
 
 def clipped(length: int, most: int) -> int:
@@ -111,3 +125,60 @@ def test_our_kernels_refuse_heads_that_take_minutes_to_compile(name: str) -> Non
     ]
     with pytest.raises(Refused, match="1,024 features"):
         attention_kernels(FORWARD, given, None)
+
+
+def test_dropout_gets_the_weights_that_are_kept() -> None:
+    """As `RandomBernoulli` draws them, of the dims of the scores and of q's dtype."""
+    for operation in (FORWARD, BACKWARD):
+        given = tensors(columns=256) | {"state": tensors("state")["state"]}
+        found = attention_operands(msgspec.structs.replace(operation, dropout=0.25, state=9), given)
+        assert list(found) == ["state"]
+        value, operands, dims, dtype = found["state"]
+        assert isinstance(value, RandomBernoulli)
+        assert (value.probability, value.dims, value.dtype) == (0.75, dims, dtype)
+        assert (dims, dtype, operands) == ((2, 4, ROWS, 256), given["q"].dtype, ("state",))
+
+
+@pytest.mark.parametrize(
+    ("names", "columns", "left", "refused"),
+    [((), 13, 3, False), ((), 8, 3, True), ((), 8, 8, False), (("lengths_kv",), 13, 3, True)],
+)
+def test_a_window_without_keys_is_not_given_to_cudnn(
+    names: tuple[str, ...], columns: int, left: int, refused: bool
+) -> None:
+    operation = msgspec.structs.replace(FORWARD, window_left=left)
+    given = tensors(*names, columns=columns)
+    with pytest.raises(Refused, match="no key") if refused else contextlib.nullcontext():
+        attention_operands(operation, given)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, {}),
+        ({"causal": True}, {"use_causal_mask": True}),
+        ({"window_left": 4}, {"diagonal_band_left_bound": 5}),
+        ({"window_right": 4}, {"diagonal_band_right_bound": 4}),
+        (
+            {"window_left": 0, "window_right": 3, "causal": True},
+            {"diagonal_band_left_bound": 1, "use_causal_mask": True},
+        ),
+        ({"window_left": 8, "window_right": 12}, {}),
+        (
+            {"slopes": alibi_slopes(4), "window_right": 0},
+            {"use_alibi_mask": True, "diagonal_band_right_bound": 0},
+        ),
+        ({"slopes": (1.0, 2.0, 3.0, 4.0), "causal": True}, None),
+        ({"slopes": alibi_slopes(4)}, None),
+        ({"slopes": alibi_slopes(4), "window_right": 2}, None),
+    ],
+)
+def test_what_cudnn_is_told_of_masks(options: dict[str, Any], wanted: dict[str, Any] | None) -> None:
+    given = tensors()
+    operation = msgspec.structs.replace(FORWARD, **options)
+    if wanted is None:
+        with pytest.raises(Refused, match=r"slopes|causal"):
+            attention_masks(operation, given["q"], given["k"])
+    else:
+        found = attention_masks(operation, given["q"], given["k"])
+        assert found == {"use_causal_mask": False} | wanted

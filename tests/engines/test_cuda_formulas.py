@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import shutil
-import subprocess
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +20,7 @@ from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, formula, va
 from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.operations import FUNCTIONS, PointwiseMode
 
+from . import host_cuda
 from .test_pointwise import FAR, VALUES, WHOLE, columns
 
 COMPUTED = (DType.FLOAT64, DType.FLOAT32, DType.INT64)
@@ -38,21 +36,6 @@ OTHERS: list[tuple[PointwiseMode, tuple[float, ...]]] = [
     (PointwiseMode.CELU, (3.0,)),
     (PointwiseMode.SOFTPLUS, (0.25,)),
 ]
-DEVICE = r"""
-#include <cmath>
-#include <cstring>
-using std::fabs; using std::exp; using std::expm1; using std::log; using std::log1p; using std::pow;
-using std::sin; using std::cos; using std::tan; using std::asin; using std::acos; using std::atan;
-using std::sinh; using std::cosh; using std::tanh; using std::asinh; using std::acosh; using std::atanh;
-using std::erf; using std::erfc; using std::sqrt; using std::fmod; using std::copysign; using std::isinf;
-using std::ceil; using std::floor; using std::rint; using std::trunc; using std::fmax; using std::fmin;
-#define __device__
-#define __forceinline__ inline
-template <class T> T rsqrt(T x) { return 1 / sqrt(x); }
-template <class T> T min(T a, T b) { return a < b ? a : b; }
-template <class T> T max(T a, T b) { return a > b ? a : b; }
-float __int_as_float(int bits) { float value; std::memcpy(&value, &bits, 4); return value; }
-"""
 LONG, SINGLE = DType.INT64, DType.FLOAT32
 Compiled = Callable[[str, Sequence[np.ndarray], DType], np.ndarray]
 
@@ -100,23 +83,10 @@ def sources() -> list[str]:
 INTS = [dtype for dtype in DType if dtype.numpy.kind == "i" or dtype is DType.UINT8]
 
 
-def conversions() -> str:
-    """What stores integers, of what kernels begin with; the rest has assembly of a GPU's."""
-    return kernels.PREAMBLE[kernels.PREAMBLE.index("__device__ __forceinline__ double whole") :]
-
-
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+def compiled() -> Compiled:
     """Runs one of the functions, from its name, its operands, and what it gives."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
-    folder: Path = tmp_path_factory.mktemp("formulas")
-    code, library = folder / "formulas.cpp", folder / "formulas.so"
-    code.write_text("\n".join([DEVICE, PREAMBLE, conversions(), *sources()]))
-    options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv"]
-    subprocess.run([compiler, *options, str(code), "-o", str(library)], check=True)
-    loaded = ctypes.CDLL(str(library))
+    loaded = host_cuda.library("\n".join([host_cuda.PREAMBLE, PREAMBLE, *sources()]))
 
     def run(name: str, operands: Sequence[np.ndarray], out: DType) -> np.ndarray:
         result = np.empty(operands[0].shape, out.numpy)

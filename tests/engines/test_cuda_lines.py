@@ -65,6 +65,23 @@ def test_dims_that_lie_one_after_the_other_are_one_axis() -> None:
     assert lines((2, 3, 4, 5), (1, 3)).along == ((3, (20,)), (5, (1,)))
 
 
+@pytest.mark.parametrize(
+    ("dims", "columns", "rows"),
+    [
+        ((10_000, 64), 32, 32),
+        ((10_000, 8), 8, 128),
+        ((10_000, 3), 4, 256),
+        ((100, 3), 8, 128),
+        ((3, 2), 32, 4),
+    ],
+)
+def test_a_block_takes_no_more_columns_than_lie_side_by_side(
+    dims: tuple[int, ...], columns: int, rows: int
+) -> None:
+    """Unless they are so short that it would have few threads."""
+    assert lines(dims, (0,)).launch().block == (columns, rows)
+
+
 @pytest.mark.parametrize(("strides", "wide"), [((1 << 14, 1), False), ((1 << 31, 1), True)])
 def test_offsets_have_64_bits_where_they_need_them(strides: tuple[int, ...], wide: bool) -> None:
     assert lines((2, 8), (1,), F32, strides).wide is wide

@@ -423,11 +423,21 @@ def test_a_bool_is_right_if_it_says_whether_there_is_a_value() -> None:
     assert "25.0%" in (difference(wanted, np.array([0.0, 0.0, 1.0, 1.0]), DType.BOOL) or "")
 
 
+def test_nan_is_0_as_an_integer_and_infinity_its_limit() -> None:
+    wanted = np.array([np.nan, np.inf, -np.inf, 2.0])
+    assert difference(wanted, np.array([0.0, 127.0, -128.0, 2.0]), DType.INT8) is None
+    assert difference(wanted, np.array([0.0, 2.0**63, -(2.0**63), 2.0]), DType.INT64) is None
+    assert difference(wanted, np.array([0.0, 9223372036854774784.0, -(2.0**63), 2.0]), DType.INT64) is None
+    assert "25.0%" in (difference(wanted, np.array([1.0, 2.0**63, -(2.0**63), 2.0]), DType.INT64) or "")
+    assert difference(np.array([2.0**50]), np.array([2.0**50 + 1]), DType.INT64) is not None
+
+
 @pytest.mark.parametrize("dtype", list(DType))
 def test_a_kernel_that_only_copies_copies_the_bits(dtype: DType) -> None:
     """By way of float or double, not every int64 would arrive."""
     copy = source(elementwise(Leaf(0, dtype), dtype, (4, 5), [(5, 1), (1, 4)]))
-    assert "out[i0 * s0_0 + i1 * s0_1] = in0[i0 * s1_0 + i1 * s1_1];" in copy
+    to, of = (f"i0 * (I)s{tensor}_0 + i1 * (I)s{tensor}_1" for tensor in range(2))
+    assert f"out0[{to}] = in0[{of}];" in copy
     body = copy.partition("elementwise(")[2]
     assert "(T)" not in body
     assert "whole(" not in body

@@ -10,16 +10,30 @@ import numpy as np
 import pytest
 
 from cudnn_actor.protocol import (
+    AdaptiveWindow,
     ArgReduction,
     Attention,
     AttentionBackward,
     AvgPool,
     AvgPoolBackward,
+    BatchNormBackward,
+    BatchNormTraining,
     BufferRef,
     Cumulative,
     DType,
+    GraphBuilder,
+    GroupedMatMul,
+    GroupedMatMulBackwardWeights,
+    GroupNorm,
+    GroupNormBackward,
+    InstanceNorm,
+    InstanceNormBackward,
     LayerNorm,
     LayerNormBackward,
+    LocalResponseNorm,
+    LocalResponseNormBackward,
+    LpPool,
+    LpPoolBackward,
     MatMul,
     MaxPool,
     MaxPoolBackward,
@@ -33,6 +47,7 @@ from cudnn_actor.protocol import (
     Window,
 )
 
+from .differences import gradients
 from .problems import normal
 from .references import assert_close
 from .workbench import Workbench
@@ -117,6 +132,65 @@ def test_average_pooling(
     close(bench, {"y": y, "dx": dx}, {"y": wanted, "dx": x.grad})
 
 
+@pytest.mark.parametrize(
+    ("dims", "output"),
+    [((2, 3, 11), (4,)), ((2, 3, 8, 7), (3, 5)), ((1, 2, 3, 4), (5, 7)), ((1, 2, 5, 4, 6), (2, 1, 6))],
+)
+def test_adaptive_pooling(bench: Workbench, dims: tuple[int, ...], output: tuple[int, ...]) -> None:
+    window, rank = AdaptiveWindow(output=output), len(output)
+    given, dy = leaf(dims, 0), normal((*dims[:2], *output), DType.FLOAT64, 1)
+    x, slopes = place(bench, given.detach().numpy()), place(bench, dy)
+    y, dx = empty(bench, dy.shape), empty(bench, dims)
+
+    wanted = getattr(F, f"adaptive_avg_pool{rank}d")(given, output)
+    wanted.backward(torch.from_numpy(dy))
+    bench.run(AvgPool(x=x, y=y, window=window))
+    bench.run(AvgPoolBackward(dy=slopes, dx=dx, window=window))
+    close(bench, {"y": y, "dx": dx}, {"y": wanted, "dx": given.grad})
+
+    given.grad = None
+    wanted, places = getattr(F, f"adaptive_max_pool{rank}d")(given, output, return_indices=True)
+    wanted.backward(torch.from_numpy(dy))
+    index = empty(bench, dy.shape, DType.INT64)
+    bench.run(MaxPool(x=x, y=y, index=index, window=window))
+    np.testing.assert_array_equal(bench.read(index) % math.prod(dims[2:]), places.numpy())
+    bench.run(MaxPoolBackward(dy=slopes, index=index, dx=dx, window=window))
+    close(bench, {"y": y, "dx": dx}, {"y": wanted, "dx": given.grad})
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 4.0])
+def test_lp_pooling(bench: Workbench, p: float) -> None:
+    """Of positive numbers: where p is odd, PyTorch adds up signed powers."""
+    dims, window = (2, 3, 8, 7), Window.symmetric(2, size=(3, 2), stride=2)
+    x = torch.from_numpy(np.abs(normal(dims, DType.FLOAT64, 0)) + 0.1).requires_grad_()
+    wanted = F.lp_pool2d(x, p, (3, 2), 2)
+    dy = normal(tuple(wanted.shape), DType.FLOAT64, 1)
+    wanted.backward(torch.from_numpy(dy))
+    y, dx, given = empty(bench, wanted.shape), empty(bench, dims), place(bench, x.detach().numpy())
+    bench.run(LpPool(x=given, y=y, window=window, p=p))
+    bench.run(LpPoolBackward(dy=place(bench, dy), x=given, y=y, dx=dx, window=window, p=p))
+    close(bench, {"y": y, "dx": dx}, {"y": wanted, "dx": x.grad})
+
+
+def test_grouped_products(bench: Workbench) -> None:
+    """Each group by itself."""
+    tokens, weights = leaf((9, 6), 0), leaf((4, 6, 5), 1)
+    offsets = [2, 5, 5, 8]
+    groups = zip([0, *offsets], offsets, weights, strict=False)
+    wanted = torch.cat([*(tokens[start:end] @ w for start, end, w in groups), torch.zeros(1, 5)])
+    dy = normal((9, 5), DType.FLOAT64, 2)
+    wanted.backward(torch.from_numpy(dy))
+    given = [place(bench, each.detach().numpy()) for each in (tokens, weights)]
+    ends, y = place(bench, np.array(offsets, np.int32)), empty(bench, (9, 5))
+    bench.run(GroupedMatMul(tokens=given[0], weights=given[1], offsets=ends, y=y))
+    dweights, dtokens = empty(bench, (4, 6, 5)), empty(bench, (9, 6))
+    slopes, turned = place(bench, dy), place(bench, weights.detach().numpy().transpose(0, 2, 1))
+    bench.run(GroupedMatMulBackwardWeights(tokens=given[0], dy=slopes, offsets=ends, dweights=dweights))
+    bench.run(GroupedMatMul(tokens=slopes, weights=turned, offsets=ends, y=dtokens))
+    found = {"y": y, "dtokens": dtokens, "dweights": dweights}
+    close(bench, found, {"y": wanted, "dtokens": tokens.grad, "dweights": weights.grad})
+
+
 @pytest.mark.parametrize(("dims", "axis"), [((6, 10), -1), ((2, 3, 4, 5), 2), ((3, 1, 97), 1)])
 def test_norms(bench: Workbench, dims: tuple[int, ...], axis: int) -> None:
     row = dims[axis:]
@@ -148,6 +222,60 @@ def test_norms(bench: Workbench, dims: tuple[int, ...], axis: int) -> None:
     outputs = {"dx": empty(bench, dims), "dscale": empty(bench, row)}
     bench.run(RMSNormBackward(dy=place(bench, dy), **refs, inverse_rms=mean, **outputs, **common))
     close(bench, {"y": y, **outputs}, {"y": wanted, "dx": x.grad, "dscale": scale.grad})
+
+
+@pytest.mark.parametrize("dims", [(5, 6), (3, 6, 4), (2, 6, 3, 4)])
+@pytest.mark.parametrize("kind", ["batch", "instance", "group"])
+def test_norms_of_channels(bench: Workbench, kind: str, dims: tuple[int, ...]) -> None:
+    if kind == "instance" and len(dims) == 2:
+        pytest.skip("PyTorch has no instance norm of one element")
+    vectors = [leaf(dims[1:2], n) for n in range(1, 5)]
+    x, (scale, bias, mean, variance) = leaf(dims, 0), vectors
+    old = [place(bench, each.detach().numpy()) for each in (mean, variance)]
+    running = [each.detach().clone() for each in (mean, variance)]
+    given: Any = {
+        n: place(bench, t.detach().numpy()) for n, t in (("x", x), ("scale", scale), ("bias", bias))
+    }
+    new = {f"new_running_{name}": empty(bench, dims[1:2]) for name in ("mean", "variance")}
+    groups: Any = {}
+    forward: Any
+    backward: Any
+    kept: tuple[int, ...]
+    if kind == "batch":
+        wanted = F.batch_norm(x, *running, scale, bias, True, 0.3)
+        given |= {"running_mean": old[0], "running_variance": old[1], "momentum": 0.3, **new}
+        forward, backward, kept = BatchNormTraining, BatchNormBackward, dims[1:2]
+    elif kind == "instance":
+        wanted = F.instance_norm(x, weight=scale, bias=bias)
+        forward, backward, kept = InstanceNorm, InstanceNormBackward, dims[:2]
+    else:
+        wanted, groups = F.group_norm(x, 3, scale, bias), {"groups": 3}
+        forward, backward, kept = GroupNorm, GroupNormBackward, (dims[0], 3)
+    dy = normal(dims, DType.FLOAT64, 9)
+    wanted.backward(torch.from_numpy(dy))
+    y = empty(bench, dims)
+    statistics: Any = {name: empty(bench, kept) for name in ("mean", "inverse_deviation")}
+    bench.run(forward(**given, y=y, **statistics, **groups))
+    outputs: Any = {"dx": empty(bench, dims)} | {n: empty(bench, dims[1:2]) for n in ("dscale", "dbias")}
+    of_x: Any = {name: given[name] for name in ("x", "scale")}
+    bench.run(backward(dy=place(bench, dy), **of_x, **statistics, **outputs, **groups))
+    close(bench, {"y": y, **outputs}, {"y": wanted, "dx": x.grad, "dscale": scale.grad, "dbias": bias.grad})
+    if kind == "batch":
+        close(bench, new, dict(zip(new, running, strict=True)))
+
+
+@pytest.mark.parametrize("dims", [(2, 7, 3), (2, 7, 3, 4)])
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_local_responses(bench: Workbench, size: int, dims: tuple[int, ...]) -> None:
+    x, dy = leaf(dims, 0), normal(dims, DType.FLOAT64, 1)
+    wanted = F.local_response_norm(x, size, 0.5, 0.6, 1.5)
+    wanted.backward(torch.from_numpy(dy))
+    y, dx = empty(bench, dims), empty(bench, dims)
+    parameters: Any = {"size": size, "alpha": 0.5, "beta": 0.6, "bias": 1.5}
+    ref = place(bench, x.detach().numpy())
+    bench.run(LocalResponseNorm(x=ref, y=y, **parameters))
+    bench.run(LocalResponseNormBackward(dy=place(bench, dy), x=ref, dx=dx, **parameters))
+    close(bench, {"y": y, "dx": dx}, {"y": wanted, "dx": x.grad})
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -249,3 +377,72 @@ def test_softmax_of_infinity_and_nan(bench: Workbench, log: bool) -> None:
     bench.run(Softmax(x=place(bench, x.numpy()), y=y, log=log))
     wanted = (torch.log_softmax if log else torch.softmax)(x, -1)
     np.testing.assert_allclose(bench.read(y), wanted.numpy(), rtol=1e-12)
+
+
+GRADIENTS: dict[str, tuple[Any, Any]] = {
+    "sum": (lambda g, x: g.sum(x, 1), lambda x: x.sum(1)),
+    "mean": (lambda g, x: g.mean(x, (0, 2)), lambda x: x.mean((0, 2))),
+    "prod": (lambda g, x: g.prod(x, 1), lambda x: x.prod(1)),
+    "max": (lambda g, x: g.max(x, 1), lambda x: x.amax(1)),
+    "min": (lambda g, x: g.min(x, (1, 2)), lambda x: x.amin((1, 2))),
+    "l1": (lambda g, x: g.reduce(ReductionMode.L1, x, 1), lambda x: torch.linalg.vector_norm(x, 1, 1)),
+    "l2": (lambda g, x: g.reduce(ReductionMode.L2, x, 1), lambda x: torch.linalg.vector_norm(x, 2, 1)),
+    "logsumexp": (lambda g, x: g.logsumexp(x, 1), lambda x: x.logsumexp(1)),
+    "cumsum": (lambda g, x: g.cumsum(x, 1), lambda x: x.cumsum(1)),
+    "cumprod": (lambda g, x: g.cumprod(x, 1), lambda x: x.cumprod(1)),
+    "softmax": (lambda g, x: g.softmax(x, 1), lambda x: x.softmax(1)),
+    "log_softmax": (lambda g, x: g.log_softmax(x, 1), lambda x: x.log_softmax(1)),
+    "movement": (
+        lambda g, x: g.pad(x[:, 1:, ::2].transpose(2, 0, 1), [(0, 0), (1, 2), (3, 0)]).reshape(-1),
+        lambda x: F.pad(x[:, 1:, ::2].permute(2, 0, 1), (3, 0, 1, 2)).reshape(-1),
+    ),
+    "broadcast": (
+        lambda g, x: x * x[:1, :, :1] / (x[0, 0] ** 2 + 1.0),
+        lambda x: x * x[:1, :, :1] / (x[0, 0] ** 2 + 1),
+    ),
+    "powers": (lambda g, x: x**2.0 + abs(x) ** 1.5 + x**0.0, lambda x: x**2.0 + abs(x) ** 1.5 + x**0.0),
+    "where": (
+        lambda g, x: g.where(x > 0.2, x * 3.0, g.exp(x)),
+        lambda x: torch.where(x > 0.2, x * 3, x.exp()),
+    ),
+    "gelu": (
+        lambda g, x: g.gelu(x) + g.gelu(x, approximate=True),
+        lambda x: F.gelu(x) + F.gelu(x, approximate="tanh"),
+    ),
+    "relu": (lambda g, x: g.relu(x) + g.leaky_relu(x), lambda x: F.relu(x) + F.leaky_relu(x)),
+    "conv": (
+        lambda g, x: g.conv(x, x[:, :3, :3] * 0.5, pad=1, stride=2),
+        lambda x: F.conv1d(x, x[:, :3, :3] * 0.5, padding=1, stride=2),
+    ),
+}
+"""Functions here and in PyTorch."""
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("special", [False, True])
+def test_gradients(name: str, special: bool) -> None:
+    """With zeros and equal elements, too: what the gradient is there is a convention."""
+    of_ours, of_theirs = GRADIENTS[name]
+    given = normal((4, 3, 5) if name == "conv" else (3, 4, 5), DType.FLOAT64, 5)
+    if special:
+        given = np.round(given)
+    ours, x = {"x": given}, torch.from_numpy(given).requires_grad_()
+
+    def twice(g: GraphBuilder, x: Any) -> Any:
+        return g.grad(g.square(of_ours(g, x)), x)
+
+    y = of_theirs(x)
+    y.backward(weights_of(y), retain_graph=True)
+    _, found = gradients(of_ours, ours)
+    np.testing.assert_allclose(found["x"], x.grad.numpy(), rtol=1e-11, atol=1e-12)
+    if special and name == "cumprod":
+        return  # see `Cumulative.gradient`
+    (once,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    (wanted,) = torch.autograd.grad((once * weights_of(once)).sum(), x)
+    _, found = gradients(twice, ours)
+    np.testing.assert_allclose(found["x"], wanted.numpy(), rtol=1e-10, atol=1e-11)
+
+
+def weights_of(y: Any) -> Any:
+    """What `gradients` weighs a single output with."""
+    return torch.from_numpy(np.random.default_rng(1000).uniform(0.5, 1.5, y.shape))

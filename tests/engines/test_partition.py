@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cuda.plans.composition import _places
+from cudnn_actor.engines.cuda.plans.errata import erratum
+from cudnn_actor.engines.cuda.plans.kernels import source
 from cudnn_actor.engines.cuda.plans.partition import Cut, cut
+from cudnn_actor.engines.cuda.plans.recipe import KernelStep
+from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import (
     Graph,
     GraphBuilder,
@@ -105,6 +110,16 @@ def test_views_are_not_copied() -> None:
     assert [piece.graph.operations[0].kind for piece in parts.pieces] == ["max_pool", "pointwise"]
 
 
+def test_a_result_is_written_where_its_reader_wants_it() -> None:
+    g = GraphBuilder()
+    q = g.input("q", (2, 4, 8, 16))
+    seen = g.attention(q, q, q).transpose(0, 2, 1, 3).reshape(16, 64)
+    w = g.input("w", (64, 64))
+    parts = check(g.build(y=(seen @ w + 1.0).reshape(2, 8, 64), z=g.relu(q).transpose(3, 0, 1, 2)))
+    kinds = [[operation.kind for operation in piece.graph.operations] for piece in parts.pieces]
+    assert kinds == [["attention"], ["matmul", "pointwise"], ["pointwise"]]
+
+
 def test_what_is_misaligned_reversed_or_not_contiguous_is_copied() -> None:
     g = GraphBuilder()
     x = g.input("x", (4, 6, 8))
@@ -117,15 +132,101 @@ def test_an_update_is_written_after_all_reads() -> None:
     g = GraphBuilder()
     x, m = g.input("x", (2, 6)), g.input("m", (2, 6))
     moved = m * 2.0
-    normal = g.apply(LayerNorm(x=x + moved, axis=1))
-    check(g.build(updates={"m": m * 0.5 + x}, y=normal + moved, old=m))
+    total = g.cumsum(x + moved, 1)
+    check(g.build(updates={"m": m * 0.5 + x}, y=total + moved, old=m))
+
+
+def test_functions_of_the_same_dims_are_one_piece_with_several_results() -> None:
+    g = GraphBuilder()
+    x, y, row = g.input("x", (4, 6)), g.input("y", (4, 6)), g.input("row", (1, 6))
+    a = x * (row + 1.0)
+    b = g.relu(a - y)
+    assert cut(g.build(a=a, b=b, beside=y * 3.0, shared=b * b + a).body) is None
+
+
+def test_a_group_ends_where_something_else_reads_it() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (4, 6))
+    a = x + 1.0
+    parts = check(g.build(y=g.cumsum(a, 1) * a, z=a * 2.0))
+    kinds = [[operation.kind for operation in piece.graph.operations] for piece in parts.pieces]
+    assert kinds == [["pointwise"], ["cumulative"], ["pointwise", "pointwise"]]
+
+
+def test_lines_of_the_same_axes_are_one_piece() -> None:
+    g = GraphBuilder()
+    x, shift, scale = g.input("x", (4, 6)), g.input("shift", (1, 6)), g.input("scale", (6,))
+    moved = x + shift
+    normal = g.rms_norm(moved, scale)
+    largest = g.max(normal, axis=1, keepdims=True)
+    y, most = normal * largest, largest + 1.0
+    graph = g.build(moved=moved, y=y, most=most, other=g.sum(normal, axis=0))
+    parts = check(graph)
+    kinds = [[operation.kind for operation in piece.graph.operations] for piece in parts.pieces]
+    assert kinds == [["pointwise", "rms_norm", "reduction", "pointwise", "pointwise"], ["reduction"]]
+
+
+def test_groups_have_a_limit() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (4, 6))
+    for _ in range(150):
+        x = -x
+    parts = check(g.build(y=x))
+    assert [len(piece.graph.operations) for piece in parts.pieces] == [64, 64, 22]
+    g = GraphBuilder()
+    total = g.input("x", (4, 6))
+    for number in range(60):
+        total = total + g.input(f"x{number}", (4, 6))
+    parts = check(g.build(y=total))
+    assert max(len(piece.graph.bound) for piece in parts.pieces) <= 25
+
+
+def test_updates_read_what_was_there_before() -> None:
+    g = GraphBuilder()
+    a, b = g.input("a", (2, 6)), g.input("b", (2, 6))
+    both = a + b
+    check(g.build(updates={"a": b * 2.0, "b": a * 3.0}, y=g.cumsum(both, 1) + both))
+    g = GraphBuilder()
+    a, b = g.input("a", (2, 1)), g.input("b", (2, 6))
+    check(g.build(updates={"a": a + 1.0, "b": a * 3.0 + b}, y=g.cumsum(b, 1)))
+
+
+UPDATES: dict[str, Callable[[GraphBuilder, Tensor, Tensor, Tensor], dict[str, Tensor]]] = {
+    "moved row": lambda _, a, b, c: {"a": a * 2.0, "b": b + a[0]},
+    "turned": lambda _, a, b, c: {"a": a * 2.0, "b": b + a.T},
+    "sliced": lambda _, a, b, c: {"a": a * 0.5, "b": b + a[1:3].reshape(4, 2)[:, :1]},
+    "itself turned": lambda _, a, b, c: {"a": a + a.T},
+    "itself less a row": lambda _, a, b, c: {"a": a - a[:1]},
+    "only turned": lambda _, a, b, c: {"a": a.T},
+    "lines": lambda g, a, b, c: {"a": g.softmax(a, axis=1) * a[:1]},
+    "shifted": lambda g, a, b, c: {"a": g.cumsum(c, 1), "b": a},
+    "swapped": lambda _, a, b, c: {"a": b, "b": a},
+    "turned around": lambda _, a, b, c: {"a": b, "b": c, "c": a},
+    "product": lambda g, a, b, c: {"a": g.relu(a @ b)},
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_updates_read_what_all_inputs_held_before(name: str) -> None:
+    g = GraphBuilder()
+    a, b, c = (g.input(name, (4, 4)) for name in "abc")
+    updates = UPDATES[name](g, a, b, c)
+    graph = g.build(updates=updates, y=g.cumsum(a, 1) + g.cumsum(b * 2.0, 1) + g.cumsum(c, 0))
+    parts = check(graph)
+    overwritten = {tensor.overwrites for tensor in graph.body.tensors} - {None}
+    for piece in parts.pieces:  # a kernel reads what it overwrites at the same places only
+        roots = [parts.stored[uid].root for uid in piece.tensors]
+        written = {graph.body.tensor(uid).overwrites for uid in roots} - {None}
+        views = {uid for uid in piece.tensors if parts.stored[uid].root != uid}
+        assert not {parts.stored[uid].root for uid in views} & written
+        assert not {parts.stored[uid].root for uid in views} & overwritten
 
 
 def test_scratch_memory_is_used_again() -> None:
     g = GraphBuilder()
     x = g.input("x", (64, 64))
     for _ in range(12):
-        x = g.apply(LayerNorm(x=x, axis=1))
+        x = g.cumsum(x, 1)
     parts = check(g.build(y=x))
     _, nbytes = _places(parts)
     assert nbytes == 2 * 64 * 64 * 4
@@ -142,6 +243,14 @@ STEPS: dict[str, Callable[[GraphBuilder, Tensor, Tensor], Tensor]] = {
     "transpose": lambda _, a, __: a.transpose(1, 0, 3, 2),
     "slice": lambda _, a, __: a[:, ::-1, :, :],
     "reshape": lambda _, a, __: a.reshape(16, 36).reshape(4, 4, 6, 6),
+    "row": lambda _, a, b: a + b[:1, :, :1, :],
+    "small": lambda g, a, b: g.relu(b[:, :1] - a[:, 1:2]) * a,
+    "sum": lambda g, a, _: a + g.sum(a, axis=1, keepdims=True),
+    "max": lambda g, a, b: g.max(a, axis=3, keepdims=True) - b,
+    "softmax": lambda g, a, _: g.softmax(a, axis=1),
+    "pad": lambda g, a, _: g.pad(a[:, 1:, 2:-1], [(0, 0), (0, 1), (1, 2), (0, 0)], value=2),
+    "ones": lambda g, a, _: g.full(a.dims, 1) + a,
+    "gradient": lambda g, a, _: g.grad(g.relu(a * 3.0 + 1.0).sum(axis=(0, 2)), a),
     "half": lambda _, a, __: a.astype("float16").astype("float32"),
 }
 
@@ -157,7 +266,40 @@ def test_any_graph_is_cut_into_pieces_that_compute_it(data: st.DataObject) -> No
         one, other = (known[data.draw(st.integers(0, len(known) - 1))] for _ in range(2))
         known.append(step(g, one, other))
     outputs = data.draw(st.lists(st.integers(0, len(known) - 1), min_size=1, max_size=4))
-    updates = {"a": known[-1] + known[0]} if data.draw(st.booleans()) else None
+    updated = data.draw(st.permutations("ab"))[: data.draw(st.integers(0, 2))]
+    updates = {name: known[-1 - n] + known[0] * known[1] for n, name in enumerate(updated)}
     graph = g.build({f"y{n}": known[place] for n, place in enumerate(outputs)}, updates=updates)
     if cut(graph.body) is not None:
         check(graph)
+
+
+def test_a_long_chain_becomes_several_kernels() -> None:
+    g = GraphBuilder()
+    x: Tensor = g.input("x", (3,))
+    for number in range(500):
+        x = g.maximum(x, float(number))
+    graph = g.build(y=x)
+    parts = cut(graph.body)
+    assert parts is not None
+    lengths = [len(piece.numbers) for piece in parts.pieces]
+    assert max(lengths) == 64
+    assert [number for piece in parts.pieces for number in piece.numbers] == list(range(500))
+    memories = filled(graph)
+    in_pieces(graph.body, parts, memories)
+    np.testing.assert_array_equal(memories[1][:12].view(np.float32), 499)
+    for piece in parts.pieces:
+        (step,) = compile_split(piece.graph, None, None).recipe.steps
+        assert isinstance(step, KernelStep)
+        assert source(step.kernel)
+
+
+def test_a_bias_of_a_graph_lies_as_that_of_a_message_does() -> None:
+    """So that what keeps cuDNN's engines from strided tensors does not keep them from fusing it."""
+    g = GraphBuilder()
+    x, w = g.input("x", (2, 8, 9, 9), "bfloat16"), g.input("w", (16, 8, 3, 3), "bfloat16")
+    graph = g.build(y=g.relu(g.conv(x, w, bias=g.input("b", (16,), "bfloat16")))).body
+    parts = cut(graph)
+    assert parts is not None
+    (piece,) = parts.pieces
+    assert all(tensor.spec.layout is not Layout.STRIDED for tensor in piece.graph.tensors)
+    assert erratum(piece.graph, "eng10", 91901) is None

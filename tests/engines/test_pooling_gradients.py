@@ -1,4 +1,4 @@
-"""The gradients of max and average pooling: against loops, finite differences and PyTorch."""
+"""The gradients of max, average and Lp pooling: against loops, finite differences and PyTorch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,26 @@ from hypothesis import strategies as st
 
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.protocol import DType, Layout, TensorSpec
-from cudnn_actor.protocol.operations import AvgPool, AvgPoolBackward, MaxPool, MaxPoolBackward, Window
+from cudnn_actor.protocol.operations import (
+    AdaptiveWindow,
+    AvgPool,
+    AvgPoolBackward,
+    LpPool,
+    LpPoolBackward,
+    MaxPool,
+    MaxPoolBackward,
+    Window,
+)
 
-from .pooling_oracle import avg_pool_backward, max_pool, max_pool_backward, output_dims
+from .pooling_oracle import (
+    Windows,
+    avg_pool_backward,
+    lp_pool,
+    lp_pool_backward,
+    max_pool,
+    max_pool_backward,
+    output_dims,
+)
 from .problems import FLOATS, normal
 from .references import assert_close
 from .test_pooling import FUZZ, each_pooling, lying, pooled, poolings
@@ -26,7 +43,7 @@ def max_gradient(
     bench: Workbench,
     dy: np.ndarray,
     index: np.ndarray,
-    pool: Window,
+    pool: Windows,
     dims: tuple[int, ...],
     *,
     layout: Layout = Layout.NCHW,
@@ -45,7 +62,7 @@ def max_gradient(
 def avg_gradient(
     bench: Workbench,
     dy: np.ndarray,
-    pool: Window,
+    pool: Windows,
     dims: tuple[int, ...],
     *,
     include_padding: bool,
@@ -62,7 +79,7 @@ def avg_gradient(
     return bench.run(message)
 
 
-def means(bench: Workbench, x: np.ndarray, pool: Window, *, include_padding: bool) -> np.ndarray:
+def means(bench: Workbench, x: np.ndarray, pool: Windows, *, include_padding: bool) -> np.ndarray:
     y = bench.empty(TensorSpec.packed(pool.output_dims(x.shape), F64))
     return bench.run(AvgPool(x=bench.place(x), y=y, window=pool, include_padding=include_padding))
 
@@ -81,17 +98,19 @@ def differences(y: np.ndarray, dy: np.ndarray, dims: tuple[int, ...], step: floa
     return gradient.reshape(dims)
 
 
-IMAGES: dict[str, tuple[tuple[int, ...], Window]] = {
+IMAGES: dict[str, tuple[tuple[int, ...], Windows]] = {
     "overlapping": ((1, 2, 5, 4), Window.symmetric(2, size=3, pad=1, stride=1)),
     "strided": ((1, 1, 6, 7), Window.symmetric(2, size=(2, 3), pad=(0, 1), stride=2)),
     "dilated": ((1, 2, 9), Window.symmetric(1, size=3, pad=1, stride=2, dilation=2)),
     "volume": ((1, 1, 3, 4, 3), Window.symmetric(3, size=2, pad=1, stride=1)),
+    "adaptive": ((1, 2, 5, 7), AdaptiveWindow(output=(3, 4))),
+    "adaptive, to more": ((1, 1, 2, 3), AdaptiveWindow(output=(5, 2))),
 }
 
 
 @pytest.mark.parametrize(("dims", "pool"), IMAGES.values(), ids=IMAGES)
 def test_the_gradient_of_the_largest_is_its_slope(
-    bench: Workbench, dims: tuple[int, ...], pool: Window
+    bench: Workbench, dims: tuple[int, ...], pool: Windows
 ) -> None:
     # Elements differ by 1 or more, and no step changes which one is the largest.
     x = np.random.default_rng(3).permutation(math.prod(dims)).reshape(dims).astype(np.float64)
@@ -105,7 +124,7 @@ def test_the_gradient_of_the_largest_is_its_slope(
 @pytest.mark.parametrize("include_padding", [False, True])
 @pytest.mark.parametrize(("dims", "pool"), IMAGES.values(), ids=IMAGES)
 def test_the_gradient_of_the_mean_is_its_slope(
-    bench: Workbench, dims: tuple[int, ...], pool: Window, include_padding: bool
+    bench: Workbench, dims: tuple[int, ...], pool: Windows, include_padding: bool
 ) -> None:
     x, dy = normal(dims, F64, 0), normal(pool.output_dims(dims), F64, 1)
     moved = means(bench, in_all_directions(x, 0.25), pool, include_padding=include_padding)
@@ -113,10 +132,69 @@ def test_the_gradient_of_the_mean_is_its_slope(
     np.testing.assert_allclose(got, differences(moved, dy, dims, 0.25), rtol=0, atol=1e-11)
 
 
+def lp_gradient(
+    bench: Workbench,
+    given: tuple[np.ndarray, ...],
+    pool: Windows,
+    p: float,
+    layout: Layout = Layout.NCHW,
+) -> np.ndarray:
+    """`given`: dy, x and y."""
+    dtype = DType.of(given[0].dtype)
+    assert dtype is not None
+    dy, x, y = (bench.place(array, lying(array.shape, dtype, layout)) for array in given)
+    dx = bench.empty(lying(x.spec.dims, dtype, layout))
+    return bench.run(LpPoolBackward(dy=dy, x=x, y=y, dx=dx, window=pool, p=p))
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.5])
+@pytest.mark.parametrize(("dims", "pool"), IMAGES.values(), ids=IMAGES)
+def test_the_gradient_of_the_norm_is_its_slope(
+    bench: Workbench, dims: tuple[int, ...], pool: Windows, p: float
+) -> None:
+    x, dy = normal(dims, F64, 0), normal(pool.output_dims(dims), F64, 1)
+    x += np.sign(x) / 4  # no step reaches 0, where p = 1 has no slope
+    directions = in_all_directions(x, 1e-5)
+    places = pool.output_dims(directions.shape)
+    given, y = bench.place(directions), bench.empty(TensorSpec.packed(places, F64))
+    moved = bench.run(LpPool(x=given, y=y, window=pool, p=p))
+    got = lp_gradient(bench, (dy, x, lp_pool(x, pool, p)), pool, p)
+    np.testing.assert_allclose(got, differences(moved, dy, dims, 1e-5), rtol=0, atol=1e-7)
+
+
+@each_pooling
+@pytest.mark.parametrize("layout", list(Layout))
+def test_the_gradient_of_the_norm_in_any_layout(
+    bench: Workbench, dims: tuple[int, ...], pool: Windows, layout: Layout
+) -> None:
+    x, dy = normal(dims, F64, 0), normal(pool.output_dims(dims), F64, 1)
+    for p in (1.0, 2.0, 3.5):
+        got = lp_gradient(bench, (dy, x, lp_pool(x, pool, p)), pool, p, layout)
+        assert_close(got, lp_pool_backward(dy, x, pool, p))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_norm_of_zeros_and_of_huge_numbers_has_a_gradient(bench: Workbench, dtype: DType) -> None:
+    pool, huge = Window.symmetric(1, size=2), float(np.finfo(np.float16).max) / 2
+    x = np.array([[[0, 0, huge, 0, 1, -1]]]).astype(dtype.numpy)
+    dy = np.ones((1, 1, 3), dtype.numpy)
+    for p in (1.0, 2.0, 30.0):
+        y = lp_pool(x.astype(np.float64), pool, p).astype(dtype.numpy)
+        got = lp_gradient(bench, (dy, x, y), pool, p)
+        edge = (1 / float(y[0, 0, 2])) ** (p - 1)
+        assert_close(got, np.array([[[0, 0, 1, 0, edge, -edge]]]))
+
+
+def test_a_window_whose_norm_is_given_as_zero_adds_nothing(bench: Workbench) -> None:
+    x, dy, y = np.array([[[3.0, 1.0, 2.0]]]), np.ones((1, 1, 2)), np.array([[[0.0, 4.0]]])
+    got = lp_gradient(bench, (dy, x, y), Window.symmetric(1, size=2, stride=1), 2.0)
+    np.testing.assert_array_equal(got, [[[0, 0.25, 0.5]]])
+
+
 @each_pooling
 @pytest.mark.parametrize("layout", list(Layout))
 def test_both_gradients_in_any_layout(
-    bench: Workbench, dims: tuple[int, ...], pool: Window, layout: Layout
+    bench: Workbench, dims: tuple[int, ...], pool: Windows, layout: Layout
 ) -> None:
     dy = normal(pool.output_dims(dims), F64, 1)
     _, index = max_pool(normal(dims, F64, 0), pool)
@@ -184,7 +262,7 @@ def test_an_index_between_the_elements_of_a_dilated_window_is_ignored(bench: Wor
 @FUZZ
 @given(case=poolings(), layout=st.sampled_from(Layout), include_padding=st.booleans())
 def test_the_gradients_of_any_windows_that_fit(
-    engine: Engine, case: tuple[tuple[int, ...], Window], layout: Layout, include_padding: bool
+    engine: Engine, case: tuple[tuple[int, ...], Windows], layout: Layout, include_padding: bool
 ) -> None:
     dims, pool = case
     places = output_dims(pool, dims)

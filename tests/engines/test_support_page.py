@@ -24,17 +24,10 @@ def test_the_page_is_what_its_generator_makes() -> None:
     assert PAGE.read_text() == render(latest()), "run: python -m tests.gpu.support_page"
 
 
-NOT_RECORDED_YET: set[str] = {"pointwise"}
-"""Families that the newest record is older than. A new one knows them all."""
-
-
-def test_the_newest_record_knows_every_cell_of_the_families_that_have_been_recorded() -> None:
+def test_the_newest_record_knows_every_cell() -> None:
     record = latest()
     assert record is not None
-    names = {family: {cell.name for cell in of.cells()} for family, of in FAMILIES.items()}
-    assert set(record.cells) == set().union(
-        *(names[family] for family in names if family not in NOT_RECORDED_YET)
-    )
+    assert set(record.cells) == {cell.name for family in FAMILIES.values() for cell in family.cells()}
 
 
 def test_no_two_cells_have_one_name() -> None:

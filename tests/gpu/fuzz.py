@@ -4,6 +4,7 @@ python -m tests.gpu.fuzz --count 2000                  of each family; a new see
 python -m tests.gpu.fuzz --operations pooling          of one family
 python -m tests.gpu.fuzz --seed 123 --only 45          one case of each again, in every detail
 python -m tests.gpu.fuzz --engine cpu --count 200      the CPU engine in its own dtypes
+python -m tests.gpu.fuzz --graphs --count 3000         graphs of 1 to 12 operations; failures are made small
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from cudnn_actor.engines.base import Builder, Engine, StickyError
-from cudnn_actor.engines.remote import BuilderHost
+from cudnn_actor.engines.base import Engine, StickyError
 from cudnn_actor.protocol import OperationGraph, UnsupportedGraph
 
 from ..engines.devices import ENGINES, factory, why_not
 from ..engines.refusals import may_refuse
+from .building import builder_of
 from .families import CONVOLUTION, FAMILIES
+from .graphs.drawing import draw as draw_graph
+from .graphs.fuzzing import GraphReport, fuzz_in_processes
 
 __all__ = ["Report", "fuzz"]
 
+_TOLD_EVERY_S = 30.0
 _AHEAD = 4
 """Answers per process that wait to be compared; each takes up to 2 MB."""
 Table = Callable[[str, OperationGraph], str | None]
@@ -93,7 +97,7 @@ def fuzz(
     context ends it early, as the failure that it is.
     """
     report, start, tested = Report(seed, engine.name, family), time.monotonic(), FAMILIES[family]
-    with _builder_of(engine) as builder, _truths(family, seed, numbers, processes) as answers:
+    with builder_of(engine) as builder, _truths(family, seed, numbers, processes) as answers:
         for number, answer in answers:
             case = tested.draw(seed, number)
             try:
@@ -107,21 +111,6 @@ def fuzz(
                 report.failures[number] = _failure(case, report, number, problem)
     report.seconds = time.monotonic() - start
     return report
-
-
-@contextmanager
-def _builder_of(engine: Engine) -> Iterator[Builder | None]:
-    """A builder of an engine's, open; None where the engine builds on the spot."""
-    with BuilderHost() as builders:
-        builder = engine.builder(builders)
-        if builder is None:
-            yield None
-            return
-        try:
-            builder.open()
-            yield builder
-        finally:
-            builder.close()
 
 
 def _try(run: Callable[[Any], Any], case: Any, answer: Any, report: Report, table: Table) -> str | None:
@@ -207,9 +196,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", type=int, metavar="N", help="run case N alone")
     parser.add_argument("--operations", choices=FAMILIES, nargs="+", default=[*FAMILIES], metavar="FAMILY")
     parser.add_argument("--processes", type=int, default=min(12, (os.cpu_count() or 2) - 1))
+    parser.add_argument("--graphs", action="store_true", help="whole graphs, not single operations")
+    parser.add_argument("--jobs", type=int, default=min(12, (os.cpu_count() or 2) - 1), help="of graphs")
     given = parser.parse_args(arguments)
     if (why := why_not(given.engine)) is not None:
         parser.error(why)
+    if given.graphs:
+        return _fuzz_graphs(given)
     engine = factory(given.engine)()
     engine.open()
     failed = False
@@ -223,6 +216,30 @@ def main(arguments: list[str] | None = None) -> int:
         failed |= bool(report.failures)
     engine.close()
     return failed
+
+
+def _fuzz_graphs(given: argparse.Namespace) -> bool:
+    """Whether a graph failed."""
+    numbers = range(given.count) if given.only is None else [given.only]
+    if given.only is not None:
+        print(draw_graph(given.seed, given.only))  # noqa: T201 - a command line
+    told, shown = time.monotonic(), set[int]()
+
+    def show(report: GraphReport) -> None:
+        nonlocal told
+        for number in sorted(report.failures.keys() - shown):
+            shown.add(number)
+            print(report.failures[number], file=sys.stderr, flush=True)  # noqa: T201 - as above
+        if time.monotonic() - told > _TOLD_EVERY_S:
+            told = time.monotonic()
+            line = f"{report.ran} of {given.count} in {report.seconds:.0f} s, {len(report.failures)} failed"
+            print(line, file=sys.stderr, flush=True)  # noqa: T201 - as above
+
+    jobs = min(given.jobs, len(numbers))
+    with _single_threaded():
+        report = fuzz_in_processes(given.engine, given.seed, numbers, jobs, show=show)
+    print(report, flush=True)  # noqa: T201 - as above
+    return bool(report.failures)
 
 
 if __name__ == "__main__":

@@ -106,6 +106,7 @@ Everything else runs. A graph that this page does not promise and that cuDNN has
 ```sh
 python -m tests.gpu.support_page --run      # every cell, a record of what ran how, and this page from it
 python -m tests.gpu.fuzz --count 2000       # random problems, so many of each family
+python -m tests.gpu.fuzz --graphs --count 3000              # random graphs of 1 to 12 operations
 ```
 
 Without a GPU, `make test-support` holds the page against cuDNN itself. For every cell that runs, it builds
@@ -118,7 +119,9 @@ needs into `.venv-support` (1.5 GB). The claims are rows of `tests/support/claim
 
 def render(record: Record | None) -> str:
     """The page, from a recorded run or, without one, from what the table expects."""
-    counts = ", ".join(f"{len(family.cells())} for {name}" for name, family in FAMILIES.items())
+    counts = ", ".join(
+        f"{len(family.cells())} for {name.replace('_', ' ')}" for name, family in FAMILIES.items()
+    )
     parts = [_HEAD.format(setting=_setting(record), cells=counts)]
     parts += [_operation(kind, record) for kind in Kind]
     parts += [_epilogues(record), _BOUNDS]

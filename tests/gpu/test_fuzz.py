@@ -1,4 +1,4 @@
-"""Two thousand random problems of each family, and none wrong."""
+"""Random problems of each family, random graphs, and none of them wrong."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from cudnn_actor.engines.base import Engine
 
 from .families import FAMILIES
 from .fuzz import fuzz
+from .graphs.fuzzing import fuzz_in_processes
 
 COUNT = int(os.environ.get("CUDNN_ACTOR_FUZZ", "2000"))
+GRAPHS = int(os.environ.get("CUDNN_ACTOR_FUZZ_GRAPHS", "600"))
 PROCESSES = max(1, min(12, (os.cpu_count() or 2) - 2))
 
 
@@ -22,3 +24,11 @@ def test_no_random_problem_is_wrong_or_refused_without_need(engine: Engine, fami
     print(report)  # noqa: T201 - the seed, what was refused and why, and a command for each failure
     assert not report.failures, str(report)
     assert report.ran + report.refused.total() == COUNT
+
+
+@pytest.mark.timeout(1200)
+def test_no_random_graph_is_wrong(engine: Engine, seed: int) -> None:
+    report = fuzz_in_processes(engine.name, seed, range(GRAPHS), PROCESSES)
+    print(report)  # noqa: T201 - as above
+    assert not report.failures, str(report)
+    assert report.ran == GRAPHS

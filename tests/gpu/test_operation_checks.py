@@ -16,20 +16,35 @@ from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
-from cudnn_actor.engines.cuda.plans.recipe import OperationStep
+from cudnn_actor.engines.cuda.plans.recipe import Buffer, OperationStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.plans.splitting import compile_split, ways
 from cudnn_actor.protocol import (
+    AdaptiveWindow,
     ArgReduction,
     Attention,
     AttentionBackward,
     AvgPool,
     AvgPoolBackward,
+    BatchNorm,
+    BatchNormBackward,
+    BatchNormTraining,
     Cumulative,
     DType,
+    GenStats,
     GraphTensor,
+    GroupedMatMul,
+    GroupedMatMulBackwardWeights,
+    GroupNorm,
+    GroupNormBackward,
+    InstanceNorm,
+    InstanceNormBackward,
     LayerNorm,
     LayerNormBackward,
+    LocalResponseNorm,
+    LocalResponseNormBackward,
+    LpPool,
+    LpPoolBackward,
     MatMul,
     MaxPool,
     MaxPoolBackward,
@@ -37,6 +52,10 @@ from cudnn_actor.protocol import (
     OperationGraph,
     Pointwise,
     PointwiseMode,
+    RandomBernoulli,
+    RandomIntegers,
+    RandomNormal,
+    RandomUniform,
     Reduction,
     ReductionMode,
     RMSNorm,
@@ -46,11 +65,13 @@ from cudnn_actor.protocol import (
     TensorRole,
     TensorSpec,
     Window,
+    alibi_slopes,
 )
-from cudnn_actor.protocol.operations import FUNCTIONS
+from cudnn_actor.protocol.operations import FUNCTIONS, Randomness
 
 WINDOW = Window(size=(3, 3), pre_padding=(1, 1), post_padding=(1, 1), stride=(2, 2), dilation=(1, 1))
-X, Y = (2, 3, 8, 8), (2, 3, 4, 4)
+ADAPTIVE = AdaptiveWindow(output=(3, 3))
+X, Y, THREES = (2, 3, 8, 8), (2, 3, 4, 4), (2, 3, 3, 3)
 
 
 def tensor(uid: int, dims: tuple[int, ...], dtype: DType = DType.FLOAT32) -> GraphTensor:
@@ -74,6 +95,21 @@ GRAPHS: dict[str, tuple[list[GraphTensor], Node]] = {
     ),
     "average": ([tensor(0, X), tensor(1, Y)], AvgPool(x=0, y=1, window=WINDOW)),
     "average backward": ([tensor(0, Y), tensor(1, X)], AvgPoolBackward(dy=0, dx=1, window=WINDOW)),
+    "norm": ([tensor(0, X), tensor(1, Y)], LpPool(x=0, y=1, window=WINDOW, p=3.0)),
+    "norm backward": (
+        [tensor(0, Y), tensor(1, X), tensor(2, Y), tensor(3, X)],
+        LpPoolBackward(dy=0, x=1, y=2, dx=3, window=WINDOW, p=3.0),
+    ),
+    "adaptive max": ([tensor(0, X), tensor(1, THREES)], MaxPool(x=0, y=1, window=ADAPTIVE)),
+    "adaptive max backward": (
+        [tensor(0, THREES), tensor(1, THREES, DType.INT64), tensor(2, X)],
+        MaxPoolBackward(dy=0, index=1, dx=2, window=ADAPTIVE),
+    ),
+    "adaptive average": ([tensor(0, X), tensor(1, THREES)], AvgPool(x=0, y=1, window=ADAPTIVE)),
+    "adaptive average backward": (
+        [tensor(0, THREES), tensor(1, X)],
+        AvgPoolBackward(dy=0, dx=1, window=ADAPTIVE),
+    ),
 }
 ROWS, LENGTH = (4, 3, 40), (40,)
 STATISTICS = (4, 3, 1)
@@ -107,6 +143,56 @@ NORMS: dict[str, tuple[list[GraphTensor], Node]] = {
         RMSNormBackward(dy=0, x=1, inverse_rms=2, scale=3, dx=4, dscale=5),
     ),
 }
+CHANNELS, IMAGE, LARGE = (8,), (2, 8, 5, 4), (2, 8, 60, 70)
+IMAGES: dict[str, tuple[list[GraphTensor], Node]] = {
+    "batch norm": (
+        tensors(IMAGE, *[CHANNELS] * 4, IMAGE),
+        BatchNorm(x=0, mean=1, variance=2, scale=3, bias=4, y=5),
+    ),
+    "batch norm training": (
+        tensors(IMAGE, *[CHANNELS] * 4, IMAGE, *[CHANNELS] * 4),
+        BatchNormTraining(
+            x=0,
+            scale=1,
+            bias=2,
+            running_mean=3,
+            running_variance=4,
+            y=5,
+            mean=6,
+            inverse_deviation=7,
+            new_running_mean=8,
+            new_running_variance=9,
+        ),
+    ),
+    "batch norm backward": (
+        tensors(IMAGE, IMAGE, *[CHANNELS] * 3, IMAGE, CHANNELS, CHANNELS),
+        BatchNormBackward(dy=0, x=1, mean=2, inverse_deviation=3, scale=4, dx=5, dscale=6, dbias=7),
+    ),
+    "instance norm": (
+        tensors(IMAGE, CHANNELS, CHANNELS, IMAGE, IMAGE[:2], IMAGE[:2]),
+        InstanceNorm(x=0, scale=1, bias=2, y=3, mean=4, inverse_deviation=5),
+    ),
+    "instance norm backward": (
+        tensors(IMAGE, IMAGE, IMAGE[:2], IMAGE[:2], CHANNELS, IMAGE, CHANNELS, CHANNELS),
+        InstanceNormBackward(dy=0, x=1, mean=2, inverse_deviation=3, scale=4, dx=5, dscale=6, dbias=7),
+    ),
+    "group norm in parts": (
+        tensors(LARGE, CHANNELS, CHANNELS, LARGE, (2, 2), (2, 2)),
+        GroupNorm(x=0, scale=1, bias=2, y=3, mean=4, inverse_deviation=5, groups=2),
+    ),
+    "group norm backward": (
+        tensors(IMAGE, IMAGE, (2, 2), (2, 2), CHANNELS, IMAGE, CHANNELS, CHANNELS),
+        GroupNormBackward(dy=0, x=1, mean=2, inverse_deviation=3, scale=4, dx=5, dscale=6, dbias=7, groups=2),
+    ),
+    "sums of channels": (tensors(LARGE, CHANNELS, CHANNELS), GenStats(x=0, sum=1, sum_of_squares=2)),
+}
+RESPONSES: dict[str, tuple[list[GraphTensor], Node]] = {
+    "response": (tensors(IMAGE, IMAGE), LocalResponseNorm(x=0, y=1, size=3, alpha=0.5)),
+    "response backward": (
+        tensors(IMAGE, IMAGE, IMAGE),
+        LocalResponseNormBackward(dy=0, x=1, dx=2, size=4, alpha=0.5),
+    ),
+}
 HEADS = (2, 4, 9, 8)
 ROUNDS = (2, 4, 9, 1)
 ATTENTION: dict[str, tuple[list[GraphTensor], Node]] = {
@@ -119,6 +205,48 @@ ATTENTION: dict[str, tuple[list[GraphTensor], Node]] = {
         AttentionBackward(dy=0, q=1, k=2, v=3, y=4, statistics=5, dq=6, dk=7, dv=8, bias=9, dbias=10),
     ),
 }
+LONGER, LONGER_ROUNDS = (2, 4, 24, 8), (2, 4, 24, 1)
+STATE = tensor(11, (2,), DType.INT64)
+LOCAL: dict[str, tuple[list[GraphTensor], Node]] = {
+    "attention in a window": (
+        tensors(LONGER, LONGER, LONGER, LONGER, LONGER_ROUNDS),
+        Attention(q=0, k=1, v=2, y=3, statistics=4, window_left=5, window_right=0, slopes=alibi_slopes(4)),
+    ),
+    "attention in a window backward": (
+        tensors(*[LONGER] * 5, LONGER_ROUNDS, *[LONGER] * 3),
+        AttentionBackward(
+            dy=0,
+            q=1,
+            k=2,
+            v=3,
+            y=4,
+            statistics=5,
+            dq=6,
+            dk=7,
+            dv=8,
+            window_left=5,
+            window_right=0,
+            slopes=alibi_slopes(4),
+        ),
+    ),
+    "attention with dropout": (
+        [*tensors(HEADS, HEADS, HEADS, HEADS, ROUNDS), STATE],
+        Attention(q=0, k=1, v=2, y=3, statistics=4, dropout=0.5, state=11),
+    ),
+    "attention with dropout backward": (
+        [*tensors(*[HEADS] * 5, ROUNDS, *[HEADS] * 3), STATE],
+        AttentionBackward(dy=0, q=1, k=2, v=3, y=4, statistics=5, dq=6, dk=7, dv=8, dropout=0.5, state=11),
+    ),
+}
+DRAWN: dict[str, tuple[list[GraphTensor], Node]] = {
+    name: ([STATE, tensor(0, (6, 40), dtype)], of)
+    for name, dtype, of in (
+        ("uniform", DType.FLOAT32, RandomUniform(state=11, y=0, dims=(6, 40), low=-1.0)),
+        ("normal", DType.FLOAT32, RandomNormal(state=11, y=0, dims=(6, 40))),
+        ("coins", DType.BOOL, RandomBernoulli(state=11, y=0, dims=(6, 40), dtype=DType.BOOL)),
+        ("whole", DType.INT64, RandomIntegers(state=11, y=0, dims=(6, 40), high=100)),
+    )
+}
 MATRICES = (2, 8, 8)
 PRODUCTS: dict[str, tuple[list[GraphTensor], Node]] = {
     "product": (tensors(MATRICES, MATRICES, MATRICES), MatMul(a=0, b=1, y=2)),
@@ -126,6 +254,38 @@ PRODUCTS: dict[str, tuple[list[GraphTensor], Node]] = {
     "product of uneven batches": (
         tensors((2, 1, 40, 24), (5, 24, 17), (2, 5, 40, 17)),
         MatMul(a=0, b=1, y=2),
+    ),
+}
+
+
+ROWS_OF, EXPERTS = (40, 24), 5
+GROUPED: dict[str, tuple[list[GraphTensor], Node]] = {
+    "grouped product": (
+        [
+            tensor(0, ROWS_OF),
+            tensor(1, (EXPERTS, 24, 17)),
+            tensor(2, (EXPERTS,), DType.INT32),
+            tensor(3, (40, 17)),
+        ],
+        GroupedMatMul(tokens=0, weights=1, offsets=2, y=3),
+    ),
+    "grouped product in eights": (
+        [
+            tensor(0, (200, 64)),
+            tensor(1, (EXPERTS, 64, 136)),
+            tensor(2, (EXPERTS,), DType.INT32),
+            tensor(3, (200, 136)),
+        ],
+        GroupedMatMul(tokens=0, weights=1, offsets=2, y=3),
+    ),
+    "gradient of weights": (
+        [
+            tensor(0, ROWS_OF),
+            tensor(1, (40, 17)),
+            tensor(2, (EXPERTS,), DType.INT32),
+            tensor(3, (EXPERTS, 24, 17)),
+        ],
+        GroupedMatMulBackwardWeights(tokens=0, dy=1, offsets=2, dweights=3),
     ),
 }
 
@@ -166,12 +326,25 @@ SOFTMAX: dict[str, tuple[list[GraphTensor], Node]] = {
     "softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2)),
     "log-softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2, log=True)),
 }
+OURS = ("-kernel", "lines")
+"""How the names of ways end that are kernels of our own."""
 ONLY_OURS = {
+    *NORMS,  # of such short rows
+    "instance norm backward",
+    "attention with dropout backward",
     "max with index",
     "max backward",
+    *(name for name in GRAPHS if name.startswith(("norm", "adaptive"))),
+    *GROUPED,
     *(REDUCTIONS.keys() - {"sum", "sum in parts"}),
     *PLACES,
     *RUNNING,
+    *DRAWN,
+    *RESPONSES,
+    "batch norm",
+    "group norm in parts",
+    "group norm backward",
+    "sums of channels",
 }
 Sabotage = Callable[[OperationStep], tuple[OperationStep, ...]]
 
@@ -181,6 +354,9 @@ def missing(_: OperationStep) -> tuple[OperationStep, ...]:
 
 
 def moved(step: OperationStep) -> tuple[OperationStep, ...]:
+    """Other windows, as many as before."""
+    if step.operation.window == ADAPTIVE:  # type: ignore[attr-defined]
+        return changed(step, window=Window.symmetric(2, size=3, stride=2, pad=0))
     window = msgspec.structs.replace(WINDOW, pre_padding=(0, 1), post_padding=(2, 1))
     return (msgspec.structs.replace(step, operation=msgspec.structs.replace(step.operation, window=window)),)
 
@@ -232,6 +408,53 @@ def scaled(step: OperationStep) -> tuple[OperationStep, ...]:
     return changed(step, scale=0.3)
 
 
+def wider(step: OperationStep) -> tuple[OperationStep, ...]:
+    """One more key at each end of the window."""
+    return changed(step, window_left=6, window_right=1)
+
+
+def left_only(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, window_right=None)
+
+
+def steeper(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, slopes=(0.3, 0.2, 0.1, 0.0))
+
+
+def dropped_less(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, dropout=0.4)
+
+
+def other_state(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The offset in the seed's place, and the seed in the offset's."""
+    tensors, sources = list(step.tensors), list(step.sources)
+    at = next(number for number, tensor in enumerate(tensors) if tensor.dtype is DType.INT64)
+    tensors[at] = msgspec.structs.replace(tensors[at], strides=(-1,))
+    source = sources[at]
+    assert isinstance(source, Buffer)
+    sources[at] = msgspec.structs.replace(source, offset=8)
+    return (msgspec.structs.replace(step, tensors=tuple(tensors), sources=tuple(sources)),)
+
+
+def fewer(step: OperationStep) -> tuple[OperationStep, ...]:
+    return with_output(step, dims=(5, 40))
+
+
+def next_column(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The rows of the result one element nearer to each other."""
+    return with_output(step, strides=(39, 1))
+
+
+def another_distribution(step: OperationStep) -> tuple[OperationStep, ...]:
+    changes: dict[type[Any], dict[str, Any]] = {
+        RandomUniform: {"low": -0.9},
+        RandomNormal: {"deviation": 1.1},
+        RandomBernoulli: {"probability": 0.6},
+        RandomIntegers: {"high": 101},
+    }
+    return changed(step, **changes[type(step.operation)])
+
+
 def another_mode(step: OperationStep) -> tuple[OperationStep, ...]:
     return changed(step, mode=ReductionMode.L2)
 
@@ -246,10 +469,6 @@ def reverse(step: OperationStep) -> tuple[OperationStep, ...]:
 
 def exclusive(step: OperationStep) -> tuple[OperationStep, ...]:
     return changed(step, exclusive=True)
-
-
-def other_log(step: OperationStep) -> tuple[OperationStep, ...]:
-    return changed(step, log=not step.operation.log)  # type: ignore[attr-defined]
 
 
 def half_read(step: OperationStep) -> tuple[OperationStep, ...]:
@@ -294,6 +513,99 @@ def another_b(step: OperationStep) -> tuple[OperationStep, ...]:
     return (msgspec.structs.replace(step, tensors=(a, b, y)),)
 
 
+def other_epsilon(step: OperationStep) -> tuple[OperationStep, ...]:
+    if hasattr(step.operation, "epsilon"):
+        return changed(step, epsilon=0.5)
+    return missing(step)
+
+
+def other_images(step: OperationStep) -> tuple[OperationStep, ...]:
+    """Images one element further apart."""
+    whole = len(IMAGE)
+    tensors = tuple(
+        msgspec.structs.replace(t, strides=(t.strides[0] + 1, *t.strides[1:])) if len(t.dims) == whole else t
+        for t in step.tensors
+    )
+    return (msgspec.structs.replace(step, tensors=tensors),)
+
+
+def one_image_less(step: OperationStep) -> tuple[OperationStep, ...]:
+    """Batched tensors only: weights have no samples."""
+    tensors = tuple(
+        msgspec.structs.replace(t, dims=(1, *t.dims[1:])) if len(t.dims) > 1 else t for t in step.tensors
+    )
+    return (msgspec.structs.replace(step, tensors=tensors),)
+
+
+def one_column_less(step: OperationStep) -> tuple[OperationStep, ...]:
+    whole = len(IMAGE)
+    tensors = tuple(
+        msgspec.structs.replace(t, dims=(*t.dims[:-1], t.dims[-1] - 1)) if len(t.dims) == whole else t
+        for t in step.tensors
+    )
+    return (msgspec.structs.replace(step, tensors=tensors),)
+
+
+def other_size(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, size=5)
+
+
+def other_power(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, beta=0.5)
+
+
+def with_tensors(
+    step: OperationStep, names: tuple[str, ...], change: Callable[[GraphTensor], GraphTensor]
+) -> tuple[OperationStep, ...]:
+    """The step with some of its operands described otherwise."""
+    operands = zip(step.operation.named(), step.tensors, strict=True)
+    tensors = tuple(change(tensor) if name in names else tensor for (name, _), tensor in operands)
+    return (msgspec.structs.replace(step, tensors=tensors),)
+
+
+def the_first(tensor: GraphTensor) -> GraphTensor:
+    """What lies first, in the place of all."""
+    return msgspec.structs.replace(tensor, strides=(0, *tensor.strides[1:]))
+
+
+def one_matrix(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The matrix of the first expert for all of them."""
+    return with_tensors(step, ("weights", "dweights"), the_first)
+
+
+def one_weight(step: OperationStep) -> tuple[OperationStep, ...]:
+    return with_tensors(step, ("scale",), lambda tensor: msgspec.structs.replace(tensor, strides=(0,)))
+
+
+def one_deviation(step: OperationStep) -> tuple[OperationStep, ...]:
+    """That of the first sample's rows for all samples'."""
+    return with_tensors(step, ("inverse_deviation", "inverse_rms"), the_first)
+
+
+def shorter_rows(step: OperationStep) -> tuple[OperationStep, ...]:
+    """Rows without their last element."""
+
+    def cut(tensor: GraphTensor) -> GraphTensor:
+        return msgspec.structs.replace(tensor, dims=(*tensor.dims[:-1], tensor.dims[-1] - 1))
+
+    return with_tensors(step, ("x", "dy", "y", "dx", "scale", "bias", "dscale", "dbias"), cut)
+
+
+def one_end(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The rows of the first expert only."""
+    return with_tensors(step, ("offsets",), the_first)
+
+
+def narrower(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The last element of each token left out."""
+
+    def cut(tensor: GraphTensor) -> GraphTensor:
+        first, second, *others = tensor.dims
+        return msgspec.structs.replace(tensor, dims=(first, second - 1, *others))
+
+    return with_tensors(step, ("tokens", "weights", "dweights"), cut)
+
+
 def by_kernel(graph: OperationGraph, handle: Any) -> CudaPlan:
     """The plan that runs an operation by a kernel of our own."""
     for way in range(ways(graph)):
@@ -312,18 +624,26 @@ def engine() -> Iterator[CudaEngine]:
     engine.close()
 
 
-GIVEN = GRAPHS | NORMS | ATTENTION | PRODUCTS | REDUCTIONS | PLACES | RUNNING | SOFTMAX
+GIVEN = GRAPHS | NORMS | IMAGES | RESPONSES | ATTENTION | LOCAL | DRAWN | PRODUCTS | GROUPED
+GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX
 CASES = [
     *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
-    *itertools.product(NORMS, [missing, longer_rows, rotated, one_sample_less, one_sample_more]),
+    *itertools.product(NORMS, [missing, shorter_rows, one_weight, rotated, one_sample_less, one_sample_more]),
+    *itertools.product(["layer norm", "rms norm"], [other_epsilon]),
+    *itertools.product(["layer norm backward", "rms norm backward"], [one_deviation]),
+    *itertools.product(IMAGES, [missing, other_epsilon, other_images, one_column_less, one_image_less]),
+    *itertools.product(RESPONSES, [missing, other_size, other_power, other_images, one_column_less]),
     *itertools.product(ATTENTION, [missing, causal, scaled, rotated, one_sample_less, one_sample_more]),
+    *itertools.product([*LOCAL][:2], [missing, wider, left_only, steeper, scaled, rotated]),
+    *itertools.product([*LOCAL][2:], [missing, causal, dropped_less, other_state, scaled, rotated]),
+    *itertools.product(DRAWN, [missing, other_state, fewer, next_column, another_distribution]),
     *itertools.product(PRODUCTS, [missing, transposed, shorter_sums, another_b, one_sample_less]),
+    *itertools.product(GROUPED, [missing, transposed, next_row, one_matrix, one_end, narrower]),
     ("product", rotated),
     ("product", one_sample_more),
     *itertools.product(REDUCTIONS, [missing, another_mode, half_read, next_row, one_sample_less]),
     *itertools.product(PLACES, [missing, smallest, half_read, next_row, one_sample_less, one_sample_more]),
     *itertools.product(RUNNING, [missing, reverse, exclusive, longer_rows, one_sample_less, one_sample_more]),
-    *itertools.product(SOFTMAX, [missing, longer_rows, other_log, rotated, one_sample_less, one_sample_more]),
 ]
 
 
@@ -359,10 +679,14 @@ def test_each_way_to_run_an_operation(
     given, operation = GIVEN[name]
     tensors = tuple(
         msgspec.structs.replace(tensor, dtype=dtype)
-        if tensor.dtype is DType.FLOAT32 and tensor.dims[-1] > 1
+        if tensor.dtype is DType.FLOAT32
+        and tensor.dims[-1] > 1
+        and (name not in IMAGES or len(tensor.dims) == len(IMAGE))
         else tensor
         for tensor in given
     )
+    if isinstance(operation, Randomness) and operation.dtype is DType.FLOAT32:
+        operation = msgspec.structs.replace(operation, dtype=dtype)
     graph = OperationGraph(tensors=tensors, operations=(operation,))
     context = builder.context
     check = SelfCheck(graph, context)
@@ -372,7 +696,9 @@ def test_each_way_to_run_an_operation(
         found[way] = check.fault(plan)
         data = builder.export(plan)
         assert data is not None
-        assert check.fault(builder.restore(graph, data)) == found[way]
+        # What a wrong plan writes may differ from run to run, and so does what is wrong with it.
+        again = check.fault(builder.restore(graph, data))
+        assert (again is None) == (found[way] is None), f"{way}: {found[way]}, and restored: {again}"
         program, workspace = Program(plan, context.handle, context.stream), check.room_for(plan)
         for _ in range(5):
             program.run((1.0,), check.pointers, check.scalars, workspace.pointer)
@@ -380,9 +706,9 @@ def test_each_way_to_run_an_operation(
     check.close()
     record_property("ways", found)
     right = [way for way, fault in found.items() if fault is None]
-    assert any(way.endswith("-kernel") for way in right)
-    only_ours = name in ONLY_OURS or (dtype is DType.FLOAT32 and name in ATTENTION | REDUCTIONS)
-    assert only_ours or any(not way.endswith("-kernel") for way in right)
+    assert any(way.endswith(OURS) for way in right)
+    only_ours = name in ONLY_OURS or (dtype is DType.FLOAT32 and name in ATTENTION | LOCAL | REDUCTIONS)
+    assert only_ours or any(not way.endswith(OURS) for way in right)
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])

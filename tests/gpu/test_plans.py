@@ -33,6 +33,7 @@ from cudnn_actor.protocol import (
     TensorSpec,
 )
 from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.operations import PointwiseMode
 
 from ..engines.references import assert_close
 from ..engines.workbench import Workbench, workbench
@@ -251,8 +252,9 @@ class TestTrials:
         assert "NaN" in (check.fault(self.with_last_step(dims=(count - 1, *rest))) or "")
 
     def test_results_that_are_wrong_are_found(self, check: SelfCheck) -> None:
-        unscaled = self.kernel.value.operands[0]
-        assert "wrong" in (check.fault(self.with_last_step(value=unscaled)) or "")
+        *before, last = self.kernel.body
+        body = (*before, msgspec.structs.replace(last, mode=PointwiseMode.SUB))
+        assert "wrong" in (check.fault(self.with_last_step(body=body)) or "")
 
     def test_writing_beyond_the_output_is_found_and_not_held_against_the_next_plan(
         self, check: SelfCheck

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 import numpy as np
 
@@ -18,17 +20,22 @@ from cudnn_actor.protocol import (
     Drain,
     DType,
     Epilogue,
+    Explain,
+    Explanation,
     Fill,
     Free,
     GetStatistics,
     Graph,
     GraphBuilder,
     Layout,
+    Measured,
     Numerics,
+    PieceOfPlan,
     Ping,
     PlanStatistics,
     Receipt,
     RunGraph,
+    ScratchTensor,
     Statistics,
     TensorSpec,
     Upload,
@@ -37,9 +44,11 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.messages import Travelling
 from cudnn_actor.protocol.operations import (
     OPERATIONS,
+    AdaptiveWindow,
     Operation,
     Pointwise,
     PointwiseMode,
+    RandomIntegers,
     ReductionMode,
     Window,
 )
@@ -87,8 +96,10 @@ def convs(draw: st.DrawFn) -> ConvSpec:
 
 
 @st.composite
-def windows(draw: st.DrawFn) -> Window:
+def windows(draw: st.DrawFn) -> Window | AdaptiveWindow:
     spatial = draw(st.integers(1, 3))
+    if draw(st.booleans()):
+        return AdaptiveWindow(output=draw(st.tuples(*[st.integers(1, 9)] * spatial)))
     fields = {"size": 1, "pre_padding": 0, "post_padding": 0, "stride": 1, "dilation": 1}
     each = {name: st.tuples(*[st.integers(least, 5)] * spatial) for name, least in fields.items()}
     return draw(st.builds(Window, **each))
@@ -110,9 +121,20 @@ _ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
     "include_padding": st.booleans(),
     "axis": st.integers(-5, 5),
     "epsilon": NUMBERS,
+    "p": NUMBERS,
     "scale": st.none() | NUMBERS,
     "causal": st.booleans(),
-    **dict.fromkeys(["dims", "starts", "steps", "sizes"], st.lists(st.integers(-9, 9)).map(tuple)),
+    **dict.fromkeys(
+        ["dims", "starts", "steps", "sizes", "before", "after"], st.lists(st.integers(-9, 9)).map(tuple)
+    ),
+    "value": NUMBERS,
+    **dict.fromkeys(["window_left", "window_right"], st.none() | st.integers(0, 2**31 - 1)),
+    "slopes": st.none() | st.lists(NUMBERS, max_size=3).map(tuple),
+    **dict.fromkeys(["dropout", "probability", "mean", "deviation", "low", "high"], NUMBERS),
+    "dtype": st.sampled_from(DType),
+    **{name: st.integers(-9, 9) for name in ("groups", "size")},
+    **dict.fromkeys(("momentum", "alpha", "beta", "bias"), NUMBERS),
+    "unbiased": st.booleans(),
     "axes": st.lists(st.integers(-8, 7), max_size=3).map(tuple),
     **{name: st.booleans() for name in ("keep_dims", "exclusive", "reverse", "log")},
 }
@@ -123,6 +145,8 @@ def operations(kind: type[Operation[BufferRef]]) -> st.SearchStrategy[Operation[
     """Messages of an operation's class, with and without its optional operands."""
     modes = PointwiseMode if issubclass(kind, Pointwise) else ReductionMode
     attributes = _ATTRIBUTES | {"mode": st.sampled_from(modes)}
+    if issubclass(kind, RandomIntegers):
+        attributes |= {name: st.integers(-(2**63), 2**64 - 1) for name in ("low", "high")}
     fields: dict[str, st.SearchStrategy[object]] = {}
     for name in kind.__struct_fields__:
         if name in (*kind.inputs, *kind.outputs):
@@ -141,13 +165,13 @@ def graphs(draw: st.DrawFn) -> Graph:
     return g.build(y=x + draw(st.integers(-9, 9)) * 0.5, z=x.reshape(-1), updates={"x": x * 0.5})
 
 
-computes = st.one_of(
-    *map(operations, OPERATIONS),
-    st.builds(RunGraph, graph=graphs(), buffers=st.lists(refs, max_size=3).map(tuple)),
-    st.builds(ConvFwd, x=refs, w=refs, y=refs, bias=st.none() | refs, epilogue=epilogues, **_common),
-    st.builds(ConvBwdData, dy=refs, w=refs, dx=refs, **_common),
-    st.builds(ConvBwdFilter, x=refs, dy=refs, dw=refs, **_common),
-)
+_computes: dict[type, st.SearchStrategy[Any]] = {
+    **{kind: operations(kind) for kind in OPERATIONS},
+    RunGraph: st.builds(RunGraph, graph=graphs(), buffers=st.lists(refs, max_size=3).map(tuple)),
+    ConvFwd: st.builds(ConvFwd, x=refs, w=refs, y=refs, bias=st.none() | refs, epilogue=epilogues, **_common),
+    ConvBwdData: st.builds(ConvBwdData, dy=refs, w=refs, dx=refs, **_common),
+    ConvBwdFilter: st.builds(ConvBwdFilter, x=refs, dy=refs, dw=refs, **_common),
+}
 
 
 @st.composite
@@ -160,19 +184,22 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     return array.T if draw(st.booleans()) else array
 
 
-messages: st.SearchStrategy[Travelling] = st.one_of(
-    computes,
-    st.builds(Allocate, spec=specs(), data=st.none() | arrays()),
-    st.builds(Upload, dst=refs, data=arrays()),
-    st.builds(Download, src=refs),
-    st.builds(Copy, src=refs, dst=refs),
-    st.builds(Fill, dst=refs, value=VALUES),
-    st.builds(Free, buffer=refs),
-    st.just(Ping()),
-    st.just(GetStatistics()),
-    st.builds(Warm, messages=st.lists(computes, max_size=2).map(tuple)),
-    st.just(Drain()),
-)
+MESSAGES: dict[type, st.SearchStrategy[Any]] = {
+    **_computes,
+    Allocate: st.builds(Allocate, spec=specs(), data=st.none() | arrays()),
+    Upload: st.builds(Upload, dst=refs, data=arrays()),
+    Download: st.builds(Download, src=refs),
+    Copy: st.builds(Copy, src=refs, dst=refs),
+    Fill: st.builds(Fill, dst=refs, value=VALUES),
+    Free: st.builds(Free, buffer=refs),
+    Ping: st.just(Ping()),
+    GetStatistics: st.just(GetStatistics()),
+    Warm: st.builds(Warm, messages=st.lists(st.one_of(*_computes.values()), max_size=2).map(tuple)),
+    Explain: st.builds(Explain, graph=graphs().map(lambda graph: graph.body)),
+    Drain: st.just(Drain()),
+}
+"""By their classes."""
+messages: st.SearchStrategy[Travelling] = st.one_of(*MESSAGES.values())
 
 _plans = st.builds(
     PlanStatistics,
@@ -184,4 +211,28 @@ receipts = st.builds(
     Receipt, request_id=COUNTS, generation=COUNTS, plan=st.text(), queue_us=NUMBERS, run_us=NUMBERS
 )
 statistics = st.builds(Statistics, **dict.fromkeys(_counters, COUNTS), plans=_plans)
-replies = st.one_of(receipts, refs, statistics, arrays(), st.integers(-(2**63), 2**63), st.none())
+_texts = st.lists(st.text(), max_size=3).map(tuple)
+_pieces = st.builds(
+    PieceOfPlan,
+    operations=st.lists(COUNTS, max_size=3).map(tuple),
+    labels=_texts,
+    steps=_texts,
+    plan=st.text(),
+    why=_texts,
+    measured=st.none() | st.builds(Measured, heuristic_us=NUMBERS, tuned_us=NUMBERS, tried=COUNTS),
+)
+_scratch = st.builds(
+    ScratchTensor, label=st.text(), **dict.fromkeys(["nbytes", "offset", "first", "last"], COUNTS)
+)
+explanations = st.builds(
+    Explanation,
+    plan=st.text(),
+    digest=st.text(),
+    pieces=st.lists(_pieces, max_size=3).map(tuple),
+    views=_texts,
+    scratch=st.lists(_scratch, max_size=3).map(tuple),
+    workspace=COUNTS,
+)
+replies = st.one_of(
+    receipts, refs, statistics, explanations, arrays(), st.integers(-(2**63), 2**63), st.none()
+)

@@ -36,9 +36,10 @@ def message(problem: Problem, operation: Computation) -> Operation[BufferRef]:
     """The operation on references to no service's buffers."""
     specs = problem.specs_of(operation)
     slots = {name: slot for slot, name in enumerate(specs, 1)}
-    return operation.with_operands(
+    found: Any = operation.with_operands(
         lambda name: BufferRef(slot=slots[name], generation=1, spec=specs[name], device="cpu")
     )
+    return found  # type: ignore[no-any-return]
 
 
 # Buffers.

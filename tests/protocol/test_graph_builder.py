@@ -68,6 +68,13 @@ class TestShapes:
         graph = g.build(y=g.apply(MaxPool(x=y, window=SQUARES)))
         assert graph.outputs[0].spec.layout is Layout.NHWC
 
+    def test_a_transposed_tensor_has_the_layout_that_its_elements_lie_in(self) -> None:
+        g = GraphBuilder()
+        x = g.input("x", (2, 8, 4, 5), layout="NHWC")
+        rows = x.transpose(0, 2, 3, 1)
+        layouts = [of._made.spec.layout for of in (rows, g.rms_norm(rows), rows.transpose(0, 3, 1, 2), x.T)]
+        assert layouts == [Layout.NCHW, Layout.NCHW, Layout.NHWC, Layout.NCHW]
+
 
 class TestDtypes:
     """A tensor has its dtype where it is stored; between pointwise operations, the computed type."""
@@ -201,6 +208,26 @@ def test_labels_name_the_line_of_the_operation() -> None:
     assert made == [f"{what} at {line}" for what in ("layer_norm", "mul", "relu")]
 
 
+def test_what_only_takes_integers_reads_integers() -> None:
+    """A function before it is computed in float32, and its result is stored as int8."""
+    g = GraphBuilder()
+    x = g.input("x", (3,), "int8")
+    body = g.build(y=g.exp(x) | x, z=g.exp(x) * 2).body
+    read = {body.tensor(uid).dtype for op in body.operations[1:2] for uid in op.reads}
+    assert read == {DType.INT8}
+    for operation in body.operations:
+        operation.check({name: body.tensor(uid).spec for name, uid in operation.named()})
+
+
+def test_a_constant_is_a_number_of_its_type() -> None:
+    g = GraphBuilder()
+    x, double = g.input("x", (3,)), g.input("double", (3,), "float64")
+    body = g.build(y=x * 0.1 + 1e39, z=double * 0.1).body
+    values = {(t.dtype, t.value) for t in body.tensors if t.role is TensorRole.CONSTANT}
+    rounded = float(np.float32(0.1))
+    assert values == {(DType.FLOAT32, rounded), (DType.FLOAT32, 1e39), (DType.FLOAT64, 0.1)}
+
+
 class TestForms:
     def graph(self) -> Graph:
         g = GraphBuilder()
@@ -237,7 +264,7 @@ class TestForms:
     def test_dot_has_a_line_for_each_operation_and_edge(self) -> None:
         text = self.graph().to_dot()
         assert text.count(" -> ") == 7
-        assert '"max_pool"' in text
+        assert '"max_pool test_graph_builder.py:' in text
         assert r'"the \"x\""' in text
 
 

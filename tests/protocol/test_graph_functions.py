@@ -113,6 +113,10 @@ def test_operators_of_integers_are_numpys(of: Callable[[Any, Any], Any]) -> None
     np.testing.assert_array_equal(computed(lambda _, a: 1 << (a % 5), WHOLE, dtype="int64"), 1 << (WHOLE % 5))
 
 
+def _row_norm(x: np.ndarray) -> Any:
+    return (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + 0.5)
+
+
 WITH_OPTIONS: dict[str, tuple[Callable[[GraphBuilder, Tensor], Tensor], Callable[[np.ndarray], Any]]] = {
     "relu": (lambda g, x: g.relu(x), lambda x: np.maximum(x, 0)),
     "relu6": (lambda g, x: g.relu(x, upper=1), lambda x: np.clip(x, 0, 1)),
@@ -138,6 +142,24 @@ WITH_OPTIONS: dict[str, tuple[Callable[[GraphBuilder, Tensor], Tensor], Callable
     "layer norm": (
         lambda g, x: g.layer_norm(x, epsilon=0.5),
         lambda x: (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + 0.5),
+    ),
+    "batch norm": (
+        lambda g, x: g.batch_norm(x, x[0], x[1] * x[1], epsilon=0.5),
+        lambda x: (x - x[0]) / np.sqrt(x[1] ** 2 + 0.5),
+    ),
+    "batch norm training": (
+        lambda g, x: g.batch_norm_training(x, epsilon=0.5),
+        lambda x: (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 0.5),
+    ),
+    "running mean": (
+        lambda g, x: g.batch_norm_training(x, running_mean=x[0], momentum=0.25).new_running_mean,
+        lambda x: 0.75 * x[0] + 0.25 * x.mean(axis=0),
+    ),
+    "instance norm": (lambda g, x: g.instance_norm(x[None], epsilon=0.5)[0], _row_norm),
+    "group norm": (lambda g, x: g.group_norm(x, 1, epsilon=0.5), _row_norm),
+    "response norm": (
+        lambda g, x: g.local_response_norm(x, 1, alpha=2, beta=1, bias=3),
+        lambda x: x / (3 + 2 * x * x),
     ),
     "rms norm": (
         lambda g, x: g.rms_norm(x, epsilon=0.5),

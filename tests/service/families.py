@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor import Allocate, BufferRef, CudnnRef, Operation
+from cudnn_actor import Allocate, BufferRef, CudnnRef
 from cudnn_actor.cli.chaos.answers import Answers
 from cudnn_actor.cli.chaos.computations import PROBLEMS, Computation, Problem
 
@@ -75,7 +75,7 @@ class Stage:
     def message(self, operation: Computation) -> Any:
         """The operation on the buffers."""
         roles = dict(operation.named())
-        message: Operation[BufferRef] = operation.with_operands(lambda name: self._refs[roles[name]])
+        message: Any = operation.with_operands(lambda name: self._refs[roles[name]])
         return message
 
     def computed(self, operation: Computation) -> None:

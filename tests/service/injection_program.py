@@ -1,9 +1,11 @@
 """A program that raises at every place in turn where CPython could run a signal's handler in our code.
 
-Run as `python -m tests.service.injection_program ISOLATION ENTRY`; writes what has come of it as JSON. The
-main thread makes one call again and again; a trace function raises at the n-th place (the entry of a function
-of ours, or the instruction behind a call or a back-edge) of the n-th call, until calls have no n-th place.
-After each, another thread must get an answer, and so must the main thread.
+Run as `python -m tests.service.injection_program ISOLATION ENTRY [BUFFERS]`; writes what has come of it as
+JSON. The main thread makes one call again and again, of a convolution; a trace function raises at the n-th
+place (the entry of a function of ours, or the instruction behind a call or a back-edge) of the n-th call,
+until calls have no n-th place. After each, another thread must get an answer, and so must the main thread.
+
+With BUFFERS, each call is a graph with so many, and no other thread asks: so the main thread has the socket.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import Any
 import numpy as np
 
 import cudnn_actor
-from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, Ping
+from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, GraphBuilder, Ping, RunGraph
+from cudnn_actor.protocol.messages import Compute
 
 PATIENCE_S = 20.0
 _OURS = tuple(f"{cudnn_actor.__path__[0]}/{part}/" for part in ("actors", "broker", "processes", "workers"))
@@ -82,7 +85,19 @@ class Injector:
             raise Injected
 
 
-def main(isolation: Any, entry: str) -> dict[str, Any]:
+def grown(x: BufferRef, w: BufferRef, y: BufferRef, buffers: int) -> Compute:
+    """A request that adds 1 to y. A graph reads x and w as often as it takes to name so many buffers."""
+    if not buffers:
+        return ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2), beta=1.0)
+    g, dims = GraphBuilder(), (1, 1, 1, 1)
+    refs = {"y": y} | {f"x{number}": (x, w)[number % 2] for number in range(buffers - 2)}
+    total, *terms = [g.input(name, dims) for name in refs]
+    for number, term in enumerate(terms):
+        total = total + term if number % 2 else total - term
+    return RunGraph.bind(g.build(updates={"y": total + 1.0}), refs)
+
+
+def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
     service = cudnn_actor.start(device="cpu", isolation=isolation)
     gpu, ref, loop = CudnnRef(service), service.actor_ref, asyncio.new_event_loop()
@@ -91,7 +106,8 @@ def main(isolation: Any, entry: str) -> dict[str, Any]:
     thread.start()
     one = np.ones((1, 1, 1, 1), "float32")
     x, w, y = (loop.run_until_complete(gpu.upload(one * value)) for value in (1.0, 1.0, 0.0))
-    grow = ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2), beta=1.0)
+    grow = grown(x, w, y, int(buffers))
+    slots = [service.state.memory.resolve(ref) for ref in (x, w, y)]
     injector, idle = Injector(), threading.Event()
 
     async def answered(ask: Callable[[], Any]) -> Any:
@@ -127,8 +143,9 @@ def main(isolation: Any, entry: str) -> dict[str, Any]:
             raised += 1
         finally:
             injector.disarm()
-        asyncio.run_coroutine_threadsafe(gpu.ping(), other).result(PATIENCE_S)
-        ref.ask(Ping(), timeout=PATIENCE_S)
+        if not int(buffers):
+            asyncio.run_coroutine_threadsafe(gpu.ping(), other).result(PATIENCE_S)
+            ref.ask(Ping(), timeout=PATIENCE_S)
         loop.run_until_complete(asyncio.wait_for(gpu.ping(), PATIENCE_S))
     loop.run_until_complete(gpu.drain())
     applied = float(loop.run_until_complete(gpu.download(y)).item())
@@ -143,6 +160,7 @@ def main(isolation: Any, entry: str) -> dict[str, Any]:
         "failed": statistics.failed,
         "live_buffers": statistics.live_buffers,
         "restarts": statistics.restarts,
+        "held": sum(slot.users for slot in slots),
     }
     service.stop(PATIENCE_S)
     other.call_soon_threadsafe(other.stop)
@@ -152,4 +170,4 @@ def main(isolation: Any, entry: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(150.0, exit=True)
-    sys.stdout.write(json.dumps(main(sys.argv[1], sys.argv[2])) + "\n")
+    sys.stdout.write(json.dumps(main(*sys.argv[1:])) + "\n")

@@ -8,7 +8,9 @@ import pytest
 from cudnn_actor import (
     Fault,
     FaultPlan,
+    Graph,
     GraphBuilder,
+    GraphLimits,
     InvalidRequest,
     OutcomeUnknown,
     RunGraph,
@@ -113,3 +115,29 @@ async def test_what_does_not_fit_a_graph_is_refused(isolation: str) -> None:
         await gpu.free(x)
         with pytest.raises(StaleBufferError, match="x="):
             await gpu.apply(graph, x=x)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("limits", [GraphLimits(operations=2), GraphLimits(nbytes=700)])
+async def test_a_graph_over_a_limit_of_the_service_is_refused_before_anything_is_taken(
+    isolation: str, limits: GraphLimits
+) -> None:
+    def powers(count: int) -> Graph:
+        g = GraphBuilder()
+        x = g.input("x", (3,))
+        for _ in range(count):
+            x = x * x
+        return g.build(y=x)
+
+    async with spawn(device="cpu", isolation=isolation, graph_limits=limits) as gpu:  # type: ignore[arg-type]
+        x = await gpu.upload(np.full(3, 2, np.float32))
+        large, small = powers(3), powers(1)
+        for refused in (
+            gpu.apply(large, x=x),
+            gpu.explain(large),
+            gpu.ask(RunGraph(graph=large, buffers=(x, x))),
+        ):
+            with pytest.raises(InvalidRequest, match=r"over the limit GraphLimits\."):
+                await refused
+        assert (await gpu.statistics()).live_buffers == 1
+        np.testing.assert_array_equal(await gpu.download(await gpu.apply(small, x=x)), 4)

@@ -40,6 +40,7 @@ BAD: list[tuple[str, Any]] = [
     ("hang_after_s", 10**400),
     ("hang_after_s", 1e300),
     ("workspace_limit", 0),
+    ("graph_limits", 5),
     ("memory_limit", -1),
     ("memory_limit", 1e9),
     ("memory_limit", 1 << 70),

@@ -17,6 +17,7 @@ from cudnn_actor import (
     ConvSpec,
     CudnnRef,
     ExecutionFailed,
+    Explanation,
     Fault,
     FaultPlan,
     Fill,
@@ -25,6 +26,7 @@ from cudnn_actor import (
     spawn,
 )
 from cudnn_actor.plans.cache import CAPACITY, PlanCache
+from cudnn_actor.protocol import OperationGraph
 
 from .rigs import ONE_BY_ONE, Gate, Trio, in_thread, outcome, spawn_gated
 
@@ -33,6 +35,9 @@ class Built(NamedTuple):
     tag: str
     workspace: int = 0
     tried: bool = True
+
+    def explain(self, graph: OperationGraph) -> Explanation:
+        return Explanation(plan=self.tag, digest=graph.digest(), pieces=())
 
 
 class Workshop:

@@ -44,9 +44,19 @@ def test_alarms_cost_the_calls_that_they_interrupt_and_nothing_else(isolation: s
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_wherever_a_handler_may_raise_all_others_get_their_answers(isolation: str, entry: str) -> None:
-    told = run("injection_program", isolation, entry)
+    _check_injections(isolation, entry)
+
+
+@pytest.mark.timeout(240)
+def test_wherever_a_handler_may_raise_in_a_turn_all_buffers_of_a_graph_are_held_or_none() -> None:
+    _check_injections("process", "submit", 10)
+
+
+def _check_injections(*arguments: object) -> None:
+    told = run("injection_program", *arguments)
     assert told["raised"] > 10
     assert told["calls"] - told["raised"] - told["swallowed"] <= told["applied"] <= told["calls"]
+    assert told["held"] == 0
     _is_whole(told)
 
 

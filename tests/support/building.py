@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, possible_plans
+from cudnn_actor.engines.cuda.plans.composition import compose
+from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.kernels import source
-from cudnn_actor.engines.cuda.plans.recipe import KernelStep
+from cudnn_actor.engines.cuda.plans.partition import cut
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, KernelStep
+from cudnn_actor.protocol import Explanation
 from cudnn_actor.protocol.graph import OperationGraph
 
 from .device import h200
 from .nvrtc import compile_cuda
 
-__all__ = ["first_plan"]
+__all__ = ["explanation", "first_plan"]
 
 
 def first_plan(graph: OperationGraph) -> str:
     """The first plan that the engine would check on a device, as its tag's last part.
 
-    cuDNN has finalised every graph in it, and its elementwise kernels are compiled. Raises `Refused` if no
-    plan is cuDNN's, and `DoesNotCompile`.
+    cuDNN has finalised every graph in it, and its generated kernels are compiled, but for those over lines.
+    Raises `Refused` if no plan is cuDNN's, and `DoesNotCompile`.
     """
     try:
         plan = next(possible_plans(graph, h200(), WORKSPACE_BYTES))
@@ -27,4 +32,22 @@ def first_plan(graph: OperationGraph) -> str:
     for step in plan.recipe.steps:
         if isinstance(step, KernelStep):
             compile_cuda(source(step.kernel))
+        elif isinstance(step, DepthwiseStep):
+            for one in launched(step.kernel):
+                compile_cuda(one.source)
     return plan.tag.split("/", 3)[3]
+
+
+def explanation(graph: OperationGraph) -> Explanation:
+    """What the first plan of each of a graph's pieces says: what cuDNN refuses, and why, is its own word.
+
+    Raises as `first_plan`.
+    """
+
+    def build(piece: OperationGraph) -> CudaPlan:
+        reasons: list[str] = []
+        return next(possible_plans(piece, h200(), WORKSPACE_BYTES, reasons)).instead_of(reasons)
+
+    parts = cut(graph)
+    assert parts is not None, "it is a single piece"
+    return compose(graph, parts, build).explain(graph)

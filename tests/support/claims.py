@@ -10,10 +10,27 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cudnn_actor.protocol import DType, GraphTensor, Layout, Node, Numerics, OperationGraph, TensorSpec
+from cudnn_actor.protocol import (
+    DType,
+    GraphBuilder,
+    GraphTensor,
+    Layout,
+    Node,
+    Numerics,
+    OperationGraph,
+    TensorSpec,
+)
 from cudnn_actor.protocol.operations import (
     Attention,
     AttentionBackward,
+    BatchNorm,
+    BatchNormBackward,
+    BatchNormTraining,
+    GenStats,
+    GroupNorm,
+    GroupNormBackward,
+    InstanceNorm,
+    InstanceNormBackward,
     LayerNorm,
     LayerNormBackward,
     MatMul,
@@ -24,14 +41,16 @@ from cudnn_actor.protocol.operations import (
     RMSNorm,
     RMSNormBackward,
     TensorRole,
+    alibi_slopes,
 )
 
 from ..gpu.families import FAMILIES
 from ..gpu.support_record import latest
 
-__all__ = ["Row", "attention", "biased", "graph_of", "norms", "product", "rows"]
+__all__ = ["Row", "attention", "biased", "channel_norms", "graph_of", "norms", "product", "rows"]
 
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
+_PADDED = ("lengths_q", "lengths_kv")
 _ENGINE = re.compile(r"\beng\d")
 Operands = Mapping[str, TensorSpec | None]
 
@@ -58,6 +77,7 @@ def rows() -> Iterator[Row]:
     """Every claim, always in the same order; of the recorded ones, each `SUPPORT_EVERY`th."""
     yield from itertools.islice(_recorded(), 0, None, int(os.environ.get("SUPPORT_EVERY", "1")))
     yield from _norms()
+    yield from _channel_norms()
     yield from _attentions()
     yield from _products()
     yield from _sums()
@@ -105,19 +125,85 @@ def norms(dtype: DType, weights: DType, dims: tuple[int, ...]) -> Iterator[tuple
     yield "rms_norm_bwd", graph_of(RMSNormBackward, {**given, **rms, "scale": w}, {"dx": None, "dscale": w})
 
 
+def _channel_norms() -> Iterator[Row]:
+    """Those that cuDNN has: batch and instance norm, with float32 weights."""
+    dims = ((8, 64, 32, 32), (2, 32, 8, 6, 10))
+    for dtype, sizes, layout in itertools.product((DType.FLOAT32, *HALVES), dims, (Layout.NHWC, Layout.NCHW)):
+        for name, graph in channel_norms(dtype, sizes, layout, DType.FLOAT32):
+            ours = name in ("batch_norm", "gen_stats") or name.startswith("group_norm")
+            if not ours:
+                yield Row(f"{name}-{dtype}-{len(sizes)}d-{layout}".lower(), graph, whole=True)
+    for dtype in (DType.FLOAT32, *HALVES):
+        yield Row(f"batch_norm_training-relu-{dtype}", _normalised(dtype, added=False), whole=True)
+        yield Row(f"batch_norm_training-add-relu-{dtype}", _normalised(dtype, added=True), whole=True)
+    g = GraphBuilder()
+    x = g.input("x", (8, 64, 32, 32), DType.FLOAT16, layout=Layout.NHWC)
+    y = g.conv(x, g.input("w", (64, 64, 3, 3), DType.FLOAT16, layout=Layout.NHWC), pad=1)
+    sums = g.apply(GenStats(x=y))._asdict()
+    yield Row("convolution-gen_stats-float16", g.build(y=y, **sums).body, whole=True)
+
+
+def _normalised(dtype: DType, *, added: bool) -> OperationGraph:
+    """Batch norm, another tensor added to it, and relu."""
+    g = GraphBuilder()
+    x, z = (g.input(name, (8, 64, 32, 32), dtype, layout=Layout.NHWC) for name in "xz")
+    weights = ("scale", "bias", "running_mean", "running_variance")
+    given: Any = {name: g.input(name, (64,)) for name in weights}
+    operation = BatchNormTraining(x=x, **given)
+    found = g.apply(operation, also=operation.outputs[1:])
+    y = g.relu(found.y + z if added else found.y)
+    return g.build({**found._asdict(), "y": y}).body
+
+
+def channel_norms(
+    dtype: DType, dims: tuple[int, ...], layout: Layout, weights: DType, *, bare: bool = False
+) -> Iterator[tuple[str, OperationGraph]]:
+    """Each norm of channels of tensors like this, with all operands, or with none that may be left out."""
+    x, w = TensorSpec.packed(dims, dtype, layout), TensorSpec.packed(dims[1:2], weights)
+    running = {"running_mean": w, "running_variance": w}
+    for kind, backward, groups in (
+        (BatchNormTraining, BatchNormBackward, None),
+        (InstanceNorm, InstanceNormBackward, None),
+        (GroupNorm, GroupNormBackward, 2),
+    ):
+        more: Any = {} if groups is None else {"groups": groups}
+        of_batch = kind is BatchNormTraining
+        statistics = kind(x=0, **more).infer({"x": x})["mean"]
+        kept: Any = dict.fromkeys(("mean", "inverse_deviation"), statistics)
+        given: dict[str, Any] = {"x": x}
+        outputs: dict[str, Any] = {"y": x}
+        if not bare:
+            given |= {"scale": w, "bias": w, **(running if of_batch else {})}
+            outputs |= kept | ({f"new_{name}": w for name in running} if of_batch else {})
+        yield kind.kind, graph_of(kind, given, outputs, **more)
+        given = {"dy": x, "x": x, **kept} | ({} if bare else {"scale": w})
+        sums = {"dx": x} | ({} if bare else {"dscale": w, "dbias": w})
+        yield backward.kind, graph_of(backward, given, sums, **more)
+    fixed = {"mean": w, "variance": w} | ({} if bare else {"scale": w, "bias": w})
+    yield "batch_norm", graph_of(BatchNorm, {"x": x, **fixed}, {"y": x})
+    yield "gen_stats", graph_of(GenStats, {"x": x}, {"sum": None, "sum_of_squares": None})
+
+
 def _attentions() -> Iterator[Row]:
     heads: list[dict[str, Any]] = [{"head": size} for size in (8, 32, 40, 64, 72, 96, 128, 192, 256)]
     lengths = ((7, 5), (77, 77), (197, 197), (1500, 1500), (4096, 77), (1, 512))
     options: list[dict[str, Any]] = [
         *heads,
         *({"lengths": given} for given in lengths),
-        *({"lengths": given, "padded": ("lengths_q", "lengths_kv")} for given in lengths),
+        *({"lengths": given, "padded": _PADDED} for given in lengths),
         *({"padded": (name,)} for name in ("lengths_q", "lengths_kv")),
         *({"bias": bias} for bias in ("1hss", "bhss", "11ss", "b11s")),
         *({"causal": True, **more} for more in ({}, {"bias": "1hss"}, {"padded": ("lengths_kv",)})),
         *({"groups": groups, "causal": causal} for groups in (1, 2) for causal in (False, True)),
         {"layout": "bshd"},
         {"bias": "1hss", "padded": ("lengths_kv",)},
+        *({"window": window} for window in ((7, None), (None, 5), (7, 5), (7, 0), (0, None))),
+        *({"window": (64, 0), **more} for more in ({"groups": 2}, {"lengths": (77, 130)}, {"bias": "1hss"})),
+        *({"alibi": True, "causal": True, **more} for more in ({}, {"bias": "1hss"}, {"padded": _PADDED})),
+        {"alibi": True, "window": (64, 0)},
+        *({"dropout": 0.1, **more} for more in ({}, {"causal": True}, {"groups": 2}, {"bias": "1hss"})),
+        *({"dropout": 0.1, **more} for more in ({"padded": _PADDED}, {"lengths": (77, 77)}, {"head": 128})),
+        {"dropout": 0.5, "alibi": True, "window": (64, 0)},
     ]
     exact: list[dict[str, Any]] = [
         {"head": head, "deterministic": True, **more}
@@ -126,11 +212,14 @@ def _attentions() -> Iterator[Row]:
     for dtype, backward in itertools.product(HALVES, (False, True)):
         more = exact if backward else [{"head": 512}, {"lengths": (1, 1)}]
         for choice in (*options, *more):
+            if backward and "dropout" in choice:
+                continue
             words = (f"{name}={value}" for name, value in choice.items())
             name = "-".join(["attention_bwd" if backward else "attention", dtype, *words])
             # A kernel brings lengths into range. The backward pass needs them for uneven keys, too.
             queries, keys = choice.get("lengths", (512, 512))
-            whole = "padded" not in choice and not (backward and (keys % 128 or queries == 1))
+            computed = "padded" in choice or "dropout" in choice
+            whole = not computed and not (backward and (keys % 128 or queries == 1))
             yield Row(name.replace(" ", ""), attention(dtype, backward=backward, **choice), whole)
 
 
@@ -145,6 +234,9 @@ def attention(
     bias: str = "",
     padded: tuple[str, ...] = (),
     causal: bool = False,
+    window: tuple[int | None, int | None] = (None, None),
+    alibi: bool = False,
+    dropout: float = 0.0,
     deterministic: bool = False,
 ) -> OperationGraph:
     """An attention of 8 heads with its statistics, or its gradients with the bias's, as one graph.
@@ -175,8 +267,13 @@ def attention(
         if backward:
             outputs["dbias"] = given["bias"]
     given |= {name: TensorSpec.packed((batch,), DType.INT32) for name in padded}
+    if dropout:
+        given["state"] = TensorSpec.packed((2,), DType.INT64)
     kind = AttentionBackward if backward else Attention
-    return graph_of(kind, given, outputs, Numerics(deterministic=deterministic), causal=causal)
+    options: dict[str, Any] = {"causal": causal, "dropout": dropout}
+    options |= {"window_left": window[0], "window_right": window[1]}
+    options["slopes"] = alibi_slopes(heads) if alibi else None
+    return graph_of(kind, given, outputs, Numerics(deterministic=deterministic), **options)
 
 
 def _products() -> Iterator[Row]:

@@ -7,14 +7,19 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, channel_norms
 from cudnn_actor.engines.cuda.operations import attention as attentions
+from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
 from cudnn_actor.engines.cuda.operations import normalization as normalizations
 from cudnn_actor.engines.cuda.operations import pooling as poolings
+from cudnn_actor.engines.cuda.operations import random as randoms
 from cudnn_actor.engines.cuda.operations import reduction as reductions
-from cudnn_actor.engines.cuda.operations import softmax as softmaxes
-from cudnn_actor.engines.cuda.plans import self_check_memory
+from cudnn_actor.engines.cuda.operations import response_norm as response_norms
+from cudnn_actor.engines.cuda.plans import line_kernels, self_check_memory
+from cudnn_actor.engines.cuda.plans.compiler import possible_plans
+from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
+from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
 from cudnn_actor.engines.cuda.plans.kernels import (
     Constant,
     Expression,
@@ -24,19 +29,33 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     elementwise,
     source,
 )
+from cudnn_actor.engines.cuda.plans.partition import cut
+from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, KernelStep, LinedStep
 from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec, Window
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
+    AdaptiveWindow,
     ArgReduction,
     AvgPool,
     AvgPoolBackward,
     Cumulative,
+    GroupedMatMul,
+    GroupedMatMulBackwardWeights,
     LayerNorm,
     LayerNormBackward,
+    LocalResponseNorm,
+    LocalResponseNormBackward,
+    LpPool,
+    LpPoolBackward,
     MaxPool,
     MaxPoolBackward,
     PointwiseMode,
+    RandomBernoulli,
+    RandomIntegers,
+    Randomness,
+    RandomNormal,
+    RandomUniform,
     Reduction,
     ReductionMode,
     RMSNorm,
@@ -44,8 +63,11 @@ from cudnn_actor.protocol.operations import (
     Softmax,
     SoftmaxBackward,
 )
+from cudnn_actor.protocol.operations.random import STATE
 
+from ..engines import depthwise_graphs, fused_graphs
 from .claims import attention, graph_of, norms, product, rows
+from .claims import channel_norms as channel_norms_of
 
 __all__ = ["sources"]
 
@@ -53,12 +75,15 @@ FLOATS = tuple(dtype for dtype in DType if dtype.is_floating)
 _MOST_DIMS = 8
 _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     poolings.pooling_kernel: poolings.source,
-    normalizations.normalization_kernels: normalizations.source,
+    normalizations.normalization_kernels: normalizations.sources,
+    channel_norms.channel_norm_kernels: channel_norms.sources,
+    response_norms.response_kernels: response_norms.sources,
     attentions.attention_kernels: attentions.source,
     products.matmul_kernel: products.source,
+    randoms.random_kernel: randoms.source,
+    grouped.grouped_kernels: grouped.source,
     reductions.reduction_kernels: reductions.sources,
     reductions.cumulative_kernel: reductions.cumulative_sources,
-    softmaxes.softmax_kernel: softmaxes.sources,
 }
 """What compiles an operation's own kernels → what gives their source, or the source of each."""
 
@@ -67,7 +92,7 @@ def sources() -> Iterator[tuple[str, str]]:
     """A name and a source of each; none is there twice."""
     yield "self-check", self_check_memory.source()
     seen = set()
-    for name, text in itertools.chain(_elementwise(), _references(), _kernels()):
+    for name, text in itertools.chain(_elementwise(), _references(), _kernels(), _fused(), _depthwise()):
         if text not in seen:
             seen.add(text)
             yield name, text
@@ -89,8 +114,35 @@ def _elementwise() -> Iterator[tuple[str, str]]:
             yield f"shifted-{dtype}", _kernel(shifted, dtype)
     for read, written in itertools.product(DType, DType):
         yield f"{read}-to-{written}", _kernel(Leaf(0, read), written)
+    for dtype in DType:
+        yield f"constant-{dtype}", _kernel(Constant(1.0), dtype)
     for rank in range(1, _MOST_DIMS + 1):
         yield f"{rank}d", _kernel(Leaf(0, DType.FLOAT32), rank=rank)
+
+
+def _fused() -> Iterator[tuple[str, str]]:
+    graphs = fused_graphs.ELEMENTWISE | fused_graphs.IN_LINES
+    bodies = [(name, graph.body) for name, graph in graphs.items()]
+    for name, body in (*bodies, *_softmaxes()):
+        parts = cut(body)
+        for piece in [body] if parts is None else [piece.graph for piece in parts.pieces]:
+            (step,) = next(possible_plans(piece, None, None)).recipe.steps
+            if isinstance(step, LinedStep):
+                yield f"lines-{name}", line_kernels.source(step.kernel)
+            else:
+                assert isinstance(step, KernelStep)
+                yield f"fused-{name}", source(step.kernel)
+
+
+def _depthwise() -> Iterator[tuple[str, str]]:
+    for name, graph in (depthwise_graphs.DEPTHWISE | depthwise_graphs.ONLY_COMPILED).items():
+        parts = cut(graph.body)
+        (piece,) = [graph.body] if parts is None else [piece.graph for piece in parts.pieces]
+        for choice in range(ways_of_depthwise(piece)):
+            (step,) = compile_depthwise(piece, None, choice).recipe.steps
+            assert isinstance(step, DepthwiseStep)
+            for one in launched(step.kernel):
+                yield f"{one.name}-{name}-{choice}".replace(" ", "_"), one.source
 
 
 def _expression(
@@ -114,11 +166,22 @@ def _kernel(value: Value, dtype: DType = DType.FLOAT32, *, rank: int = 2) -> str
 def _references() -> Iterator[tuple[str, str]]:
     for row in rows():
         if Reference.covers(row.graph):
-            yield f"reference-{row.name}", Reference(row.graph).source
+            for result in row.graph.results:
+                yield f"reference-{row.name}-{result}", Reference(row.graph, result).source
 
 
 def _kernels() -> Iterator[tuple[str, str]]:
-    families = (_poolings(), _norms(), _attentions(), _products(), _reductions(), _softmaxes())
+    families = (
+        _poolings(),
+        _norms(),
+        _channel_norms(),
+        _response_norms(),
+        _attentions(),
+        _products(),
+        _grouped(),
+        _reductions(),
+        _randoms(),
+    )
     for name, graph in itertools.chain(*families):
         (operation,) = graph.operations
         operands = dict(operation.named())
@@ -132,16 +195,20 @@ def _kernels() -> Iterator[tuple[str, str]]:
 def _poolings() -> Iterator[tuple[str, OperationGraph]]:
     """Every class, dtype and number of spatial dims; and one with numbers of more than 32 bits."""
     for dtype, rank in itertools.product(DType, (1, 2, 3)):
-        yield from _pooled(dtype, tuple(range(9, 9 + rank)))
-    yield from _pooled(DType.FLOAT16, (1 << 16, 1 << 16))
+        yield from _pooled(dtype, tuple(range(9, 9 + rank)), Window.symmetric(rank, 3, pad=1, stride=2))
+        yield from _pooled(dtype, tuple(range(9, 9 + rank)), AdaptiveWindow(output=(4,) * rank))
+    yield from _pooled(DType.FLOAT16, (1 << 16, 1 << 16), Window.symmetric(2, 3, pad=1, stride=2))
+    yield from _pooled(DType.FLOAT16, (1 << 16, 1 << 16), AdaptiveWindow(output=(1 << 14, 1 << 14)))
 
 
-def _pooled(dtype: DType, extents: tuple[int, ...]) -> Iterator[tuple[str, OperationGraph]]:
-    window = Window.symmetric(len(extents), 3, pad=1, stride=2)
+def _pooled(
+    dtype: DType, extents: tuple[int, ...], window: Window | AdaptiveWindow
+) -> Iterator[tuple[str, OperationGraph]]:
     x = TensorSpec.packed((2, 3, *extents), dtype, Layout.NHWC)
     y = TensorSpec.packed(window.output_dims(x.dims), dtype, Layout.NHWC)
     index = TensorSpec.packed(y.dims, DType.INT64)
-    named = f"{dtype}-{extents}".replace(" ", "")
+    adaptive = "-adaptive" if isinstance(window, AdaptiveWindow) else ""
+    named = f"{dtype}-{extents}{adaptive}".replace(" ", "")
     yield f"max_pool-{named}", graph_of(MaxPool, {"x": x}, {"y": y}, window=window)
     yield f"max_pool_index-{named}", graph_of(MaxPool, {"x": x}, {"y": y, "index": index}, window=window)
     backward = graph_of(MaxPoolBackward, {"dy": y, "index": index}, {"dx": x}, window=window)
@@ -150,6 +217,11 @@ def _pooled(dtype: DType, extents: tuple[int, ...]) -> Iterator[tuple[str, Opera
         of: dict[str, Any] = {"window": window, "include_padding": padding}
         yield f"avg_pool-{named}-{padding}", graph_of(AvgPool, {"x": x}, {"y": y}, **of)
         yield f"avg_pool_bwd-{named}-{padding}", graph_of(AvgPoolBackward, {"dy": y}, {"dx": x}, **of)
+    for p in (1.0, 2.0, 3.0, 2.5) if dtype.is_floating else ():
+        of = {"window": window, "p": p}
+        yield f"lp_pool-{named}-{p}", graph_of(LpPool, {"x": x}, {"y": y}, **of)
+        given = {"dy": y, "x": x, "y": y}
+        yield f"lp_pool_bwd-{named}-{p}", graph_of(LpPoolBackward, given, {"dx": x}, **of)
 
 
 def _norms() -> Iterator[tuple[str, OperationGraph]]:
@@ -169,6 +241,37 @@ def _norms() -> Iterator[tuple[str, OperationGraph]]:
         yield f"rms_norm_bwd-{dtype}-plain", rms
 
 
+_IMAGES: dict[str, tuple[tuple[int, ...], Layout]] = {
+    "nchw": ((4, 16, 5, 8), Layout.NCHW),
+    "nhwc": ((4, 16, 5, 8), Layout.NHWC),
+    "odd": ((3, 6, 5), Layout.NHWC),
+    "cut-nchw": ((4, 16, 100, 80), Layout.NCHW),
+    "cut-nhwc": ((4, 16, 100, 80), Layout.NHWC),
+    "matrix": ((9000, 40), Layout.NCHW),
+    "wide": ((2, 16, 1 << 15, 1 << 15), Layout.NHWC),
+}
+"""Dims and a layout: each form of a kernel."""
+
+
+def _channel_norms() -> Iterator[tuple[str, OperationGraph]]:
+    """Every class, dtype and form, with all operands, and with none that may be left out."""
+    for (form, (dims, layout)), dtype in itertools.product(_IMAGES.items(), FLOATS):
+        wide = DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+        every = form in ("nchw", "nhwc")
+        for weights, bare in ((wide, False), (dtype, False), (dtype, True))[: 3 if every else 1]:
+            if every or dtype in (DType.FLOAT32, DType.BFLOAT16):
+                for name, graph in channel_norms_of(dtype, dims, layout, weights, bare=bare):
+                    yield f"{name}-{dtype}-{form}-{weights}_weights-{bare}", graph
+
+
+def _response_norms() -> Iterator[tuple[str, OperationGraph]]:
+    for (form, (dims, layout)), dtype in itertools.product(_IMAGES.items(), FLOATS):
+        x = TensorSpec.packed(dims, dtype, layout)
+        yield f"lrn-{dtype}-{form}", graph_of(LocalResponseNorm, {"x": x}, {"y": None}, size=5)
+        back = graph_of(LocalResponseNormBackward, {"dy": x, "x": x}, {"dx": None}, size=4)
+        yield f"lrn_bwd-{dtype}-{form}", back
+
+
 def _attentions() -> Iterator[tuple[str, OperationGraph]]:
     choices: tuple[dict[str, Any], ...] = (
         {},
@@ -177,6 +280,8 @@ def _attentions() -> Iterator[tuple[str, OperationGraph]]:
         {"head": 12, "groups": 2, "padded": ("lengths_kv",), "causal": True},
         {"head": 1},
         {"head": 256, "layout": "bshd"},
+        {"window": (3, 5), "alibi": True},
+        {"dropout": 0.1, "bias": "1hss", "alibi": True},
     )
     for dtype, backward, choice in itertools.product(FLOATS, (False, True), choices):
         words = "-".join(f"{name}={value}" for name, value in choice.items()).replace(" ", "")
@@ -189,6 +294,32 @@ def _products() -> Iterator[tuple[str, OperationGraph]]:
     for dtype, result in itertools.product(DType, DType):
         with contextlib.suppress(InvalidRequest):
             yield f"matmul-{dtype}-{result}", product(dtype, (2, 5, 7), (7, 3), result)
+
+
+def _grouped() -> Iterator[tuple[str, OperationGraph]]:
+    """Every dtype, with operands that are read in eights, transposed, and with gaps."""
+    orders: tuple[tuple[str, int, bool], ...] = (
+        ("eights", 64, False),
+        ("odd", 61, False),
+        ("turned", 64, True),
+    )
+    for dtype, (name, size, turned) in itertools.product(FLOATS, orders):
+        tokens, offsets = _matrix((size, size), dtype, turned), TensorSpec.packed((5,), DType.INT32)
+        weights = _matrix((5, size, size), dtype, turned)
+        for result in dict.fromkeys((dtype, DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32)):
+            y, dweights = (TensorSpec.packed(spec.dims, result) for spec in (tokens, weights))
+            given = {"tokens": tokens, "weights": weights, "offsets": offsets}
+            yield f"grouped_matmul-{dtype}-{result}-{name}", graph_of(GroupedMatMul, given, {"y": y})
+            given = {"tokens": tokens, "dy": tokens, "offsets": offsets}
+            backward = graph_of(GroupedMatMulBackwardWeights, given, {"dweights": dweights})
+            yield f"grouped_matmul_bwd-{dtype}-{result}-{name}", backward
+
+
+def _matrix(dims: tuple[int, ...], dtype: DType, turned: bool) -> TensorSpec:
+    """Packed, or with the last two dims swapped in memory."""
+    packed = TensorSpec.packed(dims, dtype)
+    *outer, row, column = packed.strides
+    return TensorSpec.strided(dims, (*outer, column, row), dtype) if turned else packed
 
 
 _LINES: dict[str, tuple[tuple[int, ...], int]] = {
@@ -227,3 +358,15 @@ def _softmaxes() -> Iterator[tuple[str, OperationGraph]]:
         given: dict[str, Any] = {"axis": axis, "log": log}
         yield f"softmax-{name}", graph_of(Softmax, {"x": x}, {"y": None}, **given)
         yield f"softmax_bwd-{name}", graph_of(SoftmaxBackward, {"dy": x, "y": x}, {"dx": None}, **given)
+
+
+def _randoms() -> Iterator[tuple[str, OperationGraph]]:
+    """Every distribution and dtype, packed and not."""
+    kinds: tuple[type[Randomness[Any]], ...] = (RandomUniform, RandomNormal, RandomBernoulli, RandomIntegers)
+    for kind, dtype, layout in itertools.product(kinds, DType, (Layout.NCHW, Layout.NHWC)):
+        if dtype in kind.dtypes:
+            dims = (2, 3, 5, 7)
+            of: dict[str, Any] = {"dims": dims, "dtype": dtype}
+            of |= {"high": 9} if kind is RandomIntegers else {}
+            y = TensorSpec.packed(dims, dtype, layout)
+            yield f"{kind.kind}-{dtype}-{layout}", graph_of(kind, {"state": STATE}, {"y": y}, **of)

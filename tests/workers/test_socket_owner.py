@@ -7,19 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import operator
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pykka
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from cudnn_actor import CudnnRef, CudnnService, DeadlineExceeded, Ping, QuarantinedRequest, start
+from cudnn_actor import (
+    CudnnRef,
+    CudnnService,
+    DeadlineExceeded,
+    Free,
+    GraphBuilder,
+    Ping,
+    QuarantinedRequest,
+    RunGraph,
+    StaleBufferError,
+    start,
+)
 from cudnn_actor.workers.dispatcher import Dispatcher
 
 PATIENCE_S = 30.0
@@ -203,6 +217,41 @@ async def test_one_loop_is_the_owner_and_tells_and_asks_without_another_thread(s
     assert dispatcher._owner is owner
     assert owner.reads(dispatcher.channel)
     assert not dispatcher.monitor_reads()
+
+
+@pytest.mark.parametrize("count", [6, 7, 64])
+async def test_a_graph_with_many_buffers_wakes_no_other_thread(
+    service: CudnnService, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    dispatcher, memory, gpu = dispatcher_of(service), service.state.memory, CudnnRef(service)
+    g = GraphBuilder()
+    terms = [g.input(f"x{number}", (1,)) for number in range(count - 1)]
+    graph = g.build(y=functools.reduce(operator.add, terms))
+    refs = [await gpu.upload(np.full(1, number, np.float32)) for number in range(count - 2)]
+    *xs, y = (*refs, refs[-1], await gpu.empty((1,), dtype="float32"))  # one buffer for two inputs
+    run = RunGraph.bind(graph, {f"x{number}": ref for number, ref in enumerate(xs)}, y=y)
+    await gpu.ask(run)  # now the worker has the graph
+    slots = [memory.resolve(ref) for ref in (*refs, y)]
+    with monkeypatch.context() as patched:
+        patched.setattr(dispatcher, "wake_monitor", lambda: pytest.fail("the monitor was woken"))
+        for _ in range(3):
+            await gpu.ask(run)
+        future = gpu.submit(run)
+        await asyncio.sleep(0)  # the loop's next turn sends it, and a later one reads the answer
+        assert [slot.users for slot in slots] == [1] * (count - 3) + [2, 1]
+        await future
+    assert [slot.users for slot in slots] == [0] * (count - 1)
+    asked: list[asyncio.Future[Any]] = [
+        gpu.submit(run),
+        gpu.submit(Free(buffer=xs[0])),
+        gpu.submit(run),
+    ]
+    *_, late = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(late, StaleBufferError)
+    await gpu.drain()
+    assert [slot.users for slot in slots] == [0] * (count - 1)
+    assert memory.live_buffers == count - 2
+    assert await gpu.download(y) == sum(range(count - 2)) + count - 3
 
 
 async def test_a_thread_that_tells_takes_nothing_from_the_owner(service: CudnnService) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cudnn_actor.cli.chaos.computations import PROBLEMS, Computation, Problem
+from cudnn_actor.cli.chaos.computations import Computation, Problem, updated
+from cudnn_actor.cli.chaos.graphs import LOAD
 from cudnn_actor.engines.cpu.evaluation import NumPy, exact
 from cudnn_actor.protocol import TensorSpec
 
@@ -39,7 +40,7 @@ class Answers:
         self._known: dict[tuple[object, ...], np.ndarray] = {}
         self._inputs = {
             (number, role): [self._keep(array) for array in _inputs(problem, role, [seed, number, place])]
-            for number, problem in enumerate(PROBLEMS)
+            for number, problem in enumerate(LOAD)
             for place, role in enumerate(problem.inputs)
         }
         self._results: dict[tuple[object, ...], dict[str, np.ndarray]] = {}
@@ -51,11 +52,16 @@ class Answers:
     def results(
         self, problem: int, operation: Computation, values: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """The outputs for values of the inputs, which this has given out. Both by the operands' names."""
+        """The outputs for values of the inputs, by the operands' names.
+
+        This has given out these values, unless some of them are state, which is never the same again.
+        """
+        if updated(operation):
+            return _evaluated(LOAD[problem], operation, values)
         key = (problem, operation, *map(id, values.values()))
         results = self._results.get(key)
         if results is None:
-            computed = _evaluated(PROBLEMS[problem], operation, values)
+            computed = _evaluated(LOAD[problem], operation, values)
             results = self._results[key] = {name: self._keep(array) for name, array in computed.items()}
         return results
 

@@ -14,12 +14,17 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.cli.chaos.graph_computation import GraphComputation
 from cudnn_actor.protocol import (
+    AdaptiveWindow,
     ArgReduction,
     Attention,
     AttentionBackward,
     AvgPool,
     AvgPoolBackward,
+    BatchNorm,
+    BatchNormBackward,
+    BatchNormTraining,
     BufferRef,
     ConvBwdData,
     ConvBwdFilter,
@@ -30,33 +35,61 @@ from cudnn_actor.protocol import (
     ConvSpec,
     Cumulative,
     DType,
+    GenStats,
+    GroupedMatMul,
+    GroupedMatMulBackwardWeights,
+    GroupNorm,
+    GroupNormBackward,
+    InstanceNorm,
+    InstanceNormBackward,
     LayerNorm,
     LayerNormBackward,
+    LocalResponseNorm,
+    LocalResponseNormBackward,
+    LpPool,
+    LpPoolBackward,
     MatMul,
     MaxPool,
     MaxPoolBackward,
     Operation,
+    Pad,
     Pointwise,
     PointwiseMode,
+    RandomBernoulli,
+    RandomIntegers,
+    RandomNormal,
+    RandomUniform,
     Reduction,
     ReductionMode,
     Reshape,
     RMSNorm,
     RMSNormBackward,
+    RunGraph,
     Slice,
     Softmax,
     SoftmaxBackward,
     TensorSpec,
     Transpose,
     Window,
+    alibi_slopes,
 )
 from cudnn_actor.protocol.messages import Compute
 from cudnn_actor.protocol.tensor import LayoutName
 
-__all__ = ["HEAVY", "PROBLEMS", "Computation", "Problem", "accumulates", "bare", "message"]
+__all__ = [
+    "HEAVY",
+    "PROBLEMS",
+    "Computation",
+    "Problem",
+    "accumulates",
+    "applied",
+    "bare",
+    "message",
+    "updated",
+]
 
-Computation = Operation[str]
-"""An operation whose operands are names of a problem's tensors: their roles."""
+Computation = Operation[str] | GraphComputation
+"""An operation, or a graph, whose operands are names of a problem's tensors: their roles."""
 
 _COMPOSITES: dict[type, Any] = {
     ConvolutionForward: ConvFwd,
@@ -143,6 +176,8 @@ class Problem:
 
 def bare(operation: Computation) -> Computation:
     """The operation without its optional operands."""
+    if isinstance(operation, GraphComputation):
+        return operation
     return msgspec.structs.replace(operation, **dict.fromkeys(operation.optional))
 
 
@@ -151,13 +186,29 @@ def accumulates(operation: Computation) -> bool:
     return type(operation) in _COMPOSITES
 
 
+def updated(operation: Computation) -> frozenset[str]:
+    """The inputs that it writes too: a graph's running state. It must not run twice."""
+    return operation.updated if isinstance(operation, GraphComputation) else frozenset()
+
+
 def message(operation: Computation, refs: Mapping[str, BufferRef], *, beta: float = 0.0) -> Compute:
     """The message for an operation on buffers, by the operands' names."""
     composite = _COMPOSITES.get(type(operation))
     if composite is None:
-        return operation.with_operands(refs.__getitem__)
-    found: Compute = composite(**refs, conv=operation.conv, beta=beta)  # type: ignore[attr-defined]
+        asked: Compute = operation.with_operands(refs.__getitem__)
+        return asked
+    found: Compute = composite(**refs, conv=operation.conv, beta=beta)  # type: ignore[union-attr]
     return found
+
+
+def applied(operation: Computation, refs: Mapping[str, BufferRef]) -> Compute:
+    """The same, to be applied: outputs that have no buffer are left out."""
+    if isinstance(operation, GraphComputation):
+        graph = operation.graph
+        left_out: Any = None
+        return RunGraph(graph=graph, buffers=tuple(refs.get(name, left_out) for name in graph.places))
+    asked: Compute = operation.with_operands(refs.get)
+    return asked
 
 
 def _convolutions(
@@ -187,10 +238,20 @@ def _max_pools(x: tuple[int, ...], window: Window, layout: LayoutName = "NCHW") 
     return Problem(dims={"x": x}, operations=operations, layout=layout)
 
 
-def _avg_pools(x: tuple[int, ...], window: Window, *, include_padding: bool) -> Problem:
+def _avg_pools(
+    x: tuple[int, ...], window: Window | AdaptiveWindow, *, include_padding: bool = False
+) -> Problem:
     operations = (
         AvgPool(x="x", y="y", window=window, include_padding=include_padding),
         AvgPoolBackward(dy="dy", dx="dx", window=window, include_padding=include_padding),
+    )
+    return Problem(dims={"x": x}, operations=operations, tolerance=_ROUNDED)
+
+
+def _lp_pools(x: tuple[int, ...], window: Window, p: float) -> Problem:
+    operations = (
+        LpPool(x="x", y="y", window=window, p=p),
+        LpPoolBackward(dy="dy", x="x", y="y", dx="dx", window=window, p=p),
     )
     return Problem(dims={"x": x}, operations=operations, tolerance=_ROUNDED)
 
@@ -214,6 +275,38 @@ def _rms_norms(x: tuple[int, ...], axis: int) -> Problem:
         RMSNormBackward(dy="dy", x="x", scale="scale", dx="dx", dscale="dscale", **statistics),
     )
     return Problem(dims={"x": x, "scale": x[axis:]}, operations=operations, tolerance=_ROUNDED)
+
+
+def _channel_norms(x: tuple[int, ...], groups: int, layout: LayoutName = "NCHW") -> Problem:
+    """Batch, instance and group norm, each with statistics of its own, and sums over channels."""
+    weights: dict[str, Any] = {"x": "x", "scale": "scale"}
+    running: dict[str, Any] = {"running_mean": "mean", "running_variance": "variance"}
+    new: dict[str, Any] = {f"new_{name}": f"new_{name}" for name in running}
+    of_batch, of_instances, of_groups = (
+        dict[str, Any]({"mean": f"mean_of_{name}", "inverse_deviation": f"inverse_of_{name}"})
+        for name in ("batch", "instances", "groups")
+    )
+    sums: dict[str, Any] = {"dy": "dy", "dx": "dx", "dscale": "dscale", "dbias": "dbias"}
+    operations = (
+        BatchNorm(**weights, bias="bias", mean="mean", variance="variance", y="y"),
+        BatchNormTraining(**weights, bias="bias", y="y", **running, **new, **of_batch),
+        BatchNormBackward(**weights, **sums, **of_batch),
+        InstanceNorm(**weights, bias="bias", y="y", **of_instances),
+        InstanceNormBackward(**weights, **sums, **of_instances),
+        GroupNorm(**weights, bias="bias", y="y", **of_groups, groups=groups),
+        GroupNormBackward(**weights, **sums, **of_groups, groups=groups),
+        GenStats(x="x", sum="sum", sum_of_squares="sum_of_squares"),
+    )
+    dims = {"x": x} | dict.fromkeys(("scale", "bias", "mean", "variance"), x[1:2])
+    return Problem(dims=dims, operations=operations, layout=layout, tolerance=_ROUNDED)
+
+
+def _responses(x: tuple[int, ...], size: int) -> Problem:
+    operations = (
+        LocalResponseNorm(x="x", y="y", size=size, alpha=0.5),
+        LocalResponseNormBackward(dy="dy", x="x", dx="dx", size=size, alpha=0.5),
+    )
+    return Problem(dims={"x": x}, operations=operations, tolerance=_ROUNDED)
 
 
 def _sums(x: tuple[int, ...], other: tuple[int, ...]) -> Problem:
@@ -260,18 +353,51 @@ def _attentions(
     return Problem(dims=dims, dtypes=dtypes, operations=operations, tolerance=_ROUNDED)
 
 
+def _local_attentions(q: tuple[int, ...], k: tuple[int, ...]) -> Problem:
+    given: dict[str, Any] = {name: name for name in ("q", "k", "v", "statistics")}
+    given |= {"window_left": 3, "window_right": 1, "slopes": alibi_slopes(q[1])}
+    operations = (
+        Attention(**given, y="y"),
+        AttentionBackward(**given, dy="dy", y="y", dq="dq", dk="dk", dv="dv"),
+    )
+    return Problem(dims={"q": q, "k": k, "v": k}, operations=operations, tolerance=_ROUNDED)
+
+
+def _draws(dims: tuple[int, ...]) -> Problem:
+    """Every kind of random number, of one state. All of them are exact."""
+    given: dict[str, Any] = {"state": "state", "dims": dims}
+    operations = (
+        RandomUniform(**given, y="uniform", low=-1.0),
+        RandomNormal(**given, y="normal", deviation=0.5),
+        RandomBernoulli(**given, y="coins", dtype=DType.INT8, probability=0.3),
+        RandomIntegers(**given, y="whole", dtype=DType.INT32, low=-7, high=100),
+    )
+    return Problem(dims={"state": (2,)}, dtypes={"state": DType.INT64}, operations=operations)
+
+
 def _movements(x: tuple[int, ...], dims: tuple[int, ...], axes: tuple[int, ...]) -> Problem:
     sizes = tuple((size + 1) // 2 for size in x)
     operations = (
         Reshape(x="x", y="reshaped", dims=dims),
         Transpose(x="x", y="transposed", axes=axes),
         Slice(x="x", y="sliced", starts=(0,) * len(x), steps=(2,) * len(x), sizes=sizes),
+        Pad(x="x", y="padded", before=(1,) * len(x), after=(2,) * len(x), steps=(-1,) * len(x), value=5.0),
     )
     return Problem(dims={"x": x}, operations=operations)
 
 
 def _products(a: tuple[int, ...], b: tuple[int, ...]) -> Problem:
     return Problem(dims={"a": a, "b": b}, operations=(MatMul(a="a", b="b", y="y"),))
+
+
+def _grouped_products(tokens: tuple[int, int], weights: tuple[int, int, int]) -> Problem:
+    given: dict[str, Any] = {"tokens": "tokens", "offsets": "offsets"}
+    operations = (
+        GroupedMatMul(**given, weights="weights", y="y"),
+        GroupedMatMulBackwardWeights(**given, dy="dy", dweights="dweights"),
+    )
+    dims = {"tokens": tokens, "weights": weights, "offsets": weights[:1]}
+    return Problem(dims=dims, dtypes={"offsets": DType.INT32}, operations=operations)
 
 
 PROBLEMS = (
@@ -291,16 +417,24 @@ PROBLEMS = (
     _max_pools((2, 1, 160, 160), Window.symmetric(2, size=1)),
     _avg_pools((2, 3, 8, 8), Window.symmetric(2, size=3, pad=1, stride=2), include_padding=False),
     _avg_pools((1, 2, 12), Window.symmetric(1, size=4, pad=2), include_padding=True),
+    _avg_pools((2, 3, 7, 5), AdaptiveWindow(output=(3, 4))),
+    _lp_pools((2, 2, 9, 7), Window.symmetric(2, size=3, pad=1, stride=2), 3.0),
     _layer_norms((4, 3, 40), -1),
     _layer_norms((2, 5, 4, 6), 2),
     _layer_norms((64, 128), 1),
     _rms_norms((4, 3, 40), -1),
     _rms_norms((3, 2, 4, 6), 1),
+    _channel_norms((2, 8, 5, 4), 2),
+    _channel_norms((3, 16, 6, 6), 4, "NHWC"),
+    _responses((2, 6, 5, 4), 3),
     _attentions((1, 4, 9, 8), (1, 2, 16, 8)),
     _attentions((1, 2, 32, 8), (1, 2, 32, 8), heads_of_bias=2, causal=True),
+    _local_attentions((1, 2, 16, 8), (1, 2, 16, 8)),
+    _draws((6, 5, 40)),
     _products((24, 40), (40, 16)),
     _products((2, 3, 9, 16), (3, 16, 5)),
     _products((160, 8), (8, 160)),
+    _grouped_products((40, 24), (5, 24, 16)),
     _reductions((6, 5, 40), -1),
     _reductions((32, 12, 10), 0),
     _softmaxes((8, 3, 50), -1, log=False),

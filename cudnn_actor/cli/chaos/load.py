@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cudnn_actor.cli.chaos.answers import VALUES, Answers
-from cudnn_actor.cli.chaos.computations import PROBLEMS, Computation, accumulates, bare, message
+from cudnn_actor.cli.chaos.computations import Computation, accumulates, applied, bare, message, updated
+from cudnn_actor.cli.chaos.graphs import LOAD
 from cudnn_actor.cli.chaos.oracle import MOST_CONTENTS, After, Contents, Deed, Model, Oracle, Torn, both
 from cudnn_actor.cli.chaos.senders import Sender
 from cudnn_actor.cli.chaos.tally import Tally, Waiting
@@ -38,6 +39,7 @@ from cudnn_actor.protocol import (
     TensorSpec,
     Upload,
 )
+from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.messages import COMPUTE
 from cudnn_actor.service.client import CudnnRef
 
@@ -57,12 +59,12 @@ class _Place(NamedTuple):
 
     @property
     def spec(self) -> TensorSpec:
-        return PROBLEMS[self.problem].specs[self.role]
+        return LOAD[self.problem].specs[self.role]
 
     @property
     def is_input(self) -> bool:
         """Whether an operation reads it."""
-        return self.role in PROBLEMS[self.problem].inputs
+        return self.role in LOAD[self.problem].inputs
 
 
 class _Plan(NamedTuple):
@@ -85,7 +87,7 @@ class Ground:
     """Set when no new burst may begin."""
     abandoned: threading.Event
     """Set when all callers must stop waiting: unanswered requests count as lost."""
-    problems: range
+    problems: Sequence[int]
     """The problems of the load, by number."""
     others: set[str] = field(default_factory=set)
     """Callers outside the run itself that have not ended, and so still read the shared inputs."""
@@ -183,7 +185,7 @@ class Task:
     def _meant(step: Step) -> _Place:
         """The buffer that a step writes, or reads back."""
         if step.own_input:
-            return _Place(step.problem, PROBLEMS[step.problem].source, 0)
+            return _Place(step.problem, LOAD[step.problem].source, 0)
         places = tuple(_outputs(step).values())
         return places[step.output % len(places)]
 
@@ -197,7 +199,7 @@ class Task:
             return
         value = self._values(place, step) if step.filled or place.is_input else None
         model = await self._allocate(place.spec, value, step.timeout_s, step.cancel_after_s)
-        model.tolerance = PROBLEMS[place.problem].tolerance
+        model.tolerance = LOAD[place.problem].tolerance
         self._own[place] = model
 
     async def _allocate(
@@ -221,7 +223,7 @@ class Task:
         answers, (problem, role, _) = self._ground.answers, place
         if place.is_input:
             return answers.value(problem, role, step.first)
-        operation = next(each for each in PROBLEMS[problem].operations if role in each.writes)
+        operation = next(each for each in LOAD[problem].operations if role in each.writes)
         inputs = zip(operation.named(operation.inputs), _numbers(step), strict=False)
         values = {name: answers.value(problem, operand, number) for (name, operand), number in inputs}
         results = answers.results(problem, operation, values)
@@ -249,9 +251,9 @@ class Task:
     async def share(self) -> None:
         """Upload the shared inputs. Raises `ServiceStopped`."""
         for problem in self._ground.problems:
-            for role, number in itertools.product(PROBLEMS[problem].inputs, range(VALUES)):
+            for role, number in itertools.product(LOAD[problem].inputs, range(VALUES)):
                 value = self._ground.answers.value(problem, role, number)
-                model = await self._allocate(PROBLEMS[problem].specs[role], value)
+                model = await self._allocate(LOAD[problem].specs[role], value)
                 model.owned = False
                 self._ground.inputs[problem, role, number] = model
 
@@ -292,8 +294,9 @@ class Task:
         writes = {
             model: _added(model, afters[name]) if adds else afters[name] for name, model in outputs.items()
         }
-        uses = (*inputs.values(), *writes)
-        return Deed(message(operation, refs, beta=float(adds)), uses, writes, accumulates=adds)
+        uses = tuple(dict.fromkeys((*inputs.values(), *writes)))
+        impure = adds or bool(updated(operation))
+        return Deed(message(operation, refs, beta=float(adds)), uses, writes, accumulates=impure)
 
     def _inputs(self, step: Step) -> dict[str, Model]:
         """The buffer of each input, by its name: the task's own, or a shared one."""
@@ -321,7 +324,7 @@ class Task:
 
     async def _apply(self, step: Step) -> None:
         """Compute into buffers that the service allocates. They replace the task's own buffers."""
-        operation, problem = _operation(step), PROBLEMS[step.problem]
+        operation, problem = _operation(step), LOAD[step.problem]
         specs, places = problem.specs_of(operation), _outputs(step)
         inferred = operation.infer({name: specs[name] for name, _ in operation.named(operation.inputs)})
         made = {name: place for name, place in places.items() if inferred.get(name) == specs[name]}
@@ -333,13 +336,15 @@ class Task:
                 await self._give_up(self._own.pop(place))
         inputs = self._inputs(step)
         afters = self._afters(step, inputs)
+        contents = {name: afters[name]() for name in made}
         models = inputs | {name: self._own[place] for name, place in given.items()}
-        bound = operation.with_operands(lambda name: models[name].ref if name in models else None)
+        answered = [name for name in places if name not in updated(operation)]
         deed = Deed(
-            bound,
+            applied(operation, {name: model.ref for name, model in models.items()}),
             tuple(models.values()),
             {models[name]: afters[name] for name in given},
-            gives=tuple(specs[name] for name in places),
+            gives=tuple(specs[name] for name in answered),
+            accumulates=bool(updated(operation)),
             also=tuple(name for name in made if name in operation.optional),
             timeout_s=step.timeout_s,
             cancel_after_s=step.cancel_after_s,
@@ -349,9 +354,9 @@ class Task:
             self._ground.quarantined.add(_plan(step))
         if isinstance(outcome, BaseException):
             return
-        refs = dict(zip(places, outcome if isinstance(outcome, tuple) else (outcome,), strict=True))
+        refs = dict(zip(answered, outcome if isinstance(outcome, tuple) else (outcome,), strict=True))
         for name, place in made.items():
-            self._own[place] = Model(refs[name], afters[name](), tolerance=problem.tolerance)
+            self._own[place] = Model(refs[name], contents[name], tolerance=problem.tolerance)
 
     def _upload(self, step: Step) -> Deed:
         place = self._meant(step)
@@ -363,8 +368,9 @@ class Task:
         if place.is_input:  # always holds values that mean something
             return self._upload(step)
         model = self._own[place]
-        value = np.full(place.spec.dims, step.value, place.spec.dtype.numpy)
-        return Deed(Fill(dst=model.ref, value=step.value), (model,), {model: lambda: (value,)})
+        number = float(step.value != 0) if place.spec.dtype is DType.BOOL else step.value
+        value = np.full(place.spec.dims, number, place.spec.dtype.numpy)
+        return Deed(Fill(dst=model.ref, value=number), (model,), {model: lambda: (value,)})
 
     def _copy(self, step: Step) -> Deed:
         place = self._meant(step)
@@ -396,7 +402,7 @@ class Task:
 
 
 def _operation(step: Step) -> Computation:
-    operation = PROBLEMS[step.problem].operations[step.operation]
+    operation = LOAD[step.problem].operations[step.operation]
     return bare(operation) if step.bare else operation
 
 
@@ -416,11 +422,11 @@ def _outputs(step: Step) -> dict[str, _Place]:
 
 
 def _own_inputs(step: Step) -> dict[str, _Place]:
-    """The task's buffers that a step's operation reads, by the inputs' names."""
-    if not step.own_input:
-        return {}
-    operation, problem = _operation(step), PROBLEMS[step.problem]
-    numbers = {problem.source: 0} | dict.fromkeys(problem.handed_on, step.place)
+    """The task's buffers that a step's operation reads, by the inputs' names. State is always the task's."""
+    operation, problem = _operation(step), LOAD[step.problem]
+    numbers = dict.fromkeys(updated(operation), step.place)
+    if step.own_input:
+        numbers = {problem.source: 0} | dict.fromkeys(problem.handed_on, step.place) | numbers
     return {
         name: _Place(step.problem, role, numbers[role])
         for name, role in operation.named(operation.inputs)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
 from cudnn_actor.cli.chaos.answers import Answers
-from cudnn_actor.cli.chaos.computations import HEAVY, PROBLEMS
 from cudnn_actor.cli.chaos.crowd import Crowd, bursts
+from cudnn_actor.cli.chaos.graphs import LIGHT, LOAD
 from cudnn_actor.cli.chaos.injector import Injector, fault_plan, injected_errors, watch
 from cudnn_actor.cli.chaos.load import Ground, Task
 from cudnn_actor.cli.chaos.oracle import Oracle
@@ -197,7 +197,7 @@ class _Run:
         self._ready = ready
         self._stopped = ""
         oracle = Oracle(injected_errors(settings), excusable=settings.isolation == "thread")
-        problems = range(len(PROBLEMS) if LoadKind.UPLOADS in settings.load else HEAVY)
+        problems = range(len(LOAD)) if LoadKind.UPLOADS in settings.load else LIGHT
         self._ground = Ground(
             gpu=gpu,
             answers=Answers(settings.seed),
@@ -212,7 +212,7 @@ class _Run:
     async def run(self) -> Outcome:
         """Do everything, in order. When it returns, all that it started has ended, except lost requests."""
         tally, deadline_s = self._tally, self._settings.deadline_s
-        problems = [PROBLEMS[number] for number in self._ground.problems]
+        problems = [LOAD[number] for number in self._ground.problems]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(warm(self._gpu, problems, self._show), _WARM_S)
         tally.begin()

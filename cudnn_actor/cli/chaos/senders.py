@@ -21,7 +21,8 @@ import pykka
 from cudnn_actor.cli.chaos.oracle import Alarmed, Deed
 from cudnn_actor.cli.chaos.settings import LoadKind
 from cudnn_actor.cli.chaos.tally import Waiting
-from cudnn_actor.protocol import ServiceStopped
+from cudnn_actor.protocol import RunGraph, ServiceStopped
+from cudnn_actor.protocol.operands import operands
 from cudnn_actor.service.client import CudnnRef
 
 __all__ = [
@@ -303,7 +304,11 @@ def _begin(gpu: CudnnRef, deed: Deed, *, alone: bool) -> asyncio.Future[Any] | E
     """Send a request. Returns its future, or the error if it is refused at once."""
     request: asyncio.Future[Any]
     try:
-        if deed.gives:
+        if deed.gives and isinstance(deed.message, RunGraph):
+            refs: dict[str, Any] = {**operands(deed.message)}
+            given = {name: ref for name, ref in refs.items() if ref is not None}
+            request = asyncio.ensure_future(gpu.apply(deed.message.graph, given, timeout=deed.timeout_s))
+        elif deed.gives:
             applied: Any = deed.message
             request = asyncio.ensure_future(gpu.apply(applied, also=deed.also, timeout=deed.timeout_s))
         elif alone:

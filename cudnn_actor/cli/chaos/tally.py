@@ -132,6 +132,8 @@ class Tally:
         """Answered without an error."""
         self.outcomes: Counter[str] = Counter()
         """Errors, by class."""
+        self.impure: Counter[str] = Counter()
+        """Outcomes of requests that read what they write: "applied", or errors, by class."""
         self.torn = 0
         """Buffers that were lost and replaced."""
         self.bins: Counter[int] = Counter()
@@ -178,6 +180,8 @@ class Tally:
                 self.requests += 1
             else:
                 self._note_duration(sent)
+                failed = isinstance(outcome, BaseException)
+                self.impure[type(outcome).__name__ if failed else "applied"] += sent.deed.accumulates
             if isinstance(outcome, BaseException):
                 self.outcomes[type(outcome).__name__] += 1
                 for error, kind in self._injected.items():

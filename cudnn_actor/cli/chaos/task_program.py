@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cudnn_actor.cli.chaos.answers import VALUES
-from cudnn_actor.cli.chaos.computations import HEAVY, PROBLEMS
+from cudnn_actor.cli.chaos.computations import HEAVY
+from cudnn_actor.cli.chaos.graphs import LIGHT, LOAD
 
 __all__ = ["PLACES", "Action", "Step", "program"]
 
@@ -126,8 +127,8 @@ def program(
     chance = random.Random(f"{seed} program {task}")
     while True:
         large = chance.random() < _HEAVY and heavy
-        problem = HEAVY if large else chance.randrange(HEAVY)
-        operations = range(len(PROBLEMS[problem].operations))
+        problem = HEAVY if large else chance.choice(LIGHT)
+        operations = range(len(LOAD[problem].operations))
         operation = chance.choice(operations)
         length = 1 if chance.random() < 0.3 else chance.randint(2, _LONGEST_BURST)
         steps = [

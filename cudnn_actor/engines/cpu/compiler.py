@@ -90,6 +90,8 @@ class _Draft:
     convolution: Convolution[int] | None = None
     pointwise: list[Pointwise[int]] = field(default_factory=list)
     results: set[int] = field(default_factory=set)
+    numbers: list[int] = field(default_factory=list)
+    """The operations' numbers in the graph."""
 
     def admits(self, operation: Node, dims: Dims) -> bool:
         """Whether an operation can run box by box together with the stage's other operations."""
@@ -100,7 +102,8 @@ class _Draft:
         # A convolution reads beyond the box, so its inputs must be complete before the stage begins.
         return self.convolution is None and self.results.isdisjoint(operation.reads)
 
-    def add(self, operation: Node) -> None:
+    def add(self, number: int, operation: Node) -> None:
+        self.numbers.append(number)
         if isinstance(operation, Pointwise):
             self.pointwise.append(operation)
         else:
@@ -134,11 +137,14 @@ class _Compiler:
             needs.append(shared + kept + stage.tile_footprint(tile))
         workspace = max(needs)
         if limit is not None and workspace > limit:
-            raise OutOfMemory(requested=workspace, in_use=0, limit=limit)
+            _, most = max(zip(needs[1:], self._drafts, strict=True), key=lambda each: each[0])
+            numbers = most.numbers
+            raise OutOfMemory(requested=workspace, in_use=0, limit=limit, operations=numbers)
         return CpuPlan(
             tag=_tag(self._graph),
             workspace=workspace,
             stages=tuple(stages),
+            operations=tuple(tuple(draft.numbers) for draft in self._drafts),
             intermediates=tuple(map(self._dims, self._intermediates)),
             buffers=len(self._graph.bound),
             scalars=len(self._graph.scalars),
@@ -147,11 +153,11 @@ class _Compiler:
     def _cut(self) -> list[_Draft]:
         """Group consecutive operations that can run box by box together."""
         drafts: list[_Draft] = []
-        for operation in self._operations:
+        for number, operation in enumerate(self._operations):
             dims = self._dims(operation.writes[0])
             if not drafts or not drafts[-1].admits(operation, dims):
                 drafts.append(_Draft(dims))
-            drafts[-1].add(operation)
+            drafts[-1].add(number, operation)
         return drafts
 
     def _crossing(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cudnn_actor.engines.base import BuilderAccess, EngineFailure, Plan
+from cudnn_actor.engines.base import BuilderAccess, EngineFailure, Plan, blamed
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.engines.cpu.compiler import compile_plan
@@ -87,7 +87,7 @@ class CpuEngine:
         try:
             program.run(buffers, scalars)
         except ValueError as error:
-            raise EngineFailure("BAD_BINDINGS", str(error)) from error
+            raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
 
     def write(self, dst: np.ndarray, array: np.ndarray) -> None:
         """Copy host values in, cast within their kind. Raises `InvalidRequest` for values that do not fit."""

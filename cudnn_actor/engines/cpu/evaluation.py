@@ -13,10 +13,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from cudnn_actor.engines.base import blame
 from cudnn_actor.engines.cpu.rounding import clipped, rounding_to
 from cudnn_actor.engines.cpu.scratch import Bytes
 from cudnn_actor.engines.cpu.special import erf, erfc
 from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.explanation import Explanation, piece_of
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import Node, TensorRole
 from cudnn_actor.protocol.operations.base import Array
@@ -56,8 +58,12 @@ class Evaluation:
         values = graph.given_values(_XP, tuple(scalars))
         # Overflow to infinity, and NaN, are valid results, as on a GPU.
         with np.errstate(all="ignore"):
-            for operation, unread in zip(graph.operations, self.last, strict=True):
-                self._run(operation, bound, values)
+            for number, unread in enumerate(self.last):
+                try:
+                    self._run(graph.operations[number], bound, values)
+                except Exception as error:
+                    blame(error, (number,))
+                    raise
                 for uid in unread:
                     values.pop(uid, None)
 
@@ -124,3 +130,9 @@ class EvaluatedPlan:
             last.append(frozenset(touched - later))
             later |= touched
         return Evaluation(self.graph, tuple(reversed(last)))
+
+    def explain(self, graph: OperationGraph) -> Explanation:
+        """A piece for each operation; see `engines.base.Plan`."""
+        numbers = range(len(graph.operations))
+        pieces = (piece_of(graph, self.tag, (number,), "NumPy") for number in numbers)
+        return Explanation(plan=self.tag, digest=graph.digest(), pieces=tuple(pieces))

@@ -20,6 +20,8 @@ from cudnn_actor.engines.cpu.rounding import Rounding
 from cudnn_actor.engines.cpu.scratch import Array, Bytes, Scratch, footprint
 from cudnn_actor.engines.cpu.steps import Step, rounded, store
 from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.explanation import Explanation, piece_of
+from cudnn_actor.protocol.graph import OperationGraph
 
 __all__ = ["Convolved", "CpuPlan", "Mapped", "Program", "Stage", "Target"]
 
@@ -159,6 +161,8 @@ class CpuPlan:
         size of a tile's results.
     stages
         What to run, in order, each with the tile that its grid is cut into.
+    operations
+        The numbers that each stage's operations have in the graph.
     intermediates
         Dims of the tensors that one stage writes and a later one reads.
     buffers, scalars
@@ -168,6 +172,7 @@ class CpuPlan:
     tag: str
     workspace: int
     stages: tuple[tuple[Stage, Dims], ...]
+    operations: tuple[tuple[int, ...], ...]
     intermediates: tuple[Dims, ...]
     buffers: int
     scalars: int
@@ -183,6 +188,13 @@ class CpuPlan:
             return Program(intermediates, functools.partial(_steps, self.stages, memory))
         steps = tuple(_steps(self.stages, memory))
         return Program(intermediates, lambda: steps)
+
+    def explain(self, graph: OperationGraph) -> Explanation:
+        """A piece for each stage; see `engines.base.Plan`."""
+        pieces = (piece_of(graph, self.tag, numbers, "NumPy, tile by tile") for numbers in self.operations)
+        return Explanation(
+            plan=self.tag, digest=graph.digest(), pieces=tuple(pieces), workspace=self.workspace
+        )
 
 
 def _steps(stages: tuple[tuple[Stage, Dims], ...], memory: Scratch) -> Iterator[Step]:

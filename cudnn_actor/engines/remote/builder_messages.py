@@ -122,6 +122,7 @@ class Failed(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
     kind: Literal["failure", "sticky", "memory"]
     status: str
     detail: str
+    operations: tuple[int, ...] = ()
 
 
 class Logged(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):

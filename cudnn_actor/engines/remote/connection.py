@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from cudnn_actor.actors.diverting import write_line
-from cudnn_actor.engines.base import BuilderAccess, EngineFailure
+from cudnn_actor.engines.base import BuilderAccess, EngineFailure, blame
 from cudnn_actor.engines.remote.builder_messages import (
     ANSWERS,
     Accepted,
@@ -253,10 +253,12 @@ def _meant(answer: Answer | None, within_s: float) -> Built | Exception:
             with contextlib.suppress(MalformedMessage):
                 return record.to_error()
             raise ProcessLost(f"it refused with an unknown {record.kind}")
-        case Failed("sticky", status, detail):
+        case Failed("sticky", status, detail, _):
             raise ProcessLost(f"its device context died of {status}: {detail}")
-        case Failed("memory", _, detail):
-            return MemoryError(detail)
-        case Failed(_, status, detail):
-            return EngineFailure(status, detail)
+        case Failed("memory", _, detail, operations):
+            error = MemoryError(detail)
+            blame(error, operations)
+            return error
+        case Failed(_, status, detail, operations):
+            return EngineFailure(status, detail, operations)
     raise ProcessLost(f"it answered with {type(answer).__name__}")

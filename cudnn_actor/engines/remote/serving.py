@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cudnn_actor.actors.diverting import Line, divert_lines
-from cudnn_actor.engines.base import Builder, EngineFailure, StickyError
+from cudnn_actor.engines.base import Builder, EngineFailure, StickyError, blamed
 from cudnn_actor.engines.remote.builder_messages import (
     REQUESTS,
     Accepted,
@@ -207,11 +207,11 @@ class _Server:
             return Refused(error.to_record())
         except EngineFailure as error:
             kind: Any = "sticky" if isinstance(error, StickyError) else "failure"
-            return Failed(kind, error.status, error.detail)
+            return Failed(kind, error.status, error.detail, error.operations)
         except MemoryError as error:
-            return Failed("memory", "OUT_OF_MEMORY", str(error))
+            return Failed("memory", "OUT_OF_MEMORY", str(error), blamed(error))
         except Exception as error:  # noqa: BLE001 - the client gets the error, as if it had built the plan
-            return Failed("failure", type(error).__name__, str(error))
+            return Failed("failure", type(error).__name__, str(error), blamed(error))
 
     def _exported(self, peer: Channel, request: Request, builder: Builder) -> bytes | None:
         def progress(done: int, of: int, what: str) -> None:

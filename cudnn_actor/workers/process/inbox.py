@@ -126,12 +126,12 @@ class Inbox:
 
     def _keep_graph(self, frame: KnowGraph) -> None:
         try:
-            self._graphs[frame.digest] = GRAPHS.decode(frame.body)
+            self._graphs[frame.identity] = GRAPHS.decode(frame.body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            self._graphs[frame.digest] = MalformedMessage(detail=str(error))
+            self._graphs[frame.identity] = MalformedMessage(detail=str(error))
 
     def _forget_graph(self, frame: ForgetGraph) -> None:
-        del self._graphs[frame.digest]
+        del self._graphs[frame.identity]
 
     def _decoded(self, body: bytes) -> Any:
         """The message; or, if there is none, the error with which its request is refused."""
@@ -140,7 +140,7 @@ class Inbox:
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             return MalformedMessage(detail=str(error))
         if type(message) is RunKnown:
-            graph = self._graphs[message.digest]
+            graph = self._graphs[message.graph]
             if isinstance(graph, MalformedMessage):
                 return graph
             message = RunGraph(graph=graph, buffers=message.buffers)

@@ -14,7 +14,7 @@ from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import ContextDead, Engine
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.errors import MalformedMessage
-from cudnn_actor.protocol.messages import COMPUTE, Copy, Fill, GetStatistics, Ping, Warm
+from cudnn_actor.protocol.messages import COMPUTE, Copy, Explain, Fill, GetStatistics, Ping, Warm
 from cudnn_actor.worker.executor import LATER
 from cudnn_actor.worker.injection import fail_start
 from cudnn_actor.worker.planning import BuildCrash
@@ -85,6 +85,7 @@ class WorkerLoop:
                 task, self._resolved(task.message.dst, "dst"), task.message.value
             ),
             Warm: lambda task: self._runner.warm(task.message, task, self._note_build),
+            Explain: lambda task: self._runner.explain(task.message, task),
             InjectFault: lambda task: self._runner.faults.inject(task.message.tag),
             Ping: lambda _: state.generation,
             GetStatistics: lambda _: state.statistics(self._runner.plans.statistics()),

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.base import EngineFailure, Plan, StickyError
+from cudnn_actor.engines.base import EngineFailure, Plan, StickyError, blame
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.engines.remote.serving import _Server
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec, UnsupportedGraph
@@ -155,13 +155,17 @@ class Craft:
             case "alien" | "mute" | "unexportable":
                 self._export = command
             case "unsupported":
-                raise UnsupportedGraph(engine="craft", digest="d" * 64, detail="not here", reproduce="token")
+                raise UnsupportedGraph(
+                    engine="craft", digest="d" * 64, detail="not here", reproduce="token", operations=(0,)
+                )
             case "failure":
-                raise EngineFailure("CRAFT_FAILED", "as told")
+                raise EngineFailure("CRAFT_FAILED", "as told", (0,))
             case "sticky":
                 raise StickyError("CRAFT_DEAD", "as told")
             case "memory":
-                raise MemoryError("the device has no room")
+                full = MemoryError("the device has no room")
+                blame(full, (0,))
+                raise full
             case "bug":
                 raise ZeroDivisionError("of the library's own")
             case "chatter":

@@ -11,7 +11,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.evaluation import NumPy
 from cudnn_actor.protocol import DType
-from cudnn_actor.protocol.operations import Attention, AttentionBackward, Specs
+from cudnn_actor.protocol.operations import Attention, AttentionBackward, Specs, alibi_slopes
 from cudnn_actor.protocol.operations.base import Array
 
 from .rows import BARE, FLOATS, Asked, Dims, Exact, Made, Row, Sizes, walk
@@ -22,7 +22,7 @@ EXACTNESS = """\
 With D features of a query, E of a value, N terms in a sum and w(n) = 4 √n, a score s may be off by d,
 and its share p of the softmax by e · p:
 
-> d = (w(D) + 6) u · scale · sum of \\|q k\\| + 4 u · \\|bias\\| + 4 u · max \\|s\\| + 16 u,
+> d = (w(D) + 6) u · scale · sum of \\|q k\\| + 4 u · (\\|bias\\| + \\|ALiBi\\| + max \\|s\\|) + 16 u,
 > e = exp(d) - 1
 
 where max is over the keys that a position sees and, in the backward pass, over its statistics. As shares add
@@ -33,7 +33,9 @@ gradients of heads that share keys to the type of its operands, before it goes o
 2⁻²⁵ for float16 where r is not 0, and 2⁻¹²⁶ for all else (2⁻¹⁰²² for float64): what is smaller may become 0.
 g is exp(max d) r + (2 w(N) + 8) u, m is sum of \\|dy v\\| + sum of \\|dy y\\|, whose difference is the
 gradient of p, S is the gradient of s, and h the sum of r · \\|dk\\| + t, or r · \\|dv\\| + t, of each of the
-heads that share keys. Before it is rounded, a value may be off by
+heads that share keys. With dropout, p and e where they are multiplied with v or dy, and dy v, are
+multiplied with what the weights are, 0 or 1 / (1 - dropout); c is 0, and g and S have 4 and 2 more u. Before
+it is rounded, a value may be off by
 
 | | bound |
 | --- | --- |
@@ -51,6 +53,8 @@ BIASED, SHARED, WIDE = "bias", "shared bias", "bias as wide as sums"
 LENGTHS, KEYS = "lengths", "lengths of keys"
 ODD, TILES, DECODING = "odd features", "across tiles", "one query"
 SIDE_BY_SIDE, SEVERAL = "heads side by side", "several at once"
+WINDOW, ALIBI, SLOPES = "window", "alibi", "other slopes"
+DROPOUT, ALL = "dropout", "window alibi and dropout"
 FORMS = (
     PLAIN,
     CAUSAL,
@@ -66,10 +70,16 @@ FORMS = (
     DECODING,
     SIDE_BY_SIDE,
     SEVERAL,
+    WINDOW,
+    ALIBI,
+    SLOPES,
+    DROPOUT,
+    ALL,
 )
 _LENGTHS = ("lengths_q", "lengths_kv")
 _BIASES = ("bias", "dbias")
 _TILES = (1, 63, 64, 65, 127, 128, 129, 200)
+_WINDOWS = (0, 1, 2, 5, 16, 40)
 _MOST_SCORES = 300_000
 _BY_POSITION = (0, 2, 1, 3)
 
@@ -86,18 +96,26 @@ def _make(asked: Asked) -> Made:
     bias = (*_shared(asked, q[:3]), columns)
     dims = {"q": q, "k": k, "v": v, "y": y, "dy": y, "statistics": (*q[:3], 1), "bias": bias, "dbias": bias}
     wide = DType.FLOAT64 if asked.dtype is DType.FLOAT64 else DType.FLOAT32
-    dtypes = {"statistics": wide} | dict.fromkeys(_LENGTHS, DType.INT32)
+    dtypes = {"statistics": wide, "state": DType.INT64} | dict.fromkeys(_LENGTHS, DType.INT32)
     for name in _BIASES:
         dtypes[name] = wide if asked.has(WIDE, 0.3) else asked.dtype
     several = asked.form == SEVERAL
     attributes = {
-        "causal": several or asked.has(CAUSAL, 0.4),
+        "causal": several or asked.form in (ALIBI, ALL) or asked.has(CAUSAL, 0.4),
         "scale": choose.one((1.0, 0.37, -0.2, 4.0)) if several or asked.has(SCALED, 0.3) else None,
+        "dropout": choose.one((0.1, 0.5, 0.9)) if asked.form in (None, DROPOUT, ALL) else 0.5,
     }
+    if asked.form == ALL or asked.has(WINDOW, 0.3):
+        attributes |= {name: choose.one((*_WINDOWS, None)) for name in ("window_left", "window_right")}
+    if asked.form == ALL or asked.has(ALIBI, 0.15):
+        attributes["slopes"] = alibi_slopes(heads)
+    elif asked.has(SLOPES, 0.15):
+        attributes["slopes"] = tuple(float(slope) for slope in choose.rng.normal(0, 0.3, heads).round(3))
     by_position = several or asked.has(SIDE_BY_SIDE, 0.5)
     named = ("q", "k", "v", "y", "dy", "dq", "dk", "dv")
     orders = dict.fromkeys(named, _BY_POSITION) if by_position else {}
-    return Made(dims | dict.fromkeys(_LENGTHS, (batch,)), attributes, dtypes, orders)
+    dims |= {**dict.fromkeys(_LENGTHS, (batch,)), "state": (2,)}
+    return Made(dims, attributes, dtypes, orders)
 
 
 def _shared(asked: Asked, dims: Dims) -> Dims:
@@ -140,14 +158,16 @@ def _sizes(asked: Asked) -> tuple[int, ...]:
 
 
 def _arrange(operation: Any, rng: np.random.Generator, values: Exact, specs: Specs) -> None:
-    """Lengths of all kinds, and what the forward pass gives for them."""
+    """Lengths of all kinds, any state, and what the forward pass gives for them."""
+    if "state" in specs:
+        values["state"] = rng.integers(-(1 << 63), 1 << 63, 2)
     for name, longest in zip(_LENGTHS, (specs["q"].dims[2], specs["k"].dims[2]), strict=True):
         if name in specs:
             batch = specs[name].dims[0]
             inside, unusual = rng.integers(0, longest + 1, batch), (0, -3, longest, longest + 1, 2**31 - 1)
             values[name] = np.where(rng.random(batch) < 0.6, inside, rng.choice(unusual, batch))
     if isinstance(operation, AttentionBackward):
-        forward = Attention(q=0, k=1, v=2, y=3, scale=operation.scale, causal=operation.causal)
+        forward: Attention[int] = Attention(q=0, k=1, v=2, y=3, **operation.options)
         values |= forward.evaluate(NumPy(), values, {})
 
 
@@ -160,10 +180,15 @@ class _Scores:
         self.scale = operation.effective_scale(q.shape[3])
         keys = self.spread(k).swapaxes(2, 3)
         self.seen = _seen(operation, values)
-        self.values = np.where(self.seen, q @ keys * self.scale + bias, -math.inf)
+        row, column = np.arange(q.shape[2])[:, None], np.arange(k.shape[2])
+        slopes = np.array(operation.slopes or (0.0,))[:, None, None]
+        lowered = slopes * np.abs(row - column)
+        self.values = np.where(self.seen, q @ keys * self.scale + bias - lowered, -math.inf)
         self.largest = np.where(self.seen, np.abs(self.values), 0.0).max(axis=3, keepdims=True)
         products = np.abs(q) @ np.abs(keys) * abs(self.scale)
-        self.off = (walk(q.shape[3]) + 6) * products + 4 * np.abs(bias) + 16
+        self.off = (walk(q.shape[3]) + 6) * products + 4 * (np.abs(bias) + np.abs(lowered)) + 16
+        every = slice(0, q.shape[0]), slice(0, q.shape[1]), slice(None), slice(0, q.shape[2])
+        self.factors = operation._factors(NumPy(), values, every)
 
     def spread(self, array: Array) -> Array:
         """Of k's heads, the one of each of q's."""
@@ -181,6 +206,10 @@ def _seen(operation: Any, values: Exact) -> Array:
     seen = np.ones((batch, 1, rows, columns), bool)
     if operation.causal:
         seen &= column <= row
+    if operation.window_left is not None:
+        seen &= row - column <= operation.window_left
+    if operation.window_right is not None:
+        seen &= column - row <= operation.window_right
     if "lengths_q" in values:
         seen &= row < values["lengths_q"][:, None, None, None]
     if "lengths_kv" in values:
@@ -220,15 +249,16 @@ def _forward(operation: Attention[str], values: Exact, specs: Specs) -> Exact:
     p = np.where(scores.seen, np.exp(scores.values - logarithm), 0.0)
     off = np.where(scores.seen, scores.off + 4 * scores.largest, 0.0)
     e = p * np.expm1(u * off) / u
-    centre = v.mean(axis=2, keepdims=True)
-    apart = e @ scores.spread(np.abs(v - centre)) + e.sum(axis=3, keepdims=True) * np.abs(
-        wanted["y"] - scores.spread(centre)
-    )
-    sums, length = p @ scores.spread(np.abs(v)), v.shape[2]
-    some = np.where(scores.seen, 1.0, 0.0)
+    # The shares of what is not dropped do not add up to 1.
+    centre = v.mean(axis=2, keepdims=True) * (not operation.dropout)
+    apart = (e * scores.factors) @ scores.spread(np.abs(v - centre))
+    apart += e.sum(axis=3, keepdims=True) * np.abs(wanted["y"] - scores.spread(centre))
+    sums, length = (p * scores.factors) @ scores.spread(np.abs(v)), v.shape[2]
+    some = np.where(scores.seen, scores.factors, 0.0)
     of_sum = _sum(length, values)
     worse = np.exp(u * off.max(axis=3, keepdims=True))
-    y = worse * (apart + r * sums) + (2 * of_sum + 8) * sums + t * (some @ scores.spread(np.abs(v)))
+    steps = 2 * of_sum + (12 if operation.dropout else 8)
+    y = worse * (apart + r * sums) + steps * sums + t * (some @ scores.spread(np.abs(v)))
     of_statistics = np.log1p(u * e.sum(axis=3, keepdims=True)) / u + of_sum + 8 + 4 * scores.largest
     return {"y": y, "statistics": of_statistics}
 
@@ -241,12 +271,14 @@ def _backward(operation: AttentionBackward[str], values: Exact, specs: Specs) ->
     statistics = np.where(np.isfinite(values["statistics"]), values["statistics"], 0.0)
     p = np.where(scores.seen, np.exp(scores.values - statistics), 0.0)
     e = np.expm1(u * (scores.off + 4 * np.maximum(scores.largest, np.abs(statistics)))) / u
-    of_weights = dy @ scores.spread(v).swapaxes(2, 3) - (dy * y).sum(axis=3, keepdims=True)
+    factors = scores.factors
+    of_weights = dy @ scores.spread(v).swapaxes(2, 3) * factors - (dy * y).sum(axis=3, keepdims=True)
     slopes = p * of_weights
-    magnitude = np.abs(dy) @ scores.spread(np.abs(v)).swapaxes(2, 3)
+    magnitude = np.abs(dy) @ scores.spread(np.abs(v)).swapaxes(2, 3) * factors
     magnitude += np.abs(dy * y).sum(axis=3, keepdims=True)
     size = np.abs(slopes)
-    f = (e + 4) * size + ((1 + u * e) * (walk(v.shape[3]) + 3) * p + scores.seen * least) * magnitude
+    steps = walk(v.shape[3]) + (5 if operation.dropout else 3)
+    f = (e + 4) * size + ((1 + u * e) * steps * p + scores.seen * least) * magnitude
     scale, some = abs(scores.scale), np.where(scores.seen, t, 0.0)
     rows, columns = q.shape[2], k.shape[2]
 
@@ -254,7 +286,8 @@ def _backward(operation: AttentionBackward[str], values: Exact, specs: Specs) ->
         rounded = (1 + u * r) * f + (r + _sum(terms, values) + 4) * size
         return scale * rounded + max(1.0, scale) * some
 
-    of_p = p * ((1 + u * r) * e + r + _sum(rows * scores.heads, values) + 4) + some
+    p = p * factors
+    of_p = p * ((1 + u * r) * e + r + _sum(rows * scores.heads, values) + 4) + some * factors
     dk = of_slopes(rows * scores.heads).swapaxes(2, 3) @ np.abs(q)
     dv = of_p.swapaxes(2, 3) @ np.abs(dy)
     if scores.heads > 1:
@@ -279,8 +312,11 @@ def _backward(operation: AttentionBackward[str], values: Exact, specs: Specs) ->
 _GIVEN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((PLAIN, CAUSAL, GROUPED, SCALED, ODD, TILES, DECODING, SIDE_BY_SIDE), ()),
     **dict.fromkeys((BIASED, SHARED, WIDE), _BIASES),
+    **dict.fromkeys((WINDOW, ALIBI, SLOPES), ()),
     LENGTHS: _LENGTHS,
     KEYS: ("lengths_kv",),
+    SEVERAL: (*_BIASES, *_LENGTHS),
+    DROPOUT: ("state",),
 }
 
 
@@ -297,6 +333,7 @@ def _row(operation: Any, forms: tuple[str, ...], bounds: Any) -> Row:
         varied=("dy",),
         given=given,
         needs=(("dbias", "bias"),),
+        belongs=(("dropout", "state"),),
     )
 
 

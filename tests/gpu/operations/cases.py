@@ -21,7 +21,16 @@ from cudnn_actor.protocol.operations.base import Array
 from ...engines.workbench import Workbench, old_value, workbench
 from .rows import Exact, Row, Values
 
-__all__ = ["OperationCase", "OperationTruth", "Results", "arrays", "error_over_bound", "run", "truth"]
+__all__ = [
+    "OperationCase",
+    "OperationTruth",
+    "Results",
+    "arrays",
+    "beyond_rounding",
+    "error_over_bound",
+    "place",
+]
+__all__ += ["run", "truth", "untouchable"]
 
 Arrays = dict[str, np.ndarray]
 
@@ -62,9 +71,14 @@ class OperationCase:
         return {name: self.specs[name] for name, _ in self.operation.named(self.operation.outputs)}
 
     @property
+    def first(self) -> TensorSpec:
+        """The spec of the operand whose dtype, rank and layout were asked for."""
+        return self.specs[self.row.first or next(iter(self.specs))]
+
+    @property
     def label(self) -> str:
         """What its error is reported as."""
-        return f"{self.operation.kind} {next(iter(self.specs.values())).dtype.value}"
+        return f"{self.operation.kind} {self.first.dtype.value}"
 
     @property
     def unit(self) -> float:
@@ -132,15 +146,15 @@ def run(
     """
     given = arrays(case) if given is None else given
     with workbench(engine) as bench:
-        refs = {name: _place(bench, spec, given.get(name)) for name, spec in case.specs.items()}
+        refs = {name: place(bench, spec, given.get(name)) for name, spec in case.specs.items()}
         asked = case.message(refs)
         plan = (builder or engine).build(lower(asked).graph, workspace_limit=None)
         engine.prepare(plan)
         getattr(engine, "poison_workspace", lambda: None)()
-        before = {name: _untouchable(bench, ref, case) for name, ref in refs.items()}
+        before = {name: untouchable(bench, ref, written=name in case.outputs) for name, ref in refs.items()}
         bench.execute(plan, asked)
         for name, ref in refs.items():
-            if not np.array_equal(_untouchable(bench, ref, case), before[name]):
+            if not np.array_equal(untouchable(bench, ref, written=name in case.outputs), before[name]):
                 raise ValueError(f"{plan.tag} wrote to {name} where it must not")
         return Results({name: bench.read(refs[name]) for name in case.outputs}, plan.tag)
 
@@ -175,13 +189,13 @@ def _error(got: np.ndarray, spec: TensorSpec, wanted: Array, bound: Array | floa
         return np.inf
     if not spec.dtype.is_floating:
         return 0.0 if np.array_equal(got, clipped(wanted, spec.dtype.numpy)) else np.inf
-    off = _beyond_rounding(got, wanted, spec.dtype)
+    off = beyond_rounding(got, wanted, spec.dtype)
     with np.errstate(all="ignore"):
         share = np.where(off == 0, 0.0, off / bound)
     return float(np.where(np.isnan(share), np.inf, share).max())
 
 
-def _beyond_rounding(got: np.ndarray, wanted: Array, dtype: DType) -> Array:
+def beyond_rounding(got: np.ndarray, wanted: Array, dtype: DType) -> Array:
     """How far the truth is from the nearest value that rounds to `got`; NaN where one of them is NaN.
 
     Infinity counts as the number that would follow the largest one.
@@ -196,7 +210,7 @@ def _beyond_rounding(got: np.ndarray, wanted: Array, dtype: DType) -> Array:
     return np.where(np.isnan(value) & np.isnan(target), 0.0, off)
 
 
-def _place(bench: Workbench, spec: TensorSpec, values: np.ndarray | None) -> BufferRef:
+def place(bench: Workbench, spec: TensorSpec, values: np.ndarray | None) -> BufferRef:
     """A buffer of these values, or of NaN: between its elements it has bytes that are neither 0 nor NaN."""
     ref = bench.empty(spec)
     bench.engine.fill(bench.binding(ref, TensorSpec.packed((spec.nbytes,), DType.UINT8)), 0xA5)
@@ -207,10 +221,10 @@ def _place(bench: Workbench, spec: TensorSpec, values: np.ndarray | None) -> Buf
     return ref
 
 
-def _untouchable(bench: Workbench, ref: BufferRef, case: OperationCase) -> np.ndarray:
+def untouchable(bench: Workbench, ref: BufferRef, *, written: bool) -> np.ndarray:
     """A buffer's bytes: of an output those between its elements, the others as 0."""
     data = bench.bytes_of(ref).copy()
-    if any(ref.spec is spec for spec in case.outputs.values()):
+    if written:
         itemsize = ref.spec.dtype.itemsize
         strides = tuple(stride * itemsize for stride in ref.spec.strides)
         np.ndarray(ref.spec.dims, f"u{itemsize}", data, strides=strides)[...] = 0

@@ -17,7 +17,7 @@ from . import ROWS
 from .cases import OperationCase
 from .rows import BARE, Asked, Made, Row, Sizes, Values
 
-__all__ = ["MOST_VALUES", "OperationCell", "cells", "draw"]
+__all__ = ["MOST_VALUES", "OperationCell", "case_of", "cells", "draw"]
 
 MOST_VALUES, MOST_BYTES = 60_000, 12 << 20
 """Of each operand, and of all with their gaps: they share an arena."""
@@ -42,18 +42,21 @@ def _attempt(choose: Choices, row: Row, seed: tuple[int, ...]) -> OperationCase 
         sizes=choose.one(Sizes),
         values=choose.one(Values),
     )
-    case = _case(row, asked, choose.one(Layout) if choose.chance(0.6) else None, seed)
+    case = case_of(row, asked, choose.one(Layout) if choose.chance(0.6) else None, seed)
     specs = case.specs.values()
     fits = max(s.size for s in specs) <= MOST_VALUES and sum(s.nbytes for s in specs) <= MOST_BYTES
     return case if fits else None
 
 
-def _case(row: Row, asked: Asked, layout: Layout | None, seed: tuple[int, ...]) -> OperationCase:
+def case_of(row: Row, asked: Asked, layout: Layout | None, seed: tuple[int, ...]) -> OperationCase:
     """A case of what a row makes. `layout`: of all operands; None for any of each."""
     choose, made = asked.choose, row.make(asked)
     deterministic = asked.form is None and choose.chance(0.1)
+    given = {name: name for name in _present(row, asked)}
+    belongs = dict(row.belongs)
+    kept = [name for name in made.attributes if name not in belongs or belongs[name] in given]
     operation = row.operation(
-        **{**{name: name for name in _present(row, asked)}, **made.attributes},
+        **{**given, **{name: made.attributes[name] for name in kept}},
         numerics=Numerics(deterministic=True) if deterministic else None,
     )
     specs = _specs(operation, made, asked, layout)
@@ -109,7 +112,7 @@ class OperationCell:
         """Why the CUDA engine may refuse it; None for what it must run."""
         return _refusal(self)
 
-    def case(self, seed: int) -> OperationCase:
+    def case(self, seed: int, sizes: Sizes = Sizes.ODD) -> OperationCase:
         """A problem of this cell."""
         entropy = (seed, *self.name.encode())
         choose = Choices(np.random.default_rng(entropy))
@@ -118,10 +121,10 @@ class OperationCell:
             dtype=self.dtype,
             rank=self.rank,
             form=self.form,
-            sizes=Sizes.ODD,
+            sizes=sizes,
             values=Values.NORMAL,
         )
-        return _case(self.row, asked, self.layout, entropy)
+        return case_of(self.row, asked, self.layout, entropy)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Reshape, transpose and slice: the same elements in other places."""
+"""Reshape, transpose, slice and pad: the same elements in other places."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from cudnn_actor.protocol import DType
-from cudnn_actor.protocol.operations import Reshape, Slice, Specs, Transpose
+from cudnn_actor.protocol.operations import Pad, Reshape, Slice, Specs, Transpose
 
 from .rows import Asked, Exact, Made, Row, Sizes
 
@@ -53,6 +53,15 @@ def _slice(asked: Asked) -> Made:
     return Made({"x": dims}, {"starts": tuple(starts), "steps": tuple(steps), "sizes": tuple(sizes)})
 
 
+def _pad(asked: Asked) -> Made:
+    choose, dims = asked.choose, _dims(asked)
+    before, after = (tuple(choose.size(3) - 1 if choose.chance(0.5) else 0 for _ in dims) for _ in range(2))
+    gaps = [choose.size(3) if asked.has(SPACED, 0.3) else 1 for _ in dims]
+    steps = tuple(-gap if asked.has(REVERSED, 0.3) else gap for gap in gaps)
+    value = float(choose.size(2) - 1)
+    return Made({"x": dims}, {"before": before, "after": after, "steps": steps, "value": value})
+
+
 def _exactly(_: Any, __: Exact, ___: Specs) -> Exact:
     return {}
 
@@ -75,4 +84,5 @@ ROWS = (
     _row(Reshape, _reshape, MERGED, SPLIT),
     _row(Transpose, _transpose, REVERSED),
     _row(Slice, _slice, REVERSED, SPACED),
+    _row(Pad, _pad, REVERSED, SPACED),
 )

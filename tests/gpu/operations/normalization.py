@@ -20,7 +20,7 @@ from cudnn_actor.protocol.operations.base import Array
 
 from .rows import BARE, FLOATS, Asked, Dims, Exact, Made, Row, Sizes, Values, walk
 
-__all__ = ["EXACTNESS", "ROWS"]
+__all__ = ["EXACTNESS", "ROWS", "of_squares"]
 
 EXACTNESS = """\
 With L elements in a row, R rows, w(n) = 4 √n, u the unit roundoff of the sums, i the inverse deviation (or
@@ -124,7 +124,7 @@ def _layer_norm(operation: LayerNorm[str], values: Exact, specs: Specs) -> Exact
     off = (walk(length) + 1) * _mean(np.abs(x), axes)
     squared = np.minimum((u * off * inverse) ** 2 / 2 / u, 1 / u)
     running = walk(length) * np.abs(wanted["mean"]) * inverse / 2
-    of_inverse = _of_squares(x, length) / 2 + running + 6 + squared
+    of_inverse = of_squares(x, length) / 2 + running + 6 + squared
     centred = np.abs(x - wanted["mean"])
     scale, bias = np.abs(values.get("scale", 1.0)), np.abs(values.get("bias", 0.0))
     y = inverse * scale * (off + (centred + u * off) * (of_inverse + 5)) + 2 * bias
@@ -135,14 +135,14 @@ def _rms_norm(operation: RMSNorm[str], values: Exact, specs: Specs) -> Exact:
     """The mean of squares is of one sign, so its error is relative, and half as large in the inverse."""
     _, length = _axes(operation, values["x"])
     wanted = operation.evaluate(NumPy(), values, specs)
-    of_inverse = _of_squares(values["x"], length) / 2 + 6
+    of_inverse = of_squares(values["x"], length) / 2 + 6
     return {
         "y": (of_inverse + 3) * np.abs(wanted["y"]),
         "inverse_rms": of_inverse * wanted["inverse_rms"],
     }
 
 
-def _of_squares(x: Array, length: int) -> float:
+def of_squares(x: Array, length: int) -> float:
     """The error of a sum of squares; more where few of them differ, which round in one direction.
 
     Half types have few numbers around 30, and there are 8 whole ones from -3 to 4.

@@ -24,15 +24,20 @@ def section(family: str, record: Record | None) -> str:
     """A family's section."""
     rows = [row for row in ROWS if row.family == family]
     parts = [
-        f"## {family.capitalize()}\n",
+        f"## {_words(family).capitalize()}\n",
         "In this section, numbers behind a word count the dims of the first input.\n",
     ]
     for row in rows:
         parts += [f"### {row.operation.__name__}\n", _table(row, record)]
-    parts += [f"### How exact {family} is\n", EXACTNESS[family]]
+    verb = "are" if family.endswith("s") else "is"
+    parts += [f"### How exact {_words(family)} {verb}\n", EXACTNESS[family]]
     if record is not None and any(cell.name in record.cells for cell in cells(family)):
         parts += [_RECORDED, _errors(rows, record)]
     return "\n".join(parts)
+
+
+def _words(family: str) -> str:
+    return family.replace("_", " ")
 
 
 def _table(row: Row, record: Record | None) -> str:

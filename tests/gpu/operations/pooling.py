@@ -9,8 +9,11 @@ import numpy as np
 from cudnn_actor.engines.cpu.evaluation import NumPy
 from cudnn_actor.protocol import DType, InvalidRequest
 from cudnn_actor.protocol.operations import (
+    AdaptiveWindow,
     AvgPool,
     AvgPoolBackward,
+    LpPool,
+    LpPoolBackward,
     MaxPool,
     MaxPoolBackward,
     Operation,
@@ -24,18 +27,23 @@ __all__ = ["EXACTNESS", "ROWS"]
 
 EXACTNESS = """\
 Max pooling is exact, its index too, and so are the gradients of integers and of small whole numbers. With T
-elements in a window, w = 4 √T and u the unit roundoff of the sums, a value may be off before it is rounded by
+elements in a window, or of the windows that an element is in, w = 4 √T and u the unit roundoff of the sums, a
+value may be off before it is rounded by
 
 | | bound |
 | --- | --- |
 | AvgPool: y | (w + 2) u · mean of \\|x\\| |
 | AvgPoolBackward: dx | (w + 2) u · sum of \\|dy\\| / count |
 | MaxPoolBackward: dx | w u · sum of \\|dy\\| |
+| LpPool: y | ((w + 8 + log T) / p + 11) u · y |
+| LpPoolBackward: dx | (w + p + 12) u · sum of \\|dy\\| (\\|x\\| / y)^(p - 1) |
 """
 
 APART, OVERLAPPING, ASYMMETRIC = "side by side", "overlapping, padded", "asymmetric padding"
-DILATED, GLOBAL, COUNTED = "dilation", "global", "padding counts"
-FORMS = (APART, OVERLAPPING, ASYMMETRIC, DILATED, GLOBAL)
+DILATED, GLOBAL, COUNTED, ADAPTIVE = "dilation", "global", "padding counts", "adaptive"
+FORMS = (APART, OVERLAPPING, ASYMMETRIC, DILATED, GLOBAL, ADAPTIVE)
+_NORM_FORMS = (APART, OVERLAPPING, DILATED, ADAPTIVE)
+_EXPONENTS = (1.0, 2.0, 3.0, 2.5)
 _EXTENTS = {1: 400, 2: 40, 3: 14}
 
 
@@ -61,8 +69,25 @@ def _average_backward(asked: Asked) -> Made:
     return Made({"dy": window.output_dims(dims), "dx": dims}, {"window": window, "include_padding": counted})
 
 
-def _windows(asked: Asked) -> tuple[Dims, Window]:
+def _norm(asked: Asked) -> Made:
+    made = _forward(asked)
+    return Made(made.dims, {**made.attributes, "p": asked.choose.one(_EXPONENTS)})
+
+
+def _norm_backward(asked: Asked) -> Made:
+    dims, window = _windows(asked)
+    y = window.output_dims(dims)
+    p = asked.choose.one(_EXPONENTS)
+    return Made({"dy": y, "x": dims, "y": y}, {"window": window, "p": p})
+
+
+def _windows(asked: Asked) -> tuple[Dims, Window | AdaptiveWindow]:
     """Dims of x, and windows that all have an element of it."""
+    if asked.has(ADAPTIVE, 0.2):
+        rank = asked.rank - 2
+        one = asked.sizes is Sizes.ONE
+        output = (1,) * rank if one else asked.choose.each(rank, 1, 12 if rank < 3 else 6)
+        return _dims(asked, (0,) * rank), AdaptiveWindow(output=output)
     while True:
         dims, window = _attempt(asked)
         try:
@@ -117,9 +142,12 @@ def _dims(asked: Asked, reach: Dims) -> Dims:
             return (choose.size(8), choose.size(64), *spatial)
 
 
-def _taps(operation: AvgPool[str] | MaxPoolBackward[str] | AvgPoolBackward[str]) -> int:
+def _taps(window: Window | AdaptiveWindow, x: Dims) -> int:
     """The most elements of a window, and the most windows that an element is in."""
-    return math.prod(operation.window.size)
+    if isinstance(window, Window):
+        return math.prod(window.size)
+    sizes = zip(x[2:], window.output, strict=True)
+    return math.prod(1 + max(-(-n // m), -(-m // n)) for n, m in sizes)
 
 
 def _exact(operation: MaxPool[str], values: Exact, specs: Specs) -> Exact:
@@ -130,13 +158,13 @@ def _exact(operation: MaxPool[str], values: Exact, specs: Specs) -> Exact:
 def _average_bound(operation: AvgPool[str], values: Exact, specs: Specs) -> Exact:
     """A sum, and the division."""
     (magnitude,) = _of_magnitudes(operation, values, specs).values()
-    return {"y": (walk(_taps(operation)) + 2) * magnitude}
+    return {"y": (walk(_taps(operation.window, values["x"].shape)) + 2) * magnitude}
 
 
 def _average_backward_bound(operation: AvgPoolBackward[str], values: Exact, specs: Specs) -> Exact:
     """A sum of what has been divided."""
     (magnitude,) = _of_magnitudes(operation, values, specs).values()
-    return {"dx": (walk(_taps(operation)) + 2) * magnitude}
+    return {"dx": (walk(_taps(operation.window, specs["dx"].dims)) + 2) * magnitude}
 
 
 def _max_backward_bound(operation: MaxPoolBackward[str], values: Exact, specs: Specs) -> Exact:
@@ -145,7 +173,20 @@ def _max_backward_bound(operation: MaxPoolBackward[str], values: Exact, specs: S
     if dy.dtype.kind == "i" or (np.isfinite(dy).all() and not (dy % 1).any()):
         return {}
     (magnitude,) = _of_magnitudes(operation, values, specs).values()
-    return {"dx": walk(_taps(operation)) * magnitude}
+    return {"dx": walk(_taps(operation.window, specs["dx"].dims)) * magnitude}
+
+
+def _norm_bound(operation: LpPool[str], values: Exact, specs: Specs) -> Exact:
+    """Powers, which CUDA gives within 4 units in the last place, their sum, its root, and a product."""
+    (magnitude,) = _of_magnitudes(operation, values, specs).values()
+    taps = _taps(operation.window, values["x"].shape)
+    return {"y": ((walk(taps) + 8 + math.log(taps)) / operation.p + 11) * magnitude}
+
+
+def _norm_backward_bound(operation: LpPoolBackward[str], values: Exact, specs: Specs) -> Exact:
+    """A sum of products with powers."""
+    (magnitude,) = _of_magnitudes(operation, values, specs).values()
+    return {"dx": (walk(_taps(operation.window, specs["dx"].dims)) + operation.p + 12) * magnitude}
 
 
 def _of_magnitudes(operation: Operation[str], values: Exact, specs: Specs) -> Exact:
@@ -191,5 +232,9 @@ ROWS = (
         _average_backward,
         _average_backward_bound,
         specials=_SPECIALS,
+    ),
+    Row(LpPool, FLOATS, _RANKS, _NORM_FORMS, _norm, _norm_bound, specials=_SPECIALS),
+    Row(
+        LpPoolBackward, FLOATS, _RANKS, _NORM_FORMS, _norm_backward, _norm_backward_bound, specials=_SPECIALS
     ),
 )

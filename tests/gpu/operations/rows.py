@@ -155,6 +155,10 @@ class Row(NamedTuple):
         (form, operands) of forms that have these of the optional operands only.
     needs
         (operand, other) of optional operands that are valid only with another one.
+    belongs
+        (attribute, operand) of attributes that are left out where an optional operand is.
+    first
+        The operand whose dtype, rank and layout are asked for; by default the first input.
     sampled
         Whether the operation's own samples take the place of the values drawn for those inputs.
     """
@@ -172,6 +176,8 @@ class Row(NamedTuple):
     varied: tuple[str, ...] = ()
     given: tuple[tuple[str, tuple[str, ...]], ...] = ()
     needs: tuple[tuple[str, str], ...] = ()
+    belongs: tuple[tuple[str, str], ...] = ()
+    first: str = ""
     sampled: bool = True
 
     @property

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from cudnn_actor.engines.base import EngineFailure, StickyError
+from cudnn_actor.engines.base import EngineFailure, StickyError, blame, blamed
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.errors import CudnnActorError
 
@@ -126,6 +126,7 @@ def reported(method: Callable[P, R]) -> Callable[P, R]:
             known = translate(error)
             if known is error:
                 raise
+            blame(known, blamed(error))
             raise known from error
 
     return call

@@ -9,21 +9,33 @@ from typing import Any, NamedTuple
 from cudnn_actor.engines.cuda.library.libcublas import WORKSPACE_BYTES
 from cudnn_actor.engines.cuda.operations.attention import (
     attention_kernels,
-    attention_lengths,
+    attention_operands,
     lower_attention,
 )
+from cudnn_actor.engines.cuda.operations.channel_norms import (
+    channel_norm_kernels,
+    channel_norm_workspace,
+    lower_channel_norm,
+)
 from cudnn_actor.engines.cuda.operations.convolution import lower_convolution
+from cudnn_actor.engines.cuda.operations.grouped_matmul import grouped_kernels, grouped_workspace
 from cudnn_actor.engines.cuda.operations.matmul import cublas_product, lower_matmul, matmul_kernel
-from cudnn_actor.engines.cuda.operations.normalization import lower_normalization, normalization_kernels
+from cudnn_actor.engines.cuda.operations.normalization import (
+    lower_normalization,
+    normalization_kernels,
+    normalization_workspace,
+)
 from cudnn_actor.engines.cuda.operations.pointwise import lower_pointwise
 from cudnn_actor.engines.cuda.operations.pooling import library_pooling, pooling_kernel
+from cudnn_actor.engines.cuda.operations.random import random_kernel
 from cudnn_actor.engines.cuda.operations.reduction import (
     cumulative_kernel,
     lower_reduction,
     reduction_kernels,
     reduction_workspace,
 )
-from cudnn_actor.engines.cuda.operations.softmax import library_softmax, softmax_kernel
+from cudnn_actor.engines.cuda.operations.response_norm import response_kernels, response_workspace
+from cudnn_actor.engines.cuda.operations.softmax import library_softmax
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph
 from cudnn_actor.engines.cuda.plans.kernels import Computed
 from cudnn_actor.protocol.operations import (
@@ -32,18 +44,37 @@ from cudnn_actor.protocol.operations import (
     AttentionBackward,
     AvgPool,
     AvgPoolBackward,
+    BatchNorm,
+    BatchNormBackward,
+    BatchNormTraining,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
     Cumulative,
+    GenStats,
     GraphTensor,
+    GroupedMatMul,
+    GroupedMatMulBackwardWeights,
+    GroupNorm,
+    GroupNormBackward,
+    InstanceNorm,
+    InstanceNormBackward,
     LayerNorm,
     LayerNormBackward,
+    LocalResponseNorm,
+    LocalResponseNormBackward,
+    LpPool,
+    LpPoolBackward,
     MatMul,
     MaxPool,
     MaxPoolBackward,
     Node,
+    Pad,
     Pointwise,
+    RandomBernoulli,
+    RandomIntegers,
+    RandomNormal,
+    RandomUniform,
     Reduction,
     Reshape,
     RMSNorm,
@@ -108,15 +139,19 @@ _CONVOLUTION = Implementation(lower_convolution)
 _KERNEL, _LIBRARY = {"kernel": Launcher(pooling_kernel)}, {"library": Launcher(library_pooling)}
 _POOLING = Implementation(launchers={**_KERNEL, **_LIBRARY})
 _NORMALIZATION = Implementation(
-    lower_normalization, launchers={"kernel": Launcher(normalization_kernels, packed=True)}
+    lower_normalization,
+    launchers={"kernel": Launcher(normalization_kernels, workspace=normalization_workspace)},
 )
+_CHANNEL_NORM = {"kernel": Launcher(channel_norm_kernels, workspace=channel_norm_workspace)}
+_OUR_CHANNEL_NORM = Implementation(launchers=_CHANNEL_NORM)
+_EITHER_CHANNEL_NORM = Implementation(lower_channel_norm, launchers=_CHANNEL_NORM)
+_RESPONSE = Implementation(launchers={"kernel": Launcher(response_kernels, workspace=response_workspace)})
 _ATTENTION = Implementation(
-    lower_attention, attention_lengths, launchers={"kernel": Launcher(attention_kernels)}
+    lower_attention, attention_operands, launchers={"kernel": Launcher(attention_kernels)}
 )
 _REDUCTION = {"kernel": Launcher(reduction_kernels, workspace=reduction_workspace)}
-_SOFTMAX = Implementation(
-    launchers={"kernel": Launcher(softmax_kernel), "library": Launcher(library_softmax)}
-)
+_SOFTMAX = Implementation(launchers={"library": Launcher(library_softmax)})
+_RANDOM = Implementation(launchers={"kernel": Launcher(random_kernel)})
 _MATMUL = Implementation(
     lower_matmul,
     launchers={
@@ -125,6 +160,7 @@ _MATMUL = Implementation(
         "kernel": Launcher(matmul_kernel),
     },
 )
+_GROUPED = Implementation(launchers={"kernel": Launcher(grouped_kernels, workspace=grouped_workspace)})
 IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     ConvolutionForward: _CONVOLUTION,
     ConvolutionBackwardData: _CONVOLUTION,
@@ -134,20 +170,39 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     MaxPoolBackward: Implementation(launchers=_KERNEL),
     AvgPool: _POOLING,
     AvgPoolBackward: Implementation(launchers={**_LIBRARY, **_KERNEL}),
+    LpPool: Implementation(launchers=_KERNEL),
+    LpPoolBackward: Implementation(launchers=_KERNEL),
     LayerNorm: _NORMALIZATION,
     LayerNormBackward: _NORMALIZATION,
     RMSNorm: _NORMALIZATION,
     RMSNormBackward: _NORMALIZATION,
+    BatchNorm: _OUR_CHANNEL_NORM,
+    BatchNormTraining: _EITHER_CHANNEL_NORM,
+    BatchNormBackward: _EITHER_CHANNEL_NORM,
+    InstanceNorm: _EITHER_CHANNEL_NORM,
+    InstanceNormBackward: _OUR_CHANNEL_NORM,  # cuDNN 9.19 gives other results from run to run
+    GroupNorm: _OUR_CHANNEL_NORM,
+    GroupNormBackward: _OUR_CHANNEL_NORM,
+    GenStats: _EITHER_CHANNEL_NORM,
+    LocalResponseNorm: _RESPONSE,
+    LocalResponseNormBackward: _RESPONSE,
     Attention: _ATTENTION,
     AttentionBackward: _ATTENTION,
     Reshape: Implementation(),
     Transpose: Implementation(),
     Slice: Implementation(),
+    Pad: Implementation(),
     Reduction: Implementation(lower_reduction, launchers=_REDUCTION),
     ArgReduction: Implementation(launchers=_REDUCTION),
     Cumulative: Implementation(launchers={"kernel": Launcher(cumulative_kernel)}),
     Softmax: _SOFTMAX,
     SoftmaxBackward: _SOFTMAX,
     MatMul: _MATMUL,
+    RandomUniform: _RANDOM,
+    RandomNormal: _RANDOM,
+    RandomBernoulli: _RANDOM,
+    RandomIntegers: _RANDOM,
+    GroupedMatMul: _GROUPED,
+    GroupedMatMulBackwardWeights: _GROUPED,
 }
 """The order of an operation's launchers is that of their speed on most shapes, measured on an H200."""

@@ -2,7 +2,7 @@
 
 A line has elements along some dims, and there is one for each place across the
 others. Short lines that are contiguous have a warp each, longer ones a block,
-and of lines that lie side by side a block takes 32. Every thread combines its
+and of lines that lie side by side a block takes up to 32. Every thread combines its
 elements in order, and then the threads' parts are combined in a fixed order:
 the result is the same each time. Contiguous elements are read 16 bytes at a
 time. Dims and strides are arguments, so few kernels serve many shapes.
@@ -140,14 +140,18 @@ class Lines(NamedTuple):
     def launch(self, parts: int = 1) -> Launch:
         """Grid and block of a kernel with that loop."""
         if self.form is Form.COLUMN:
-            rows = 1
-            while rows < min(_WARP, self.length):
-                rows *= 2
-            return Launch((min(-(-self.total // _WARP), _MOST_BLOCKS), parts), (_WARP, rows))
+            rows = min(_MANY_THREADS, _power_of_two(self.length))
+            columns = min(_WARP, max(_power_of_two(self.across[-1][0]), _MANY_THREADS // rows))
+            rows = min(_MANY_THREADS // columns, rows)
+            return Launch((min(-(-self.total // columns), _MOST_BLOCKS), parts), (columns, rows))
         if self.form is Form.WARP:
             return Launch((min(-(-self.total * _WARP // _THREADS), _MOST_BLOCKS), parts), (_THREADS,))
         many = self.length >= _LONG and self.total * parts < _FEW_LINES
         return Launch((min(self.total, _MOST_BLOCKS), parts), (_MANY_THREADS if many else _THREADS,))
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()
 
 
 class Launch(NamedTuple):
@@ -216,9 +220,9 @@ def combined(expression: str, none: str, taken: str = "x") -> str:
     return _STATE.format(expression=expression, none=none, taken=taken)
 
 
-def compiled(source: str, name: str, cupy: Any) -> Any:
+def compiled(source: str, name: str, cupy: Any, *options: str) -> Any:
     """A kernel of a source."""
-    return cupy.RawModule(code=source, options=("--std=c++17",)).get_function(name)
+    return cupy.RawModule(code=source, options=("--std=c++17", *options)).get_function(name)
 
 
 _STATE = """
@@ -248,16 +252,16 @@ template <class S> __device__ S over_block(S part) {
     return over_warp(threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : S::none());
 }
 template <class S> __device__ S over_column(S part) {
-    __shared__ S parts[32][32];
+    __shared__ S parts[1024];
+    S* mine = parts + threadIdx.y * blockDim.x + threadIdx.x;
     __syncthreads();
-    parts[threadIdx.y][threadIdx.x] = part;
+    *mine = part;
     for (int apart = blockDim.y / 2; apart; apart /= 2) {
         __syncthreads();
-        S* mine = &parts[threadIdx.y][threadIdx.x];
-        if (threadIdx.y < apart) *mine = mine->with(parts[threadIdx.y + apart][threadIdx.x]);
+        if (threadIdx.y < apart) *mine = mine->with(mine[apart * blockDim.x]);
     }
     __syncthreads();
-    return parts[0][threadIdx.x];
+    return parts[threadIdx.x];
 }
 """
 """Combines the parts of a warp's threads, a block's, or of those with the same x; all get the result."""
@@ -306,7 +310,8 @@ _EACH_LINE = {
     }}""",
     Form.COLUMN: """
     const int lane = threadIdx.y, lanes = blockDim.y;
-    for (long long first = blockIdx.x * 32ll; first < lines; first += gridDim.x * 32ll) {{
+    const long long columns = blockDim.x;
+    for (long long first = blockIdx.x * columns; first < lines; first += gridDim.x * columns) {{
         const long long line = first + threadIdx.x;
         const bool there = line < lines;
         {body}

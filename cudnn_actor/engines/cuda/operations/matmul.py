@@ -24,7 +24,8 @@ from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, Axis, load
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import GraphTensor, MatMul
 
-__all__ = ["CublasCall", "cublas_call", "cublas_product", "lower_matmul", "matmul_kernel", "source"]
+__all__ = ["MOST_BLOCKS", "THREADS", "TILE", "CublasCall", "cublas_call", "cublas_product", "lower_matmul"]
+__all__ += ["matmul_kernel", "source", "tile_source"]
 
 _A, _B, _Y = range(3)
 _LONGEST_INTEGER_SUM = ((1 << 31) - 1) // 128**2
@@ -275,8 +276,10 @@ def _computing(operation: MatMul[int], dtype: DType) -> tuple[int, Callable[[int
 
 # Our own.
 
-_TILE, _DEPTH, _THREADS = 64, 16, 256
-_MOST_BLOCKS = (1 << 31) - 1
+TILE, THREADS = 64, 256
+"""Rows and columns of a tile, and the threads of the block that computes it."""
+_DEPTH = 16
+MOST_BLOCKS = (1 << 31) - 1
 _MOST_AXES = 6
 """Of a batch: tensors have at most eight dims."""
 
@@ -290,12 +293,12 @@ def matmul_kernel(
     kernel = libraries().cupy.RawKernel(source(operation, tensors), "matmul", options=("--std=c++17",))
     kernel.compile()
     numbers = _numbers(product)
-    tiles = [-(-size // _TILE) for size in product.matrices[_Y][:2]]
+    tiles = [-(-size // TILE) for size in product.matrices[_Y][:2]]
     blocks = math.prod((*tiles, *(size for size, _ in product.batch)))
 
     def launch(addresses: Sequence[int]) -> None:
         if blocks:
-            kernel((min(blocks, _MOST_BLOCKS),), (_THREADS,), (*addresses, *numbers.values()))
+            kernel((min(blocks, MOST_BLOCKS),), (THREADS,), (*addresses, *numbers.values()))
 
     return launch
 
@@ -314,73 +317,88 @@ def _numbers(product: _Product) -> Mapping[str, int]:
 
 
 def source(operation: MatMul[int], tensors: Sequence[GraphTensor]) -> str:
-    """The kernel in CUDA C++. It depends only on the dtypes.
-
-    A block of 16 x 16 threads computes 64 x 64 elements, 16 steps of the sums at a time.
-    """
-    a, b, y = (tensor.dtype for tensor in tensors)
-    wide = operation.compute((a,))
-    element, total = {
-        DType.FLOAT64: ("double", "double"),
-        DType.INT32: ("int", "long long"),
-    }.get(wide, ("float", "float"))
+    """The kernel in CUDA C++. It depends only on the dtypes."""
+    a, b, y = (C_TYPES[tensor.dtype] for tensor in tensors)
     numbers = ", ".join(f"long long {name}" for name in _numbers(_product(*tensors)))
     decode = " ".join(
         f"{{ const long long at = rest % size{n}; rest /= size{n}; "
         f"a += at * a{n}; b += at * b{n}; y += at * y{n}; }}"
         for n in reversed(range(_MOST_AXES))
     )
-    return f"""typedef {element} E;
-typedef {total} T;
-{PREAMBLE}
-extern "C" __global__ void __launch_bounds__({_THREADS}) matmul(
-    const {C_TYPES[a]}* all_a, const {C_TYPES[b]}* all_b, {C_TYPES[y]}* all_y, {numbers}) {{
-    __shared__ E of_a[{_DEPTH}][{_TILE} + 1], of_b[{_DEPTH}][{_TILE} + 1];
-    const int t = threadIdx.x, down = t / 16, across = t % 16;
-    const bool by_rows = a_column == 1, by_columns = b_column == 1;
-    const long long tall = (rows + {_TILE - 1}) / {_TILE}, broad = (columns + {_TILE - 1}) / {_TILE};
+    return f"""{tile_source(tensors, operation.compute((tensors[_A].dtype,)))}
+extern "C" __global__ void __launch_bounds__({THREADS}) matmul(
+    const {a}* all_a, const {b}* all_b, {y}* all_y, {numbers}) {{
+    const long long tall = (rows + {TILE - 1}) / {TILE}, broad = (columns + {TILE - 1}) / {TILE};
     const long long tiles = tall * broad * size0 * size1 * size2 * size3 * size4 * size5;
     for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {{
         long long rest = tile;
-        const long long column = rest % broad * {_TILE}; rest /= broad;
-        const long long row = rest % tall * {_TILE}; rest /= tall;
-        const {C_TYPES[a]}* a = all_a;
-        const {C_TYPES[b]}* b = all_b;
-        {C_TYPES[y]}* y = all_y;
+        const long long column = rest % broad * {TILE}; rest /= broad;
+        const long long row = rest % tall * {TILE}; rest /= tall;
+        const {a}* a = all_a;
+        const {b}* b = all_b;
+        {y}* y = all_y;
         {decode}
-        T sums[4][4] = {{}};
-        for (long long first = 0; first < inner; first += {_DEPTH}) {{
-            #pragma unroll
-            for (int part = 0; part < 4; ++part) {{
-                // Neighbouring threads read what is contiguous.
-                const int far = down + 16 * part, deep = t / 64 + 4 * part;
-                const int i = by_rows ? far : t % 64, p = by_rows ? across : deep;
-                const int j = by_columns ? t % 64 : far, q = by_columns ? deep : across;
-                const bool in_a = row + i < rows && first + p < inner;
-                const bool in_b = column + j < columns && first + q < inner;
-                const {C_TYPES[a]}* from_a = a + (row + i) * a_row + (first + p) * a_column;
-                const {C_TYPES[b]}* from_b = b + (first + q) * b_row + (column + j) * b_column;
-                of_a[p][i] = in_a ? (E){load(a, "*from_a")} : (E)0;
-                of_b[q][j] = in_b ? (E){load(b, "*from_b")} : (E)0;
-            }}
-            __syncthreads();
-            #pragma unroll
-            for (int k = 0; k < {_DEPTH}; ++k) {{
-                T left[4], right[4];
-                #pragma unroll
-                for (int n = 0; n < 4; ++n) {{
-                    left[n] = of_a[k][down + 16 * n]; right[n] = of_b[k][across + 16 * n];
-                }}
-                #pragma unroll
-                for (int n = 0; n < 16; ++n) sums[n / 4][n % 4] += left[n / 4] * right[n % 4];
-            }}
-            __syncthreads();
-        }}
+        multiply(a, b, y, row, column, rows, columns, inner,
+                 a_row, a_column, b_row, b_column, y_row, y_column);
+    }}
+}}
+"""
+
+
+def tile_source(tensors: Sequence[GraphTensor], compute: DType) -> str:
+    """What a kernel's source begins with: a function by which a block computes a tile of a product.
+
+    `tensors`: a, b and y, of which the dtypes count. A block of 16 x 16 threads computes 64 x 64 elements, 16
+    steps of the sums at a time.
+    """
+    a, b, y = (tensor.dtype for tensor in tensors)
+    element, total = {
+        DType.FLOAT64: ("double", "double"),
+        DType.INT32: ("int", "long long"),
+    }.get(compute, ("float", "float"))
+    return f"""typedef {element} E;
+typedef {total} T;
+{PREAMBLE}
+__device__ __forceinline__ void multiply(
+    const {C_TYPES[a]}* a, const {C_TYPES[b]}* b, {C_TYPES[y]}* y, long long row, long long column,
+    long long rows, long long columns, long long inner,
+    long long a_row, long long a_column, long long b_row, long long b_column,
+    long long y_row, long long y_column) {{
+    __shared__ E of_a[{_DEPTH}][{TILE} + 1], of_b[{_DEPTH}][{TILE} + 1];
+    const int t = threadIdx.x, down = t / 16, across = t % 16;
+    const bool by_rows = a_column == 1, by_columns = b_column == 1;
+    T sums[4][4] = {{}};
+    for (long long first = 0; first < inner; first += {_DEPTH}) {{
         #pragma unroll
-        for (int n = 0; n < 16; ++n) {{
-            const long long i = row + down + 16 * (n / 4), j = column + across + 16 * (n % 4);
-            if (i < rows && j < columns) y[i * y_row + j * y_column] = {store(y, "sums[n / 4][n % 4]")};
+        for (int part = 0; part < 4; ++part) {{
+            // Neighbouring threads read what is contiguous.
+            const int far = down + 16 * part, deep = t / 64 + 4 * part;
+            const int i = by_rows ? far : t % 64, p = by_rows ? across : deep;
+            const int j = by_columns ? t % 64 : far, q = by_columns ? deep : across;
+            const bool in_a = row + i < rows && first + p < inner;
+            const bool in_b = column + j < columns && first + q < inner;
+            const {C_TYPES[a]}* from_a = a + (row + i) * a_row + (first + p) * a_column;
+            const {C_TYPES[b]}* from_b = b + (first + q) * b_row + (column + j) * b_column;
+            of_a[p][i] = in_a ? (E){load(a, "*from_a")} : (E)0;
+            of_b[q][j] = in_b ? (E){load(b, "*from_b")} : (E)0;
         }}
+        __syncthreads();
+        #pragma unroll
+        for (int k = 0; k < {_DEPTH}; ++k) {{
+            T left[4], right[4];
+            #pragma unroll
+            for (int n = 0; n < 4; ++n) {{
+                left[n] = of_a[k][down + 16 * n]; right[n] = of_b[k][across + 16 * n];
+            }}
+            #pragma unroll
+            for (int n = 0; n < 16; ++n) sums[n / 4][n % 4] += left[n / 4] * right[n % 4];
+        }}
+        __syncthreads();
+    }}
+    #pragma unroll
+    for (int n = 0; n < 16; ++n) {{
+        const long long i = row + down + 16 * (n / 4), j = column + across + 16 * (n % 4);
+        if (i < rows && j < columns) y[i * y_row + j * y_column] = {store(y, "sums[n / 4][n % 4]")};
     }}
 }}
 """

@@ -24,17 +24,20 @@ from cudnn_actor.engines.cuda.plans.frontend_graph import Refused, spatial
 from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, load, store
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import (
+    AdaptiveWindow,
     AvgPool,
     AvgPoolBackward,
     GraphTensor,
+    LpPool,
+    LpPoolBackward,
     MaxPool,
     MaxPoolBackward,
-    Window,
 )
 
 __all__ = ["library_pooling", "pooling_kernel", "source"]
 
-Pooling = MaxPool[int] | MaxPoolBackward[int] | AvgPool[int] | AvgPoolBackward[int]
+LibraryPooling = MaxPool[int] | AvgPool[int] | AvgPoolBackward[int]
+Pooling = LibraryPooling | MaxPoolBackward[int] | LpPool[int] | LpPoolBackward[int]
 
 _THREADS, _MOST_BLOCKS = 256, 1 << 16
 _RANK = 5
@@ -45,12 +48,14 @@ _MAX, _AVERAGE_WITH_PADDING, _AVERAGE = 3, 1, 2
 
 
 def library_pooling(
-    operation: Pooling, tensors: Sequence[GraphTensor], handle: Any
+    operation: LibraryPooling, tensors: Sequence[GraphTensor], handle: Any
 ) -> Callable[[Sequence[int]], None]:
     """The launch of a pooling by libcudnn. Raises `Refused`, and `EngineFailure` if it does not take it."""
     window = operation.window
-    if isinstance(operation, MaxPoolBackward) or getattr(operation, "index", None) is not None:
+    if getattr(operation, "index", None) is not None:
         raise Refused("libcudnn's pooling has no flat index")
+    if isinstance(window, AdaptiveWindow):
+        raise Refused("libcudnn's pooling has no adaptive windows")
     if window.pre_padding != window.post_padding or max(window.dilation) > 1:
         raise Refused("libcudnn's pooling has no asymmetric padding and no dilation")
     rank = max(2, window.spatial_dims)
@@ -120,21 +125,18 @@ def source(operation: Pooling, tensors: Sequence[GraphTensor]) -> str:
         f"{'const ' if number < read else ''}{C_TYPES[tensor.dtype]}* __restrict__ t{number}"
         for number, tensor in enumerate(tensors)
     )
-    forward = isinstance(operation, MaxPool | AvgPool)
+    forward = isinstance(operation, MaxPool | AvgPool | LpPool)
     x, y = (tensors[0], tensors[1]) if forward else (tensors[-1], tensors[0])
     numbers = {f"x{axis}": size for axis, size in enumerate(_dims(x.dims))}
     numbers |= {f"y{axis}": size for axis, size in enumerate(_dims(y.dims))}
-    names = (f"{name}{axis}" for name in ("size", "pre", "stride", "dilation") for axis in range(3))
-    numbers |= dict(zip(names, _window(operation.window), strict=True))
+    numbers |= _window(operation)
     for number, tensor in enumerate(tensors):
         numbers |= {f"s{number}_{axis}": step for axis, step in enumerate(_dims(tensor.strides, 0))}
     looped = _looped(operation, tensors)
     dims, strides = _dims(looped.dims), _dims(looped.strides, 0)
-    window = operation.window
-    extents = (size * dilation for size, dilation in zip(window.size, window.dilation, strict=True))
-    counts = math.prod(window.size), math.prod(x.dims), math.prod(dims)
+    counts = math.prod(x.dims), math.prod(dims)
     sizes = (tensor.spec.nbytes for tensor in tensors)
-    largest = max(*counts, *extents, *sizes, *numbers.values())
+    largest = max(*counts, *sizes, *numbers.values(), *_products(operation, x, y))
     constants = "".join(f"constexpr I {name} = {value}; " for name, value in numbers.items())
     # Neighbouring threads take elements that are neighbours in memory.
     order = sorted(range(_RANK), key=lambda axis: (strides[axis], dims[axis] > 1))
@@ -159,9 +161,27 @@ def _dims(values: Sequence[int], other: int = 1) -> list[int]:
     return [*values[:2], *[other] * (_RANK - len(values)), *values[2:]]
 
 
-def _window(window: Window) -> list[int]:
-    fields = ((window.size, 1), (window.pre_padding, 0), (window.stride, 1), (window.dilation, 1))
-    return [number for values, other in fields for number in (*[other] * (3 - len(values)), *values)]
+def _window(operation: Pooling) -> dict[str, int]:
+    """The numbers of the window, by their names; adaptive windows have none."""
+    window = operation.window
+    if isinstance(window, AdaptiveWindow):
+        return {}
+    fields = {"size": window.size, "pre": window.pre_padding}
+    fields |= {"stride": window.stride, "dilation": window.dilation}
+    return {
+        f"{name}{axis}": value
+        for name, values in fields.items()
+        for axis, value in enumerate((*[int(name != "pre")] * (3 - len(values)), *values))
+    }
+
+
+def _products(operation: Pooling, x: GraphTensor, y: GraphTensor) -> tuple[int, ...]:
+    """The largest numbers that are computed beside offsets."""
+    window = operation.window
+    if isinstance(window, AdaptiveWindow):
+        return tuple((n + 1) * (m + 1) for n, m in zip(x.dims[2:], y.dims[2:], strict=True))
+    extents = (size * dilation for size, dilation in zip(window.size, window.dilation, strict=True))
+    return math.prod(window.size), *extents
 
 
 def _accumulator(dtype: DType) -> str:
@@ -181,8 +201,12 @@ __device__ __forceinline__ I inside(
     const I start = place * stride - pre, last = min(size - 1, (in - 1 - start) / dilation);
     return last - (start < 0 ? (dilation - 1 - start) / dilation : 0) + 1;
 }
+// How many elements an adaptive window has.
+__device__ __forceinline__ I covered(I place, I in, I out) {
+    return ((place + 1) * in + out - 1) / out - place * in / out;
+}
 """
-_SEEN = """
+_IN_WINDOW = """
         for (I a = 0; a < size0; ++a) {{
             const I p2 = i2 * stride0 - pre0 + a * dilation0;
             if (p2 < 0 || p2 >= x2) continue;
@@ -197,7 +221,7 @@ _SEEN = """
             }}
         }}"""
 """Runs `body` for each element p of the input in the window i."""
-_SEEING = """
+_IN_WINDOWS = """
         for (I a = 0; a < size0; ++a) {{
             I q2 = i2 + pre0 - a * dilation0;
             if (q2 < 0 || q2 % stride0 || (q2 /= stride0) >= y2) continue;
@@ -212,6 +236,33 @@ _SEEING = """
             }}
         }}"""
 """Runs `body` for each window q that has the element i of the input."""
+_IN_ADAPTIVE = """
+        for (I p2 = i2 * x2 / y2; p2 * y2 < (i2 + 1) * x2; ++p2)
+            for (I p3 = i3 * x3 / y3; p3 * y3 < (i3 + 1) * x3; ++p3)
+                for (I p4 = i4 * x4 / y4; p4 * y4 < (i4 + 1) * x4; ++p4) {{
+                    {body}
+                }}"""
+_IN_ADAPTIVES = """
+        for (I q2 = i2 * y2 / x2; q2 * x2 < (i2 + 1) * y2; ++q2)
+            for (I q3 = i3 * y3 / x3; q3 * x3 < (i3 + 1) * y3; ++q3)
+                for (I q4 = i4 * y4 / x4; q4 * x4 < (i4 + 1) * y4; ++q4) {{
+                    {body}
+                }}"""
+"""The same two for adaptive windows."""
+
+
+def _seen(operation: Pooling, body: str) -> str:
+    """Runs `body` for each element p of the input in the window i."""
+    loops = _IN_ADAPTIVE if isinstance(operation.window, AdaptiveWindow) else _IN_WINDOW
+    return loops.format(body=body)
+
+
+def _seeing(operation: Pooling, body: str) -> str:
+    """Runs `body` for each window q that has the element i of the input."""
+    loops = _IN_ADAPTIVES if isinstance(operation.window, AdaptiveWindow) else _IN_WINDOWS
+    return loops.format(body=body)
+
+
 _NUMBER = "(((i0 * x1 + i1) * x2 + {}) * x3 + {}) * x4 + {}"
 _I, _P, _Q = ([f"{letter}{axis}" for axis in range(2, _RANK)] for letter in "ipq")
 
@@ -227,10 +278,10 @@ def _max(operation: MaxPool[int], tensors: Sequence[GraphTensor]) -> str:
     if operation.index is not None:
         written += f" t2[{_place(2, *place)}] = index;"
     kept = f"T best = 0; {C_TYPES[tensors[0].dtype]} element = 0; I index = -1;"
-    return f"{kept}{_SEEN.format(body=body)}\n        {written}"
+    return f"{kept}{_seen(operation, body)}\n        {written}"
 
 
-def _max_backward(_: MaxPoolBackward[int], tensors: Sequence[GraphTensor]) -> str:
+def _max_backward(operation: MaxPoolBackward[int], tensors: Sequence[GraphTensor]) -> str:
     place = ("i0", "i1", *_Q)
     value = load(tensors[0].dtype, f"t0[{_place(0, *place)}]")
     body = f"if (t1[{_place(1, *place)}] == number) sum += (T){value};"
@@ -238,37 +289,77 @@ def _max_backward(_: MaxPoolBackward[int], tensors: Sequence[GraphTensor]) -> st
     wide = tensors[2].dtype in (DType.INT64, DType.UINT64)
     stored = "sum" if wide else store(tensors[2].dtype, "sum")
     return (
-        f"T sum = 0; const I number = {_NUMBER.format(*_I)};{_SEEING.format(body=body)}\n"
+        f"T sum = 0; const I number = {_NUMBER.format(*_I)};{_seeing(operation, body)}\n"
         f"        t2[{_place(2, 'i0', 'i1', *_I)}] = {stored};"
     )
 
 
-def _counted(include_padding: bool, places: Sequence[str]) -> str:
+def _counted(operation: AvgPool[int] | AvgPoolBackward[int], places: Sequence[str]) -> str:
     """The C expression of a window's count; `places`: its place in each spatial dim."""
-    if include_padding:
-        return "(size0 * size1 * size2)"
-    counts = [
-        f"inside({place}, x{axis + 2}, size{axis}, pre{axis}, stride{axis}, dilation{axis})"
-        for axis, place in enumerate(places)
-    ]
+    axes = range(2, _RANK)
+    if isinstance(operation.window, AdaptiveWindow):
+        counts = [f"covered({place}, x{axis}, y{axis})" for axis, place in zip(axes, places, strict=True)]
+    elif operation.include_padding:
+        counts = ["size0", "size1", "size2"]
+    else:
+        counts = [
+            f"inside({place}, x{axis}, size{n}, pre{n}, stride{n}, dilation{n})"
+            for n, (axis, place) in enumerate(zip(axes, places, strict=True))
+        ]
     return f"({' * '.join(counts)})"
 
 
 def _average(operation: AvgPool[int], tensors: Sequence[GraphTensor]) -> str:
     value = load(tensors[0].dtype, f"t0[{_place(0, 'i0', 'i1', *_P)}]")
-    mean = f"sum / (T){_counted(operation.include_padding, _I)}"
     return (
-        f"T sum = 0;{_SEEN.format(body=f'sum += (T){value};')}\n"
-        f"        t1[{_place(1, 'i0', 'i1', *_I)}] = {store(tensors[1].dtype, mean)};"
+        f"T sum = 0;{_seen(operation, f'sum += (T){value};')}\n"
+        f"        t1[{_place(1, 'i0', 'i1', *_I)}] = "
+        f"{store(tensors[1].dtype, f'sum / (T){_counted(operation, _I)}')};"
     )
 
 
 def _average_backward(operation: AvgPoolBackward[int], tensors: Sequence[GraphTensor]) -> str:
     value = load(tensors[0].dtype, f"t0[{_place(0, 'i0', 'i1', *_Q)}]")
-    body = f"sum += (T){value} / (T){_counted(operation.include_padding, _Q)};"
+    body = f"sum += (T){value} / (T){_counted(operation, _Q)};"
     return (
-        f"T sum = 0;{_SEEING.format(body=body)}\n"
+        f"T sum = 0;{_seeing(operation, body)}\n"
         f"        t1[{_place(1, 'i0', 'i1', *_I)}] = {store(tensors[1].dtype, 'sum')};"
+    )
+
+
+def _power(value: str, exponent: float) -> str:
+    """The C expression of a power."""
+    simple = {0.0: "(T)1", 1.0: value, 2.0: f"{value} * {value}"}
+    return simple.get(exponent, f"pow({value}, (T){exponent!r})")
+
+
+def _norm(operation: LpPool[int], tensors: Sequence[GraphTensor]) -> str:
+    p = float(operation.p)
+    element = load(tensors[0].dtype, f"t0[{_place(0, 'i0', 'i1', *_P)}]")
+    value = f"const T value = fabs((T){element});"
+    most = f"{value} if (value > most || value != value) most = value;"
+    # What equals the largest counts as 1: 0 and infinity too.
+    share = f"{value} const T part = value / most; sum += value == most ? (T)1 : {_power('part', p)};"
+    root = {1.0: "sum", 2.0: "sqrt(sum)"}.get(p, f"pow(sum, (T)1 / (T){p!r})")
+    return (
+        f"T most = 0, sum = 0;{_seen(operation, most)}{_seen(operation, share)}\n"
+        f"        t1[{_place(1, 'i0', 'i1', *_I)}] = {store(tensors[1].dtype, f'most * {root}')};"
+    )
+
+
+def _norm_backward(operation: LpPoolBackward[int], tensors: Sequence[GraphTensor]) -> str:
+    own, place = ("i0", "i1", *_I), ("i0", "i1", *_Q)
+    dy, x, y = (
+        load(tensor.dtype, f"t{number}[{_place(number, *at)}]")
+        for number, (tensor, at) in enumerate(zip(tensors, (place, own, place), strict=False))
+    )
+    share = _power("part", operation.p - 1.0)
+    body = f"""const T norm = {y}, part = size / norm;
+                    if (norm != 0) sum += (T){dy} * sign * {share};"""
+    return (
+        f"T sum = 0; const T value = {x}, size = fabs(value);\n"
+        f"        const T sign = value > 0 ? 1 : value < 0 ? -1 : value;{_seeing(operation, body)}\n"
+        f"        t3[{_place(3, *own)}] = {store(tensors[3].dtype, 'sum')};"
     )
 
 
@@ -277,4 +368,6 @@ _BODIES: dict[type, Callable[[Any, Sequence[GraphTensor]], str]] = {
     MaxPoolBackward: _max_backward,
     AvgPool: _average,
     AvgPoolBackward: _average_backward,
+    LpPool: _norm,
+    LpPoolBackward: _norm_backward,
 }

@@ -31,14 +31,15 @@ from cudnn_actor.engines.cuda.plans.kernels import C_TYPES
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import ArgReduction, Cumulative, GraphTensor, Reduction, ReductionMode
 
-__all__ = ["cumulative_kernel", "lower_reduction", "reduction_kernels", "reduction_workspace", "sources"]
+__all__ = ["RESULTS", "cumulative_kernel", "lower_reduction", "reduction_kernels", "reduction_workspace"]
+__all__ += ["sources", "state_of"]
 
 AnyReduction = Reduction[int] | ArgReduction[int]
 _Mode = ReductionMode
 
-_ENOUGH_BLOCKS, _LEAST_PART = 528, 4096
-"""Lines are cut into parts where there are fewer blocks than four for each multiprocessor of an H200. A part
-has at least so many elements."""
+_ENOUGH_BLOCKS, _LEAST_PACKS, _BLOCK_THREADS = 528, 4, 256
+"""Lines are cut into parts where there are fewer blocks than four for each multiprocessor of an H200. Each
+thread reads at least so often."""
 _STATE_BYTES = 16
 """The most bytes of a part."""
 _MANY_LINES, _SHORT = 4096, 64
@@ -124,9 +125,10 @@ def sources(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> tuple[st
     """The kernels in CUDA C++: one that reduces lines, and one that combines their parts if there are any."""
     x, y = tensors
     lines = _lines(operation, tensors)
-    start = header(lines, x.dtype) + _state(operation, x.dtype) + COMBINING
     places = isinstance(operation, ArgReduction)
-    result = "state.place" if places else _RESULTS.get(operation.mode, "state.value")
+    state = _place_of(operation.mode) if places else state_of(operation.mode, x.dtype)
+    start = header(lines, x.dtype) + state + COMBINING
+    result = "state.place" if places else RESULTS.get(operation.mode, "state.value")
     stored = f"y[y_base] = {rounded(y, result, exact=places or not x.dtype.is_floating)};"
     from_x, to_y = f"const {C_TYPES[x.dtype]}* x", f"{C_TYPES[y.dtype]}* y"
     cut = _parts(lines) > 1
@@ -167,18 +169,24 @@ def _lines(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> Lines:
 
 def _parts(lines: Lines) -> int:
     """How many parts each line is cut into."""
-    blocks = lines.launch().grid[0]
-    return max(1, min(-(-_ENOUGH_BLOCKS // max(1, blocks)), lines.length // _LEAST_PART))
+    if lines.form is Form.WARP:
+        return 1
+    grid, block = lines.launch()
+    threads = block[1] if lines.form is Form.COLUMN else _BLOCK_THREADS
+    return max(1, min(-(-_ENOUGH_BLOCKS // max(1, grid[0])), lines.packs // (threads * _LEAST_PACKS)))
 
 
 def _nothing(_: Sequence[int]) -> None:
     """Enqueue nothing: there are no elements."""
 
 
-def _state(operation: AnyReduction, dtype: DType) -> str:
-    if isinstance(operation, ArgReduction):
-        return _PLACE.format(better=">" if operation.mode is _Mode.MAX else "<")
-    if operation.mode is _Mode.LOG_SUM_EXP:
+def _place_of(mode: ReductionMode) -> str:
+    return _PLACE.format(better=">" if mode is _Mode.MAX else "<")
+
+
+def state_of(mode: ReductionMode, dtype: DType) -> str:
+    """The state of a reduction of elements of a dtype: `struct State`."""
+    if mode is _Mode.LOG_SUM_EXP:
         return POWERS
     if dtype.is_floating:
         lowest, highest = "-INFINITE", "INFINITE"
@@ -195,15 +203,16 @@ def _state(operation: AnyReduction, dtype: DType) -> str:
         _Mode.L1: combined("sum(a, b)", "0", "magnitude(x)"),
         _Mode.SUM_OF_SQUARES: combined("sum(a, b)", "0", "product(x, x)"),
         _Mode.L2: combined("sum(a, b)", "0", "product(x, x)"),
-    }.get(operation.mode, total)
+    }.get(mode, total)
 
 
-_RESULTS = {
+RESULTS = {
     _Mode.MEAN: "state.value / (T)length",
     _Mode.L2: "sqrt(state.value)",
     _Mode.LOG_SUM: "log(state.value)",
     _Mode.LOG_SUM_EXP: "state.top + log(state.total)",
 }
+"""The result of a state, where it is not `state.value`, in C++."""
 POWERS = """
 struct State {  // the sum of exponentials is exp(top) * total; what equals top counts as 1, infinity too
     T top, total;

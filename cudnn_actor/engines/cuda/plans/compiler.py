@@ -6,6 +6,7 @@ graph in steps. The first that passes its self-check becomes the plan.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.cuda.plans.composition import compose
+from cudnn_actor.engines.cuda.plans.composition import compose, largest, scratch_bytes
+from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, is_depthwise
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.plans.fusing import compile_fused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, check_whole
 from cudnn_actor.engines.cuda.plans.partition import Cut, cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
@@ -24,7 +27,7 @@ from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_st
 from cudnn_actor.engines.support import check_graph, unsupported
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import Convolution
+from cudnn_actor.protocol.operations import Convolution, Pointwise
 
 __all__ = ["WORKSPACE_BYTES", "compile_plan", "compile_whole"]
 
@@ -57,16 +60,22 @@ def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: 
     context.stream.synchronize()  # raises if the context is dead: then cuDNN refuses everything
     if unlimited is None or unlimited.workspace <= limit:
         raise unsupported(graph, "cuda", str(reason)) from reason
-    raise OutOfMemory(requested=unlimited.workspace, in_use=0, limit=limit)
+    numbers = range(len(graph.operations))
+    raise OutOfMemory(requested=unlimited.workspace, in_use=0, limit=limit, operations=numbers)
 
 
 def in_pieces(
     graph: OperationGraph, parts: Cut, limit: int, build: Callable[[OperationGraph], CudaPlan]
 ) -> CudaPlan:
     """The plan of a graph in pieces, each made by `build`. Raises as `build`, and `OutOfMemory`."""
+    between = scratch_bytes(parts)
+    if between > limit:  # before any piece is built
+        raise OutOfMemory(requested=between, in_use=0, limit=limit, operations=largest(graph, parts))
     plan = compose(graph, parts, build)
     if plan.workspace > limit:
-        raise OutOfMemory(requested=plan.workspace, in_use=0, limit=limit)
+        most = max(plan.recipe.parts, key=lambda part: part.workspace)
+        numbers = most.operations
+        raise OutOfMemory(requested=plan.workspace, in_use=0, limit=limit, operations=numbers)
     return plan
 
 
@@ -77,8 +86,10 @@ def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> Cud
     """
     check: SelfCheck | None = None
     last = "cuDNN has no plan for it"
+    reasons: list[str] = []
     try:
-        for plan in possible_plans(graph, context.handle, limit):
+        for found in possible_plans(graph, context.handle, limit, reasons):
+            plan = found.instead_of(reasons)
             try:
                 check = check or SelfCheck(graph, context)
             except MemoryError:
@@ -89,20 +100,28 @@ def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> Cud
                 return plan
             log.info("plan.discarded", plan=plan.tag, reason=fault)
             last = f"{plan.tag}: {fault}"
+            reasons.append(f"{plan.tag.rpartition('/')[2]} failed its self-check: {fault}")
     finally:
         if check is not None:
             check.close()
     raise Refused(last)
 
 
-def possible_plans(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[CudaPlan]:
+def possible_plans(
+    graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str] | None = None
+) -> Iterator[CudaPlan]:
     """Every plan for a graph, each built when the iterator reaches it: in one piece first, then in steps.
 
-    Raises `Refused`, with cuDNN's reason, if there is no plan at all.
+    Pointwise operations alone, reductions and the like with such around them, and depthwise convolutions with
+    such behind them are one kernel of our own, which comes first. Appends the reasons why there are no others
+    to `refusals`. Raises `Refused`, with cuDNN's reason, if there is no plan at all.
     """
-    refusals: list[str] = []
+    refusals = [] if refusals is None else refusals
     found = False
-    for make in (*_in_one_piece(graph, handle, limit, refusals), *_in_steps(graph, handle, limit)):
+    whole, steps = _in_one_piece(graph, handle, limit, refusals), _in_steps(graph, handle, limit)
+    if all(isinstance(operation, Pointwise) for operation in graph.operations):
+        whole, steps = steps, whole
+    for make in itertools.chain(_of_our_own(graph, limit), whole, steps):
         try:
             plan = make()
         except Refused as refusal:
@@ -115,6 +134,15 @@ def possible_plans(graph: OperationGraph, handle: Any, limit: int | None) -> Ite
 
 
 _Make = Callable[[], CudaPlan]
+
+
+def _of_our_own(graph: OperationGraph, limit: int | None) -> Iterator[_Make]:
+    """The graph as one kernel of our own, if there may be one."""
+    others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
+    if any(is_depthwise(operation, graph.tensor) for operation in others):
+        yield partial(compile_depthwise, graph, limit)
+    elif others and not any(isinstance(operation, Convolution) for operation in others):
+        yield partial(compile_fused, graph, limit)
 
 
 def _in_one_piece(

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from cudnn_actor.engines.cuda.plans.partition import Cut
+from cudnn_actor.engines.base import blame, blamed
+from cudnn_actor.engines.cuda.plans.kernels import Expression, Result, Scalar
+from cudnn_actor.engines.cuda.plans.line_kernels import Reduced
+from cudnn_actor.engines.cuda.plans.partition import Cut, Piece
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import (
+    Between,
     Buffer,
+    DepthwiseStep,
+    KernelStep,
+    LinedStep,
     Number,
+    Part,
     Scratch,
     Source,
     Step,
@@ -19,9 +28,10 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     aligned,
 )
 from cudnn_actor.engines.cuda.plans.steps import finish
+from cudnn_actor.protocol.errors import OperationError
 from cudnn_actor.protocol.graph import OperationGraph
 
-__all__ = ["compose"]
+__all__ = ["compose", "largest", "scratch_bytes"]
 
 
 def compose(graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph], CudaPlan]) -> CudaPlan:
@@ -33,13 +43,15 @@ def compose(graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph],
     for piece in parts.pieces:
         digest = piece.graph.digest()
         if digest not in plans:
-            plans[digest] = build(piece.graph)
+            plans[digest] = _built(piece, build)
+    spans = _spans(parts)
     places, between = _places(parts)
     known: dict[int, Source] = {uid: Buffer(number) for number, uid in enumerate(graph.bound)}
     known |= {uid: Scratch(offset) for uid, offset in places.items()}
     scalars = {uid: number for number, uid in enumerate(graph.scalars)}
     steps: list[Step] = []
     graphs: list[Any] = []
+    told: list[Part] = []
     most = 0
     for piece in parts.pieces:
         plan = plans[piece.graph.digest()]
@@ -48,10 +60,72 @@ def compose(graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph],
         steps += [_placed(step, buffers, numbers, between) for step in plan.recipe.steps]
         graphs += plan.graphs
         most = max(most, plan.recipe.scratch)
+        told += _parts(piece, plan)
     plan = finish(graph, steps, graphs, between + most, None)
+    sizes = {tensor.uid: tensor.spec.nbytes for tensor in parts.between}
     tried = all(plan.tried for plan in plans.values())
-    recipe = msgspec.structs.replace(plan.recipe, tried=tried, tuning=_tuning(plans.values()))
+    recipe = msgspec.structs.replace(
+        plan.recipe,
+        tried=tried,
+        tuning=_tuning(plans.values()),
+        parts=tuple(told),
+        between=tuple(
+            Between(graph.canonical_uids[uid], sizes[uid], offset, *spans[uid])
+            for uid, offset in places.items()
+        ),
+    )
     return CudaPlan(recipe, plan.graphs)
+
+
+def scratch_bytes(parts: Cut) -> int:
+    """Bytes of scratch memory for what lies between a graph's pieces."""
+    return _places(parts)[1]
+
+
+def largest(graph: OperationGraph, parts: Cut) -> tuple[int, ...]:
+    """The numbers of the operations that write the largest of what lies between a graph's pieces."""
+    size = max(tensor.spec.nbytes for tensor in parts.between)
+    uids = {tensor.uid for tensor in parts.between if tensor.spec.nbytes == size}
+    return tuple(
+        number for number, operation in enumerate(graph.operations) if not uids.isdisjoint(operation.writes)
+    )
+
+
+def _built(piece: Piece, build: Callable[[OperationGraph], CudaPlan]) -> CudaPlan:
+    """A piece's plan. What is raised is about the operations of the whole graph."""
+    try:
+        return build(piece.graph)
+    except OperationError as error:
+        raise error.at(_of_whole(piece, error.operations)) from error
+    except Exception as error:
+        blame(error, _of_whole(piece, blamed(error)))
+        raise
+
+
+def _of_whole(piece: Piece, operations: Sequence[int]) -> tuple[int, ...]:
+    """Operations of a piece, by default all, as operations of the whole graph."""
+    return tuple(piece.numbers[number] for number in operations) or piece.numbers
+
+
+def _parts(piece: Piece, plan: CudaPlan) -> Iterator[Part]:
+    """The parts of a piece's plan as parts of the whole."""
+    for part in plan.recipe.parts:
+        yield msgspec.structs.replace(
+            part,
+            operations=_of_whole(piece, part.operations),
+            tried=plan.recipe.tried,
+            tuning=plan.recipe.tuning,
+        )
+
+
+def _spans(parts: Cut) -> dict[int, tuple[int, int]]:
+    """The first and the last piece that use each tensor, or a view of it."""
+    spans: dict[int, tuple[int, int]] = {}
+    for number, piece in enumerate(parts.pieces):
+        for uid in piece.tensors:
+            root = parts.stored[uid].root
+            spans[root] = spans.get(root, (number, number))[0], number
+    return spans
 
 
 def _places(parts: Cut) -> tuple[dict[int, int], int]:
@@ -59,22 +133,19 @@ def _places(parts: Cut) -> tuple[dict[int, int], int]:
 
     A tensor has its place from the piece that writes it to the last that reads it, or a view of it.
     """
-    spans: dict[int, list[int]] = {}
-    for number, piece in enumerate(parts.pieces):
-        for uid in piece.tensors:
-            spans.setdefault(parts.stored[uid].root, [number, number])[1] = number
+    spans = _spans(parts)
     offsets: dict[int, int] = {}
     taken: list[tuple[int, int, int, int]] = []
-    """(offset, end, first piece, last piece) of each tensor that has a place."""
+    """(offset, end, first piece, last piece) of each tensor that has a place, in order."""
     total = 0
     for tensor in sorted(parts.between, key=lambda tensor: -tensor.spec.nbytes):
         first, last = spans[tensor.uid]
         size = aligned(max(tensor.spec.nbytes, 1))
         offset = 0
-        for begin, end, since, until in sorted(taken):
+        for begin, end, since, until in taken:
             if since <= last and first <= until and begin < offset + size and offset < end:
                 offset = end
-        taken.append((offset, offset + size, first, last))
+        bisect.insort(taken, (offset, offset + size, first, last))
         offsets[tensor.uid] = offset
         total = max(total, offset + size)
     return offsets, total
@@ -99,8 +170,31 @@ def _placed(step: Step, buffers: Sequence[Source], numbers: Sequence[int], scrat
             case _:
                 return Scratch(source.offset + scratch)
 
-    placed: Step = msgspec.structs.replace(step, sources=tuple(map(place, step.sources)))
+    changes: dict[str, Any] = {"sources": tuple(map(place, step.sources))}
+    if numbers and isinstance(step, KernelStep | LinedStep | DepthwiseStep):
+        changes["kernel"] = _renumbered(step.kernel, numbers)
+    placed: Step = msgspec.structs.replace(step, **changes)
     return placed
+
+
+def _renumbered(kernel: Any, numbers: Sequence[int]) -> Any:
+    """A kernel of a piece with the numbers that its scalars have in the whole."""
+
+    def of(node: Any) -> Any:
+        match node:
+            case Scalar(number=number):
+                return Scalar(numbers[number])
+            case Expression(operands=operands):
+                return msgspec.structs.replace(node, operands=tuple(map(of, operands)))
+            case Reduced(operand=operand):
+                return msgspec.structs.replace(node, operand=of(operand))
+            case Result(value=value):
+                return msgspec.structs.replace(node, value=of(value))
+            case _:
+                return node
+
+    body, results = (tuple(map(of, nodes)) for nodes in (kernel.body, kernel.results))
+    return msgspec.structs.replace(kernel, body=body, results=results)
 
 
 def _tuning(plans: Iterable[CudaPlan]) -> Tuning | None:

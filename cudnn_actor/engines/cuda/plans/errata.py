@@ -1,8 +1,9 @@
 """Candidates that are never run, because a self-check cannot find what is wrong with them.
 
 A plan that computes wrong results fails its self-check (`self_check`). But one
-that reads or writes an illegal address destroys the device context. Each entry
-was observed, or is in cuDNN's release notes, and applies to every device, and to
+that reads or writes an illegal address destroys the device context, and one that
+takes many times as long as what would run in its place passes. Each entry was
+observed, or is in cuDNN's release notes, and applies to every device, and to
 every version of cuDNN before the one that fixed it. That costs little: there are
 other candidates, and without any a graph runs in steps. Engines that are wrong
 only after another plan has run would pass, too: tests/gpu/test_depthwise_sequences.py
@@ -20,8 +21,12 @@ from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Convolution,
     GraphTensor,
+    LayerNorm,
+    LayerNormBackward,
     MatMul,
     Node,
+    RMSNorm,
+    RMSNormBackward,
     TensorRole,
 )
 from cudnn_actor.protocol.tensor import Layout
@@ -41,6 +46,7 @@ class _Erratum(NamedTuple):
     """cuDNN's first version without it, like 92400; None if there is none yet."""
 
 
+_ROW_NORMS = (LayerNorm, LayerNormBackward, RMSNorm, RMSNormBackward)
 _HALF_TYPES = (DType.FLOAT16, DType.BFLOAT16)
 _ERRATA = (
     _Erratum(
@@ -62,7 +68,9 @@ _ERRATA = (
     ),
     _Erratum(
         engines=("eng0",),
-        applies=lambda graph: len(graph.operations) > 1,
+        applies=lambda graph: (
+            len(graph.operations) > 1 and any(isinstance(op, Convolution | MatMul) for op in graph.operations)
+        ),
         what="reads an illegal address if the graph has more than a convolution",
         seen="cuDNN 9.19 on sm_90: grouped float32 NCHW, alpha, beta, bias and relu",
     ),
@@ -87,6 +95,22 @@ _ERRATA = (
         what="reads a misaligned address if the channels of a half type are contiguous, and the strides of "
         "pixels or rows are not multiples of the vector length",
         seen="cuDNN 9.19 on sm_90: eng71, bfloat16 with 2 channels and strides (10, 1, 251, 10)",
+    ),
+    _Erratum(
+        engines=("eng1",),
+        applies=lambda graph: any(isinstance(op, _ROW_NORMS) for op in graph.operations),
+        what="takes up to 40 times as long as a kernel of our own",
+        seen="cuDNN 9.19 on an H200: layer norm backward, bfloat16, 100,352 rows of 96",
+    ),
+    _Erratum(
+        engines=("eng8",),
+        applies=lambda graph: (
+            len(graph.operations) > 1
+            and any(isinstance(op, Convolution) for op in graph.operations)
+            and any(graph.tensor(uid).dtype is DType.FLOAT32 for uid in graph.operations[0].reads)
+        ),
+        what="takes 30 times as long as a convolution alone and a kernel for what follows",
+        seen="cuDNN 9.19 on an H200: float32 without TF32, 3x3, 64 channels, NHWC, a number and relu",
     ),
 )
 

@@ -31,6 +31,10 @@ _DATA_TYPES = {
 }
 
 
+_FIRST_NUMBER = 1 << 20
+"""Behind the uids of all tensors."""
+
+
 class Refused(Exception):
     """Raised when cuDNN does not accept a graph; there may be another way to run it. The text says why."""
 
@@ -64,6 +68,7 @@ class FrontendGraph:
         self._uids = frontend_uids(graph)
         self._tensors: dict[int, Any] = {}
         self._shapes: dict[int, tuple[list[int], list[int]]] = {}
+        self._numbers = 0
         self._widens = any(isinstance(operation, Convolution) for operation in graph.operations)
         """Whether tensors need at least two spatial dims."""
         self.fold: Callable[[GraphTensor], tuple[list[int], list[int]]] | None = None
@@ -91,6 +96,11 @@ class FrontendGraph:
         shape = self._shape(uid, dims, strides)
         if uid not in self._tensors:
             tensor = self._graph.tensor(uid)
+            if tensor.value is not None:
+                if tensor.dtype is not DType.FLOAT32:
+                    raise Refused("numbers that are part of cuDNN's plans are float32")
+                self._tensors[uid] = self.number(tensor.value)
+                return self._tensors[uid]
             self._tensors[uid] = self.pygraph.tensor(
                 dim=shape[0],
                 stride=shape[1],
@@ -99,6 +109,15 @@ class FrontendGraph:
                 uid=self._uids[uid],
             )
         return self._tensors[uid]
+
+    def number(self, value: float) -> Any:
+        """A number that is part of the plan.
+
+        Two of them that have the uids that the frontend gives them are taken for each other (1.32).
+        """
+        self._numbers += 1
+        constant = libraries().cudnn.scalar_type.RUNTIME_PARAM
+        return self.pygraph.tensor_scalar(float(value), constant).set_uid(_FIRST_NUMBER + self._numbers)
 
     def write(self, uid: int, output: Any, dims: Sequence[int] = (), strides: Sequence[int] = ()) -> None:
         """Say which tensor an output of cuDNN's is. Raises as `tensor`."""

@@ -98,12 +98,14 @@ def check_whole(graph: OperationGraph) -> None:
     """Raise `Refused` for a graph that must not run as a single graph of cuDNN's, even where it accepts it.
 
     cuDNN computes wrong results or reads out of bounds for a convolution of bytes in a layout that it does
-    not document as supported, and for operands that must be computed first. Its frontend's attention changes
-    the shape of the tensor of keys, so that queries which are the same tensor are read wrongly.
+    not document as supported, for operands that must be computed first, or that are overwritten. Its
+    frontend's attention changes the shape of the tensor of keys, so that queries of the same tensor are read
+    wrongly.
     """
-    if graph.constants:
-        raise Refused("numbers of a graph are not passed to cuDNN")
+    overwritten = {tensor.overwrites for tensor in graph.tensors}
     for operation in graph.operations:
+        if not isinstance(operation, Pointwise) and not overwritten.isdisjoint(operation.reads):
+            raise Refused(f"cuDNN's {operation.kind} may still read what a result overwrites")
         if computed_first(graph, operation):
             raise Refused(f"cuDNN's {operation.kind} needs operands that are computed first")
         reads = operation.reads

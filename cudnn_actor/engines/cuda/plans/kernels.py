@@ -1,41 +1,52 @@
 """Generates and compiles elementwise kernels for pointwise operations that cuDNN does not fuse.
 
-A kernel's source depends only on the operations, the element types and the rank;
-dims and strides are arguments, so few kernels serve many shapes. Each value is
-computed in the type that its operation computes in, and rounded where the graph
-says so, and nowhere else: to nearest, ties to even; integers saturate and NaN
-becomes 0; of bool, all but 0 is true. A kernel that only copies, from and to one
-type, copies the bits.
+A kernel computes one or more results of the same dims. Its source depends only on
+the operations, the element types, the rank and how the last axis is read; dims and
+strides are arguments, so few kernels serve many shapes. Neighbours in the last axis
+are read and written together, up to 16 bytes at a time. Each value is computed in
+the type that its operation computes in, and rounded where the graph says so, and
+nowhere else: to nearest, ties to even; integers saturate and NaN becomes 0; of
+bool, all but 0 is true. A kernel that only copies, from and to one type, copies
+the bits.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode
+from cudnn_actor.protocol.operations import FUNCTIONS, Operation, Pointwise, PointwiseMode
 
 __all__ = ["C_TYPES", "PREAMBLE", "Computed", "Constant", "Elementwise", "Expression", "Kernel", "Leaf"]
 __all__ += [
     "Axis",
+    "Earlier",
+    "Result",
     "Scalar",
     "Value",
     "elementwise",
     "expression",
     "formula",
+    "functions",
+    "fused",
     "load",
     "merged",
     "merged_axes",
 ]
-__all__ += ["preamble", "source", "store", "value_type"]
+__all__ += ["PACK", "preamble", "source", "store", "value_type"]
 
 _THREADS, _MOST_BLOCKS = 256, 1 << 16
+_PACK_BYTES, _MOST_TOGETHER = 16, 8
+"""The most bytes of one access, and the most elements that a thread computes together."""
+_SMALL = 1 << 31
+"""Offsets below this fit into 32 bits."""
 
 C_TYPES = {
     DType.FLOAT64: "double",
@@ -81,6 +92,9 @@ __device__ __forceinline__ unsigned short to_half(double value) {
     unsigned short bits; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(bits) : "d"(value)); return bits;
 }
 __device__ __forceinline__ unsigned short to_bfloat16(float value) {
+#if __CUDA_ARCH__ >= 800
+    unsigned short found; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(found) : "f"(value)); return found;
+#endif
     if (value != value) return 0x7fff;
     unsigned int bits = __float_as_uint(value);
     return (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
@@ -134,6 +148,12 @@ class Constant(msgspec.Struct, frozen=True, tag="constant"):
     value: int | float
 
 
+class Earlier(msgspec.Struct, frozen=True, tag="earlier"):
+    """The value of an expression before, by its index in `Elementwise.body`."""
+
+    number: int
+
+
 class Expression(msgspec.Struct, frozen=True, tag="expression"):
     """A pointwise mode applied to operands.
 
@@ -150,7 +170,7 @@ class Expression(msgspec.Struct, frozen=True, tag="expression"):
     """
 
     mode: PointwiseMode
-    operands: tuple[Expression | Leaf | Scalar | Constant, ...]
+    operands: tuple[Expression | Leaf | Scalar | Constant | Earlier, ...]
     parameters: tuple[float, ...] = ()
     compute: DType = DType.FLOAT32
     dtype: DType | None = None
@@ -168,40 +188,76 @@ def expression(
     return Expression(operation.mode, operands, parameters, compute, dtype if rounded else None)
 
 
+class Result(msgspec.Struct, frozen=True):
+    """What a kernel stores in each element of one of its results, and the element type."""
+
+    value: Expression | Leaf | Scalar | Constant | Earlier
+    dtype: DType
+
+
 class Elementwise(msgspec.Struct, frozen=True):
     """A kernel as data: what it computes, and over which elements.
 
     Parameters
     ----------
-    value
-        The expression stored in each element.
-    dtype
-        The result's element type.
+    results
+        What it stores.
+    body
+        Expressions that are computed first, in this order. The results and later ones use their values.
     dims
         Dims to iterate over, slowest axis first.
     strides
-        The result's, then each operand's, in elements; 0 where an operand is broadcast.
+        The results', then the operands', in elements; 0 where an operand is broadcast.
+    together
+        How many neighbours in the last axis a thread computes. Every place in memory at which the axis begins
+        is a multiple of it, of a tensor whose elements lie side by side there; and so is its size, unless it
+        is the only axis.
     """
 
-    value: Expression | Leaf | Scalar | Constant
-    dtype: DType
+    results: tuple[Result, ...]
+    body: tuple[Expression, ...]
     dims: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
+    together: int = 1
+
+    @property
+    def rest(self) -> bool:
+        """Whether elements of the only axis remain that a thread of their own computes."""
+        return self.dims[-1] % self.together > 0
+
+    @property
+    def geometry(self) -> tuple[int, ...]:
+        """The kernel's arguments behind the pointers: sizes, in neighbours, and strides."""
+        *slow, last = self.dims
+        sizes = (*slow, last // self.together)
+        return (
+            math.prod(sizes),
+            *((last,) if self.rest else ()),
+            *sizes[1:],
+            *(step for steps in self.strides for step in steps),
+        )
 
     def operands(self) -> tuple[DType, ...]:
         """The element types of the operands, by number."""
-        found: dict[int, DType] = {}
-        _visit(self.value, lambda leaf: found.setdefault(leaf.number, leaf.dtype), lambda _: None)
+        leaves = (node for node in self._nodes() if isinstance(node, Leaf))
+        found = {leaf.number: leaf.dtype for leaf in leaves}
         return tuple(found[number] for number in sorted(found))
 
     def scalars(self) -> tuple[int, ...]:
         """The indices of the plan's scalars that the kernel takes, in the kernel's own order."""
-        found: set[int] = set()
-        _visit(self.value, lambda _: None, lambda scalar: found.add(scalar.number))
-        return tuple(sorted(found))
+        return tuple(sorted({node.number for node in self._nodes() if isinstance(node, Scalar)}))
+
+    def _nodes(self) -> Iterator[Value]:
+        waiting: list[Value] = [*self.body, *(result.value for result in self.results)]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            if isinstance(node, Expression):
+                waiting += node.operands
 
 
-Value = Expression | Leaf | Scalar | Constant
+Value = Expression | Leaf | Scalar | Constant | Earlier
+Known = Mapping[int, tuple[str, str]]
 Axis = tuple[int, tuple[int, ...]]
 """A dim's size, and the stride of each of several tensors in it."""
 
@@ -209,40 +265,63 @@ Axis = tuple[int, tuple[int, ...]]
 class Computed(NamedTuple):
     """A packed tensor that a kernel computes from an operation's operands before the operation runs.
 
-    `operands`: the names of what the value's leaves read, in the order of their numbers.
+    `value`: elementwise, or an operation with names of operands, one of whose launchers is "kernel".
+    `operands`: the names of what the value's leaves read, in the order of their numbers, or of its inputs.
     """
 
-    value: Value
+    value: Value | Operation[str]
     operands: tuple[str, ...]
     dims: tuple[int, ...]
     dtype: DType
 
 
-def _visit(node: Value, leaf: Callable[[Leaf], object], scalar: Callable[[Scalar], object]) -> None:
-    match node:
-        case Leaf():
-            leaf(node)
-        case Scalar():
-            scalar(node)
-        case Expression():
-            for operand in node.operands:
-                _visit(operand, leaf, scalar)
-
-
 def elementwise(
-    value: Value,
-    dtype: DType,
+    value: Value, dtype: DType, dims: Sequence[int], strides: Sequence[Sequence[int]]
+) -> Elementwise:
+    """A kernel with one result. `strides` are the result's, then each operand's."""
+    return fused((Result(value, dtype),), (), dims, strides)
+
+
+def fused(
+    results: Sequence[Result],
+    body: Sequence[Expression],
     dims: Sequence[int],
     strides: Sequence[Sequence[int]],
+    alignments: Sequence[int] = (),
 ) -> Elementwise:
-    """A kernel over `dims`. `strides` are the result's, then each operand's."""
+    """A kernel over `dims`. `strides` and `alignments`, in bytes, are the results', then the operands'.
+
+    Without alignments, a thread computes one element at a time.
+    """
     axes = merged(dims, strides) or [(1, (0,) * len(strides))]
-    return Elementwise(
-        value=value,
-        dtype=dtype,
+    made = Elementwise(
+        results=tuple(results),
+        body=tuple(body),
         dims=tuple(size for size, _ in axes),
         strides=tuple(tuple(steps[i] for _, steps in axes) for i in range(len(strides))),
     )
+    return msgspec.structs.replace(made, together=_together(made, alignments))
+
+
+def _together(kernel: Elementwise, alignments: Sequence[int]) -> int:
+    """How many neighbours in the last axis can be read and written at once."""
+    dtypes = (*(result.dtype for result in kernel.results), *kernel.operands())
+    beside = [
+        (dtype.itemsize, steps, alignment)
+        for dtype, steps, alignment in zip(dtypes, kernel.strides, alignments, strict=False)
+        if steps[-1] == 1
+    ]
+    if not beside or any(steps[-1] != 1 for steps in kernel.strides[: len(kernel.results)]):
+        return 1
+    most = min(_MOST_TOGETHER, _PACK_BYTES // min(size for size, _, _ in beside))
+
+    def fits(count: int) -> bool:
+        return (kernel.dims[-1] % count == 0 or len(kernel.dims) == 1) and all(
+            alignment % min(_PACK_BYTES, count * size) == 0 and all(step % count == 0 for step in steps[:-1])
+            for size, steps, alignment in beside
+        )
+
+    return next((count for count in (8, 4, 2) if count <= most and fits(count)), 1)
 
 
 def merged(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Axis]:
@@ -276,15 +355,13 @@ class Kernel:
         options = ("--std=c++17", "--fmad=false")
         self._function = cupy.RawKernel(source(description), "elementwise", options=options)
         self._function.compile()
-        count = math.prod(description.dims)
-        self._grid = (min(-(-count // _THREADS), _MOST_BLOCKS),)
+        self._geometry = description.geometry
+        self._grid = (min(-(-(self._geometry[0] + description.rest) // _THREADS), _MOST_BLOCKS),)
         self._number = cupy.float64
-        geometry = [description.dims[1:], *description.strides]
-        self._geometry = (count, *(number for numbers in geometry for number in numbers))
         self._scalars = description.scalars()
 
     def launch(self, pointers: Sequence[int], scalars: Sequence[float]) -> None:
-        """Enqueue a run. `pointers`: the result's, then each operand's; `scalars`: all of the plan's."""
+        """Enqueue a run. `pointers`: the results', then each operand's; `scalars`: all of the plan's."""
         if not self._grid[0]:  # there are no elements, and CUDA refuses an empty grid
             return
         numbers = [self._number(scalars[place]) for place in self._scalars]
@@ -293,37 +370,117 @@ class Kernel:
 
 def source(description: Elementwise) -> str:
     """The kernel in CUDA C++."""
-    types = [C_TYPES[dtype] for dtype in description.operands()]
-    rank = len(description.dims)
-    arguments = [f"{C_TYPES[description.dtype]}* out"]
-    arguments += [f"const {c}* in{i}" for i, c in enumerate(types)]
-    arguments += ["long long count", *(f"long long d{axis}" for axis in range(1, rank))]
-    arguments += [f"long long s{i}_{axis}" for i in range(1 + len(types)) for axis in range(rank)]
-    arguments += [f"double scalar{number}" for number in description.scalars()]
-    steps = [f"long long i{axis} = rest % d{axis}; rest /= d{axis};" for axis in range(rank - 1, 0, -1)]
-    loads = [
-        f"const {value_type(dtype)} v{i} = {load(dtype, f'in{i}[{_place(i + 1, rank)}]')};"
-        for i, dtype in enumerate(description.operands())
-    ]
-    values: list[str] = []
-    stored = store(description.dtype, formula(description.value, values))
-    if isinstance(description.value, Leaf) and description.value.dtype is description.dtype:
-        loads, stored = [], f"in0[{_place(1, rank)}]"
-    result = f"out[{_place(0, rank)}] = {stored};"
-    body = "\n        ".join([*steps, "long long i0 = rest;", *loads, *values, result])
-    return f"""{preamble()}
+    return _Source(description).text()
+
+
+class _Source:
+    """The source of one kernel."""
+
+    def __init__(self, kernel: Elementwise) -> None:
+        self._kernel = kernel
+        self._rank, self._together = len(kernel.dims), kernel.together
+        self._stored = [result.dtype for result in kernel.results]
+        self._read = kernel.operands()
+        # Whether offsets need 64 bits.
+        spans = (
+            sum((size - 1) * abs(step) for size, step in zip(kernel.dims, steps, strict=True))
+            for steps in kernel.strides
+        )
+        self._wide = max(math.prod(kernel.dims), *spans) >= _SMALL
+
+    def text(self) -> str:
+        rank, rest = self._rank, self._kernel.rest
+        arguments = [f"{C_TYPES[dtype]}* out{i}" for i, dtype in enumerate(self._stored)]
+        arguments += [f"const {C_TYPES[dtype]}* in{i}" for i, dtype in enumerate(self._read)]
+        tensors = len(self._stored) + len(self._read)
+        arguments += ["long long count", *(["long long all"] if rest else [])]
+        arguments += [f"long long d{axis}" for axis in range(1, rank)]
+        arguments += [f"long long s{i}_{axis}" for i in range(tensors) for axis in range(rank)]
+        arguments += [f"double scalar{number}" for number in self._kernel.scalars()]
+        packs = PACK if self._together > 1 else ""
+        return f"""{preamble()}{packs}
+typedef {"long long" if self._wide else "int"} I;
 extern "C" __global__ void elementwise({", ".join(arguments)}) {{
-    long long stride = (long long)gridDim.x * blockDim.x;
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += stride) {{
-        long long rest = i;
-        {body}
+    const long long stride = (long long)gridDim.x * blockDim.x;
+    const long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    for (long long i = first; i < count; i += stride) {{
+        {self._body(self._together)}
     }}
+    {self._of_the_rest() if rest else ""}
 }}
 """
 
+    def _of_the_rest(self) -> str:
+        return f"""if (first == count % stride) for (long long i = count * {self._together}; i < all; ++i) {{
+        {self._body(1)}
+    }}"""
 
-def _place(tensor: int, rank: int) -> str:
-    return " + ".join(f"i{axis} * s{tensor}_{axis}" for axis in range(rank))
+    def _body(self, together: int) -> str:
+        """The statements for so many neighbours, of the number `i`."""
+        rank = self._rank
+        places = [
+            f"const I i{axis} = rest % (I)d{axis}; rest /= (I)d{axis};" for axis in range(rank - 1, 0, -1)
+        ]
+        places = ["I rest = (I)i;", *places, "const I i0 = rest;"]
+        if together > 1:
+            place = 1 if rank > 1 else -1
+            places[place] = places[place].replace(";", f" * {together};", 1)
+        before, inside, after = self._accesses(together)
+        block = "\n            ".join([*inside, *self._computed(together)])
+        if together > 1:
+            loop = f"#pragma unroll\n        for (int v = 0; v < {together}; ++v)"
+            block = f"{loop} {{\n            {block}\n        }}"
+        return "\n        ".join([*places, *before, block, *after])
+
+    def _accesses(self, together: int) -> tuple[list[str], list[str], list[str]]:
+        """Statements before the neighbours are computed, for each of them, and behind."""
+        before: list[str] = []
+        inside: list[str] = []
+        after: list[str] = []
+        self._elements: list[str] = []
+        """What is read of each operand."""
+        for i, dtype in enumerate(self._read):
+            tensor = len(self._stored) + i
+            step, place = self._kernel.strides[tensor][-1], f"in{i}[{self._place(tensor)}]"
+            if together > 1 and step == 1:
+                pack = f"Pack<{C_TYPES[dtype]}, {together}>"
+                before.append(f"const {pack} p{i} = *(const {pack}*)&{place};")
+                place = f"p{i}.of[v]"
+            elif together > 1 and step:
+                place = f"in{i}[{self._place(tensor)} + v * (I)s{tensor}_{self._rank - 1}]"
+            self._elements.append(place)
+            to = before if together > 1 and not step else inside
+            to.append(f"const {value_type(dtype)} v{i} = {load(dtype, place)};")
+        if together > 1:
+            for i, dtype in enumerate(self._stored):
+                pack = f"Pack<{C_TYPES[dtype]}, {together}>"
+                before.append(f"{pack} r{i};")
+                after.append(f"*({pack}*)&out{i}[{self._place(i)}] = r{i};")
+        return before, inside, after
+
+    def _computed(self, together: int) -> list[str]:
+        """The statements that compute an element of each result."""
+        steps: list[str] = []
+        known: dict[int, tuple[str, str]] = {}
+        for n, node in enumerate(self._kernel.body):
+            known[n] = _step(node, steps, known), value_type(node.dtype or node.compute)
+        for i, result in enumerate(self._kernel.results):
+            value = result.value
+            if isinstance(value, Leaf) and value.dtype is result.dtype:
+                stored = self._elements[value.number]
+            else:
+                stored = store(result.dtype, formula(value, steps, known=known))
+            target = f"r{i}.of[v]" if together > 1 else f"out{i}[{self._place(i)}]"
+            steps.append(f"{target} = {stored};")
+        return steps
+
+    def _place(self, tensor: int) -> str:
+        return " + ".join(f"i{axis} * (I)s{tensor}_{axis}" for axis in range(self._rank))
+
+
+PACK = """
+template <class E, int N> struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16) Pack { E of[N]; };
+"""
 
 
 def load(dtype: DType, element: str) -> str:
@@ -347,7 +504,13 @@ def value_type(dtype: DType) -> str:
 
 def preamble() -> str:
     """What a source with formulas begins with."""
-    return f"{PREAMBLE}{_pointwise().PREAMBLE}"
+    return PREAMBLE + functions()
+
+
+def functions() -> str:
+    """The functions that formulas call."""
+    found: str = _pointwise().PREAMBLE
+    return found
 
 
 def _pointwise() -> Any:
@@ -355,10 +518,10 @@ def _pointwise() -> Any:
     return importlib.import_module("cudnn_actor.engines.cuda.operations.pointwise")
 
 
-def formula(node: Value, steps: list[str], wanted: str = "") -> str:
+def formula(node: Value, steps: list[str], wanted: str = "", known: Known = MappingProxyType({})) -> str:
     """A node's value in C, of the type `wanted` if one is given.
 
-    Appends the statements that compute it to `steps`.
+    Appends the statements that compute it to `steps`. `known`: name and C type of the values before.
     """
     match node:
         case Constant(value=number):
@@ -367,16 +530,20 @@ def formula(node: Value, steps: list[str], wanted: str = "") -> str:
             name, found = f"v{number}", value_type(dtype)
         case Scalar(number=number):
             name, found = f"scalar{number}", "double"
+        case Earlier(number=number):
+            name, found = known[number]
         case Expression():
-            name, found = _step(node, steps), value_type(node.dtype or node.compute)
+            name, found = _step(node, steps, known), value_type(node.dtype or node.compute)
     return name if wanted in ("", found) else f"(({wanted}){name})"
 
 
-def _step(node: Expression, steps: list[str]) -> str:
+def _step(node: Expression, steps: list[str], known: Known) -> str:
     """The name of an expression's value, which the statements appended to `steps` compute."""
     function, in_c = FUNCTIONS[node.mode], _pointwise().IN_C[node.mode]
     kind = value_type(node.compute)
-    given = {name: formula(value, steps, kind) for name, value in zip("abc", node.operands, strict=False)}
+    given = {
+        name: formula(value, steps, kind, known) for name, value in zip("abc", node.operands, strict=False)
+    }
     given |= {
         name: _literal(value, kind) for name, value in zip(function.parameters, node.parameters, strict=True)
     }

@@ -1,19 +1,28 @@
 """Cuts an operation graph into pieces, each of which becomes a plan of its own.
 
 A piece is one operation that is not pointwise with the pointwise operations
-behind it, or a tree of pointwise operations alone. A value stays inside a piece
-only if a single pointwise operation reads it. What lies between pieces is stored
-in its declared dtype, so where a graph is cut changes no result. Results of
-reshapes, transposes and slices are views of what is stored where that is
-possible.
+behind it, or a group. It has one result, but a depthwise convolution of our own
+has any number of them. What lies between pieces is stored in its declared dtype,
+so where a graph is cut changes no result. Results of reshapes, transposes and
+slices are views of what is stored where that is possible.
+
+A group has any number of pointwise operations and results, all of the same dims.
+Reductions, norms and softmaxes of these dims belong to it too if all are along
+the same axes; then results may also have one element for each line. A tree of
+pointwise operations of smaller dims, one of which the group reads, may be part of
+it. Operations join a group as long as it is open: until an operation outside
+reads one of its results, or overwrites what it reads. So all that reads its
+results comes behind all of its operations, and it runs in the place of its last
+one.
 
 Pieces run in the order of their places: an operation's place is its number in
-the graph, and a piece's that of its first operation that is not pointwise, or of
-its last operation. All that a piece reads has an earlier place.
+the graph, and a piece's that of its operation that is not pointwise, or of its
+last operation. All that a piece reads has an earlier place.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,21 +30,33 @@ from typing import NamedTuple
 
 import msgspec
 
+from cudnn_actor.engines.cuda.plans.depthwise import is_depthwise
+from cudnn_actor.engines.cuda.plans.fusing import lines_of_operation
+from cudnn_actor.engines.cuda.plans.line_kernels import fits
+from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
+    Attention,
+    AttentionBackward,
     Convolution,
     GraphTensor,
     MatMul,
     Movement,
     Node,
     Pointwise,
+    PointwiseMode,
+    Reshape,
     TensorRole,
+    Transpose,
 )
+from cudnn_actor.protocol.tensor import packed_strides, settled_strides
 
 __all__ = ["Cut", "Piece", "Stored", "cut"]
 
 _LEAST_ALIGNMENT = 16
 """Bytes to which cuDNN wants addresses aligned."""
+_MOST_OPERATIONS, _MOST_TENSORS = 64, 24
+"""The most of a piece: larger kernels take long to compile, and do not fit into the registers."""
 
 
 class Stored(NamedTuple):
@@ -46,10 +67,14 @@ class Stored(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A piece, and the tensor of the whole graph for each of its bound tensors, in its canonical order."""
+    """A piece, and the tensor of the whole graph for each of its bound tensors, in its canonical order.
+
+    `numbers`: those that its operations have in the whole graph.
+    """
 
     graph: OperationGraph
     tensors: tuple[int, ...]
+    numbers: tuple[int, ...]
 
 
 class Cut(NamedTuple):
@@ -66,13 +91,32 @@ def cut(graph: OperationGraph) -> Cut | None:
     return None if len(parts.pieces[0].graph.operations) == len(graph.operations) else parts
 
 
+_Along = tuple[tuple[int, ...], DType]
+
+
 @dataclass(eq=False)
 class _Draft:
-    """A piece that is being put together: its place, the operation that is not pointwise, and all of them."""
+    """A piece that is being put together.
+
+    `place`: see the module. `anchor`: the operation that is not pointwise, if it is no group. `own`: whether
+    there are kernels of our own for the anchor, with any number of results. `dims`: of a group's results.
+    `along`: the axes of its lines, and the type of their sums, if it has any. `reads`: what its operations
+    read.
+    """
 
     place: int
     anchor: Node | None
+    own: bool = False
+    dims: tuple[int, ...] = ()
+    along: _Along | None = None
     operations: dict[int, Node] = field(default_factory=dict)
+    reads: set[int] = field(default_factory=set)
+
+    def holds(self, dims: tuple[int, ...]) -> bool:
+        """Whether a group's results may have these dims."""
+        if dims == self.dims or self.along is None:
+            return dims == self.dims
+        return dims == tuple(1 if axis in self.along[0] else size for axis, size in enumerate(self.dims))
 
 
 class _Partition:
@@ -80,26 +124,37 @@ class _Partition:
         self._graph = graph
         self._readers: dict[int, int] = {}
         for operation in graph.operations:
-            for uid in operation.reads:
+            for uid in set(operation.reads):
                 self._readers[uid] = self._readers.get(uid, 0) + 1
-        self._pending: dict[int, _Draft] = {}
-        """Values that a single pointwise operation will read → their piece."""
+        self._drafts: dict[int, _Draft] = {}
+        """Results → the piece that computes them; not for views."""
         self._places: dict[int, int] = {}
-        """Stored values → the place of their piece."""
+        """Views → the place of the piece that computes what they are views of."""
         self._forms: dict[int, GraphTensor] = {tensor.uid: tensor for tensor in graph.tensors}
         """Each tensor as it is stored."""
+        self._overwritten = {tensor.overwrites for tensor in graph.tensors} - {None}
+        """Inputs whose memory a result overwrites: what is moved of them is copied, before that."""
+        self._viewed: set[int] = set()
+        """Tensors that others are views of, or that lie where another one does: their form is settled."""
         self._stored: dict[int, Stored] = {uid: Stored(uid) for uid in graph.bound}
-        self._pieces: list[_Draft] = []
+        self._pieces: dict[_Draft, None] = {}
+        self._open: dict[_Draft, None] = {}
+        """The groups that may grow."""
 
     def cut(self) -> Cut:
         for place, operation in enumerate(self._graph.operations):
-            if isinstance(operation, Pointwise):
-                self._join(place, operation)
+            along = self._lines(operation)
+            if isinstance(operation, Pointwise) or along is not None:
+                self._join(place, operation, along)
                 continue
             for uid in operation.reads:
                 self._store(uid)
-            if not (isinstance(operation, Movement) and self._view(operation)):
-                self._begin(place, operation, anchor=operation)
+            if not (
+                isinstance(operation, Movement) and (self._written_as(operation) or self._view(operation))
+            ):
+                draft = self._begin(place, operation)
+                draft.own = is_depthwise(operation, self._forms.__getitem__)
+                self._add(draft, place, operation)
         ordered = sorted(self._pieces, key=lambda draft: draft.place)
         between = tuple(
             self._forms[uid]
@@ -108,82 +163,204 @@ class _Partition:
         )
         return Cut(tuple(map(self._piece, ordered)), self._stored, between)
 
-    def _begin(self, place: int, operation: Node, anchor: Node | None) -> _Draft:
-        draft = _Draft(place, anchor)
-        self._pieces.append(draft)
-        self._add(draft, place, operation)
+    def _begin(self, place: int, anchor: Node | None, dims: tuple[int, ...] = ()) -> _Draft:
+        draft = _Draft(place, anchor, dims=dims)
+        self._pieces[draft] = None
+        if anchor is None:
+            self._open[draft] = None
         return draft
 
     def _add(self, draft: _Draft, place: int, operation: Node) -> None:
-        """Add an operation to a piece, and say which of its results may stay inside."""
+        """Add an operation to a piece. Groups that read what it overwrites stay before it."""
         draft.operations[place] = operation
+        draft.reads.update(operation.reads)
+        overwritten = {self._graph.tensor(uid).overwrites for uid in operation.writes} - {None}
+        for other in list(self._open) if overwritten else ():
+            if other is not draft and not overwritten.isdisjoint(other.reads):
+                del self._open[other]
         for uid in operation.writes:
-            tensor = self._graph.tensor(uid)
-            if tensor.role is TensorRole.VIRTUAL and self._readers.get(uid, 0) == 1:
-                self._pending[uid] = draft
-            else:
-                self._keep(uid, draft)
-
-    def _keep(self, uid: int, draft: _Draft) -> None:
-        """Have a piece write a value to memory."""
-        self._stored.setdefault(uid, Stored(uid))
-        self._places[uid] = draft.place
+            self._drafts[uid] = draft
+            if uid not in self._readers:
+                self._stored.setdefault(uid, Stored(uid))
 
     def _store(self, uid: int) -> None:
-        """Have a value stored that might have stayed inside its piece."""
-        draft = self._pending.pop(uid, None)
+        """Have a value stored, since an operation outside of its piece reads it."""
+        draft = self._drafts.get(uid)
         if draft is not None:
-            self._keep(uid, draft)
+            self._stored.setdefault(uid, Stored(uid))
+            self._open.pop(draft, None)
 
-    def _join(self, place: int, operation: Pointwise[int]) -> None:
-        """Add a pointwise operation to the piece of its operand, or let it begin a piece."""
-        pending = {uid: self._pending[uid] for uid in operation.reads if uid in self._pending}
-        anchored = [uid for uid, draft in pending.items() if draft.anchor is not None]
-        host = self._host(operation, pending, anchored)
-        for uid in anchored:
-            if host is None or pending[uid] is not host:
+    def _lines(self, operation: Node) -> _Along | None:
+        """The axes along which an operation of a group reduces or normalises; None if it is no such one."""
+        found = lines_of_operation(self._graph, operation)
+        if found is None or not fits(*found[:2]):
+            return None
+        return found[1:]
+
+    def _join(self, place: int, operation: Node, along: _Along | None) -> None:
+        """Add an operation to the piece of its operand, or let it begin a group."""
+        draft = self._host(operation) if isinstance(operation, Pointwise) else None
+        draft = draft or self._group(place, operation, along)
+        draft.along = draft.along or along
+        for uid in operation.reads:
+            if self._drafts.get(uid) is not draft:
                 self._store(uid)
-        merged = {id(draft): draft for uid, draft in pending.items() if uid in self._pending}
-        for uid in pending:
-            self._pending.pop(uid, None)
-        if host is None:
-            host = _Draft(place, None)
-            self._pieces.append(host)
-        for draft in merged.values():
-            if draft is not host:
-                host.operations |= draft.operations
-                self._pieces.remove(draft)
-        if host.anchor is None:
-            host.place = place
-        self._add(host, place, operation)
+        self._add(draft, place, operation)
+        if draft.anchor is None:
+            draft.place = place
 
-    def _host(
-        self, operation: Pointwise[int], pending: dict[int, _Draft], anchored: Sequence[int]
-    ) -> _Draft | None:
-        """The piece with an operation before it that can take it in: the last of those that can."""
+    def _host(self, operation: Pointwise[int]) -> _Draft | None:
+        """The piece with an operation before it that can take it in: the last of those that can.
+
+        What else the operation reads is part of the piece then if nothing else needs it.
+        """
         result = self._graph.tensor(operation.result)
-        for uid in sorted(anchored, key=lambda uid: -pending[uid].place):
-            draft = pending[uid]
+        drafts = {uid: self._drafts[uid] for uid in operation.reads if uid in self._drafts}
+        inside = {uid: draft for uid, draft in drafts.items() if draft.own or self._only_exit(uid, draft)}
+        for uid in sorted(inside, key=lambda uid: -inside[uid].place):
+            draft = inside[uid]
             if not isinstance(draft.anchor, _WITH_EPILOGUE) or self._graph.tensor(uid).dims != result.dims:
                 continue
-            trees = [
-                tree for other, tree in pending.items() if other in operation.reads and tree.anchor is None
-            ]
-            read = [other for tree in trees for op in tree.operations.values() for other in op.reads]
-            read += [other for other in operation.reads if other != uid]
-            inside = {other for tree in trees for op in tree.operations.values() for other in op.writes}
-            if any(self._place_of(other) >= draft.place for other in read if other not in inside):
+            if isinstance(draft.anchor, MatMul) and operation.mode in _SLOW_BEHIND_PRODUCTS:
                 continue
-            read += [other for op in draft.operations.values() for other in op.reads]
-            before = result.overwrites
-            if before is None or read.count(before) == self._readers[before]:
-                return draft
+            trees = {tree: None for tree in inside.values() if tree.anchor is None and tree.along is None}
+            parts = (draft, *trees)
+            computed = {other for part in parts for op in part.operations.values() for other in op.writes}
+            read = {*operation.reads, *(other for tree in trees for other in tree.reads)} - computed
+            operations = len(draft.operations) + sum(len(tree.operations) for tree in trees)
+            if operations >= _MOST_OPERATIONS or any(self._place_of(other) >= draft.place for other in read):
+                continue
+            if result.overwrites is not None and not self._reads_all(
+                result.overwrites, operation, [draft, *trees]
+            ):
+                continue
+            for tree in trees:
+                self._merge(tree, draft)
+            return draft
         return None
 
+    def _only_exit(self, uid: int, draft: _Draft) -> bool:
+        """Whether a piece may grow, and a single operation outside will read one value of it: this one."""
+        return (
+            (draft in self._open or draft.anchor is not None)
+            and self._graph.tensor(uid).role is TensorRole.VIRTUAL
+            and self._readers[uid] == 1
+            and not self._results(draft) - {uid}
+        )
+
+    def _results(self, draft: _Draft) -> set[int]:
+        """What a piece computes that is bound, or that an operation outside reads."""
+        inside: dict[int, int] = {}
+        for operation in draft.operations.values():
+            for uid in set(operation.reads):
+                inside[uid] = inside.get(uid, 0) + 1
+        written = (uid for operation in draft.operations.values() for uid in operation.writes)
+        return {
+            uid for uid in written if uid in self._stored or inside.get(uid, 0) < self._readers.get(uid, 0)
+        }
+
+    def _reads_all(self, uid: int, operation: Node, drafts: Sequence[_Draft]) -> bool:
+        """Whether an operation and these pieces are all that reads a tensor."""
+        operations = [operation, *(op for draft in drafts for op in draft.operations.values())]
+        return sum(uid in op.reads for op in operations) == self._readers[uid]
+
+    def _group(self, place: int, operation: Node, along: _Along | None) -> _Draft:
+        """The group that an operation joins: those of its operands as one, else one that reads the same."""
+        dims = self._graph.tensor(operation.writes[0] if along is None else operation.reads[0]).dims
+        read = [self._drafts.get(uid) for uid in operation.reads]
+        joined = [
+            draft
+            for uid, draft in zip(operation.reads, read, strict=True)
+            if draft in self._open and self._may_join(uid, draft, dims, along)
+        ]
+        if not joined:
+            large = {uid for uid in operation.reads if self._graph.tensor(uid).dims == dims}
+            beside = (
+                draft
+                for draft in reversed(self._open)
+                if draft.dims == dims and not large.isdisjoint(draft.reads) and self._agree([draft], along)
+            )
+            joined = list(itertools.islice(beside, 1))
+        operations = 1 + sum(len(draft.operations) for draft in dict.fromkeys(joined))
+        read_by_all = set(operation.reads).union(*(draft.reads for draft in joined))
+        given = (uid for uid in read_by_all if self._drafts.get(uid) not in joined)
+        tensors = sum(self._graph.tensor(uid).role is not TensorRole.CONSTANT for uid in given)
+        lined = {draft.dims for draft in joined if draft.along is not None} | ({dims} if along else set())
+        agree = len(lined) <= 1 and self._agree(joined, along)
+        if operations > _MOST_OPERATIONS or tensors > _MOST_TENSORS or not agree:
+            joined = []
+        host = next((draft for draft in joined if draft.along is not None and draft.holds(dims)), None)
+        host = host or next((draft for draft in joined if draft.dims == dims), None)
+        if host is None:
+            host = self._begin(place, None, dims)
+        for draft in dict.fromkeys(joined):
+            if draft is not host:
+                self._merge(draft, host)
+        return host
+
+    def _may_join(self, uid: int, draft: _Draft, dims: tuple[int, ...], along: _Along | None) -> bool:
+        """Whether an operation of these dims may be computed with the group that computes its operand."""
+        if along is not None and draft.dims != dims:
+            return False  # a reduction of what is broadcast
+        return draft.holds(dims) or (draft.along is None and self._only_exit(uid, draft))
+
+    @staticmethod
+    def _agree(drafts: Sequence[_Draft], along: _Along | None) -> bool:
+        """Whether groups have no lines, or the same."""
+        return len({along, *(draft.along for draft in drafts)} - {None}) <= 1
+
+    def _merge(self, draft: _Draft, into: _Draft) -> None:
+        into.operations |= draft.operations
+        into.reads |= draft.reads
+        into.along = into.along or draft.along
+        for operation in draft.operations.values():
+            self._drafts.update(dict.fromkeys(operation.writes, into))
+        del self._pieces[draft], self._open[draft]
+
     def _place_of(self, uid: int) -> int:
-        """The place of the piece that gives a value; -1 for one that is given, or inside a piece."""
-        draft = self._pending.get(uid)
+        """The place of the piece that gives a value; -1 for one that is given."""
+        draft = self._drafts.get(uid)
         return self._places.get(uid, -1) if draft is None else draft.place
+
+    def _written_as(self, operation: Movement[int]) -> bool:
+        """Whether the operand's piece can write the result in the operand's place; then have it do so.
+
+        Of a transposed value that is not bound, the operand is only laid out so that the result is packed.
+        """
+        uid, result, form = operation.x, self._graph.tensor(operation.y), self._forms[operation.x]
+        draft = self._drafts.get(uid)
+        if draft is None or uid in self._viewed or self._stored[uid] != Stored(uid):
+            return False
+        bound = result.role is TensorRole.BOUND
+        if (
+            form.role is not TensorRole.VIRTUAL
+            or result.dtype is not form.dtype
+            or result.overwrites is not None
+        ):
+            return False
+        packed = packed_strides(result.dims)
+        if isinstance(operation, Transpose):
+            given = result.strides if bound else packed
+            steps = dict(zip(operation.axes, given, strict=True))
+            strides = tuple(steps[axis] for axis in range(len(form.dims)))
+        elif isinstance(operation, Reshape) and bound and result.strides == packed:
+            strides = packed_strides(form.dims)
+        else:
+            return False
+        strides = settled_strides(form.dims, strides)
+        if strides != settled_strides(form.dims, form.strides):
+            kept = not strides or strides[-1] == form.strides[-1] == 1
+            anyhow = draft.anchor is None or (kept and isinstance(draft.anchor, _WRITE_ANYHOW))
+            # What others read as well, they may want as it is.
+            if not anyhow or (self._readers[uid] > 1 and not isinstance(draft.anchor, Attention)):
+                return False
+        self._forms[uid] = msgspec.structs.replace(form, strides=strides, alignment=result.alignment)
+        if not bound:
+            return False
+        self._viewed.add(uid)
+        self._stored[uid] = Stored(operation.y)
+        self._places[operation.y] = draft.place
+        return True
 
     def _view(self, operation: Movement[int]) -> bool:
         """Whether a result lies in its operand's memory; then say where."""
@@ -194,15 +371,19 @@ class _Partition:
         if placed is None or min(placed.strides, default=1) < 0:
             return False
         root, offset = self._stored[operation.x]
+        if root in self._overwritten:
+            return False
         offset += placed.offset * form.dtype.itemsize
         if offset % _LEAST_ALIGNMENT:
             return False
         alignment = math.gcd(form.alignment, offset) if offset else form.alignment
+        strides = settled_strides(result.dims, placed.strides)  # else a packed result would look strided
         self._forms[result.uid] = msgspec.structs.replace(
-            result, strides=placed.strides, alignment=max(alignment, _LEAST_ALIGNMENT)
+            result, strides=strides, alignment=max(alignment, _LEAST_ALIGNMENT)
         )
+        self._viewed.add(operation.x)
         self._stored[result.uid] = Stored(root, offset)
-        self._places[result.uid] = self._places.get(operation.x, -1)
+        self._places[result.uid] = self._place_of(operation.x)
         return True
 
     def _piece(self, draft: _Draft) -> Piece:
@@ -219,8 +400,16 @@ class _Partition:
                 tensor = msgspec.structs.replace(self._forms[uid], role=TensorRole.BOUND, overwrites=before)
             tensors.append(tensor)
         piece = OperationGraph(tensors=tuple(tensors), operations=operations, numerics=self._graph.numerics)
-        return Piece(piece, piece.bound)
+        return Piece(piece, piece.bound, tuple(sorted(draft.operations)))
 
 
 _WITH_EPILOGUE = (Convolution, MatMul)
-"""Operations whose graphs of cuDNN's take pointwise operations behind them."""
+"""Operations whose graphs of cuDNN's take pointwise operations behind them.
+
+What stands before them has kernels of its own: with a scale and a relu before a convolution, plans of
+cuDNN took as long as both kernels, or twice as long (9.19, H200, bfloat16, NHWC).
+"""
+_WRITE_ANYHOW = (Attention, AttentionBackward, MatMul)
+"""Operations that write rows of a result anywhere."""
+_SLOW_BEHIND_PRODUCTS = frozenset({PointwiseMode.SIGMOID})
+"""A product took four times as long with it (9.19, H200, bfloat16), more than both kernels."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from cudnn_actor.engines.cuda.plans.explaining import explanation
 from cudnn_actor.engines.cuda.plans.recipe import Recipe
+from cudnn_actor.protocol.explanation import Explanation
+from cudnn_actor.protocol.graph import OperationGraph
 
 __all__ = ["CudaPlan"]
+
+_MOST_REASONS = 8
 
 
 class CudaPlan:
@@ -29,3 +37,13 @@ class CudaPlan:
         self.program: Any = None
         """The plan bound to the engine that runs it. Only that engine uses it."""
         self.tuning = recipe.tuning
+
+    def instead_of(self, refused: Sequence[str]) -> CudaPlan:
+        """The plan, which runs because of these reasons against what would have been preferred."""
+        reasons = tuple(dict.fromkeys(refused))[:_MOST_REASONS]
+        parts = tuple(msgspec.structs.replace(part, refused=reasons) for part in self.recipe.parts)
+        return CudaPlan(msgspec.structs.replace(self.recipe, parts=parts), self.graphs)
+
+    def explain(self, graph: OperationGraph) -> Explanation:
+        """How it runs the graph; see `engines.base.Plan`."""
+        return explanation(self.recipe, graph)

@@ -15,13 +15,25 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cudnn_actor.engines.base import blame
 from cudnn_actor.engines.cuda.library.failures import check_status
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.operations import Launch as OperationLaunch
+from cudnn_actor.engines.cuda.plans.depthwise_sources import DepthwiseKernel
 from cudnn_actor.engines.cuda.plans.kernels import Kernel
+from cudnn_actor.engines.cuda.plans.line_kernels import LinedKernel
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, Number, OperationStep, Source
+from cudnn_actor.engines.cuda.plans.recipe import (
+    Buffer,
+    DepthwiseStep,
+    GraphStep,
+    KernelStep,
+    LinedStep,
+    Number,
+    OperationStep,
+    Source,
+)
 
 __all__ = ["Program", "fast_launch", "public_launch"]
 
@@ -101,6 +113,16 @@ def _launch_graph() -> Callable[..., int]:
     return launch
 
 
+def _compiled(step: KernelStep | LinedStep | DepthwiseStep) -> Kernel | LinedKernel | DepthwiseKernel:
+    match step:
+        case DepthwiseStep():
+            return DepthwiseKernel(step.kernel)
+        case LinedStep():
+            return LinedKernel(step.kernel)
+        case _:
+            return Kernel(step.kernel)
+
+
 class Program:
     """A plan with its launches, for one engine. Used by one thread only.
 
@@ -135,7 +157,8 @@ class Program:
                 operation_launch = launcher.make(step.operation, step.tensors, handle)
                 self._steps.append(self._operation_step(operation_launch, step.sources, recipe.own_workspace))
             else:
-                self._steps.append(self._kernel_step(Kernel(step.kernel), step.sources, recipe.own_workspace))
+                kernel = _compiled(step)
+                self._steps.append(self._kernel_step(kernel, step.sources, recipe.own_workspace))
         self._doubles = {
             source.number: source.double
             for step in recipe.steps
@@ -158,7 +181,7 @@ class Program:
         return run
 
     def _kernel_step(
-        self, kernel: Kernel, sources: Sequence[Source], scratch: int
+        self, kernel: Kernel | LinedKernel | DepthwiseKernel, sources: Sequence[Source], scratch: int
     ) -> Callable[[Sequence[int], Sequence[float], int], None]:
         find, stream = self._finder(sources, scratch), self.stream
 
@@ -240,8 +263,21 @@ class Program:
                 ctypes.c_float.from_address(place).value = scalars[number]
 
     def _launch(self, pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> None:
-        for step in self._steps:
-            step(pointers, scalars, workspace)
+        number = 0
+        try:
+            for number, step in enumerate(self._steps):  # noqa: B007 - which one fails is told
+                step(pointers, scalars, workspace)
+        except Exception as error:
+            blame(error, self._operations_of(number))
+            raise
+
+    def _operations_of(self, step: int) -> tuple[int, ...]:
+        """The numbers of the graph's operations that a step computes."""
+        for part in self.recipe.parts:
+            if step < part.steps:
+                return part.operations
+            step -= part.steps
+        return ()
 
     def _capture(self, pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> Any:
         """The run as a CUDA graph, not launched; None if the plan cannot be captured, now or later."""

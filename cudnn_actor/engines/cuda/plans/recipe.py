@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import msgspec
 
+from cudnn_actor.engines.cuda.plans.depthwise_kernels import Depthwise
 from cudnn_actor.engines.cuda.plans.kernels import Elementwise
+from cudnn_actor.engines.cuda.plans.line_kernels import Lined
 from cudnn_actor.protocol.operations import GraphTensor, Node
 
 __all__ = [
+    "Between",
     "Buffer",
+    "DepthwiseStep",
     "GraphStep",
     "KernelStep",
+    "LinedStep",
     "Number",
     "OperationStep",
+    "Part",
     "Recipe",
     "Scratch",
     "Source",
@@ -81,9 +87,26 @@ class GraphStep(msgspec.Struct, frozen=True, tag="graph"):
 
 
 class KernelStep(msgspec.Struct, frozen=True, tag="kernel"):
-    """A step that runs an elementwise kernel. `sources`: its result's location, then its operands'."""
+    """A step that runs an elementwise kernel. `sources`: its results' locations, then its operands'."""
 
     kernel: Elementwise
+    sources: tuple[Source, ...]
+
+
+class LinedStep(msgspec.Struct, frozen=True, tag="lined"):
+    """A step that runs a kernel over lines. `sources`: its operands' locations, then its results'."""
+
+    kernel: Lined
+    sources: tuple[Source, ...]
+
+
+class DepthwiseStep(msgspec.Struct, frozen=True, tag="depthwise"):
+    """A step that runs a depthwise convolution and what is behind it.
+
+    `sources`: its operands' locations, then its results', and its workspace's if it needs any.
+    """
+
+    kernel: Depthwise
     sources: tuple[Source, ...]
 
 
@@ -107,7 +130,7 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
     launcher: str
 
 
-Step = GraphStep | KernelStep | OperationStep
+Step = GraphStep | KernelStep | LinedStep | DepthwiseStep | OperationStep
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -129,6 +152,40 @@ class Tuning(msgspec.Struct, frozen=True):
     discarded: tuple[str, ...]
 
 
+class Part(msgspec.Struct, frozen=True):
+    """A piece of the graph that a plan runs, for explanations and errors.
+
+    Parameters
+    ----------
+    operations
+        Its operations' numbers in the graph.
+    steps
+        How many of the recipe's steps run it.
+    tag, workspace, tried, tuning
+        Those of its own plan.
+    refused
+        Why what would have been preferred to this plan does not run.
+    """
+
+    operations: tuple[int, ...]
+    steps: int
+    tag: str
+    workspace: int
+    refused: tuple[str, ...] = ()
+    tried: bool = True
+    tuning: Tuning | None = None
+
+
+class Between(msgspec.Struct, frozen=True):
+    """A tensor between parts: its canonical number, its bytes and place, and its first and last part."""
+
+    tensor: int
+    nbytes: int
+    offset: int
+    first: int
+    last: int
+
+
 class Recipe(msgspec.Struct, frozen=True):
     """Everything in a plan except its live library objects.
 
@@ -146,6 +203,10 @@ class Recipe(msgspec.Struct, frozen=True):
         The measurements, if the plan was chosen by tuning.
     tried
         Whether it has passed its self-check.
+    parts
+        The pieces of the graph, in the order in which they run.
+    between
+        The tensors between them.
     """
 
     tag: str
@@ -155,6 +216,8 @@ class Recipe(msgspec.Struct, frozen=True):
     scalars: int
     tuning: Tuning | None = None
     tried: bool = True
+    parts: tuple[Part, ...] = ()
+    between: tuple[Between, ...] = ()
 
     @property
     def own_workspace(self) -> int:

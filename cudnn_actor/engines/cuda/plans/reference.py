@@ -17,6 +17,9 @@ import numpy as np
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.kernels import (
     C_TYPES,
+    Constant,
+    Earlier,
+    Expression,
     Leaf,
     Scalar,
     Value,
@@ -38,7 +41,7 @@ from cudnn_actor.protocol.operations import (
     TensorRole,
 )
 
-__all__ = ["Reference"]
+__all__ = ["Reference", "References"]
 
 _THREADS = 128
 _MOST_PRODUCTS = 1 << 29
@@ -47,20 +50,41 @@ _LEAST_SAMPLES, _MOST_SAMPLES = 512, 1 << 17
 _RANK = 5
 
 
+class References:
+    """The correct values of all results of a graph, at a sample of their elements; see `Reference.covers`."""
+
+    def __init__(self, graph: OperationGraph) -> None:
+        self._each = [Reference(graph, result) for result in graph.results]
+
+    def compare(
+        self, address: Callable[[int], int], scalars: Sequence[float]
+    ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """(wanted, got) of each result: see `Reference.compare`."""
+        compared: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for reference in self._each:
+            compared |= reference.compare(address, scalars)
+        return compared
+
+
 class Reference:
-    """The correct values of a graph's result, at a sample of its elements.
+    """The correct values of one of a graph's results, at a sample of its elements.
 
     Parameters
     ----------
     graph
-        One convolution and pointwise operations after it, with one result; see `covers`.
+        One convolution and pointwise operations after it; see `covers`.
+    result
+        The result's uid.
     """
 
-    def __init__(self, graph: OperationGraph) -> None:
+    def __init__(self, graph: OperationGraph, result: int) -> None:
         self._graph = graph
         (self._convolution,) = _convolutions(graph)
-        (self.result,) = graph.results
+        self.result = result
         self._leaves: list[GraphTensor] = []
+        self._body: list[Expression] = []
+        self._values: dict[int, Value] = {}
+        """The values of tensors that have been found."""
         value = self._node(self.result)
         self._names = [*self._convolution.reads, *(leaf.uid for leaf in self._leaves)]
         self.source = self._source(value)
@@ -74,11 +98,12 @@ class Reference:
     def covers(graph: OperationGraph) -> bool:
         """Whether a reference can be computed for a graph."""
         others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
-        if len(others) != 1 or len(graph.results) != 1:
+        if len(others) != 1:
             return False
         (operation,) = others
         bound = all(graph.tensor(uid).role is TensorRole.BOUND for uid in operation.reads)
-        return isinstance(operation, Convolution) and bound
+        dims = {graph.tensor(uid).dims for uid in (*operation.writes, *graph.results)}
+        return isinstance(operation, Convolution) and bound and len(dims) == 1
 
     @functools.cached_property
     def _kernel(self) -> Any:
@@ -116,18 +141,27 @@ class Reference:
 
     def _node(self, uid: int) -> Value:
         """The expression that computes a tensor; the convolution's own result is leaf 0."""
+        if uid not in self._values:
+            self._values[uid] = self._computed(uid)
+        return self._values[uid]
+
+    def _computed(self, uid: int) -> Value:
         writer = next((op for op in self._graph.operations if uid in op.writes), None)
         tensor = self._graph.tensor(uid)
         if isinstance(writer, Pointwise):
-            # All in double, and not rounded in between, but integers exactly.
+            # All in double, and not rounded in between, but to integers.
             exact = self._graph.compute(writer) is DType.INT64
             compute = DType.INT64 if exact else DType.FLOAT64
             operands = tuple(self._node(uid) for uid in writer.operands)
-            return expression(writer, operands, compute, tensor.dtype, used=False)
+            whole = not tensor.dtype.is_floating
+            self._body.append(expression(writer, operands, compute, tensor.dtype, used=whole))
+            return Earlier(len(self._body) - 1)
         if writer is not None:
             return Leaf(0, DType.FLOAT64)
         if tensor.role is TensorRole.SCALAR:
             return Scalar(self._graph.scalars.index(uid))
+        if tensor.value is not None:
+            return Constant(tensor.value)
         if tensor not in self._leaves:
             self._leaves.append(tensor)
         return Leaf(1 + self._leaves.index(tensor), tensor.dtype)
@@ -173,7 +207,10 @@ class Reference:
         ]
         shape, body = _BODIES[type(self._convolution)]
         steps: list[str] = []
-        final = formula(value, steps)
+        known: dict[int, tuple[str, str]] = {}
+        for n, node in enumerate(self._body):
+            known[n] = formula(node, steps, known=known), value_type(node.dtype or node.compute)
+        final = formula(value, steps, known=known)
         return _TEMPLATE.format(
             preamble=preamble(),
             arguments=", ".join(arguments),

@@ -26,7 +26,7 @@ from cudnn_actor.engines.cuda.plans.evaluated_reference import EvaluatedReferenc
 from cudnn_actor.engines.cuda.plans.journal import Journal
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
-from cudnn_actor.engines.cuda.plans.reference import Reference
+from cudnn_actor.engines.cuda.plans.reference import Reference, References
 from cudnn_actor.engines.cuda.plans.self_check_memory import CheckedTensor, Findings, Guarded
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
@@ -84,11 +84,11 @@ class SelfCheck:
         self.context = context
         self._pool = libraries().cupy.cuda.MemoryPool()
         self.scalars = [0.5 + 0.25 * number for number in range(len(graph.scalars))]
-        self._reference: Reference | EvaluatedReference | None = None
+        self._reference: References | EvaluatedReference | None = None
         try:
             with self._working():
                 if Reference.covers(graph):
-                    self._reference = Reference(graph)
+                    self._reference = References(graph)
                 elif EvaluatedReference.covers(graph):
                     self._reference = EvaluatedReference(graph)
                 self._tensors = {
@@ -204,11 +204,10 @@ class SelfCheck:
         return next(filter(None, faults), None)
 
     def _accuracy(self, uid: int) -> DType:
-        """The dtype whose accuracy a result has: float32 if it is computed in that and kept in float64."""
+        """The dtype whose accuracy a result has: float32 if some of the graph is computed in that."""
         dtype = self._graph.tensor(uid).dtype
-        writer = next(operation for operation in self._graph.operations if uid in operation.writes)
-        double = self._graph.compute(writer) is DType.FLOAT64
-        return DType.FLOAT32 if dtype is DType.FLOAT64 and not double else dtype
+        single = any(self._graph.compute(operation) is DType.FLOAT32 for operation in self._graph.operations)
+        return DType.FLOAT32 if dtype is DType.FLOAT64 and single else dtype
 
     def _compare(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """(wanted, got) of each result; empty if there is no reference, or no room for one."""
@@ -226,8 +225,10 @@ def difference(wanted: np.ndarray, got: np.ndarray, dtype: DType, slack: float =
 
     `slack` is `Operation.slack`.
     """
-    if not dtype.is_floating:
-        wanted = wanted != 0 if dtype is DType.BOOL else np.clip(wanted, *integer_range(dtype.numpy))
+    if dtype is DType.BOOL:
+        wanted = wanted != 0
+    elif not dtype.is_floating:
+        wanted = np.clip(np.where(np.isnan(wanted), 0, wanted), *integer_range(dtype.numpy))
     if dtype is DType.FLOAT16:
         finite = np.abs(wanted) < _LARGEST_HALF
         wanted, got = wanted[finite], got[finite]
@@ -240,7 +241,7 @@ def difference(wanted: np.ndarray, got: np.ndarray, dtype: DType, slack: float =
         allowed = np.where(finite, own * np.abs(wanted) + slack * sums * scale + underflow, -1.0)
     else:  # rounding to a whole number, and float32 rounding before that; but int64 positions are exact
         exact = dtype in (DType.INT64, DType.UINT64, DType.BOOL)
-        allowed = 0.5 + 1e-3 + (0.0 if exact else 1e-6) * np.abs(wanted)
+        allowed = 0.5 + 1e-3 + (2.0**-52 if exact else 1e-6) * np.abs(wanted)
     with np.errstate(invalid="ignore"):
         wrong = ~(np.abs(got - wanted) <= allowed)
     wrong &= (got != wanted) & ~(np.isnan(got) & np.isnan(wanted))

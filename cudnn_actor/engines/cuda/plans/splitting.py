@@ -1,8 +1,8 @@
 """Runs a graph in several steps where cuDNN does not accept it as a whole.
 
 Each operation but the pointwise ones runs alone, if necessary on packed or wider
-copies of its operands. Pointwise operations become one kernel for each result.
-All data stays on the device.
+copies of its operands. Pointwise operations become one kernel for all results of
+the same dims. All data stays on the device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,15 @@ from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, computed_first, takes_bytes
 from cudnn_actor.engines.cuda.plans.kernels import (
     Constant,
+    Earlier,
     Expression,
     Leaf,
+    Result,
     Scalar,
     Value,
     elementwise,
     expression,
+    fused,
 )
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import (
@@ -42,8 +45,18 @@ from cudnn_actor.engines.cuda.plans.recipe import (
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import Convolution, GraphTensor, Movement, Node, Pointwise, TensorRole
-from cudnn_actor.protocol.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.operations import (
+    Convolution,
+    GraphTensor,
+    Movement,
+    Node,
+    Operation,
+    Pad,
+    Placed,
+    Pointwise,
+    TensorRole,
+)
+from cudnn_actor.protocol.tensor import Layout, TensorSpec, packed_strides
 
 __all__ = ["MOST_FORMS", "compile_split", "ways"]
 
@@ -60,7 +73,7 @@ def ways(graph: OperationGraph) -> int:
 def compile_split(
     graph: OperationGraph, handle: Any, limit: int | None, form: int = 0, choice: int = 0
 ) -> CudaPlan:
-    """The graph in steps: each operation alone, and a kernel for each pointwise result.
+    """The graph in steps: each operation alone, and a kernel for pointwise results of the same dims.
 
     `form` is the index of the form of the convolutions' tensors (see `_forms`). `choice` is the index of the
     candidate to use for a convolution, of those that can be built, and of the way to run another operation:
@@ -81,8 +94,8 @@ class _Splitter:
         self._sources = given_sources(graph)
         self._forms = {tensor.uid: tensor for tensor in graph.tensors}
         """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
-        self._expressions: dict[int, Pointwise[int]] = {}
-        """Pointwise operations that are in no step yet. The step that reads their result computes it."""
+        self._waiting: dict[int, Pointwise[int]] = {}
+        """Pointwise operations that are in no step yet, by their results."""
         self._steps: list[Step] = []
         self._graphs: list[Any] = []
         self._scratch = 0
@@ -91,23 +104,23 @@ class _Splitter:
     def plan(self) -> CudaPlan:
         for operation in self._graph.operations:
             if isinstance(operation, Pointwise):
-                self._expressions[operation.result] = operation
-                if self._graph.tensor(operation.result).role is TensorRole.BOUND:
-                    self._compute(operation.result)
-            elif isinstance(operation, Convolution):
+                self._waiting[operation.result] = operation
+                continue
+            self._compute([uid for uid in operation.reads if uid in self._waiting])
+            if isinstance(operation, Convolution):
                 self._convolve(operation)
             elif isinstance(operation, Movement):
                 self._move(operation)
             else:
                 self._run(operation)
+        bound = (uid for uid in self._waiting if self._graph.tensor(uid).role is TensorRole.BOUND)
+        self._compute(list(bound))
         return finish(self._graph, self._steps, self._graphs, self._scratch, self._limit)
 
     # Convolutions.
 
     def _convolve(self, operation: Convolution[int]) -> None:
         """Add a convolution on tensors of the wanted form, copied where they differ. Raises `Refused`."""
-        for uid in operation.reads:
-            self._compute(uid)
         tensors = [self._forms[uid] for uid in (*operation.reads, *operation.writes)]
         forms = next(itertools.islice(_forms(tensors), self._form, None), None)
         if forms is None:
@@ -161,8 +174,6 @@ class _Splitter:
 
     def _run(self, operation: Node) -> None:
         """Add the steps that run an operation, in the chosen way. Raises `Refused`."""
-        for uid in operation.reads:
-            self._compute(uid)
         for uid in operation.writes:
             if uid not in self._sources:
                 self._sources[uid] = self._take(self._graph.tensor(uid))
@@ -185,6 +196,9 @@ class _Splitter:
                 spec = TensorSpec.packed(wanted.dims, wanted.dtype)
                 form = GraphTensor(uid=-1, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
                 operands[name] = form, self._take(form)
+                if isinstance(wanted.value, Operation):
+                    self._steps.append(_generating(wanted.value, {**placed, "y": operands[name]}))
+                    continue
                 strides = [spec.strides, *(placed[read][0].strides for read in wanted.operands)]
                 kernel = elementwise(wanted.value, wanted.dtype, wanted.dims, strides)
                 places = (operands[name][1], *(placed[read][1] for read in wanted.operands))
@@ -253,60 +267,101 @@ class _Splitter:
 
     def _move(self, operation: Movement[int]) -> None:
         """Add the step that moves elements: a copy of the operand as the result sees it."""
+        if isinstance(operation, Pad):
+            self._pad(operation)
+            return
         tensor, result = self._graph.tensor(operation.x), self._graph.tensor(operation.y)
         source = self._sources[operation.x]
         placed = operation.view(tensor.dims, tensor.strides)
         if placed is None:  # a reshape: packed, its elements lie as the result's
             packed = _repacked(tensor, Layout.NCHW)
+            if result.strides == packed_strides(result.dims):  # so it is the operand, packed
+                packed = msgspec.structs.replace(packed, dtype=result.dtype)
+                self._copy(tensor, source, packed, self._sources[result.uid])
+                return
             tensor, source = packed, self._packed(tensor, packed)
             placed = operation.view(tensor.dims, tensor.strides)
             assert placed is not None
-        seen = msgspec.structs.replace(result, strides=placed.strides, dtype=tensor.dtype)
-        start = placed.offset * tensor.dtype.itemsize
-        assert isinstance(source, Buffer | Scratch)
-        source = msgspec.structs.replace(source, offset=source.offset + start)
-        self._copy(seen, source, result, self._sources[result.uid])
+        seen, start = _seen(tensor, source, result.dims, placed)
+        self._copy(seen, start, result, self._sources[result.uid])
+
+    def _pad(self, operation: Pad[int]) -> None:
+        """Add the steps that fill the result, and that write the operand's elements to their places in it."""
+        tensor, result = self._graph.tensor(operation.x), self._graph.tensor(operation.y)
+        source, target = self._sources[operation.x], self._sources[operation.y]
+        if tensor.dims != result.dims:
+            fill = elementwise(Constant(operation.value), result.dtype, result.dims, [result.strides])
+            self._steps.append(KernelStep(fill, (target,)))
+        inside = _seen(result, target, tensor.dims, operation.inside(result.strides))
+        turned = _seen(tensor, source, tensor.dims, operation.turned(tensor.dims, tensor.strides))
+        self._copy(*turned, *inside)
 
     # Pointwise.
 
-    def _compute(self, uid: int) -> None:
-        """Add the step that computes a tensor, if it is a pointwise result that is in no step yet."""
-        operation = self._expressions.pop(uid, None)
-        if operation is None:
-            return
-        tensor = self._graph.tensor(uid)
+    def _compute(self, results: Sequence[int]) -> None:
+        """Add the kernels that compute pointwise results which are in no step yet: one for each dims."""
+        by_dims: dict[tuple[int, ...], list[int]] = {}
+        for uid in results:
+            by_dims.setdefault(self._graph.tensor(uid).dims, []).append(uid)
+
+        def overwrites(uids: list[int]) -> bool:
+            return any(self._graph.tensor(uid).overwrites is not None for uid in uids)
+
+        for dims, uids in sorted(by_dims.items(), key=lambda one: overwrites(one[1])):
+            self._add_kernel(dims, uids)
+            for uid in uids:
+                del self._waiting[uid]
+
+    def _add_kernel(self, dims: tuple[int, ...], uids: Sequence[int]) -> None:
+        """Add the kernel that computes these results, of these dims."""
+        wanted, read = set(uids), set[int]()
+        operations: list[Pointwise[int]] = []
+        for uid, operation in reversed(self._waiting.items()):
+            if uid in wanted:
+                operations.append(operation)
+                wanted.update(operation.reads)
+                read.update(operation.reads)
+        numbers: dict[int, int] = {}
         leaves: list[GraphTensor] = []
-        value = self._expression(operation, leaves, used=False)
-        if uid not in self._sources:
-            self._sources[uid] = self._take(tensor)
-        self._add_kernel(value, leaves, tensor, self._sources[uid])
+        body: list[Expression] = []
+        for operation in reversed(operations):
+            operands = tuple(self._operand(uid, numbers, leaves) for uid in operation.operands)
+            result = self._graph.tensor(operation.result)
+            used, compute = operation.result in read, self._graph.compute(operation)
+            numbers[operation.result] = len(body)
+            body.append(expression(operation, operands, compute, result.dtype, used=used))
+        stored = [self._graph.tensor(uid) for uid in uids]
+        for tensor in stored:
+            if tensor.uid not in self._sources:
+                self._sources[tensor.uid] = self._take(tensor)
+        kernel = fused(
+            [Result(Earlier(numbers[tensor.uid]), tensor.dtype) for tensor in stored],
+            body,
+            dims,
+            [*(tensor.strides for tensor in stored), *(_broadcast(leaf, dims) for leaf in leaves)],
+            [tensor.alignment for tensor in (*stored, *leaves)],
+        )
+        self._steps.append(
+            KernelStep(kernel, tuple(self._sources[tensor.uid] for tensor in (*stored, *leaves)))
+        )
 
-    def _expression(self, operation: Pointwise[int], leaves: list[GraphTensor], *, used: bool) -> Expression:
-        operands = tuple(self._operand(uid, leaves) for uid in operation.operands)
-        dtype = self._graph.tensor(operation.result).dtype
-        return expression(operation, operands, self._graph.compute(operation), dtype, used=used)
-
-    def _operand(self, uid: int, leaves: list[GraphTensor]) -> Value:
+    def _operand(self, uid: int, numbers: dict[int, int], leaves: list[GraphTensor]) -> Value:
         tensor = self._graph.tensor(uid)
+        if uid in numbers:
+            return Earlier(numbers[uid])
         if tensor.role is TensorRole.SCALAR:
             return Scalar(self._graph.scalars.index(uid))
         if tensor.value is not None:
             return Constant(tensor.value)
-        if uid in self._expressions:
-            return self._expression(self._expressions[uid], leaves, used=True)
         form = self._forms[uid]
         if form not in leaves:
             leaves.append(form)
         return Leaf(leaves.index(form), form.dtype)
 
     def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
-        kernel = elementwise(Leaf(0, tensor.dtype), to.dtype, to.dims, [to.strides, tensor.strides])
+        strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
+        kernel = fused([Result(Leaf(0, tensor.dtype), to.dtype)], [], to.dims, strides, alignments)
         self._steps.append(KernelStep(kernel, (target, source)))
-
-    def _add_kernel(self, value: Value, leaves: list[GraphTensor], to: GraphTensor, target: Source) -> None:
-        strides = [to.strides, *(_broadcast(leaf, to.dims) for leaf in leaves)]
-        kernel = elementwise(value, to.dtype, to.dims, strides)
-        self._steps.append(KernelStep(kernel, (target, *(self._sources[leaf.uid] for leaf in leaves))))
 
     def _take(self, tensor: GraphTensor) -> Scratch:
         """Reserve scratch memory for a tensor between steps."""
@@ -316,6 +371,30 @@ class _Splitter:
         place = Scratch(self._scratch)
         self._scratch += aligned(nbytes)
         return place
+
+
+def _seen(
+    tensor: GraphTensor, source: Source, dims: tuple[int, ...], placed: Placed
+) -> tuple[GraphTensor, Source]:
+    """A part of a tensor, and where it begins."""
+    assert isinstance(source, Buffer | Scratch)
+    start = placed.offset * tensor.dtype.itemsize
+    part = msgspec.structs.replace(
+        tensor, dims=dims, strides=placed.strides, alignment=math.gcd(tensor.alignment, start)
+    )
+    return part, msgspec.structs.replace(source, offset=source.offset + start)
+
+
+def _generating(operation: Operation[str], placed: Mapping[str, tuple[GraphTensor, Source]]) -> OperationStep:
+    """A kernel's step that computes an operand of another operation. `placed`: the operands by name."""
+    named = dict(operation.named())
+    operands = [placed[name] for name in named.values()]
+    return OperationStep(
+        operation=operation.with_operands([*named].index),
+        tensors=tuple(form for form, _ in operands),
+        sources=tuple(source for _, source in operands),
+        launcher="kernel",
+    )
 
 
 def _serves(tensor: GraphTensor, form: GraphTensor) -> bool:

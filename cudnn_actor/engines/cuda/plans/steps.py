@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused, frontend_uids
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import (
     Buffer,
+    DepthwiseStep,
     GraphStep,
+    LinedStep,
     Number,
     OperationStep,
+    Part,
     Recipe,
     Source,
     Step,
@@ -57,6 +62,8 @@ def finish(
         buffers=len(graph.bound),
         scalars=len(graph.scalars),
     )
+    part = Part(tuple(range(len(graph.operations))), len(steps), recipe.tag, recipe.workspace)
+    recipe = msgspec.structs.replace(recipe, parts=(part,))
     if limit is not None and recipe.workspace > limit:
         raise Refused(f"it needs {recipe.workspace:,} bytes of workspace, over the limit of {limit:,}")
     return CudaPlan(recipe, tuple(graphs))
@@ -68,5 +75,10 @@ def _name(step: Step) -> str:
             return step.engine
         case OperationStep():
             return f"{step.operation.kind}-{step.launcher}"
+        case LinedStep():
+            return "lines"
+        case DepthwiseStep(kernel=kernel):
+            tile = kernel.tile
+            return f"depthwise-{tile.vector}x{tile.columns}x{tile.rows}"
         case _:
             return "elementwise"

@@ -16,6 +16,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, compile_plan, compile_whole, in_pieces
+from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import candidates, check_whole
 from cudnn_actor.engines.cuda.plans.partition import cut
@@ -62,7 +63,9 @@ class _Candidate(NamedTuple):
 
 
 def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[_Candidate]:
-    """All candidates: cuDNN's, and the ways to run the graph in steps unless it is a convolution alone."""
+    """All candidates: cuDNN's, our kernels of depthwise convolutions, and the ways to run the graph in steps
+    unless it is a convolution alone.
+    """
     try:
         check_whole(graph)
         lowered = candidates(graph, handle, limit)
@@ -76,7 +79,11 @@ def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[
     def in_steps(choice: int) -> Callable[[], CudaPlan]:
         return lambda: compile_split(graph, handle, limit, choice=choice)
 
+    def depthwise(choice: int) -> Callable[[], CudaPlan]:
+        return lambda: compile_depthwise(graph, limit, choice)
+
     rivals = [_Candidate(name, whole(index)) for index, name in enumerate(names)]
+    rivals += [_Candidate(f"depthwise, {n + 1}", depthwise(n)) for n in range(1, ways_of_depthwise(graph))]
     convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
     choices = (len(graph.operations) > 1) if convolves else ways(graph)
     return rivals + [_Candidate(f"in steps, way {choice + 1}", in_steps(choice)) for choice in range(choices)]

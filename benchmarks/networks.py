@@ -1,0 +1,302 @@
+"""Parts of networks as graphs on a GPU, beside PyTorch: device time in microseconds, and kernels.
+
+    python -m benchmarks.networks --out benchmarks/results
+
+Needs a GPU and PyTorch. Blocks are timed forward, and forward and backward by `g.grad`, as the plan that
+a service would use, replayed as a CUDA graph. PyTorch's are timed eagerly, compiled, and compiled to CUDA
+graphs. Each time is the best of three batches. Convolutions of ResNet-50 are timed with what follows them
+fused, and as PyTorch's separate kernels. Layers of BERT-base are timed alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import importlib.metadata
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.plans.program import Program
+from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
+from cudnn_actor.engines.cuda.plans.tuning import time_plan
+from cudnn_actor.protocol import Graph, GraphBuilder, Layout, Tensor, TensorSpec
+
+from .blocks import BLOCKS
+from .gpu.setting import gpu_versions
+
+_RUNS = 20
+_BERT = ((1, 128), (1, 512), (32, 128), (32, 512))
+"""Sequences of a batch, and tokens of each."""
+_STAGES = ((64, 56, 3), (128, 28, 4), (256, 14, 6), (512, 7, 3))
+"""Width, size and blocks of each stage of ResNet-50."""
+
+Row = dict[str, Any]
+
+
+@functools.cache
+def _torch() -> Any:
+    return importlib.import_module("torch")
+
+
+def torch_us(call: Callable[[], object], runs: int = _RUNS) -> float:
+    """Microseconds of a call, on the device: the best of three batches."""
+    torch = _torch()
+    for _ in range(5):
+        call()
+    best = float("inf")
+    for _ in range(3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(runs):
+            call()
+        end.record()
+        end.synchronize()
+        best = min(best, float(begin.elapsed_time(end)) * 1e3 / runs)
+    return round(best, 1)
+
+
+def kernels(call: Callable[[], object]) -> int:
+    """How many kernels and copies a call enqueues."""
+    profiler = importlib.import_module("torch.profiler")
+    call()
+    _torch().cuda.synchronize()
+    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        _torch().cuda.synchronize()
+    device = _torch().autograd.DeviceType.CUDA
+    return sum(event.device_type() == device for event in profile.profiler.kineto_results.events())
+
+
+class Ours:
+    """Builds and times graphs as a service would run them."""
+
+    def __init__(self, *, tuned: bool) -> None:
+        self._builder = CudaBuilder(0)
+        self._builder.open()
+        self._tuned = tuned
+
+    def measure(self, graph: Graph) -> Row:
+        """The plan's time, its kernels, and the seconds that it took to build."""
+        start, body, context = time.monotonic(), graph.body, self._builder.context
+        plan = self._builder.build(body, workspace_limit=None)
+        if self._tuned:
+            plan = self._builder.tune(body, workspace_limit=None, progress=lambda *_: None)
+        seconds = time.monotonic() - start
+        check = SelfCheck(body, context)
+        try:
+            found = min(time_plan(check, plan, _RUNS) for _ in range(3))
+            workspace = check.room_for(plan)
+            program = Program(plan, context.handle, context.stream)
+
+            def run() -> None:
+                program.run((), check.pointers, check.scalars, workspace.pointer)
+                context.stream.synchronize()
+
+            count = kernels(run)
+        finally:
+            check.close()
+        return {"us": round(found, 1), "kernels": count, "built_in_s": round(seconds, 1), "plan": plan.tag}
+
+
+def on_gpu(spec: TensorSpec) -> Any:
+    """A tensor of a spec, with small values, and its channels last where the spec's are."""
+    torch = _torch()
+    tensor = torch.randn(spec.dims, device="cuda").mul_(0.1).to(getattr(torch, spec.dtype.value))
+    last = spec.layout is Layout.NHWC
+    return tensor.contiguous(memory_format=torch.channels_last) if last else tensor
+
+
+def blocks(ours: Ours) -> Iterator[Row]:
+    """Each block, forward and with its backward."""
+    torch = _torch()
+    for name, make in BLOCKS.items():
+        torch.compiler.reset()
+        block = make()
+        inputs = {port.name: on_gpu(port.spec) for port in block.training.inputs}
+        upstream = inputs.pop("upstream")
+        for tensor in inputs.values():
+            tensor.requires_grad_()
+        ways = {
+            "eager": block.torch,
+            "compiled": torch.compile(block.torch),
+            "compiled, CUDA graphs": torch.compile(block.torch, mode="reduce-overhead"),
+        }
+        for training, graph in ((False, block.forward), (True, block.training)):
+            row: Row = {"part": f"{name}, {'forward and backward' if training else 'forward'}"}
+            row |= ours.measure(graph)
+            for way, call in ways.items():
+                run = functools.partial(_run, call, inputs, upstream if training else None)
+                row[way] = torch_us(run)
+                row[f"{way}: kernels"] = kernels(run)
+            yield row
+
+
+def _run(call: Callable[[Any], Any], inputs: dict[str, Any], upstream: Any = None) -> None:
+    """Run a block of PyTorch's, with its backward if there is an upstream gradient."""
+    torch = _torch()
+    torch.compiler.cudagraph_mark_step_begin()
+    if upstream is not None:
+        torch.autograd.grad(call(inputs), list(inputs.values()), upstream)
+        return
+    with torch.no_grad():
+        call(inputs)
+
+
+def layers() -> Iterator[tuple[str, int, tuple[int, ...], int, int, int, bool]]:
+    """The convolutions of ResNet-50: name, number, dims of an image, filters, taps, stride, residual."""
+    yield "stem", 1, (3, 224, 224), 64, 7, 2, False
+    before, size_before = 64, 56
+    for width, size, count in _STAGES:
+        stride = size_before // size
+        yield f"{width} in, first", 1, (before, size_before, size_before), width, 1, 1, False
+        yield f"{width} 3x3, first", 1, (width, size_before, size_before), width, 3, stride, False
+        yield f"{width} projection", 1, (before, size_before, size_before), 4 * width, 1, stride, False
+        yield f"{width} in", count - 1, (4 * width, size, size), width, 1, 1, False
+        yield f"{width} 3x3", count - 1, (width, size, size), width, 3, 1, False
+        yield f"{width} out", count, (width, size, size), 4 * width, 1, 1, True
+        before, size_before = 4 * width, size
+
+
+def convolutions(ours: Ours, batch: int = 32) -> Iterator[Row]:
+    """Each convolution of ResNet-50 with what follows it."""
+    for name, count, dims, filters, taps, stride, residual in layers():
+        g = GraphBuilder()
+        x = g.input("x", (batch, *dims), "bfloat16", layout="NHWC")
+        w = g.input("w", (filters, dims[0], taps, taps), "bfloat16", layout="NHWC")
+        y = g.conv(x, w, pad=taps // 2, stride=stride, bias=g.input("b", (filters,), "bfloat16"))
+        if residual:
+            y = y + g.input("r", y.dims, "bfloat16", layout="NHWC")
+        graph = g.build(y=y if "projection" in name else g.relu(y))
+        given = {port.name: on_gpu(port.spec) for port in graph.inputs}
+        eager = functools.partial(_eager, given, stride, taps // 2, relu="projection" not in name)
+        row: Row = {"part": f"conv {name}", "count": count, **ours.measure(graph)}
+        with _torch().no_grad():
+            yield row | {"eager": torch_us(eager), "eager: kernels": kernels(eager)}
+
+
+def _eager(given: dict[str, Any], stride: int, pad: int, *, relu: bool) -> Any:
+    f = importlib.import_module("torch.nn.functional")
+    y = f.conv2d(given["x"], given["w"], given["b"], stride=stride, padding=pad)
+    y = y + given["r"] if "r" in given else y
+    return f.relu(y) if relu else y
+
+
+def bert(batch: int, length: int) -> Graph:
+    """One layer of BERT-base's encoder, on rows of all tokens."""
+    g, width, hidden, heads = GraphBuilder(), 768, 3072, 12
+
+    def weights(name: str, *dims: int) -> Tensor:
+        return g.input(name, dims, "bfloat16")
+
+    x = weights("x", batch * length, width)
+
+    def product(x: Tensor, name: str, columns: int) -> Tensor:
+        return x @ weights(f"w{name}", x.dims[1], columns) + weights(f"b{name}", columns)
+
+    def normal(x: Tensor, name: str) -> Tensor:
+        return g.layer_norm(x, weights(f"scale{name}", width), weights(f"bias{name}", width), epsilon=1e-12)
+
+    qkv = product(x, "qkv", 3 * width).reshape(batch, length, 3, heads, width // heads)
+    q, k, v = (qkv[:, :, n].transpose(0, 2, 1, 3) for n in range(3))
+    seen = g.attention(q, k, v).transpose(0, 2, 1, 3).reshape(-1, width)
+    x = normal(product(seen, "out", width) + x, "1")
+    return g.build(y=normal(product(g.gelu(product(x, "up", hidden)), "down", width) + x, "2"))
+
+
+def bert_in_torch(batch: int, length: int) -> Callable[[dict[str, Any]], Any]:
+    """The same in PyTorch, from the inputs by name."""
+    f = importlib.import_module("torch.nn.functional")
+
+    def layer(i: dict[str, Any]) -> Any:
+        def product(x: Any, name: str) -> Any:
+            return f.linear(x, i[f"w{name}"].T, i[f"b{name}"])
+
+        def normal(x: Any, name: str) -> Any:
+            return f.layer_norm(x, (768,), i[f"scale{name}"], i[f"bias{name}"], 1e-12)
+
+        x = i["x"]
+        q, k, v = product(x, "qkv").view(batch, length, 3, 12, 64).permute(2, 0, 3, 1, 4)
+        seen = f.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, 768)
+        x = normal(product(seen, "out") + x, "1")
+        return normal(product(f.gelu(product(x, "up")), "down") + x, "2")
+
+    return layer
+
+
+def encoders(ours: Ours) -> Iterator[Row]:
+    """BERT-base's layer at each size."""
+    for batch, length in _BERT:
+        graph, call = bert(batch, length), bert_in_torch(batch, length)
+        inputs = {port.name: on_gpu(port.spec) for port in graph.inputs}
+        row: Row = {"part": f"BERT-base's layer, {batch} x {length}", **ours.measure(graph)}
+        _torch().compiler.reset()
+        compiled = _torch().compile(call, mode="reduce-overhead")
+        for way, layer in (("eager", call), ("compiled, CUDA graphs", compiled)):
+            run = functools.partial(_run, layer, inputs)
+            row[way] = torch_us(run)
+            row[f"{way}: kernels"] = kernels(run)
+        yield row
+
+
+PARTS: dict[str, Callable[[Ours], Iterator[Row]]] = {
+    "blocks": blocks,
+    "convolutions": convolutions,
+    "encoders": encoders,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, help="directory for the JSON")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--tuned", action="store_true", help="choose plans by measuring")
+    given = parser.parse_args()
+    ours, found = Ours(tuned=given.tuned), list[Row]()
+    for row in itertools.chain.from_iterable(PARTS[part](ours) for part in given.parts):
+        found.append(row)
+        print(json.dumps(row), flush=True)
+        libraries().cupy.get_default_memory_pool().free_all_blocks()
+    Console(width=200).print(sheet(found))
+    if given.out is not None:
+        record = {
+            "versions": gpu_versions() | {"PyTorch": importlib.metadata.version("torch")},
+            "date": time.strftime("%Y-%m-%dT%H:%M:%S"),
+            "tuned": given.tuned,
+            "found": found,
+        }
+        path = given.out / time.strftime("networks-%Y%m%dT%H%M%S.json")
+        path.write_text(json.dumps(record, indent=1) + "\n")
+        print(path)
+
+
+def sheet(found: list[Row]) -> Table:
+    """The results as a table, and the sum over ResNet-50's convolutions."""
+    table = Table("", "µs", "kernels", "built in s", "eager", "compiled", "CUDA graphs", "eager / ours")
+    for row in found:
+        beside = f"{row['eager'] / row['us']:.2f}"
+        others = [
+            f"{row[way]} ({row[f'{way}: kernels']})" if way in row else ""
+            for way in ("eager", "compiled", "compiled, CUDA graphs")
+        ]
+        table.add_row(
+            row["part"], str(row["us"]), str(row["kernels"]), str(row["built_in_s"]), *others, beside
+        )
+    counted = [row for row in found if "count" in row]
+    if counted:
+        ours, eager = (sum(row["count"] * row[way] for row in counted) for way in ("us", "eager"))
+        table.add_row("ResNet-50's", f"{ours:.1f}", "", "", f"{eager:.1f}", "", "", f"{eager / ours:.2f}")
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""`cudnn-actor explain`: what an engine does with a graph that `Graph.to_json` wrote, and pictures of it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cudnn_actor.cli.graph_bench import opened
+from cudnn_actor.cli.user_error import UserError
+from cudnn_actor.engines import EngineFailure
+from cudnn_actor.protocol import Graph, InvalidRequest
+from cudnn_actor.protocol.errors import OperationError
+from cudnn_actor.worker.executor import described
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("graph", type=Path, metavar="GRAPH.json", help="what Graph.to_json wrote")
+    parser.add_argument("--device", default="auto", help='"cuda:0", "cpu" or "auto" (the default)')
+    parser.add_argument("--workspace-limit", type=int, metavar="BYTES", help="as in spawn(workspace_limit=)")
+    parser.add_argument("--dot", type=Path, metavar="FILE", help="write the graph for Graphviz")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="write the graph as a picture")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit status is 0 if the engine has a plan for the graph."""
+    graph = _read(args.graph)
+    with opened(args.device) as engine:
+        try:
+            plan = engine.build(graph.body, workspace_limit=args.workspace_limit)
+        except OperationError as error:
+            raise described(error, graph.body) from error
+        except EngineFailure as error:
+            print(f"failed: {error}")
+            return 1
+        explanation = plan.explain(graph.body)
+    print(explanation)
+    _write(args.dot, graph.to_dot(explanation))
+    _write(args.picture, graph.to_svg(explanation))
+    return 0
+
+
+def _read(path: Path) -> Graph:
+    try:
+        return Graph.from_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except InvalidRequest as error:
+        raise UserError(f"{path} is not a graph: {error}") from error
+
+
+def _write(path: Path | None, text: str) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error

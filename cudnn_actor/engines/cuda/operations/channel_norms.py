@@ -1,0 +1,183 @@
+"""Batch, instance and group norm on CUDA, and sums over channels: cuDNN's, and kernels of our own.
+
+cuDNN has batch and instance norms with all operands, of float32, float16 and
+bfloat16 with float32 scale, bias and statistics. Batch norm for inference has
+no engine there.
+https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Normalizations.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.norm_kernels import (
+    Norm,
+    Operand,
+    Pass,
+    backward,
+    forward,
+    launch_of,
+    sources_of,
+    workspace_of,
+)
+from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.operations import (
+    BatchNorm,
+    BatchNormBackward,
+    BatchNormTraining,
+    ChannelNorm,
+    GenStats,
+    GraphTensor,
+    GroupNorm,
+    GroupNormBackward,
+    InstanceNorm,
+    InstanceNormBackward,
+)
+from cudnn_actor.protocol.tensor import Layout
+
+__all__ = ["channel_norm_kernels", "channel_norm_workspace", "lower_channel_norm", "sources"]
+
+AnyNorm = ChannelNorm[int]
+_WHOLE = ("x", "y", "dy", "dx")
+_STATISTICS = ("mean", "inverse_deviation")
+
+
+def lower_channel_norm(graph: FrontendGraph, operation: Any) -> None:
+    """Add a norm, or sums over channels, to a graph of cuDNN's frontend. Raises `Refused`."""
+    x = graph.spec(operation.x)
+    samples, channels, *rest = x.dims
+
+    def shape(name: str, uid: int) -> tuple[list[int], list[int]]:
+        """cuDNN's dims and strides: at least four, of statistics and weights (1 or N, C, 1, ...)."""
+        dims, strides = graph.spec(uid).dims, graph.spec(uid).strides
+        if name in _WHOLE:
+            more = max(0, 4 - len(dims))
+            return [*dims, *[1] * more], [*strides, *strides[-1:] * more]
+        if graph.spec(uid).spec.layout is not Layout.NCHW:
+            raise Refused("cuDNN's norms need packed weights and statistics")
+        ones = [1] * max(2, len(rest))
+        return [samples if len(dims) == 2 else 1, channels, *ones], [channels, 1, *ones]
+
+    given = dict(operation.named())
+    wanted = {*operation.inputs, *operation.outputs}
+    if isinstance(operation, InstanceNorm) and len(operation.writes) == 1:
+        wanted -= {*_STATISTICS}
+    if wanted != {*given}:
+        raise Refused("cuDNN's norms need all of their operands; instance norm both statistics or none")
+    if any(graph.spec(uid).dtype is not DType.FLOAT32 for name, uid in given.items() if name not in _WHOLE):
+        raise Refused("cuDNN's scale, bias and statistics are float32")
+    if isinstance(operation, BatchNormTraining) and not (operation.unbiased and operation.count(x.dims) > 1):
+        raise Refused("cuDNN's running variance divides by one element less")
+    cudnn, pygraph = libraries().cudnn, graph.pygraph
+    inputs = {name: graph.tensor(uid, *shape(name, uid)) for name, uid in operation.named(operation.inputs)}
+    found: Sequence[Any]
+
+    if isinstance(operation, BatchNormTraining):
+        found = pygraph.batchnorm(
+            input=inputs["x"],
+            scale=inputs["scale"],
+            bias=inputs["bias"],
+            in_running_mean=inputs["running_mean"],
+            in_running_var=inputs["running_variance"],
+            epsilon=graph.number(operation.epsilon),
+            momentum=graph.number(operation.momentum),
+        )
+    elif isinstance(operation, InstanceNorm):
+        phases = cudnn.norm_forward_phase
+        found = pygraph.instancenorm(
+            norm_forward_phase=phases.TRAINING if "mean" in given else phases.INFERENCE,
+            input=inputs["x"],
+            scale=inputs["scale"],
+            bias=inputs["bias"],
+            epsilon=graph.number(operation.epsilon),
+        )
+    elif isinstance(operation, BatchNormBackward):
+        found = pygraph.batchnorm_backward(
+            grad=inputs["dy"],
+            input=inputs["x"],
+            scale=inputs["scale"],
+            mean=inputs["mean"],
+            inv_variance=inputs["inverse_deviation"],
+        )
+    else:
+        found = pygraph.genstats(inputs["x"])
+    for name, output in zip(operation.outputs, found, strict=False):
+        uid = getattr(operation, name)
+        if uid is not None:
+            graph.write(uid, output, *shape(name, uid))
+
+
+# Our own.
+
+
+def channel_norm_kernels(
+    operation: AnyNorm, tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of a norm; see `operations.Launcher`."""
+    del handle
+    return launch_of(_norm(operation, tensors))
+
+
+def sources(operation: AnyNorm, tensors: Sequence[GraphTensor]) -> tuple[str, ...]:
+    """The kernels in CUDA C++."""
+    return sources_of(_norm(operation, tensors))
+
+
+def channel_norm_workspace(operation: AnyNorm, tensors: Sequence[GraphTensor]) -> int:
+    """Bytes for the parts of lines."""
+    return workspace_of(_norm(operation, tensors))
+
+
+def _norm(operation: Any, tensors: Sequence[GraphTensor]) -> Norm:
+    """The dims are (N, groups, channels of a group, others)."""
+    given = {name: tensors[number] for name, number in operation.named()}
+    samples, channels, *rest = given["x"].dims
+    groups = operation.groups_of(channels)
+    own = channels // groups
+    operands = {}
+    for name, tensor in given.items():
+        whole = name in _WHOLE
+        if whole:
+            sample, step, *others = tensor.strides
+            strides = (sample, step * own, step, *others)
+        elif not operation.over_samples and name in _STATISTICS:
+            strides = (*tensor.strides, 0, *[0] * len(rest))
+        else:
+            strides = (0, tensor.strides[0] * own, tensor.strides[0], *[0] * len(rest))
+        operands[name] = Operand(tensor.dtype, strides, whole, name in operation.outputs)
+    dims = (samples, groups, own, *rest)
+    others = range(3, len(dims))
+    along = (0, 2, *others) if operation.over_samples else (2, *others)
+    epsilon = getattr(operation, "epsilon", 0.0)
+    numbers = (epsilon, 0.0, 0.0)
+    passes: tuple[Pass, ...]
+    if isinstance(operation, BatchNorm):
+        passes = (_inference(given, along),)
+    elif isinstance(operation, BatchNormTraining):
+        passes = (forward(given, along, centred=True, **_RUNNING),)
+        correction = operation.correction(operation.count(given["x"].dims))
+        numbers = (epsilon, operation.momentum, operation.momentum * correction)
+    elif isinstance(operation, InstanceNorm | GroupNorm):
+        passes = (forward(given, along, centred=True),)
+    elif isinstance(operation, BatchNormBackward | InstanceNormBackward | GroupNormBackward):
+        passes = backward(given, along, along if operation.over_samples else (0, *others))
+    else:
+        assert isinstance(operation, GenStats)
+        results = {"sum": "{state}.first", "sum_of_squares": "{state}.second"}
+        passes = (Pass(along, None, ("{x}", "{x} * {x}"), results=results),)
+    return Norm(dims, operands, passes, numbers)
+
+
+_RUNNING = {
+    "new_running_mean": "(1 - n1) * {running_mean} + n1 * {low}",
+    "new_running_variance": "(1 - n1) * {running_variance} + n2 * {state}.squares / (T)length",
+}
+
+
+def _inference(given: Any, along: tuple[int, ...]) -> Pass:
+    scale, bias = " * {scale}" * ("scale" in given), " + {bias}" * ("bias" in given)
+    values = ("{mean}", "1 / sqrt({variance} + n0)")
+    return Pass(along, values=values, changed=("y", f"({{x}} - {{low}}) * {{high}}{scale}{bias}"))

@@ -1,0 +1,436 @@
+"""Kernels of norms and of their gradients, of any dtype, layout and strides.
+
+The elements that are normalised together are a line (see `lines`). A line is
+reduced to its mean and the squares of what differs from it, over running means,
+or to two sums; then its elements are changed. One kernel does both where there
+are enough lines. A few long lines are cut into parts: one kernel reduces the
+parts, a second combines them, and a third changes the elements. Where lines lie
+side by side, a thread takes as many of them as it reads at a time. Sums are
+float32 (float64 of float64), and nothing is added in an order that varies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.lines import (
+    COMBINING,
+    Form,
+    Launch,
+    Lines,
+    compiled,
+    header,
+    lines_of,
+)
+from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, load, store
+from cudnn_actor.protocol.dtypes import DType
+
+__all__ = ["Norm", "Operand", "Pass", "backward", "forward", "launch_of", "sources_of", "workspace_of"]
+
+_ENOUGH_BLOCKS, _LEAST_PACKS = 528, 4
+"""Lines are cut into parts where there are fewer blocks than four for each multiprocessor of an H200. Each
+thread reads at least so often."""
+_BLOCK_THREADS = 256
+_STATE_NUMBERS, _VALUES = 3, 2
+"""The most numbers of a part of a line, and those that its elements are changed with."""
+_VECTOR = 16
+
+
+class Operand(NamedTuple):
+    """A tensor as a norm sees it, with a stride of 0 in dims that it does not have.
+
+    `whole`: it has all of x's elements, and is read and written several at a time.
+    """
+
+    dtype: DType
+    strides: tuple[int, ...]
+    whole: bool
+    written: bool
+
+
+class Pass(NamedTuple):
+    """One reduction of lines, with what follows it; as C expressions of elements and of a line's numbers.
+
+    In them, `{name}` stands for an operand's value, `{state}` for what a line was reduced to, `{low}` and
+    `{high}` for the two numbers that its elements are changed with, and `n0` to `n2` are the norm's numbers.
+
+    Parameters
+    ----------
+    axes
+        The dims along a line.
+    moments
+        The expression whose mean and squares are wanted; None if it is sums, or nothing.
+    sums
+        The two expressions whose sums are wanted; empty if nothing is reduced.
+    values
+        Those two numbers.
+    results
+        Operand → what is stored once for each line.
+    changed
+        (operand, what is stored for each element), or None.
+    """
+
+    axes: tuple[int, ...]
+    moments: str | None = None
+    sums: tuple[str, ...] = ()
+    values: tuple[str, str] = ("(T)0", "(T)0")
+    results: Mapping[str, str] = {}
+    changed: tuple[str, str] | None = None
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it has a reduction."""
+        return self.moments is not None or bool(self.sums)
+
+
+class Norm(NamedTuple):
+    """All that a norm's kernels are made of.
+
+    Parameters
+    ----------
+    dims
+        Those of x, of which some may be parts.
+    operands
+        By name, in the order of the operation's; the first is whole.
+    passes
+        In the order in which they run.
+    numbers
+        Values of the kernels' parameters `n0`, `n1` and `n2`.
+    """
+
+    dims: tuple[int, ...]
+    operands: Mapping[str, Operand]
+    passes: tuple[Pass, ...]
+    numbers: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    @property
+    def dtype(self) -> DType:
+        """Of x."""
+        return next(iter(self.operands.values())).dtype
+
+
+_NORMAL = "(({x} - {mean}) * {inverse_deviation})", "({x} * {inverse_rms})"
+"""A normalised element, of both kinds of norms."""
+
+
+def forward(names: Collection[str], axes: tuple[int, ...], *, centred: bool, **results: str) -> Pass:
+    """A norm of lines along some axes, with these operands; `n0` is its epsilon. `results`: more of them.
+
+    `centred`: less the mean, by the deviation from it; else by the root mean square.
+    """
+    scale, bias = " * {scale}" * ("scale" in names), " + {bias}" * ("bias" in names)
+    if not centred:
+        inverse = "1 / sqrt({state}.first / (T)length + n0)"
+        changed = ("y", f"{{x}} * {{high}}{scale}")
+        return Pass(axes, None, ("{x} * {x}", "(T)0"), ("(T)0", inverse), {"inverse_rms": "{high}"}, changed)
+    inverse = "1 / sqrt({state}.squares / (T)length + n0)"
+    statistics = {"mean": "{low}", "inverse_deviation": "{high}"}
+    changed = ("y", f"({{x}} - {{low}}) * {{high}}{scale}{bias}")
+    return Pass(axes, "{x}", (), ("{state}.mean", inverse), statistics | results, changed)
+
+
+def backward(names: Collection[str], axes: tuple[int, ...], weights: tuple[int, ...]) -> tuple[Pass, ...]:
+    """The gradients of such a norm. `weights`: the axes along which dscale and dbias are sums."""
+    centred = "mean" in names
+    normal, inverse = _NORMAL[not centred], "{inverse_deviation}" if centred else "{inverse_rms}"
+    sums, of_weights = ("{dy}", f"{{dy}} * {normal}"), {"dscale": "{state}.second", "dbias": "{state}.first"}
+    scale = " * {scale}" * ("scale" in names)
+    changed = ("dx", f"({{dy}}{scale} - {{low}} - {normal} * {{high}}) * {inverse}")
+    if weights == axes:  # the scale is one number for each line
+        low, high = (f"{{state}}.{name}{scale} / (T)length" for name in ("first", "second"))
+        return (Pass(axes, None, sums, (low, high), of_weights, changed),)
+    low = "{state}.first / (T)length" if centred else "(T)0"
+    slopes = tuple(f"{{dy}}{scale}{text}" for text in ("", f" * {normal}"))
+    found = Pass(axes, None, slopes, (low, "{state}.second / (T)length"), {}, changed)
+    if not {"dscale", "dbias"} & {*names}:
+        return (found,)
+    return found, Pass(weights, None, sums, results=of_weights)
+
+
+def launch_of(norm: Norm) -> Callable[[Sequence[int]], None]:
+    """Compile a norm; the launch takes the operands' addresses, and the workspace's if there is one."""
+    cupy = libraries().cupy
+    number = cupy.float64 if norm.dtype is DType.FLOAT64 else cupy.float32
+    numbers = tuple(map(number, norm.numbers))
+    steps: list[tuple[Any, Launch, tuple[Any, ...]]] = []
+    for one in (_Kernels(norm, each) for each in norm.passes):
+        steps += [
+            (compiled(text, name, cupy), launch, (*one.lines.numbers, *numbers, last))
+            for name, text, launch, last in one.kernels()
+        ]
+
+    def launch(addresses: Sequence[int]) -> None:
+        pointers = (*addresses, 0)[: len(norm.operands) + 1]
+        for kernel, (grid, block), given in steps:
+            kernel(grid, block, (*pointers, *given))
+
+    return launch
+
+
+def sources_of(norm: Norm) -> tuple[str, ...]:
+    """The kernels in CUDA C++."""
+    return tuple(text for each in norm.passes for _, text, *_ in _Kernels(norm, each).kernels())
+
+
+def workspace_of(norm: Norm) -> int:
+    """Bytes for the parts of lines, which one pass after the other uses."""
+    return max(_Kernels(norm, each).workspace for each in norm.passes)
+
+
+class _Kernels:
+    """The kernels of one pass."""
+
+    def __init__(self, norm: Norm, one: Pass) -> None:
+        self._norm, self._pass = norm, one
+        self._places = {name: number for number, name in enumerate(norm.operands)}
+        self.lines, self._width, self._apart = _side_by_side(norm, one.axes)
+
+    @property
+    def workspace(self) -> int:
+        """Bytes."""
+        if not self._cut:
+            return 0
+        numbers = _STATE_NUMBERS * self._parts + _VALUES
+        size = DType.FLOAT64.itemsize if self._norm.dtype is DType.FLOAT64 else DType.FLOAT32.itemsize
+        return self.lines.total * self._width * numbers * size
+
+    @property
+    def _parts(self) -> int:
+        """How many parts each line is cut into."""
+        if self.lines.form is Form.WARP:
+            return 1
+        grid, block = self.lines.launch()
+        threads = block[1] if self.lines.form is Form.COLUMN else _BLOCK_THREADS
+        most = self.lines.packs // (threads * _LEAST_PACKS)
+        return max(1, min(-(-_ENOUGH_BLOCKS // grid[0]), most))
+
+    @property
+    def _cut(self) -> bool:
+        return self._pass.reduces and self._parts > 1
+
+    def kernels(self) -> Iterator[tuple[str, str, Launch, int]]:
+        """Of each: its name, source, launch, and last argument: the packs of a part, or how many parts."""
+        parts = self._parts
+        chunk = -(-self.lines.packs // parts)
+        launch, one = self.lines.launch(parts), self.lines._replace(form=Form.WARP)
+        numbers = (self._values(), self._results())
+        if not self._cut:
+            whole = (_RANGE, self._reduce(), *numbers, self._change())
+            yield "whole", self._source("whole", self.lines, *whole), launch, chunk
+            return
+        reduce = (_RANGE, self._reduce(), _KEEP)
+        yield "reduce", self._source("reduce", self.lines, *reduce), launch, chunk
+        combine = (_COMBINE, *numbers, _SAVE)
+        yield "combine", self._source("combine", one, *combine), one.launch(), parts
+        if self._pass.changed:
+            change = (_RANGE, _RESTORE, self._change())
+            yield "change", self._source("change", self.lines, *change), launch, chunk
+
+    def _source(self, name: str, lines: Lines, *steps: str) -> str:
+        """A kernel that does this for each line."""
+        operands = self._norm.operands.items()
+        pointers = [
+            f"{'' if operand.written else 'const '}{C_TYPES[operand.dtype]}* __restrict__ {name}"
+            for name, operand in operands
+        ]
+        body = "\n        ".join([lines.base(self._places), self._of_lines(), *filter(None, steps)])
+        last = ", T n0, T n1, T n2, long long last"
+        return (
+            header(lines, self._norm.dtype)
+            + f"constexpr int W = {self._width}, V = {lines.vector};\n"
+            + (_SUMS if self._pass.moments is None else _MOMENTS)
+            + COMBINING
+            + lines.kernel(name, ", ".join([*pointers, "State* parts"]), body, last)
+        )
+
+    # The steps of kernels.
+
+    def _of_lines(self) -> str:
+        """Read what all elements of a line share."""
+        names = [n for n, operand in self._norm.operands.items() if not operand.written and self._shared(n)]
+        if not names:
+            return ""
+        declared = " ".join(f"T {name}_of[W];" for name in names)
+        reads = " ".join(
+            f"{name}_of[s] = there ? {self._loaded(name, f'{name}_base + s * {self._apart[name]}')} : (T)0;"
+            for name in names
+        )
+        return f"{declared}{_each(reads)}"
+
+    def _reduce(self) -> str:
+        moments, sums = self._pass.moments, self._pass.sums
+        if not self._pass.reduces:
+            return ""
+        if moments is not None:
+            take = _TAKE.format(value=self._of_element(moments))
+            loop = self._loop(self._read_by(moments), "count += V; const T share = V / count;", take)
+        else:
+            first, second = map(self._of_element, sums)
+            take = f"for (int v = 0; v < V; ++v) state[s].take({first}, {second});"
+            loop = self._loop(self._read_by(*sums), "", take)
+        total = _each(f"state[s] = over_{self.lines.form.value}(state[s]);")
+        none = _each("state[s] = State::none();")
+        return f"State state[W];{none}\n        T count = 0;\n        {loop}{total}"
+
+    def _values(self) -> str:
+        low, high = map(self._of_line, self._pass.values)
+        return f"T low[W], high[W];{_each(f'low[s] = {low}; high[s] = {high};')}"
+
+    def _results(self) -> str:
+        stores = [
+            f"{name}[{name}_base + s * {self._apart[name]}] = "
+            f"{store(self._norm.operands[name].dtype, self._of_line(text))};"
+            for name, text in self._pass.results.items()
+            if name in self._norm.operands
+        ]
+        return f"if (there && lane == 0) {{{_each(' '.join(stores))} }}" if stores else ""
+
+    def _change(self) -> str:
+        if self._pass.changed is None:
+            return ""
+        name, text = self._pass.changed
+        dtype = self._norm.operands[name].dtype
+        pack = f"Pack<{C_TYPES[dtype]}, V * W>"
+        value = store(dtype, f"({self._of_element(text)})")
+        body = f"for (int v = 0; v < V; ++v) changed.of[s + v] = {value};"
+        after = f"*({pack}*)({name} + {name}_at) = changed;"
+        return self._loop([*self._read_by(text), name], f"{pack} changed;", body, after)
+
+    def _loop(self, names: Sequence[str], before: str, body: str, after: str = "") -> str:
+        """Over the packs of a part of a line, with what is read of these operands."""
+        operands = {name: self._norm.operands[name] for name in names}
+        at = self.lines.at({name: self._places[name] for name in names if not self._shared(name)})
+        loads = " ".join(
+            f"const Pack<{C_TYPES[operand.dtype]}, V * W> of_{name} = "
+            f"*(const Pack<{C_TYPES[operand.dtype]}, V * W>*)({name} + {name}_at);"
+            for name, operand in operands.items()
+            if operand.whole and not operand.written
+        )
+        return _LOOP.format(at=at, loads=loads, before=before, body=_each(body), after=after)
+
+    # Values in C.
+
+    def _read_by(self, *texts: str) -> list[str]:
+        return [name for name in self._norm.operands if any(f"{{{name}}}" in text for text in texts)]
+
+    def _shared(self, name: str) -> bool:
+        """Whether an operand has one element for each line."""
+        dims, (_, strides, whole, _) = self._norm.dims, self._norm.operands[name]
+        return not whole and all(dims[axis] == 1 or strides[axis] == 0 for axis in self._pass.axes)
+
+    def _of_line(self, text: str) -> str:
+        names = {name: f"{name}_of[s]" for name in self._read_by(text)}
+        return text.format(state="state[s]", low="low[s]", high="high[s]", **names)
+
+    def _of_element(self, text: str) -> str:
+        values = {name: self._element(name) for name in self._read_by(text)}
+        return text.format(low="low[s]", high="high[s]", **values)
+
+    def _element(self, name: str) -> str:
+        operand = self._norm.operands[name]
+        if operand.whole:
+            return f"(T)({load(operand.dtype, f'of_{name}.of[s + v]')})"
+        if self._shared(name):
+            return f"{name}_of[s]"
+        if self._width > 1 or self.lines.vector == 1:
+            return self._loaded(name, f"{name}_at + s * {self._apart[name]}")
+        return self._loaded(name, f"{name}_at + v * e{len(self.lines.along) - 1}_step{self._places[name]}")
+
+    def _loaded(self, name: str, place: str) -> str:
+        return f"(T)({load(self._norm.operands[name].dtype, f'{name}[{place}]')})"
+
+
+def _each(body: str) -> str:
+    """For each of the lines that a thread takes at a time."""
+    return f"\n        #pragma unroll\n        for (int s = 0; s < W; ++s) {{ {body} }}"
+
+
+def _side_by_side(norm: Norm, axes: Sequence[int]) -> tuple[Lines, int, dict[str, int]]:
+    """The lines, how many of them a thread takes at a time, and their distance in each operand.
+
+    Those that a thread takes at a time count as one.
+    """
+    dims, operands = norm.dims, norm.operands
+    dtypes = [operand.dtype for operand in operands.values()]
+    strides = [operand.strides for operand in operands.values()]
+    whole = [number for number, operand in enumerate(operands.values()) if operand.whole]
+    lines = lines_of(dims, strides, axes, dtypes, vectors=whole)
+    width = _VECTOR // max(dtypes[number].itemsize for number in whole)
+    sides = (axis for axis, size in enumerate(dims) if axis not in axes and size > 1)
+    for axis in sides if lines.form is Form.COLUMN and width > 1 else ():
+        others = [other for other, size in enumerate(dims) if other != axis and size > 1]
+        aligned = all(strides[n][axis] == 1 and not any(strides[n][o] % width for o in others) for n in whole)
+        if aligned and dims[axis] % width == 0:
+            fewer = [size // width if other == axis else size for other, size in enumerate(dims)]
+            wider = [[s * width if other == axis else s for other, s in enumerate(of)] for of in strides]
+            found = lines_of(fewer, wider, axes, dtypes, vectors=())
+            apart = {name: of[axis] for name, of in zip(operands, strides, strict=True)}
+            return found._replace(vector=1), width, apart
+    return lines, 1, dict.fromkeys(operands, 0)
+
+
+_MOMENTS = """
+struct State {  // of so many elements
+    T count, mean, squares;
+    static __device__ State none() { return {0, 0, 0}; }
+    __device__ void take(T middle, T apart, T more, T share) {
+        const T delta = middle - mean;
+        squares += apart + delta * delta * count * share;
+        mean += delta * share;
+        count += more;
+    }
+    __device__ State with(const State& other) const {
+        State both = *this;
+        const T share = other.count / (count + other.count);
+        if (other.count > 0) both.take(other.mean, other.squares, other.count, share);
+        return both;
+    }
+    __device__ State from(int apart) const {
+        return {
+            __shfl_xor_sync(~0u, count, apart), __shfl_xor_sync(~0u, mean, apart),
+            __shfl_xor_sync(~0u, squares, apart)
+        };
+    }
+};
+"""
+"""T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for computing the sample variance", The American
+Statistician 37 (1983)."""
+_SUMS = """
+struct State {
+    T first, second;
+    static __device__ State none() { return {0, 0}; }
+    __device__ void take(T a, T b) { first += a; second += b; }
+    __device__ State with(const State& other) const { return {first + other.first, second + other.second}; }
+    __device__ State from(int apart) const {
+        return {__shfl_xor_sync(~0u, first, apart), __shfl_xor_sync(~0u, second, apart)};
+    }
+};
+"""
+_TAKE = """T middle = 0, apart = 0;
+                for (int v = 0; v < V; ++v) middle += {value};
+                middle /= V;
+                if (V > 1) for (int v = 0; v < V; ++v) {{ const T d = {value} - middle; apart += d * d; }}
+                state[s].take(middle, apart, V, share);"""
+_RANGE = """const I begin = blockIdx.y * (I)last, all = (I)length / V;
+        const I end = there ? min(all, begin + (I)last) : 0;"""
+_LOOP = """for (I p = begin + lane; p < end; p += lanes) {{
+            const I j = p * V;
+            {at}
+            {loads} {before}{body}
+            {after}
+        }}"""
+_KEEP = f"if (there && lane == 0) {{{_each('parts[(line * W + s) * gridDim.y + blockIdx.y] = state[s];')} }}"
+_COMBINE = "State state[W];" + _each(
+    """const State* own = parts + (line * W + s) * last;
+            State sum = State::none();
+            for (int part = lane; part < (int)last; part += lanes) sum = sum.with(own[part]);
+            state[s] = over_warp(sum);"""
+)
+_SAVE = f"""T* values = (T*)(parts + lines * W * last) + line * W * 2;
+        if (lane == 0) {{{_each("values[s * 2] = low[s]; values[s * 2 + 1] = high[s];")} }}"""
+_RESTORE = """const T* values = (const T*)(parts + lines * W * gridDim.y) + line * W * 2;
+        T low[W], high[W];""" + _each(
+    "low[s] = there ? values[s * 2] : (T)0; high[s] = there ? values[s * 2 + 1] : (T)0;"
+)

@@ -1,0 +1,244 @@
+"""Random numbers on CUDA: kernels of our own, which give the same bits as the definition.
+
+A thread computes the block that four neighbours share, and writes them at once
+where they lie side by side. Everything behind the random bits is computed in
+double, in the definition's order, by operations that are rounded exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, merged_axes, store
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.operations import (
+    GraphTensor,
+    RandomBernoulli,
+    RandomIntegers,
+    Randomness,
+    RandomNormal,
+    RandomUniform,
+)
+from cudnn_actor.protocol.operations.random import (
+    LN2,
+    LOGARITHM,
+    MULTIPLIERS,
+    QUANTILE,
+    ROUNDS,
+    WEYL,
+    keeping,
+)
+
+__all__ = ["PHILOX", "random_kernel", "source"]
+
+_THREADS, _MOST_BLOCKS, _VECTOR = 256, 1 << 16, 16
+_SIGNED = 1 << 63
+_Numbers = tuple[int | float, ...]
+
+
+def random_kernel(
+    operation: Randomness[int], tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of random numbers; see `operations.Launcher`."""
+    del handle
+    cupy = libraries().cupy
+    # A contracted multiplication and addition would not round in between.
+    options = ("--std=c++17", "--fmad=false")
+    kernel = cupy.RawModule(code=source(operation, tensors), options=options).get_function("numbers")
+    state, y = tensors
+    count = math.prod(y.dims)
+    axes = _axes(y)
+    arguments = (state.strides[0], count, *(size for size, _ in axes[1:]), *(step for _, step in axes))
+    blocks = -(-(count + 3) // 4)  # one more than without an offset, if that is no multiple of 4
+    grid = (min(-(-blocks // _THREADS), _MOST_BLOCKS),)
+
+    def launch(addresses: Sequence[int]) -> None:
+        if count:
+            kernel(grid, (_THREADS,), (*addresses, *arguments, *_numbers(operation)))
+
+    return launch
+
+
+def source(operation: Randomness[int], tensors: Sequence[GraphTensor]) -> str:
+    """The kernel in CUDA C++. It depends on the distribution, the dtype and the result's axes in memory."""
+    y = tensors[1]
+    axes = _axes(y)
+    parameters, formula = _FORMULAS[type(operation)]
+    wide = isinstance(operation, RandomIntegers) or (
+        operation.dtype is DType.FLOAT64 and not isinstance(operation, RandomBernoulli)
+    )
+    if type(operation) in _UNITS:
+        formula = f"const double unit = {_UNITS[type(operation)][wide]}; {formula}"
+    rank = len(axes)
+    sizes = "".join(f", long long size{axis}" for axis in range(1, rank))
+    steps = "".join(f", long long step{axis}" for axis in range(rank))
+    places = [
+        f"const long long at{axis} = rest % size{axis}; rest /= size{axis};"
+        for axis in range(rank - 1, 0, -1)
+    ]
+    place = " + ".join(["rest * step0", *(f"at{axis} * step{axis}" for axis in range(1, rank))])
+    element = C_TYPES[operation.dtype]
+    aligned = min(_VECTOR, 4 * operation.dtype.itemsize)
+    packed = rank == 1 and axes[0][1] == 1 and y.alignment % aligned == 0
+    body = _KERNEL.format(
+        element=element,
+        aligned=aligned,
+        parameters=f"{sizes}{steps}, {parameters}",
+        more="const Words second = philox(block, 1, seed);" if wide else "",
+        words="const Natural word = first.of[v]" + (", more = second.of[v];" if wide else ";"),
+        formula=formula,
+        stored=store(operation.dtype, "value") if operation.dtype.is_floating else f"({element})value",
+        packed="true" if packed else "false",
+        places=" ".join(places),
+        place=place,
+    )
+    return PREAMBLE + PHILOX + (_QUANTILE if isinstance(operation, RandomNormal) else "") + body
+
+
+def _axes(y: GraphTensor) -> list[tuple[int, int]]:
+    """The axes of a result in the order of its elements' numbers, each with its size and its stride."""
+    axes = merged_axes((size, (step,)) for size, step in zip(y.dims, y.strides, strict=True))
+    return [(size, step) for size, (step,) in axes] or [(1, 1)]
+
+
+def _numbers(operation: Randomness[int]) -> _Numbers:
+    """The kernel's parameters."""
+    match operation:
+        case RandomUniform(low=low, high=high):
+            return (float(high) - float(low), float(low), *operation.limits())
+        case RandomNormal(mean=mean, deviation=deviation):
+            return float(deviation), float(mean)
+        case RandomBernoulli(probability=probability):
+            return (keeping(probability),)
+        case RandomIntegers(low=low, high=high):
+            return _signed(high - low), _signed(low)
+    raise AssertionError(operation)
+
+
+def _signed(number: int) -> int:
+    """The int64 with the same bits as an uint64: 0 for 2**64."""
+    return (number + _SIGNED) % (2 * _SIGNED) - _SIGNED
+
+
+def _horner(x: str, coefficients: Sequence[float]) -> str:
+    """A polynomial, lowest power first, in C."""
+    text = repr(coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        text = f"({text} * {x} + {coefficient!r})"
+    return text
+
+
+def _quotient(x: str, coefficients: Sequence[Sequence[float]]) -> str:
+    return " / ".join(_horner(x, of) for of in coefficients)
+
+
+PHILOX = f"""
+typedef unsigned long long Natural;
+struct Words {{ unsigned of[4]; }};
+// Philox4x32-{ROUNDS}: the counter is the block and the draw, the key is the seed.
+__device__ __forceinline__ Words philox(Natural block, unsigned draw, Natural seed) {{
+    unsigned a = (unsigned)block, b = (unsigned)(block >> 32), c = draw, d = 0;
+    unsigned first = (unsigned)seed, second = (unsigned)(seed >> 32);
+    #pragma unroll
+    for (int round = 0; round < {ROUNDS}; ++round) {{
+        const Natural of_a = (Natural)a * {MULTIPLIERS[0]}u, of_c = (Natural)c * {MULTIPLIERS[1]}u;
+        a = (unsigned)(of_c >> 32) ^ b ^ first;
+        c = (unsigned)(of_a >> 32) ^ d ^ second;
+        b = (unsigned)of_c;
+        d = (unsigned)of_a;
+        first += {WEYL[0]}u;
+        second += {WEYL[1]}u;
+    }}
+    return {{{{a, b, c, d}}}};
+}}
+"""
+_QUANTILE = f"""
+__device__ __forceinline__ double logarithm(double x) {{
+    const long long bits = __double_as_longlong(x) + ((0x3ff00000ll - 0x3fe6a09ell) << 32);
+    const double power = (double)((bits >> 52) - 1023);
+    const double f = __longlong_as_double((bits & 0xfffffffffffffll) + (0x3fe6a09ell << 32)) - 1.0;
+    const double s = f / (f + 2.0), z = s * s, w = z * z;
+    const double series = z * {_horner("w", LOGARITHM[::2])} + w * {_horner("w", LOGARITHM[1::2])};
+    const double half = 0.5 * f * f;
+    return power * {LN2[0]!r} - ((half - (s * (half + series) + power * {LN2[1]!r})) - f);
+}}
+__device__ __forceinline__ double quantile(double unit) {{
+    const double centred = unit - 0.5;
+    if (fabs(centred) <= 0.425) {{
+        const double x = 0.425 * 0.425 - centred * centred;
+        return centred * ({_quotient("x", QUANTILE[0])});
+    }}
+    const double tail = sqrt(-logarithm(fmin(unit, 1.0 - unit)));
+    double found;
+    if (tail <= 5.0) {{
+        const double x = tail - 1.6;
+        found = {_quotient("x", QUANTILE[1])};
+    }} else {{
+        const double x = tail - 5.0;
+        found = {_quotient("x", QUANTILE[2])};
+    }}
+    return centred < 0 ? -found : found;
+}}
+"""
+_UNITS: dict[type[Randomness[Any]], tuple[str, str]] = {
+    RandomUniform: ("(double)word * 0x1p-32", "(double)(word << 21 | more >> 11) * 0x1p-53"),
+    RandomNormal: (
+        "((double)word + 0.5) * 0x1p-32",
+        "((double)(word << 20 | more >> 12) + 0.5) * 0x1p-52",
+    ),
+}
+"""A number below 1 of 32 random bits, and of more."""
+_FORMULAS: dict[type[Randomness[Any]], tuple[str, str]] = {
+    RandomUniform: (
+        "double width, double low, double least, double largest",
+        "const double value = fmin(fmax(unit * width + low, least), largest);",
+    ),
+    RandomNormal: (
+        "double deviation, double mean",
+        "const double value = quantile(unit) * deviation + mean;",
+    ),
+    RandomBernoulli: ("Natural threshold", "const long long value = word < threshold;"),
+    RandomIntegers: (
+        "Natural range, Natural low",
+        "const Natural bits = word << 32 | more, value = low + (range ? __umul64hi(bits, range) : bits);",
+    ),
+}
+"""The kernel's parameters, and its numbers from words."""
+_KERNEL = """
+struct alignas({aligned}) Pack {{ {element} of[4]; }};
+extern "C" __global__ void numbers(
+    const long long* state, {element}* y, long long state_step, long long count{parameters}
+) {{
+    const Natural seed = (Natural)state[0], offset = (Natural)state[state_step];
+    const int skipped = (int)(offset % 4);
+    const long long threads = (long long)gridDim.x * blockDim.x;
+    const long long blocks = (count + skipped + 3) / 4;
+    for (long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x; t < blocks; t += threads) {{
+        const Natural block = (offset / 4 + (Natural)t) % (1ull << 62);
+        const Words first = philox(block, 0, seed);
+        {more}
+        Pack pack;
+        #pragma unroll
+        for (int v = 0; v < 4; ++v) {{
+            {words}
+            {formula}
+            pack.of[v] = {stored};
+        }}
+        const long long start = 4 * t - skipped;
+        if ({packed} && !skipped && start + 4 <= count) {{
+            *(Pack*)(y + start) = pack;
+            continue;
+        }}
+        #pragma unroll
+        for (int v = 0; v < 4; ++v) {{
+            long long rest = start + v;
+            if (rest < 0 || rest >= count) continue;
+            {places}
+            y[{place}] = pack.of[v];
+        }}
+    }}
+}}
+"""

@@ -1,0 +1,89 @@
+"""Explains a plan: from its recipe, which has all that is needed, also when it comes from a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from cudnn_actor.engines.cuda.plans.recipe import (
+    DepthwiseStep,
+    GraphStep,
+    KernelStep,
+    LinedStep,
+    OperationStep,
+    Part,
+    Recipe,
+    Step,
+)
+from cudnn_actor.protocol.explanation import Explanation, Measured, PieceOfPlan, ScratchTensor
+from cudnn_actor.protocol.graph import OperationGraph
+
+__all__ = ["explanation"]
+
+_LAUNCHERS = {"library": "libcudnn", "cublas": "cuBLAS", "cublas_packed": "cuBLAS, on packed copies"}
+"""What a launcher uses that is not a kernel of our own."""
+
+
+def explanation(recipe: Recipe, graph: OperationGraph) -> Explanation:
+    """How a recipe runs a graph of the digest that it was made for."""
+    uids = {number: uid for uid, number in graph.canonical_uids.items()}
+    writers = {uid: number for number, operation in enumerate(graph.operations) for uid in operation.writes}
+    run = {number for part in recipe.parts for number in part.operations}
+    return Explanation(
+        plan=recipe.tag,
+        digest=graph.digest(),
+        pieces=tuple(_pieces(recipe, graph)),
+        views=tuple(graph.label(number) for number in range(len(graph.operations)) if number not in run),
+        scratch=tuple(
+            ScratchTensor(
+                label=graph.label(writers[uids[one.tensor]]),
+                nbytes=one.nbytes,
+                offset=one.offset,
+                first=one.first,
+                last=one.last,
+            )
+            for one in recipe.between
+        ),
+        scratch_bytes=max((one.offset + one.nbytes for one in recipe.between), default=0),
+        workspace=recipe.workspace,
+    )
+
+
+def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
+    steps = iter(recipe.steps)
+    parts = recipe.parts
+    if len(parts) == 1:  # what has become of it is noted on the whole
+        parts = (msgspec.structs.replace(parts[0], tried=recipe.tried, tuning=recipe.tuning),)
+    for part in parts:
+        yield PieceOfPlan(
+            operations=part.operations,
+            labels=tuple(graph.label(number) for number in part.operations),
+            steps=tuple(_runs(next(steps)) for _ in range(part.steps)),
+            plan=part.tag,
+            why=part.refused,
+            workspace=part.workspace,
+            checked=part.tried,
+            measured=_measured(part),
+        )
+
+
+def _runs(step: Step) -> str:
+    match step:
+        case GraphStep():
+            return f"cuDNN {step.engine}"
+        case OperationStep():
+            return _LAUNCHERS.get(step.launcher) or f"{step.launcher} of {step.operation.kind}"
+        case LinedStep():
+            return "generated kernel over lines"
+        case DepthwiseStep():
+            return "generated depthwise kernel"
+        case KernelStep():
+            return "generated kernel" if step.kernel.body else "generated copy"
+
+
+def _measured(part: Part) -> Measured | None:
+    found = part.tuning
+    if found is None:
+        return None
+    return Measured(heuristic_us=found.heuristic_us, tuned_us=found.tuned_us, tried=found.tried)

@@ -1,0 +1,510 @@
+"""Norms of channels: batch, instance and group norm, their gradients, and sums over each channel.
+
+A tensor has the dims (N, C, ...): samples, channels, and any others. The definitions are PyTorch's, which for
+inference are ONNX's.
+https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html
+https://onnx.ai/onnx/operators/onnx__BatchNormalization.html
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from cudnn_actor.protocol.checks import is_finite, is_whole
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.operations.base import (
+    ALLOCATED,
+    Array,
+    Operation,
+    Specs,
+    T,
+    require,
+    require_floating,
+)
+from cudnn_actor.protocol.operations.normalization import check_epsilon, given_gradients, through_statistics
+from cudnn_actor.protocol.tensor import Layout, TensorSpec
+
+__all__ = [
+    "BatchNorm",
+    "BatchNormBackward",
+    "BatchNormTraining",
+    "ChannelNorm",
+    "GenStats",
+    "GroupNorm",
+    "GroupNormBackward",
+    "InstanceNorm",
+    "InstanceNormBackward",
+]
+
+
+class ChannelNorm(Operation[T], frozen=True, kw_only=True):
+    """What all of them share: which elements have one mean and one variance.
+
+    Attributes
+    ----------
+    over_samples
+        Whether a channel's elements of all samples have.
+    """
+
+    over_samples: ClassVar[bool] = True
+
+    def groups_of(self, channels: int) -> int:
+        """How many groups there are, of neighbouring channels that belong together."""
+        groups: int = getattr(self, "groups", channels)
+        return groups
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Those of the dims (N, groups, channels of a group, others) that belong together."""
+        return (0, 2, 3) if self.over_samples else (2, 3)
+
+    def count(self, dims: tuple[int, ...]) -> int:
+        """How many elements of x have one mean."""
+        return math.prod(dims) // self.groups_of(dims[1]) // (1 if self.over_samples else dims[0])
+
+    def _check_x(self, specs: Specs) -> None:
+        require_floating(specs, "x")
+        dims = specs["x"].dims
+        if len(dims) < 2:
+            raise InvalidRequest(
+                field="x", value=dims, problem="has no channels", fix="give it dims (N, C, ...)"
+            )
+        groups = self.groups_of(dims[1])
+        if not is_whole(groups) or groups < 1 or dims[1] % groups:
+            raise InvalidRequest(
+                field="groups",
+                value=groups,
+                problem=f"does not divide the {dims[1]} channels of x",
+                fix="use a whole number ≥ 1 that does",
+            )
+
+    def _like_x(self, x: TensorSpec) -> TensorSpec:
+        return TensorSpec.packed(x.dims, x.dtype, Layout.NHWC if x.layout is Layout.NHWC else Layout.NCHW)
+
+    def _statistics(self, x: TensorSpec) -> TensorSpec:
+        """The spec of a number for each mean."""
+        groups = (self.groups_of(x.dims[1]),)
+        dims = groups if self.over_samples else (x.dims[0], *groups)
+        return TensorSpec.packed(dims, self.compute((x.dtype,)))
+
+    def _check_weights(self, specs: Specs, *names: str) -> None:
+        x = specs["x"]
+        for name in names:
+            if name in specs:
+                require(specs, name, x.dims[1:2], x.dtype, self.compute((x.dtype,)))
+
+    # Values, as arrays of the dims (N, groups, channels of a group, others).
+
+    def _parted(self, x: Array) -> Array:
+        samples, channels = x.shape[:2]
+        groups = self.groups_of(channels)
+        return x.reshape(samples, groups, channels // groups, -1)
+
+    def _of_channels(self, values: Mapping[str, Array], name: str, other: float) -> Any:
+        """A number for each channel; `other` if the operand was left out."""
+        if name not in values:
+            return other
+        return self._parted(values[name].reshape(1, -1, 1))
+
+    # Tensors of a builder, for gradients.
+
+    def _rows(self, x: Any) -> Any:
+        """x with such dims that what `_beside` gives is broadcast to it."""
+        if self.over_samples:
+            return x
+        return x.reshape((x.dims[0], self.groups_of(x.dims[1]), -1))
+
+    def _beside(self, statistic: Any, x: Any) -> Any:
+        """A tensor of a number for each mean."""
+        if self.over_samples:
+            return statistic.reshape((1, -1, *[1] * (x.rank - 2)))
+        return statistic.reshape((*statistic.dims, 1))
+
+
+class BatchNorm(ChannelNorm[T], frozen=True, kw_only=True, tag=True):
+    """y = (x - mean) / sqrt(variance + epsilon) * scale + bias: batch norm for inference.
+
+    Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x
+        Input, of a floating-point dtype, dims (N, C, ...).
+    mean, variance
+        A number for each channel: dims (C,), of x's dtype or float32 (float64 where x is float64).
+    scale, bias
+        The same; None for 1 and for 0.
+    y
+        Result, of x's dims and dtype.
+    epsilon
+        A small number, ≥ 0.
+    """
+
+    kind = "batch_norm"
+    inputs = ("x", "mean", "variance", "scale", "bias")
+    outputs = ("y",)
+    optional = frozenset({"scale", "bias"})
+    x: T
+    mean: T
+    variance: T
+    scale: T | None = None
+    bias: T | None = None
+    y: T = ALLOCATED
+    epsilon: float = 1e-5
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        self._check_x(specs)
+        check_epsilon(self.epsilon)
+        self._check_weights(specs, "mean", "variance", "scale", "bias")
+        return {"y": self._like_x(specs["x"])}
+
+    def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        return {"variance": xp.abs(draw(specs["variance"])) + 1}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        mean, variance = (self._of_channels(values, name, 0.0) for name in ("mean", "variance"))
+        normal = (self._parted(values["x"]) - mean) / xp.sqrt(variance + self.epsilon)
+        y = normal * self._of_channels(values, "scale", 1.0) + self._of_channels(values, "bias", 0.0)
+        return {"y": y.reshape(values["x"].shape)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        given: Any = self
+        x, scale = given.x, 1.0 if self.scale is None else given.scale
+        axes = [axis for axis in range(x.rank) if axis != 1]
+        dy = d["y"].astype(self.compute((x.dtype,)))
+        inverse = g.rsqrt(given.variance + self.epsilon)
+        total = g.sum(dy, axes)
+        scaled = g.sum(dy * (x - self._beside(given.mean, x)), axes) * inverse
+        slope = inverse * scale
+        found = {
+            "x": dy * self._beside(slope, x),
+            "mean": -(total * slope),
+            "variance": scaled * slope * inverse * -0.5,
+        }
+        weights = {"scale": scaled, "bias": total}
+        return found | {name: of for name, of in weights.items() if getattr(self, name) is not None}
+
+
+class _Normalizing(ChannelNorm[T], frozen=True, kw_only=True):
+    """The norms that compute the statistics."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("x", "scale", "bias")
+    outputs: ClassVar[tuple[str, ...]] = ("y", "mean", "inverse_deviation")
+    optional = frozenset({"scale", "bias", "mean", "inverse_deviation"})
+    x: T
+    scale: T | None = None
+    bias: T | None = None
+    y: T = ALLOCATED
+    mean: T | None = None
+    inverse_deviation: T | None = None
+    epsilon: float = 1e-5
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        self._check_x(specs)
+        check_epsilon(self.epsilon)
+        self._check_weights(specs, "scale", "bias")
+        statistics = self._statistics(specs["x"])
+        return {"y": self._like_x(specs["x"]), "mean": statistics, "inverse_deviation": statistics}
+
+    def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        del xp
+        # Far from 0, the variance from the mean of squares loses its digits. Of equal values it is 0.
+        x = 0.4 * draw(specs["x"]) + 137
+        parted = self._parted(x)
+        parted[(0 if self.over_samples else slice(None), slice(None), 0, 0)] = 141
+        return {"x": parted.reshape(x.shape)}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        x, axes = self._parted(values["x"]), self.axes
+        mean = x.mean(axis=axes, keepdims=True)
+        centred = x - mean
+        variance = (centred * centred).mean(axis=axes, keepdims=True)
+        inverse = 1 / xp.sqrt(variance + self.epsilon)
+        y = centred * inverse * self._of_channels(values, "scale", 1.0)
+        y = y + self._of_channels(values, "bias", 0.0)
+        of_groups = (-1,) if self.over_samples else x.shape[:2]
+        statistics = {"mean": mean, "inverse_deviation": inverse, "variance": variance}
+        found = {name: array.reshape(of_groups) for name, array in statistics.items()}
+        return {"y": y.reshape(values["x"].shape), **found}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        x: Any = self.x
+        mean, inverse = (g.output(self, name) for name in ("mean", "inverse_deviation"))
+        found: dict[str, Any] = {}
+        if "y" in d:
+            back = self._backward(dy=d["y"], x=x, mean=mean, inverse_deviation=inverse, scale=self.scale)
+            found = given_gradients(g, self, back)
+        d_mean, d_variance = self._of_statistics(d, inverse)
+        if d_mean is not None or d_variance is not None:
+            rows = self._rows(x)
+            beside = [None if of is None else self._beside(of, x) for of in (d_mean, d_variance)]
+            centred = rows - self._beside(mean, x)
+            more = through_statistics(g, centred, self.count(x.dims), *beside).reshape(x.dims)
+            found["x"] = found["x"] + more if found else more
+        return found
+
+    def _backward(self, **operands: Any) -> Operation[Any]:
+        raise NotImplementedError
+
+    def _of_statistics(self, d: Mapping[str, Any], inverse: Any) -> tuple[Any, Any]:
+        """The gradients of the mean and of the variance, where they are results themselves; None for 0."""
+        of_inverse = d.get("inverse_deviation")
+        return d.get("mean"), None if of_inverse is None else of_inverse * inverse**3 * -0.5
+
+
+class BatchNormTraining(_Normalizing[T], frozen=True, kw_only=True, tag=True):
+    """Batch norm with the statistics of x itself, and new running ones. Answered by a `Receipt`.
+
+    y = (x - mean) * inverse_deviation * scale + bias, with the mean and the variance of each channel's
+    elements in all samples.
+
+    Parameters
+    ----------
+    x, scale, bias, y, epsilon
+        As in `BatchNorm`.
+    running_mean, running_variance
+        The old running statistics: dims (C,), of x's dtype or float32 (float64 where x is float64).
+    mean, inverse_deviation
+        For the backward pass: dims (C,), float32 (float64 where x is float64). The inverse deviation is
+        1 / sqrt(variance + epsilon), of the variance that divides by the number of elements.
+    new_running_mean, new_running_variance
+        (1 - momentum) * the old one + momentum * that of x, of the old one's dtype. In a graph, `updates`
+        writes them back to the old ones' buffers.
+    momentum
+        From 0 to 1; ONNX's is 1 - this one.
+    unbiased
+        Whether the variance that new_running_variance has a part of divides by one element less, as
+        PyTorch's and cuDNN's does, and ONNX's does not.
+    """
+
+    kind = "batch_norm_training"
+    inputs = ("x", "scale", "bias", "running_mean", "running_variance")
+    outputs = ("y", "mean", "inverse_deviation", "new_running_mean", "new_running_variance")
+    optional = frozenset({*inputs, *outputs} - {"x", "y"})
+    running_mean: T | None = None
+    running_variance: T | None = None
+    new_running_mean: T | None = None
+    new_running_variance: T | None = None
+    momentum: float = 0.1
+    unbiased: bool = True
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        found = super().infer(specs)
+        if not is_finite(self.momentum) or not 0 <= self.momentum <= 1:
+            raise InvalidRequest(
+                field="momentum", value=self.momentum, problem="must be a number from 0 to 1", fix="use 0.1"
+            )
+        for name in ("running_mean", "running_variance"):
+            self._check_weights(specs, name)
+            if name in specs:
+                found[f"new_{name}"] = TensorSpec.packed(specs[name].dims, specs[name].dtype)
+        return found
+
+    def check(self, specs: Specs) -> None:
+        super().check(specs)
+        for name in ("running_mean", "running_variance"):
+            if f"new_{name}" in specs and name not in specs:
+                raise InvalidRequest(
+                    field=f"new_{name}",
+                    value=specs[f"new_{name}"].dims,
+                    problem=f"needs {name}",
+                    fix="give the old one, or leave the new one out",
+                )
+
+    def correction(self, count: int) -> float:
+        """What the variance of so many elements is multiplied with for the running one."""
+        return count / max(1, count - 1) if self.unbiased else 1.0
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        found = super().evaluate(xp, values, specs)
+        x = values["x"]
+        of_x = {
+            "running_mean": found["mean"],
+            "running_variance": found["variance"] * self.correction(self.count(x.shape)),
+        }
+        for name, new in of_x.items():
+            if name in values:
+                found[f"new_{name}"] = (1 - self.momentum) * values[name] + self.momentum * new
+        return found
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        found = super().gradient(g, d)
+        for name in ("running_mean", "running_variance"):
+            if f"new_{name}" in d:
+                found[name] = d[f"new_{name}"] * (1 - self.momentum)
+        return found
+
+    def _backward(self, **operands: Any) -> Operation[Any]:
+        return BatchNormBackward(**operands)
+
+    def _of_statistics(self, d: Mapping[str, Any], inverse: Any) -> tuple[Any, Any]:
+        found = [*super()._of_statistics(d, inverse)]
+        x: Any = self.x
+        factors = (self.momentum, self.momentum * self.correction(self.count(x.dims)))
+        for place, name in enumerate(("new_running_mean", "new_running_variance")):
+            if name in d:
+                more = d[name] * factors[place]
+                found[place] = more if found[place] is None else found[place] + more
+        return found[0], found[1]
+
+
+class InstanceNorm(_Normalizing[T], frozen=True, kw_only=True, tag=True):
+    """Batch norm of each sample by itself. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x, scale, bias, y, epsilon
+        As in `BatchNorm`.
+    mean, inverse_deviation
+        As in `BatchNormTraining`, dims (N, C).
+    """
+
+    kind = "instance_norm"
+    over_samples = False
+
+    def _backward(self, **operands: Any) -> Operation[Any]:
+        return InstanceNormBackward(**operands)
+
+
+class GroupNorm(_Normalizing[T], frozen=True, kw_only=True, tag=True):
+    """Instance norm of neighbouring channels together. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x, scale, bias, y, epsilon
+        As in `BatchNorm`: a scale and a bias for each channel.
+    mean, inverse_deviation
+        As in `BatchNormTraining`, dims (N, groups).
+    groups
+        How many groups of as many channels.
+    """
+
+    kind = "group_norm"
+    over_samples = False
+    groups: int
+
+    def _backward(self, **operands: Any) -> Operation[Any]:
+        return GroupNormBackward(**operands, groups=self.groups)
+
+
+class _Gradients(ChannelNorm[T], frozen=True, kw_only=True):
+    inputs = ("dy", "x", "mean", "inverse_deviation", "scale")
+    outputs = ("dx", "dscale", "dbias")
+    optional = frozenset({"scale", "dscale", "dbias"})
+    dy: T
+    x: T
+    mean: T
+    inverse_deviation: T
+    scale: T | None = None
+    dx: T = ALLOCATED
+    dscale: T | None = None
+    dbias: T | None = None
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        self._check_x(specs)
+        x = specs["x"]
+        require(specs, "dy", x.dims, x.dtype)
+        wanted = self._statistics(x)
+        for name in ("mean", "inverse_deviation"):
+            require(specs, name, wanted.dims, wanted.dtype)
+        self._check_weights(specs, "scale")
+        weights = TensorSpec.packed(x.dims[1:2], x.dtype)
+        return {"dx": self._like_x(x), "dscale": weights, "dbias": weights}
+
+    def check(self, specs: Specs) -> None:
+        self.infer(specs)
+        require(specs, "dx", specs["x"].dims, specs["x"].dtype)
+        self._check_weights(specs, "dscale", "dbias")
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del xp, specs
+        dy, x = (self._parted(values[name]) for name in ("dy", "x"))
+        mean, inverse = (values[name].reshape(-1, x.shape[1], 1, 1) for name in ("mean", "inverse_deviation"))
+        normal = (x - mean) * inverse
+        slope = dy * self._of_channels(values, "scale", 1.0)
+        along = (slope * normal).mean(axis=self.axes, keepdims=True)
+        dx = (slope - slope.mean(axis=self.axes, keepdims=True) - normal * along) * inverse
+        sums = {"dscale": dy * normal, "dbias": dy}
+        return {
+            "dx": dx.reshape(values["x"].shape),
+            **{name: array.sum(axis=(0, 3)).reshape(-1) for name, array in sums.items()},
+        }
+
+
+class BatchNormBackward(_Gradients[T], frozen=True, kw_only=True, tag=True):
+    """The gradients of `BatchNormTraining` with respect to x, scale and bias. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    dy
+        Gradient of y, of x's dims and dtype.
+    x, scale, mean, inverse_deviation
+        As in the forward pass; scale may be left out.
+    dx
+        Of x's dims and dtype.
+    dscale, dbias
+        A number for each channel: dims (C,), of x's dtype or float32 (float64 where x is float64).
+    """
+
+    kind = "batch_norm_bwd"
+
+
+class InstanceNormBackward(_Gradients[T], frozen=True, kw_only=True, tag=True):
+    """The gradients of `InstanceNorm`. The fields are `BatchNormBackward`'s. Answered by a `Receipt`."""
+
+    kind = "instance_norm_bwd"
+    over_samples = False
+
+
+class GroupNormBackward(_Gradients[T], frozen=True, kw_only=True, tag=True):
+    """The gradients of `GroupNorm`. The fields are `BatchNormBackward`'s. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    groups
+        As in the forward pass.
+    """
+
+    kind = "group_norm_bwd"
+    over_samples = False
+    groups: int
+
+
+class GenStats(ChannelNorm[T], frozen=True, kw_only=True, tag=True):
+    """The sum and the sum of squares of each channel's elements, in all samples. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x
+        Input, of a floating-point dtype, dims (N, C, ...).
+    sum, sum_of_squares
+        Dims (C,), float32 (float64 where x is float64).
+    """
+
+    kind = "gen_stats"
+    inputs = ("x",)
+    outputs = ("sum", "sum_of_squares")
+    x: T
+    sum: T = ALLOCATED
+    sum_of_squares: T = ALLOCATED
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        self._check_x(specs)
+        return dict.fromkeys(self.outputs, self._statistics(specs["x"]))
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del xp, specs
+        x = self._parted(values["x"])
+        sums = {"sum": x, "sum_of_squares": x * x}
+        return {name: array.sum(axis=self.axes) for name, array in sums.items()}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        x: Any = self.x
+        found = [g.broadcast_to(self._beside(d["sum"], x), x.dims)] if "sum" in d else []
+        if "sum_of_squares" in d:
+            found.append(self._beside(d["sum_of_squares"], x) * x * 2.0)
+        return {"x": sum(found[1:], found[0])}

@@ -1,0 +1,258 @@
+"""CUDA kernels, compiled for the host and run there, so that they can be tested where there is no GPU.
+
+`CUPY` stands for what the engine uses of CuPy: a kernel is launched as it is on a device, with its own grid
+and block. Blocks run one after the other. A block's threads are coroutines, which change places where they
+wait for each other: at `__syncthreads`, and where the lanes of a warp exchange values, which all of them must
+do alike. Half types are stored as on a device; `exp` and its like are the host's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
+from cudnn_actor.engines.cuda.plans.kernels import PREAMBLE as DEVICE_PREAMBLE
+from cudnn_actor.protocol import GraphTensor, TensorSpec
+from cudnn_actor.protocol.operations import Operation
+
+__all__ = ["CUPY", "PREAMBLE", "compile_together", "launched", "library", "use"]
+
+_DEVICE = r"""
+#include <cmath>
+#include <csetjmp>
+#include <cstdlib>
+#include <cstring>
+#include <sys/mman.h>
+#include <ucontext.h>
+using std::fabs; using std::exp; using std::expm1; using std::log; using std::log1p; using std::pow;
+using std::sin; using std::cos; using std::tan; using std::asin; using std::acos; using std::atan;
+using std::sinh; using std::cosh; using std::tanh; using std::asinh; using std::acosh; using std::atanh;
+using std::erf; using std::erfc; using std::sqrt; using std::fmod; using std::copysign; using std::isinf;
+using std::ceil; using std::floor; using std::rint; using std::trunc; using std::fmax; using std::fmin;
+using std::llabs;
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static
+template <class T> T rsqrt(T x) { return 1 / sqrt(x); }
+template <class T> T min(T a, T b) { return a < b ? a : b; }
+template <class T> T max(T a, T b) { return a > b ? a : b; }
+template <class To, class From> To bits(From from) { To to; std::memcpy(&to, &from, sizeof to); return to; }
+inline float __int_as_float(int x) { return bits<float>(x); }
+inline float __uint_as_float(unsigned x) { return bits<float>(x); }
+inline unsigned __float_as_uint(float x) { return bits<unsigned>(x); }
+inline long long __double_as_longlong(double x) { return bits<long long>(x); }
+inline double __longlong_as_double(long long x) { return bits<double>(x); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+inline float __double2float_rz(double x) {
+    const float nearest = (float)x;
+    return std::fabs(nearest) > std::fabs(x) ? std::nextafter(nearest, 0.0f) : nearest;
+}
+
+struct Place { unsigned x, y, z; };
+static Place blockIdx, blockDim, gridDim;
+static const int most = 1024, stack = 1 << 16;
+static int me, running, waiting;
+static enum { ready, at_barrier, ended } state[most];
+static ucontext_t start;
+static jmp_buf turn, turns[most];
+static char slots[most][16];
+static void (*body)(void*);
+static void* arguments;
+static Place place() {
+    const unsigned row = me / blockDim.x;
+    return {me % blockDim.x, row % blockDim.y, row / blockDim.y};
+}
+#define threadIdx (place())
+static void begin() { body(arguments); state[me] = ended; --running; _longjmp(turn, 1); }
+// Without a system call, unlike swapcontext.
+static void yield() { if (!_setjmp(turns[me])) _longjmp(turn, 1); }
+static void __syncthreads() { state[me] = at_barrier; ++waiting; yield(); }
+// In each round, all threads get on to where they yield next. So the lanes of a warp stay together.
+static void run_block(char* stacks) {
+    const int threads = blockDim.x * blockDim.y * blockDim.z;
+    running = threads, waiting = 0;
+    for (me = 0; me < threads; ++me) {
+        ucontext_t own;
+        state[me] = ready;
+        getcontext(&own);
+        own.uc_stack.ss_sp = stacks + (long)me * stack;
+        own.uc_stack.ss_size = stack;
+        makecontext(&own, begin, 0);
+        if (!_setjmp(turn)) swapcontext(&start, &own);
+    }
+    while (running) {
+        if (waiting == running) {
+            waiting = 0;
+            for (int t = 0; t < threads; ++t) if (state[t] == at_barrier) state[t] = ready;
+        }
+        for (me = 0; me < threads; ++me) if (state[me] == ready && !_setjmp(turn)) _longjmp(turns[me], 1);
+    }
+}
+template <class F> void run_grid(const unsigned* shape, F kernel) {
+    gridDim = {shape[0], shape[1], shape[2]}, blockDim = {shape[3], shape[4], shape[5]};
+    const long bytes = (long)stack * most;
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* stacks = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    body = [](void* of) { (*(F*)of)(); };
+    arguments = &kernel;
+    for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
+        for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
+            for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_block((char*)stacks);
+    munmap(stacks, bytes);
+}
+template <class T> T from_lane(T value, int lane) {
+    std::memcpy(slots[me], &value, sizeof value);
+    yield();
+    std::memcpy(&value, slots[me / 32 * 32 + lane], sizeof value);
+    yield();
+    return value;
+}
+template <class T> T __shfl_xor_sync(unsigned, T value, int apart) {
+    return from_lane(value, me % 32 ^ apart);
+}
+template <class T> T __shfl_up_sync(unsigned, T value, int apart) {
+    return from_lane(value, me % 32 < apart ? me % 32 : me % 32 - apart);
+}
+static unsigned __ballot_sync(unsigned, bool vote) {
+    slots[me][0] = vote;
+    yield();
+    unsigned votes = 0;
+    for (int n = 0; n < 32; ++n) votes |= (unsigned)slots[me / 32 * 32 + n][0] << n;
+    yield();
+    return votes;
+}
+"""
+_HALVES = """
+inline float from_half(unsigned short x) { return (float)bits<_Float16>(x); }
+inline unsigned short to_half(float x) { return bits<unsigned short>((_Float16)x); }
+inline unsigned short to_half(double x) { return bits<unsigned short>((_Float16)x); }
+"""
+PREAMBLE = (
+    _HALVES
+    + DEVICE_PREAMBLE[DEVICE_PREAMBLE.index("__device__ __forceinline__ unsigned short to_bfloat16(float") :]
+)
+"""What kernels begin with, with other functions in the place of a GPU's assembly."""
+_KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
+_OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
+_made: dict[str, tuple[ctypes.CDLL, int]] = {}
+"""Of each source that was compiled: the library, and its number there."""
+
+
+def library(code: str) -> ctypes.CDLL:
+    """Some C++, with what CUDA has besides. Skips the test if there is no compiler."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    folder = Path(tempfile.mkdtemp(prefix="cudnn-actor-kernels-"))
+    try:
+        (folder / "kernels.cpp").write_text(_DEVICE + code)
+        command = [compiler, *_OPTIONS, "-w", "kernels.cpp", "-o", "kernels.so"]
+        subprocess.run(command, cwd=folder, check=True, timeout=300)
+        return ctypes.CDLL(str(folder / "kernels.so"))
+    finally:
+        shutil.rmtree(folder)
+
+
+def compile_together(sources: Iterable[str]) -> None:
+    """Compile CUDA sources, which takes less time than one by one when they are launched first."""
+    sources = list(dict.fromkeys(sources))
+    found = library("\n".join(_wrapped(number, source) for number, source in enumerate(sources)))
+    _made.update({source: (found, number) for number, source in enumerate(sources)})
+
+
+def _wrapped(number: int, source: str) -> str:
+    """A source in a namespace of its own, with a function that runs each of its kernels."""
+    source = source.replace(DEVICE_PREAMBLE, PREAMBLE)
+    launches = []
+    for name, parameters in _KERNEL.findall(source):
+        names = ", ".join(re.split(r"\W+", parameter.strip())[-1] for parameter in parameters.split(","))
+        start = f'extern "C" void launch{number}_{name}(const unsigned* shape, {parameters})'
+        launches.append(f"{start} {{ run_grid(shape, [=] {{ {name}({names}); }}); }}")
+    text = source.replace('extern "C" __global__', "static __global__")
+    return f"namespace n{number} {{ {text}\n{chr(10).join(launches)} }}"
+
+
+class RawModule:
+    """As CuPy's."""
+
+    def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
+        del options
+        if code not in _made:
+            compile_together([code])
+        self._library, self._number = _made[code]
+
+    def get_function(self, name: str) -> Callable[..., None]:
+        """What launches a kernel."""
+        kernel = getattr(self._library, f"launch{self._number}_{name}")
+
+        def launch(grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
+            shape = (ctypes.c_uint * 6)(*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3])
+            kernel(shape, *map(_argument, arguments))
+
+        return launch
+
+
+class RawKernel:
+    """As CuPy's."""
+
+    def __init__(self, code: str, name: str, options: tuple[str, ...] = ()) -> None:
+        self._launch = RawModule(code, options).get_function(name)
+
+    def compile(self) -> None:
+        """It is."""
+
+    def __call__(self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
+        self._launch(grid, block, arguments)
+
+
+CUPY = SimpleNamespace(RawModule=RawModule, RawKernel=RawKernel, float32=np.float32, float64=np.float64)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
+    """Have some of the engine's modules use `CUPY`."""
+    for module in modules:
+        monkeypatch.setattr(module, "libraries", lambda: SimpleNamespace(cupy=CUPY))
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, np.float32):
+        return ctypes.c_float(float(value))
+    return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_longlong(value)
+
+
+def launched(
+    operation: Operation[Any], specs: dict[str, TensorSpec], given: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """What an operation's own kernels write, on operands of these specs, which it has by their names."""
+    operands = [name for name, _ in operation.named()]
+    node = operation.with_operands({name: number for number, name in enumerate(operands)}.__getitem__)
+    tensors, buffers, views = [], [], {}
+    for uid, name in enumerate(operands):
+        spec = specs[name]
+        tensors.append(GraphTensor(uid=uid, dims=spec.dims, strides=spec.strides, dtype=spec.dtype))
+        buffer = np.full(spec.nbytes + 64, 0xA5, np.uint8)
+        steps = tuple(step * spec.dtype.itemsize for step in spec.strides)
+        start = -buffer.ctypes.data % 64
+        views[name] = np.ndarray(spec.dims, spec.dtype.numpy, buffer.data, start, steps)
+        if name in given:
+            views[name][...] = given[name]
+        buffers.append((buffer, buffer.ctypes.data + start))
+    IMPLEMENTATIONS[type(node)].launchers["kernel"].make(node, tensors, None)(
+        [address for _, address in buffers]
+    )
+    return {name: views[name].copy() for name, _ in operation.named(operation.outputs)}

@@ -1,0 +1,209 @@
+"""Kernels for depthwise convolutions, compiled for the host and run: they compute what their graphs say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
+from cudnn_actor.engines.cuda.plans.depthwise_kernels import Tile
+from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
+from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.plans.partition import Stored, cut
+from cudnn_actor.engines.cuda.plans.recipe import Buffer, DepthwiseStep
+from cudnn_actor.engines.cuda.plans.reference import Reference
+from cudnn_actor.protocol import DType, Graph, GraphBuilder, Layout, OperationGraph
+
+from . import host_cuda
+from .depthwise_graphs import DEPTHWISE as GRAPHS
+from .depthwise_graphs import ONLY_COMPILED
+from .test_partition import array_in, check, evaluated, filled
+
+Place = tuple[int, int]
+"""The number of a graph's buffer, and a byte in it."""
+
+
+def steps_of(graph: Graph) -> list[tuple[DepthwiseStep, list[Place]]]:
+    """The step of each choice for the only piece of a graph, and where its tensors lie."""
+    body, parts = graph.body, cut(graph.body)
+    stored = [Stored(uid) for uid in body.bound]
+    if parts is not None:
+        ((body, tensors, _),) = parts.pieces
+        stored = [parts.stored[uid] for uid in tensors]
+    found = []
+    for choice in range(ways_of_depthwise(body)):
+        (step,) = compile_depthwise(body, None, choice).recipe.steps
+        assert isinstance(step, DepthwiseStep)
+        places = (stored[source.number] for source in step.sources if isinstance(source, Buffer))
+        found.append((step, [(graph.body.bound.index(root), offset) for root, offset in places]))
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    every = (step for graph in GRAPHS.values() for step, _ in steps_of(graph))
+    host_cuda.compile_together(one.source for step in every for one in launched(step.kernel))
+
+
+def run(name: str, choice: int, memories: list[np.ndarray], blocks: int = 0) -> None:
+    """Run the kernel of that choice for a graph on its buffers; with fewer blocks, if that is given."""
+    step, places = steps_of(GRAPHS[name])[choice]
+    workspace = np.full(max(step.kernel.workspace, 1), 0x77, np.uint8)
+    tensors = [*(memories[number][offset:] for number, offset in places), workspace]
+    for one in launched(step.kernel):
+        given = [tensors[tensor].ctypes.data for tensor in one.tensors]
+        grid = (min(blocks, one.grid[0]), *one.grid[1:]) if blocks else one.grid
+        kernel = host_cuda.RawModule(one.source).get_function(one.name)
+        kernel(grid, one.block, (*given, *one.numbers.values()))
+
+
+def compare(graph: Graph, found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+    """`wanted`: the graph's buffers before a run."""
+    tensors = [graph.body.tensor(uid) for uid in graph.body.bound]
+    arrays = [array_in(memory, tensor) for memory, tensor in zip(wanted, tensors, strict=True)]
+    with np.errstate(invalid="ignore"):
+        evaluated(graph.body, arrays)
+    for memory, tensor, expected in zip(found, tensors, arrays, strict=True):
+        got = np.asarray(array_in(memory, tensor), np.float64)
+        tolerance = 2**-7 if tensor.dtype is DType.BFLOAT16 else 1e-5
+        np.testing.assert_allclose(got, np.asarray(expected, np.float64), rtol=tolerance, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_kernel_computes_all_results_of_its_graph(name: str) -> None:
+    graph = GRAPHS[name]
+    steps = steps_of(graph)
+    assert steps
+    for choice in range(len(steps)):
+        found = filled(graph)
+        run(name, choice, found)
+        compare(graph, found, filled(graph))
+
+
+def test_a_block_may_have_the_work_of_several() -> None:
+    for name in ("forward 3x3", "data 76 channels"):
+        ((step, _), *_) = steps_of(GRAPHS[name])
+        assert step.kernel.blocks > 1
+        found = filled(GRAPHS[name])
+        run(name, 0, found, blocks=1)
+        compare(GRAPHS[name], found, filled(GRAPHS[name]))
+
+
+def test_what_is_read_of_a_stored_value_is_rounded() -> None:
+    name = "forward read again"
+    body = GRAPHS[name].body
+    y, a = (body.tensor(uid).dtype for uid in body.results)
+    assert (y, a) == (DType.BFLOAT16, DType.FLOAT32)
+    found, wanted = filled(GRAPHS[name]), filled(GRAPHS[name])
+    for memory in (found[0], wanted[0]):
+        values = memory.view(DType.BFLOAT16.numpy)
+        values[:] = np.random.default_rng(0).integers(-200, 200, values.size)
+    run(name, 0, found)
+    compare(GRAPHS[name], found, wanted)
+
+
+def test_what_no_result_meets_may_be_infinite() -> None:
+    """The last column of x is met by a tap of no place; threads read what is behind their last place."""
+    name = "filter uneven"
+    graph = GRAPHS[name]
+    number, *_ = (n for n, uid in enumerate(graph.body.bound) if graph.body.tensor(uid).name == "x")
+    x = graph.body.tensor(graph.body.bound[number])
+    uneven = [step.kernel.y[3] % step.kernel.tile.columns for step, _ in steps_of(graph)]
+    assert any(uneven)
+    for choice in range(len(uneven)):
+        found, wanted = filled(graph), filled(graph)
+        for memory in (found[number], wanted[number]):
+            array_in(memory, x)[..., -1] = np.inf
+        run(name, choice, found)
+        compare(graph, found, wanted)
+
+
+def test_tiles_follow_the_channels_and_the_places() -> None:
+    def tile(name: str) -> Tile:
+        return steps_of(GRAPHS[name])[0][0].kernel.tile
+
+    vectors = {n: tile(f"forward {n} channels").vector for n in (2, 5, 6, 76)}
+    assert vectors == {2: 2, 5: 1, 6: 2, 76: 4}
+    assert tile("forward times 3").vector == 1
+    assert tile("forward several").vector == 4
+    assert all(step.kernel.tile.columns % 4 == 0 for step, _ in steps_of(GRAPHS["data strides"]))
+    assert all(step.kernel.tile.rows % 3 == 0 for step, _ in steps_of(GRAPHS["data strides"]))
+    assert steps_of(GRAPHS["filter of many"])[0][0].kernel.parts > 1
+    wide = ONLY_COMPILED["forward bfloat16 wide"], GRAPHS["forward 3x3"]
+    assert [steps_of(graph)[0][0].kernel.wide for graph in wide] == [True, False]
+
+
+def test_neighbouring_channels_are_read_at_once_only_where_memory_is_aligned() -> None:
+    ((step, _), *_) = steps_of(GRAPHS["forward 3x3"])
+    assert step.kernel.packs(0, 4)
+    odd = msgspec.structs.replace(step.kernel, strides=((793, 1, 88, 8), *step.kernel.strides[1:]))
+    assert not odd.packs(0, 4)
+    halves = msgspec.structs.replace(step.kernel, alignments=(4, *step.kernel.alignments[1:]))
+    assert (halves.packs(0, 2), halves.packs(0, 4)) == (True, False)
+
+
+def test_every_choice_has_a_name_and_can_be_stored() -> None:
+    plans = [compile_depthwise(GRAPHS["filter 3x3"].body, None, choice) for choice in range(2)]
+    assert len({plan.tag for plan in plans}) == len(plans)
+    data = CudaBuilder(0).export(plans[0])
+    assert data is not None
+    stored = CudaBuilder(0).restore(GRAPHS["filter 3x3"].body, data)
+    assert stored.recipe == plans[0].recipe
+    assert stored.recipe.workspace >= stored.recipe.steps[0].kernel.workspace > 0  # type: ignore[union-attr]
+    (piece,) = stored.explain(GRAPHS["filter 3x3"].body).pieces
+    assert piece.steps == ("generated depthwise kernel",)
+    with pytest.raises(Refused, match="over the limit"):
+        compile_depthwise(GRAPHS["filter 3x3"].body, 1)
+
+
+def convolution(
+    dims: tuple[int, ...], groups: int, layout: Layout = Layout.NHWC, **of: Any
+) -> OperationGraph:
+    g = GraphBuilder()
+    dtype, taps = of.pop("dtype", DType.BFLOAT16), of.pop("taps", (3, 3)[: len(dims) - 2])
+    x = g.input("x", dims, dtype, layout=layout)
+    w = g.input("w", (8, dims[1] // groups, *taps), dtype, layout=layout)
+    return g.build(y=g.conv(x, w, groups=groups, pad=6, **of)).body
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        convolution((2, 8, 9, 9), 8, Layout.NCHW),
+        convolution((2, 8, 9, 9), 4),
+        convolution((2, 1, 9, 9), 1),
+        convolution((2, 8, 9), 8),
+        convolution((2, 8, 9, 9), 8, dtype=DType.FLOAT64),
+        convolution((2, 8, 9, 9), 8, taps=(3, 12)),
+        convolution((2, 8, 9, 9), 2),
+    ],
+)
+def test_cudnn_keeps_other_convolutions(graph: OperationGraph) -> None:
+    assert ways_of_depthwise(graph) == 0
+    with pytest.raises(Refused, match="no depthwise"):
+        compile_depthwise(graph, None)
+
+
+def test_what_overwrites_an_operand_is_refused() -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (2, 8, 6, 6), layout="NHWC"), g.input("w", (8, 1, 3, 3))
+    graph = g.build(updates={"x": g.conv(x, w, groups=8, pad=1)}).body
+    assert cut(graph) is None
+    with pytest.raises(Refused, match="overwrites"):
+        compile_depthwise(graph, None)
+
+
+def test_all_that_follows_is_one_piece_whatever_else_reads_it() -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (2, 8, 6, 6), layout="NHWC"), g.input("w", (8, 1, 3, 3))
+    y = g.conv(x, w, groups=8, pad=1)
+    silu = y * g.sigmoid(y)
+    graph = g.build(y=y, silu=silu, sums=g.sum(silu, axis=(2, 3)))
+    parts = check(graph)
+    first, sums = (piece.graph for piece in parts.pieces)
+    assert [len(first.operations), len(first.results), len(sums.operations)] == [3, 2, 1]
+    assert Reference.covers(first)

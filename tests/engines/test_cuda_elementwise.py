@@ -1,0 +1,99 @@
+"""Generated elementwise kernels, compiled for the host and run: they compute what their graphs say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cuda.plans import kernels
+from cudnn_actor.engines.cuda.plans.kernels import Elementwise, Kernel, Leaf, Result, fused, source
+from cudnn_actor.engines.cuda.plans.recipe import Buffer, KernelStep
+from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.protocol import DType, Graph
+
+from . import host_cuda
+from .fused_graphs import ELEMENTWISE as GRAPHS
+from .test_partition import array_in, evaluated, filled
+
+Launch = Callable[[Elementwise, Sequence[int]], None]
+
+
+def kernel_of(graph: Graph) -> KernelStep:
+    (step,) = compile_split(graph.body, None, None).recipe.steps
+    assert isinstance(step, KernelStep)
+    return step
+
+
+def copied(dims: tuple[int, ...], strides: tuple[int, ...], start: int) -> Elementwise:
+    """A copy of int16 from elements that lie elsewhere, from an address of that many elements on."""
+    packed = np.empty(dims).strides
+    steps = [tuple(step // 8 for step in packed), strides]
+    return fused([Result(Leaf(0, DType.INT16), DType.INT16)], [], dims, steps, [16, 16 if not start else 2])
+
+
+COPIES = {
+    "with a rest": copied((21,), (1,), 0),
+    "only a rest": copied((3,), (1,), 0),
+    "side by side": copied((3, 8), (16, 1), 0),
+    "misaligned": copied((3, 8), (16, 1), 1),
+    "transposed": copied((8, 8), (1, 8), 0),
+    "reversed": copied((3, 8), (8, -1), 7),
+    "in twos": copied((3, 6), (8, 1), 0),
+    "repeated": copied((3, 8), (1, 0), 0),
+}
+
+
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    every = [*(kernel_of(graph).kernel for graph in GRAPHS.values()), *COPIES.values()]
+    host_cuda.compile_together(map(source, every))
+
+
+@pytest.fixture
+def launch(compiled: None, monkeypatch: pytest.MonkeyPatch) -> Launch:
+    del compiled
+    host_cuda.use(monkeypatch, kernels)
+    return lambda kernel, addresses: Kernel(kernel).launch(addresses, ())
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_kernel_computes_all_results_of_its_graph(launch: Launch, name: str) -> None:
+    graph, step = GRAPHS[name], kernel_of(GRAPHS[name])
+    wanted, memories = filled(graph), filled(graph)
+    tensors = [graph.body.tensor(uid) for uid in graph.body.bound]
+    evaluated(graph.body, [array_in(memory, tensor) for memory, tensor in zip(wanted, tensors, strict=True)])
+    numbers = [source.number for source in step.sources if isinstance(source, Buffer)]
+    launch(step.kernel, [memories[number].ctypes.data for number in numbers])
+    for expected, found in zip(wanted, memories, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_neighbours_are_computed_together_where_memory_allows() -> None:
+    together = {name: kernel_of(graph).kernel.together for name, graph in GRAPHS.items()}
+    assert together == {"nchw": 8, "nhwc": 8, "odd": 1, "mixed": 8, "single": 1, "chain": 4}
+    found = {name: kernel.together for name, kernel in COPIES.items()}
+    wanted = {
+        "with a rest": 8,
+        "only a rest": 8,
+        "side by side": 8,
+        "misaligned": 1,
+        "transposed": 8,
+        "reversed": 8,
+        "in twos": 2,
+        "repeated": 8,
+    }
+    assert found == wanted
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_finds_every_element(launch: Launch, name: str) -> None:
+    kernel = COPIES[name]
+    memory = np.arange(200, dtype=np.int16)
+    start = {"misaligned": 1, "reversed": 7}.get(name, 0)
+    steps = [2 * step for step in kernel.strides[1]]
+    expected = np.lib.stride_tricks.as_strided(memory[start:], kernel.dims, steps)
+    result = np.zeros(kernel.dims, np.int16)
+    launch(kernel, [result.ctypes.data, memory.ctypes.data + 2 * start])
+    np.testing.assert_array_equal(result, expected)

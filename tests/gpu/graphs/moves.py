@@ -1,0 +1,357 @@
+"""The moves by which a program grows.
+
+What they call comes from the tables of operations, of functions and of rows, and from the signatures of the
+builder's functions. What is added there is drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cudnn_actor.engines.cpu.evaluation import NumPy
+from cudnn_actor.protocol import ConvSpec, DType, Layout, TensorSpec
+from cudnn_actor.protocol.graph_functions import Functions
+from cudnn_actor.protocol.operations import FUNCTIONS, ConvolutionBackwardData, PointwiseMode, ReductionMode
+
+from ..operations import ROWS
+from ..operations.cases import OperationCase, arrays
+from ..operations.drawing import case_of
+from ..operations.rows import Asked, Row, Sizes, Values
+from .programs import Of
+from .sketch import FLOATS, MOST_VALUES, SIZES, Refused, Sketch
+
+__all__ = ["ARGUMENTS", "FUNCTION_NAMES", "MOVES", "argument_of", "operation_of", "parameters_of"]
+
+Dims = tuple[int, ...]
+Exact = dict[str, np.ndarray]
+
+
+def pointwise(sketch: Sketch) -> None:
+    """A function of each element: of tensors, numbers, and new inputs that are broadcast."""
+    choose = sketch.choose
+    mode = choose.one(PointwiseMode)
+    function = FUNCTIONS[mode]
+    if function.bits and not any(values.dtype.kind in "iub" for values in sketch.values):
+        sketch.input(sketch.some_dims(), choose.one((DType.INT8, DType.UINT8, DType.INT32, DType.INT64)))
+
+    def wants(values: np.ndarray) -> bool:
+        return not function.bits or values.dtype.kind in "iub"
+
+    first = sketch.some(wants)
+    operands = [first, *(_partner(sketch, first, wants) for _ in range(function.arity - 1))]
+    if choose.chance(0.3):
+        operands = operands[::-1]
+    names = [name for name in function.parameters if choose.chance(0.35)]
+    parameters = {name: choose.size(12) / (-4 if name == "lower" else 4) for name in names}
+    sketch.call("pointwise", str(mode), *operands, **parameters)
+
+
+def _partner(sketch: Sketch, x: Of, wants: Callable[[np.ndarray], bool] = lambda _: True) -> Any:
+    """Another operand for a function of each element of x."""
+    choose, dims, dtype = sketch.choose, sketch.dims(x), sketch.dtype(x)
+    match choose.one(("number", "known", "known", "new", "new")):
+        case "number" if dtype.is_floating:
+            return choose.one((0.5, 2.0, -1.0, 1.0, 0.0, 0.1, 3))
+        case "number":
+            return int(choose.rng.integers(-3, 5))
+        case "known":
+            return sketch.some(lambda values: wants(values) and _broadcast(dims, values.shape))
+    part = tuple(1 if choose.chance(0.35) else size for size in dims)[choose.one((0, 0, 0, 1)) :]
+    other = choose.one(FLOATS) if dtype.is_floating and choose.chance(0.3) else dtype
+    return sketch.input(part, other)
+
+
+def _broadcast(one: Dims, other: Dims) -> bool:
+    try:
+        return math.prod(np.broadcast_shapes(one, other)) <= MOST_VALUES
+    except ValueError:
+        return False
+
+
+# The same elements in other places, or in another type.
+
+
+def transpose(sketch: Sketch) -> None:
+    """Dims in another order."""
+    x = sketch.some()
+    sketch.call("transpose", x, tuple(int(a) for a in sketch.choose.rng.permutation(len(sketch.dims(x)))))
+
+
+def reshape(sketch: Sketch) -> None:
+    """Other dims."""
+    x = sketch.some(lambda values: values.size > 0)
+    left = math.prod(sketch.dims(x))
+    dims: list[int] = []
+    while left > 1 and len(dims) < 4:
+        dims.append(sketch.choose.one([size for size in range(1, left + 1) if left % size == 0]))
+        left //= dims[-1]
+    sketch.call("reshape", x, (*dims, left))
+
+
+def cut(sketch: Sketch) -> None:
+    """Some of the elements."""
+    choose, x = sketch.choose, sketch.some()
+
+    def part(size: int) -> Any:
+        match choose.one(("number", "all", "all", "all", "reversed", "some", "some", "some")):
+            case "number":
+                return int(choose.rng.integers(max(size, 1)))
+            case "all":
+                return slice(None)
+            case "reversed":
+                return slice(None, None, -1)
+        start = int(choose.rng.integers(max(size, 1)))
+        return slice(start, start + choose.size(max(size - start, 1)), choose.one((1, 1, 2, 3)))
+
+    dims = sketch.dims(x)
+    sketch.call("slice", x, tuple(map(part, dims[: choose.one((len(dims), len(dims), 1))])))
+
+
+def astype(sketch: Sketch) -> None:
+    """Another type."""
+    sketch.call("astype", sketch.some(), str(sketch.choose.one(DType)))
+
+
+# Convolutions, which have no row.
+
+
+def convolution(sketch: Sketch) -> None:
+    """A convolution of a tensor, often with a bias, or the gradient of one."""
+    choose = sketch.choose
+    x = sketch.some(
+        lambda values: 3 <= values.ndim <= 5 and values.size > 0 and values.dtype.kind not in "iub"
+    )
+    _, channels, *spatial = sketch.dims(x)
+    groups = choose.one([g for g in (1, 1, 2, channels) if channels % g == 0])
+    filters, taps = groups * choose.one((1, 2, 4)), [choose.one((1, 1, 2, 3)) for _ in spatial]
+    pad, stride = choose.one((0, 1)), choose.one((1, 1, 2))
+    if choose.chance(0.25):
+        w = sketch.input((channels, filters // groups, *taps), sketch.dtype(x))
+        conv = ConvSpec.symmetric(len(spatial), pad, stride, 1, groups)
+        sketch.call("apply", ConvolutionBackwardData(dy=x, w=w, conv=conv))
+        return
+    w = sketch.input((filters, channels // groups, *taps), sketch.dtype(x))
+    bias = {"bias": sketch.input((filters,), sketch.dtype(x))} if choose.chance(0.5) else {}
+    sketch.call("conv", x, w, pad=pad, stride=stride, groups=groups, **bias)
+
+
+def _is_image(values: np.ndarray) -> bool:
+    return 3 <= values.ndim <= 5 and values.size > 0 and values.dtype.kind not in "iub"
+
+
+# Operations, by their rows.
+
+
+def operation(sketch: Sketch) -> None:
+    """An operation of the table."""
+    operation_of(sketch, sketch.choose.one(ROWS))
+
+
+def operation_of(sketch: Sketch, row: Row) -> None:
+    """An operation on new inputs, one of which is rather a tensor that is known, in a fitting form."""
+    choose = sketch.choose
+    floats = [dtype for dtype in row.dtypes if dtype.is_floating and choose.chance(0.9)]
+    asked = Asked(
+        choose=choose,
+        dtype=choose.one(floats or row.dtypes),
+        rank=choose.one((*row.ranks, *row.more_ranks)),
+        form=None,
+        sizes=choose.one((Sizes.TINY, Sizes.TINY, Sizes.ODD)),
+        values=choose.one((Values.NORMAL, Values.WHOLE)),
+    )
+    case = case_of(row, asked, Layout.NCHW, (int(choose.rng.integers(1 << 31)),))
+    if not all(0 < spec.size <= MOST_VALUES for spec in case.specs.values()):
+        raise Refused
+    free = [name for name in case.inputs if case.specs[name].dtype.is_floating and name in _free(case)]
+    known = choose.one(free) if free and choose.chance(0.9) else None
+    operands: dict[str, Of] = {}
+    for name, values in arrays(case).items():
+        spec = case.specs[name]
+        operands[name] = _like(sketch, spec) if name == known else sketch.input(spec.dims, spec.dtype, values)
+    also = tuple(name for name in case.outputs if name in row.operation.optional)
+    bare = msgspec.structs.replace(case.operation, **dict.fromkeys(row.operation.outputs))
+    sketch.call("apply", bare.with_operands(operands.__getitem__), **({"also": also} if also else {}))
+
+
+def _like(sketch: Sketch, spec: TensorSpec) -> Of:
+    """A tensor that is known, in these dims and this dtype; or some of its elements."""
+    fits = any(values.shape == spec.dims for values in sketch.values) and sketch.choose.chance(0.8)
+    x = sketch.some(lambda values: values.shape == spec.dims if fits else values.size > 0)
+    missing = spec.size - math.prod(sketch.dims(x))
+    if missing:
+        x = x if len(sketch.dims(x)) == 1 else sketch.call("reshape", x, (math.prod(sketch.dims(x)),))
+        start = 0 if missing > 0 else int(sketch.choose.rng.integers(1 - missing))
+        x = sketch.call("slice", x, (slice(start, start + (1 if missing > 0 else spec.size)),))
+    if missing > 0:  # all of it times one of them
+        x = sketch.call("pointwise", "mul", sketch.input(spec.dims, spec.dtype), x)
+    if sketch.dims(x) != spec.dims:
+        x = sketch.call("reshape", x, spec.dims)
+    return x if sketch.dtype(x) is spec.dtype else sketch.call("astype", x, str(spec.dtype))
+
+
+def _free(case: OperationCase) -> set[str]:
+    """The inputs that may have any values: nothing else follows from them, and they from nothing else.
+
+    This is found out by drawing others for each, and looking at what the operation and its row make of that.
+    """
+    rng = np.random.default_rng(0)
+    drawn = {name: rng.normal(size=spec.dims) for name, spec in case.inputs.items()}
+    return {name for name in drawn if all(_is_free(case, drawn, name, seed) for seed in range(3))}
+
+
+def _is_free(case: OperationCase, drawn: Exact, name: str, seed: int) -> bool:
+    one, other = (_arranged(case, values, seed) for values in (drawn, drawn | {name: drawn[name] + 1.25}))
+    changed = {n for n in one if not np.array_equal(one[n], other[n], equal_nan=True)}
+    return changed == {name}
+
+
+def _arranged(case: OperationCase, drawn: Exact, seed: int) -> Exact:
+    """What `arrays` makes of values that were drawn."""
+    values, rng = {name: array.copy() for name, array in drawn.items()}, np.random.default_rng(seed)
+
+    def draw(spec: TensorSpec) -> np.ndarray:
+        own = (drawn[name] for name, given in case.inputs.items() if given is spec)
+        return next(own, np.zeros(spec.dims))
+
+    with np.errstate(all="ignore"):
+        if case.row.sampled:
+            values |= case.operation.samples(NumPy(), case.specs, draw)
+        if case.row.arrange is not None:
+            case.row.arrange(case.operation, rng, values, case.specs)
+    return {name: values[name] for name in drawn}
+
+
+# The builder's functions, by their signatures.
+
+
+def function(sketch: Sketch) -> None:
+    """One of the builder's functions."""
+    name = sketch.choose.one(FUNCTION_NAMES)
+    arguments: list[Any] = []
+    keywords: dict[str, Any] = {}
+    x: Of | None = None
+    for parameter in parameters_of(name):
+        required = parameter.default is parameter.empty
+        if not required and sketch.choose.chance(0.5):
+            continue
+        value = argument_of(parameter)(sketch, x)
+        x = value if x is None and isinstance(value, Of) else x
+        if required:
+            arguments.append(value)
+        else:
+            keywords[parameter.name] = value
+    sketch.call(name, *arguments, **keywords)
+
+
+@functools.cache
+def parameters_of(name: str) -> tuple[inspect.Parameter, ...]:
+    """The parameters of a function of the builder."""
+    _, *parameters = inspect.signature(getattr(Functions, name)).parameters.values()
+    return tuple(parameters)
+
+
+def argument_of(parameter: inspect.Parameter) -> Callable[[Sketch, Of | None], Any]:
+    """What draws an argument, also from the first tensor. Raises `KeyError` if nothing does."""
+    annotation = str(parameter.annotation)
+    known = (f"{parameter.name}: {annotation}", f"{parameter.name}:", annotation)
+    return ARGUMENTS[next(key for key in (*known, annotation) if key in ARGUMENTS or key == known[-1])]
+
+
+def _operand(sketch: Sketch, x: Of | None) -> Any:
+    return sketch.some() if x is None else _partner(sketch, x)
+
+
+def _new(dims: Callable[[Sketch, Dims], Dims]) -> Callable[[Sketch, Of | None], Of]:
+    """A new input of dims that follow from the first tensor's."""
+
+    def new(sketch: Sketch, x: Of | None) -> Of:
+        if x is None:
+            raise Refused
+        return sketch.input(dims(sketch, sketch.dims(x)), sketch.dtype(x))
+
+    return new
+
+
+def _state(sketch: Sketch, x: Of | None) -> Of:
+    """Of random numbers."""
+    del x
+    return sketch.input((2,), DType.INT64, sketch.choose.rng.integers(1 << 40, size=2))
+
+
+def _dtype(sketch: Sketch, x: Of | None) -> str:
+    del x
+    return str(sketch.choose.one((*FLOATS, DType.BOOL, DType.INT64, DType.INT8)))
+
+
+def _axis(sketch: Sketch, x: Of | None) -> int:
+    rank = 1 if x is None else len(sketch.dims(x))
+    return int(sketch.choose.rng.integers(-rank, max(rank, 1)))
+
+
+def _axes(sketch: Sketch, x: Of | None) -> Any:
+    rank = 1 if x is None else len(sketch.dims(x))
+    some = tuple(axis for axis in range(rank) if sketch.choose.chance(0.5))
+    return sketch.choose.one((None, _axis(sketch, x), some))
+
+
+ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
+    "Tensor": _operand,
+    "Any": _operand,
+    "int": _axis,
+    "Axes": _axes,
+    "bool": lambda sketch, _: sketch.choose.chance(0.5),
+    "float": lambda sketch, _: sketch.choose.one((1e-5, 1e-3)),
+    "float | None": lambda sketch, _: sketch.choose.size(12) / 4,
+    "Tensor | None": lambda sketch, _: None,
+    "ReductionMode": lambda sketch, _: sketch.choose.one(ReductionMode),
+    "int | Sequence[int]": lambda sketch, _: sketch.choose.one((1, 2, 2, 3)),
+    "int | Sequence[int] | None": lambda sketch, _: sketch.choose.one((1, 2)),
+    "Sequence[int]": lambda sketch, _: sketch.some_dims(),
+    "DTypeLike": _dtype,
+    "tuple[int | None, int | None]": lambda sketch, _: sketch.choose.one(((2, 0), (None, 1), (1, None))),
+    "bool | Sequence[float]": lambda sketch, _: sketch.choose.chance(0.5),
+    "state: Tensor": _state,
+    "probability:": lambda sketch, _: sketch.choose.one((0.25, 0.5, 0.75)),
+    "dropout:": lambda sketch, _: 0.0,
+    "low: int": lambda sketch, _: -sketch.choose.size(5),
+    "high: int": lambda sketch, _: sketch.choose.size(5),
+    "low: float": lambda sketch, _: -sketch.choose.size(5) / 4,
+    "high: float": lambda sketch, _: sketch.choose.size(5) / 4,
+    "p:": lambda sketch, _: sketch.choose.one((1.0, 2.0, 3.0)),
+    "groups:": lambda sketch, _: sketch.choose.one((1, 1, 2)),
+    "size: int": lambda sketch, _: sketch.choose.size(4),
+    "pad:": lambda sketch, _: sketch.choose.one((0, 1)),
+    "dilation:": lambda sketch, _: 1,
+    "lower:": lambda sketch, _: -sketch.choose.size(12) / 4,
+    "scale: Tensor | None": _new(lambda sketch, dims: dims[-1:]),
+    "b: Tensor": _new(lambda sketch, dims: (*dims[-1:], sketch.choose.one(SIZES))),
+    "k: Tensor": _new(lambda sketch, dims: dims),
+    "v: Tensor": _new(lambda sketch, dims: dims),
+}
+"""How an argument is drawn: by its name and annotation, by its name, or by its annotation."""
+
+FUNCTION_NAMES = tuple(
+    name
+    for name, member in vars(Functions).items()
+    if callable(member) and not name.startswith("_") and name not in ("apply", "pointwise")
+)
+"""The functions that are drawn: all that a builder has of `Functions`."""
+
+MOVES: tuple[tuple[Callable[[Sketch], None], int], ...] = (
+    (pointwise, 3),
+    (function, 4),
+    (operation, 5),
+    (convolution, 2),
+    (transpose, 1),
+    (reshape, 1),
+    (cut, 1),
+    (astype, 1),
+)
+"""The moves, and how often each is drawn."""

@@ -1,0 +1,145 @@
+"""Pictures of graphs: what is in them, and that nothing lies on anything else."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudnn_actor.protocol import Explanation, Graph, GraphBuilder, MaxPool, PieceOfPlan, Window
+from cudnn_actor.protocol.explanation import piece_of
+from cudnn_actor.protocol.layout import Size, place
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def graph() -> Graph:
+    g = GraphBuilder()
+    x, w = g.input('x & "y" <z>', (2, 8, 6, 6)), g.input("w", (8, 8, 3, 3))
+    mean = g.input("mean\n", (2, 8, 6, 6))
+    g.input("unread", (3,))
+    h = g.relu(g.conv(x, w, pad=1)) + x
+    pooled = g.apply(MaxPool(x=h, window=Window.symmetric(2, 2, stride=2)), also=("index",))
+    y = pooled.y.reshape(2, 72) * 2.0
+    return g.build({"y": y, "index": pooled.index}, updates={"mean\n": mean * 0.5 + h})
+
+
+def explanation(of: Graph) -> Explanation:
+    """The first three operations in one piece, the reshape a view, the others alone."""
+    body = of.body
+    kinds = [operation.kind for operation in body.operations]
+    alone = [n for n in range(3, len(kinds)) if kinds[n] != "reshape"]
+    first = piece_of(body, "cuda/a", range(3), "cuDNN eng1", "generated copy", "generated copy")
+    pieces: list[PieceOfPlan] = [first, *(piece_of(body, "cuda/b", (n,), "generated kernel") for n in alone)]
+    return Explanation(plan="cuda/c", digest=body.digest(), pieces=tuple(pieces), views=("reshape",))
+
+
+class Rect(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+    dashed: bool
+
+    def meets(self, other: Rect) -> bool:
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.top < other.bottom
+            and other.top < self.bottom
+        )
+
+
+def rects(text: str) -> list[Rect]:
+    found = []
+    for rect in ET.fromstring(text).iter(f"{SVG}rect"):
+        if rect.get("width") != "100%":
+            x, y, width, height = (float(rect.get(name) or 0) for name in ("x", "y", "width", "height"))
+            found.append(Rect(x, y, x + width, y + height, rect.get("stroke-dasharray") is not None))
+    return found
+
+
+def texts(text: str) -> list[str]:
+    return ["".join(element.itertext()).strip() for element in ET.fromstring(text).iter(f"{SVG}text")]
+
+
+def test_a_picture_has_a_box_for_each_port_and_operation() -> None:
+    text = graph().to_svg()
+    assert len(rects(text)) == 4 + len(graph().body.operations) + 2
+    shown = texts(text)
+    for words in ('x & "y" <z>', "mean?", "unread", "index", "float32 2×8×6×6", "int64 2×8×3×3"):
+        assert words in shown
+    assert any(re.fullmatch(r"conv_fwd test_pictures\.py:\d+", words) for words in shown)
+
+
+def test_an_explained_picture_has_a_box_for_each_piece_and_dashes_views() -> None:
+    text = graph().to_svg(explanation(graph()))
+    boxes = rects(text)
+    assert len(boxes) == 4 + (len(graph().body.operations) - 2) + 2
+    assert sum(box.dashed for box in boxes) == 1
+    shown = texts(text)
+    assert "0: cuDNN eng1 + generated copy" in shown
+    assert sum(words.startswith("relu test_pictures.py:") for words in shown) == 1
+    assert max(boxes, key=lambda box: box.bottom - box.top).bottom > 0
+
+
+@pytest.mark.parametrize("explained", [False, True])
+def test_no_box_lies_on_another_and_all_are_inside(explained: bool) -> None:
+    text = graph().to_svg(explanation(graph()) if explained else None)
+    boxes = rects(text)
+    assert not any(one.meets(other) for one, other in itertools.combinations(boxes, 2))
+    x, y, width, height = map(float, (ET.fromstring(text).get("viewBox") or "").split())
+    assert all(x <= box.left and box.right <= x + width for box in boxes)
+    assert all(y <= box.top and box.bottom <= y + height for box in boxes)
+
+
+def test_an_update_is_a_dashed_line() -> None:
+    assert graph().to_svg().count('stroke-dasharray="5 4"') == 1
+    assert graph().to_dot().count("style=dashed") == 1
+
+
+def test_graphviz_gets_a_cluster_for_each_piece() -> None:
+    text = graph().to_dot(explanation(graph()))
+    assert text.count("subgraph cluster") == len(graph().body.operations) - 3
+    assert 'label="0: cuDNN eng1 + generated copy"' in text
+    assert text.count("{") == text.count("}")
+    assert text.count(" -> ") == graph().to_dot().count(" -> ")
+
+
+@st.composite
+def drawings(draw: st.DrawFn) -> tuple[dict[Hashable, Size], list[tuple[int, int]]]:
+    count = draw(st.integers(1, 12))
+    sizes = st.builds(Size, st.integers(1, 90), st.integers(1, 50))
+    boxes: dict[Hashable, Size] = {number: draw(sizes) for number in range(count)}
+    pairs = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(lambda p: p[0] != p[1])
+    lines = draw(st.lists(pairs, unique_by=frozenset, max_size=20))
+    return boxes, [(min(pair), max(pair)) for pair in lines]
+
+
+@given(drawings())
+def test_lines_lead_down_between_boxes_that_do_not_meet(
+    drawing: tuple[dict[Hashable, Size], list[tuple[int, int]]],
+) -> None:
+    boxes, lines = drawing
+    placed = place(boxes, lines, gap=Size(5, 7))
+    spots = {key: placed.boxes[key] for key in boxes}
+    areas = {
+        key: Rect(x - w / 2, y - h / 2, x + w / 2, y + h / 2, False)
+        for key, (x, y) in spots.items()
+        for w, h in [boxes[key]]
+    }
+    assert not any(one.meets(other) for one, other in itertools.combinations(areas.values(), 2))
+    for (source, target), line in zip(lines, placed.lines, strict=True):
+        heights = [y for _, y in line]
+        assert heights == sorted(heights)
+        assert heights[0] >= areas[source].bottom - 1e-6
+        assert line[-1] == pytest.approx((spots[target][0], areas[target].top))
+        # Lines from one box share their way: one begins at the box, the others at a point of the way.
+        begins = [points[0] for pair, points in zip(lines, placed.lines, strict=True) if pair[0] == source]
+        assert (spots[source][0], areas[source].bottom) in [pytest.approx(point) for point in begins]

@@ -1,0 +1,46 @@
+"""What plans of graphs say about themselves, with cuDNN's own words."""
+
+from __future__ import annotations
+
+from cudnn_actor.protocol import GraphBuilder, OperationGraph
+
+from .building import explanation
+from .child import Child
+
+
+def convolution() -> OperationGraph:
+    """A convolution with bias and activation, then its pixels in another order, times a number."""
+    g = GraphBuilder()
+    x = g.input("x", (8, 64, 28, 28), "bfloat16", layout="NHWC")
+    w = g.input("w", (64, 64, 3, 3), "bfloat16", layout="NHWC")
+    y = g.relu(g.conv(x, w, pad=1, bias=g.input("b", (64,), "bfloat16")))
+    return g.build(y=y.transpose(0, 2, 3, 1)[:, ::2] * 3.0).body
+
+
+def test_a_convolution_of_a_graph_is_fused_with_its_bias_and_its_activation(child: Child) -> None:
+    found = child.call(explanation, convolution())
+    fused, scaled = found.pieces
+    assert [label.split()[0] for label in fused.labels] == ["conv_fwd", "add", "relu"]
+    assert len(fused.steps) == 1
+    assert fused.steps[0].startswith("cuDNN eng")
+    assert scaled.steps == ("generated kernel",)
+    assert [view.split()[0] for view in found.views] == ["reshape", "transpose", "slice"]
+
+
+def test_what_cudnn_refuses_is_told_with_the_reason(child: Child) -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (8, 6, 9, 9), "uint8"), g.input("w", (8, 6, 3, 3), "uint8")
+    found = child.call(explanation, g.build(y=g.conv(x, w), e=g.exp(g.input("z", (6, 4)))).body)
+    told = {piece.labels[0].split()[0]: piece.why for piece in found.pieces}
+    assert told["exp"] == ()
+    assert told["conv_fwd"][0].startswith("cuDNN supports only one 8-bit type")
+    assert str(found).count("because ") == len(told["conv_fwd"])
+
+
+def test_a_kernel_of_our_own_is_not_told_what_others_are_for(child: Child) -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (8, 64, 28, 28), "bfloat16", layout="NHWC"), g.input("w", (64, 1, 3, 3), "bfloat16")
+    y = g.conv(x, w, pad=1, groups=64, bias=g.input("b", (64,), "bfloat16"))
+    found = child.call(explanation, g.build(y=y, z=g.relu(y)).body)
+    (piece,) = found.pieces
+    assert (piece.steps, piece.why) == (("generated depthwise kernel",), ())
