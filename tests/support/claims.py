@@ -126,11 +126,11 @@ def norms(dtype: DType, weights: DType, dims: tuple[int, ...]) -> Iterator[tuple
 
 
 def _channel_norms() -> Iterator[Row]:
-    """Those that cuDNN has: batch and instance norm, with float32 weights."""
+    """Those that cuDNN runs: batch norm, and instance norm forward, with float32 weights."""
     dims = ((8, 64, 32, 32), (2, 32, 8, 6, 10))
     for dtype, sizes, layout in itertools.product((DType.FLOAT32, *HALVES), dims, (Layout.NHWC, Layout.NCHW)):
         for name, graph in channel_norms(dtype, sizes, layout, DType.FLOAT32):
-            ours = name in ("batch_norm", "gen_stats") or name.startswith("group_norm")
+            ours = name in ("batch_norm", "gen_stats", "instance_norm_bwd") or name.startswith("group_norm")
             if not ours:
                 yield Row(f"{name}-{dtype}-{len(sizes)}d-{layout}".lower(), graph, whole=True)
     for dtype in (DType.FLOAT32, *HALVES):
