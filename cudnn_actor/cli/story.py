@@ -35,6 +35,8 @@ __all__ = ["tell"]
 FILTER_STEPS = 160
 PHOTO_STEPS = 150
 _KILL_STEP = FILTER_STEPS // 2
+_Tiles = list[tuple[ConvFwd, np.ndarray]]
+"""Requests and their results."""
 _TILES, _TILE_SIDE = 6, 48
 """Number of tiles, and the pixels along their sides. A filter takes some 50 microseconds per tile, so an
 engine that answers in batches has several requests begun and not answered."""
@@ -139,14 +141,11 @@ class _Story:
 
     # The kill.
 
-    async def _kill(self) -> None:
+    async def _kill(self, recorder: Recorder, tiles: _Tiles, copy: Copy) -> None:
         """Kill the worker while it runs many requests; check that the results are the same as before."""
-        recorder, findings = self._recorder.beside("the kill"), self._findings
-        tiles = await self._tiles(recorder)
-        copy = await self._copy(recorder)
-        for message, _ in tiles:
-            # so that an old result cannot pass as new
-            await recorder.ask(Fill(dst=message.y, value=math.nan))
+        findings = self._findings
+        # so that an old result cannot pass as new
+        await asyncio.gather(*(recorder.ask(Fill(dst=message.y, value=math.nan)) for message, _ in tiles))
         work: list[Message] = [message for message, _ in tiles]
         for place in range(0, len(work), len(work) // _COPIES):
             work.insert(place, copy)
@@ -166,7 +165,7 @@ class _Story:
         await recorder.ask(Fill(dst=src, value=1.0))
         return Copy(src=src, dst=dst)
 
-    async def _tiles(self, recorder: Recorder) -> list[tuple[ConvFwd, np.ndarray]]:
+    async def _tiles(self, recorder: Recorder) -> _Tiles:
         """Each filter on each of some tiles of the photograph, and its result."""
         tiles = []
         grey = luminance(self._findings.photo)[None]
@@ -213,13 +212,15 @@ class _Story:
         """Recover the filter from a patch whose sharp original is known."""
         x = await self._recorder.put(np.ascontiguousarray(known)[None, None])
         y = await convolved(self._recorder, x, self._findings.true_taps)
+        beside = self._recorder.beside("the kill")
+        tiles, copy = await self._tiles(beside), await self._copy(beside)
         fit, losses = FilterFit(self._recorder, self._rng), self._findings.filter_losses
         task = self._progress.add_task("learn the 5x5 shake", total=FILTER_STEPS, note="")
         async for loss in fit.run(x, y, FILTER_STEPS):
             losses.append(loss)
             self._advance(task, losses, FILTER_STEPS)
             if len(losses) == _KILL_STEP:
-                kill = asyncio.create_task(self._kill())
+                kill = asyncio.create_task(self._kill(beside, tiles, copy))
         await kill
         self._findings.found_taps = fit.taps
 

@@ -103,9 +103,10 @@ def _probed(name: str, plan: str) -> bool:
 
 
 def _norms() -> Iterator[Row]:
+    """Those of tensors that no erratum is for: our kernels run the large ones."""
     for dtype, length in itertools.product((DType.FLOAT32, *HALVES), (97, 768, 770, 65536)):
         for weights in dict.fromkeys((dtype, DType.FLOAT32)):
-            for name, graph in norms(dtype, weights, (8, 16, length)):
+            for name, graph in norms(dtype, weights, (2, 8, length)):
                 yield Row(f"{name}-{dtype}-{weights}_weights-{length}", graph, whole=True)
 
 
