@@ -7,6 +7,7 @@ import json
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, possible_plans
+from cudnn_actor.engines.cuda.plans.graphs import candidates, names_of
 from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import GraphStep
@@ -14,7 +15,16 @@ from cudnn_actor.protocol.graph import OperationGraph
 
 from .device import h200
 
-__all__ = ["Built", "built"]
+__all__ = ["Built", "built", "ranked"]
+
+
+def ranked(graph: OperationGraph) -> tuple[list[str], list[str]]:
+    """The names of cuDNN's candidates, without its fallbacks and with them."""
+    without, both = (
+        names_of(candidates(graph, h200(), WORKSPACE_BYTES, fallbacks=fallbacks))
+        for fallbacks in (False, True)
+    )
+    return without, both
 
 
 class Built(NamedTuple):

@@ -8,7 +8,7 @@ from cudnn_actor.protocol import OperationGraph
 
 from ..engines.test_kernel_caches import biased, convolution, product
 from .child import Child
-from .kernels import Built, built
+from .kernels import Built, built, ranked
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,11 @@ def test_an_engine_that_needs_no_kernel_to_be_compiled_stays_the_first(child: Ch
     found: list[Built] = child.call(built, [biased(8), biased(5)])
     assert [one.kept for one in found] == [False, False]
     assert all(one.engine == one.own_engine for one in found)
+
+
+@pytest.mark.parametrize("graph", [convolution(8), biased(8), product()])
+def test_fallbacks_come_after_all_other_candidates(child: Child, graph: OperationGraph) -> None:
+    without, both = child.call(ranked, graph)
+    assert without
+    assert both[: len(without)] == without
+    assert len(both) > len(without)
