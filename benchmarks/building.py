@@ -37,6 +37,7 @@ from cudnn_actor.cli.bench.machine import machine, versions
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda.plans.compiler import compile_plan
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
@@ -98,7 +99,7 @@ class Side:
     def __init__(self, *, cached: bool = True) -> None:
         self.builder = CudaBuilder(0)
         self.opened_ms, _ = ms(self.builder.open)
-        self._context = self.builder.context if cached else self.builder.context._replace(kernels=None)
+        self._context = self.builder.context._replace(kernels=KernelCaches() if cached else None)
 
     def build(self, graph: OperationGraph) -> CudaPlan:
         """A plan. Blocks for milliseconds to seconds."""

@@ -16,6 +16,11 @@ from cudnn_actor.protocol import OperationGraph
 from ..engines.test_kernel_caches import convolution, product
 
 
+@pytest.fixture(autouse=True)
+def on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDNN_ACTOR_KERNEL_CACHE", "1")
+
+
 @pytest.fixture
 def builder() -> Iterator[CudaBuilder]:
     """One that has built nothing."""

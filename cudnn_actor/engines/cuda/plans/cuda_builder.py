@@ -13,7 +13,7 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.compiler import compile_plan
 from cudnn_actor.engines.cuda.plans.journal import Journal
-from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
+from cudnn_actor.engines.cuda.plans.kernel_caches import kernel_caches
 from cudnn_actor.engines.cuda.plans.loading import load, loaded
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import GraphStep, OperationStep, Recipe
@@ -57,7 +57,7 @@ class CudaBuilder:
         device.use()
         mind_own_captures()
         stream = cupy.cuda.Stream(non_blocking=True)
-        self._context = BuildContext(cudnn.create_handle(), stream, self._journal, KernelCaches())
+        self._context = BuildContext(cudnn.create_handle(), stream, self._journal, kernel_caches())
         cudnn.set_stream(self._context.handle, stream.ptr)
         name = loaded.runtime.getDeviceProperties(self._ordinal)["name"].decode()
         self.fingerprint = (

@@ -10,6 +10,7 @@ class does not change the kernel.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Hashable
 from itertools import starmap
 from typing import Any
@@ -18,7 +19,9 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution, GraphTensor, MatMul, Pointwise
 
-__all__ = ["KernelCaches", "class_of"]
+__all__ = ["KernelCaches", "class_of", "kernel_caches"]
+
+_SWITCH = "CUDNN_ACTOR_KERNEL_CACHE"
 
 _VECTOR = 16
 """Elements of the longest access: a kernel depends on which of its divisors divide dims and strides."""
@@ -26,6 +29,14 @@ _SMALL = 1 << 31
 """Offsets below this fit into 32 bits."""
 _MOST = 256
 """Caches kept at most. A kernel takes about 100 kB."""
+
+
+def kernel_caches() -> KernelCaches | None:
+    """Those of a new builder: None unless the environment variable CUDNN_ACTOR_KERNEL_CACHE is 1.
+
+    They are off because no plan built with them has run on a GPU yet.
+    """
+    return KernelCaches() if os.environ.get(_SWITCH) == "1" else None
 
 
 class KernelCaches:
