@@ -10,9 +10,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from cudnn_actor.protocol.box_placement import Point, Size, place
 from cudnn_actor.protocol.explanation import Explanation, PieceOfPlan
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.layout import Point, Size, place
 
 if TYPE_CHECKING:
     from cudnn_actor.protocol.named_graph import Graph
