@@ -57,7 +57,7 @@ def others_cpu() -> Iterator[list[float]]:
     yield share
     others = (_busy_s() - busy) - (time.process_time() - own)
     all_s = (time.monotonic() - began) * (os.cpu_count() or 1)
-    share[0] = min(max(0.0, others / all_s), 1.0)  # the system counts ticks, so a short block's sum may be more
+    share[0] = min(max(0.0, others / all_s), 1.0)  # ticks: a short block has more
 
 
 def _busy_s() -> float:
