@@ -9,10 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cudnn_actor.protocol.checks import is_finite
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T
 from cudnn_actor.protocol.tensor import TensorSpec
@@ -228,7 +225,7 @@ class Pad(Movement[T], frozen=True, kw_only=True, tag=True):
             raise InvalidRequest(
                 field="steps", value=self.steps, problem="must not be 0", fix="use 1 for neighbours"
             )
-        if not (is_finite(self.value) and _holds(x.dtype, self.value)):
+        if not (is_finite(self.value) and x.dtype.holds(self.value)):
             raise InvalidRequest(
                 field="value",
                 value=self.value,
@@ -263,11 +260,3 @@ class Pad(Movement[T], frozen=True, kw_only=True, tag=True):
         along = list(zip(self.steps, dims, strides, strict=True))
         offset = sum((size - 1) * stride for step, size, stride in along if step < 0)
         return Placed(tuple(-stride if step < 0 else stride for step, _, stride in along), offset)
-
-
-def _holds(dtype: DType, value: float) -> bool:
-    """Whether a tensor of a dtype can have a value, but for rounding to a float."""
-    if dtype.is_floating:
-        return True
-    least, most = (0, 1) if dtype is DType.BOOL else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return least <= value <= most and value == int(value)
