@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import msgspec
 
+from cudnn_actor.engines.cuda.operations.norms import sources
 from cudnn_actor.engines.cuda.plans.recipe import (
     DepthwiseStep,
     GraphStep,
     KernelStep,
     LinedStep,
+    NormStep,
     OperationStep,
     Part,
     Recipe,
@@ -76,6 +78,8 @@ def _runs(step: Step) -> str:
             return _LAUNCHERS.get(step.launcher) or f"{step.launcher} of {step.operation.kind}"
         case LinedStep():
             return "generated kernel over lines"
+        case NormStep(kernel=kernel):
+            return f"generated kernels of {kernel.operation.kind}: {len(sources(kernel))}"
         case DepthwiseStep():
             return "generated depthwise kernel"
         case KernelStep():
