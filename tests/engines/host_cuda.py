@@ -42,7 +42,7 @@ using std::sin; using std::cos; using std::tan; using std::asin; using std::acos
 using std::sinh; using std::cosh; using std::tanh; using std::asinh; using std::acosh; using std::atanh;
 using std::erf; using std::erfc; using std::sqrt; using std::fmod; using std::copysign; using std::isinf;
 using std::ceil; using std::floor; using std::rint; using std::trunc; using std::fmax; using std::fmin;
-using std::llabs;
+using std::llabs; using std::fma;
 #define __device__
 #define __global__
 #define __forceinline__ inline

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import msgspec
 
+from cudnn_actor.engines.cuda.operations.norms import sources
 from cudnn_actor.engines.cuda.plans.recipe import (
     DepthwiseStep,
     GraphStep,
     KernelStep,
     LinedStep,
+    NormStep,
     OperationStep,
     Part,
     Recipe,
@@ -82,6 +84,8 @@ def _runs(step: Step) -> str:
             return LAUNCHERS[step.launcher].named(step.operation.kind)
         case LinedStep():
             return StepKind.LINES.named()
+        case NormStep(kernel=kernel):
+            return StepKind.NORM.named(f"{kernel.operation.kind}: {len(sources(kernel))}")
         case DepthwiseStep():
             return StepKind.DEPTHWISE.named()
         case KernelStep():

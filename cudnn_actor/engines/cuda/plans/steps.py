@@ -14,6 +14,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     DepthwiseStep,
     GraphStep,
     LinedStep,
+    NormStep,
     Number,
     OperationStep,
     Part,
@@ -77,6 +78,8 @@ def _name(step: Step) -> str:
             return f"{step.operation.kind}-{step.launcher}"
         case LinedStep():
             return "lines"
+        case NormStep():
+            return f"{step.kernel.operation.kind}-fused"
         case DepthwiseStep(kernel=kernel):
             tile = kernel.tile
             return f"depthwise-{tile.vector}x{tile.columns}x{tile.rows}"
