@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast, overload
 
 import msgspec
 
+from cudnn_actor.protocol.arrangement_functions import ArrangementFunctions
 from cudnn_actor.protocol.checks import did_you_mean, is_whole, require_name
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
@@ -253,7 +254,7 @@ def _flat(given: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(given[0]) if len(given) == 1 and isinstance(given[0], Sequence) else given
 
 
-class GraphBuilder(Functions):
+class GraphBuilder(ArrangementFunctions):
     """Builds a graph: declare inputs, compute with them, and `build` with the outputs.
 
     A mistake raises `InvalidRequest` at the line that makes it. A tensor's dtype is the type that it has
@@ -443,7 +444,9 @@ class GraphBuilder(Functions):
                 field="operands", value=operands, problem="hold no tensor", fix="compute it in Python"
             )
         rank = max(tensor.rank for tensor in tensors)
-        stored = _promoted([tensor.dtype for tensor in tensors], operands)
+        kept = operands[1:] if mode == _M.SELECT else operands  # the condition decides no type
+        typed = [operand for operand in kept if isinstance(operand, Tensor)] or tensors
+        stored = _promoted([tensor.dtype for tensor in typed], kept)
         aligned = [self._aligned(operand, rank, stored) for operand in operands]
         result = self._result(
             Pointwise(mode=PointwiseMode(mode), operands=tuple(aligned), **parameters)  # type: ignore[arg-type]
@@ -595,6 +598,8 @@ class GraphBuilder(Functions):
         wanted = tuple(dims)
         if x.dims == wanted:
             return x
+        if x.dtype is DType.UINT64 and len(wanted) >= x.rank:  # no function is computed of that
+            return self._copied_to(x, wanted)
         made = self.multiply(x, self._constant(1, wanted, x.dtype))
         if made.dims != wanted:
             raise InvalidRequest(
@@ -932,7 +937,7 @@ def _promoted(dtypes: Sequence[DType], operands: Sequence[Any]) -> DType:
 def _line() -> str:
     """Where the code is that adds an operation, outside of the builder's: "file.py:12"."""
     frame = sys._getframe(1)
-    own = (__name__, Functions.__module__)
+    own = (__name__, ArrangementFunctions.__module__, Functions.__module__)
     while frame.f_back is not None and frame.f_globals.get("__name__") in own:
         frame = frame.f_back
     return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"

@@ -9,6 +9,7 @@ import msgspec
 from cudnn_actor.engines.cuda.plans.recipe import (
     DepthwiseStep,
     GraphStep,
+    JoinedStep,
     KernelStep,
     LinedStep,
     OperationStep,
@@ -78,6 +79,8 @@ def _runs(step: Step) -> str:
             return "generated kernel over lines"
         case DepthwiseStep():
             return "generated depthwise kernel"
+        case JoinedStep():
+            return "generated copies"
         case KernelStep():
             return "generated kernel" if step.kernel.body else "generated copy"
 

@@ -21,6 +21,7 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.operations import Launch as OperationLaunch
 from cudnn_actor.engines.cuda.plans.depthwise_sources import DepthwiseKernel
+from cudnn_actor.engines.cuda.plans.joined_kernels import JoinedKernel
 from cudnn_actor.engines.cuda.plans.kernels import Kernel
 from cudnn_actor.engines.cuda.plans.line_kernels import LinedKernel
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
@@ -28,6 +29,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Buffer,
     DepthwiseStep,
     GraphStep,
+    JoinedStep,
     KernelStep,
     LinedStep,
     Number,
@@ -113,8 +115,13 @@ def _launch_graph() -> Callable[..., int]:
     return launch
 
 
-def _compiled(step: KernelStep | LinedStep | DepthwiseStep) -> Kernel | LinedKernel | DepthwiseKernel:
+_Kernel = Kernel | JoinedKernel | LinedKernel | DepthwiseKernel
+
+
+def _compiled(step: KernelStep | JoinedStep | LinedStep | DepthwiseStep) -> _Kernel:
     match step:
+        case JoinedStep():
+            return JoinedKernel(step.kernels)
         case DepthwiseStep():
             return DepthwiseKernel(step.kernel)
         case LinedStep():
@@ -181,7 +188,7 @@ class Program:
         return run
 
     def _kernel_step(
-        self, kernel: Kernel | LinedKernel | DepthwiseKernel, sources: Sequence[Source], scratch: int
+        self, kernel: _Kernel, sources: Sequence[Source], scratch: int
     ) -> Callable[[Sequence[int], Sequence[float], int], None]:
         find, stream = self._finder(sources, scratch), self.stream
 

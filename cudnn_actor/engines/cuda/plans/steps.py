@@ -13,6 +13,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Buffer,
     DepthwiseStep,
     GraphStep,
+    JoinedStep,
     LinedStep,
     Number,
     OperationStep,
@@ -77,6 +78,8 @@ def _name(step: Step) -> str:
             return f"{step.operation.kind}-{step.launcher}"
         case LinedStep():
             return "lines"
+        case JoinedStep():
+            return "copies"
         case DepthwiseStep(kernel=kernel):
             tile = kernel.tile
             return f"depthwise-{tile.vector}x{tile.columns}x{tile.rows}"
