@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from cudnn_actor.protocol.checks import is_whole
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.graph_functions import Functions
+from cudnn_actor.protocol.expressions import Tensor
+from cudnn_actor.protocol.movement_functions import MovementFunctions
 from cudnn_actor.protocol.operations import Concat
 from cudnn_actor.protocol.operations.base import axis_of
-
-if TYPE_CHECKING:
-    from cudnn_actor.protocol.graph_builder import Tensor
 
 __all__ = ["ArrangementFunctions", "Blocks"]
 
@@ -22,24 +20,8 @@ Blocks = Literal["DCR", "CRD"]
 result's channel, or the result's channel and the block's rows and columns."""
 
 
-class ArrangementFunctions(Functions):
+class ArrangementFunctions(MovementFunctions):
     """What a `GraphBuilder` moves elements with. Each raises `InvalidRequest` for what does not fit."""
-
-    def reshape(self, x: Tensor, dims: Sequence[int]) -> Tensor:
-        """See `GraphBuilder.reshape`."""
-        raise NotImplementedError
-
-    def transpose(self, x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
-        """See `GraphBuilder.transpose`."""
-        raise NotImplementedError
-
-    def slice(self, x: Tensor, index: Any) -> Tensor:
-        """See `GraphBuilder.slice`."""
-        raise NotImplementedError
-
-    def broadcast_to(self, x: Tensor, dims: Sequence[int]) -> Tensor:
-        """See `GraphBuilder.broadcast_to`."""
-        raise NotImplementedError
 
     # Several tensors.
 
@@ -173,21 +155,6 @@ class ArrangementFunctions(Functions):
             dims = [size * repeats[axis] if axis in now else size for axis, size in enumerate(x.dims)]
             x = self.reshape(self.broadcast_to(self.reshape(x, (*narrow, run)), (*wide, run)), dims)
         return x
-
-    def _copied_to(self, x: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """x repeated along its dims of 1, and along new leading dims, without any arithmetic."""
-        made = self.reshape(x, (1,) * (len(dims) - x.rank) + x.dims) if len(dims) > x.rank else x
-        for axis, (size, wanted) in enumerate(zip(made.dims, dims, strict=True)):
-            if size != 1 or wanted == 1:
-                continue
-            double = made
-            parts: list[Tensor] = []
-            for digit in reversed(f"{wanted:b}"):  # as many launches as the number has binary digits
-                parts += [double] if digit == "1" else []
-                double = self.concatenate((double, double), axis)
-            parts = parts or [self._parts(made, (0,), axis)[0]]
-            made = self.concatenate(parts, axis)
-        return made
 
     def flip(self, x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
         """x with the elements along these dims in reverse; None for all dims."""
