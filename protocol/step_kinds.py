@@ -25,6 +25,7 @@ class StepKind(enum.Enum):
     """The kernels of a norm and of what stands around it, and how many there are."""
     DEPTHWISE = ("generated depthwise kernel", "#fdebd0")
     COPY = ("generated copy", "#fdebd0")
+    COPIES = ("generated copies", "#fdebd0")
     NUMPY = ("NumPy", "#eeeeee")
     TILES = ("NumPy, tile by tile", "#eeeeee")
 

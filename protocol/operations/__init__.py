@@ -29,7 +29,7 @@ from cudnn_actor.protocol.operations.convolution import (
 from cudnn_actor.protocol.operations.functions import FUNCTIONS, PointwiseMode
 from cudnn_actor.protocol.operations.grouped_matmul import GroupedMatMul, GroupedMatMulBackwardWeights
 from cudnn_actor.protocol.operations.matmul import MatMul
-from cudnn_actor.protocol.operations.movement import Movement, Pad, Placed, Reshape, Slice, Transpose
+from cudnn_actor.protocol.operations.movement import Concat, Movement, Pad, Placed, Reshape, Slice, Transpose
 from cudnn_actor.protocol.operations.normalization import (
     LayerNorm,
     LayerNormBackward,
@@ -71,6 +71,7 @@ __all__ = [
     "BatchNormBackward",
     "BatchNormTraining",
     "ChannelNorm",
+    "Concat",
     "Convolution",
     "ConvolutionBackwardData",
     "ConvolutionBackwardFilter",
@@ -151,6 +152,7 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     Transpose,
     Slice,
     Pad,
+    Concat,
     Reduction,
     ArgReduction,
     Cumulative,

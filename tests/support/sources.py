@@ -20,6 +20,7 @@ from cudnn_actor.engines.cuda.plans import line_kernels, self_check_memory
 from cudnn_actor.engines.cuda.plans.compiler import possible_plans
 from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
+from cudnn_actor.engines.cuda.plans.joined_kernels import joined_source
 from cudnn_actor.engines.cuda.plans.kernels import (
     Constant,
     Expression,
@@ -30,8 +31,9 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     source,
 )
 from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, KernelStep, LinedStep
+from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, JoinedStep, KernelStep, LinedStep
 from cudnn_actor.engines.cuda.plans.reference import Reference
+from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec, Window
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
@@ -65,7 +67,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.random import STATE
 
-from ..engines import depthwise_graphs, fused_graphs
+from ..engines import depthwise_graphs, fused_graphs, moved_graphs
 from .claims import attention, graph_of, norms, product, rows
 from .claims import channel_norms as channel_norms_of
 
@@ -92,7 +94,9 @@ def sources() -> Iterator[tuple[str, str]]:
     """A name and a source of each; none is there twice."""
     yield "self-check", self_check_memory.source()
     seen = set()
-    for name, text in itertools.chain(_elementwise(), _references(), _kernels(), _fused(), _depthwise()):
+    for name, text in itertools.chain(
+        _elementwise(), _references(), _kernels(), _fused(), _moved(), _depthwise()
+    ):
         if text not in seen:
             seen.add(text)
             yield name, text
@@ -132,6 +136,13 @@ def _fused() -> Iterator[tuple[str, str]]:
             else:
                 assert isinstance(step, KernelStep)
                 yield f"fused-{name}", source(step.kernel)
+
+
+def _moved() -> Iterator[tuple[str, str]]:
+    for name, graph in moved_graphs.CONCATENATED.items():
+        for step in compile_split(graph.body, None, None).recipe.steps:
+            assert isinstance(step, JoinedStep)
+            yield f"joined-{name}", joined_source(step.kernels)
 
 
 def _depthwise() -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ from cudnn_actor.engines.cuda.operations.norms import sources
 from cudnn_actor.engines.cuda.plans.recipe import (
     DepthwiseStep,
     GraphStep,
+    JoinedStep,
     KernelStep,
     LinedStep,
     NormStep,
@@ -88,6 +89,8 @@ def _runs(step: Step) -> str:
             return StepKind.NORM.named(f"{kernel.operation.kind}: {len(sources(kernel))}")
         case DepthwiseStep():
             return StepKind.DEPTHWISE.named()
+        case JoinedStep():
+            return StepKind.COPIES.named()
         case KernelStep():
             return (StepKind.ELEMENTWISE if step.kernel.body else StepKind.COPY).named()
 

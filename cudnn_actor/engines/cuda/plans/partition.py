@@ -4,7 +4,8 @@ A piece is one operation that is not pointwise with the pointwise operations
 behind it, or a group. It has one result, but a depthwise convolution of our own
 has any number of them. What lies between pieces is stored in its declared dtype,
 so where a graph is cut changes no result. Results of reshapes, transposes and
-slices are views of what is stored where that is possible.
+slices are views of what is stored where that is possible. What is concatenated
+is written to its part of the result where that is possible.
 
 A group has any number of pointwise operations and results, all of the same dims.
 Reductions, norms and softmaxes of these dims belong to it too if all are along
@@ -39,6 +40,7 @@ from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Attention,
     AttentionBackward,
+    Concat,
     Convolution,
     GraphTensor,
     MatMul,
@@ -171,7 +173,9 @@ class _Partition:
                 continue
             for uid in operation.reads:
                 self._store(uid)
-            if not (
+            if isinstance(operation, Concat):
+                self._concatenate(place, operation)
+            elif not (
                 isinstance(operation, Movement) and (self._written_as(operation) or self._view(operation))
             ):
                 own = is_depthwise(operation, self._forms.__getitem__)
@@ -195,7 +199,7 @@ class _Partition:
         """Add an operation to a piece. Groups that read what it overwrites stay before it."""
         draft.operations[place] = operation
         draft.reads.update(operation.reads)
-        overwritten = {self._graph.tensor(uid).overwrites for uid in operation.writes} - {None}
+        overwritten = {self._forms[uid].overwrites for uid in operation.writes} - {None}
         for other in list(self._open) if overwritten else ():
             if other is not draft and not overwritten.isdisjoint(other.reads):
                 del self._open[other]
@@ -420,6 +424,64 @@ class _Partition:
         self._places[operation.y] = draft.place
         return True
 
+    def _concatenate(self, place: int, operation: Concat[int]) -> None:
+        """Have the operands' pieces write to their parts of the result where they can; copy the others."""
+        result, operands = self._forms[operation.y], operation.operands
+        starts = operation.starts([self._forms[uid].dims for uid in operands])
+        step = result.strides[operation.axis] * result.dtype.itemsize
+        parts = [(uid, start * step) for uid, start in zip(operands, starts, strict=True)]
+        written = [
+            operands.count(uid) == 1 and self._may_be_written_into(uid, result, offset)
+            for uid, offset in parts
+        ]
+        grouped = itertools.groupby(zip(written, parts, strict=True), lambda each: each[0])
+        runs = [(into, [part for _, part in run]) for into, run in grouped]
+        if not any(written) or any(run[0][1] % _LEAST_ALIGNMENT for _, run in runs):
+            self._add(self._begin(place, operation), place, operation)
+            return
+        self._stored.setdefault(result.uid, Stored(result.uid))
+        self._viewed.add(result.uid)
+        self._places[result.uid] = max(self._place_of(uid) for uid in operands)
+        for into, run in runs:
+            if into:
+                for uid, offset in run:
+                    self._lay_into(uid, result, offset)
+            else:
+                self._places[result.uid] = place
+                self._copy_into(place, operation, [uid for uid, _ in run], run[0][1])
+
+    def _may_be_written_into(self, uid: int, result: GraphTensor, offset: int) -> bool:
+        """Whether the piece of an operand can write it to a part of a result."""
+        draft, form = self._drafts.get(uid), self._forms[uid]
+        if draft is None or uid in self._viewed or self._stored[uid] != Stored(uid):
+            return False
+        if form.role is not TensorRole.VIRTUAL or result.overwrites is not None or offset % _LEAST_ALIGNMENT:
+            return False
+        strides = settled_strides(form.dims, result.strides)
+        if strides == settled_strides(form.dims, form.strides):
+            return True
+        kept = not strides or strides[-1] == form.strides[-1] == 1
+        anyhow = draft.anchor is None or (kept and isinstance(draft.anchor, _WRITE_ANYHOW))
+        return anyhow and self._readers[uid] == 1
+
+    def _lay_into(self, uid: int, result: GraphTensor, offset: int) -> None:
+        """Have a tensor lie in a part of another, which is stored."""
+        form = self._forms[uid]
+        strides = settled_strides(form.dims, result.strides)
+        self._forms[uid] = msgspec.structs.replace(form, strides=strides, alignment=_LEAST_ALIGNMENT)
+        self._viewed.add(uid)
+        self._stored[uid] = Stored(result.uid, offset)
+
+    def _copy_into(self, place: int, operation: Concat[int], operands: Sequence[int], offset: int) -> None:
+        """Add a piece that copies neighbours among the operands to their part of the result."""
+        uid, result = max(self._forms) + 1, self._forms[operation.y]
+        copies: Concat[int] = Concat(operands=tuple(operands), axis=operation.axis, y=uid)
+        specs = {name: self._forms[read].spec for name, read in copies.named(copies.inputs)}
+        dims = copies.infer(specs)["y"].dims
+        self._forms[uid] = msgspec.structs.replace(result, uid=uid, dims=dims)
+        self._lay_into(uid, result, offset)
+        self._add(self._begin(place, copies), place, copies)
+
     def _view(self, operation: Movement[int]) -> bool:
         """Whether a result lies in its operand's memory; then say where."""
         result, form = self._graph.tensor(operation.y), self._forms[operation.x]
@@ -450,13 +512,13 @@ class _Partition:
         written = {uid for op in operations for uid in op.writes}
         tensors = []
         for uid in touched:
-            tensor = self._graph.tensor(uid)
+            tensor = self._forms[uid]
             if uid in self._stored:
                 before = self._forms[uid].overwrites
                 before = before if before in touched else None
                 if before is not None and before in written:
                     before = None
-                tensor = msgspec.structs.replace(self._forms[uid], role=TensorRole.BOUND, overwrites=before)
+                tensor = msgspec.structs.replace(tensor, role=TensorRole.BOUND, overwrites=before)
             tensors.append(tensor)
         piece = OperationGraph(tensors=tuple(tensors), operations=operations, numerics=self._graph.numerics)
         return Piece(piece, piece.bound, tuple(sorted(draft.operations)))

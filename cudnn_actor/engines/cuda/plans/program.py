@@ -22,6 +22,7 @@ from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.operations import Launch as OperationLaunch
 from cudnn_actor.engines.cuda.operations.norms import NormedKernel
 from cudnn_actor.engines.cuda.plans.depthwise_sources import DepthwiseKernel
+from cudnn_actor.engines.cuda.plans.joined_kernels import JoinedKernel
 from cudnn_actor.engines.cuda.plans.kernels import Kernel
 from cudnn_actor.engines.cuda.plans.line_kernels import LinedKernel
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
@@ -29,6 +30,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Buffer,
     DepthwiseStep,
     GraphStep,
+    JoinedStep,
     KernelStep,
     LinedStep,
     NormStep,
@@ -122,8 +124,10 @@ class _Kernel(Protocol):
         """Enqueue a run on the current stream."""
 
 
-def _compiled(step: KernelStep | LinedStep | NormStep | DepthwiseStep) -> _Kernel:
+def _compiled(step: KernelStep | JoinedStep | LinedStep | NormStep | DepthwiseStep) -> _Kernel:
     match step:
+        case JoinedStep():
+            return JoinedKernel(step.kernels)
         case NormStep():
             return NormedKernel(step.kernel)
         case DepthwiseStep():

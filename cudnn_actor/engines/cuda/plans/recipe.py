@@ -21,6 +21,7 @@ __all__ = [
     "Buffer",
     "DepthwiseStep",
     "GraphStep",
+    "JoinedStep",
     "KernelStep",
     "LinedStep",
     "NormStep",
@@ -95,6 +96,16 @@ class KernelStep(msgspec.Struct, frozen=True, tag="kernel"):
     sources: tuple[Source, ...]
 
 
+class JoinedStep(msgspec.Struct, frozen=True, tag="joined"):
+    """A step that runs several elementwise kernels in one launch.
+
+    `sources`: each kernel's, as those of a `KernelStep`.
+    """
+
+    kernels: tuple[Elementwise, ...]
+    sources: tuple[Source, ...]
+
+
 class LinedStep(msgspec.Struct, frozen=True, tag="lined"):
     """A step that runs a kernel over lines. `sources`: its operands' locations, then its results'."""
 
@@ -143,7 +154,7 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
     launcher: str
 
 
-Step = GraphStep | KernelStep | LinedStep | NormStep | DepthwiseStep | OperationStep
+Step = GraphStep | KernelStep | JoinedStep | LinedStep | NormStep | DepthwiseStep | OperationStep
 
 
 class Tuning(msgspec.Struct, frozen=True):

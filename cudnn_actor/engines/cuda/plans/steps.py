@@ -13,6 +13,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Buffer,
     DepthwiseStep,
     GraphStep,
+    JoinedStep,
     LinedStep,
     NormStep,
     Number,
@@ -80,6 +81,8 @@ def _name(step: Step) -> str:
             return "lines"
         case NormStep():
             return f"{step.kernel.operation.kind}-fused"
+        case JoinedStep():
+            return "copies"
         case DepthwiseStep(kernel=kernel):
             tile = kernel.tile
             return f"depthwise-{tile.vector}x{tile.columns}x{tile.rows}"
