@@ -16,6 +16,9 @@ from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormTraining,
     Cumulative,
+    Gather,
+    GatherElements,
+    GatherND,
     GroupedMatMul,
     GroupNorm,
     InstanceNorm,
@@ -81,6 +84,10 @@ class Functions:
 
     def pointwise(self, mode: str, *operands: Any, **parameters: float | None) -> Tensor:
         """See `GraphBuilder.pointwise`."""
+        raise NotImplementedError
+
+    def broadcast_to(self, x: Tensor, dims: Sequence[int]) -> Tensor:
+        """See `GraphBuilder.broadcast_to`."""
         raise NotImplementedError
 
     def _result(self, operation: Operation[Any]) -> Tensor:
@@ -251,6 +258,30 @@ class Functions:
 
     def _running(self, mode: ReductionMode, x: Tensor, axis: int, exclusive: bool, reverse: bool) -> Tensor:
         return self._result(Cumulative(x=x, mode=mode, axis=axis, exclusive=exclusive, reverse=reverse))
+
+    # Reads at places that indices name.
+
+    def take(self, x: Tensor, indices: Tensor, axis: int | None = None, *, batch_dims: int = 0) -> Tensor:
+        """Slices of x along a dim, those that indices name; without one, elements of all: see `Gather`."""
+        if axis is None:
+            x, axis = x.reshape(-1), 0
+        return self._result(Gather(x=x, indices=indices, axis=axis, batch_dims=batch_dims))
+
+    def take_along_axis(self, x: Tensor, indices: Tensor, axis: int) -> Tensor:
+        """The elements of x with these coordinates along a dim, with NumPy's broadcasting of the others.
+
+        See `GatherElements`.
+        """
+        if x.rank == indices.rank:
+            along = axis % max(x.rank, 1)
+            pairs = list(enumerate(zip(x.dims, indices.dims, strict=True)))
+            x = self.broadcast_to(x, [i if s == 1 and n != along else s for n, (s, i) in pairs])
+            indices = self.broadcast_to(indices, [s if i == 1 and n != along else i for n, (s, i) in pairs])
+        return self._result(GatherElements(x=x, indices=indices, axis=axis))
+
+    def gather_nd(self, x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
+        """The parts of x that lists of indices name, along the last dim of `indices`: see `GatherND`."""
+        return self._result(GatherND(x=x, indices=indices, batch_dims=batch_dims))
 
     # Neural networks.
 

@@ -19,6 +19,7 @@ from cudnn_actor.engines.cuda.operations.channel_norms import (
 )
 from cudnn_actor.engines.cuda.operations.convolution import lower_convolution
 from cudnn_actor.engines.cuda.operations.grouped_matmul import grouped_kernels, grouped_workspace
+from cudnn_actor.engines.cuda.operations.indexing import gather_kernel
 from cudnn_actor.engines.cuda.operations.matmul import cublas_product, lower_matmul, matmul_kernel
 from cudnn_actor.engines.cuda.operations.normalization import (
     lower_normalization,
@@ -51,6 +52,9 @@ from cudnn_actor.protocol.operations import (
     ConvolutionBackwardFilter,
     ConvolutionForward,
     Cumulative,
+    Gather,
+    GatherElements,
+    GatherND,
     GenStats,
     GraphTensor,
     GroupedMatMul,
@@ -160,6 +164,7 @@ _MATMUL = Implementation(
         "kernel": Launcher(matmul_kernel),
     },
 )
+_GATHER = Implementation(launchers={"kernel": Launcher(gather_kernel)})
 _GROUPED = Implementation(launchers={"kernel": Launcher(grouped_kernels, workspace=grouped_workspace)})
 IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     ConvolutionForward: _CONVOLUTION,
@@ -204,5 +209,8 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     RandomIntegers: _RANDOM,
     GroupedMatMul: _GROUPED,
     GroupedMatMulBackwardWeights: _GROUPED,
+    Gather: _GATHER,
+    GatherElements: _GATHER,
+    GatherND: _GATHER,
 }
 """The order of an operation's launchers is that of their speed on most shapes, measured on an H200."""
