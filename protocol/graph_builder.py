@@ -13,6 +13,7 @@ from cudnn_actor.protocol.expressions import Made, Tensor
 from cudnn_actor.protocol.graph_assembly import GraphAssembly
 from cudnn_actor.protocol.graph_functions import Functions
 from cudnn_actor.protocol.graph_gradients import Gradients
+from cudnn_actor.protocol.indexing_functions import IndexingFunctions
 from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.network_functions import NetworkFunctions
@@ -24,7 +25,7 @@ from cudnn_actor.protocol.tensor import Layout, LayoutLike, TensorSpec
 __all__ = ["GraphBuilder", "Tensor"]
 
 
-class GraphBuilder(Functions, ArrangementFunctions, NetworkFunctions, RandomFunctions):
+class GraphBuilder(Functions, ArrangementFunctions, IndexingFunctions, NetworkFunctions, RandomFunctions):
     """Builds a graph: declare inputs, compute with them, and `build` with the outputs.
 
     A mistake raises `InvalidRequest` at the line that makes it. A tensor's dtype is the type that it has

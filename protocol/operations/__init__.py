@@ -28,6 +28,11 @@ from cudnn_actor.protocol.operations.convolution import (
 )
 from cudnn_actor.protocol.operations.functions import FUNCTIONS, PointwiseMode
 from cudnn_actor.protocol.operations.grouped_matmul import GroupedMatMul, GroupedMatMulBackwardWeights
+from cudnn_actor.protocol.operations.indexing import (
+    Gather,
+    GatherElements,
+    GatherND,
+)
 from cudnn_actor.protocol.operations.matmul import MatMul
 from cudnn_actor.protocol.operations.movement import Concat, Movement, Pad, Placed, Reshape, Slice, Transpose
 from cudnn_actor.protocol.operations.normalization import (
@@ -77,6 +82,9 @@ __all__ = [
     "ConvolutionBackwardFilter",
     "ConvolutionForward",
     "Cumulative",
+    "Gather",
+    "GatherElements",
+    "GatherND",
     "GenStats",
     "GraphTensor",
     "GroupNorm",
@@ -165,6 +173,9 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     RandomIntegers,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
+    Gather,
+    GatherElements,
+    GatherND,
 )
 """Every operation."""
 

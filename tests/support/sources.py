@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, channel_norms
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, channel_norms, indexing
 from cudnn_actor.engines.cuda.operations import attention as attentions
 from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
@@ -42,6 +42,9 @@ from cudnn_actor.protocol.operations import (
     AvgPool,
     AvgPoolBackward,
     Cumulative,
+    Gather,
+    GatherElements,
+    GatherND,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     LayerNorm,
@@ -84,6 +87,7 @@ _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     products.matmul_kernel: products.source,
     randoms.random_kernel: randoms.source,
     grouped.grouped_kernels: grouped.source,
+    indexing.gather_kernel: indexing.gather_source,
     reductions.reduction_kernels: reductions.sources,
     reductions.cumulative_kernel: reductions.cumulative_sources,
 }
@@ -192,6 +196,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
         _grouped(),
         _reductions(),
         _randoms(),
+        _gathers(),
     )
     for name, graph in itertools.chain(*families):
         (operation,) = graph.operations
@@ -381,3 +386,28 @@ def _randoms() -> Iterator[tuple[str, OperationGraph]]:
             of |= {"high": 9} if kind is RandomIntegers else {}
             y = TensorSpec.packed(dims, dtype, layout)
             yield f"{kind.kind}-{dtype}-{layout}", graph_of(kind, {"state": STATE}, {"y": y}, **of)
+
+
+def _gathers() -> Iterator[tuple[str, OperationGraph]]:
+    """Each way to name elements, of each size, with neighbours that are moved at once and without."""
+    ways: tuple[tuple[Any, tuple[int, ...], dict[str, int]], ...] = (
+        (Gather, (5, 3), {"axis": 1}),
+        (Gather, (4, 5), {"axis": 2, "batch_dims": 1}),
+        (GatherElements, (4, 5, 16), {"axis": 1}),
+        (GatherND, (7, 1), {}),
+        (GatherND, (4, 7, 2), {"batch_dims": 1}),
+    )
+    dtypes = (DType.INT8, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
+    for (kind, at, of), dtype, last in itertools.product(ways, dtypes, (16, 17)):
+        for layout, index in ((Layout.NCHW, DType.INT64), (Layout.NHWC, DType.INT32)):
+            given = {
+                "x": TensorSpec.packed((4, 6, last), dtype, layout),
+                "indices": TensorSpec.packed(at, index),
+            }
+            name = f"{kind.kind}-{len(at)}-{dtype}-{last}-{layout}"
+            yield name, graph_of(kind, given, {"y": None}, **of)
+    given = {
+        "x": TensorSpec.packed((1 << 16, 1 << 16)),
+        "indices": TensorSpec.packed((1 << 16,), DType.INT64),
+    }
+    yield "gather-wide", graph_of(Gather, given, {"y": None})

@@ -15,6 +15,7 @@ from cudnn_actor.engines.cuda.operations.attention import (
 from cudnn_actor.engines.cuda.operations.channel_norms import lower_channel_norm
 from cudnn_actor.engines.cuda.operations.convolution import lower_convolution
 from cudnn_actor.engines.cuda.operations.grouped_matmul import grouped_kernels, grouped_workspace
+from cudnn_actor.engines.cuda.operations.indexing import gather_kernel
 from cudnn_actor.engines.cuda.operations.matmul import cublas_product, lower_matmul, matmul_kernel
 from cudnn_actor.engines.cuda.operations.normalization import lower_normalization
 from cudnn_actor.engines.cuda.operations.norms import norm_launch, norm_workspace
@@ -45,6 +46,9 @@ from cudnn_actor.protocol.operations import (
     ConvolutionBackwardFilter,
     ConvolutionForward,
     Cumulative,
+    Gather,
+    GatherElements,
+    GatherND,
     GenStats,
     GraphTensor,
     GroupedMatMul,
@@ -151,6 +155,7 @@ _MATMUL = Implementation(
         "kernel": Launcher(matmul_kernel),
     },
 )
+_GATHER = Implementation(launchers={"kernel": Launcher(gather_kernel)})
 _GROUPED = Implementation(launchers={"kernel": Launcher(grouped_kernels, workspace=grouped_workspace)})
 IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     ConvolutionForward: _CONVOLUTION,
@@ -196,5 +201,8 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     RandomIntegers: _RANDOM,
     GroupedMatMul: _GROUPED,
     GroupedMatMulBackwardWeights: _GROUPED,
+    Gather: _GATHER,
+    GatherElements: _GATHER,
+    GatherND: _GATHER,
 }
 """The order of an operation's launchers is that of their speed on most shapes, measured on an H200."""
