@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, channel_norms
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.operations import attention as attentions
 from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
-from cudnn_actor.engines.cuda.operations import normalization as normalizations
+from cudnn_actor.engines.cuda.operations import norms as norms_of_ours
 from cudnn_actor.engines.cuda.operations import pooling as poolings
 from cudnn_actor.engines.cuda.operations import random as randoms
 from cudnn_actor.engines.cuda.operations import reduction as reductions
@@ -30,7 +30,7 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     source,
 )
 from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, KernelStep, LinedStep
+from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, KernelStep, LinedStep, NormStep
 from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec, Window
 from cudnn_actor.protocol.operations import (
@@ -75,8 +75,9 @@ FLOATS = tuple(dtype for dtype in DType if dtype.is_floating)
 _MOST_DIMS = 8
 _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     poolings.pooling_kernel: poolings.source,
-    normalizations.normalization_kernels: normalizations.sources,
-    channel_norms.channel_norm_kernels: channel_norms.sources,
+    norms_of_ours.norm_launch: lambda operation, tensors: norms_of_ours.sources(
+        norms_of_ours.alone(operation, tensors)
+    ),
     response_norms.response_kernels: response_norms.sources,
     attentions.attention_kernels: attentions.source,
     products.matmul_kernel: products.source,
@@ -121,7 +122,7 @@ def _elementwise() -> Iterator[tuple[str, str]]:
 
 
 def _fused() -> Iterator[tuple[str, str]]:
-    graphs = fused_graphs.ELEMENTWISE | fused_graphs.IN_LINES
+    graphs = fused_graphs.ELEMENTWISE | fused_graphs.IN_LINES | fused_graphs.NORMS
     bodies = [(name, graph.body) for name, graph in graphs.items()]
     for name, body in (*bodies, *_softmaxes()):
         parts = cut(body)
@@ -129,6 +130,9 @@ def _fused() -> Iterator[tuple[str, str]]:
             (step,) = next(possible_plans(piece, None, None)).recipe.steps
             if isinstance(step, LinedStep):
                 yield f"lines-{name}", line_kernels.source(step.kernel)
+            elif isinstance(step, NormStep):
+                for number, text in enumerate(norms_of_ours.sources(step.kernel)):
+                    yield f"norm-{name}-{number}".replace(" ", "_"), text
             else:
                 assert isinstance(step, KernelStep)
                 yield f"fused-{name}", source(step.kernel)

@@ -79,7 +79,8 @@ def _runs(step: Step) -> str:
         case LinedStep():
             return "generated kernel over lines"
         case NormStep(kernel=kernel):
-            return f"generated kernels of {kernel.operation.kind}: {len(sources(kernel))}"
+            count = len(sources(kernel))
+            return f"{count} generated kernel{'s' * (count > 1)} of {kernel.operation.kind}"
         case DepthwiseStep():
             return "generated depthwise kernel"
         case KernelStep():
