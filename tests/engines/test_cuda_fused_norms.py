@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.operations import norm_kernels
 from cudnn_actor.engines.cuda.operations.norms import NormedKernel, sources
+from cudnn_actor.engines.cuda.plans.composition import compose
 from cudnn_actor.engines.cuda.plans.fusing import compile_fused
 from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, NormStep
+from cudnn_actor.engines.cuda.plans.recipe import Buffer, NormStep, Recipe
 from cudnn_actor.protocol import DType, Graph
 
 from . import host_cuda
@@ -53,6 +55,19 @@ def test_kernels_compute_all_results_of_their_graph(monkeypatch: pytest.MonkeyPa
         got = np.asarray(array_in(memory, tensor), np.float64)
         tolerance = {DType.BFLOAT16: 2**-7, DType.FLOAT16: 2**-10}.get(tensor.dtype, 1e-5)
         np.testing.assert_allclose(got, np.asarray(expected, np.float64), rtol=tolerance, atol=tolerance)
+
+
+def test_a_plan_survives_being_bytes_and_says_how_many_kernels_run() -> None:
+    for name, count in (("running", 1), ("running cut", 3)):
+        body = GRAPHS[name].body
+        parts = cut(body)
+        assert parts is not None
+        plan = compose(body, parts, lambda piece: compile_fused(piece, None))
+        recipe = plan.recipe
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(recipe), type=Recipe) == recipe
+        (piece,) = plan.explain(body).pieces
+        assert piece.steps == (f"generated kernels of batch_norm_training: {count}",)
+        assert [label.split()[0] for label in piece.labels] == ["batch_norm_training", "relu"]
 
 
 def test_lines_are_cut_where_they_are_few_and_long() -> None:

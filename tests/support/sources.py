@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, channel_norms, indexing
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, indexing
 from cudnn_actor.engines.cuda.operations import attention as attentions
 from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
-from cudnn_actor.engines.cuda.operations import normalization as normalizations
+from cudnn_actor.engines.cuda.operations import norms as norms_of_ours
 from cudnn_actor.engines.cuda.operations import pooling as poolings
 from cudnn_actor.engines.cuda.operations import random as randoms
 from cudnn_actor.engines.cuda.operations import reduction as reductions
@@ -31,7 +31,7 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     source,
 )
 from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, JoinedStep, KernelStep, LinedStep
+from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, JoinedStep, KernelStep, LinedStep, NormStep
 from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec, Window
@@ -80,8 +80,9 @@ FLOATS = tuple(dtype for dtype in DType if dtype.is_floating)
 _MOST_DIMS = 8
 _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     poolings.pooling_kernel: poolings.source,
-    normalizations.normalization_kernels: normalizations.sources,
-    channel_norms.channel_norm_kernels: channel_norms.sources,
+    norms_of_ours.norm_launch: lambda operation, tensors: norms_of_ours.sources(
+        norms_of_ours.alone(operation, tensors)
+    ),
     response_norms.response_kernels: response_norms.sources,
     attentions.attention_kernels: attentions.source,
     products.matmul_kernel: products.source,
@@ -129,7 +130,7 @@ def _elementwise() -> Iterator[tuple[str, str]]:
 
 
 def _fused() -> Iterator[tuple[str, str]]:
-    graphs = fused_graphs.ELEMENTWISE | fused_graphs.IN_LINES
+    graphs = fused_graphs.ELEMENTWISE | fused_graphs.IN_LINES | fused_graphs.NORMS
     bodies = [(name, graph.body) for name, graph in graphs.items()]
     for name, body in (*bodies, *_softmaxes()):
         parts = cut(body)
@@ -137,6 +138,9 @@ def _fused() -> Iterator[tuple[str, str]]:
             (step,) = next(possible_plans(piece, None, None)).recipe.steps
             if isinstance(step, LinedStep):
                 yield f"lines-{name}", line_kernels.source(step.kernel)
+            elif isinstance(step, NormStep):
+                for number, text in enumerate(norms_of_ours.sources(step.kernel)):
+                    yield f"norm-{name}-{number}".replace(" ", "_"), text
             else:
                 assert isinstance(step, KernelStep)
                 yield f"fused-{name}", source(step.kernel)

@@ -141,6 +141,14 @@ class _Group(_Draft):
         return dims == tuple(1 if axis in self.along.axes else size for axis, size in enumerate(self.dims))
 
 
+def _writes(draft: _Draft, usual: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a piece can write a result with these strides, instead of the usual ones."""
+    if isinstance(draft, _Group):
+        return draft.norm is None
+    rows = not strides or strides[-1] == usual[-1] == 1
+    return rows and isinstance(draft, _Anchored) and isinstance(draft.anchor, _WRITE_ANYHOW)
+
+
 class _Partition:
     def __init__(self, graph: OperationGraph) -> None:
         self._graph = graph
@@ -178,10 +186,7 @@ class _Partition:
             elif not (
                 isinstance(operation, Movement) and (self._written_as(operation) or self._view(operation))
             ):
-                own = is_depthwise(operation, self._forms.__getitem__)
-                draft = _Anchored(place, operation, own)
-                self._begin(draft)
-                self._add(draft, place, operation)
+                self._alone(place, operation)
         ordered = sorted(self._pieces, key=lambda draft: draft.place)
         between = tuple(
             self._forms[uid]
@@ -189,6 +194,12 @@ class _Partition:
             if stored.root == uid and self._graph.tensor(uid).role is TensorRole.VIRTUAL
         )
         return Cut(tuple(map(self._piece, ordered)), self._stored, between)
+
+    def _alone(self, place: int, operation: Node) -> None:
+        """Begin a piece with an operation that is not pointwise."""
+        draft = _Anchored(place, operation, is_depthwise(operation, self._forms.__getitem__))
+        self._begin(draft)
+        self._add(draft, place, operation)
 
     def _begin(self, draft: _Draft) -> None:
         self._pieces[draft] = None
@@ -409,12 +420,9 @@ class _Partition:
             return False
         strides = settled_strides(form.dims, strides)
         if strides != settled_strides(form.dims, form.strides):
-            kept = not strides or strides[-1] == form.strides[-1] == 1
-            anchor = draft.anchor if isinstance(draft, _Anchored) else None
-            anyhow = isinstance(draft, _Group) and draft.norm is None
-            anyhow = anyhow or (kept and isinstance(anchor, _WRITE_ANYHOW))
             # What others read as well, they may want as it is.
-            if not anyhow or (self._readers[uid] > 1 and not isinstance(anchor, Attention)):
+            attention = isinstance(draft, _Anchored) and isinstance(draft.anchor, Attention)
+            if not _writes(draft, form.strides, strides) or (self._readers[uid] > 1 and not attention):
                 return False
         self._forms[uid] = msgspec.structs.replace(form, strides=strides, alignment=result.alignment)
         if not bound:
@@ -437,7 +445,7 @@ class _Partition:
         grouped = itertools.groupby(zip(written, parts, strict=True), lambda each: each[0])
         runs = [(into, [part for _, part in run]) for into, run in grouped]
         if not any(written) or any(run[0][1] % _LEAST_ALIGNMENT for _, run in runs):
-            self._add(self._begin(place, operation), place, operation)
+            self._alone(place, operation)
             return
         self._stored.setdefault(result.uid, Stored(result.uid))
         self._viewed.add(result.uid)
@@ -460,9 +468,7 @@ class _Partition:
         strides = settled_strides(form.dims, result.strides)
         if strides == settled_strides(form.dims, form.strides):
             return True
-        kept = not strides or strides[-1] == form.strides[-1] == 1
-        anyhow = draft.anchor is None or (kept and isinstance(draft.anchor, _WRITE_ANYHOW))
-        return anyhow and self._readers[uid] == 1
+        return self._readers[uid] == 1 and _writes(draft, form.strides, strides)
 
     def _lay_into(self, uid: int, result: GraphTensor, offset: int) -> None:
         """Have a tensor lie in a part of another, which is stored."""
@@ -480,7 +486,7 @@ class _Partition:
         dims = copies.infer(specs)["y"].dims
         self._forms[uid] = msgspec.structs.replace(result, uid=uid, dims=dims)
         self._lay_into(uid, result, offset)
-        self._add(self._begin(place, copies), place, copies)
+        self._alone(place, copies)
 
     def _view(self, operation: Movement[int]) -> bool:
         """Whether a result lies in its operand's memory; then say where."""
