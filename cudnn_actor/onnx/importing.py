@@ -33,7 +33,7 @@ from cudnn_actor.onnx.reading import (
     read,
     versions,
 )
-from cudnn_actor.onnx.values import Declined, Undecided, Value
+from cudnn_actor.onnx.values import Declined, Empty, Undecided, Value
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
@@ -193,7 +193,7 @@ class _Import:
         if dtype is None:
             raise Declined(f"has a constant of {array.dtype}")
         if array.size == 0:
-            raise Declined("has a tensor without elements")
+            raise Empty
         if not key:
             data = np.ascontiguousarray(array)
             digest = hashlib.blake2b(data.reshape(-1).view(np.uint8).data, digest_size=16)
@@ -227,7 +227,7 @@ class _Import:
 
     def _results(self, node: onnx.NodeProto, place: _Place) -> Sequence[Value | _Unknown | None]:
         """What a node gives; unknown, and reported, where it cannot be run."""
-        label = place.label or label_of(node)
+        label = f"{place.label}, in {label_of(node)}" if place.label else label_of(node)
         nothing = [_UNKNOWN] * len(node.output)
         inputs: list[Value | None] = []
         for name in node.input:
@@ -243,6 +243,8 @@ class _Import:
             return self._computed(node, inputs, place, label)
         except Declined as declined:
             self._report(label, str(declined))
+        except Empty:
+            self._report(label, "has a tensor without elements")
         except InvalidRequest as error:
             self._report(label, f"{error.field}: {error.value} {error.problem}")
         return nothing
@@ -287,6 +289,13 @@ class _Import:
             self._g.place = label
             try:
                 return self._handled(handler, view, inputs, place)
+            except Empty:  # then nothing is computed but what follows from dims and axes
+                view.looked = True
+                arrays = fold(proto, [None if v is None else v.array for v in inputs], place.opsets)
+                return [
+                    None if a is None else self._constant(a, fixed=all(v is None or v.fixed for v in inputs))
+                    for a in arrays
+                ]
             except (Declined, InvalidRequest) as error:
                 declined = error
         body = body_of(proto, schema, inputs, place.opsets.get("", 1)) if has_body(schema) else None
@@ -352,13 +361,7 @@ class _Import:
         opsets = {**place.opsets, **versions(function.opset_import)}
         inner = _Place(names, opsets, {**defaults, **attributes}, label, place.depth + 1)
         self._walk(in_order(function.node, set(names)), inner)
-        return [self._output(names, name, label) for name in function.output]
-
-    @staticmethod
-    def _output(names: Scope, name: str, label: str) -> Value | _Unknown | None:
-        if name not in names:
-            raise InvalidModel(where=label, problem=f"has an output {name!r} that nothing writes")
-        return names[name]
+        return [names.get(name) for name in function.output]
 
     # Control flow that is decided when the model is imported.
 
@@ -385,7 +388,7 @@ class _Import:
         inner = replace(place, names=names, label=place.label, depth=place.depth + 1)
         own = {name for each in graph.node for name in each.output if name}
         self._walk(in_order(graph.node, set(names) - own), inner)
-        return [self._output(names, output.name, label) for output in graph.output]
+        return [names.get(output.name) for output in graph.output]
 
     # The end.
 

@@ -220,7 +220,8 @@ def pad(node: Node, g: GraphBuilder) -> Result:
 def space_to_depth(node: Node, g: GraphBuilder) -> Result:
     (n, c, h, w), b = node.dims(0), node.attribute("blocksize")
     x = g.reshape(node.tensor(0), (n, c, h // b, b, w // b, b))
-    return g.reshape(g.transpose(x, (0, 3, 5, 1, 2, 4)), (n, c * b * b, h // b, w // b))
+    order = (0, 3, 5, 1, 2, 4) if node.attribute("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    return g.reshape(g.transpose(x, order), (n, c * b * b, h // b, w // b))
 
 
 @operator("DepthToSpace", since=1)

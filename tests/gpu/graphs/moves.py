@@ -17,8 +17,11 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.evaluation import NumPy
 from cudnn_actor.protocol import ConvSpec, DType, Layout, TensorSpec
+from cudnn_actor.protocol.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graph_functions import Functions
+from cudnn_actor.protocol.network_functions import NetworkFunctions
 from cudnn_actor.protocol.operations import FUNCTIONS, ConvolutionBackwardData, PointwiseMode, ReductionMode
+from cudnn_actor.protocol.random_functions import RandomFunctions
 
 from ..operations import ROWS
 from ..operations.cases import OperationCase, arrays
@@ -253,7 +256,7 @@ def function(sketch: Sketch) -> None:
 @functools.cache
 def parameters_of(name: str) -> tuple[inspect.Parameter, ...]:
     """The parameters of a function of the builder."""
-    _, *parameters = inspect.signature(getattr(Functions, name)).parameters.values()
+    _, *parameters = inspect.signature(getattr(GraphBuilder, name)).parameters.values()
     return tuple(parameters)
 
 
@@ -339,10 +342,11 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
 
 FUNCTION_NAMES = tuple(
     name
-    for name, member in vars(Functions).items()
-    if callable(member) and not name.startswith("_") and name not in ("apply", "pointwise")
+    for kind in (Functions, NetworkFunctions, RandomFunctions)
+    for name, member in vars(kind).items()
+    if callable(member) and not name.startswith("_") and name != "conv"
 )
-"""The functions that are drawn: all that a builder has of `Functions`."""
+"""The functions that are drawn: all that a builder has of elements and reductions, of networks and random."""
 
 MOVES: tuple[tuple[Callable[[Sketch], None], int], ...] = (
     (pointwise, 3),

@@ -36,6 +36,8 @@ _MOST_PLACES, _LEAST_PLACES = 1 << 12, 16
 """How many places of each dim of a result are evaluated where all of them are too much."""
 _FEW_ELEMENTS = 1 << 17
 """Of the tensors of a graph that is computed on the host, in some milliseconds."""
+_MOVED = 2.0**-20
+"""How far values are moved to see what becomes of their errors: far more than float64's own."""
 
 
 class CuPy:
@@ -191,6 +193,36 @@ class EvaluatedReference:
                         compared[uid] = _both(result, self._load(uid, address))
                     values[uid] = place.rounded(result, tensor)
         return compared
+
+    def magnitudes(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, float]:
+        """How large results are, where known, if terms do not cancel: root mean squares, by uid. Blocks.
+
+        Operations say that of their outputs: `Operation.magnitudes`. An output is moved by a small share of
+        that, up or down at random, and the results are moved by that share of their own magnitude.
+        """
+        graph, place = self._part, self._place
+        values, moved = graph.given_values(place.xp, scalars), dict[int, Array]()
+        numbers = np.random.default_rng(0)
+        found = {}
+        with np.errstate(all="ignore"):
+            for operation in graph.operations:
+                values |= {uid: self._load(uid, address) for uid in operation.reads if uid not in values}
+                results = graph.evaluate(place.xp, operation, values)
+                others = results
+                if not moved.keys().isdisjoint(operation.reads):
+                    others = graph.evaluate(place.xp, operation, values | moved)
+                magnitudes = graph.magnitudes(place.xp, operation, values)
+                for uid, result in results.items():
+                    values[uid] = place.rounded(result, graph.tensor(uid))
+                    if others is results and uid not in magnitudes:
+                        continue
+                    by: Array = others[uid] - result
+                    if uid in magnitudes:
+                        signs = place.place(2 * numbers.integers(0, 2, result.shape, np.int8) - 1)
+                        by = by + signs * magnitudes[uid] * _MOVED
+                    moved[uid] = values[uid] + by
+                    found[uid] = float(place.xp.sqrt((by * by).mean())) / _MOVED
+        return found
 
     def _load(self, uid: int, address: Callable[[int], int]) -> Array:
         """The part of a bound tensor that is evaluated."""

@@ -18,11 +18,17 @@ from cudnn_actor.engines.cuda.plans.recipe import (
 )
 from cudnn_actor.protocol.explanation import Explanation, Measured, PieceOfPlan, ScratchTensor
 from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.step_kinds import StepKind
 
-__all__ = ["explanation"]
+__all__ = ["LAUNCHERS", "explanation"]
 
-_LAUNCHERS = {"library": "libcudnn", "cublas": "cuBLAS", "cublas_packed": "cuBLAS, on packed copies"}
-"""What a launcher uses that is not a kernel of our own."""
+LAUNCHERS = {
+    "kernel": StepKind.KERNEL,
+    "library": StepKind.LIBRARY,
+    "cublas": StepKind.CUBLAS,
+    "cublas_packed": StepKind.CUBLAS_PACKED,
+}
+"""The kinds of steps that the launchers of operations are, by the launchers' names."""
 
 
 def explanation(recipe: Recipe, graph: OperationGraph) -> Explanation:
@@ -71,15 +77,15 @@ def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
 def _runs(step: Step) -> str:
     match step:
         case GraphStep():
-            return f"cuDNN {step.engine}"
+            return StepKind.CUDNN.named(step.engine)
         case OperationStep():
-            return _LAUNCHERS.get(step.launcher) or f"{step.launcher} of {step.operation.kind}"
+            return LAUNCHERS[step.launcher].named(step.operation.kind)
         case LinedStep():
-            return "generated kernel over lines"
+            return StepKind.LINES.named()
         case DepthwiseStep():
-            return "generated depthwise kernel"
+            return StepKind.DEPTHWISE.named()
         case KernelStep():
-            return "generated kernel" if step.kernel.body else "generated copy"
+            return (StepKind.ELEMENTWISE if step.kernel.body else StepKind.COPY).named()
 
 
 def _measured(part: Part) -> Measured | None:
