@@ -47,6 +47,8 @@ _LIMITS = GraphLimits(operations=1_000_000, nbytes=1 << 30)
 """Of a graph while it is built; a service has its own."""
 _DEEPEST = 32
 """How deep functions may lie in each other."""
+_OF_DIMS = frozenset({"Shape", "Size"})
+"""Operators whose results are constants wherever dims are known."""
 _NO_WAY = "no operator of that name and version is known here, and ONNX defines it by no function"
 
 
@@ -83,7 +85,7 @@ def check_operators(file: ModelFile) -> None:
     problems = [f"input {each.name!r}: is a {each.kind}" for each in file.inputs if each.dtype is None]
     constant = {"", *file.tensors}
     for node in file.nodes:
-        if all(name in constant for name in node.input):
+        if node.op_type in _OF_DIMS or all(name in constant for name in node.input):
             constant.update(node.output)
         elif not _has_way(node, file.opsets, file):
             problems.append(f"{label_of(node)}: {_NO_WAY}")
