@@ -190,7 +190,7 @@ class _Import:
 
         return Value(array.shape, array.dtype, tensor, array, fixed=fixed, origins=origins)
 
-    def _weight(self, array: np.ndarray, key: str, name: str) -> Tensor:
+    def _weight(self, array: np.ndarray, key: str = "", name: str = "") -> Tensor:
         dtype = DType.of(array.dtype)
         if dtype is None:
             raise Declined(f"has a constant of {array.dtype}")
@@ -276,7 +276,7 @@ class _Import:
             proto.CopyFrom(node)
             del proto.attribute[:]
             proto.attribute.extend(attributes.values())
-        view = Node(proto, schema, inputs, attributes, self._g)
+        view = Node(proto, schema, inputs, attributes, self._g, self._weight)
         if self._folds(view, inputs):
             try:
                 arrays = fold(proto, [None if v is None else v.array for v in inputs], place.opsets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class Node:
         The attributes that it was given.
     g
         The builder of the graph.
+    weight
+        Gives an array as a tensor of the graph.
     """
 
     def __init__(
@@ -55,8 +57,9 @@ class Node:
         inputs: Sequence[Value | None],
         attributes: Mapping[str, onnx.AttributeProto],
         g: GraphBuilder,
+        weight: Callable[[np.ndarray], Tensor],
     ) -> None:
-        self.proto, self.schema, self.g = proto, schema, g
+        self.proto, self.schema, self.g, self.weight = proto, schema, g, weight
         self.inputs = list(inputs)
         self._attributes = attributes
         self.looked = False

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from cudnn_actor.onnx.operators import (
+    attention,
     casts,
     convolution,
+    einsum,
+    generators,
     matmul,
     movement,
     norms,
     pointwise,
     pooling,
+    quantised,
     reduction,
 )
 from cudnn_actor.onnx.table import HANDLERS, Handler, handler_of
 
 __all__ = ["HANDLERS", "Handler", "handler_of"]
 
-FAMILIES = (casts, convolution, matmul, movement, norms, pointwise, pooling, reduction)
+FAMILIES = (
+    attention,
+    casts,
+    convolution,
+    einsum,
+    generators,
+    matmul,
+    movement,
+    norms,
+    pointwise,
+    pooling,
+    quantised,
+    reduction,
+)
 """Importing them fills the table."""
