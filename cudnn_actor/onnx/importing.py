@@ -344,7 +344,9 @@ class _Import:
             if 0 in result.dims:
                 return self._constant(np.empty(result.dims, result.dtype.numpy), fixed=True)
             array_of_it: Callable[[], Any] = lambda: arrays()[number]  # noqa: E731
-            return Value(result.dims, result.dtype.numpy, result, array_of_it, origins=origins)
+            value = Value(result.dims, result.dtype.numpy, result, array_of_it, origins=origins)
+            value.made_by = view
+            return value
 
         return [value_of(number, result) for number, result in enumerate(found)]
 
