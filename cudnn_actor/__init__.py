@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from cudnn_actor import _linux  # noqa: F401 - first: on other systems it raises a clear error
 from cudnn_actor import logging as logging
+from cudnn_actor.models import Feature, InvalidModel, Model, UnsupportedModel
 from cudnn_actor.protocol import (
     Activation,
     AdaptiveWindow,
@@ -170,6 +171,7 @@ __all__ = [
     "Fault",
     "FaultPlan",
     "FaultRule",
+    "Feature",
     "Fill",
     "Fired",
     "Free",
@@ -186,6 +188,7 @@ __all__ = [
     "HealthState",
     "InstanceNorm",
     "InstanceNormBackward",
+    "InvalidModel",
     "InvalidRequest",
     "LayerNorm",
     "LayerNormBackward",
@@ -201,6 +204,7 @@ __all__ = [
     "MaxPool",
     "MaxPoolBackward",
     "Message",
+    "Model",
     "Numerics",
     "Operation",
     "Options",
@@ -242,6 +246,7 @@ __all__ = [
     "TensorSpec",
     "Transpose",
     "UnsupportedGraph",
+    "UnsupportedModel",
     "Upload",
     "View",
     "Warm",
