@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from cudnn_actor import _linux  # noqa: F401 - first: on other systems it raises a clear error
 from cudnn_actor import logging as logging
+from cudnn_actor.models import Feature, InvalidModel, Model, UnsupportedModel
 from cudnn_actor.protocol import (
     Activation,
     AdaptiveWindow,
@@ -175,6 +176,7 @@ __all__ = [
     "Fault",
     "FaultPlan",
     "FaultRule",
+    "Feature",
     "Fill",
     "Fired",
     "Free",
@@ -194,6 +196,7 @@ __all__ = [
     "HealthState",
     "InstanceNorm",
     "InstanceNormBackward",
+    "InvalidModel",
     "InvalidRequest",
     "LayerNorm",
     "LayerNormBackward",
@@ -209,6 +212,7 @@ __all__ = [
     "MaxPool",
     "MaxPoolBackward",
     "Message",
+    "Model",
     "Numerics",
     "Operation",
     "Options",
@@ -250,6 +254,7 @@ __all__ = [
     "TensorSpec",
     "Transpose",
     "UnsupportedGraph",
+    "UnsupportedModel",
     "Upload",
     "View",
     "Warm",

@@ -51,6 +51,8 @@ class Recorder:
         self._tensors: list[Made] = []
         self._operations: list[Node] = []
         self._constants: dict[tuple[Number, type, DType, tuple[int, ...]], int] = {}
+        self.place = ""
+        """What adds the operations that follow, for people; empty for the line of code that does."""
         self._gradient_of = ""
         """While `grad` adds operations: the label of what they are the gradient of."""
 
@@ -99,7 +101,8 @@ class Recorder:
                 )
         if given:
             node.check(specs | {name: inferred[name] for name in names})
-        label = self._gradient_of or f"{getattr(operation, 'mode', operation.kind)} at {_line()}"
+        name = getattr(operation, "mode", operation.kind)
+        label = self._gradient_of or f"{name} at {self.place or _line()}"
         results = {
             name: self._add(Made(self._laid_out(node, inferred[name], specs), TensorRole.VIRTUAL, label))
             for name in names
