@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cudnn_actor.engines.cuda.operations.in_lines import IN_LINES
+from cudnn_actor.engines.cuda.plans.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.kernels import (
-    Constant,
-    Earlier,
-    Expression,
-    Leaf,
-    Result,
-    Scalar,
-    Value,
-    expression,
-)
+from cudnn_actor.engines.cuda.plans.kernels import Expression, Result, Value
 from cudnn_actor.engines.cuda.plans.line_kernels import Reduced, lined
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import LinedStep
@@ -28,7 +20,7 @@ from cudnn_actor.protocol.operations import (
     Pointwise,
     PointwiseMode,
     Reduction,
-    TensorRole,
+    ReductionMode,
 )
 
 __all__ = ["compile_fused", "lines_of_operation"]
@@ -73,93 +65,54 @@ class _Fuser:
         if len(found) != 1 or any(lines_of_operation(graph, operation) is None for operation in others):
             raise Refused("its operations have no lines in common")
         ((self._dims, self._axes, self._compute),) = found  # type: ignore[misc]
-        self._read = {uid for operation in graph.operations for uid in operation.reads}
-        self._body: list[Expression | Reduced] = []
-        self._values: dict[int, Value] = {}
-        self._leaves: list[tuple[GraphTensor, tuple[int, ...]]] = []
+        self._body = Body(graph, graph.operations, self._dims)
 
     def plan(self, limit: int | None) -> CudaPlan:
-        graph = self._graph
-        inputs = [uid for uid in graph.bound if uid not in graph.written]
-        whole = [uid for uid in inputs if graph.tensor(uid).dims == self._dims]
-        if not whole:
-            raise Refused("nothing that it reads has an element for each place")
-        self._leaf(graph.tensor(whole[0]), graph.tensor(whole[0]).strides)
+        graph, body = self._graph, self._body
+        read_first(graph, body, self._dims)
         for operation in graph.operations:
             if isinstance(operation, Pointwise):
-                self._add_pointwise(operation)
+                body.add(operation)
             else:
                 self._add(operation)
         results = [graph.tensor(uid) for uid in graph.results]
-        strides = [*(steps for _, steps in self._leaves), *(self._result_steps(tensor) for tensor in results)]
+        strides = [*(steps for _, steps in body.leaves), *(self._result_steps(tensor) for tensor in results)]
+        values = zip(body.of(graph.results), results, strict=True)
         kernel = lined(
-            self._body,
-            [Result(self._values[tensor.uid], tensor.dtype) for tensor in results],
-            [tensor.dtype for tensor, _ in self._leaves],
+            body.nodes,
+            [Result(value, tensor.dtype) for value, tensor in values],
+            [tensor.dtype for tensor, _ in body.leaves],
             self._compute,
             (self._dims, self._axes, strides),
         )
         sources = given_sources(graph)
-        tensors = [*(tensor for tensor, _ in self._leaves), *results]
+        tensors = [*(tensor for tensor, _ in body.leaves), *results]
         step = LinedStep(kernel, tuple(sources[tensor.uid] for tensor in tensors))
         return finish(graph, [step], [], 0, limit)
 
     # `Computing`.
 
     def apply(self, mode: PointwiseMode, *operands: Value) -> Value:
-        return self._put(Expression(mode, operands, (), self._compute))
+        return self._body.put(Expression(mode, operands, (), self._compute))
 
-    def reduce(self, mode: object, operand: Value) -> Value:
-        return self._put(Reduced(mode, operand))  # type: ignore[arg-type]
-
-    def _put(self, node: Expression | Reduced) -> Earlier:
-        self._body.append(node)
-        return Earlier(len(self._body) - 1)
+    def reduce(self, mode: ReductionMode, operand: Value) -> Value:
+        return self._body.put(Reduced(mode, operand))
 
     # Operations.
 
-    def _add_pointwise(self, operation: Pointwise[int]) -> None:
-        operands = tuple(self._value(uid) for uid in operation.operands)
-        dtype, used = self._graph.tensor(operation.result).dtype, operation.result in self._read
-        node = expression(operation, operands, self._graph.compute(operation), dtype, used=used)
-        self._values[operation.result] = self._put(node)
-
     def _add(self, operation: Node) -> None:
         given = {
-            name: self._value(uid, weights=name != "x") for name, uid in operation.named(operation.inputs)
+            name: self._body.value(uid, None if name == "x" else self._weights(uid))
+            for name, uid in operation.named(operation.inputs)
         }
         found: Mapping[str, Value] = IN_LINES[type(operation)].compute(operation, given, self)
         for name, uid in operation.named(operation.outputs):
-            dtype, value = self._graph.tensor(uid).dtype, found[name]
-            if uid in self._read and dtype is not self._compute:
-                value = self._put(Expression(PointwiseMode.IDENTITY, (value,), (), self._compute, dtype))
-            self._values[uid] = value
+            self._body.define(uid, found[name], self._compute)
 
-    def _value(self, uid: int, *, weights: bool = False) -> Value:
-        """What an operation reads; `weights`: a number for each element of a line."""
-        if uid in self._values:
-            return self._values[uid]
-        tensor = self._graph.tensor(uid)
-        if tensor.role is TensorRole.SCALAR:
-            return Scalar(self._graph.scalars.index(uid))
-        if tensor.value is not None:
-            return Constant(tensor.value)
-        if weights:
-            missing = len(self._dims) - len(tensor.dims)
-            return self._leaf(tensor, (0,) * missing + tensor.strides)
-        return self._leaf(tensor, self._steps(tensor))
-
-    def _leaf(self, tensor: GraphTensor, steps: tuple[int, ...]) -> Leaf:
-        if (tensor, steps) not in self._leaves:
-            self._leaves.append((tensor, steps))
-        return Leaf(self._leaves.index((tensor, steps)), tensor.dtype)
-
-    def _steps(self, tensor: GraphTensor) -> tuple[int, ...]:
-        """A tensor's strides over all dims: 0 where it is broadcast."""
-        if len(tensor.dims) != len(self._dims):
-            raise Refused("its tensors have different ranks")
-        sizes = zip(tensor.dims, self._dims, tensor.strides, strict=True)
-        return tuple(0 if own == 1 and size != 1 else step for own, size, step in sizes)
+    def _weights(self, uid: int) -> tuple[int, ...]:
+        """The strides of a number for each element of a line."""
+        strides = self._graph.tensor(uid).strides
+        return (0,) * (len(self._dims) - len(strides)) + strides
 
     def _result_steps(self, tensor: GraphTensor) -> tuple[int, ...]:
         writer = next(op for op in self._graph.operations if tensor.uid in op.writes)
@@ -169,4 +122,13 @@ class _Fuser:
         one = tuple(1 if axis in self._axes else size for axis, size in enumerate(self._dims))
         if tensor.dims not in (self._dims, one):
             raise Refused("a result has neither an element for each place nor one for each line")
-        return self._steps(tensor)
+        return broadcast(tensor, self._dims)
+
+
+def read_first(graph: OperationGraph, body: Body, dims: tuple[int, ...], *preferred: int) -> None:
+    """Have a body read a tensor with an element for each place first. Raises `Refused` if there is none."""
+    inputs = [uid for uid in (*preferred, *graph.bound) if uid in graph.bound and uid not in graph.written]
+    whole = next((uid for uid in inputs if graph.tensor(uid).dims == dims), None)
+    if whole is None:
+        raise Refused("nothing that it reads has an element for each place")
+    body.value(whole)

@@ -18,18 +18,14 @@ import msgspec
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
+from cudnn_actor.engines.cuda.plans.bodies import Body
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, computed_first, takes_bytes
 from cudnn_actor.engines.cuda.plans.kernels import (
     Constant,
-    Earlier,
-    Expression,
     Leaf,
     Result,
-    Scalar,
-    Value,
     elementwise,
-    expression,
     fused,
 )
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
@@ -314,49 +310,28 @@ class _Splitter:
 
     def _add_kernel(self, dims: tuple[int, ...], uids: Sequence[int]) -> None:
         """Add the kernel that computes these results, of these dims."""
-        wanted, read = set(uids), set[int]()
+        wanted = set(uids)
         operations: list[Pointwise[int]] = []
         for uid, operation in reversed(self._waiting.items()):
             if uid in wanted:
-                operations.append(operation)
+                operations.insert(0, operation)
                 wanted.update(operation.reads)
-                read.update(operation.reads)
-        numbers: dict[int, int] = {}
-        leaves: list[GraphTensor] = []
-        body: list[Expression] = []
-        for operation in reversed(operations):
-            operands = tuple(self._operand(uid, numbers, leaves) for uid in operation.operands)
-            result = self._graph.tensor(operation.result)
-            used, compute = operation.result in read, self._graph.compute(operation)
-            numbers[operation.result] = len(body)
-            body.append(expression(operation, operands, compute, result.dtype, used=used))
+        body = Body(self._graph, operations, dims, form=self._forms.__getitem__)
+        for operation in operations:
+            body.add(operation)
         stored = [self._graph.tensor(uid) for uid in uids]
         for tensor in stored:
             if tensor.uid not in self._sources:
                 self._sources[tensor.uid] = self._take(tensor)
+        tensors = [*stored, *(tensor for tensor, _ in body.leaves)]
         kernel = fused(
-            [Result(Earlier(numbers[tensor.uid]), tensor.dtype) for tensor in stored],
-            body,
+            [Result(value, tensor.dtype) for value, tensor in zip(body.of(uids), stored, strict=True)],
+            body.nodes,
             dims,
-            [*(tensor.strides for tensor in stored), *(_broadcast(leaf, dims) for leaf in leaves)],
-            [tensor.alignment for tensor in (*stored, *leaves)],
+            [*(tensor.strides for tensor in stored), *(steps for _, steps in body.leaves)],
+            [tensor.alignment for tensor in tensors],
         )
-        self._steps.append(
-            KernelStep(kernel, tuple(self._sources[tensor.uid] for tensor in (*stored, *leaves)))
-        )
-
-    def _operand(self, uid: int, numbers: dict[int, int], leaves: list[GraphTensor]) -> Value:
-        tensor = self._graph.tensor(uid)
-        if uid in numbers:
-            return Earlier(numbers[uid])
-        if tensor.role is TensorRole.SCALAR:
-            return Scalar(self._graph.scalars.index(uid))
-        if tensor.value is not None:
-            return Constant(tensor.value)
-        form = self._forms[uid]
-        if form not in leaves:
-            leaves.append(form)
-        return Leaf(leaves.index(form), form.dtype)
+        self._steps.append(KernelStep(kernel, tuple(self._sources[tensor.uid] for tensor in tensors)))
 
     def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
         strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
@@ -401,13 +376,6 @@ def _serves(tensor: GraphTensor, form: GraphTensor) -> bool:
     """Whether a tensor already has the wanted form."""
     same = (tensor.dims, tensor.strides, tensor.dtype) == (form.dims, form.strides, form.dtype)
     return same and tensor.alignment >= form.alignment
-
-
-def _broadcast(tensor: GraphTensor, dims: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(
-        0 if own == 1 and wanted != 1 else stride
-        for own, wanted, stride in zip(tensor.dims, dims, tensor.strides, strict=True)
-    )
 
 
 def _forms(tensors: Sequence[GraphTensor]) -> Iterator[list[GraphTensor]]:
