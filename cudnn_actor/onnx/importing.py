@@ -20,6 +20,7 @@ from onnx import defs
 from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.models.model import Feature, NeedsValues, Specialised
 from cudnn_actor.onnx import operators
+from cudnn_actor.onnx.control import CONTROL
 from cudnn_actor.onnx.expanding import body_of, has_body
 from cudnn_actor.onnx.folding import fold, too_large
 from cudnn_actor.onnx.nodes import Node, Schema, schema_of
@@ -95,7 +96,7 @@ def check_operators(file: ModelFile) -> None:
 
 def _has_way(node: onnx.NodeProto, opsets: Opsets, file: ModelFile) -> bool:
     domain = _domain(node)
-    if (node.domain, node.op_type, node.overload) in file.functions or (domain, node.op_type) in _CONTROL:
+    if (node.domain, node.op_type, node.overload) in file.functions or (domain, node.op_type) in CONTROL:
         return True
     schema = schema_of(node.op_type, opsets.get(domain, 1), domain)
     if schema is None:
@@ -242,7 +243,7 @@ class _Import:
                 return nothing
             inputs.append(value)
         try:
-            return self._computed(node, inputs, place, label)
+            return self._computed(node, inputs, place)
         except Declined as declined:
             self._report(label, str(declined))
         except Empty:
@@ -258,15 +259,13 @@ class _Import:
             self._problems.append(text)
 
     def _computed(
-        self, node: onnx.NodeProto, inputs: list[Value | None], place: _Place, label: str
+        self, node: onnx.NodeProto, inputs: list[Value | None], place: _Place
     ) -> Sequence[Value | _Unknown | None]:
-        domain = _domain(node)
+        domain, label = _domain(node), place.label or label_of(node)
         attributes = _resolved(node, place.attributes)
         own = self._file.functions.get((node.domain, node.op_type, node.overload))
         if own is not None:
             return self._expanded(own, attributes, inputs, place, label)
-        if (domain, node.op_type) in _CONTROL:
-            return _CONTROL[domain, node.op_type](self, attributes, inputs, place, label)
         schema = schema_of(node.op_type, place.opsets.get(domain, 1), domain)
         if schema is None:
             raise Declined(_NO_WAY)
@@ -276,7 +275,10 @@ class _Import:
             proto.CopyFrom(node)
             del proto.attribute[:]
             proto.attribute.extend(attributes.values())
-        view = Node(proto, schema, inputs, attributes, self._g, self._weight)
+        view = Node(proto, schema, inputs, attributes, g=self._g, weight=self._weight)
+        if (domain, node.op_type) in CONTROL:
+            inner = replace(place, label=place.label or label_of(node), depth=place.depth + 1)
+            return CONTROL[domain, node.op_type](view, _Inline(self, inner))
         if self._folds(view, inputs):
             try:
                 arrays = fold(proto, [None if v is None else v.array for v in inputs], place.opsets)
@@ -342,7 +344,9 @@ class _Import:
             if 0 in result.dims:
                 return self._constant(np.empty(result.dims, result.dtype.numpy), fixed=True)
             array_of_it: Callable[[], Any] = lambda: arrays()[number]  # noqa: E731
-            return Value(result.dims, result.dtype.numpy, result, array_of_it, origins=origins)
+            value = Value(result.dims, result.dtype.numpy, result, array_of_it, origins=origins)
+            value.made_by = view
+            return value
 
         return [value_of(number, result) for number, result in enumerate(found)]
 
@@ -365,32 +369,23 @@ class _Import:
         self._walk(in_order(function.node, set(names)), inner)
         return [names.get(name) for name in function.output]
 
-    # Control flow that is decided when the model is imported.
-
-    def _if(
-        self,
-        attributes: Mapping[str, onnx.AttributeProto],
-        inputs: Sequence[Value | None],
-        place: _Place,
-        label: str,
-    ) -> Sequence[Value | _Unknown | None]:
-        (condition,) = inputs
-        if condition is None or condition.size != 1:
-            raise Declined("has a condition of several elements")
-        branch = attributes["then_branch" if bool(condition.array.reshape(())) else "else_branch"].g
-        return self._inlined(branch, {}, place, label)
-
-    def _inlined(
-        self, graph: onnx.GraphProto, given: Scope, place: _Place, label: str
-    ) -> Sequence[Value | _Unknown | None]:
+    def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None], place: _Place) -> list[Value]:
         """A subgraph, which sees the names around it."""
-        names = {**place.names, **given}
+        if len(given) != len(graph.input):
+            raise Declined(f"has a subgraph with {len(graph.input)} inputs, and gives it {len(given)}")
+        names = {**place.names, **dict(zip((each.name for each in graph.input), given, strict=True))}
         for tensor in graph.initializer:
-            names[tensor.name] = self._constant(array_of(tensor, f"initialiser {tensor.name!r}"), fixed=True)
-        inner = replace(place, names=names, label=place.label, depth=place.depth + 1)
+            names[tensor.name] = self.constant(array_of(tensor, f"initialiser {tensor.name!r}"))
         own = {name for each in graph.node for name in each.output if name}
-        self._walk(in_order(graph.node, set(names) - own), inner)
-        return [names.get(output.name) for output in graph.output]
+        self._walk(in_order(graph.node, set(names) - own), replace(place, names=names))
+        found = [names.get(output.name) for output in graph.output]
+        if not all(isinstance(value, Value) for value in found):
+            raise Declined("has a part that cannot be run")
+        return found  # type: ignore[return-value]
+
+    def constant(self, array: np.ndarray) -> Value:
+        """A constant of the model."""
+        return self._constant(array, fixed=True)
 
     # The end.
 
@@ -427,8 +422,24 @@ class _Import:
         return Graph(body=graph.body, inputs=inputs, outputs=graph.outputs)
 
 
-_CONTROL: dict[tuple[str, str], Callable[..., Sequence[Value | _Unknown | None]]] = {("", "If"): _Import._if}
-"""Operators with subgraphs."""
+@dataclass(frozen=True)
+class _Inline:
+    """See `Inliner`."""
+
+    imports: _Import
+    place: _Place
+
+    def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None]) -> list[Value]:
+        return self.imports.inlined(graph, given, self.place)
+
+    def computed(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
+        node = onnx.helper.make_node(op_type, ["x"] * len(inputs), ["y"], **attributes)
+        (value,) = self.imports._computed(node, list(inputs), replace(self.place, opsets={"": 21}))
+        assert isinstance(value, Value)
+        return value
+
+    def constant(self, array: np.ndarray) -> Value:
+        return self.imports.constant(array)
 
 
 def _defaults(schema: Schema) -> dict[str, onnx.AttributeProto]:

@@ -56,6 +56,7 @@ class Node:
         schema: Schema,
         inputs: Sequence[Value | None],
         attributes: Mapping[str, onnx.AttributeProto],
+        *,
         g: GraphBuilder,
         weight: Callable[[np.ndarray], Tensor],
     ) -> None:

@@ -48,9 +48,14 @@ class Value:
         Whether the elements do not depend on any input: the value is a constant of the model.
     origins
         The inputs that it derives from.
+
+    Attributes
+    ----------
+    made_by
+        The `Node` whose result it is; None if it is an input, a constant or the result of a function.
     """
 
-    __slots__ = ("_array", "_tensor", "dims", "dtype", "fixed", "number", "origins")
+    __slots__ = ("_array", "_tensor", "dims", "dtype", "fixed", "made_by", "origins")
 
     def __init__(
         self,
@@ -64,6 +69,7 @@ class Value:
     ) -> None:
         self.dims, self.dtype, self.fixed, self.origins = dims, dtype, fixed, origins
         self._tensor, self._array = tensor, array
+        self.made_by: Any = None
 
     @property
     def tensor(self) -> Tensor:

@@ -35,8 +35,7 @@ def _bias(node: Node, g: GraphBuilder, q: Tensor, k: Tensor) -> Tensor | None:
         mask = g.astype(g.where(mask, 0.0, -math.inf), q.dtype)
     if mask.dtype is not q.dtype:
         mask = g.astype(mask, q.dtype)
-    mask = g.reshape(mask, (*[1] * (4 - mask.rank), *mask.dims))
-    return mask
+    return g.reshape(mask, (*[1] * (4 - mask.rank), *mask.dims))
 
 
 @operator("Attention", since=23)

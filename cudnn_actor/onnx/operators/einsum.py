@@ -85,7 +85,7 @@ def _joined(g: GraphBuilder, first: _Term, second: _Term, needed: set[str]) -> _
     """The product of two tensors, summed over the labels that only they have."""
     a_labels, a = _summed(g, first, needed | set(second[0]))
     b_labels, b = _summed(g, second, needed | set(a_labels))
-    sizes = {label: 1 for label in a_labels + b_labels}
+    sizes = dict.fromkeys(a_labels + b_labels, 1)
     for labels, x in ((a_labels, a), (b_labels, b)):
         for label, size in zip(labels, x.dims, strict=True):
             sizes[label] = max(sizes[label], size)

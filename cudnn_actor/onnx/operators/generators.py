@@ -37,7 +37,8 @@ def eye_like(node: Node, g: GraphBuilder) -> Result:
     del g
     code = node.attribute("dtype")
     dtype = node.dtype(0) if code is None else dtype_of(code)
-    return np.eye(*node.dims(0), k=node.attribute("k"), dtype=dtype.numpy)
+    rows, columns = node.dims(0)
+    return np.eye(rows, columns, k=node.attribute("k"), dtype=dtype.numpy)
 
 
 @operator("Trilu", since=14)

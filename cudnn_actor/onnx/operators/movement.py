@@ -213,7 +213,10 @@ def pad(node: Node, g: GraphBuilder) -> Result:
     x = node.tensor(0)
     crop = tuple(slice(max(0, -b), d - max(0, -a)) for d, (b, a) in zip(x.dims, widths, strict=True))
     x = g.slice(x, crop) if any(b < 0 or a < 0 for b, a in widths) else x
-    return g.pad(x, [(max(0, b), max(0, a)) for b, a in widths], value)
+    around = [(max(0, b), max(0, a)) for b, a in widths]
+    if math.isfinite(value):
+        return g.pad(x, around, value)
+    return g.where(g.pad(g.full(x.dims, 1, DType.BOOL), around), g.pad(x, around), value)
 
 
 @operator("SpaceToDepth", since=1)

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import converted, wrapped
 from cudnn_actor.onnx.table import operator
@@ -62,7 +64,6 @@ _FUNCTIONS: dict[str, tuple[PointwiseMode, int]] = {
     "Sqrt": (_M.SQRT, 6),
     "Tan": (_M.TAN, 7),
     "Tanh": (_M.TANH, 6),
-    "Where": (_M.SELECT, 9),
     "Xor": (_M.LOGICAL_XOR, 7),
 }
 """Operators that are a function without parameters, and since which version they are as here."""
@@ -139,6 +140,16 @@ def variadic(node: Node, g: GraphBuilder) -> Result:
     of = {"Max": g.maximum, "Min": g.minimum}.get(node.op, g.add)
     total = functools.reduce(of, node.tensors())
     return total / float(len(node.inputs)) if node.op == "Mean" else total
+
+
+@operator("Where", since=9)
+def where(node: Node, g: GraphBuilder) -> Result:
+    condition = node.value(0)
+    if condition.fixed and condition.array.all() == condition.array.any():  # the same everywhere
+        chosen = node.value(1 if condition.array.all() else 2)
+        if chosen.dims == np.broadcast_shapes(*(node.dims(number) for number in range(3))):
+            return chosen
+    return g.where(*node.operands())
 
 
 @operator("Identity", since=1)

@@ -1,4 +1,4 @@
-"""Quantised tensors: to and from floats, and products and convolutions of integers.
+"""Quantised tensors: to and from floats, and products of matrices and convolutions of integers.
 
 https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html
 """
@@ -22,12 +22,14 @@ from cudnn_actor.protocol.operations import ConvolutionForward
 __all__: list[str] = []
 
 _BYTES = (DType.INT8, DType.UINT8)
+_Operands = tuple[int, int, int, int]
+"""The inputs that are multiplied, each followed by its zero point."""
 _EXACT = 1 << 24
 """Whole numbers up to this one are float32."""
 
 
 def _along(node: Node, g: GraphBuilder, number: int, x: tuple[int, ...]) -> Any:
-    """A scale or a zero point, so that it broadcasts to x: one for all, for each channel, or for each block."""
+    """A scale or a zero point that broadcasts to x: one for all, or one for each channel or block."""
     value = node.value(number)
     if value.size == 1 and value.rank <= 1:
         return g.reshape(value.tensor, ()) if value.rank else value.tensor
@@ -92,8 +94,9 @@ def _moved(node: Node, g: GraphBuilder, number: int, zero: Tensor | None, terms:
     return x if zero is None else g.subtract(x, g.astype(zero, dtype))
 
 
-def _product(node: Node, g: GraphBuilder, a: int, a_zero: int, b: int, b_zero: int) -> Tensor:
+def _product(node: Node, g: GraphBuilder, operands: _Operands) -> Tensor:
     """The product of matrices of bytes, int32 or floats that are whole."""
+    a, a_zero, b, b_zero = operands
     of_a, of_b = _zero_point(node, a_zero), _zero_point(node, b_zero)
     if not of_a and not of_b and node.dtype(a) is node.dtype(b) and node.rank(a) > 1 < node.rank(b):
         return g.matmul(node.tensor(a), node.tensor(b))
@@ -105,30 +108,29 @@ def _product(node: Node, g: GraphBuilder, a: int, a_zero: int, b: int, b_zero: i
     return g.matmul(_moved(node, g, a, rows, terms), _moved(node, g, b, columns, terms))
 
 
-def _convolution(node: Node, g: GraphBuilder, x: int, x_zero: int, w: int, w_zero: int) -> Tensor:
+def _convolution(node: Node, g: GraphBuilder, operands: _Operands) -> Tensor:
     """The convolution of bytes, int32 or floats that are whole."""
+    x, x_zero, w, w_zero = operands
     spec = conv_spec(node, node.dims(x), node.dims(w))
     of_x, of_w = _zero_point(node, x_zero), _zero_point(node, w_zero)
     if not of_x and not of_w and node.dtype(x) is node.dtype(w) and node.dtype(x) in _BYTES:
-        made: Tensor = g.apply(ConvolutionForward(x=node.tensor(x), w=node.tensor(w), conv=spec))
-        return made
+        return g._result(ConvolutionForward(x=node.tensor(x), w=node.tensor(w), conv=spec))
     terms = math.prod(node.dims(w)[1:])
     zero = node.tensor(w_zero) if of_w else None
     if zero is not None and zero.rank == 1:  # one for each filter
         zero = g.reshape(zero, (*zero.dims, *[1] * (node.rank(w) - 1)) if zero.dims[0] > 1 else ())
     moved = _moved(node, g, x, g.reshape(node.tensor(x_zero), ()) if of_x else None, terms)
-    made = g.apply(ConvolutionForward(x=moved, w=_moved(node, g, w, zero, terms), conv=spec))
-    return made
+    return g._result(ConvolutionForward(x=moved, w=_moved(node, g, w, zero, terms), conv=spec))
 
 
 @operator("MatMulInteger", since=10)
 def mat_mul_integer(node: Node, g: GraphBuilder) -> Result:
-    return node.cast(_product(node, g, 0, 2, 1, 3), DType.INT32)
+    return node.cast(_product(node, g, (0, 2, 1, 3)), DType.INT32)
 
 
 @operator("ConvInteger", since=10)
 def conv_integer(node: Node, g: GraphBuilder) -> Result:
-    return node.cast(_convolution(node, g, 0, 2, 1, 3), DType.INT32)
+    return node.cast(_convolution(node, g, (0, 2, 1, 3)), DType.INT32)
 
 
 def _rescaled(node: Node, g: GraphBuilder, total: Tensor, channels: int | None) -> Tensor:
@@ -153,10 +155,10 @@ def _rescaled(node: Node, g: GraphBuilder, total: Tensor, channels: int | None) 
 
 @operator("QLinearMatMul", since=10)
 def qlinear_mat_mul(node: Node, g: GraphBuilder) -> Result:
-    return _rescaled(node, g, _product(node, g, 0, 2, 3, 5), None)
+    return _rescaled(node, g, _product(node, g, (0, 2, 3, 5)), None)
 
 
 @operator("QLinearConv", since=10)
 def qlinear_conv(node: Node, g: GraphBuilder) -> Result:
-    total = _convolution(node, g, 0, 2, 3, 5)
+    total = _convolution(node, g, (0, 2, 3, 5))
     return _rescaled(node, g, with_bias(g, total, node.tensor_or_none(8)), 1)
