@@ -11,10 +11,10 @@ import pytest
 
 from cudnn_actor import spawn
 
-from .models.recipes import inputs_of, read
-from .models.results import Expected, difference, expected
+from .networks.recipes import inputs_of, read
+from .networks.results import Expected, difference, expected
 
-DATA = Path(__file__).parent / "models" / "data"
+DATA = Path(__file__).parent / "networks" / "data"
 NETWORKS = ("bert", "convnext", "gpt2", "mobilenet_v2", "resnet50", "unet", "vit", "whisper_encoder")
 FILES = [f"{network}.{opset}" for network in NETWORKS for opset in (17, 18, 20, 23)]
 BATCHES = (1, 3)
