@@ -153,7 +153,8 @@ PREAMBLE = (
 """What kernels begin with, with other functions in the place of a GPU's assembly."""
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
 _OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
-_OPTIONS += ("-fno-gnu-unique",)  # else libraries share what a kernel has as shared memory
+_APART = "-fno-gnu-unique"
+"""Else libraries share what a kernel has as shared memory."""
 _made: dict[str, tuple[ctypes.CDLL, int]] = {}
 """Of each source that was compiled: the library, and its number there."""
 
@@ -166,7 +167,7 @@ def library(code: str) -> ctypes.CDLL:
     folder = Path(tempfile.mkdtemp(prefix="cudnn-actor-kernels-"))
     try:
         (folder / "kernels.cpp").write_text(_DEVICE + code)
-        command = [compiler, *_OPTIONS, "-w", "kernels.cpp", "-o", "kernels.so"]
+        command = [compiler, *_OPTIONS, _APART, "-w", "kernels.cpp", "-o", "kernels.so"]
         subprocess.run(command, cwd=folder, check=True, timeout=300)
         return ctypes.CDLL(str(folder / "kernels.so"))
     finally:

@@ -45,11 +45,11 @@ def made(recipe: Recipe) -> np.ndarray:
         case ["transposed", of]:
             return made(of).T
         case ["norm's scale in", weight, gamma, variance, epsilon]:
-            factor = made(gamma) / np.sqrt(made(variance) + np.float32(epsilon))
-            of: np.ndarray = made(weight)
-            return of * factor.reshape(-1, *[1] * (of.ndim - 1))
+            kernel, factor = made(weight), made(gamma) / np.sqrt(made(variance) + np.float32(epsilon))
+            return np.asarray(kernel * factor.reshape(-1, *[1] * (kernel.ndim - 1)))
         case ["norm's shift", beta, mean, gamma, variance, epsilon]:
-            return made(beta) - made(mean) * made(gamma) / np.sqrt(made(variance) + np.float32(epsilon))
+            deviation = np.sqrt(made(variance) + np.float32(epsilon))
+            return np.asarray(made(beta) - made(mean) * made(gamma) / deviation)
     raise ValueError(f"unknown recipe: {recipe}")
 
 
