@@ -282,6 +282,9 @@ CUPY = SimpleNamespace(
     ndarray=DeviceArray,
     zeros=lambda count, dtype: DeviceArray((count,), dtype),
     asnumpy=DeviceArray.get,
+    empty=np.empty,
+    asarray=np.asarray,
+    ascontiguousarray=np.ascontiguousarray,
     cuda=SimpleNamespace(
         MemoryPool=MemoryPool,
         memory=SimpleNamespace(OutOfMemoryError=MemoryError),
@@ -307,6 +310,8 @@ def use(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
 def _argument(value: Any) -> Any:
     if isinstance(value, np.float32):
         return ctypes.c_float(float(value))
+    if isinstance(value, np.ndarray):
+        return ctypes.c_void_p(value.ctypes.data)
     return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_longlong(value)
 
 
