@@ -26,7 +26,7 @@ from cudnn_actor.protocol.operations.base import (
 )
 from cudnn_actor.protocol.tensor import TensorSpec, packed_strides
 
-__all__ = ["Concat", "Movement", "Pad", "Placed", "Reshape", "Slice", "Transpose"]
+__all__ = ["Concat", "Movement", "Pad", "Placed", "Reshape", "Slice", "Transpose", "holds"]
 
 
 class Placed(NamedTuple):
@@ -245,7 +245,7 @@ class Pad(Movement[T], frozen=True, kw_only=True, tag=True):
             raise InvalidRequest(
                 field="steps", value=self.steps, problem="must not be 0", fix="use 1 for neighbours"
             )
-        if not (is_finite(self.value) and _holds(x.dtype, self.value)):
+        if not (is_finite(self.value) and holds(x.dtype, self.value)):
             raise InvalidRequest(
                 field="value",
                 value=self.value,
@@ -363,7 +363,7 @@ def _without(dims: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return dims[:axis] + dims[axis + 1 :]
 
 
-def _holds(dtype: DType, value: float) -> bool:
+def holds(dtype: DType, value: float) -> bool:
     """Whether a tensor of a dtype can have a value, but for rounding to a float."""
     if dtype.is_floating:
         return True
