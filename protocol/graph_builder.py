@@ -20,12 +20,15 @@ from cudnn_actor.protocol.network_functions import NetworkFunctions
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import PointwiseMode, TensorRole
 from cudnn_actor.protocol.random_functions import RandomFunctions
+from cudnn_actor.protocol.range_functions import RangeFunctions
 from cudnn_actor.protocol.tensor import Layout, LayoutLike, TensorSpec
 
 __all__ = ["GraphBuilder", "Tensor"]
 
 
-class GraphBuilder(Functions, ArrangementFunctions, IndexingFunctions, NetworkFunctions, RandomFunctions):
+class GraphBuilder(
+    Functions, ArrangementFunctions, RangeFunctions, IndexingFunctions, NetworkFunctions, RandomFunctions
+):
     """Builds a graph: declare inputs, compute with them, and `build` with the outputs.
 
     A mistake raises `InvalidRequest` at the line that makes it. A tensor's dtype is the type that it has

@@ -367,7 +367,8 @@ def input_zeroed(buffers: Sequence[np.ndarray], run: Callable[[], None]) -> None
     ids=["never", "an input overwritten", "an update made twice"],
 )
 def test_other_mistakes_are_noticed(execute: Any, least: int, words: str) -> None:
-    report = fuzz_graphs(opened(Misrunning(execute)), SEED, range(25), shrinks=False)
+    numbers = range(25 if least > 1 else 80)  # few graphs have updates
+    report = fuzz_graphs(opened(Misrunning(execute)), SEED, numbers, shrinks=False)
     assert len(report.failures) >= least
     number, text = next(iter(report.failures.items()))
     assert words in text

@@ -116,6 +116,44 @@ def cut(sketch: Sketch) -> None:
     sketch.call("slice", x, tuple(map(part, dims[: choose.one((len(dims), len(dims), 1))])))
 
 
+def arrangement(sketch: Sketch) -> None:
+    """Elements joined, parted, repeated or moved."""
+    choose = sketch.choose
+    x = sketch.some(lambda values: values.ndim > 0)
+    dims = sketch.dims(x)
+    axis = int(choose.rng.integers(-len(dims), len(dims)))
+    match choose.one(ARRANGEMENTS):
+        case "concatenate":
+            others = range(choose.one((1, 1, 2)))
+            resized = [(*dims[:axis], choose.size(4), *dims[len(dims) + axis + 1 :]) for _ in others]
+            fits = axis < 0 and choose.chance(0.5)
+            parts = [sketch.input(each if fits else dims, sketch.dtype(x)) for each in resized]
+            sketch.call("concatenate", (x, *parts) if choose.chance(0.5) else (*parts, x), axis)
+        case "stack":
+            sketch.call("stack", (x, sketch.some(lambda values: values.shape == dims)), axis)
+        case "split":
+            size = dims[axis]
+            first = int(choose.rng.integers(size + 1))
+            sketch.call("split", x, (first, size - first), axis)
+        case "array_split":
+            sketch.call("array_split", x, 1 + choose.size(3), axis)
+        case "tile":
+            sketch.call("tile", x, tuple(choose.one((1, 1, 2, 3)) for _ in dims))
+        case "repeat":
+            sketch.call("repeat", x, choose.size(3), choose.one((None, axis)))
+        case "roll":
+            sketch.call("roll", x, choose.size(9) - 4, choose.one((None, axis)))
+        case name:
+            sketch.call(name, x, axis)
+
+
+ARRANGEMENTS = (
+    *("concatenate", "concatenate", "stack", "split", "array_split", "tile", "repeat", "roll", "flip"),
+    "expand_dims",
+)
+"""The functions that `arrangement` draws; those left out are like them, or need certain dims."""
+
+
 def astype(sketch: Sketch) -> None:
     """Another type."""
     sketch.call("astype", sketch.some(), str(sketch.choose.one(DType)))
@@ -346,6 +384,7 @@ MOVES: tuple[tuple[Callable[[Sketch], None], int], ...] = (
     (transpose, 1),
     (reshape, 1),
     (cut, 1),
+    (arrangement, 1),
     (astype, 1),
 )
 """The moves, and how often each is drawn."""
