@@ -90,14 +90,21 @@ def read(model: Any, limits: ModelLimits | None = None) -> ModelFile:
     """
     limits = limits or ModelLimits()
     proto, folder = _opened(model, limits)
+    try:
+        return _read_proto(proto, folder, limits)
+    except UnicodeDecodeError as error:
+        raise InvalidModel(where="the file", problem="has a name that is not UTF-8") from error
+
+
+def _read_proto(proto: onnx.ModelProto, folder: Path | None, limits: ModelLimits) -> ModelFile:
     graph = proto.graph
     if len(proto.opset_import) == 0:
         raise InvalidModel(where="opset_import", problem="is empty, so that no operator has a version")
     _check_nodes(proto, limits)
     tensors = _initialisers(graph, folder, limits)
-    _check(proto)
     opsets = versions(proto.opset_import)
     nodes = in_order(graph.node, {*tensors, *(each.name for each in graph.input)})
+    _check(proto, nodes)
     inputs = tuple(_feature(each) for each in graph.input if each.name not in tensors)
     outputs = tuple(_feature(each) for each in graph.output)
     functions = {(each.domain, each.name, each.overload): each for each in proto.functions}
@@ -173,9 +180,11 @@ def _read(node: onnx.NodeProto) -> Iterable[str]:
     yield from node.input
     for attribute in node.attribute:
         for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            for inner in graph.node:
-                yield from _read(inner)
-            yield from (output.name for output in graph.output)
+            own = {each.name for each in (*graph.input, *graph.initializer)}
+            own.update(name for inner in graph.node for name in inner.output)
+            names = [name for inner in graph.node for name in _read(inner)]
+            names += [output.name for output in graph.output]
+            yield from (name for name in names if name not in own)
 
 
 def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | None]:
@@ -243,12 +252,14 @@ def _count(nodes: Sequence[onnx.NodeProto]) -> int:
     return count
 
 
-def _check(proto: onnx.ModelProto) -> None:
+def _check(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
     """Have ONNX's own checker look at it, without the values of its tensors, which were read already."""
     tensors = list(proto.graph.initializer)
     del proto.graph.initializer[:]
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
+    del bare.graph.node[:]
+    bare.graph.node.extend(nodes)
     known = {each.name for each in bare.graph.input}
     for tensor in tensors:  # what the checker needs to know of them is that they are there
         if tensor.name not in known:
