@@ -23,10 +23,21 @@ from cudnn_actor.protocol.checks import require_whole
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 
-__all__ = ["ModelFile", "ModelLimits", "attributes_of", "label_of", "numpy_dtype", "read"]
+__all__ = [
+    "ModelFile",
+    "ModelLimits",
+    "array_of",
+    "dtype_name",
+    "in_order",
+    "label_of",
+    "numpy_dtype",
+    "read",
+]
 
 Opsets = Mapping[str, int]
 """The version of the operators of each domain."""
+_NAMES = {code: name.lower() for name, code in onnx.TensorProto.DataType.items()}
+"""ONNX's dtypes."""
 _AI_ONNX = ("", "ai.onnx")
 
 
@@ -123,9 +134,9 @@ def label_of(node: onnx.NodeProto) -> str:
     return f"node {name!r} ({domain}{node.op_type})"
 
 
-def attributes_of(node: onnx.NodeProto) -> dict[str, onnx.AttributeProto]:
-    """A node's attributes by name."""
-    return {each.name: each for each in node.attribute}
+def dtype_name(code: int) -> str:
+    """The name of one of ONNX's dtypes."""
+    return _NAMES.get(code, f"dtype number {code}")
 
 
 def numpy_dtype(code: int) -> np.dtype[Any] | None:
@@ -359,8 +370,8 @@ def _with_data(tensor: onnx.TensorProto, where: str, folder: Path | None) -> onn
 def _nbytes(tensor: onnx.TensorProto) -> int:
     """Bytes of a tensor's raw data; elements of less than 8 bits are packed."""
     count: int = math.prod(tensor.dims)
-    name = onnx.TensorProto.DataType.Name(tensor.data_type)
-    bits = next((bits for text, bits in (("INT4", 4), ("FLOAT4", 4), ("INT2", 2)) if text in name), 0)
+    name = _NAMES[tensor.data_type]
+    bits = next((bits for text, bits in (("int4", 4), ("float4", 4), ("int2", 2)) if text in name), 0)
     dtype = numpy_dtype(tensor.data_type)
     return (count * bits + 7) // 8 if bits else count * (1 if dtype is None else dtype.itemsize)
 
@@ -372,7 +383,7 @@ def _feature(value: onnx.ValueInfoProto) -> Feature:
         return Feature(name=value.name, dtype=None, dims=None, kind=kind or "of no type")
     tensor = value.type.tensor_type
     dtype = DType.of(numpy_dtype(tensor.elem_type))
-    kind = "" if dtype else onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    kind = "" if dtype else dtype_name(tensor.elem_type)
     if not tensor.HasField("shape"):
         return Feature(name=value.name, dtype=dtype, dims=None, kind=kind)
     dims: list[int | str | None] = []
