@@ -136,7 +136,7 @@ def label_of(node: onnx.NodeProto) -> str:
 
 def dtype_name(code: int) -> str:
     """The name of one of ONNX's dtypes."""
-    return _NAMES.get(code, f"dtype number {code}")
+    return str(_NAMES.get(code, f"dtype number {code}"))
 
 
 def numpy_dtype(code: int) -> np.dtype[Any] | None:

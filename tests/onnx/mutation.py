@@ -15,7 +15,7 @@ from cudnn_actor import spawn
 from cudnn_actor.onnx import ModelLimits, OnnxModel
 from cudnn_actor.protocol.errors import CudnnActorError
 
-from .models import FLOAT, INT64, graph_of, image_model, model_of, node
+from .small_models import FLOAT, INT64, graph_of, image_model, model_of, node
 
 __all__ = ["MODELS", "damaged", "fate"]
 

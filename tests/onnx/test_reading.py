@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from cudnn_actor import InvalidModel, InvalidRequest, spawn
 from cudnn_actor.onnx import ModelLimits, OnnxModel
 
-from .models import FLOAT, image_model, model_of, node
+from .small_models import FLOAT, image_model, model_of, node
 from .mutation import damaged, fate
 
 Change = Callable[[onnx.ModelProto], None]
