@@ -46,8 +46,8 @@ def made(recipe: Recipe) -> np.ndarray:
             return made(of).T
         case ["norm's scale in", weight, gamma, variance, epsilon]:
             factor = made(gamma) / np.sqrt(made(variance) + np.float32(epsilon))
-            of = made(weight)
-            return of * factor.reshape(-1, *[1] * (of.ndim - 1))
+            values = made(weight)
+            return np.asarray(values * factor.reshape(-1, *[1] * (values.ndim - 1)))
         case ["norm's shift", beta, mean, gamma, variance, epsilon]:
             return made(beta) - made(mean) * made(gamma) / np.sqrt(made(variance) + np.float32(epsilon))
     raise ValueError(f"unknown recipe: {recipe}")
