@@ -20,7 +20,7 @@ FILES = [f"{network}.{opset}" for network in NETWORKS for opset in (17, 18, 20, 
 BATCHES = (1, 3)
 BOUND = 1e-4
 _MADE_OF_THE_BATCH = 2
-"""How many constants a network has that depend on the batch size, such as masks. It has 28 weights or more."""
+"""How many constants depend on the batch size, as masks do. Each network has more than 28 weights."""
 
 
 class Given(NamedTuple):

@@ -43,7 +43,7 @@ def made(recipe: Recipe) -> np.ndarray:
         case ["reshaped", of, dims]:
             return made(of).reshape(dims)
         case ["transposed", of]:
-            return made(of).T
+            return np.asarray(made(of).T)
         case ["norm's scale in", weight, gamma, variance, epsilon]:
             factor = made(gamma) / np.sqrt(made(variance) + np.float32(epsilon))
             values = made(weight)
