@@ -49,7 +49,8 @@ def made(recipe: Recipe) -> np.ndarray:
             values = made(weight)
             return np.asarray(values * factor.reshape(-1, *[1] * (values.ndim - 1)))
         case ["norm's shift", beta, mean, gamma, variance, epsilon]:
-            return made(beta) - made(mean) * made(gamma) / np.sqrt(made(variance) + np.float32(epsilon))
+            factor = made(gamma) / np.sqrt(made(variance) + np.float32(epsilon))
+            return np.asarray(made(beta) - made(mean) * factor)
     raise ValueError(f"unknown recipe: {recipe}")
 
 
