@@ -131,9 +131,9 @@ class Recorder:
                 field="operands", value=operands, problem="hold no tensor", fix="compute it in Python"
             )
         rank = max(tensor.rank for tensor in tensors)
-        chosen = operands[1:] if mode == PointwiseMode.SELECT else operands  # not by the condition's dtype
-        dtypes = [each.dtype for each in chosen if isinstance(each, Tensor)]
-        stored = _promoted(dtypes or [tensor.dtype for tensor in tensors], chosen)
+        chosen = operands[1:] if mode == PointwiseMode.SELECT else operands  # a condition decides no type
+        typed = [operand for operand in chosen if isinstance(operand, Tensor)] or tensors
+        stored = _promoted([tensor.dtype for tensor in typed], chosen)
         aligned = [self._aligned(operand, rank, stored) for operand in operands]
         result = self._result(
             Pointwise(mode=PointwiseMode(mode), operands=tuple(aligned), **parameters)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Number, Tensor
 from cudnn_actor.protocol.graph_recorder import Recorder
 from cudnn_actor.protocol.operations import (
+    Concat,
     Pad,
     PointwiseMode,
     Reduction,
@@ -134,7 +135,10 @@ class MovementFunctions(Recorder):
         wanted = tuple(dims)
         if x.dims == wanted:
             return x
-        made = self.pointwise(PointwiseMode.MUL, x, self._constant(1, wanted, x.dtype))
+        if x.dtype is DType.UINT64 and len(wanted) >= x.rank:  # no function is computed of that
+            made = self._copied_to(x, wanted)
+        else:
+            made = self.pointwise(PointwiseMode.MUL, x, self._constant(1, wanted, x.dtype))
         if made.dims != wanted:
             raise InvalidRequest(
                 field="dims",
@@ -143,6 +147,21 @@ class MovementFunctions(Recorder):
                 fix="keep the last dims of x, but for those of 1",
             )
         return made if made.dtype is x.dtype else self._converted(made, x.dtype, kept=False)
+
+    def _copied_to(self, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+        """As `broadcast_to`, without any arithmetic. What does not fit stays as it is."""
+        made = self.reshape(x, (1,) * (len(dims) - x.rank) + x.dims) if len(dims) > x.rank else x
+        for axis, (size, wanted) in enumerate(zip(made.dims, dims, strict=True)):
+            if size != 1 or wanted == 1:
+                continue
+            double = made
+            parts: list[Tensor] = []
+            for digit in reversed(f"{wanted:b}"):  # as many copies as the number has binary digits
+                parts += [double] if digit == "1" else []
+                double = self._result(Concat(operands=(double, double), axis=axis))
+            parts = parts or [self.slice(made, (*(slice(None),) * axis, slice(0)))]
+            made = self._result(Concat(operands=tuple(parts), axis=axis))
+        return made
 
     def sum_to(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """The reverse of `broadcast_to`: the sum over the dims that are 1 in `dims`, or missing in front."""

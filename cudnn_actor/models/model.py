@@ -20,7 +20,7 @@ from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
 __all__ = ["Feature", "Model", "NeedsValues", "Source", "Specialised"]
 
-_MOST_KEPT = 64
+MOST_KEPT = 64
 """How many specialised graphs a model keeps."""
 
 Dims = tuple[int | str | None, ...]
@@ -386,7 +386,7 @@ class Model:
         """Forget idle graphs over the bound. Returns the weights that none needs any more."""
         unused: list[BufferRef] = []
         idle = [key for key, kept in self._kept.items() if not kept.runs]
-        for key in idle[: max(0, len(self._kept) - _MOST_KEPT)]:
+        for key in idle[: max(0, len(self._kept) - MOST_KEPT)]:
             for name, _ in self._kept.pop(key).of.weights.values():
                 ref, users = self._weights[name]
                 self._weights[name] = ref, users - 1

@@ -245,15 +245,18 @@ def _count(nodes: Sequence[onnx.NodeProto]) -> int:
 
 def _check(proto: onnx.ModelProto) -> None:
     """Have ONNX's own checker look at it, without the values of its tensors, which were read already."""
+    tensors = list(proto.graph.initializer)
+    del proto.graph.initializer[:]
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     known = {each.name for each in bare.graph.input}
-    for tensor in bare.graph.initializer:  # what the checker needs to know of them is that they are there
+    for tensor in tensors:  # what the checker needs to know of them is that they are there
         if tensor.name not in known:
-            bare.graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
-    del bare.graph.initializer[:]
+            info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            bare.graph.input.append(info)
+    for value in (*bare.graph.input, *bare.graph.output):
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()  # unknown ranks are not an error here
     bare.ir_version = max(3, min(bare.ir_version, onnx.IR_VERSION))
     try:
         checker.check_model(bare)

@@ -28,8 +28,13 @@ from cudnn_actor.protocol.operations.convolution import (
 )
 from cudnn_actor.protocol.operations.functions import FUNCTIONS, PointwiseMode
 from cudnn_actor.protocol.operations.grouped_matmul import GroupedMatMul, GroupedMatMulBackwardWeights
+from cudnn_actor.protocol.operations.indexing import (
+    Gather,
+    GatherElements,
+    GatherND,
+)
 from cudnn_actor.protocol.operations.matmul import MatMul
-from cudnn_actor.protocol.operations.movement import Movement, Pad, Placed, Reshape, Slice, Transpose
+from cudnn_actor.protocol.operations.movement import Concat, Movement, Pad, Placed, Reshape, Slice, Transpose
 from cudnn_actor.protocol.operations.normalization import (
     LayerNorm,
     LayerNormBackward,
@@ -71,11 +76,15 @@ __all__ = [
     "BatchNormBackward",
     "BatchNormTraining",
     "ChannelNorm",
+    "Concat",
     "Convolution",
     "ConvolutionBackwardData",
     "ConvolutionBackwardFilter",
     "ConvolutionForward",
     "Cumulative",
+    "Gather",
+    "GatherElements",
+    "GatherND",
     "GenStats",
     "GraphTensor",
     "GroupNorm",
@@ -151,6 +160,7 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     Transpose,
     Slice,
     Pad,
+    Concat,
     Reduction,
     ArgReduction,
     Cumulative,
@@ -163,6 +173,9 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     RandomIntegers,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
+    Gather,
+    GatherElements,
+    GatherND,
 )
 """Every operation."""
 

@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.kernels import PREAMBLE as DEVICE_PREAMBLE
 from cudnn_actor.protocol import GraphTensor, TensorSpec
 from cudnn_actor.protocol.operations import Operation
 
-__all__ = ["CUPY", "PREAMBLE", "compile_together", "launched", "library", "use"]
+__all__ = ["CUPY", "PREAMBLE", "compile_together", "defined", "launched", "library", "use"]
 
 _DEVICE = r"""
 #include <cmath>
@@ -42,7 +43,7 @@ using std::sin; using std::cos; using std::tan; using std::asin; using std::acos
 using std::sinh; using std::cosh; using std::tanh; using std::asinh; using std::acosh; using std::atanh;
 using std::erf; using std::erfc; using std::sqrt; using std::fmod; using std::copysign; using std::isinf;
 using std::ceil; using std::floor; using std::rint; using std::trunc; using std::fmax; using std::fmin;
-using std::llabs;
+using std::llabs; using std::fma;
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -152,6 +153,7 @@ PREAMBLE = (
 """What kernels begin with, with other functions in the place of a GPU's assembly."""
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
 _OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
+_OPTIONS += ("-fno-gnu-unique",)  # else libraries share what a kernel has as shared memory
 _made: dict[str, tuple[ctypes.CDLL, int]] = {}
 """Of each source that was compiled: the library, and its number there."""
 
@@ -328,3 +330,17 @@ def launched(
         [address for _, address in buffers]
     )
     return {name: views[name].copy() for name, _ in operation.named(operation.outputs)}
+
+
+def defined(
+    operation: Operation[Any], specs: dict[str, TensorSpec], given: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """What it writes by its definition, rounded."""
+    outputs = {name: specs[name] for name, _ in operation.named(operation.outputs)}
+    with np.errstate(all="ignore"):
+        values = {name: exact(given[name]) for name, _ in operation.named(operation.inputs)}
+        found = operation.evaluate(NumPy(), values, outputs)
+        results = {name: np.empty(spec.dims, spec.dtype.numpy) for name, spec in outputs.items()}
+        for name, into in results.items():
+            round_into(np.array(found[name]), outputs[name].dtype, into)
+    return results

@@ -25,6 +25,8 @@ from cudnn_actor.protocol.operations import (
     ArgReduction,
     AvgPool,
     Convolution,
+    Gather,
+    GatherND,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     GroupNorm,
@@ -60,8 +62,8 @@ SEED = 20
 """Of the tests that look for a mistake: its cases are known to show each of them."""
 POOLING, NORMALIZATION, ATTENTION, MATMUL = "pooling", "normalization", "attention", "matmul"
 REDUCTION, SOFTMAX = "reduction", "softmax"
-POINTWISE, MOVEMENT, RANDOM = "pointwise", "movement", "random"
-EXACT = (MOVEMENT, RANDOM)
+POINTWISE, MOVEMENT, RANDOM, INDEXING = "pointwise", "movement", "random", "indexing"
+EXACT = (MOVEMENT, RANDOM, INDEXING)
 CHANNELS, RESPONSES = "channel_norms", "response_norm"
 GROUPED_MATMUL = "grouped_matmul"
 NAMES = [name for name in FAMILIES if name != CONVOLUTION]
@@ -585,6 +587,21 @@ class NextOffset(RandomUniform[int], frozen=True, kw_only=True):
         return super().evaluate(xp, {"state": values["state"] + np.array([0, 1])}, specs)
 
 
+class Wrapping(Gather[int], frozen=True, kw_only=True):
+    """An index out of range counts modulo the dim."""
+
+    def evaluate(self, xp: Any, values: Any, specs: Any) -> dict[str, Any]:
+        size = values["x"].shape[self.axis]
+        return super().evaluate(xp, values | {"indices": values["indices"] % size}, specs)
+
+
+class FromTheStart(GatherND[int], frozen=True, kw_only=True):
+    """No index counts from the end."""
+
+    def evaluate(self, xp: Any, values: Any, specs: Any) -> dict[str, Any]:
+        return super().evaluate(xp, values | {"indices": np.maximum(values["indices"], 0)}, specs)
+
+
 class InSingle(RandomNormal[int], frozen=True, kw_only=True):
     """Rounded to float32 first."""
 
@@ -776,6 +793,14 @@ MISTAKES: list[tuple[str, str, Callable[[], CpuEngine], int, int]] = [
     ("in single", RANDOM, lambda: ByDefinition(instead(RandomNormal, InSingle)), 60, 2),
     ("blocks of 32 bits", RANDOM, lambda: ByDefinition(instead(RandomBernoulli, NoCarry)), 60, 3),
     ("another deviation", RANDOM, lambda: ByDefinition(attribute("deviation", lambda d: d + 0.01)), 60, 6),
+    ("one value missing", INDEXING, lambda: Misreading(one_value_missing), 40, 30),
+    ("lazy", INDEXING, lambda: Misrunning(lazy), 40, 30),
+    ("an input overwritten", INDEXING, lambda: Misrunning(first_input_zeroed), 40, 30),
+    ("gaps overwritten", INDEXING, lambda: Misrunning(gaps_overwritten), 40, 3),
+    ("transposed", INDEXING, lambda: Misrunning(transposed), 40, 5),
+    ("refusing", INDEXING, Refusing, 10, 10),
+    ("wrapping", INDEXING, lambda: ByDefinition(instead(Gather, Wrapping)), 150, 4),
+    ("from the start", INDEXING, lambda: ByDefinition(instead(GatherND, FromTheStart)), 60, 5),
     ("one value missing", POINTWISE, lambda: Misreading(one_value_missing), 40, 39),
     ("computed in half", POINTWISE, lambda: Misreading(computed_in_half), 40, 6),
     ("the next number", POINTWISE, lambda: Misreading(next_number), 40, 16),

@@ -31,6 +31,9 @@ from cudnn_actor.protocol import (
     BatchNormTraining,
     Cumulative,
     DType,
+    Gather,
+    GatherElements,
+    GatherND,
     GenStats,
     GraphTensor,
     GroupedMatMul,
@@ -321,6 +324,20 @@ RUNNING: dict[str, tuple[list[GraphTensor], Node]] = {
     "running sum": (tensors(ROWS, ROWS), Cumulative(x=0, y=1, mode=ReductionMode.SUM, axis=-1)),
     "running product": (tensors(ROWS, ROWS), Cumulative(x=0, y=1, mode=ReductionMode.PRODUCT, axis=-1)),
 }
+GATHERS: dict[str, tuple[list[GraphTensor], Node]] = {
+    "gather": (
+        [tensor(0, ROWS), tensor(1, (7,), DType.INT64), tensor(2, (4, 7, 40))],
+        Gather(x=0, indices=1, y=2, axis=1),
+    ),
+    "gather elements": (
+        [tensor(0, ROWS), tensor(1, ROWS, DType.INT64), tensor(2, ROWS)],
+        GatherElements(x=0, indices=1, y=2, axis=1),
+    ),
+    "gather parts": (
+        [tensor(0, ROWS), tensor(1, (9, 2), DType.INT32), tensor(2, (9, 40))],
+        GatherND(x=0, indices=1, y=2),
+    ),
+}
 SOFTMAX: dict[str, tuple[list[GraphTensor], Node]] = {
     "softmax": (tensors(ROWS, ROWS), Softmax(x=0, y=1)),
     "softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2)),
@@ -339,6 +356,7 @@ ONLY_OURS = {
     *PLACES,
     *RUNNING,
     *DRAWN,
+    *GATHERS,
     *RESPONSES,
     "batch norm",
     "group norm in parts",
@@ -605,6 +623,20 @@ def narrower(step: OperationStep) -> tuple[OperationStep, ...]:
     return with_tensors(step, ("tokens", "weights", "dweights"), cut)
 
 
+def one_index(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The first index for all of them."""
+    return with_tensors(step, ("indices",), the_first)
+
+
+def fewer_selected(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The last elements of x are out of range."""
+
+    def cut(tensor: GraphTensor) -> GraphTensor:
+        return msgspec.structs.replace(tensor, dims=(tensor.dims[0], tensor.dims[1] - 1, *tensor.dims[2:]))
+
+    return with_tensors(step, ("x",), cut)
+
+
 def by_kernel(graph: OperationGraph, handle: Any) -> CudaPlan:
     """The plan that runs an operation by a kernel of our own."""
     for way in range(ways(graph)):
@@ -624,7 +656,7 @@ def engine() -> Iterator[CudaEngine]:
 
 
 GIVEN = GRAPHS | NORMS | IMAGES | RESPONSES | ATTENTION | LOCAL | DRAWN | PRODUCTS | GROUPED
-GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX
+GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX | GATHERS
 CASES = [
     *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
     *itertools.product(NORMS, [missing, shorter_rows, one_weight, rotated, one_sample_less, one_sample_more]),
@@ -636,6 +668,7 @@ CASES = [
     *itertools.product([*LOCAL][:2], [missing, wider, left_only, steeper, scaled, rotated]),
     *itertools.product([*LOCAL][2:], [missing, causal, dropped_less, other_state, scaled, rotated]),
     *itertools.product(DRAWN, [missing, other_state, fewer, next_column, another_distribution]),
+    *itertools.product(GATHERS, [missing, transposed, next_row, one_index, fewer_selected]),
     *itertools.product(PRODUCTS, [missing, transposed, shorter_sums, another_b, one_sample_less]),
     *itertools.product(GROUPED, [missing, transposed, next_row, one_matrix, one_end, narrower]),
     ("product", rotated),

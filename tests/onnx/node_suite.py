@@ -21,7 +21,7 @@ from cudnn_actor.models import InvalidModel, UnsupportedModel
 from cudnn_actor.onnx import backend
 from cudnn_actor.protocol.errors import CudnnActorError
 
-__all__ = ["Outcome", "Verdict", "cases", "judged", "operator_of"]
+__all__ = ["Outcome", "Verdict", "cases", "counts", "judged"]
 
 
 class Verdict(enum.StrEnum):
@@ -52,17 +52,26 @@ def cases() -> list[Any]:
         return list(load_model_tests(kind="node"))
 
 
-def operator_of(case: Any) -> str:
-    """What a case is about: its only operator; of an expanded one, what it was expanded from."""
-    if "_expanded" not in case.name:
-        return str(case.model.graph.node[-1].op_type)
-    return str(case.name.removeprefix("test_").partition("_expanded")[0])
+def operators_of(every: Sequence[Any]) -> dict[str, str]:
+    """What each case is about, by its name: its last node's operator; of an expanded one, its original's."""
+    direct = {case.name: str(case.model.graph.node[-1].op_type) for case in every if not _expanded(case)}
+    return {case.name: direct.get(case.name.partition("_expanded")[0], _unknown(case)) for case in every}
 
 
-def judged(case: Any, device: str = "CPU") -> Outcome:
-    """Run a case on each of its sets of data."""
-    verdict, reason = _judged(case, device)
-    return Outcome(case.name, operator_of(case), "_expanded" in case.name, verdict, reason)
+def _unknown(case: Any) -> str:
+    return str(case.model.graph.node[-1].op_type)
+
+
+def _expanded(case: Any) -> bool:
+    return "_expanded" in case.name
+
+
+def judged(every: Sequence[Any], device: str = "CPU") -> list[Outcome]:
+    """Run each case on each of its sets of data."""
+    operators = operators_of(every)
+    return [
+        Outcome(case.name, operators[case.name], _expanded(case), *_judged(case, device)) for case in every
+    ]
 
 
 def _judged(case: Any, device: str) -> tuple[Verdict, str]:
@@ -129,7 +138,7 @@ def main() -> None:
     for case in cases():
         if args.only in case.name:
             start = time.perf_counter()
-            outcomes.append(judged(case, args.device))
+            outcomes += judged([case], args.device)
             slow.append((time.perf_counter() - start, case.name))
     for each in outcomes:
         if each.verdict != Verdict.RIGHT and args.verdict in each.verdict:

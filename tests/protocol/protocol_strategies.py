@@ -132,7 +132,7 @@ _ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
     "slopes": st.none() | st.lists(NUMBERS, max_size=3).map(tuple),
     **dict.fromkeys(["dropout", "probability", "mean", "deviation", "low", "high"], NUMBERS),
     "dtype": st.sampled_from(DType),
-    **{name: st.integers(-9, 9) for name in ("groups", "size")},
+    **{name: st.integers(-9, 9) for name in ("groups", "size", "batch_dims")},
     **dict.fromkeys(("momentum", "alpha", "beta", "bias"), NUMBERS),
     "unbiased": st.booleans(),
     "axes": st.lists(st.integers(-8, 7), max_size=3).map(tuple),

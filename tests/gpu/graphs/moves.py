@@ -288,6 +288,14 @@ def _state(sketch: Sketch, x: Of | None) -> Of:
     return sketch.input((2,), DType.INT64, sketch.choose.rng.integers(1 << 40, size=2))
 
 
+def _indices(sketch: Sketch, x: Of | None) -> Of:
+    """Of elements of the first tensor: with dims like its own, or others."""
+    dims = () if x is None else sketch.dims(x)
+    if sketch.choose.chance(0.5):
+        dims = tuple(sketch.choose.size(3) for _ in range(sketch.choose.one((0, 1, 2))))
+    return sketch.input(dims, DType.INT64, sketch.choose.rng.integers(-9, 9, dims))
+
+
 def _dtype(sketch: Sketch, x: Of | None) -> str:
     del x
     return str(sketch.choose.one((*FLOATS, DType.BOOL, DType.INT64, DType.INT8)))
@@ -321,6 +329,9 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
     "tuple[int | None, int | None]": lambda sketch, _: sketch.choose.one(((2, 0), (None, 1), (1, None))),
     "bool | Sequence[float]": lambda sketch, _: sketch.choose.chance(0.5),
     "state: Tensor": _state,
+    "indices: Tensor": _indices,
+    "axis: int | None": lambda sketch, x: sketch.choose.one((None, _axis(sketch, x))),
+    "batch_dims:": lambda sketch, _: sketch.choose.one((0, 0, 1)),
     "probability:": lambda sketch, _: sketch.choose.one((0.25, 0.5, 0.75)),
     "dropout:": lambda sketch, _: 0.0,
     "low: int": lambda sketch, _: -sketch.choose.size(5),

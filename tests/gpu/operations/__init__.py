@@ -9,6 +9,7 @@ from . import (
     attention,
     channel_norms,
     grouped_matmul,
+    indexing,
     matmul,
     movement,
     normalization,
@@ -36,6 +37,7 @@ _FAMILIES = (
     pointwise,
     movement,
     random,
+    indexing,
 )
 ROWS: tuple[Row, ...] = tuple(row for family in _FAMILIES for row in family.ROWS)
 EXACTNESS = {family.ROWS[0].family: family.EXACTNESS for family in _FAMILIES}

@@ -21,6 +21,7 @@ from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.bodies import Body
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, computed_first, takes_bytes
+from cudnn_actor.engines.cuda.plans.joined_kernels import launches
 from cudnn_actor.engines.cuda.plans.kernels import (
     Constant,
     Leaf,
@@ -31,6 +32,7 @@ from cudnn_actor.engines.cuda.plans.kernels import (
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import (
     Buffer,
+    JoinedStep,
     KernelStep,
     OperationStep,
     Scratch,
@@ -42,6 +44,7 @@ from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_st
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
+    Concat,
     Convolution,
     GraphTensor,
     Movement,
@@ -105,6 +108,8 @@ class _Splitter:
             self._compute([uid for uid in operation.reads if uid in self._waiting])
             if isinstance(operation, Convolution):
                 self._convolve(operation)
+            elif isinstance(operation, Concat):
+                self._concatenate(operation)
             elif isinstance(operation, Movement):
                 self._move(operation)
             else:
@@ -281,6 +286,21 @@ class _Splitter:
         seen, start = _seen(tensor, source, result.dims, placed)
         self._copy(seen, start, result, self._sources[result.uid])
 
+    def _concatenate(self, operation: Concat[int]) -> None:
+        """Add the steps that copy each operand to its part of the result: as few as possible."""
+        result, target = self._graph.tensor(operation.y), self._sources[operation.y]
+        tensors = [self._graph.tensor(uid) for uid in operation.operands]
+        starts = operation.starts([tensor.dims for tensor in tensors])
+        copies = []
+        for tensor, start in zip(tensors, starts, strict=True):
+            placed = Placed(result.strides, start * result.strides[operation.axis])
+            part, place = _seen(result, target, tensor.dims, placed)
+            copies.append(_copying(tensor, self._sources[tensor.uid], part, place))
+        for numbers in launches([step.kernel for step in copies]):
+            steps = [copies[number] for number in numbers]
+            sources = tuple(source for step in steps for source in step.sources)
+            self._steps.append(JoinedStep(tuple(step.kernel for step in steps), sources))
+
     def _pad(self, operation: Pad[int]) -> None:
         """Add the steps that fill the result, and that write the operand's elements to their places in it."""
         tensor, result = self._graph.tensor(operation.x), self._graph.tensor(operation.y)
@@ -334,9 +354,7 @@ class _Splitter:
         self._steps.append(KernelStep(kernel, tuple(self._sources[tensor.uid] for tensor in tensors)))
 
     def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
-        strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
-        kernel = fused([Result(Leaf(0, tensor.dtype), to.dtype)], [], to.dims, strides, alignments)
-        self._steps.append(KernelStep(kernel, (target, source)))
+        self._steps.append(_copying(tensor, source, to, target))
 
     def _take(self, tensor: GraphTensor) -> Scratch:
         """Reserve scratch memory for a tensor between steps."""
@@ -346,6 +364,13 @@ class _Splitter:
         place = Scratch(self._scratch)
         self._scratch += aligned(nbytes)
         return place
+
+
+def _copying(tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> KernelStep:
+    """The step that copies a tensor, perhaps converted, to another of the same dims."""
+    strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
+    kernel = fused([Result(Leaf(0, tensor.dtype), to.dtype)], [], to.dims, strides, alignments)
+    return KernelStep(kernel, (target, source))
 
 
 def _seen(

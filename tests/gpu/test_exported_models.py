@@ -1,8 +1,8 @@
-"""Networks on a GPU beside PyTorch on the same GPU: the small ones of `tests/onnx/models`, or a folder's.
+"""Networks on a GPU beside PyTorch on the same GPU: the small ones of `tests/onnx/networks`, or a folder's.
 
-    CUDNN_ACTOR_MODELS=FOLDER python -m pytest -m gpu tests/gpu/test_models.py
+    CUDNN_ACTOR_NETWORKS=FOLDER python -m pytest -m gpu tests/gpu/test_exported_models.py
 
-`python -m tests.onnx.models.export` writes such folders, of networks in their usual size, without a GPU.
+`python -m tests.onnx.networks.export` writes such folders, of networks in their usual size, without a GPU.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from cudnn_actor import spawn
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
-from ..onnx.models.programs import program, tensors  # noqa: E402 - needs them
-from ..onnx.models.recipes import inputs_of, read  # noqa: E402
-from ..onnx.test_models import DATA, NETWORKS  # noqa: E402
+from ..onnx.networks.programs import program, tensors  # noqa: E402 - needs them
+from ..onnx.networks.recipes import inputs_of, read  # noqa: E402
+from ..onnx.test_exported_models import DATA, NETWORKS  # noqa: E402
 
-FOLDER = os.environ.get("CUDNN_ACTOR_MODELS")
+FOLDER = os.environ.get("CUDNN_ACTOR_NETWORKS")
 FILES = (
     sorted(Path(FOLDER).glob("*.onnx"))
     if FOLDER
