@@ -46,6 +46,8 @@ __all__ = ["OnnxModel"]
 
 _LIMITS = GraphLimits(operations=1_000_000, nbytes=1 << 30)
 """Of a graph while it is built; a service has its own."""
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What handlers raise for attributes and dims that contradict what the operator says of them."""
 _DEEPEST = 32
 """How deep functions may lie in each other."""
 _OF_DIMS = frozenset({"Shape", "Size"})
@@ -250,6 +252,10 @@ class _Import:
             self._report(label, "has a tensor without elements")
         except InvalidRequest as error:
             self._report(label, f"{error.field}: {error.value} {error.problem}")
+        except UnicodeDecodeError as error:
+            raise InvalidModel(where=label, problem="has a name that is not UTF-8") from error
+        except _MALFORMED as error:
+            self._report(label, f"does not fit its operator: {type(error).__name__}: {error}")
         return nothing
 
     def _report(self, label: str, reason: str) -> None:

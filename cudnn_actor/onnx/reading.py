@@ -23,10 +23,21 @@ from cudnn_actor.protocol.checks import require_whole
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 
-__all__ = ["ModelFile", "ModelLimits", "attributes_of", "label_of", "numpy_dtype", "read"]
+__all__ = [
+    "ModelFile",
+    "ModelLimits",
+    "array_of",
+    "dtype_name",
+    "in_order",
+    "label_of",
+    "numpy_dtype",
+    "read",
+]
 
 Opsets = Mapping[str, int]
 """The version of the operators of each domain."""
+_NAMES = {code: name.lower() for name, code in onnx.TensorProto.DataType.items()}
+"""ONNX's dtypes."""
 _AI_ONNX = ("", "ai.onnx")
 
 
@@ -90,14 +101,21 @@ def read(model: Any, limits: ModelLimits | None = None) -> ModelFile:
     """
     limits = limits or ModelLimits()
     proto, folder = _opened(model, limits)
+    try:
+        return _read_proto(proto, folder, limits)
+    except UnicodeDecodeError as error:
+        raise InvalidModel(where="the file", problem="has a name that is not UTF-8") from error
+
+
+def _read_proto(proto: onnx.ModelProto, folder: Path | None, limits: ModelLimits) -> ModelFile:
     graph = proto.graph
     if len(proto.opset_import) == 0:
         raise InvalidModel(where="opset_import", problem="is empty, so that no operator has a version")
     _check_nodes(proto, limits)
     tensors = _initialisers(graph, folder, limits)
-    _check(proto)
     opsets = versions(proto.opset_import)
     nodes = in_order(graph.node, {*tensors, *(each.name for each in graph.input)})
+    _check(proto, nodes)
     inputs = tuple(_feature(each) for each in graph.input if each.name not in tensors)
     outputs = tuple(_feature(each) for each in graph.output)
     functions = {(each.domain, each.name, each.overload): each for each in proto.functions}
@@ -116,9 +134,9 @@ def label_of(node: onnx.NodeProto) -> str:
     return f"node {name!r} ({domain}{node.op_type})"
 
 
-def attributes_of(node: onnx.NodeProto) -> dict[str, onnx.AttributeProto]:
-    """A node's attributes by name."""
-    return {each.name: each for each in node.attribute}
+def dtype_name(code: int) -> str:
+    """The name of one of ONNX's dtypes."""
+    return str(_NAMES.get(code, f"dtype number {code}"))
 
 
 def numpy_dtype(code: int) -> np.dtype[Any] | None:
@@ -173,9 +191,11 @@ def _read(node: onnx.NodeProto) -> Iterable[str]:
     yield from node.input
     for attribute in node.attribute:
         for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            for inner in graph.node:
-                yield from _read(inner)
-            yield from (output.name for output in graph.output)
+            own = {each.name for each in (*graph.input, *graph.initializer)}
+            own.update(name for inner in graph.node for name in inner.output)
+            names = [name for inner in graph.node for name in _read(inner)]
+            names += [output.name for output in graph.output]
+            yield from (name for name in names if name not in own)
 
 
 def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | None]:
@@ -243,12 +263,14 @@ def _count(nodes: Sequence[onnx.NodeProto]) -> int:
     return count
 
 
-def _check(proto: onnx.ModelProto) -> None:
+def _check(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
     """Have ONNX's own checker look at it, without the values of its tensors, which were read already."""
     tensors = list(proto.graph.initializer)
     del proto.graph.initializer[:]
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
+    del bare.graph.node[:]
+    bare.graph.node.extend(nodes)
     known = {each.name for each in bare.graph.input}
     for tensor in tensors:  # what the checker needs to know of them is that they are there
         if tensor.name not in known:
@@ -348,8 +370,8 @@ def _with_data(tensor: onnx.TensorProto, where: str, folder: Path | None) -> onn
 def _nbytes(tensor: onnx.TensorProto) -> int:
     """Bytes of a tensor's raw data; elements of less than 8 bits are packed."""
     count: int = math.prod(tensor.dims)
-    name = onnx.TensorProto.DataType.Name(tensor.data_type)
-    bits = next((bits for text, bits in (("INT4", 4), ("FLOAT4", 4), ("INT2", 2)) if text in name), 0)
+    name = _NAMES[tensor.data_type]
+    bits = next((bits for text, bits in (("int4", 4), ("float4", 4), ("int2", 2)) if text in name), 0)
     dtype = numpy_dtype(tensor.data_type)
     return (count * bits + 7) // 8 if bits else count * (1 if dtype is None else dtype.itemsize)
 
@@ -361,7 +383,7 @@ def _feature(value: onnx.ValueInfoProto) -> Feature:
         return Feature(name=value.name, dtype=None, dims=None, kind=kind or "of no type")
     tensor = value.type.tensor_type
     dtype = DType.of(numpy_dtype(tensor.elem_type))
-    kind = "" if dtype else onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    kind = "" if dtype else dtype_name(tensor.elem_type)
     if not tensor.HasField("shape"):
         return Feature(name=value.name, dtype=dtype, dims=None, kind=kind)
     dims: list[int | str | None] = []

@@ -12,7 +12,7 @@ import pytest
 from cudnn_actor import InvalidRequest, UnsupportedModel
 from cudnn_actor.onnx import backend
 
-from .models import FLOAT, image_model, model_of, node
+from .small_models import FLOAT, image_model, model_of, node
 
 X = np.arange(-3, 3, dtype=np.float32)
 

@@ -24,7 +24,7 @@ from cudnn_actor import (
 )
 from cudnn_actor.models import model as models
 
-from .models import FLOAT, INT64, image_model, model_of, node
+from .small_models import FLOAT, INT64, image_model, model_of, node
 
 rng = np.random.default_rng(5)
 

@@ -6,10 +6,9 @@ https://onnx.ai/onnx/operators/onnx__Cast.html
 from __future__ import annotations
 
 import numpy as np
-import onnx
 
 from cudnn_actor.onnx.nodes import Node, Result
-from cudnn_actor.onnx.reading import numpy_dtype
+from cudnn_actor.onnx.reading import dtype_name, numpy_dtype
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.dtypes import DType
@@ -23,8 +22,7 @@ def dtype_of(code: int) -> DType:
     """One of ONNX's dtypes. Raises `Declined` for one that tensors cannot have."""
     found = DType.of(numpy_dtype(code))
     if found is None:
-        names = {number: name for name, number in onnx.TensorProto.DataType.items()}
-        raise Declined(f"no tensor here is of {names.get(code, str(code)).lower()}")
+        raise Declined(f"no tensor here is of {dtype_name(code)}")
     return found
 
 
