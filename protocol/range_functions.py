@@ -45,8 +45,8 @@ class RangeFunctions(MovementFunctions):
             _check_holds("stop", kind, number)
         places = self._places(count)
         if kind.is_floating:
-            wide = [self._constant(float(number), (1,), DType.FLOAT64) for number in (step, start)]
-            return self.astype(places * wide[0] + wide[1], kind)
+            by = self._constant("step", float(step), (1,), DType.FLOAT64)
+            return self.astype(places * by + self._constant("start", float(start), (1,), DType.FLOAT64), kind)
         return self.astype(places * step + start, kind)
 
     def eye(
@@ -95,7 +95,7 @@ class RangeFunctions(MovementFunctions):
         chosen = []
         for name, number in (("on", on), ("off", off)):
             _check_holds(name, kind, number)
-            chosen.append(self._constant(number, (1,) * given.rank, wide))
+            chosen.append(self._constant(name, number, (1,) * given.rank, wide))
         return self._converted(self.pointwise(_M.SELECT, hot, *chosen), kind, kept=False)
 
     def _triangle(self, x: Tensor, k: int, *, lower: bool) -> Tensor:

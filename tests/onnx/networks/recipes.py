@@ -43,13 +43,14 @@ def made(recipe: Recipe) -> np.ndarray:
         case ["reshaped", of, dims]:
             return made(of).reshape(dims)
         case ["transposed", of]:
-            return made(of).T
+            return np.asarray(made(of).T)
         case ["norm's scale in", weight, gamma, variance, epsilon]:
-            kernel, factor = made(weight), made(gamma) / np.sqrt(made(variance) + np.float32(epsilon))
-            return np.asarray(kernel * factor.reshape(-1, *[1] * (kernel.ndim - 1)))
+            factor = made(gamma) / np.sqrt(made(variance) + np.float32(epsilon))
+            values = made(weight)
+            return np.asarray(values * factor.reshape(-1, *[1] * (values.ndim - 1)))
         case ["norm's shift", beta, mean, gamma, variance, epsilon]:
-            deviation = np.sqrt(made(variance) + np.float32(epsilon))
-            return np.asarray(made(beta) - made(mean) * made(gamma) / deviation)
+            factor = made(gamma) / np.sqrt(made(variance) + np.float32(epsilon))
+            return np.asarray(made(beta) - made(mean) * factor)
     raise ValueError(f"unknown recipe: {recipe}")
 
 
