@@ -148,7 +148,15 @@ PREAMBLE = (
 )
 """What kernels begin with, with other functions in the place of a GPU's assembly."""
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
-_OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
+_OPTIONS: tuple[str, ...] = (
+    "-std=c++17",
+    "-O1",
+    "-shared",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+)
 _OPTIONS += ("-fno-gnu-unique",)  # else libraries share what a kernel has as shared memory
 _made: dict[str, tuple[ctypes.CDLL, int]] = {}
 """Of each source that was compiled: the library, and its number there."""
