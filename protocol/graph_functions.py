@@ -37,6 +37,10 @@ from cudnn_actor.protocol.operations import (
     Reduction,
     ReductionMode,
     RMSNorm,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
     Softmax,
     Window,
 )
@@ -282,6 +286,46 @@ class Functions:
     def gather_nd(self, x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
         """The parts of x that lists of indices name, along the last dim of `indices`: see `GatherND`."""
         return self._result(GatherND(x=x, indices=indices, batch_dims=batch_dims))
+
+    def put(
+        self,
+        x: Tensor,
+        indices: Tensor,
+        updates: Tensor,
+        axis: int = 0,
+        *,
+        batch_dims: int = 0,
+        reduction: ScatterReduction = ScatterReduction.NONE,
+    ) -> Tensor:
+        """x with slices along a dim changed, those that indices name: see `Scatter`."""
+        where: Any = {"indices": indices, "axis": axis, "batch_dims": batch_dims}
+        return self._result(Scatter(x=x, updates=updates, reduction=reduction, **where))
+
+    def put_along_axis(
+        self,
+        x: Tensor,
+        indices: Tensor,
+        updates: Tensor,
+        axis: int,
+        *,
+        reduction: ScatterReduction = ScatterReduction.NONE,
+    ) -> Tensor:
+        """x with the elements changed that have these coordinates along a dim: see `ScatterElements`."""
+        where: Any = {"indices": indices, "axis": axis}
+        return self._result(ScatterElements(x=x, updates=updates, reduction=reduction, **where))
+
+    def scatter_nd(
+        self,
+        x: Tensor,
+        indices: Tensor,
+        updates: Tensor,
+        *,
+        batch_dims: int = 0,
+        reduction: ScatterReduction = ScatterReduction.NONE,
+    ) -> Tensor:
+        """x with the parts changed that lists of indices name: see `ScatterND`."""
+        where: Any = {"indices": indices, "batch_dims": batch_dims}
+        return self._result(ScatterND(x=x, updates=updates, reduction=reduction, **where))
 
     # Neural networks.
 

@@ -32,6 +32,10 @@ from cudnn_actor.protocol.operations.indexing import (
     Gather,
     GatherElements,
     GatherND,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
 )
 from cudnn_actor.protocol.operations.matmul import MatMul
 from cudnn_actor.protocol.operations.movement import Movement, Pad, Placed, Reshape, Slice, Transpose
@@ -118,6 +122,10 @@ __all__ = [
     "Reduction",
     "ReductionMode",
     "Reshape",
+    "Scatter",
+    "ScatterElements",
+    "ScatterND",
+    "ScatterReduction",
     "Slice",
     "Softmax",
     "SoftmaxBackward",
@@ -174,6 +182,9 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     Gather,
     GatherElements,
     GatherND,
+    Scatter,
+    ScatterElements,
+    ScatterND,
 )
 """Every operation."""
 

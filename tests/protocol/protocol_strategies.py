@@ -50,6 +50,7 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
     RandomIntegers,
     ReductionMode,
+    ScatterReduction,
     Window,
 )
 
@@ -135,6 +136,7 @@ _ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
     **{name: st.integers(-9, 9) for name in ("groups", "size", "batch_dims")},
     **dict.fromkeys(("momentum", "alpha", "beta", "bias"), NUMBERS),
     "unbiased": st.booleans(),
+    "reduction": st.sampled_from(ScatterReduction),
     "axes": st.lists(st.integers(-8, 7), max_size=3).map(tuple),
     **{name: st.booleans() for name in ("keep_dims", "exclusive", "reverse", "log")},
 }

@@ -63,6 +63,10 @@ from cudnn_actor.protocol.operations import (
     ReductionMode,
     RMSNorm,
     RMSNormBackward,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
     Softmax,
     SoftmaxBackward,
 )
@@ -86,6 +90,7 @@ _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     randoms.random_kernel: randoms.source,
     grouped.grouped_kernels: grouped.source,
     indexing.gather_kernel: indexing.gather_source,
+    indexing.scatter_kernels: indexing.scatter_source,
     reductions.reduction_kernels: reductions.sources,
     reductions.cumulative_kernel: reductions.cumulative_sources,
 }
@@ -186,6 +191,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
         _reductions(),
         _randoms(),
         _gathers(),
+        _scatters(),
     )
     for name, graph in itertools.chain(*families):
         (operation,) = graph.operations
@@ -379,7 +385,7 @@ def _randoms() -> Iterator[tuple[str, OperationGraph]]:
 
 def _gathers() -> Iterator[tuple[str, OperationGraph]]:
     """Each way to name elements, of each size, with neighbours that are moved at once and without."""
-    ways: tuple[tuple[Any, tuple[int, ...], dict[str, int]], ...] = (
+    ways: tuple[tuple[Any, tuple[int, ...], dict[str, Any]], ...] = (
         (Gather, (5, 3), {"axis": 1}),
         (Gather, (4, 5), {"axis": 2, "batch_dims": 1}),
         (GatherElements, (4, 5, 16), {"axis": 1}),
@@ -400,3 +406,26 @@ def _gathers() -> Iterator[tuple[str, OperationGraph]]:
         "indices": TensorSpec.packed((1 << 16,), DType.INT64),
     }
     yield "gather-wide", graph_of(Gather, given, {"y": None})
+
+
+def _scatters() -> Iterator[tuple[str, OperationGraph]]:
+    """Each reduction and dtype; and each way to name elements."""
+    ways: tuple[tuple[Any, tuple[int, ...], dict[str, Any]], ...] = (
+        (Scatter, (3,), {"axis": 1}),
+        (Scatter, (4, 5), {"axis": 2, "batch_dims": 1}),
+        (ScatterElements, (4, 5, 9), {"axis": 1}),
+        (ScatterND, (7, 2), {}),
+    )
+    for reduction, dtype in itertools.product(ScatterReduction, DType):
+        some = dtype in (DType.FLOAT32, DType.BFLOAT16, DType.INT64)
+        for kind, at, of in ways if some else ways[:1]:
+            index = DType.INT32 if some else DType.INT64
+            x, indices = TensorSpec.packed((4, 6, 9), dtype), TensorSpec.packed(at, index)
+            updates = kind(x=0, indices=0, updates=0, **of).places(x.dims, at).dims
+            given = {"x": x, "indices": indices, "updates": TensorSpec.packed(updates, dtype)}
+            name = f"{kind.kind}-{len(at)}-{reduction}-{dtype}"
+            yield name, graph_of(kind, given, {"y": None}, reduction=reduction, **of)
+    x, indices = TensorSpec.packed((1 << 16, 1 << 16)), TensorSpec.packed((9,), DType.INT64)
+    given = {"x": x, "indices": indices, "updates": TensorSpec.packed((9, 1 << 16))}
+    for reduction in ScatterReduction:
+        yield f"scatter-wide-{reduction}", graph_of(Scatter, given, {"y": None}, reduction=reduction)

@@ -68,6 +68,10 @@ from cudnn_actor.protocol import (
     RMSNorm,
     RMSNormBackward,
     RunGraph,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
     Slice,
     Softmax,
     SoftmaxBackward,
@@ -390,11 +394,15 @@ def _movements(x: tuple[int, ...], dims: tuple[int, ...], axes: tuple[int, ...])
 
 
 def _selections(x: tuple[int, ...], count: int) -> Problem:
-    """Of the indices of one tensor: rows, elements, and parts of rows."""
+    """By one tensor of indices: rows, elements and parts of rows, read and written."""
+    sums, largest = ScatterReduction.ADD, ScatterReduction.MAX
     operations = (
         Gather(x="x", indices="indices", y="rows"),
         GatherElements(x="x", indices="indices", y="elements"),
         GatherND(x="x", indices="indices", y="parts"),
+        Scatter(x="x", indices="indices", updates="rows", y="written"),
+        ScatterElements(x="x", indices="indices", updates="elements", y="sums", reduction=sums),
+        ScatterND(x="x", indices="indices", updates="parts", y="largest", reduction=largest),
     )
     dims = {"x": x, "indices": (count, *(2,) * (len(x) - 1))}
     return Problem(dims=dims, dtypes={"indices": DType.INT32}, operations=operations)

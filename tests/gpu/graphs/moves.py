@@ -18,7 +18,13 @@ import numpy as np
 from cudnn_actor.engines.cpu.evaluation import NumPy
 from cudnn_actor.protocol import ConvSpec, DType, Layout, TensorSpec
 from cudnn_actor.protocol.graph_functions import Functions
-from cudnn_actor.protocol.operations import FUNCTIONS, ConvolutionBackwardData, PointwiseMode, ReductionMode
+from cudnn_actor.protocol.operations import (
+    FUNCTIONS,
+    ConvolutionBackwardData,
+    PointwiseMode,
+    ReductionMode,
+    ScatterReduction,
+)
 
 from ..operations import ROWS
 from ..operations.cases import OperationCase, arrays
@@ -328,6 +334,7 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
     "state: Tensor": _state,
     "indices: Tensor": _indices,
     "axis: int | None": lambda sketch, x: sketch.choose.one((None, _axis(sketch, x))),
+    "ScatterReduction": lambda sketch, _: sketch.choose.one(ScatterReduction),
     "batch_dims:": lambda sketch, _: sketch.choose.one((0, 0, 1)),
     "probability:": lambda sketch, _: sketch.choose.one((0.25, 0.5, 0.75)),
     "dropout:": lambda sketch, _: 0.0,

@@ -19,7 +19,7 @@ from cudnn_actor.engines.cuda.operations.channel_norms import (
 )
 from cudnn_actor.engines.cuda.operations.convolution import lower_convolution
 from cudnn_actor.engines.cuda.operations.grouped_matmul import grouped_kernels, grouped_workspace
-from cudnn_actor.engines.cuda.operations.indexing import gather_kernel
+from cudnn_actor.engines.cuda.operations.indexing import gather_kernel, scatter_kernels, scatter_workspace
 from cudnn_actor.engines.cuda.operations.matmul import cublas_product, lower_matmul, matmul_kernel
 from cudnn_actor.engines.cuda.operations.normalization import (
     lower_normalization,
@@ -83,6 +83,9 @@ from cudnn_actor.protocol.operations import (
     Reshape,
     RMSNorm,
     RMSNormBackward,
+    Scatter,
+    ScatterElements,
+    ScatterND,
     Slice,
     Softmax,
     SoftmaxBackward,
@@ -165,6 +168,7 @@ _MATMUL = Implementation(
     },
 )
 _GATHER = Implementation(launchers={"kernel": Launcher(gather_kernel)})
+_SCATTER = Implementation(launchers={"kernel": Launcher(scatter_kernels, workspace=scatter_workspace)})
 _GROUPED = Implementation(launchers={"kernel": Launcher(grouped_kernels, workspace=grouped_workspace)})
 IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     ConvolutionForward: _CONVOLUTION,
@@ -212,5 +216,8 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     Gather: _GATHER,
     GatherElements: _GATHER,
     GatherND: _GATHER,
+    Scatter: _SCATTER,
+    ScatterElements: _SCATTER,
+    ScatterND: _SCATTER,
 }
 """The order of an operation's launchers is that of their speed on most shapes, measured on an H200."""
