@@ -42,9 +42,11 @@ from cudnn_actor.protocol.operations import (
     ScatterND,
     ScatterReduction,
     Softmax,
+    TopK,
     Window,
 )
 from cudnn_actor.protocol.operations.attention import alibi_slopes
+from cudnn_actor.protocol.operations.base import axis_of
 from cudnn_actor.protocol.spatial import spread
 from cudnn_actor.protocol.tensor import TensorSpec
 
@@ -262,6 +264,25 @@ class Functions:
 
     def _running(self, mode: ReductionMode, x: Tensor, axis: int, exclusive: bool, reverse: bool) -> Tensor:
         return self._result(Cumulative(x=x, mode=mode, axis=axis, exclusive=exclusive, reverse=reverse))
+
+    # In order.
+
+    def top_k(self, x: Tensor, k: int, axis: int = -1, *, largest: bool = True, in_order: bool = True) -> Any:
+        """The k largest or smallest elements along a dim and their places, a named tuple: see `TopK`."""
+        return self.apply(TopK(x=x, k=k, axis=axis, largest=largest, in_order=in_order), also=("indices",))
+
+    def sort(self, x: Tensor, axis: int = -1, *, descending: bool = False) -> Tensor:
+        """The elements along a dim in order; NaN is larger than any number."""
+        return self._result(TopK(x=x, k=self._size(x, axis), axis=axis, largest=descending))
+
+    def argsort(self, x: Tensor, axis: int = -1, *, descending: bool = False) -> Tensor:
+        """The places, int64, of the elements along a dim in order; of equal ones, the lower place first."""
+        found: Tensor = self.top_k(x, self._size(x, axis), axis, largest=descending).indices
+        return found
+
+    @staticmethod
+    def _size(x: Tensor, axis: int) -> int:
+        return x.dims[axis_of("axis", axis, x.rank)]
 
     # Reads at places that indices name.
 

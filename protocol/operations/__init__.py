@@ -66,6 +66,9 @@ from cudnn_actor.protocol.operations.random import (
 from cudnn_actor.protocol.operations.reduction import ArgReduction, Cumulative, Reduction, ReductionMode
 from cudnn_actor.protocol.operations.response_norm import LocalResponseNorm, LocalResponseNormBackward
 from cudnn_actor.protocol.operations.softmax import Softmax, SoftmaxBackward
+from cudnn_actor.protocol.operations.sorting import (
+    TopK,
+)
 
 __all__ = [
     "FUNCTIONS",
@@ -131,6 +134,7 @@ __all__ = [
     "SoftmaxBackward",
     "Specs",
     "TensorRole",
+    "TopK",
     "Transpose",
     "Window",
     "alibi_slopes",
@@ -185,6 +189,7 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     Scatter,
     ScatterElements,
     ScatterND,
+    TopK,
 )
 """Every operation."""
 

@@ -45,6 +45,7 @@ from cudnn_actor.protocol.operations import (
     ScatterElements,
     ScatterReduction,
     Softmax,
+    TopK,
     Window,
     alibi_slopes,
 )
@@ -65,7 +66,8 @@ SEED = 20
 POOLING, NORMALIZATION, ATTENTION, MATMUL = "pooling", "normalization", "attention", "matmul"
 REDUCTION, SOFTMAX = "reduction", "softmax"
 POINTWISE, MOVEMENT, RANDOM, INDEXING = "pointwise", "movement", "random", "indexing"
-EXACT = (MOVEMENT, RANDOM)
+SORTING = "sorting"
+EXACT = (MOVEMENT, RANDOM, SORTING)
 CHANNELS, RESPONSES = "channel_norms", "response_norm"
 GROUPED_MATMUL = "grouped_matmul"
 NAMES = [name for name in FAMILIES if name != CONVOLUTION]
@@ -613,6 +615,25 @@ class FirstWins(ScatterElements[int], frozen=True, kw_only=True):
         return super().evaluate(xp, values, specs)
 
 
+class LastOfEqualElements(TopK[int], frozen=True, kw_only=True):
+    """Of equal elements the higher place comes first."""
+
+    def evaluate(self, xp: Any, values: Any, specs: Any) -> dict[str, Any]:
+        x = np.flip(values["x"], self.axis)
+        found = super().evaluate(xp, {"x": x}, specs)
+        return found | {"indices": x.shape[self.axis] - 1 - found["indices"]}
+
+
+class NaNLast(TopK[int], frozen=True, kw_only=True):
+    """NaN is the last of the largest, too."""
+
+    def evaluate(self, xp: Any, values: Any, specs: Any) -> dict[str, Any]:
+        x = values["x"]
+        if self.largest and x.dtype.kind == "f":
+            x = np.where(np.isnan(x), -np.inf, x)
+        return super().evaluate(xp, {"x": x}, specs)
+
+
 class InSingle(RandomNormal[int], frozen=True, kw_only=True):
     """Rounded to float32 first."""
 
@@ -824,6 +845,16 @@ MISTAKES: list[tuple[str, str, Callable[[], CpuEngine], int, int]] = [
     ("the first wins", INDEXING, lambda: ByDefinition(instead(ScatterElements, FirstWins)), 250, 2),
     ("no reduction", INDEXING, lambda: ByDefinition(attribute("reduction", other_reduction)), 40, 5),
     ("from the start", INDEXING, lambda: ByDefinition(instead(GatherND, FromTheStart)), 120, 4),
+    ("one value missing", SORTING, lambda: Misreading(one_value_missing), 40, 30),
+    ("lazy", SORTING, lambda: Misrunning(lazy), 40, 30),
+    ("an input overwritten", SORTING, lambda: Misrunning(first_input_zeroed), 40, 30),
+    ("gaps overwritten", SORTING, lambda: Misrunning(gaps_overwritten), 60, 3),
+    ("transposed", SORTING, lambda: Misrunning(transposed), 40, 5),
+    ("refusing", SORTING, Refusing, 10, 10),
+    ("the other end", SORTING, lambda: ByDefinition(attribute("largest", lambda on: not on)), 40, 20),
+    ("by place", SORTING, lambda: ByDefinition(attribute("in_order", lambda _: False)), 40, 10),
+    ("last of equals", SORTING, lambda: ByDefinition(instead(TopK, LastOfEqualElements)), 40, 5),
+    ("NaN last", SORTING, lambda: ByDefinition(instead(TopK, NaNLast)), 150, 1),
     ("one value missing", POINTWISE, lambda: Misreading(one_value_missing), 40, 39),
     ("computed in half", POINTWISE, lambda: Misreading(computed_in_half), 40, 6),
     ("the next number", POINTWISE, lambda: Misreading(next_number), 40, 16),

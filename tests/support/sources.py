@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, channel_norms, indexing
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, channel_norms, indexing, sorting
 from cudnn_actor.engines.cuda.operations import attention as attentions
 from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
@@ -69,6 +69,7 @@ from cudnn_actor.protocol.operations import (
     ScatterReduction,
     Softmax,
     SoftmaxBackward,
+    TopK,
 )
 from cudnn_actor.protocol.operations.random import STATE
 
@@ -91,6 +92,7 @@ _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     grouped.grouped_kernels: grouped.source,
     indexing.gather_kernel: indexing.gather_source,
     indexing.scatter_kernels: indexing.scatter_source,
+    sorting.top_k_kernel: sorting.top_k_source,
     reductions.reduction_kernels: reductions.sources,
     reductions.cumulative_kernel: reductions.cumulative_sources,
 }
@@ -192,6 +194,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
         _randoms(),
         _gathers(),
         _scatters(),
+        _sorts(),
     )
     for name, graph in itertools.chain(*families):
         (operation,) = graph.operations
@@ -429,3 +432,14 @@ def _scatters() -> Iterator[tuple[str, OperationGraph]]:
     given = {"x": x, "indices": indices, "updates": TensorSpec.packed((9, 1 << 16))}
     for reduction in ScatterReduction:
         yield f"scatter-wide-{reduction}", graph_of(Scatter, given, {"y": None}, reduction=reduction)
+
+
+def _sorts() -> Iterator[tuple[str, OperationGraph]]:
+    """Each dtype, largest and smallest, in order and not, with places and without."""
+    for dtype, largest, in_order in itertools.product(DType, (False, True), (False, True)):
+        x = {"x": TensorSpec.packed((4, 6, 9), dtype)}
+        y: dict[str, Any] = {"values": None, "indices": None} if in_order else {"values": None}
+        name = f"top_k-{dtype}-{largest}-{in_order}"
+        yield name, graph_of(TopK, x, y, k=4, axis=1, largest=largest, in_order=in_order)
+    wide = {"x": TensorSpec.packed((1 << 16, 1 << 16), DType.FLOAT16)}
+    yield "top_k-wide", graph_of(TopK, wide, {"values": None, "indices": None}, k=9)

@@ -76,6 +76,7 @@ from cudnn_actor.protocol import (
     Softmax,
     SoftmaxBackward,
     TensorSpec,
+    TopK,
     Transpose,
     Window,
     alibi_slopes,
@@ -408,6 +409,14 @@ def _selections(x: tuple[int, ...], count: int) -> Problem:
     return Problem(dims=dims, dtypes={"indices": DType.INT32}, operations=operations)
 
 
+def _sorts(x: tuple[int, ...], k: int) -> Problem:
+    operations = (
+        TopK(x="x", values="values", indices="places", k=k),
+        TopK(x="x", values="sorted", k=x[0], axis=0, largest=False),
+    )
+    return Problem(dims={"x": x}, operations=operations)
+
+
 def _products(a: tuple[int, ...], b: tuple[int, ...]) -> Problem:
     return Problem(dims={"a": a, "b": b}, operations=(MatMul(a="a", b="b", y="y"),))
 
@@ -465,6 +474,7 @@ PROBLEMS = (
     _movements((4, 6, 8), (24, 8), (2, 0, 1)),
     _choices((3, 4, 6), (3, 1, 6)),
     _selections((20, 24, 6), 9),
+    _sorts((12, 3, 300), 20),
     _convolutions((1, 1, 260, 260), (1, 1, 1, 1)),
 )
 """Many problems, since a quarantined plan is not used again. Some write much and compute little, so that a

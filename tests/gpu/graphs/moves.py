@@ -335,6 +335,7 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
     "indices: Tensor": _indices,
     "axis: int | None": lambda sketch, x: sketch.choose.one((None, _axis(sketch, x))),
     "ScatterReduction": lambda sketch, _: sketch.choose.one(ScatterReduction),
+    "k: int": lambda sketch, _: sketch.choose.size(3),
     "batch_dims:": lambda sketch, _: sketch.choose.one((0, 0, 1)),
     "probability:": lambda sketch, _: sketch.choose.one((0.25, 0.5, 0.75)),
     "dropout:": lambda sketch, _: 0.0,

@@ -37,6 +37,7 @@ from cudnn_actor.engines.cuda.operations.reduction import (
 )
 from cudnn_actor.engines.cuda.operations.response_norm import response_kernels, response_workspace
 from cudnn_actor.engines.cuda.operations.softmax import library_softmax
+from cudnn_actor.engines.cuda.operations.sorting import top_k_kernel, top_k_workspace
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph
 from cudnn_actor.engines.cuda.plans.kernels import Computed
 from cudnn_actor.protocol.operations import (
@@ -89,6 +90,7 @@ from cudnn_actor.protocol.operations import (
     Slice,
     Softmax,
     SoftmaxBackward,
+    TopK,
     Transpose,
 )
 
@@ -219,5 +221,6 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     Scatter: _SCATTER,
     ScatterElements: _SCATTER,
     ScatterND: _SCATTER,
+    TopK: Implementation(launchers={"kernel": Launcher(top_k_kernel, workspace=top_k_workspace)}),
 }
 """The order of an operation's launchers is that of their speed on most shapes, measured on an H200."""
