@@ -134,6 +134,10 @@ template <class T> T __shfl_xor_sync(unsigned, T value, int apart) {
 template <class T> T __shfl_up_sync(unsigned, T value, int apart) {
     return from_lane(value, me % 32 < apart ? me % 32 : me % 32 - apart);
 }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+template <class T> T atomicAdd(T* at, T value) { const T old = *at; *at += value; return old; }
+template <class T> T atomicExch(T* at, T value) { const T old = *at; *at = value; return old; }
+template <class T> T atomicMax(T* at, T value) { const T old = *at; *at = max(old, value); return old; }
 static unsigned __ballot_sync(unsigned, bool vote) {
     slots[me][0] = vote;
     yield();
@@ -339,9 +343,13 @@ def launched(
         if name in given:
             views[name][...] = given[name]
         buffers.append((buffer, buffer.ctypes.data + start))
-    IMPLEMENTATIONS[type(node)].launchers["kernel"].make(node, tensors, None)(
-        [address for _, address in buffers]
-    )
+    launcher = IMPLEMENTATIONS[type(node)].launchers["kernel"]
+    nbytes = 0 if launcher.workspace is None else launcher.workspace(node, tensors)
+    workspace = np.full(nbytes + 128, 0xA5, np.uint8)
+    start = -workspace.ctypes.data % 64
+    places = [address for _, address in buffers] + [workspace.ctypes.data + start] * (nbytes > 0)
+    launcher.make(node, tensors, None)(places)
+    assert (workspace[start + nbytes :] == 0xA5).all(), "it writes behind its workspace"
     return {name: views[name].copy() for name, _ in operation.named(operation.outputs)}
 
 
