@@ -9,10 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cudnn_actor.protocol.checks import is_finite
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
@@ -245,7 +242,7 @@ class Pad(Movement[T], frozen=True, kw_only=True, tag=True):
             raise InvalidRequest(
                 field="steps", value=self.steps, problem="must not be 0", fix="use 1 for neighbours"
             )
-        if not (is_finite(self.value) and _holds(x.dtype, self.value)):
+        if not (is_finite(self.value) and x.dtype.holds(self.value)):
             raise InvalidRequest(
                 field="value",
                 value=self.value,
@@ -361,11 +358,3 @@ class Concat(Operation[T], frozen=True, kw_only=True, tag=True):
 
 def _without(dims: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return dims[:axis] + dims[axis + 1 :]
-
-
-def _holds(dtype: DType, value: float) -> bool:
-    """Whether a tensor of a dtype can have a value, but for rounding to a float."""
-    if dtype.is_floating:
-        return True
-    least, most = (0, 1) if dtype is DType.BOOL else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return least <= value <= most and value == int(value)

@@ -153,6 +153,8 @@ PREAMBLE = (
 """What kernels begin with, with other functions in the place of a GPU's assembly."""
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
 _OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
+_APART = "-fno-gnu-unique"
+"""Else libraries share what a kernel has as shared memory."""
 _made: dict[str, tuple[ctypes.CDLL, int]] = {}
 """Of each source that was compiled: the library, and its number there."""
 
@@ -165,7 +167,7 @@ def library(code: str) -> ctypes.CDLL:
     folder = Path(tempfile.mkdtemp(prefix="cudnn-actor-kernels-"))
     try:
         (folder / "kernels.cpp").write_text(_DEVICE + code)
-        command = [compiler, *_OPTIONS, "-w", "kernels.cpp", "-o", "kernels.so"]
+        command = [compiler, *_OPTIONS, _APART, "-w", "kernels.cpp", "-o", "kernels.so"]
         subprocess.run(command, cwd=folder, check=True, timeout=300)
         return ctypes.CDLL(str(folder / "kernels.so"))
     finally:
@@ -280,6 +282,9 @@ CUPY = SimpleNamespace(
     ndarray=DeviceArray,
     zeros=lambda count, dtype: DeviceArray((count,), dtype),
     asnumpy=DeviceArray.get,
+    empty=np.empty,
+    asarray=np.asarray,
+    ascontiguousarray=np.ascontiguousarray,
     cuda=SimpleNamespace(
         MemoryPool=MemoryPool,
         memory=SimpleNamespace(OutOfMemoryError=MemoryError),
@@ -305,6 +310,8 @@ def use(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
 def _argument(value: Any) -> Any:
     if isinstance(value, np.float32):
         return ctypes.c_float(float(value))
+    if isinstance(value, np.ndarray):
+        return ctypes.c_void_p(value.ctypes.data)
     return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_longlong(value)
 
 

@@ -31,7 +31,7 @@ def wrapped(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
     if dtype is x.dtype:
         return x
     wide = g.astype(x, DType.INT64)
-    all_bits = g._constant(-1, (1,) * x.rank, DType.INT64)
+    all_bits = g._constant("x", -1, (1,) * x.rank, DType.INT64)
     low = Pointwise(mode=PointwiseMode.BITWISE_AND, operands=(wide, all_bits))
     made: Tensor = g.apply(low, like={"result": g.full(x.dims, 0, dtype)})
     return made

@@ -8,15 +8,16 @@ from __future__ import annotations
 import importlib
 import json
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from .recipes import Recipe, made
 
-__all__ = ["program"]
+__all__ = ["program", "tensors"]
 
 _DEVICE = "device(type='cpu')"
 
@@ -26,14 +27,14 @@ def program(path: Path, device: str) -> Callable[..., tuple[Any, ...]]:
 
     Its outputs are a tuple.
     """
-    torch: Any = importlib.import_module("torch")
+    torch = _torch()
     record = json.loads(path.read_text())
     names = {"torch": torch, "device": torch.device(device), "inf": float("inf"), "nan": float("nan")}
     module = types.ModuleType(path.stem)
     vars(module).update(names)
     exec(record["code"].replace(_DEVICE, "device"), vars(module))
-    tensors = [_tensor(torch, *each) for each in record["given"]]
-    given = [each if each is None else each.to(device) for each in tensors]
+    made_of = [_tensor(*each) for each in record["given"]]
+    given = [each if each is None else each.to(device) for each in made_of]
     forward = vars(module)["forward"]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
@@ -43,11 +44,27 @@ def program(path: Path, device: str) -> Callable[..., tuple[Any, ...]]:
     return run
 
 
-def _tensor(torch: Any, recipe: Recipe, dtype: str) -> Any:
+def tensors(arrays: Iterable[np.ndarray], device: str) -> list[Any]:
+    """Arrays as PyTorch's tensors on a device."""
+    return [_of(array).to(device) for array in arrays]
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch")
+
+
+def _of(array: np.ndarray) -> Any:
+    if array.dtype == ml_dtypes.bfloat16:
+        return _torch().from_numpy(array.astype(np.float32)).bfloat16()
+    return _torch().from_numpy(np.ascontiguousarray(array))
+
+
+def _tensor(recipe: Recipe, dtype: str) -> Any:
+    of = getattr(_torch(), dtype, None)
     match recipe:
         case ["unused"]:
             return None
         case ["listed", values]:
-            return torch.tensor(values, dtype=getattr(torch, dtype))
+            return _torch().tensor(values, dtype=of)
         case _:
-            return torch.from_numpy(np.ascontiguousarray(made(recipe))).to(getattr(torch, dtype))
+            return _of(made(recipe)).to(of)

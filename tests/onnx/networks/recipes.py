@@ -43,13 +43,14 @@ def made(recipe: Recipe) -> np.ndarray:
         case ["reshaped", of, dims]:
             return made(of).reshape(dims)
         case ["transposed", of]:
-            return made(of).T
+            return np.asarray(made(of).T)
         case ["norm's scale in", weight, gamma, variance, epsilon]:
             factor = made(gamma) / np.sqrt(made(variance) + np.float32(epsilon))
-            of = made(weight)
-            return of * factor.reshape(-1, *[1] * (of.ndim - 1))
+            values = made(weight)
+            return np.asarray(values * factor.reshape(-1, *[1] * (values.ndim - 1)))
         case ["norm's shift", beta, mean, gamma, variance, epsilon]:
-            return made(beta) - made(mean) * made(gamma) / np.sqrt(made(variance) + np.float32(epsilon))
+            factor = made(gamma) / np.sqrt(made(variance) + np.float32(epsilon))
+            return np.asarray(made(beta) - made(mean) * factor)
     raise ValueError(f"unknown recipe: {recipe}")
 
 

@@ -1,8 +1,8 @@
 """Writes the networks as ONNX files without weights, with PyTorch's outputs and programs beside them.
 
-    python -m tests.onnx.models.export
-    python -m tests.onnx.models.export --full --out FOLDER
-    python -m tests.onnx.models.export --full --dtype bfloat16 --out FOLDER
+    python -m tests.onnx.networks.export
+    python -m tests.onnx.networks.export --full --out FOLDER
+    python -m tests.onnx.networks.export --full --dtype bfloat16 --out FOLDER
 
 From the top of the repository, with torch 2.13 (for the CPU), torchvision 0.28, transformers 5.23, diffusers
 0.42, onnx 1.23, onnxscript 0.7 and NumPy. Nothing is downloaded. A second run writes the same bytes.
