@@ -19,6 +19,7 @@ from cudnn_actor.onnx.operators import (
     random,
     recurrent,
     reduction,
+    resize,
     spectra,
     training,
 )
@@ -43,6 +44,7 @@ FAMILIES = (
     random,
     recurrent,
     reduction,
+    resize,
     spectra,
     training,
 )
