@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
+from cudnn_actor.protocol.arrangement_functions import ArrangementFunctions
 from cudnn_actor.protocol.checks import did_you_mean, require_name
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -12,19 +13,22 @@ from cudnn_actor.protocol.expressions import Made, Tensor
 from cudnn_actor.protocol.graph_assembly import GraphAssembly
 from cudnn_actor.protocol.graph_functions import Functions
 from cudnn_actor.protocol.graph_gradients import Gradients
+from cudnn_actor.protocol.indexing_functions import IndexingFunctions
 from cudnn_actor.protocol.limits import GraphLimits
-from cudnn_actor.protocol.movement_functions import MovementFunctions
 from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.network_functions import NetworkFunctions
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import PointwiseMode, TensorRole
 from cudnn_actor.protocol.random_functions import RandomFunctions
+from cudnn_actor.protocol.range_functions import RangeFunctions
 from cudnn_actor.protocol.tensor import Layout, LayoutLike, TensorSpec
 
 __all__ = ["GraphBuilder", "Tensor"]
 
 
-class GraphBuilder(Functions, MovementFunctions, NetworkFunctions, RandomFunctions):
+class GraphBuilder(
+    Functions, ArrangementFunctions, RangeFunctions, IndexingFunctions, NetworkFunctions, RandomFunctions
+):
     """Builds a graph: declare inputs, compute with them, and `build` with the outputs.
 
     A mistake raises `InvalidRequest` at the line that makes it. A tensor's dtype is the type that it has

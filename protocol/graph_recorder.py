@@ -57,6 +57,8 @@ class Recorder:
         self._tensors: list[Made] = []
         self._operations: list[Node] = []
         self._constants: dict[tuple[str, type, DType, tuple[int, ...]], int] = {}
+        self.place = ""
+        """What adds the operations that follow, for people; empty for the line of code that does."""
         self._gradient_of = ""
         """While `grad` adds operations: the label of what they are the gradient of."""
 
@@ -99,7 +101,8 @@ class Recorder:
                 raise InvalidRequest(field=name, value=None, problem=problem, fix=fix)
         if given:
             node.check(specs | {name: inferred[name] for name in names})
-        label = self._gradient_of or f"{getattr(operation, 'mode', operation.kind)} at {_line()}"
+        name = getattr(operation, "mode", operation.kind)
+        label = self._gradient_of or f"{name} at {self.place or _line()}"
         results = {
             name: self._add(Made(self._laid_out(node, inferred[name], specs), TensorRole.VIRTUAL, label))
             for name in names
@@ -158,7 +161,9 @@ class Recorder:
             )
         _check_broadcast([tensor.dims for tensor in tensors])
         rank = max(tensor.rank for tensor in tensors)
-        stored = _promoted([tensor.dtype for tensor in tensors], operands)
+        chosen = operands[1:] if mode == PointwiseMode.SELECT else operands  # a condition decides no type
+        typed = [operand for operand in chosen if isinstance(operand, Tensor)] or tensors
+        stored = _promoted([tensor.dtype for tensor in typed], chosen)
         aligned = [self._aligned(operand, rank, stored) for operand in operands]
         result = self._result(
             Pointwise(

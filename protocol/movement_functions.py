@@ -15,6 +15,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Number, Tensor
 from cudnn_actor.protocol.graph_recorder import Recorder
 from cudnn_actor.protocol.operations import (
+    Concat,
     Pad,
     PointwiseMode,
     Reduction,
@@ -134,8 +135,25 @@ class MovementFunctions(Recorder):
                 problem=f"cannot be reached from dims {x.dims}",
                 fix="keep the last dims of x, but for those of 1",
             )
+        if x.dtype is DType.UINT64:  # no function is computed of that
+            return self._copied_to(x, wanted)
         made = self.pointwise(PointwiseMode.MUL, x, self._constant("x", 1, wanted, x.dtype))
         return made if made.dtype is x.dtype else self._converted(made, x.dtype, kept=False)
+
+    def _copied_to(self, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+        """As `broadcast_to`, without any arithmetic."""
+        made = self.reshape(x, (1,) * (len(dims) - x.rank) + x.dims) if len(dims) > x.rank else x
+        for axis, (size, wanted) in enumerate(zip(made.dims, dims, strict=True)):
+            if size != 1 or wanted == 1:
+                continue
+            double = made
+            parts: list[Tensor] = []
+            for digit in reversed(f"{wanted:b}"):  # as many copies as the number has binary digits
+                parts += [double] if digit == "1" else []
+                double = self._result(Concat(operands=(double, double), axis=axis))
+            parts = parts or [self.slice(made, (*(slice(None),) * axis, slice(0)))]
+            made = self._result(Concat(operands=tuple(parts), axis=axis))
+        return made
 
     def sum_to(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """The reverse of `broadcast_to`: the sum over the dims that are 1 in `dims`, or missing in front."""
@@ -185,10 +203,7 @@ def _picked(index: _Index, axis: int, size: int) -> range:
         return range(index % size, index % size + 1)
     if isinstance(index, slice) and index.step == 0:
         raise _no_index(index, "has a step of 0", "use 1 for neighbours")
-    picked = range(size)[index if isinstance(index, slice) else slice(None)]
-    if size and not picked:
-        raise _no_index(index, f"picks nothing of axis {axis}, of size {size}", "pick at least one element")
-    return picked
+    return range(size)[index if isinstance(index, slice) else slice(None)]
 
 
 def _no_index(index: object, problem: str, fix: str) -> InvalidRequest:
