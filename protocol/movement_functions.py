@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import Any
+from typing import Any, Literal
 
 from cudnn_actor.protocol.checks import is_whole
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
@@ -13,8 +13,10 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Number, Tensor
 from cudnn_actor.protocol.graph_recorder import Recorder
 from cudnn_actor.protocol.operations import (
+    BorderPad,
     Concat,
     Pad,
+    PadMode,
     PointwiseMode,
     Reduction,
     ReductionMode,
@@ -101,10 +103,18 @@ class MovementFunctions(Recorder):
             made = self._result(Slice(x=x, starts=tuple(starts), steps=tuple(steps), sizes=tuple(sizes)))
         return made if tuple(dims) == made.dims else self.reshape(made, dims)
 
-    def pad(self, x: Tensor, widths: int | Sequence[Sequence[int]], value: Number = 0) -> Tensor:
-        """x with a number around it: `widths` before and after each axis, or one width for all.
+    def pad(
+        self,
+        x: Tensor,
+        widths: int | Sequence[Sequence[int]],
+        value: Number = 0,
+        *,
+        mode: PadMode | Literal["constant", "edge", "reflect", "symmetric", "wrap"] = "constant",
+    ) -> Tensor:
+        """x with a number, or elements of its own, around it: see `Pad`, and `BorderPad` for the other modes.
 
-        Raises `InvalidRequest`. See `Pad`.
+        `widths`: before and after each axis, or one width for all. Negative ones take elements away, before
+        anything is added. Raises `InvalidRequest`.
         """
         self._own("x", x)
         each = [(widths, widths)] * x.rank if isinstance(widths, int) else [tuple(pair) for pair in widths]
@@ -115,8 +125,20 @@ class MovementFunctions(Recorder):
                 problem="are not pairs",
                 fix="give (before, after) for each axis",
             )
+        if len(each) == x.rank and min((width for pair in each for width in pair), default=0) < 0:
+            ends = zip(x.dims, each, strict=True)
+            kept = (slice(max(-b, 0), max(size - max(-a, 0), 0)) for size, (b, a) in ends)
+            x = self.slice(x, tuple(kept))
+            each = [(max(before, 0), max(after, 0)) for before, after in each]
         before, after = tuple(pair[0] for pair in each), tuple(pair[1] for pair in each)
-        return self._result(Pad(x=x, before=before, after=after, steps=(1,) * x.rank, value=float(value)))
+        if mode == "constant":
+            steps = (1,) * x.rank
+            return self._result(Pad(x=x, before=before, after=after, steps=steps, value=float(value)))
+        if mode not in list(PadMode):
+            raise InvalidRequest(
+                field="mode", value=mode, problem="is no mode", fix=f"use constant, {', '.join(PadMode)}"
+            )
+        return self._result(BorderPad(x=x, before=before, after=after, mode=PadMode(mode)))
 
     def astype(self, x: Tensor, dtype: DTypeLike) -> Tensor:
         """x rounded to another type: integers saturate, and NaN becomes 0."""

@@ -26,7 +26,7 @@ class RangeFunctions(MovementFunctions):
     def arange(
         self, start: Number, stop: Number | None = None, step: Number = 1, *, dtype: DTypeLike | None = None
     ) -> Tensor:
-        """`start + n * step` for as many n from 0 as stay before `stop`. Of one number, from 0 to before that.
+        """`start + n * step` for as many n from 0 as stay before `stop`; of one number, from 0 to it.
 
         Exact for integers; of floats computed in float64 and rounded once. int64 without a dtype, or float32
         if an argument is a float.

@@ -29,7 +29,17 @@ from cudnn_actor.protocol.operations.convolution import (
 from cudnn_actor.protocol.operations.functions import FUNCTIONS, PointwiseMode
 from cudnn_actor.protocol.operations.grouped_matmul import GroupedMatMul, GroupedMatMulBackwardWeights
 from cudnn_actor.protocol.operations.matmul import MatMul
-from cudnn_actor.protocol.operations.movement import Concat, Movement, Pad, Placed, Reshape, Slice, Transpose
+from cudnn_actor.protocol.operations.movement import (
+    BorderPad,
+    Concat,
+    Movement,
+    Pad,
+    PadMode,
+    Placed,
+    Reshape,
+    Slice,
+    Transpose,
+)
 from cudnn_actor.protocol.operations.normalization import (
     LayerNorm,
     LayerNormBackward,
@@ -70,6 +80,7 @@ __all__ = [
     "BatchNorm",
     "BatchNormBackward",
     "BatchNormTraining",
+    "BorderPad",
     "ChannelNorm",
     "Concat",
     "Convolution",
@@ -98,6 +109,7 @@ __all__ = [
     "Node",
     "Operation",
     "Pad",
+    "PadMode",
     "Placed",
     "Pointwise",
     "PointwiseMode",
@@ -152,6 +164,7 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     Transpose,
     Slice,
     Pad,
+    BorderPad,
     Concat,
     Reduction,
     ArgReduction,

@@ -25,6 +25,7 @@ from cudnn_actor.engines.cuda.operations.normalization import (
     normalization_kernels,
     normalization_workspace,
 )
+from cudnn_actor.engines.cuda.operations.padding import padding_kernel
 from cudnn_actor.engines.cuda.operations.pointwise import lower_pointwise
 from cudnn_actor.engines.cuda.operations.pooling import library_pooling, pooling_kernel
 from cudnn_actor.engines.cuda.operations.random import random_kernel
@@ -47,6 +48,7 @@ from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormBackward,
     BatchNormTraining,
+    BorderPad,
     Concat,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
@@ -162,6 +164,7 @@ _MATMUL = Implementation(
     },
 )
 _GROUPED = Implementation(launchers={"kernel": Launcher(grouped_kernels, workspace=grouped_workspace)})
+_PADDING = Implementation(launchers={"kernel": Launcher(padding_kernel)})
 IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     ConvolutionForward: _CONVOLUTION,
     ConvolutionBackwardData: _CONVOLUTION,
@@ -192,7 +195,8 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     Reshape: Implementation(),
     Transpose: Implementation(),
     Slice: Implementation(),
-    Pad: Implementation(),
+    Pad: _PADDING,
+    BorderPad: _PADDING,
     Concat: Implementation(),
     Reduction: Implementation(lower_reduction, launchers=_REDUCTION),
     ArgReduction: Implementation(launchers=_REDUCTION),
