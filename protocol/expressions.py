@@ -77,6 +77,17 @@ class Tensor:
             raise TypeError("a tensor without dims cannot be iterated")
         return (self[place] for place in range(self.dims[0]))
 
+    def __len__(self) -> int:
+        if not self.dims:
+            raise TypeError("a tensor without dims has no len()")
+        return self.dims[0]
+
+    def __array__(self, *_: Any, **__: Any) -> Any:  # without it, NumPy would read element after element
+        raise TypeError("a tensor of a graph has no values while the graph is built; NumPy cannot read it")
+
+    def __array_function__(self, function: Any, *_: Any) -> Any:
+        raise TypeError(f"numpy.{function.__name__} takes no tensor of a graph; use the builder's functions")
+
     def __bool__(self) -> bool:
         raise TypeError("a tensor of a graph has no truth value while the graph is built; use g.where")
 
@@ -177,6 +188,9 @@ class Tensor:
 
     def __matmul__(self, other: Tensor) -> Tensor:
         return self.builder.matmul(self, other)
+
+    def __rmatmul__(self, other: Tensor) -> Tensor:
+        return self.builder.matmul(other, self)
 
     def __getitem__(self, index: Any) -> Tensor:
         return self.builder.slice(self, index)

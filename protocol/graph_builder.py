@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import overload
+from typing import Any, overload
 
 from cudnn_actor.protocol.arrangement_functions import ArrangementFunctions
-from cudnn_actor.protocol.checks import require_name
+from cudnn_actor.protocol.checks import did_you_mean, require_name
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Made, Tensor
 from cudnn_actor.protocol.graph_assembly import GraphAssembly
 from cudnn_actor.protocol.graph_functions import Functions
 from cudnn_actor.protocol.graph_gradients import Gradients
+from cudnn_actor.protocol.indexing_functions import IndexingFunctions
 from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.network_functions import NetworkFunctions
@@ -25,7 +26,9 @@ from cudnn_actor.protocol.tensor import Layout, LayoutLike, TensorSpec
 __all__ = ["GraphBuilder", "Tensor"]
 
 
-class GraphBuilder(Functions, ArrangementFunctions, RangeFunctions, NetworkFunctions, RandomFunctions):
+class GraphBuilder(
+    Functions, ArrangementFunctions, RangeFunctions, IndexingFunctions, NetworkFunctions, RandomFunctions
+):
     """Builds a graph: declare inputs, compute with them, and `build` with the outputs.
 
     A mistake raises `InvalidRequest` at the line that makes it. A tensor's dtype is the type that it has
@@ -92,6 +95,17 @@ class GraphBuilder(Functions, ArrangementFunctions, RangeFunctions, NetworkFunct
                 problem="is not a mapping of names to tensors",
                 fix="name each output, as in g.build(y=y)",
             )
+        if not (updates is None or isinstance(updates, Mapping)):
+            raise InvalidRequest(
+                field="updates",
+                value=updates,
+                problem="is not a mapping of inputs' names to tensors",
+                fix="name the input, as in updates={'state': new}",
+            )
+        for name in named.keys() & (outputs or {}).keys():
+            raise InvalidRequest(
+                field=name, value=named[name], problem="is given twice", fix="name each output once"
+            )
         wanted = {**(outputs or {}), **named}
         updated = dict(updates or {})
         if not wanted and not updated:
@@ -120,8 +134,12 @@ class GraphBuilder(Functions, ArrangementFunctions, RangeFunctions, NetworkFunct
 
     def _check_update(self, name: str, value: Tensor) -> None:
         if name not in self._inputs:
+            fix = f"{did_you_mean(name, self._inputs)}use {', '.join(self._inputs)}"
             raise InvalidRequest(
-                field="updates", value=name, problem="is no input", fix=f"use {', '.join(self._inputs)}"
+                field="updates",
+                value=name,
+                problem="is no input",
+                fix=fix if self._inputs else "declare it: g.input(name, dims)",
             )
         self._own(name, value)
         spec = self._tensors[self._inputs[name]].spec
@@ -181,11 +199,12 @@ class GraphBuilder(Functions, ArrangementFunctions, RangeFunctions, NetworkFunct
             A tensor is not of floats, upstream does not fit the outputs, or an operation between them has no
             gradient: the text says which, and where it was added.
         """
-        made = list(outputs) if isinstance(outputs, Sequence) else [outputs]
-        of = list(wrt) if isinstance(wrt, Sequence) else [wrt]
-        for name, tensor in [("outputs", each) for each in made] + [("wrt", each) for each in of]:
-            self._own(name, tensor)
-        if upstream is None or isinstance(upstream, Tensor):
-            upstream = [upstream] * (len(made) if upstream is None else 1)
-        found = Gradients(self, made, of, upstream).found()
+        made, of = _several(outputs), _several(wrt)
+        given = [None] * len(made) if upstream is None else _several(upstream)
+        found = Gradients(self, made, of, given).found()
         return found[0] if isinstance(wrt, Tensor) else tuple(found)
+
+
+def _several(given: Any) -> list[Any]:
+    """What is given as a sequence, or alone."""
+    return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Axes, Tensor
 from cudnn_actor.protocol.graph_recorder import Recorder
 from cudnn_actor.protocol.operations import (
@@ -121,23 +122,38 @@ class Functions(Recorder):
 
     # Activations with a parameter; None for the default.
 
+    def _activation(
+        self,
+        mode: PointwiseMode,
+        x: Any,
+        lower: float | None = None,
+        upper: float | None = None,
+        **parameter: float | None,
+    ) -> Tensor:
+        """An activation whose parameter is the caller's argument of that name."""
+        ((name, value),) = parameter.items()
+        try:
+            return self.pointwise(mode, x, parameter=value, lower=lower, upper=upper)
+        except InvalidRequest as error:
+            raise (error.about(name) if error.field == "parameter" else error) from None
+
     def relu(
         self, x: Any, *, slope: float | None = None, lower: float | None = None, upper: float | None = None
     ) -> Tensor:
         """x where x > lower, else lower + slope * (x - lower); at most `upper`. Else max(x, 0)."""
-        return self.pointwise(_M.RELU, x, parameter=slope, lower=lower, upper=upper)
+        return self._activation(_M.RELU, x, lower, upper, slope=slope)
 
     def leaky_relu(self, x: Any, slope: float | None = None) -> Tensor:
         """x where x > 0, else slope * x; 0.01 * x by default."""
-        return self.pointwise(_M.LEAKY_RELU, x, parameter=slope)
+        return self._activation(_M.LEAKY_RELU, x, slope=slope)
 
     def elu(self, x: Any, alpha: float | None = None) -> Tensor:
         """x where x > 0, else alpha * (exp(x) - 1)."""
-        return self.pointwise(_M.ELU, x, parameter=alpha)
+        return self._activation(_M.ELU, x, alpha=alpha)
 
     def celu(self, x: Any, alpha: float | None = None) -> Tensor:
         """x where x > 0, else alpha * (exp(x / alpha) - 1)."""
-        return self.pointwise(_M.CELU, x, parameter=alpha)
+        return self._activation(_M.CELU, x, alpha=alpha)
 
     def gelu(self, x: Any, *, approximate: bool = False) -> Tensor:
         """x times the normal distribution's function; `approximate` by a hyperbolic tangent."""
@@ -145,21 +161,22 @@ class Functions(Recorder):
 
     def softplus(self, x: Any, beta: float | None = None) -> Tensor:
         """log(1 + exp(beta * x)) / beta."""
-        return self.pointwise(_M.SOFTPLUS, x, parameter=beta)
+        return self._activation(_M.SOFTPLUS, x, beta=beta)
 
     def swish(self, x: Any, beta: float | None = None) -> Tensor:
         """x / (1 + exp(-beta * x)); with beta 1 also called silu."""
-        return self.pointwise(_M.SWISH, x, parameter=beta)
+        return self._activation(_M.SWISH, x, beta=beta)
 
     def hard_sigmoid(self, x: Any, alpha: float | None = None) -> Tensor:
         """min(max(alpha * x + 1 / 2, 0), 1), with alpha 1 / 6 by default."""
-        return self.pointwise(_M.HARD_SIGMOID, x, parameter=alpha)
+        return self._activation(_M.HARD_SIGMOID, x, alpha=alpha)
 
     # Reductions.
 
     def _reduced(self, mode: ReductionMode, x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
-        axes = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
-        return self._result(Reduction(x=x, mode=mode, axes=axes, keep_dims=keepdims))
+        axes = axis if axis is None else tuple(axis) if isinstance(axis, Sequence) else (axis,)
+        reduction = Reduction(x=x, mode=mode, axes=axes, keep_dims=keepdims)
+        return self._result(reduction, axes="axis", keep_dims="keepdims")
 
     def sum(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
         """The sum of the elements along these dims."""
@@ -191,11 +208,15 @@ class Functions(Recorder):
 
     def argmax(self, x: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
         """The place of the largest element along a dim, int64; the first of equal ones."""
-        return self._result(ArgReduction(x=x, mode=ReductionMode.MAX, axis=axis, keep_dims=keepdims))
+        return self._place(ReductionMode.MAX, x, axis, keepdims)
 
     def argmin(self, x: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
         """The place of the smallest element along a dim, int64; the first of equal ones."""
-        return self._result(ArgReduction(x=x, mode=ReductionMode.MIN, axis=axis, keep_dims=keepdims))
+        return self._place(ReductionMode.MIN, x, axis, keepdims)
+
+    def _place(self, mode: ReductionMode, x: Tensor, axis: int, keepdims: bool) -> Tensor:
+        found = ArgReduction(x=x, mode=mode, axis=axis, keep_dims=keepdims)
+        return self._result(found, keep_dims="keepdims")
 
     def cumsum(self, x: Tensor, axis: int, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
         """The sum of all elements up to each along a dim: see `Cumulative`."""

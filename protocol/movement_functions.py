@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any, Literal
 
-from cudnn_actor.protocol.checks import is_whole
+import numpy as np
+
+from cudnn_actor.protocol.checks import as_index, is_whole
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Number, Tensor
@@ -24,7 +26,7 @@ from cudnn_actor.protocol.operations import (
     Slice,
     Transpose,
 )
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.tensor import TensorSpec, whole_numbers
 
 __all__ = ["MovementFunctions"]
 
@@ -36,7 +38,8 @@ class MovementFunctions(Recorder):
 
     def reshape(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """x with other dims; one of them may be -1. Raises `InvalidRequest`."""
-        wanted = [int(dim) for dim in dims]
+        self._own("x", x)
+        wanted = list(whole_numbers("dims", dims))
         if wanted.count(-1) == 1:
             others = -math.prod(wanted)
             if others > 0 and math.prod(x.dims) % others == 0:
@@ -45,62 +48,37 @@ class MovementFunctions(Recorder):
 
     def transpose(self, x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
         """x with its axes in another order; None reverses them. Raises `InvalidRequest`."""
-        order = range(x.rank)[::-1] if axes is None else [a + x.rank if a < 0 else a for a in axes]
+        self._own("x", x)
+        given = range(x.rank)[::-1] if axes is None else whole_numbers("axes", axes)
+        order = [axis + x.rank if axis < 0 else axis for axis in given]
         return self._result(Transpose(x=x, axes=tuple(order)))
 
     def slice(self, x: Tensor, index: Any) -> Tensor:
         """`x[index]`, of whole numbers, slices, `...` and None. Raises `InvalidRequest`."""
-        given: list[_Index] = list(index) if isinstance(index, tuple) else [index]
-        for one in given:
-            if not (one is None or one is Ellipsis or isinstance(one, slice) or is_whole(one)):
-                raise InvalidRequest(
-                    field="index",
-                    value=one,
-                    problem="is not a whole number, a slice, ... or None",
-                    fix="select elements with those",
-                )
+        self._own("x", x)
+        given: list[_Index] = [_part(one) for one in (index if isinstance(index, tuple) else (index,))]
         used = sum(one is not None and one is not Ellipsis for one in given)
         if used > x.rank:
-            raise InvalidRequest(
-                field="index",
-                value=used,
-                problem=f"has more parts than x has dims: {x.rank}",
-                fix="use fewer",
-            )
+            raise _no_index(index, f"has {used} parts, but x has {x.rank} dims", "use fewer")
         if given.count(Ellipsis) > 1:
-            raise InvalidRequest(field="index", value=index, problem="has more than one ...", fix="use one")
+            raise _no_index(index, "has more than one ...", "use one")
         if Ellipsis not in given:
             given.append(Ellipsis)
-        starts, steps, sizes, dims = [], [], [], []
-        axis = 0
+        picked: list[range] = []
+        dims: list[int] = []
         for one in given:
             if one is None:
                 dims.append(1)
                 continue
             for _ in range(x.rank - used if one is Ellipsis else 1):
-                size = x.dims[axis]
-                if isinstance(one, int):
-                    if not -size <= one < size:
-                        raise InvalidRequest(
-                            field="index",
-                            value=one,
-                            problem=f"is out of range for axis {axis}, of size {size}",
-                            fix=f"use one from {-size} to {size - 1}",
-                        )
-                    picked = range(one % size, one % size + 1)
-                else:
-                    picked = range(size)[slice(None) if one is Ellipsis else one]
-                    dims.append(len(picked))
-                starts.append(picked.start)
-                steps.append(picked.step)
-                sizes.append(len(picked))
-                axis += 1
+                axis = len(picked)
+                picked.append(_picked(one, axis, x.dims[axis]))
+                if not isinstance(one, int):
+                    dims.append(len(picked[-1]))
         made = x
-        if any(
-            start or step != 1 or size != dim
-            for start, step, size, dim in zip(starts, steps, sizes, x.dims, strict=True)
-        ):
-            made = self._result(Slice(x=x, starts=tuple(starts), steps=tuple(steps), sizes=tuple(sizes)))
+        if picked != [range(size) for size in x.dims]:
+            starts, steps = tuple(one.start for one in picked), tuple(one.step for one in picked)
+            made = self._result(Slice(x=x, starts=starts, steps=steps, sizes=tuple(map(len, picked))))
         return made if tuple(dims) == made.dims else self.reshape(made, dims)
 
     def pad(
@@ -113,32 +91,29 @@ class MovementFunctions(Recorder):
     ) -> Tensor:
         """x with a number, or elements of its own, around it: see `Pad`, and `BorderPad` for the other modes.
 
-        `widths`: before and after each axis, or one width for all. Negative ones take elements away, before
-        anything is added. Raises `InvalidRequest`.
+        `widths`: before and after each axis, or one width for all. Raises `InvalidRequest`.
         """
         self._own("x", x)
-        each = [(widths, widths)] * x.rank if isinstance(widths, int) else [tuple(pair) for pair in widths]
-        if any(len(pair) != 2 for pair in each):
+        try:
+            pairs = np.broadcast_to(widths, (x.rank, 2)) if is_whole(widths) else np.asarray(widths)
+        except ValueError:
+            pairs = np.empty(0)
+        if pairs.shape != (x.rank, 2) or pairs.dtype.kind not in "iu":
             raise InvalidRequest(
                 field="widths",
                 value=widths,
-                problem="are not pairs",
+                problem=f"must be a whole number, or a pair of them for each of the {x.rank} axes of x",
                 fix="give (before, after) for each axis",
             )
-        if len(each) == x.rank and min((width for pair in each for width in pair), default=0) < 0:
-            ends = zip(x.dims, each, strict=True)
-            kept = (slice(max(-b, 0), max(size - max(-a, 0), 0)) for size, (b, a) in ends)
-            x = self.slice(x, tuple(kept))
-            each = [(max(before, 0), max(after, 0)) for before, after in each]
-        before, after = tuple(pair[0] for pair in each), tuple(pair[1] for pair in each)
+        before, after = (tuple(map(int, each)) for each in pairs.T)
+        of: dict[str, Any] = {"x": x, "before": before, "after": after}
         if mode == "constant":
-            steps = (1,) * x.rank
-            return self._result(Pad(x=x, before=before, after=after, steps=steps, value=float(value)))
+            return self._result(Pad(**of, steps=(1,) * x.rank, value=value), before="widths", after="widths")
         if mode not in list(PadMode):
             raise InvalidRequest(
                 field="mode", value=mode, problem="is no mode", fix=f"use constant, {', '.join(PadMode)}"
             )
-        return self._result(BorderPad(x=x, before=before, after=after, mode=PadMode(mode)))
+        return self._result(BorderPad(**of, mode=PadMode(mode)), before="widths", after="widths")
 
     def astype(self, x: Tensor, dtype: DTypeLike) -> Tensor:
         """x rounded to another type: integers saturate, and NaN becomes 0."""
@@ -149,29 +124,39 @@ class MovementFunctions(Recorder):
     def full(self, dims: Sequence[int], value: Number, dtype: DTypeLike = DType.FLOAT32) -> Tensor:
         """A tensor of one value."""
         wanted = TensorSpec.packed(dims, dtype)
-        return self._converted(self._constant(value, wanted.dims, wanted.dtype), wanted.dtype, kept=False)
+        if isinstance(value, bool) and wanted.dtype is DType.BOOL:
+            value = int(value)
+        made = self._constant("value", value, wanted.dims, wanted.dtype)
+        if not wanted.dtype.holds(value):
+            raise InvalidRequest(
+                field="value",
+                value=value,
+                problem=f"is no number of {wanted.dtype}",
+                fix="choose one that it holds, or another dtype",
+            )
+        return self._converted(made, wanted.dtype, kept=False)
 
     def broadcast_to(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """x repeated along its dims of 1, and along new leading dims. Raises `InvalidRequest`."""
         self._own("x", x)
-        wanted = tuple(dims)
+        wanted = TensorSpec.packed(dims, x.dtype).dims
         if x.dims == wanted:
             return x
-        if x.dtype is DType.UINT64 and len(wanted) >= x.rank:  # no function is computed of that
-            made = self._copied_to(x, wanted)
-        else:
-            made = self.pointwise(PointwiseMode.MUL, x, self._constant(1, wanted, x.dtype))
-        if made.dims != wanted:
+        missing = len(wanted) - x.rank
+        if missing < 0 or any(size not in (1, to) for size, to in zip(x.dims, wanted[missing:], strict=True)):
             raise InvalidRequest(
                 field="dims",
                 value=wanted,
                 problem=f"cannot be reached from dims {x.dims}",
                 fix="keep the last dims of x, but for those of 1",
             )
+        if x.dtype is DType.UINT64:  # no function is computed of that
+            return self._copied_to(x, wanted)
+        made = self.pointwise(PointwiseMode.MUL, x, self._constant("x", 1, wanted, x.dtype))
         return made if made.dtype is x.dtype else self._converted(made, x.dtype, kept=False)
 
     def _copied_to(self, x: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """As `broadcast_to`, without any arithmetic. What does not fit stays as it is."""
+        """As `broadcast_to`, without any arithmetic."""
         made = self.reshape(x, (1,) * (len(dims) - x.rank) + x.dims) if len(dims) > x.rank else x
         for axis, (size, wanted) in enumerate(zip(made.dims, dims, strict=True)):
             if size != 1 or wanted == 1:
@@ -188,7 +173,7 @@ class MovementFunctions(Recorder):
     def sum_to(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """The reverse of `broadcast_to`: the sum over the dims that are 1 in `dims`, or missing in front."""
         self._own("x", x)
-        wanted = tuple(dims)
+        wanted = TensorSpec.packed(dims, x.dtype).dims
         missing = x.rank - len(wanted)
         kept = (1,) * missing + wanted
         if missing < 0 or any(to not in (1, size) for to, size in zip(kept, x.dims, strict=True)):
@@ -203,3 +188,38 @@ class MovementFunctions(Recorder):
         if axes:
             made = self._result(Reduction(x=x, mode=ReductionMode.SUM, axes=axes, keep_dims=True))
         return made if made.dims == wanted else self.reshape(made, wanted)
+
+
+def _part(index: Any) -> _Index:
+    """A part of an index, with Python's whole numbers for NumPy's. Raises `InvalidRequest`."""
+    try:
+        if isinstance(index, slice):
+            ends = (index.start, index.stop, index.step)
+            return slice(*(end if end is None else as_index(end) for end in ends))
+        if index is None or index is Ellipsis:
+            return index
+        return as_index(index)
+    except TypeError:
+        pass
+    raise _no_index(
+        index, "is not a whole number, a slice of them, ... or None", "select elements with those"
+    )
+
+
+def _picked(index: _Index, axis: int, size: int) -> range:
+    """What a part of an index picks of an axis. Raises `InvalidRequest` for what the axis does not have."""
+    if isinstance(index, int):
+        if not -size <= index < size:
+            raise _no_index(
+                index,
+                f"is out of range for axis {axis}, of size {size}",
+                f"use one from {-size} to {size - 1}",
+            )
+        return range(index % size, index % size + 1)
+    if isinstance(index, slice) and index.step == 0:
+        raise _no_index(index, "has a step of 0", "use 1 for neighbours")
+    return range(size)[index if isinstance(index, slice) else slice(None)]
+
+
+def _no_index(index: object, problem: str, fix: str) -> InvalidRequest:
+    return InvalidRequest(field="index", value=index, problem=problem, fix=fix)

@@ -33,6 +33,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.attention import alibi_slopes
 from cudnn_actor.protocol.spatial import spread
+from cudnn_actor.protocol.tensor import MAX_RANK
 
 __all__ = ["NetworkFunctions"]
 
@@ -42,6 +43,8 @@ class NetworkFunctions(Recorder):
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """a @ b: see `MatMul`. An operand of one dim is a row or a column, as in NumPy."""
+        self._own("a", a)
+        self._own("b", b)
         row, column = a.rank == 1, b.rank == 1
         y = self._result(MatMul(a=a[None] if row else a, b=b[:, None] if column else b))
         y = y[..., 0] if column else y
@@ -155,7 +158,7 @@ class NetworkFunctions(Recorder):
         dilation: int | Sequence[int] = 1,
     ) -> Tensor:
         """The largest element of each window, which move by their size unless a stride is given."""
-        window = Window.symmetric(x.rank - 2, size, pad, stride, dilation)
+        window = Window.symmetric(self._spatial_dims(x), size, pad, stride, dilation)
         return self._result(MaxPool(x=x, window=window))
 
     def avg_pool(
@@ -168,7 +171,7 @@ class NetworkFunctions(Recorder):
         include_padding: bool = False,
     ) -> Tensor:
         """The mean of each window, which move by their size unless a stride is given."""
-        window = Window.symmetric(x.rank - 2, size, pad, stride)
+        window = Window.symmetric(self._spatial_dims(x), size, pad, stride)
         return self._result(AvgPool(x=x, window=window, include_padding=include_padding))
 
     def lp_pool(
@@ -182,7 +185,7 @@ class NetworkFunctions(Recorder):
         dilation: int | Sequence[int] = 1,
     ) -> Tensor:
         """The p-norm of each window, which move by their size unless a stride is given."""
-        window = Window.symmetric(x.rank - 2, size, pad, stride, dilation)
+        window = Window.symmetric(self._spatial_dims(x), size, pad, stride, dilation)
         return self._result(LpPool(x=x, window=window, p=p))
 
     def adaptive_max_pool(self, x: Tensor, output: int | Sequence[int]) -> Tensor:
@@ -193,9 +196,20 @@ class NetworkFunctions(Recorder):
         """The mean of each of so many windows that cover x: see `AdaptiveWindow`."""
         return self._result(AvgPool(x=x, window=self._adaptive(x, output)))
 
-    @staticmethod
-    def _adaptive(x: Tensor, output: int | Sequence[int]) -> AdaptiveWindow:
-        return AdaptiveWindow(output=spread("output", output, len(_spatial(x))))
+    def _adaptive(self, x: Tensor, output: int | Sequence[int]) -> AdaptiveWindow:
+        return AdaptiveWindow(output=spread("output", output, self._spatial_dims(x)))
+
+    def _spatial_dims(self, x: Tensor, most: int = 3) -> int:
+        """How many spatial dims x has. Raises `InvalidRequest` unless it has one, and at most so many."""
+        self._own("x", x)
+        if not 3 <= x.rank <= most + 2:
+            raise InvalidRequest(
+                field="x",
+                value=x.dims,
+                problem=f"has {max(x.rank - 2, 0) or 'no'} spatial dims",
+                fix=f"give it dims N, C, spatial, with 1 to {most} spatial ones",
+            )
+        return x.rank - 2
 
     def global_max_pool(self, x: Tensor) -> Tensor:
         """The largest element of each image and channel, with spatial dims of 1."""
@@ -212,7 +226,8 @@ class NetworkFunctions(Recorder):
         return self._result(LpPool(x=x, window=self._adaptive(x, 1), p=p))
 
     def _over_space(self, mode: ReductionMode, x: Tensor) -> Tensor:
-        return self._result(Reduction(x=x, mode=mode, axes=_spatial(x), keep_dims=True))
+        axes = tuple(range(2, 2 + self._spatial_dims(x, MAX_RANK - 2)))
+        return self._result(Reduction(x=x, mode=mode, axes=axes, keep_dims=True))
 
     def attention(
         self,
@@ -236,10 +251,8 @@ class NetworkFunctions(Recorder):
         there are slopes as in the paper, or the slope of each head. `dropout` draws from `state`, and takes
         B * H * S * L of its numbers.
         """
-        if isinstance(alibi, bool):
-            slopes = alibi_slopes(q.dims[1]) if alibi and q.rank > 1 else None
-        else:
-            slopes = tuple(alibi)
+        self._own("q", q)
+        left, right = _pair(window)
         return self._result(
             Attention(
                 q=q,
@@ -251,11 +264,14 @@ class NetworkFunctions(Recorder):
                 state=state,
                 scale=scale,
                 causal=causal,
-                window_left=window[0],
-                window_right=window[1],
-                slopes=slopes,
+                window_left=left,
+                window_right=right,
+                slopes=_slopes(alibi, q),
                 dropout=dropout,
-            )
+            ),
+            window_left="window",
+            window_right="window",
+            slopes="alibi",
         )
 
     def conv(
@@ -270,25 +286,47 @@ class NetworkFunctions(Recorder):
         bias: Tensor | None = None,
     ) -> Tensor:
         """Convolution forward, plus one bias per filter, of dims (K,). See `ConvFwd`."""
-        self._own("x", x)
-        spatial = max(x.rank - 2, 1)
+        spatial = self._spatial_dims(x)
         conv = ConvSpec.symmetric(spatial, pad, stride, dilation, groups)
+        self._own("w", w)
+        if w.rank != x.rank:
+            raise InvalidRequest(
+                field="w",
+                value=w.dims,
+                problem=f"has another rank than x, of dims {x.dims}",
+                fix="give it dims K, C / groups, spatial",
+            )
         y = self._result(ConvolutionForward(x=x, w=w, conv=conv))
         if bias is None:
             return y
         self._own("bias", bias)
+        of_filters = (1, w.dims[0], *(1 for _ in range(spatial)))
+        if bias.dims not in (of_filters, of_filters[1:2]):
+            raise InvalidRequest(
+                field="bias",
+                value=bias.dims,
+                problem=f"must have one value for each of the {w.dims[0]} filters",
+                fix=f"give it dims {of_filters[1:2]}",
+            )
         if bias.rank == 1:
-            bias = self._result(Reshape(x=bias, dims=(1, *bias.dims, *(1 for _ in range(spatial)))))
+            bias = self._result(Reshape(x=bias, dims=of_filters))
         return self.pointwise("add", y, bias)
 
 
-def _spatial(x: Tensor) -> tuple[int, ...]:
-    """The spatial dims of a tensor. Raises `InvalidRequest` if it has none."""
-    if x.rank < 3:
+def _pair(window: object) -> tuple[Any, Any]:
+    """The bounds of attention's window. Raises `InvalidRequest` unless they are two."""
+    if not isinstance(window, Sequence) or len(window) != 2:
         raise InvalidRequest(
-            field="x",
-            value=x.dims,
-            problem="has no spatial dims",
-            fix="give it dims N, C, spatial",
+            field="window",
+            value=window,
+            problem="is not a pair",
+            fix="give how many positions before and after its own each sees, as in (4, 0), or None for all",
         )
-    return tuple(range(2, x.rank))
+    return window[0], window[1]
+
+
+def _slopes(alibi: Any, q: Tensor) -> tuple[float, ...] | None:
+    """The slope of each head of q, or None."""
+    if isinstance(alibi, bool):
+        return alibi_slopes(q.dims[1]) if alibi and q.rank > 1 else None
+    return tuple(alibi) if isinstance(alibi, Sequence) else (alibi,)

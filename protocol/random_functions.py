@@ -31,9 +31,23 @@ __all__ = ["RandomFunctions"]
 class RandomFunctions(Recorder):
     """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together."""
 
-    def _drawn(self, kind: type[Randomness[Any]], dims: Sequence[int], dtype: DTypeLike, **of: Any) -> Tensor:
+    def _drawn(
+        self, kind: type[Randomness[Any]], dims: Sequence[int], dtype: DTypeLike, state: Tensor, **of: Any
+    ) -> Tensor:
         spec = TensorSpec.packed(dims, dtype)
-        return self._result(kind(dims=spec.dims, dtype=spec.dtype, **of))
+        self._check_state(state)
+        drawn = kind(dims=spec.dims, dtype=spec.dtype, state=state, **of)
+        return self._result(drawn, deviation="std")
+
+    def _check_state(self, state: Tensor) -> None:
+        self._own("state", state)
+        if state.dtype is not DType.INT64 or state.dims != (2,):
+            raise InvalidRequest(
+                field="state",
+                value=state,
+                problem="is not a state",
+                fix="give a tensor of int64 and dims (2,): the seed, and the number of the first element",
+            )
 
     def uniform(
         self,
@@ -77,6 +91,7 @@ class RandomFunctions(Recorder):
         Takes a number of the state for each element of x. Two that read the same state drop the same places:
         give the second one `advance(state, ...)`.
         """
+        self._own("x", x)
         if not isinstance(probability, int | float) or not 0 <= probability < 1:
             raise InvalidRequest(
                 field="probability",
@@ -92,18 +107,12 @@ class RandomFunctions(Recorder):
 
         With `g.build(..., updates={"state": g.advance(state, count)})` each run draws other numbers.
         """
-        if state.dtype is not DType.INT64 or state.dims != (2,):
-            raise InvalidRequest(
-                field="state",
-                value=state,
-                problem="is not a state",
-                fix="give a tensor of int64 and dims (2,): the seed, and the number of the first element",
-            )
-        if not is_whole(count) or count < 0:
+        self._check_state(state)
+        if not is_whole(count) or not 0 <= count < 1 << 63:
             raise InvalidRequest(
                 field="count",
                 value=count,
-                problem="must be a whole number ≥ 0",
+                problem="must be a whole number from 0 to 2**63 - 1",
                 fix="give how many were drawn",
             )
         ones = state == state  # noqa: PLR0124

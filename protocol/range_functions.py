@@ -12,7 +12,6 @@ from cudnn_actor.protocol.expressions import Number, Tensor
 from cudnn_actor.protocol.movement_functions import MovementFunctions
 from cudnn_actor.protocol.operations import Cumulative, PointwiseMode, ReductionMode
 from cudnn_actor.protocol.operations.base import axis_of
-from cudnn_actor.protocol.operations.movement import holds
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["RangeFunctions"]
@@ -26,7 +25,7 @@ class RangeFunctions(MovementFunctions):
     def arange(
         self, start: Number, stop: Number | None = None, step: Number = 1, *, dtype: DTypeLike | None = None
     ) -> Tensor:
-        """`start + n * step` for as many n from 0 as stay before `stop`; of one number, from 0 to it.
+        """`start + n * step` for as many n from 0 as stay before `stop`. Of one number, from 0 up to it.
 
         Exact for integers; of floats computed in float64 and rounded once. int64 without a dtype, or float32
         if an argument is a float.
@@ -46,8 +45,8 @@ class RangeFunctions(MovementFunctions):
             _check_holds("stop", kind, number)
         places = self._places(count)
         if kind.is_floating:
-            wide = [self._constant(float(number), (1,), DType.FLOAT64) for number in (step, start)]
-            return self.astype(places * wide[0] + wide[1], kind)
+            by = self._constant("step", float(step), (1,), DType.FLOAT64)
+            return self.astype(places * by + self._constant("start", float(start), (1,), DType.FLOAT64), kind)
         return self.astype(places * step + start, kind)
 
     def eye(
@@ -96,7 +95,7 @@ class RangeFunctions(MovementFunctions):
         chosen = []
         for name, number in (("on", on), ("off", off)):
             _check_holds(name, kind, number)
-            chosen.append(self._constant(number, (1,) * given.rank, wide))
+            chosen.append(self._constant(name, number, (1,) * given.rank, wide))
         return self._converted(self.pointwise(_M.SELECT, hot, *chosen), kind, kept=False)
 
     def _triangle(self, x: Tensor, k: int, *, lower: bool) -> Tensor:
@@ -123,7 +122,7 @@ class RangeFunctions(MovementFunctions):
 
 
 def _check_holds(field: str, dtype: DType, value: Number) -> None:
-    if not holds(dtype, value):
+    if not dtype.holds(value):
         raise InvalidRequest(
             field=field, value=value, problem=f"is no number of {dtype}", fix="use a wider dtype"
         )

@@ -21,6 +21,8 @@ class StepKind(enum.Enum):
     ELEMENTWISE = ("generated kernel", "#fdebd0")
     """Generated for the piece, like those that follow."""
     LINES = ("generated kernel over lines", "#fdebd0")
+    NORM = ("generated kernels of {}", "#fdebd0")
+    """The kernels of a norm and of what stands around it, and how many there are."""
     DEPTHWISE = ("generated depthwise kernel", "#fdebd0")
     COPY = ("generated copy", "#fdebd0")
     COPIES = ("generated copies", "#fdebd0")

@@ -10,10 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-
 from cudnn_actor.protocol.checks import is_finite
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
@@ -37,7 +34,6 @@ __all__ = [
     "Reshape",
     "Slice",
     "Transpose",
-    "holds",
 ]
 
 
@@ -250,7 +246,7 @@ class Pad(Movement[T], frozen=True, kw_only=True, tag=True):
             raise InvalidRequest(
                 field="steps", value=self.steps, problem="must not be 0", fix="use 1 for neighbours"
             )
-        if not (is_finite(self.value) and holds(x.dtype, self.value)):
+        if not (is_finite(self.value) and x.dtype.holds(self.value)):
             raise InvalidRequest(
                 field="value",
                 value=self.value,
@@ -473,11 +469,3 @@ def _check_widths(operation: Pad[Any] | BorderPad[Any]) -> None:
                 problem="must not be negative",
                 fix="take elements away with Slice",
             )
-
-
-def holds(dtype: DType, value: float) -> bool:
-    """Whether a tensor of a dtype can have a value, but for rounding to a float."""
-    if dtype.is_floating:
-        return True
-    least, most = (0, 1) if dtype is DType.BOOL else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return least <= value <= most and value == int(value)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.library import libraries
-from cudnn_actor.engines.cuda.plans import self_check_memory
+from cudnn_actor.engines.cuda.plans import evaluated_reference, self_check_memory
+from cudnn_actor.engines.cuda.plans.evaluated_reference import OnDevice, OnDeviceApart, OwnProducts, place_of
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import OperationStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
@@ -27,8 +29,33 @@ def on_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, module in (("cupy", CUPY), ("runtime", CUPY.cuda.runtime)):
         monkeypatch.setitem(vars(libraries.libraries()), name, module)
     yield
-    for function in (self_check_memory._kernel, self_check_memory._module):
+    for function in (self_check_memory._kernel, self_check_memory._module, evaluated_reference._product):
         function.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b"),
+    [
+        ((5, 7), (7, 3)),
+        ((2, 3, 5, 7), (7, 4)),
+        ((5, 7), (3, 7, 4)),
+        ((2, 1, 5, 7), (3, 7, 4)),
+        ((4, 1, 7), (7, 1)),
+    ],
+)
+def test_products_of_our_own(of_a: tuple[int, ...], of_b: tuple[int, ...]) -> None:
+    a, b = (np.random.default_rng(n).normal(size=of) for n, of in enumerate((of_a, of_b)))
+    turned = np.ascontiguousarray(b.swapaxes(-1, -2)).swapaxes(-1, -2)
+    for each in (b, turned):
+        np.testing.assert_allclose(OwnProducts.matmul(a, each), a @ b, rtol=1e-12, atol=1e-12)
+
+
+def test_the_library_that_multiplies_does_not_judge_itself() -> None:
+    """Only its products of float64 would be the same as those that they are compared with."""
+    for dtype, wanted in ((DType.FLOAT64, OnDeviceApart), (DType.FLOAT32, OnDevice)):
+        g = GraphBuilder()
+        graph = g.build(y=g.matmul(g.input("a", (400, 300), dtype), g.input("b", (300, 200), dtype)))
+        assert place_of(graph.body) is wanted
 
 
 def gradients(g: GraphBuilder, dtype: DType, dropout: float, keys: int) -> list[Any]:

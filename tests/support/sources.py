@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, channel_norms
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, indexing, sorting
 from cudnn_actor.engines.cuda.operations import attention as attentions
 from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
-from cudnn_actor.engines.cuda.operations import normalization as normalizations
+from cudnn_actor.engines.cuda.operations import norms as norms_of_ours
 from cudnn_actor.engines.cuda.operations import padding as paddings
 from cudnn_actor.engines.cuda.operations import pooling as poolings
 from cudnn_actor.engines.cuda.operations import random as randoms
@@ -32,7 +32,7 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     source,
 )
 from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, JoinedStep, KernelStep, LinedStep
+from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, JoinedStep, KernelStep, LinedStep, NormStep
 from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec, Window
@@ -44,6 +44,9 @@ from cudnn_actor.protocol.operations import (
     AvgPoolBackward,
     BorderPad,
     Cumulative,
+    Gather,
+    GatherElements,
+    GatherND,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     LayerNorm,
@@ -66,8 +69,13 @@ from cudnn_actor.protocol.operations import (
     ReductionMode,
     RMSNorm,
     RMSNormBackward,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
     Softmax,
     SoftmaxBackward,
+    TopK,
 )
 from cudnn_actor.protocol.operations.random import STATE
 
@@ -81,14 +89,18 @@ FLOATS = tuple(dtype for dtype in DType if dtype.is_floating)
 _MOST_DIMS = 8
 _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     poolings.pooling_kernel: poolings.source,
-    normalizations.normalization_kernels: normalizations.sources,
-    channel_norms.channel_norm_kernels: channel_norms.sources,
+    norms_of_ours.norm_launch: lambda operation, tensors: norms_of_ours.sources(
+        norms_of_ours.alone(operation, tensors)
+    ),
     response_norms.response_kernels: response_norms.sources,
     attentions.attention_kernels: attentions.source,
     products.matmul_kernel: products.source,
     randoms.random_kernel: randoms.source,
     paddings.padding_kernel: paddings.source,
     grouped.grouped_kernels: grouped.source,
+    indexing.gather_kernel: indexing.gather_source,
+    indexing.scatter_kernels: indexing.scatter_source,
+    sorting.top_k_kernel: sorting.top_k_source,
     reductions.reduction_kernels: reductions.sources,
     reductions.cumulative_kernel: reductions.cumulative_sources,
 }
@@ -130,7 +142,7 @@ def _elementwise() -> Iterator[tuple[str, str]]:
 
 
 def _fused() -> Iterator[tuple[str, str]]:
-    graphs = fused_graphs.ELEMENTWISE | fused_graphs.IN_LINES
+    graphs = fused_graphs.ELEMENTWISE | fused_graphs.IN_LINES | fused_graphs.NORMS
     bodies = [(name, graph.body) for name, graph in graphs.items()]
     for name, body in (*bodies, *_softmaxes()):
         parts = cut(body)
@@ -138,6 +150,9 @@ def _fused() -> Iterator[tuple[str, str]]:
             (step,) = next(possible_plans(piece, None, None)).recipe.steps
             if isinstance(step, LinedStep):
                 yield f"lines-{name}", line_kernels.source(step.kernel)
+            elif isinstance(step, NormStep):
+                for number, text in enumerate(norms_of_ours.sources(step.kernel)):
+                    yield f"norm-{name}-{number}".replace(" ", "_"), text
             else:
                 assert isinstance(step, KernelStep)
                 yield f"fused-{name}", source(step.kernel)
@@ -198,6 +213,9 @@ def _kernels() -> Iterator[tuple[str, str]]:
         _reductions(),
         _randoms(),
         _paddings(),
+        _gathers(),
+        _scatters(),
+        _sorts(),
     )
     for name, graph in itertools.chain(*families):
         (operation,) = graph.operations
@@ -401,3 +419,62 @@ def _paddings() -> Iterator[tuple[str, OperationGraph]]:
             apart = TensorSpec.strided(y.dims, [2 * step for step in y.strides], dtype)
             for layout, spec in (("packed", y), ("apart", apart)):
                 yield f"{mode}_pad-{dtype}-{name}-{layout}", graph_of(kind, {"x": x}, {"y": spec}, **of)
+
+
+def _gathers() -> Iterator[tuple[str, OperationGraph]]:
+    """Each way to name elements, of each size, with neighbours that are moved at once and without."""
+    ways: tuple[tuple[Any, tuple[int, ...], dict[str, Any]], ...] = (
+        (Gather, (5, 3), {"axis": 1}),
+        (Gather, (4, 5), {"axis": 2, "batch_dims": 1}),
+        (GatherElements, (4, 5, 16), {"axis": 1}),
+        (GatherND, (7, 1), {}),
+        (GatherND, (4, 7, 2), {"batch_dims": 1}),
+    )
+    dtypes = (DType.INT8, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
+    for (kind, at, of), dtype, last in itertools.product(ways, dtypes, (16, 17)):
+        for layout, index in ((Layout.NCHW, DType.INT64), (Layout.NHWC, DType.INT32)):
+            given = {
+                "x": TensorSpec.packed((4, 6, last), dtype, layout),
+                "indices": TensorSpec.packed(at, index),
+            }
+            name = f"{kind.kind}-{len(at)}-{dtype}-{last}-{layout}"
+            yield name, graph_of(kind, given, {"y": None}, **of)
+    given = {
+        "x": TensorSpec.packed((1 << 16, 1 << 16)),
+        "indices": TensorSpec.packed((1 << 16,), DType.INT64),
+    }
+    yield "gather-wide", graph_of(Gather, given, {"y": None})
+
+
+def _scatters() -> Iterator[tuple[str, OperationGraph]]:
+    """Each reduction and dtype; and each way to name elements."""
+    ways: tuple[tuple[Any, tuple[int, ...], dict[str, Any]], ...] = (
+        (Scatter, (3,), {"axis": 1}),
+        (Scatter, (4, 5), {"axis": 2, "batch_dims": 1}),
+        (ScatterElements, (4, 5, 9), {"axis": 1}),
+        (ScatterND, (7, 2), {}),
+    )
+    for reduction, dtype in itertools.product(ScatterReduction, DType):
+        some = dtype in (DType.FLOAT32, DType.BFLOAT16, DType.INT64)
+        for kind, at, of in ways if some else ways[:1]:
+            index = DType.INT32 if some else DType.INT64
+            x, indices = TensorSpec.packed((4, 6, 9), dtype), TensorSpec.packed(at, index)
+            updates = kind(x=0, indices=0, updates=0, **of).places(x.dims, at).dims
+            given = {"x": x, "indices": indices, "updates": TensorSpec.packed(updates, dtype)}
+            name = f"{kind.kind}-{len(at)}-{reduction}-{dtype}"
+            yield name, graph_of(kind, given, {"y": None}, reduction=reduction, **of)
+    x, indices = TensorSpec.packed((1 << 16, 1 << 16)), TensorSpec.packed((9,), DType.INT64)
+    given = {"x": x, "indices": indices, "updates": TensorSpec.packed((9, 1 << 16))}
+    for reduction in ScatterReduction:
+        yield f"scatter-wide-{reduction}", graph_of(Scatter, given, {"y": None}, reduction=reduction)
+
+
+def _sorts() -> Iterator[tuple[str, OperationGraph]]:
+    """Each dtype, largest and smallest, in order and not, with places and without."""
+    for dtype, largest, in_order in itertools.product(DType, (False, True), (False, True)):
+        x = {"x": TensorSpec.packed((4, 6, 9), dtype)}
+        y: dict[str, Any] = {"values": None, "indices": None} if in_order else {"values": None}
+        name = f"top_k-{dtype}-{largest}-{in_order}"
+        yield name, graph_of(TopK, x, y, k=4, axis=1, largest=largest, in_order=in_order)
+    wide = {"x": TensorSpec.packed((1 << 16, 1 << 16), DType.FLOAT16)}
+    yield "top_k-wide", graph_of(TopK, wide, {"values": None, "indices": None}, k=9)

@@ -15,16 +15,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cudnn_actor.engines.cpu.evaluation import NumPy
+from cudnn_actor.engines.cpu.evaluation import exact
 from cudnn_actor.protocol import ConvSpec, DType, Layout, TensorSpec
 from cudnn_actor.protocol.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graph_functions import Functions
+from cudnn_actor.protocol.indexing_functions import IndexingFunctions
 from cudnn_actor.protocol.network_functions import NetworkFunctions
-from cudnn_actor.protocol.operations import FUNCTIONS, ConvolutionBackwardData, PointwiseMode, ReductionMode
+from cudnn_actor.protocol.operations import (
+    FUNCTIONS,
+    ConvolutionBackwardData,
+    PointwiseMode,
+    ReductionMode,
+    ScatterReduction,
+)
 from cudnn_actor.protocol.random_functions import RandomFunctions
 
 from ..operations import ROWS
-from ..operations.cases import OperationCase, arrays
+from ..operations.cases import Arrays, OperationCase, arrays
 from ..operations.drawing import case_of
 from ..operations.rows import Asked, Row, Sizes, Values
 from .programs import Of
@@ -33,7 +40,6 @@ from .sketch import FLOATS, MOST_VALUES, SIZES, Refused, Sketch
 __all__ = ["ARGUMENTS", "FUNCTION_NAMES", "MOVES", "argument_of", "operation_of", "parameters_of"]
 
 Dims = tuple[int, ...]
-Exact = dict[str, np.ndarray]
 
 
 def pointwise(sketch: Sketch) -> None:
@@ -210,12 +216,15 @@ def operation_of(sketch: Sketch, row: Row) -> None:
     case = case_of(row, asked, Layout.NCHW, (int(choose.rng.integers(1 << 31)),))
     if not all(0 < spec.size <= MOST_VALUES for spec in case.specs.values()):
         raise Refused
-    free = [name for name in case.inputs if case.specs[name].dtype.is_floating and name in _free(case)]
-    known = choose.one(free) if free and choose.chance(0.9) else None
-    operands: dict[str, Of] = {}
-    for name, values in arrays(case).items():
-        spec = case.specs[name]
-        operands[name] = _like(sketch, spec) if name == known else sketch.input(spec.dims, spec.dtype, values)
+    values, operands = arrays(case), dict[str, Of]()
+    names = [name for name, spec in case.inputs.items() if spec.dtype.is_floating]
+    if names and choose.chance(0.9):
+        known = choose.one(names)
+        operands[known] = _like(sketch, case.specs[known])
+        values = _with_known(case, values, known, sketch.values[operands[known].number])
+    for name, spec in case.inputs.items():
+        if name not in operands:
+            operands[name] = sketch.input(spec.dims, spec.dtype, values[name])
     also = tuple(name for name in case.outputs if name in row.operation.optional)
     bare = msgspec.structs.replace(case.operation, **dict.fromkeys(row.operation.outputs))
     sketch.call("apply", bare.with_operands(operands.__getitem__), **({"also": also} if also else {}))
@@ -237,36 +246,13 @@ def _like(sketch: Sketch, spec: TensorSpec) -> Of:
     return x if sketch.dtype(x) is spec.dtype else sketch.call("astype", x, str(spec.dtype))
 
 
-def _free(case: OperationCase) -> set[str]:
-    """The inputs that may have any values: nothing else follows from them, and they from nothing else.
-
-    This is found out by drawing others for each, and looking at what the operation and its row make of that.
-    """
-    rng = np.random.default_rng(0)
-    drawn = {name: rng.normal(size=spec.dims) for name, spec in case.inputs.items()}
-    return {name for name in drawn if all(_is_free(case, drawn, name, seed) for seed in range(3))}
-
-
-def _is_free(case: OperationCase, drawn: Exact, name: str, seed: int) -> bool:
-    one, other = (_arranged(case, values, seed) for values in (drawn, drawn | {name: drawn[name] + 1.25}))
-    changed = {n for n in one if not np.array_equal(one[n], other[n], equal_nan=True)}
-    return changed == {name}
-
-
-def _arranged(case: OperationCase, drawn: Exact, seed: int) -> Exact:
-    """What `arrays` makes of values that were drawn."""
-    values, rng = {name: array.copy() for name, array in drawn.items()}, np.random.default_rng(seed)
-
-    def draw(spec: TensorSpec) -> np.ndarray:
-        own = (drawn[name] for name, given in case.inputs.items() if given is spec)
-        return next(own, np.zeros(spec.dims))
-
-    with np.errstate(all="ignore"):
-        if case.row.sampled:
-            values |= case.operation.samples(NumPy(), case.specs, draw)
-        if case.row.arrange is not None:
-            case.row.arrange(case.operation, rng, values, case.specs)
-    return {name: values[name] for name in drawn}
+def _with_known(case: OperationCase, values: Arrays, name: str, known: np.ndarray) -> Arrays:
+    """The values if one input is known: others may follow from it, but it must not follow from them."""
+    found = arrays(case, {name: known})
+    changed = {n for n in found if not np.array_equal(exact(found[n]), exact(values[n]), equal_nan=True)}
+    if changed != {name} and not np.array_equal(exact(found[name]), exact(known), equal_nan=True):
+        raise Refused
+    return found
 
 
 # The builder's functions, by their signatures.
@@ -326,6 +312,14 @@ def _state(sketch: Sketch, x: Of | None) -> Of:
     return sketch.input((2,), DType.INT64, sketch.choose.rng.integers(1 << 40, size=2))
 
 
+def _indices(sketch: Sketch, x: Of | None) -> Of:
+    """Of elements of the first tensor: with dims like its own, or others."""
+    dims = () if x is None else sketch.dims(x)
+    if sketch.choose.chance(0.5):
+        dims = tuple(sketch.choose.size(3) for _ in range(sketch.choose.one((0, 1, 2))))
+    return sketch.input(dims, DType.INT64, sketch.choose.rng.integers(-9, 9, dims))
+
+
 def _dtype(sketch: Sketch, x: Of | None) -> str:
     del x
     return str(sketch.choose.one((*FLOATS, DType.BOOL, DType.INT64, DType.INT8)))
@@ -359,6 +353,11 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
     "tuple[int | None, int | None]": lambda sketch, _: sketch.choose.one(((2, 0), (None, 1), (1, None))),
     "bool | Sequence[float]": lambda sketch, _: sketch.choose.chance(0.5),
     "state: Tensor": _state,
+    "indices: Tensor": _indices,
+    "axis: int | None": lambda sketch, x: sketch.choose.one((None, _axis(sketch, x))),
+    "ScatterReduction": lambda sketch, _: sketch.choose.one(ScatterReduction),
+    "k: int": lambda sketch, _: sketch.choose.size(3),
+    "batch_dims:": lambda sketch, _: sketch.choose.one((0, 0, 1)),
     "probability:": lambda sketch, _: sketch.choose.one((0.25, 0.5, 0.75)),
     "dropout:": lambda sketch, _: 0.0,
     "low: int": lambda sketch, _: -sketch.choose.size(5),
@@ -380,11 +379,11 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
 
 FUNCTION_NAMES = tuple(
     name
-    for kind in (Functions, NetworkFunctions, RandomFunctions)
+    for kind in (Functions, IndexingFunctions, NetworkFunctions, RandomFunctions)
     for name, member in vars(kind).items()
     if callable(member) and not name.startswith("_") and name != "conv"
 )
-"""The functions that are drawn: all that a builder has of elements and reductions, of networks and random."""
+"""The functions that are drawn: all of elements and reductions, of indices, of networks and random."""
 
 MOVES: tuple[tuple[Callable[[Sketch], None], int], ...] = (
     (pointwise, 3),

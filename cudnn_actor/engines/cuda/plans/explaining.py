@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 import msgspec
 
+from cudnn_actor.engines.cuda.operations.norms import sources
 from cudnn_actor.engines.cuda.plans.recipe import (
     DepthwiseStep,
     GraphStep,
     JoinedStep,
     KernelStep,
     LinedStep,
+    NormStep,
     OperationStep,
     Part,
     Recipe,
@@ -75,20 +77,26 @@ def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
         )
 
 
+_GENERATED = {
+    LinedStep: StepKind.LINES,
+    DepthwiseStep: StepKind.DEPTHWISE,
+    JoinedStep: StepKind.COPIES,
+    KernelStep: StepKind.ELEMENTWISE,
+}
+
+
 def _runs(step: Step) -> str:
     match step:
         case GraphStep():
             return StepKind.CUDNN.named(step.engine)
         case OperationStep():
             return LAUNCHERS[step.launcher].named(step.operation.kind)
-        case LinedStep():
-            return StepKind.LINES.named()
-        case DepthwiseStep():
-            return StepKind.DEPTHWISE.named()
-        case JoinedStep():
-            return StepKind.COPIES.named()
-        case KernelStep():
-            return (StepKind.ELEMENTWISE if step.kernel.body else StepKind.COPY).named()
+        case NormStep(kernel=kernel):
+            return StepKind.NORM.named(f"{kernel.operation.kind}: {len(sources(kernel))}")
+        case KernelStep() if not step.kernel.body:
+            return StepKind.COPY.named()
+        case _:
+            return _GENERATED[type(step)].named()
 
 
 def _measured(part: Part) -> Measured | None:

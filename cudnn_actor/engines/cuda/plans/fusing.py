@@ -1,16 +1,22 @@
-"""Runs reductions, norms and softmaxes with the pointwise operations around them as one kernel."""
+"""Runs reductions, norms and softmaxes with the pointwise operations around them as kernels of our own.
+
+One kernel over lines is the first choice: see `line_kernels`. Norms of channels, norms of few long lines and
+gradients of norms have kernels of their own: see `operations.norm_kernels`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from cudnn_actor.engines.cuda.operations.in_lines import IN_LINES
+from cudnn_actor.engines.cuda.operations.norm_kernels import Normal
+from cudnn_actor.engines.cuda.operations.norms import NORMS, Normed, beside, elements
 from cudnn_actor.engines.cuda.plans.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.kernels import Expression, Result, Value
-from cudnn_actor.engines.cuda.plans.line_kernels import Reduced, lined
+from cudnn_actor.engines.cuda.plans.line_kernels import Reduced, fits, lined
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import LinedStep
+from cudnn_actor.engines.cuda.plans.recipe import LinedStep, NormStep, Scratch, aligned
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
@@ -21,9 +27,10 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
     Reduction,
     ReductionMode,
+    TensorRole,
 )
 
-__all__ = ["compile_fused", "lines_of_operation"]
+__all__ = ["compile_fused", "is_lined", "lines_of_operation"]
 
 
 def lines_of_operation(
@@ -42,14 +49,68 @@ def lines_of_operation(
 
 
 def compile_fused(graph: OperationGraph, limit: int | None) -> CudaPlan:
-    """The graph as one kernel over the lines of its tensors.
+    """The graph as one kernel over the lines of its tensors, or as the kernels of a norm.
 
-    Raises `Refused` if it has no such lines, or a single operation that is better run otherwise.
+    Raises `Refused` if there are none, or for a single operation that is better run otherwise.
     """
-    alone = IN_LINES.get(type(graph.operations[0])) if len(graph.operations) == 1 else None
-    if alone is not None and not alone.alone:
-        raise Refused("it has no neighbours to be fused")
+    if len(graph.operations) == 1 and not isinstance(graph.operations[0], Pointwise):
+        row = IN_LINES.get(type(graph.operations[0]))
+        if row is None or not row.alone:
+            raise Refused("it has no neighbours to be fused")
+    norms = [operation for operation in graph.operations if type(operation) in NORMS]
+    if len(norms) == 1 and not is_lined(graph, norms[0]):
+        return _normed(graph, norms[0], limit)
     return _Fuser(graph).plan(limit)
+
+
+def is_lined(graph: OperationGraph, operation: Node) -> bool:
+    """Whether one kernel over lines is a good way to reduce or normalise what an operation does."""
+    found = lines_of_operation(graph, operation)
+    return found is not None and fits(*found[:2])
+
+
+def _normed(graph: OperationGraph, norm: Node, limit: int | None) -> CudaPlan:
+    """The graph as the kernels of its norm. Raises `Refused`."""
+    if any(operation is not norm and not isinstance(operation, Pointwise) for operation in graph.operations):
+        raise Refused("a norm's kernels compute no other reductions")
+    x, compute = graph.tensor(dict(norm.named())["x"]), graph.compute(norm)
+    apart = beside(norm)
+    if any(graph.tensor(uid).role is not TensorRole.BOUND for uid in apart) or not (
+        graph.written.isdisjoint(set(apart) & {*norm.reads})
+    ):
+        raise Refused("weights or statistics of the norm are computed with it")
+    results = [graph.tensor(uid) for uid in graph.results if uid not in apart]
+    if any(tensor.dims != x.dims for tensor in results):
+        raise Refused("a result has other dims than the norm's")
+    body = Body(graph, graph.operations, x.dims)
+    read_first(graph, body, x.dims, x.uid)
+    for operation in graph.operations:
+        if isinstance(operation, Pointwise):
+            body.add(operation)
+            continue
+        value = body.put(Normal(tuple(map(body.value, elements(norm)))))
+        for uid in norm.writes:
+            if uid not in apart:
+                body.define(uid, value, compute)
+    uids = [tensor.uid for tensor in results]
+    values = zip(body.of(uids), results, strict=True)
+    named = dict(norm.named())
+    kernel = Normed(
+        operation=norm.with_operands([*named].index),
+        tensors=tuple(map(graph.tensor, named.values())),
+        body=tuple(body.nodes),
+        results=tuple(Result(value, tensor.dtype) for value, tensor in values),
+        operands=tuple(tensor.dtype for tensor, _ in body.leaves),
+        strides=(*(steps for _, steps in body.leaves), *(broadcast(tensor, x.dims) for tensor in results)),
+        in_place=any(tensor.overwrites is not None for tensor in graph.tensors),
+    )
+    sources = given_sources(graph)
+    tensors = (*(tensor.uid for tensor, _ in body.leaves), *apart, *uids)
+    located = [sources[uid] for uid in tensors]
+    if kernel.workspace:
+        located.append(Scratch(0))
+    step = NormStep(kernel, tuple(located))
+    return finish(graph, [step], [], aligned(kernel.workspace), limit)
 
 
 class _Fuser:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from cudnn_actor.engines.base import blame
 from cudnn_actor.engines.cuda.library.failures import check_status
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.operations import Launch as OperationLaunch
+from cudnn_actor.engines.cuda.operations.norms import NormedKernel
 from cudnn_actor.engines.cuda.plans.depthwise_sources import DepthwiseKernel
 from cudnn_actor.engines.cuda.plans.joined_kernels import JoinedKernel
 from cudnn_actor.engines.cuda.plans.kernels import Kernel
@@ -32,6 +33,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     JoinedStep,
     KernelStep,
     LinedStep,
+    NormStep,
     Number,
     OperationStep,
     Source,
@@ -115,13 +117,19 @@ def _launch_graph() -> Callable[..., int]:
     return launch
 
 
-_Kernel = Kernel | JoinedKernel | LinedKernel | DepthwiseKernel
+class _Kernel(Protocol):
+    """Kernels of our own, compiled."""
+
+    def launch(self, pointers: Sequence[int], scalars: Sequence[float], /) -> None:
+        """Enqueue a run on the current stream."""
 
 
-def _compiled(step: KernelStep | JoinedStep | LinedStep | DepthwiseStep) -> _Kernel:
+def _compiled(step: KernelStep | JoinedStep | LinedStep | NormStep | DepthwiseStep) -> _Kernel:
     match step:
         case JoinedStep():
             return JoinedKernel(step.kernels)
+        case NormStep():
+            return NormedKernel(step.kernel)
         case DepthwiseStep():
             return DepthwiseKernel(step.kernel)
         case LinedStep():

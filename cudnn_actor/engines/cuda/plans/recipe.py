@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cudnn_actor.engines.cuda.operations.norms import Normed
 from cudnn_actor.engines.cuda.plans.depthwise_kernels import Depthwise
 from cudnn_actor.engines.cuda.plans.kernels import Elementwise
 from cudnn_actor.engines.cuda.plans.line_kernels import Lined
@@ -23,6 +24,7 @@ __all__ = [
     "JoinedStep",
     "KernelStep",
     "LinedStep",
+    "NormStep",
     "Number",
     "OperationStep",
     "Part",
@@ -111,6 +113,17 @@ class LinedStep(msgspec.Struct, frozen=True, tag="lined"):
     sources: tuple[Source, ...]
 
 
+class NormStep(msgspec.Struct, frozen=True, tag="norm"):
+    """A step that runs a norm with what is around it.
+
+    `sources`: the locations of its leaves, of the norm's operands `beside`, of its results, and of its
+    workspace if it needs any.
+    """
+
+    kernel: Normed
+    sources: tuple[Source, ...]
+
+
 class DepthwiseStep(msgspec.Struct, frozen=True, tag="depthwise"):
     """A step that runs a depthwise convolution and what is behind it.
 
@@ -141,7 +154,7 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
     launcher: str
 
 
-Step = GraphStep | KernelStep | JoinedStep | LinedStep | DepthwiseStep | OperationStep
+Step = GraphStep | KernelStep | JoinedStep | LinedStep | NormStep | DepthwiseStep | OperationStep
 
 
 class Tuning(msgspec.Struct, frozen=True):
