@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from cudnn_actor import _linux  # noqa: F401 - first: on other systems it raises a clear error
 from cudnn_actor import logging as logging
+from cudnn_actor.models import Feature, InvalidModel, Model, UnsupportedModel
 from cudnn_actor.protocol import (
     Activation,
     AdaptiveWindow,
@@ -26,6 +27,7 @@ from cudnn_actor.protocol import (
     BatchNormTraining,
     BufferRef,
     Compute,
+    Concat,
     ContextLost,
     ConvBwdData,
     ConvBwdFilter,
@@ -154,6 +156,7 @@ __all__ = [
     "BatchNormTraining",
     "BufferRef",
     "Compute",
+    "Concat",
     "ContextLost",
     "ConvBwdData",
     "ConvBwdFilter",
@@ -178,6 +181,7 @@ __all__ = [
     "Fault",
     "FaultPlan",
     "FaultRule",
+    "Feature",
     "Fill",
     "Fired",
     "Free",
@@ -197,6 +201,7 @@ __all__ = [
     "HealthState",
     "InstanceNorm",
     "InstanceNormBackward",
+    "InvalidModel",
     "InvalidRequest",
     "LayerNorm",
     "LayerNormBackward",
@@ -212,6 +217,7 @@ __all__ = [
     "MaxPool",
     "MaxPoolBackward",
     "Message",
+    "Model",
     "Numerics",
     "Operation",
     "Options",
@@ -258,6 +264,7 @@ __all__ = [
     "TopK",
     "Transpose",
     "UnsupportedGraph",
+    "UnsupportedModel",
     "Upload",
     "View",
     "Warm",

@@ -7,7 +7,7 @@ import enum
 import math
 import numbers
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeGuard
 
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -22,7 +22,9 @@ __all__ = [
     "require_fraction",
     "require_member",
     "require_name",
+    "require_names",
     "require_seconds",
+    "require_type",
     "require_whole",
 ]
 
@@ -133,6 +135,37 @@ def require_name(field: str, value: object) -> None:
             value=value,
             problem="must be a non-empty string",
             fix="give a name, as in 'left'",
+        )
+
+
+def require_names(field: str, value: object, known: Collection[str], what: str) -> None:
+    """Raise `InvalidRequest` unless `value` is a collection of some of these names of `what`."""
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise InvalidRequest(
+            field=field,
+            value=value,
+            problem="is not a sequence of names",
+            fix=f'give a tuple, as in {field}=("index",)',
+        )
+    for name in value:
+        if name not in known:
+            raise InvalidRequest(
+                field=field,
+                value=name,
+                problem=f"is not an output of {what}",
+                fix=f"{did_you_mean(name, known)}use one of {', '.join(known)}",
+            )
+
+
+def require_type(field: str, value: object, kind: type, fix: str = "") -> None:
+    """Raise `InvalidRequest` unless a value is of a type. A bool is not a number."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        wanted = "real number" if kind is numbers.Real else kind.__name__
+        raise InvalidRequest(
+            field=field,
+            value=value,
+            problem=f"is of type {type(value).__name__} where a {wanted} belongs",
+            fix=fix or f"pass a {wanted}",
         )
 
 

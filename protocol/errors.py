@@ -145,6 +145,10 @@ class InvalidRequest(CudnnActorError, ValueError):
         value = facts.get("value")
         return cls(**{**facts, "value": Words(value) if isinstance(value, str) else value})
 
+    def about(self, field: str) -> Self:
+        """The same error, about an argument of another name."""
+        return type(self).of_facts({**self._facts, "field": field})
+
 
 def _shown(value: object) -> str:
     """A value as shown in an error's text: an array's type, dtype and dims, else a repr of bounded length."""

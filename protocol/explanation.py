@@ -39,9 +39,7 @@ class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     labels
         What they are, and the user's lines that added them: "relu at model.py:12".
     steps
-        What is launched, in order: "cuDNN eng45_k2=5", "cuBLAS", "libcudnn", "kernel of matmul" for a kernel
-        that this package has for the operation, "generated kernel" for one that is generated for the piece,
-        "generated copy". On the CPU, "NumPy" or "NumPy, tile by tile".
+        What is launched, in order: "cuDNN eng45_k2=5", "kernel of matmul". `StepKind` has all names.
     plan
         The tag of its plan.
     why

@@ -164,12 +164,23 @@ class OperationGraph(
 
         `xp`, `values` and what is returned are as in `Operation.evaluate`.
         """
-        inputs = {name: values[uid] for name, uid in operation.named(operation.inputs)}
-        outputs = dict(operation.named(operation.outputs))
-        results = operation.evaluate(
-            xp, inputs, {name: self.tensor(uid).spec for name, uid in outputs.items()}
+        results = operation.evaluate(xp, *self._given(operation, values))
+        return {uid: results[name] for name, uid in operation.named(operation.outputs)}
+
+    def magnitudes(self, xp: Any, operation: Node, values: Mapping[int, Array]) -> dict[int, Array]:
+        """The same of `Operation.magnitudes`."""
+        results = operation.magnitudes(xp, *self._given(operation, values))
+        return {uid: results[name] for name, uid in operation.named(operation.outputs) if name in results}
+
+    def _given(
+        self, operation: Node, values: Mapping[int, Array]
+    ) -> tuple[dict[str, Array], dict[str, TensorSpec]]:
+        """An operation's inputs, and the specs of its outputs, by name."""
+        outputs = operation.named(operation.outputs)
+        return (
+            {name: values[uid] for name, uid in operation.named(operation.inputs)},
+            {name: self.tensor(uid).spec for name, uid in outputs},
         )
-        return {uid: results[name] for name, uid in outputs.items()}
 
     def samples(self, xp: Any, draw: Callable[[TensorSpec], Array]) -> dict[int, Array]:
         """Values of those inputs of the graph that need particular ones, by uid: see `Operation.samples`."""

@@ -108,15 +108,17 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
       there. Their children, the workers, are looked for like all else;
     - a test that failed keeps its frames, for the report.
     """
+    _MAPS.look_again_if_changed()
     before = {what: look() for what, look in _LOOKS.items()}
     yield
+    _MAPS.look()
     if request.node.stash.get(FAILED, False):
         return
     left = {what: _what_stays(look, before[what]) for what, look in _LOOKS.items()}
     assert not any(left.values()), f"leaked: {left}"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def no_loop_is_blocked() -> Iterator[None]:
     """A call of ours that could block raises in a thread whose event loop is running.
 
@@ -138,6 +140,7 @@ def _what_stays(look: Callable[[], set[str]], before: set[str]) -> list[str]:
     deadline = time.monotonic() + SETTLED_WITHIN_S
     while left := look() - before:
         gc.collect()
+        _MAPS.look()
         if time.monotonic() > deadline:
             return sorted(left)
         threading.Event().wait(0.002)
@@ -151,7 +154,7 @@ def _threads() -> set[str]:
 def _descriptors() -> set[str]:
     """Number and target of each, but for the one that lists them."""
     found: set[str] = set()
-    if _maps("libcuda.so"):
+    if _MAPS.lines_with("libcuda.so"):
         return found
     for number in set(os.listdir("/proc/self/fd")) - {"0", "1", "2"}:
         with contextlib.suppress(FileNotFoundError):
@@ -185,16 +188,42 @@ def _workers() -> set[str]:
 
 
 def _arenas() -> set[str]:
-    return _maps("cudnn-actor-arena")
+    return _MAPS.lines_with("cudnn-actor-arena")
 
 
 def _actors() -> set[str]:
     return {str(ref) for ref in pykka.ActorRegistry.get_all()}
 
 
-def _maps(name: str) -> set[str]:
-    """The lines of /proc/self/maps with this name in them."""
-    return {line for line in Path("/proc/self/maps").read_text().splitlines() if name in line}
+class _Maps:
+    """What is mapped, as it was at the last look. A look takes a millisecond, a thousand lines long."""
+
+    def __init__(self) -> None:
+        self._text, self._pages = "", ""
+
+    def look(self) -> None:
+        """Read what is mapped now."""
+        self._pages = self._count()
+        self._text = Path("/proc/self/maps").read_text()
+
+    def look_again_if_changed(self) -> None:
+        """Look if there are more or fewer pages. If it is missed that one took another's place, the next
+        look blames a test for the other: nothing stays hidden."""
+        if self._pages != self._count():
+            self.look()
+
+    def lines_with(self, name: str) -> set[str]:
+        """The lines with this name in them."""
+        if name not in self._text:
+            return set()
+        return {line for line in self._text.splitlines() if name in line}
+
+    @staticmethod
+    def _count() -> str:
+        return Path("/proc/self/statm").read_text().split()[0]
+
+
+_MAPS = _Maps()
 
 
 _LOOKS: dict[str, Callable[[], set[str]]] = {

@@ -32,13 +32,13 @@ from cudnn_actor.broker.request_checks import (
     check_warm,
     not_a_message,
     require_asker,
-    require_type,
 )
 from cudnn_actor.broker.service_state import Bound, CachedMessage, ServiceState
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import Memory
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.checks import require_type
 from cudnn_actor.protocol.errors import (
     ContextLost,
     CudnnActorError,

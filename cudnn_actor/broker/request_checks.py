@@ -8,7 +8,7 @@ import numpy as np
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.checks import require_fits_message
+from cudnn_actor.protocol.checks import require_fits_message, require_type
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
@@ -27,7 +27,6 @@ __all__ = [
     "check_warm",
     "not_a_message",
     "require_asker",
-    "require_type",
 ]
 
 
@@ -50,18 +49,6 @@ def require_asker(envelope: Envelope, what: str) -> None:
             value=Words(type(envelope.message).__name__),
             problem=f"is sent by tell, so nobody would receive the {what}",
             fix="ask it",
-        )
-
-
-def require_type(field: str, value: object, kind: type) -> None:
-    """Raise `InvalidRequest` unless a message's field has the right type. A bool is not a number."""
-    if not isinstance(value, kind) or isinstance(value, bool):
-        wanted = "real number" if kind is numbers.Real else kind.__name__
-        raise InvalidRequest(
-            field=field,
-            value=value,
-            problem=f"is of type {type(value).__name__} where a {wanted} belongs",
-            fix=f"pass a {wanted}",
         )
 
 

@@ -38,7 +38,7 @@ from cudnn_actor.protocol.operations.indexing import (
     ScatterReduction,
 )
 from cudnn_actor.protocol.operations.matmul import MatMul
-from cudnn_actor.protocol.operations.movement import Movement, Pad, Placed, Reshape, Slice, Transpose
+from cudnn_actor.protocol.operations.movement import Concat, Movement, Pad, Placed, Reshape, Slice, Transpose
 from cudnn_actor.protocol.operations.normalization import (
     LayerNorm,
     LayerNormBackward,
@@ -83,6 +83,7 @@ __all__ = [
     "BatchNormBackward",
     "BatchNormTraining",
     "ChannelNorm",
+    "Concat",
     "Convolution",
     "ConvolutionBackwardData",
     "ConvolutionBackwardFilter",
@@ -171,6 +172,7 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     Transpose,
     Slice,
     Pad,
+    Concat,
     Reduction,
     ArgReduction,
     Cumulative,

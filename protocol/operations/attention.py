@@ -446,18 +446,26 @@ class AttentionBackward(_Attention[T], frozen=True, kw_only=True, tag=True):
         return values | forward.evaluate(xp, values, {name: specs[name] for name in ("y", "statistics")})
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
-        q, k, v, dy = values["q"], values["k"], values["v"], values["dy"]
-        scale = self.effective_scale(q.shape[3])
-        apart = (dy * values["y"]).sum(axis=3, keepdims=True)
+        return self._sums(xp, values, specs)
+
+    def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        """With a single key, what dq and dk are sums of is a difference of equal numbers."""
+        return {name: xp.sqrt(sums) for name, sums in self._sums(xp, values, specs, power=2).items()}
+
+    def _sums(self, xp: Any, values: Mapping[str, Array], specs: Specs, power: int = 1) -> dict[str, Array]:
+        """The outputs; with a power of 2, the sums of the squares of their terms."""
+        q, k, v, dy, y = (values[name] ** power for name in ("q", "k", "v", "dy", "y"))
+        scale = self.effective_scale(q.shape[3]) ** power
+        apart = (dy * y).sum(axis=3, keepdims=True) * (1 if power == 1 else -1)
         base = xp.where(values["statistics"] == -math.inf, 0.0, values["statistics"])
         dq, dk, dv = (xp.zeros(array.shape) for array in (q, k, v))
         dbias = xp.zeros(values["bias"].shape) if "dbias" in specs else None
         for b, h, g, r in self._pieces(q, k):
             scores, seen = self._scores(xp, values, (b, h, g, r))
-            weights = xp.where(seen, xp.exp(scores - base[b, h, r]), 0.0)
+            weights = xp.where(seen, xp.exp(scores - base[b, h, r]), 0.0) ** power
             groups = k[:, g].shape[1]
             of_q, of_dy = _by_group(q[b, h, r], groups), _by_group(dy[b, h, r], groups)
-            factors = self._factors(xp, values, (b, h, g, r))
+            factors = self._factors(xp, values, (b, h, g, r)) ** power
             slopes = (of_dy @ v[b, g].swapaxes(2, 3)).reshape(weights.shape) * factors
             slopes = xp.where(seen, weights * (slopes - apart[b, h, r]), 0.0)
             dv[b, g] += _by_group(weights * factors, groups).swapaxes(2, 3) @ of_dy

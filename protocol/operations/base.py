@@ -287,6 +287,14 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
         """
         raise NotImplementedError
 
+    def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        """How large those outputs would be whose terms may all cancel, if they did not: errors are as large.
+
+        The root of the sum of the squares of the terms. The parameters are those of `evaluate`.
+        """
+        del xp, values, specs
+        return {}
+
 
 def require(specs: Specs, name: str, dims: tuple[int, ...], *dtypes: DType, gradient: str = "") -> None:
     """Raise `InvalidRequest` unless an operand has these dims, and one of these dtypes if any are given.
@@ -299,7 +307,7 @@ def require(specs: Specs, name: str, dims: tuple[int, ...], *dtypes: DType, grad
         raise InvalidRequest(
             field=name,
             value=Words(spec.dtype),
-            problem="is not a dtype that it can have here",
+            problem=f"is not a dtype that {name} can have here",
             fix=f"use {' or '.join(dict.fromkeys(dtypes))}",
         )
 

@@ -8,13 +8,17 @@ from cudnn_actor.engines.base import Engine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda import CudaEngine, unavailable
 
+from .single_precision import SinglePrecision
+
 EngineFactory = Callable[[], Engine]
 ENGINES = ("cpu", "cuda")
+FUZZED = (*ENGINES, SinglePrecision.name)
+"""Those that the fuzzers take."""
 
 
 def why_not(name: str) -> str | None:
     """Why an engine cannot run here; None when it can."""
-    if name == "cpu":
+    if name != "cuda":
         return None
     why = unavailable()
     return None if why is None else f"no GPU to test on: {why}"
@@ -22,5 +26,7 @@ def why_not(name: str) -> str | None:
 
 def factory(name: str) -> EngineFactory:
     """What makes engines of a name, not open yet."""
-    made: dict[str, EngineFactory] = {"cpu": CpuEngine, "cuda": CudaEngine}
+    made: dict[str, EngineFactory] = {
+        engine.name: engine for engine in (CpuEngine, CudaEngine, SinglePrecision)
+    }
     return made[name]

@@ -8,7 +8,9 @@ do alike. Half types are stored as on a device; `exp` and its like are the host'
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import math
 import re
 import shutil
 import subprocess
@@ -41,7 +43,7 @@ using std::sin; using std::cos; using std::tan; using std::asin; using std::acos
 using std::sinh; using std::cosh; using std::tanh; using std::asinh; using std::acosh; using std::atanh;
 using std::erf; using std::erfc; using std::sqrt; using std::fmod; using std::copysign; using std::isinf;
 using std::ceil; using std::floor; using std::rint; using std::trunc; using std::fmax; using std::fmin;
-using std::llabs;
+using std::llabs; using std::fma;
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -56,6 +58,7 @@ inline float __uint_as_float(unsigned x) { return bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return bits<unsigned>(x); }
 inline long long __double_as_longlong(double x) { return bits<long long>(x); }
 inline double __longlong_as_double(long long x) { return bits<double>(x); }
+template <class T> T atomicAdd(T* sum, T value) { const T before = *sum; *sum += value; return before; }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
@@ -154,6 +157,8 @@ PREAMBLE = (
 """What kernels begin with, with other functions in the place of a GPU's assembly."""
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
 _OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
+_APART = "-fno-gnu-unique"
+"""Else libraries share what a kernel has as shared memory."""
 _made: dict[str, tuple[ctypes.CDLL, int]] = {}
 """Of each source that was compiled: the library, and its number there."""
 
@@ -166,7 +171,7 @@ def library(code: str) -> ctypes.CDLL:
     folder = Path(tempfile.mkdtemp(prefix="cudnn-actor-kernels-"))
     try:
         (folder / "kernels.cpp").write_text(_DEVICE + code)
-        command = [compiler, *_OPTIONS, "-w", "kernels.cpp", "-o", "kernels.so"]
+        command = [compiler, *_OPTIONS, _APART, "-w", "kernels.cpp", "-o", "kernels.so"]
         subprocess.run(command, cwd=folder, check=True, timeout=300)
         return ctypes.CDLL(str(folder / "kernels.so"))
     finally:
@@ -225,7 +230,79 @@ class RawKernel:
         self._launch(grid, block, arguments)
 
 
-CUPY = SimpleNamespace(RawModule=RawModule, RawKernel=RawKernel, float32=np.float32, float64=np.float64)
+class Memory:
+    """As CuPy's of a device: bytes, which start at a multiple of 512."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._bytes = np.zeros(nbytes + 512, np.uint8)
+        self.ptr = -(-self._bytes.ctypes.data // 512) * 512
+
+
+class DeviceArray:
+    """As CuPy's arrays, as far as self-checks use them."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, memory: Memory | None = None) -> None:
+        self.shape, self.dtype, self.itemsize = shape, dtype, np.dtype(dtype).itemsize
+        self.data = memory or Memory(self.itemsize * math.prod(shape))
+
+    def get(self) -> np.ndarray:
+        """A copy of its values."""
+        size = math.prod(self.shape)
+        data = (ctypes.c_ubyte * (size * self.itemsize)).from_address(self.data.ptr)
+        return np.frombuffer(data, self.dtype, size).reshape(self.shape).copy()
+
+
+class Stream:
+    """As CuPy's. Nothing is ever behind."""
+
+    ptr = 0
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        """Everything has run."""
+
+
+class MemoryPool:
+    """As CuPy's."""
+
+    malloc = Memory
+
+    def free_all_blocks(self) -> None:
+        """They are."""
+
+
+CUPY = SimpleNamespace(
+    RawModule=RawModule,
+    RawKernel=RawKernel,
+    float32=np.float32,
+    float64=np.float64,
+    uint32=np.uint32,
+    uint64=np.uint64,
+    ndarray=DeviceArray,
+    zeros=lambda count, dtype: DeviceArray((count,), dtype),
+    asnumpy=DeviceArray.get,
+    empty=np.empty,
+    asarray=np.asarray,
+    ascontiguousarray=np.ascontiguousarray,
+    cuda=SimpleNamespace(
+        MemoryPool=MemoryPool,
+        memory=SimpleNamespace(OutOfMemoryError=MemoryError),
+        using_allocator=contextlib.nullcontext,
+        get_current_stream=Stream,
+        runtime=SimpleNamespace(
+            memcpyDeviceToHost=2,
+            memcpyHostToDevice=1,
+            memcpyAsync=lambda to, of, nbytes, kind, stream: ctypes.memmove(to, of, nbytes),
+            memsetAsync=lambda to, value, nbytes, stream: ctypes.memset(to, value, nbytes),
+            memGetInfo=lambda: (1 << 30, 1 << 30),
+        ),
+    ),
+)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
@@ -237,6 +314,8 @@ def use(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
 def _argument(value: Any) -> Any:
     if isinstance(value, np.float32):
         return ctypes.c_float(float(value))
+    if isinstance(value, np.ndarray):
+        return ctypes.c_void_p(value.ctypes.data)
     return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_longlong(value)
 
 

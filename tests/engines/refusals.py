@@ -57,7 +57,7 @@ def _wide_integers(graph: OperationGraph, operation: Node) -> bool:
 _GRADIENTS: Operations = (ConvolutionBackwardData, ConvolutionBackwardFilter)
 REFUSALS = tuple(
     refusal
-    for engine in ("cpu", "cuda")
+    for engine in ("cpu", "cuda", "float32")
     for refusal in (
         Refusal(engine, "gradients of convolutions of integers", _GRADIENTS, _integers),
         Refusal(engine, "convolutions of int32 or int64", (Convolution,), _wide_integers),

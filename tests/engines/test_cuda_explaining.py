@@ -10,6 +10,8 @@ import pytest
 
 from cudnn_actor.engines.base import EngineFailure, blame, blamed
 from cudnn_actor.engines.cuda.library.failures import reported
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
+from cudnn_actor.engines.cuda.plans import explaining
 from cudnn_actor.engines.cuda.plans.compiler import in_pieces
 from cudnn_actor.engines.cuda.plans.composition import compose, scratch_bytes
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
@@ -170,6 +172,11 @@ def test_a_plan_in_one_piece_is_explained_too() -> None:
         False,
         (),
     )
+
+
+def test_every_launcher_has_a_name() -> None:
+    launchers = {name for one in IMPLEMENTATIONS.values() for name in one.launchers}
+    assert launchers == explaining.LAUNCHERS.keys()
 
 
 def test_a_copy_is_no_kernel_of_functions() -> None:

@@ -4,6 +4,7 @@ python -m tests.gpu.fuzz --count 2000                  of each family; a new see
 python -m tests.gpu.fuzz --operations pooling          of one family
 python -m tests.gpu.fuzz --seed 123 --only 45          one case of each again, in every detail
 python -m tests.gpu.fuzz --engine cpu --count 200      the CPU engine in its own dtypes
+python -m tests.gpu.fuzz --engine float32 --count 200  the definitions in float32: the bounds, without a GPU
 python -m tests.gpu.fuzz --graphs --count 3000         graphs of 1 to 12 operations; failures are made small
 """
 
@@ -26,7 +27,7 @@ from typing import Any
 from cudnn_actor.engines.base import Engine, StickyError
 from cudnn_actor.protocol import OperationGraph, UnsupportedGraph
 
-from ..engines.devices import ENGINES, factory, why_not
+from ..engines.devices import FUZZED, factory, why_not
 from ..engines.refusals import may_refuse
 from .building import builder_of
 from .families import CONVOLUTION, FAMILIES
@@ -190,7 +191,7 @@ def _single_threaded() -> Iterator[None]:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 1 where any case failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.fuzz", description=__doc__)
-    parser.add_argument("--engine", choices=ENGINES, default="cuda")
+    parser.add_argument("--engine", choices=FUZZED, default="cuda")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
     parser.add_argument("--count", type=int, default=2000, help="cases of each family")
     parser.add_argument("--only", type=int, metavar="N", help="run case N alone")

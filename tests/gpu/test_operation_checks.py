@@ -376,7 +376,6 @@ SOFTMAX: dict[str, tuple[list[GraphTensor], Node]] = {
 OURS = ("-kernel", "lines")
 """How the names of ways end that are kernels of our own."""
 ONLY_OURS = {
-    *NORMS,  # of such short rows
     "instance norm backward",
     "attention with dropout backward",
     "max with index",

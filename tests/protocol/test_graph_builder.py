@@ -172,7 +172,7 @@ def mistakes() -> dict[str, object]:
         "index   ": lambda: x[..., 0, ...],
         "operand": lambda: x + np.ones(3),
         "q": lambda: g.apply(Attention(q=x[0], k=x, v=x)),
-        "nothing": lambda: g.apply(MaxPool(x=x, window=SQUARES), also=("nothing",)),
+        "also": lambda: g.apply(MaxPool(x=x, window=SQUARES), also=("nothing",)),
         "operation": lambda: g.apply("relu"),  # type: ignore[arg-type]
         "outputs": g.build,
         "y": lambda: g.build(y=other.input("x", (3,))),

@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, channel_norms, indexing, sorting
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, indexing, sorting
 from cudnn_actor.engines.cuda.operations import attention as attentions
 from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
-from cudnn_actor.engines.cuda.operations import normalization as normalizations
+from cudnn_actor.engines.cuda.operations import norms as norms_of_ours
 from cudnn_actor.engines.cuda.operations import pooling as poolings
 from cudnn_actor.engines.cuda.operations import random as randoms
 from cudnn_actor.engines.cuda.operations import reduction as reductions
@@ -20,6 +20,7 @@ from cudnn_actor.engines.cuda.plans import line_kernels, self_check_memory
 from cudnn_actor.engines.cuda.plans.compiler import possible_plans
 from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
+from cudnn_actor.engines.cuda.plans.joined_kernels import joined_source
 from cudnn_actor.engines.cuda.plans.kernels import (
     Constant,
     Expression,
@@ -30,8 +31,9 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     source,
 )
 from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, KernelStep, LinedStep
+from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, JoinedStep, KernelStep, LinedStep, NormStep
 from cudnn_actor.engines.cuda.plans.reference import Reference
+from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec, Window
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
@@ -73,7 +75,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.random import STATE
 
-from ..engines import depthwise_graphs, fused_graphs
+from ..engines import depthwise_graphs, fused_graphs, moved_graphs
 from .claims import attention, graph_of, norms, product, rows
 from .claims import channel_norms as channel_norms_of
 
@@ -83,8 +85,9 @@ FLOATS = tuple(dtype for dtype in DType if dtype.is_floating)
 _MOST_DIMS = 8
 _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     poolings.pooling_kernel: poolings.source,
-    normalizations.normalization_kernels: normalizations.sources,
-    channel_norms.channel_norm_kernels: channel_norms.sources,
+    norms_of_ours.norm_launch: lambda operation, tensors: norms_of_ours.sources(
+        norms_of_ours.alone(operation, tensors)
+    ),
     response_norms.response_kernels: response_norms.sources,
     attentions.attention_kernels: attentions.source,
     products.matmul_kernel: products.source,
@@ -103,7 +106,9 @@ def sources() -> Iterator[tuple[str, str]]:
     """A name and a source of each; none is there twice."""
     yield "self-check", self_check_memory.source()
     seen = set()
-    for name, text in itertools.chain(_elementwise(), _references(), _kernels(), _fused(), _depthwise()):
+    for name, text in itertools.chain(
+        _elementwise(), _references(), _kernels(), _fused(), _moved(), _depthwise()
+    ):
         if text not in seen:
             seen.add(text)
             yield name, text
@@ -132,7 +137,7 @@ def _elementwise() -> Iterator[tuple[str, str]]:
 
 
 def _fused() -> Iterator[tuple[str, str]]:
-    graphs = fused_graphs.ELEMENTWISE | fused_graphs.IN_LINES
+    graphs = fused_graphs.ELEMENTWISE | fused_graphs.IN_LINES | fused_graphs.NORMS
     bodies = [(name, graph.body) for name, graph in graphs.items()]
     for name, body in (*bodies, *_softmaxes()):
         parts = cut(body)
@@ -140,9 +145,19 @@ def _fused() -> Iterator[tuple[str, str]]:
             (step,) = next(possible_plans(piece, None, None)).recipe.steps
             if isinstance(step, LinedStep):
                 yield f"lines-{name}", line_kernels.source(step.kernel)
+            elif isinstance(step, NormStep):
+                for number, text in enumerate(norms_of_ours.sources(step.kernel)):
+                    yield f"norm-{name}-{number}".replace(" ", "_"), text
             else:
                 assert isinstance(step, KernelStep)
                 yield f"fused-{name}", source(step.kernel)
+
+
+def _moved() -> Iterator[tuple[str, str]]:
+    for name, graph in moved_graphs.CONCATENATED.items():
+        for step in compile_split(graph.body, None, None).recipe.steps:
+            assert isinstance(step, JoinedStep)
+            yield f"joined-{name}", joined_source(step.kernels)
 
 
 def _depthwise() -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.blocks import bottleneck
 from cudnn_actor.protocol import GraphBuilder, OperationGraph
 
 from .building import explanation
@@ -25,6 +26,22 @@ def test_a_convolution_of_a_graph_is_fused_with_its_bias_and_its_activation(chil
     assert fused.steps[0].startswith("cuDNN eng")
     assert scaled.steps == ("generated kernel",)
     assert [view.split()[0] for view in found.views] == ["reshape", "transpose", "slice"]
+
+
+def test_a_norm_of_a_bottleneck_is_fused_with_the_sum_and_the_relu_behind_it(child: Child) -> None:
+    found = child.call(explanation, bottleneck().forward.body)
+    assert [[label.split()[0] for label in piece.labels] for piece in found.pieces] == [
+        ["conv_fwd"],
+        ["batch_norm_training", "relu"],
+        ["conv_fwd"],
+        ["batch_norm_training", "relu"],
+        ["conv_fwd"],
+        ["batch_norm_training", "add", "relu"],
+    ]
+    for convolution, norm in zip(found.pieces[::2], found.pieces[1::2], strict=True):
+        assert convolution.steps[0].startswith("cuDNN eng")
+        assert norm.steps == ("3 generated kernels of batch_norm_training",)
+        assert (len(convolution.steps), norm.why) == (1, ())
 
 
 def test_what_cudnn_refuses_is_told_with_the_reason(child: Child) -> None:

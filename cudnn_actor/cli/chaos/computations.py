@@ -26,6 +26,7 @@ from cudnn_actor.protocol import (
     BatchNormBackward,
     BatchNormTraining,
     BufferRef,
+    Concat,
     ConvBwdData,
     ConvBwdFilter,
     ConvFwd,
@@ -390,6 +391,7 @@ def _movements(x: tuple[int, ...], dims: tuple[int, ...], axes: tuple[int, ...])
         Transpose(x="x", y="transposed", axes=axes),
         Slice(x="x", y="sliced", starts=(0,) * len(x), steps=(2,) * len(x), sizes=sizes),
         Pad(x="x", y="padded", before=(1,) * len(x), after=(2,) * len(x), steps=(-1,) * len(x), value=5.0),
+        Concat(operands=("x", "x"), y="joined", axis=1),
     )
     return Problem(dims={"x": x}, operations=operations)
 

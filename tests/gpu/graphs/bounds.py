@@ -196,7 +196,8 @@ class _Evaluation:
 
     def _results(self, operation: Node) -> dict[int, Samples]:
         """An operation's results, each sample moved by the operation's own error."""
-        given = {uid: self._values[uid] for uid in operation.reads} | self._ties(operation)
+        given = {uid: self._values[uid] for uid in operation.reads}
+        given |= self._converted(operation) | self._ties(operation)
         first = {uid: samples[0] for uid, samples in given.items()}
         results = self._graph.evaluate(_XP, operation, first)
         errors = self._errors(operation, first) if self._count > 1 else {}
@@ -207,6 +208,21 @@ class _Evaluation:
                 results = self._graph.evaluate(_XP, operation, {uid: s[number] for uid, s in given.items()})
             for uid, result in results.items():
                 found[uid].append(self._moved(result, errors[uid], number) if uid in errors else result)
+        return found
+
+    def _converted(self, operation: Node) -> dict[int, Samples]:
+        """Integers that a function of floats reads, which may be converted to a type with fewer digits."""
+        digits = {DType.FLOAT32: 24, DType.FLOAT64: 53}.get(self._graph.compute(operation))
+        if not isinstance(operation, Pointwise) or digits is None:
+            return {}
+        found = {}
+        for uid in operation.reads:
+            right = self._values[uid][0]
+            size = np.abs(right.astype(np.float64))
+            if right.dtype.kind != "f" and size.max(initial=0.0) > 2.0**digits:
+                error = np.where(size > 2.0**digits, 2.0**-digits * size, 0.0)
+                samples = enumerate(self._values[uid][1:], start=1)
+                found[uid] = [right, *(self._moved(s.astype(np.float64), error, n) for n, s in samples)]
         return found
 
     def _errors(self, operation: Node, given: Mapping[int, Array]) -> dict[int, Array]:

@@ -15,9 +15,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cudnn_actor.engines.cpu.evaluation import NumPy
+from cudnn_actor.engines.cpu.evaluation import exact
 from cudnn_actor.protocol import ConvSpec, DType, Layout, TensorSpec
+from cudnn_actor.protocol.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graph_functions import Functions
+from cudnn_actor.protocol.indexing_functions import IndexingFunctions
+from cudnn_actor.protocol.network_functions import NetworkFunctions
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
     ConvolutionBackwardData,
@@ -25,9 +28,10 @@ from cudnn_actor.protocol.operations import (
     ReductionMode,
     ScatterReduction,
 )
+from cudnn_actor.protocol.random_functions import RandomFunctions
 
 from ..operations import ROWS
-from ..operations.cases import OperationCase, arrays
+from ..operations.cases import Arrays, OperationCase, arrays
 from ..operations.drawing import case_of
 from ..operations.rows import Asked, Row, Sizes, Values
 from .programs import Of
@@ -36,7 +40,6 @@ from .sketch import FLOATS, MOST_VALUES, SIZES, Refused, Sketch
 __all__ = ["ARGUMENTS", "FUNCTION_NAMES", "MOVES", "argument_of", "operation_of", "parameters_of"]
 
 Dims = tuple[int, ...]
-Exact = dict[str, np.ndarray]
 
 
 def pointwise(sketch: Sketch) -> None:
@@ -120,6 +123,44 @@ def cut(sketch: Sketch) -> None:
     sketch.call("slice", x, tuple(map(part, dims[: choose.one((len(dims), len(dims), 1))])))
 
 
+def arrangement(sketch: Sketch) -> None:
+    """Elements joined, parted, repeated or moved."""
+    choose = sketch.choose
+    x = sketch.some(lambda values: values.ndim > 0)
+    dims = sketch.dims(x)
+    axis = int(choose.rng.integers(-len(dims), len(dims)))
+    match choose.one(ARRANGEMENTS):
+        case "concatenate":
+            others = range(choose.one((1, 1, 2)))
+            resized = [(*dims[:axis], choose.size(4), *dims[len(dims) + axis + 1 :]) for _ in others]
+            fits = axis < 0 and choose.chance(0.5)
+            parts = [sketch.input(each if fits else dims, sketch.dtype(x)) for each in resized]
+            sketch.call("concatenate", (x, *parts) if choose.chance(0.5) else (*parts, x), axis)
+        case "stack":
+            sketch.call("stack", (x, sketch.some(lambda values: values.shape == dims)), axis)
+        case "split":
+            size = dims[axis]
+            first = int(choose.rng.integers(size + 1))
+            sketch.call("split", x, (first, size - first), axis)
+        case "array_split":
+            sketch.call("array_split", x, 1 + choose.size(3), axis)
+        case "tile":
+            sketch.call("tile", x, tuple(choose.one((1, 1, 2, 3)) for _ in dims))
+        case "repeat":
+            sketch.call("repeat", x, choose.size(3), choose.one((None, axis)))
+        case "roll":
+            sketch.call("roll", x, choose.size(9) - 4, choose.one((None, axis)))
+        case name:
+            sketch.call(name, x, axis)
+
+
+ARRANGEMENTS = (
+    *("concatenate", "concatenate", "stack", "split", "array_split", "tile", "repeat", "roll", "flip"),
+    "expand_dims",
+)
+"""The functions that `arrangement` draws; those left out are like them, or need certain dims."""
+
+
 def astype(sketch: Sketch) -> None:
     """Another type."""
     sketch.call("astype", sketch.some(), str(sketch.choose.one(DType)))
@@ -175,12 +216,15 @@ def operation_of(sketch: Sketch, row: Row) -> None:
     case = case_of(row, asked, Layout.NCHW, (int(choose.rng.integers(1 << 31)),))
     if not all(0 < spec.size <= MOST_VALUES for spec in case.specs.values()):
         raise Refused
-    free = [name for name in case.inputs if case.specs[name].dtype.is_floating and name in _free(case)]
-    known = choose.one(free) if free and choose.chance(0.9) else None
-    operands: dict[str, Of] = {}
-    for name, values in arrays(case).items():
-        spec = case.specs[name]
-        operands[name] = _like(sketch, spec) if name == known else sketch.input(spec.dims, spec.dtype, values)
+    values, operands = arrays(case), dict[str, Of]()
+    names = [name for name, spec in case.inputs.items() if spec.dtype.is_floating]
+    if names and choose.chance(0.9):
+        known = choose.one(names)
+        operands[known] = _like(sketch, case.specs[known])
+        values = _with_known(case, values, known, sketch.values[operands[known].number])
+    for name, spec in case.inputs.items():
+        if name not in operands:
+            operands[name] = sketch.input(spec.dims, spec.dtype, values[name])
     also = tuple(name for name in case.outputs if name in row.operation.optional)
     bare = msgspec.structs.replace(case.operation, **dict.fromkeys(row.operation.outputs))
     sketch.call("apply", bare.with_operands(operands.__getitem__), **({"also": also} if also else {}))
@@ -202,36 +246,13 @@ def _like(sketch: Sketch, spec: TensorSpec) -> Of:
     return x if sketch.dtype(x) is spec.dtype else sketch.call("astype", x, str(spec.dtype))
 
 
-def _free(case: OperationCase) -> set[str]:
-    """The inputs that may have any values: nothing else follows from them, and they from nothing else.
-
-    This is found out by drawing others for each, and looking at what the operation and its row make of that.
-    """
-    rng = np.random.default_rng(0)
-    drawn = {name: rng.normal(size=spec.dims) for name, spec in case.inputs.items()}
-    return {name for name in drawn if all(_is_free(case, drawn, name, seed) for seed in range(3))}
-
-
-def _is_free(case: OperationCase, drawn: Exact, name: str, seed: int) -> bool:
-    one, other = (_arranged(case, values, seed) for values in (drawn, drawn | {name: drawn[name] + 1.25}))
-    changed = {n for n in one if not np.array_equal(one[n], other[n], equal_nan=True)}
-    return changed == {name}
-
-
-def _arranged(case: OperationCase, drawn: Exact, seed: int) -> Exact:
-    """What `arrays` makes of values that were drawn."""
-    values, rng = {name: array.copy() for name, array in drawn.items()}, np.random.default_rng(seed)
-
-    def draw(spec: TensorSpec) -> np.ndarray:
-        own = (drawn[name] for name, given in case.inputs.items() if given is spec)
-        return next(own, np.zeros(spec.dims))
-
-    with np.errstate(all="ignore"):
-        if case.row.sampled:
-            values |= case.operation.samples(NumPy(), case.specs, draw)
-        if case.row.arrange is not None:
-            case.row.arrange(case.operation, rng, values, case.specs)
-    return {name: values[name] for name in drawn}
+def _with_known(case: OperationCase, values: Arrays, name: str, known: np.ndarray) -> Arrays:
+    """The values if one input is known: others may follow from it, but it must not follow from them."""
+    found = arrays(case, {name: known})
+    changed = {n for n in found if not np.array_equal(exact(found[n]), exact(values[n]), equal_nan=True)}
+    if changed != {name} and not np.array_equal(exact(found[name]), exact(known), equal_nan=True):
+        raise Refused
+    return found
 
 
 # The builder's functions, by their signatures.
@@ -259,7 +280,7 @@ def function(sketch: Sketch) -> None:
 @functools.cache
 def parameters_of(name: str) -> tuple[inspect.Parameter, ...]:
     """The parameters of a function of the builder."""
-    _, *parameters = inspect.signature(getattr(Functions, name)).parameters.values()
+    _, *parameters = inspect.signature(getattr(GraphBuilder, name)).parameters.values()
     return tuple(parameters)
 
 
@@ -358,10 +379,11 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
 
 FUNCTION_NAMES = tuple(
     name
-    for name, member in vars(Functions).items()
-    if callable(member) and not name.startswith("_") and name not in ("apply", "pointwise")
+    for kind in (Functions, IndexingFunctions, NetworkFunctions, RandomFunctions)
+    for name, member in vars(kind).items()
+    if callable(member) and not name.startswith("_") and name != "conv"
 )
-"""The functions that are drawn: all that a builder has of `Functions`."""
+"""The functions that are drawn: all of elements, reductions and indices, of networks and random."""
 
 MOVES: tuple[tuple[Callable[[Sketch], None], int], ...] = (
     (pointwise, 3),
@@ -371,6 +393,7 @@ MOVES: tuple[tuple[Callable[[Sketch], None], int], ...] = (
     (transpose, 1),
     (reshape, 1),
     (cut, 1),
+    (arrangement, 1),
     (astype, 1),
 )
 """The moves, and how often each is drawn."""

@@ -117,12 +117,14 @@ class OperationTruth(NamedTuple):
     bounds: Exact
 
 
-def arrays(case: OperationCase) -> Arrays:
-    """Values of every input, by name."""
+def arrays(case: OperationCase, given: Mapping[str, np.ndarray] | None = None) -> Arrays:
+    """Values of every input, by name. `given`: of some, what is drawn; others may follow from that."""
     rng = np.random.default_rng(case.seed)
 
     def draw(spec: TensorSpec, name: str = "") -> Array:
-        return _exact(_rounded(_draw(rng, spec, case, name), spec.dtype))
+        drawn = _rounded(_draw(rng, spec, case, name), spec.dtype)
+        own = name or next((other for other, of in case.inputs.items() if of is spec), "")
+        return _exact((given or {}).get(own, drawn))
 
     values = {name: draw(spec, name) for name, spec in case.inputs.items()}
     with np.errstate(all="ignore"):

@@ -12,20 +12,13 @@ from cudnn_actor.engines.cuda.operations.attention import (
     attention_operands,
     lower_attention,
 )
-from cudnn_actor.engines.cuda.operations.channel_norms import (
-    channel_norm_kernels,
-    channel_norm_workspace,
-    lower_channel_norm,
-)
+from cudnn_actor.engines.cuda.operations.channel_norms import lower_channel_norm
 from cudnn_actor.engines.cuda.operations.convolution import lower_convolution
 from cudnn_actor.engines.cuda.operations.grouped_matmul import grouped_kernels, grouped_workspace
 from cudnn_actor.engines.cuda.operations.indexing import gather_kernel, scatter_kernels, scatter_workspace
 from cudnn_actor.engines.cuda.operations.matmul import cublas_product, lower_matmul, matmul_kernel
-from cudnn_actor.engines.cuda.operations.normalization import (
-    lower_normalization,
-    normalization_kernels,
-    normalization_workspace,
-)
+from cudnn_actor.engines.cuda.operations.normalization import lower_normalization
+from cudnn_actor.engines.cuda.operations.norms import norm_launch, norm_workspace
 from cudnn_actor.engines.cuda.operations.pointwise import lower_pointwise
 from cudnn_actor.engines.cuda.operations.pooling import library_pooling, pooling_kernel
 from cudnn_actor.engines.cuda.operations.random import random_kernel
@@ -49,6 +42,7 @@ from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormBackward,
     BatchNormTraining,
+    Concat,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
@@ -147,13 +141,10 @@ class Implementation(NamedTuple):
 _CONVOLUTION = Implementation(lower_convolution)
 _KERNEL, _LIBRARY = {"kernel": Launcher(pooling_kernel)}, {"library": Launcher(library_pooling)}
 _POOLING = Implementation(launchers={**_KERNEL, **_LIBRARY})
-_NORMALIZATION = Implementation(
-    lower_normalization,
-    launchers={"kernel": Launcher(normalization_kernels, workspace=normalization_workspace)},
-)
-_CHANNEL_NORM = {"kernel": Launcher(channel_norm_kernels, workspace=channel_norm_workspace)}
-_OUR_CHANNEL_NORM = Implementation(launchers=_CHANNEL_NORM)
-_EITHER_CHANNEL_NORM = Implementation(lower_channel_norm, launchers=_CHANNEL_NORM)
+_NORM = {"kernel": Launcher(norm_launch, workspace=norm_workspace)}
+_NORMALIZATION = Implementation(lower_normalization, launchers=_NORM)
+_OUR_CHANNEL_NORM = Implementation(launchers=_NORM)
+_EITHER_CHANNEL_NORM = Implementation(lower_channel_norm, launchers=_NORM)
 _RESPONSE = Implementation(launchers={"kernel": Launcher(response_kernels, workspace=response_workspace)})
 _ATTENTION = Implementation(
     lower_attention, attention_operands, launchers={"kernel": Launcher(attention_kernels)}
@@ -203,6 +194,7 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     Transpose: Implementation(),
     Slice: Implementation(),
     Pad: Implementation(),
+    Concat: Implementation(),
     Reduction: Implementation(lower_reduction, launchers=_REDUCTION),
     ArgReduction: Implementation(launchers=_REDUCTION),
     Cumulative: Implementation(launchers={"kernel": Launcher(cumulative_kernel)}),

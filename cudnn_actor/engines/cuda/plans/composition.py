@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.engines.base import blame, blamed
+from cudnn_actor.engines.cuda.operations.norm_kernels import Normal
 from cudnn_actor.engines.cuda.plans.kernels import Expression, Result, Scalar
 from cudnn_actor.engines.cuda.plans.line_kernels import Reduced
 from cudnn_actor.engines.cuda.plans.partition import Cut, Piece
@@ -19,6 +20,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     DepthwiseStep,
     KernelStep,
     LinedStep,
+    NormStep,
     Number,
     Part,
     Scratch,
@@ -171,7 +173,7 @@ def _placed(step: Step, buffers: Sequence[Source], numbers: Sequence[int], scrat
                 return Scratch(source.offset + scratch)
 
     changes: dict[str, Any] = {"sources": tuple(map(place, step.sources))}
-    if numbers and isinstance(step, KernelStep | LinedStep | DepthwiseStep):
+    if numbers and isinstance(step, KernelStep | LinedStep | NormStep | DepthwiseStep):
         changes["kernel"] = _renumbered(step.kernel, numbers)
     placed: Step = msgspec.structs.replace(step, **changes)
     return placed
@@ -186,6 +188,8 @@ def _renumbered(kernel: Any, numbers: Sequence[int]) -> Any:
                 return Scalar(numbers[number])
             case Expression(operands=operands):
                 return msgspec.structs.replace(node, operands=tuple(map(of, operands)))
+            case Normal(given=given):
+                return Normal(tuple(map(of, given)))
             case Reduced(operand=operand):
                 return msgspec.structs.replace(node, operand=of(operand))
             case Result(value=value):

@@ -7,6 +7,7 @@ products, only a part is computed: evenly spaced rows and columns.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import math
@@ -21,7 +22,7 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.kernels import Kernel, Leaf, elementwise
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import GraphTensor, TensorRole
+from cudnn_actor.protocol.operations import GraphTensor, MatMul, TensorRole
 from cudnn_actor.protocol.operations.base import Array, Region
 from cudnn_actor.protocol.tensor import packed_strides
 
@@ -30,12 +31,12 @@ __all__ = ["EvaluatedReference", "OnDevice", "OnHost", "first_byte", "place_of",
 _MOST_ELEMENTS, _COPIES = 1 << 30, 10
 """The most elements of all tensors together, and how often they may lie on the device as double at once."""
 _MOST_COMPARED = 1 << 20
-_MOST_WORK = 1 << 36
-"""The most steps that are evaluated, as `Operation.work` counts them."""
 _MOST_PLACES, _LEAST_PLACES = 1 << 12, 16
 """How many places of each dim of a result are evaluated where all of them are too much."""
 _FEW_ELEMENTS = 1 << 17
 """Of the tensors of a graph that is computed on the host, in some milliseconds."""
+_MOVED = 2.0**-20
+"""How far values are moved to see what becomes of their errors: far more than float64's own."""
 
 
 class CuPy:
@@ -46,10 +47,53 @@ class CuPy:
         return getattr(importlib.import_module("cupyx.scipy.special") if special else libraries().cupy, name)
 
 
+class OwnProducts(CuPy):
+    """CuPy with products of matrices of float64 by a kernel of our own: cuBLAS is not to judge itself."""
+
+    @staticmethod
+    def matmul(a: Array, b: Array) -> Array:
+        """As CuPy's, of operands with at least two dims."""
+        cupy = libraries().cupy
+        (*of_a, m, k), (*of_b, _, n) = a.shape, b.shape
+        dims = np.broadcast_shapes(tuple(of_a), tuple(of_b))
+        numbers = (np.arange(math.prod(of)).reshape(of) for of in (of_a, of_b))
+        places = [np.broadcast_to(each, dims).ravel() for each in numbers]
+        y = cupy.empty((*dims, m, n), np.float64)
+        blocks = min(-(-y.size // _THREADS), _MOST_BLOCKS)
+        operands = (cupy.ascontiguousarray(each) for each in (a, b))
+        _product()((blocks,), (_THREADS,), (*operands, y, *map(cupy.asarray, places), y.size, m, n, k))
+        return y
+
+
+@functools.cache
+def _product() -> Any:
+    return libraries().cupy.RawKernel(_PRODUCT, "product", options=("--std=c++17",))
+
+
+_THREADS, _MOST_BLOCKS = 128, 1 << 20
+_PRODUCT = """
+extern "C" __global__ void product(
+    const double* a, const double* b, double* y, const long long* of_a, const long long* of_b,
+    long long count, long long m, long long n, long long k) {
+    const long long step = (long long)gridDim.x * blockDim.x;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
+        const long long batch = i / (m * n), row = i / n % m, column = i % n;
+        const double* in_row = a + (of_a[batch] * m + row) * k;
+        const double* in_column = b + of_b[batch] * k * n + column;
+        double sum = 0;
+        for (long long l = 0; l < k; ++l) sum += in_row[l] * in_column[l * n];
+        y[i] = sum;
+    }
+}
+"""
+
+
 class OnDevice:
     """Values in CuPy's arrays: packed, and of the types that `exact` gives."""
 
     xp = CuPy()
+    most_work = 1 << 36
+    """The most steps that are evaluated, as `Operation.work` counts them."""
 
     @staticmethod
     def place(drawn: np.ndarray) -> Array:
@@ -88,10 +132,18 @@ class OnDevice:
         return cls.load(tensor, int(place.data.ptr))
 
 
+class OnDeviceApart(OnDevice):
+    """The same with products of our own, which take longer."""
+
+    xp = OwnProducts()
+    most_work = 1 << 33
+
+
 class OnHost:
     """Values in NumPy's arrays. Each copy waits for the stream."""
 
     xp = NumPy()
+    most_work = OnDevice.most_work
 
     @staticmethod
     def place(drawn: np.ndarray) -> Array:
@@ -142,7 +194,10 @@ Place = type[OnDevice] | type[OnHost]
 
 def place_of(graph: OperationGraph) -> Place:
     """Where a graph's values are computed: on the host if they are few."""
-    return OnHost if _elements_of(graph) <= _FEW_ELEMENTS else OnDevice
+    if _elements_of(graph) <= _FEW_ELEMENTS:
+        return OnHost
+    double = (graph.compute(op) is DType.FLOAT64 for op in graph.operations if isinstance(op, MatMul))
+    return OnDeviceApart if any(double) else OnDevice
 
 
 def _elements_of(graph: OperationGraph) -> int:
@@ -161,13 +216,13 @@ class EvaluatedReference:
     def __init__(self, graph: OperationGraph) -> None:
         self._graph = graph
         self._place = place_of(graph)
-        self._part, self._regions = sampled(graph, _MOST_WORK, _room())
+        self._part, self._regions = sampled(graph, self._place.most_work, _room())
 
     @staticmethod
     def covers(graph: OperationGraph) -> bool:
         """Whether what is evaluated of a graph is small enough for the device's free memory."""
         room = _room()
-        part, _ = sampled(graph, _MOST_WORK, room)
+        part, _ = sampled(graph, place_of(graph).most_work, room)
         return _elements_of(part) <= room
 
     def compare(
@@ -175,6 +230,8 @@ class EvaluatedReference:
     ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """(wanted, got) of each result, as float64, at evenly spaced elements. Blocks.
 
+        What reads a result is evaluated for the result as it was stored: rounded to the other side of 0, it
+        would be compared with what follows from another sign.
         `address` locates each bound tensor. Raises CuPy's `OutOfMemoryError`.
         """
         graph, place = self._part, self._place
@@ -188,9 +245,41 @@ class EvaluatedReference:
                 for uid, result in graph.evaluate(place.xp, operation, values).items():
                     tensor = graph.tensor(uid)
                     if tensor.role is TensorRole.BOUND:
-                        compared[uid] = _both(result, self._load(uid, address))
-                    values[uid] = place.rounded(result, tensor)
+                        values[uid] = self._load(uid, address)
+                        compared[uid] = _both(result, values[uid])
+                    else:
+                        values[uid] = place.rounded(result, tensor)
         return compared
+
+    def magnitudes(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, float]:
+        """How large results are, where known, if terms do not cancel: root mean squares, by uid. Blocks.
+
+        Operations say that of their outputs: `Operation.magnitudes`. An output is moved by a small share of
+        that, up or down at random, and the results are moved by that share of their own magnitude.
+        """
+        graph, place = self._part, self._place
+        values, moved = graph.given_values(place.xp, scalars), dict[int, Array]()
+        numbers = np.random.default_rng(0)
+        found = {}
+        with np.errstate(all="ignore"):
+            for operation in graph.operations:
+                values |= {uid: self._load(uid, address) for uid in operation.reads if uid not in values}
+                results = graph.evaluate(place.xp, operation, values)
+                others = results
+                if not moved.keys().isdisjoint(operation.reads):
+                    others = graph.evaluate(place.xp, operation, values | moved)
+                magnitudes = graph.magnitudes(place.xp, operation, values)
+                for uid, result in results.items():
+                    values[uid] = place.rounded(result, graph.tensor(uid))
+                    if others is results and uid not in magnitudes:
+                        continue
+                    by: Array = others[uid] - result
+                    if uid in magnitudes:
+                        signs = place.place(2 * numbers.integers(0, 2, result.shape, np.int8) - 1)
+                        by = by + signs * magnitudes[uid] * _MOVED
+                    moved[uid] = values[uid] + by
+                    found[uid] = float(place.xp.sqrt((by * by).mean())) / _MOVED
+        return found
 
     def _load(self, uid: int, address: Callable[[int], int]) -> Array:
         """The part of a bound tensor that is evaluated."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cudnn_actor.engines.cuda.operations.norms import Normed
 from cudnn_actor.engines.cuda.plans.depthwise_kernels import Depthwise
 from cudnn_actor.engines.cuda.plans.kernels import Elementwise
 from cudnn_actor.engines.cuda.plans.line_kernels import Lined
@@ -20,8 +21,10 @@ __all__ = [
     "Buffer",
     "DepthwiseStep",
     "GraphStep",
+    "JoinedStep",
     "KernelStep",
     "LinedStep",
+    "NormStep",
     "Number",
     "OperationStep",
     "Part",
@@ -93,10 +96,31 @@ class KernelStep(msgspec.Struct, frozen=True, tag="kernel"):
     sources: tuple[Source, ...]
 
 
+class JoinedStep(msgspec.Struct, frozen=True, tag="joined"):
+    """A step that runs several elementwise kernels in one launch.
+
+    `sources`: each kernel's, as those of a `KernelStep`.
+    """
+
+    kernels: tuple[Elementwise, ...]
+    sources: tuple[Source, ...]
+
+
 class LinedStep(msgspec.Struct, frozen=True, tag="lined"):
     """A step that runs a kernel over lines. `sources`: its operands' locations, then its results'."""
 
     kernel: Lined
+    sources: tuple[Source, ...]
+
+
+class NormStep(msgspec.Struct, frozen=True, tag="norm"):
+    """A step that runs a norm with what is around it.
+
+    `sources`: the locations of its leaves, of the norm's operands `beside`, of its results, and of its
+    workspace if it needs any.
+    """
+
+    kernel: Normed
     sources: tuple[Source, ...]
 
 
@@ -130,7 +154,7 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
     launcher: str
 
 
-Step = GraphStep | KernelStep | LinedStep | DepthwiseStep | OperationStep
+Step = GraphStep | KernelStep | JoinedStep | LinedStep | NormStep | DepthwiseStep | OperationStep
 
 
 class Tuning(msgspec.Struct, frozen=True):

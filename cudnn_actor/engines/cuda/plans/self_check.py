@@ -12,8 +12,8 @@ them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.evaluated_reference import EvaluatedReference, place_of
 from cudnn_actor.engines.cuda.plans.journal import Journal
+from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.reference import Reference, References
@@ -35,21 +36,34 @@ from cudnn_actor.protocol.tensor import TensorSpec
 __all__ = ["BuildContext", "SelfCheck", "difference"]
 
 log = Log("cudnn_actor")
+V = TypeVar("V")
 
 
 class BuildContext(NamedTuple):
-    """What plans are built and checked with: a cuDNN handle, the CuPy stream set on it, and a journal."""
+    """What plans are built and checked with.
+
+    Parameters
+    ----------
+    handle, stream
+        A cuDNN handle, and the CuPy stream set on it.
+    journal
+        Where checks are recorded.
+    kernels
+        Kernels of plans built before; None to compile each plan's own.
+    """
 
     handle: Any
     stream: Any
     journal: Journal = Journal(None)
+    kernels: KernelCaches | None = None
 
 
 class _Tolerance(NamedTuple):
     own: float
     """Relative to the value itself: its rounding."""
     sums: float
-    """Relative to the root mean square of all values: the error of transforms such as Winograd's."""
+    """Relative to the root mean square of all values, which is as large as if their terms did not cancel: the
+    error of transforms such as Winograd's."""
     underflow: float
     """Absolute: the smallest number, or the smallest normal one where subnormal ones may become zero."""
 
@@ -197,11 +211,22 @@ class SelfCheck:
         compared = self._compare()
         if nan and not any(np.isnan(wanted).any() for wanted, _ in compared.values()):
             return "it leaves NaN in its outputs"
+        suspected = self._faults(compared)
+        if not suspected:
+            return None
+        magnitudes = self._magnitudes()
+        return next(iter(self._faults({uid: compared[uid] for uid in suspected}, magnitudes).values()), None)
+
+    def _faults(
+        self, compared: Mapping[int, tuple[np.ndarray, np.ndarray]], magnitudes: Mapping[int, float] = {}
+    ) -> dict[int, str]:
+        """How results differ, of those that do."""
         slack = max(operation.slack for operation in self._graph.operations)
-        faults = (
-            difference(wanted, got, self._accuracy(uid), slack) for uid, (wanted, got) in compared.items()
-        )
-        return next(filter(None, faults), None)
+        found = {
+            uid: difference(wanted, got, self._accuracy(uid), slack, magnitudes.get(uid, 0.0))
+            for uid, (wanted, got) in compared.items()
+        }
+        return {uid: fault for uid, fault in found.items() if fault is not None}
 
     def _accuracy(self, uid: int) -> DType:
         """The dtype whose accuracy a result has: float32 if some of the graph is computed in that."""
@@ -211,19 +236,27 @@ class SelfCheck:
 
     def _compare(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """(wanted, got) of each result; empty if there is no reference, or no room for one."""
-        if self._reference is None:
-            return {}
+        return self._computed(self._reference.compare) if self._reference is not None else {}
+
+    def _magnitudes(self) -> dict[int, float]:
+        """How large results are if their terms do not cancel, as far as that is known."""
+        reference = self._reference
+        return self._computed(reference.magnitudes) if isinstance(reference, EvaluatedReference) else {}
+
+    def _computed(self, of: Callable[[Callable[[int], int], list[float]], dict[int, V]]) -> dict[int, V]:
         try:
-            return self._reference.compare(lambda uid: self._tensors[uid].pointer, self.scalars)
+            return of(lambda uid: self._tensors[uid].pointer, self.scalars)
         except libraries().cupy.cuda.memory.OutOfMemoryError:
             log.warning("plan.unproved", reason="no room on the device to compute what it should compute")
             return {}
 
 
-def difference(wanted: np.ndarray, got: np.ndarray, dtype: DType, slack: float = 1.0) -> str | None:
+def difference(
+    wanted: np.ndarray, got: np.ndarray, dtype: DType, slack: float = 1.0, magnitude: float = 0.0
+) -> str | None:
     """How a result differs from the wanted one by more than rounding explains; None if it does not.
 
-    `slack` is `Operation.slack`.
+    `slack` is `Operation.slack`; `magnitude` how large the result would be if its terms did not cancel.
     """
     if dtype is DType.BOOL:
         wanted = wanted != 0
@@ -238,6 +271,7 @@ def difference(wanted: np.ndarray, got: np.ndarray, dtype: DType, slack: float =
         own, sums, underflow = _TOLERANCES[dtype]
         finite = np.isfinite(wanted)
         scale = float(np.sqrt(np.mean(np.square(wanted[finite])))) if finite.any() else 0.0
+        scale = max(scale, magnitude)
         allowed = np.where(finite, own * np.abs(wanted) + slack * sums * scale + underflow, -1.0)
     else:  # rounding to a whole number, and float32 rounding before that; but int64 positions are exact
         exact = dtype in (DType.INT64, DType.UINT64, DType.BOOL)

@@ -1,0 +1,144 @@
+"""Self-checks of kernels of our own, run on the host: what is right passes, and what is wrong does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cuda.library import libraries
+from cudnn_actor.engines.cuda.plans import evaluated_reference, self_check_memory
+from cudnn_actor.engines.cuda.plans.evaluated_reference import OnDevice, OnDeviceApart, OwnProducts, place_of
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.recipe import OperationStep
+from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.protocol import AttentionBackward, DType, GraphBuilder, OperationGraph
+
+from .host_cuda import CUPY, Stream
+
+LAST = 99
+"""The last way to run each operation: a kernel of our own."""
+
+
+@pytest.fixture(autouse=True)
+def on_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, module in (("cupy", CUPY), ("runtime", CUPY.cuda.runtime)):
+        monkeypatch.setitem(vars(libraries.libraries()), name, module)
+    yield
+    for function in (self_check_memory._kernel, self_check_memory._module, evaluated_reference._product):
+        function.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b"),
+    [
+        ((5, 7), (7, 3)),
+        ((2, 3, 5, 7), (7, 4)),
+        ((5, 7), (3, 7, 4)),
+        ((2, 1, 5, 7), (3, 7, 4)),
+        ((4, 1, 7), (7, 1)),
+    ],
+)
+def test_products_of_our_own(of_a: tuple[int, ...], of_b: tuple[int, ...]) -> None:
+    a, b = (np.random.default_rng(n).normal(size=of) for n, of in enumerate((of_a, of_b)))
+    turned = np.ascontiguousarray(b.swapaxes(-1, -2)).swapaxes(-1, -2)
+    for each in (b, turned):
+        np.testing.assert_allclose(OwnProducts.matmul(a, each), a @ b, rtol=1e-12, atol=1e-12)
+
+
+def test_the_library_that_multiplies_does_not_judge_itself() -> None:
+    """Only its products of float64 would be the same as those that they are compared with."""
+    for dtype, wanted in ((DType.FLOAT64, OnDeviceApart), (DType.FLOAT32, OnDevice)):
+        g = GraphBuilder()
+        graph = g.build(y=g.matmul(g.input("a", (400, 300), dtype), g.input("b", (300, 200), dtype)))
+        assert place_of(graph.body) is wanted
+
+
+def gradients(g: GraphBuilder, dtype: DType, dropout: float, keys: int) -> list[Any]:
+    """Those of q, k and v: with a single key, the first two are made of differences of equal numbers."""
+    dims = {"dy": (2, 4, 9, 8), "q": (2, 4, 9, 8), "k": (2, 4, keys, 8), "v": (2, 4, keys, 8)}
+    given: dict[str, Any] = {name: g.input(name, of, dtype) for name, of in dims.items()}
+    given["y"] = g.input("y", dims["q"], dtype)
+    wide = DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+    given["statistics"] = g.input("statistics", (2, 4, 9, 1), wide)
+    given["state"] = g.input("state", (2,), "int64")
+    return list(g.apply(AttentionBackward(**given, dropout=dropout)))
+
+
+def alone(dtype: DType = DType.FLOAT32, dropout: float = 0.1, keys: int = 1) -> OperationGraph:
+    g = GraphBuilder()
+    dq, dk, dv = gradients(g, dtype, dropout, keys)
+    return g.build(dq=dq, dk=dk, dv=dv).body
+
+
+def fault(
+    graph: OperationGraph, change: Callable[[OperationStep], OperationStep] | None = None
+) -> str | None:
+    """What a self-check says of a plan by kernels of our own, with a change to its first step."""
+    check = SelfCheck(graph, BuildContext(None, Stream()))
+    plan = compile_split(graph, None, None, choice=LAST)
+    if change is not None:
+        first, *others = plan.recipe.steps
+        assert isinstance(first, OperationStep)
+        plan = CudaPlan(msgspec.structs.replace(plan.recipe, steps=(change(first), *others)), ())
+    found = check.fault(plan)
+    check.close()
+    return found
+
+
+@pytest.mark.parametrize("keys", [1, 9])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.FLOAT64])
+def test_what_is_left_of_terms_that_cancel_is_their_rounding(dtype: DType, keys: int) -> None:
+    assert fault(alone(dtype, keys=keys)) is None
+
+
+def test_and_so_is_what_follows_from_it() -> None:
+    g = GraphBuilder()
+    dq, dk, dv = gradients(g, DType.FLOAT32, 0.1, keys=1)
+    more = g.exp(dq) * 0.5 - 0.5
+    assert fault(g.build(dq=more, dk=g.sum(dk * 3.0, (0, 1)), dv=dv).body) is None
+
+
+def with_operation(**fields: Any) -> Callable[[OperationStep], OperationStep]:
+    def change(step: OperationStep) -> OperationStep:
+        return msgspec.structs.replace(step, operation=msgspec.structs.replace(step.operation, **fields))
+
+    return change
+
+
+def swapped(one: str, other: str) -> Callable[[OperationStep], OperationStep]:
+    """Each in the place of the other."""
+
+    def change(step: OperationStep) -> OperationStep:
+        names = [name for name, _ in step.operation.named()]
+        sources, (first, second) = list(step.sources), map(names.index, (one, other))
+        sources[first], sources[second] = sources[second], sources[first]
+        return msgspec.structs.replace(step, sources=tuple(sources))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("keys", "change"),
+    [
+        (1, swapped("dy", "y")),
+        (1, swapped("dy", "q")),
+        (1, swapped("dk", "dv")),
+        (1, with_operation(dropout=0.2)),
+        (9, with_operation(dropout=0.2)),
+        (9, with_operation(scale=0.3)),
+        (9, with_operation(causal=True)),
+        (9, swapped("q", "y")),
+        (9, swapped("k", "v")),
+        (9, swapped("dq", "dk")),
+    ],
+)
+def test_a_plan_that_computes_something_else_is_found(
+    keys: int, change: Callable[[OperationStep], OperationStep]
+) -> None:
+    """In bfloat16, of which most is allowed."""
+    assert "are wrong" in (fault(alone(DType.BFLOAT16, keys=keys), change) or "")
