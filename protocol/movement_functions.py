@@ -203,10 +203,7 @@ def _picked(index: _Index, axis: int, size: int) -> range:
         return range(index % size, index % size + 1)
     if isinstance(index, slice) and index.step == 0:
         raise _no_index(index, "has a step of 0", "use 1 for neighbours")
-    picked = range(size)[index if isinstance(index, slice) else slice(None)]
-    if size and not picked:
-        raise _no_index(index, f"picks nothing of axis {axis}, of size {size}", "pick at least one element")
-    return picked
+    return range(size)[index if isinstance(index, slice) else slice(None)]
 
 
 def _no_index(index: object, problem: str, fix: str) -> InvalidRequest:

@@ -32,6 +32,10 @@ from cudnn_actor.protocol.operations.indexing import (
     Gather,
     GatherElements,
     GatherND,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
 )
 from cudnn_actor.protocol.operations.matmul import MatMul
 from cudnn_actor.protocol.operations.movement import Concat, Movement, Pad, Placed, Reshape, Slice, Transpose
@@ -62,6 +66,9 @@ from cudnn_actor.protocol.operations.random import (
 from cudnn_actor.protocol.operations.reduction import ArgReduction, Cumulative, Reduction, ReductionMode
 from cudnn_actor.protocol.operations.response_norm import LocalResponseNorm, LocalResponseNormBackward
 from cudnn_actor.protocol.operations.softmax import Softmax, SoftmaxBackward
+from cudnn_actor.protocol.operations.sorting import (
+    TopK,
+)
 
 __all__ = [
     "FUNCTIONS",
@@ -119,11 +126,16 @@ __all__ = [
     "Reduction",
     "ReductionMode",
     "Reshape",
+    "Scatter",
+    "ScatterElements",
+    "ScatterND",
+    "ScatterReduction",
     "Slice",
     "Softmax",
     "SoftmaxBackward",
     "Specs",
     "TensorRole",
+    "TopK",
     "Transpose",
     "Window",
     "alibi_slopes",
@@ -176,6 +188,10 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     Gather,
     GatherElements,
     GatherND,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    TopK,
 )
 """Every operation."""
 

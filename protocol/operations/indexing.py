@@ -12,17 +12,21 @@ device could only raise after waiting for it.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cudnn_actor.protocol.checks import is_whole
+import numpy as np
+
+from cudnn_actor.protocol.checks import is_whole, require_member
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T, axis_of, require
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["Gather", "GatherElements", "GatherND", "Gathering", "Places"]
+__all__ = ["Gather", "GatherElements", "GatherND", "Gathering", "Places", "Scatter", "ScatterElements"]
+__all__ += ["ScatterND", "ScatterReduction", "Scattering"]
 
 _SPREAD = 7919
 """A prime: its multiples, modulo a dim, are places all over it."""
@@ -84,9 +88,9 @@ class _Indexed(Operation[T], frozen=True, kw_only=True):
         """Which elements of a tensor of dims `x` indices of these dims select. Raises `InvalidRequest`."""
         raise NotImplementedError
 
-    def compute(self, dtypes: tuple[DType, ...]) -> DType:
-        """The type of x: elements are moved as they are."""
-        return dtypes[0]
+    def _attributes(self) -> dict[str, Any]:
+        """The fields that say where."""
+        return {n: getattr(self, n) for n in ("axis", "batch_dims") if hasattr(self, n)}
 
     def _checked(self, specs: Specs) -> Places:
         """The places. Raises `InvalidRequest` if there are none."""
@@ -123,8 +127,19 @@ class Gathering(_Indexed[T], frozen=True, kw_only=True):
     indices: T
     y: T = ALLOCATED
 
+    def compute(self, dtypes: tuple[DType, ...]) -> DType:
+        """The type of x: elements are moved as they are."""
+        return dtypes[0]
+
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         return {"y": TensorSpec.packed(self._checked(specs).dims, specs["x"].dtype)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        x: Any = self.x
+        adding: Any = {"reduction": ScatterReduction.ADD, **self._attributes()}
+        zeros = g.full(x.dims, 0.0, x.dtype)
+        scatter = _REVERSE[type(self)](x=zeros, indices=self.indices, updates=d["y"], **adding)
+        return {"x": g.apply(scatter)}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x, indices = values["x"], values["indices"]
@@ -206,6 +221,187 @@ class GatherND(Gathering[T], frozen=True, kw_only=True, tag=True):
 
     def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
         return _of_lists(self, x, indices)
+
+
+class ScatterReduction(enum.StrEnum):
+    """What becomes of an element of x that updates are written to."""
+
+    NONE = "none"
+    """It is the update. Of several, the last, in the order of the updates' indices."""
+    ADD = "add"
+    MUL = "mul"
+    MIN = "min"
+    """NaN if one of them is NaN, as for the largest."""
+    MAX = "max"
+
+
+_FUNCTIONS = {
+    ScatterReduction.ADD: np.add,
+    ScatterReduction.MUL: np.multiply,
+    ScatterReduction.MIN: np.minimum,
+    ScatterReduction.MAX: np.maximum,
+}
+
+
+class Scattering(_Indexed[T], frozen=True, kw_only=True):
+    """The base of the scatters: x, indices, updates like what a gather with them gives, and a result."""
+
+    inputs = ("x", "indices", "updates")
+    outputs = ("y",)
+    x: T
+    indices: T
+    updates: T
+    y: T = ALLOCATED
+    reduction: ScatterReduction = ScatterReduction.NONE
+
+    def compute(self, dtypes: tuple[DType, ...]) -> DType:
+        """The type of x where that is not computed with."""
+        exact = self.reduction not in (ScatterReduction.ADD, ScatterReduction.MUL)
+        return dtypes[0] if exact or not dtypes[0].is_floating else super().compute(dtypes[:1])
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        x = specs["x"]
+        require_member("reduction", self.reduction, ScatterReduction)
+        require(specs, "updates", self._checked(specs).dims, x.dtype)
+        return {"y": TensorSpec.packed(x.dims, x.dtype)}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        if hasattr(
+            xp, "asnumpy"
+        ):  # CuPy: what it writes to one place is in no order, and it multiplies at none
+            found = self.evaluate(np, {name: xp.asnumpy(value) for name, value in values.items()}, specs)
+            return {"y": xp.asarray(found["y"])}
+        # The last of several updates wins only where NumPy goes through them in this order.
+        x, indices, updates = (np.asarray(values[name], order="C") for name in self.inputs)
+        y = x.copy()
+        if updates.size:
+            at = self.places(x.shape, indices.shape).at(np, indices, x.shape)
+            if self.reduction is ScatterReduction.NONE:
+                y[at] = updates
+            else:
+                _FUNCTIONS[self.reduction].at(y, at, updates)
+        return {"y": y}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        """Equal elements of a smallest or largest one have equal shares."""
+        x: Any = self.x
+        updates: Any = self.updates
+        dy, wide = d["y"], super().compute((x.dtype,))
+
+        def scattered(to: Any, of: Any, reduction: ScatterReduction) -> Any:
+            where: Any = {"indices": self.indices, "reduction": reduction, **self._attributes()}
+            return g.apply(type(self)(x=to, updates=of, **where))
+
+        def gathered(of: Any) -> Any:
+            where: Any = {"indices": self.indices, **self._attributes()}
+            return g.apply(_GATHERS[type(self)](x=of, **where))
+
+        match self.reduction:
+            case ScatterReduction.ADD:
+                return {"x": dy, "updates": gathered(dy)}
+            case ScatterReduction.NONE:
+                numbers = g.cumsum(g.full((math.prod(updates.dims),), 1, DType.INT64), 0)
+                numbers = numbers.reshape(updates.dims)
+                last = scattered(g.full(x.dims, 0, DType.INT64), numbers, ScatterReduction.NONE)
+                of_updates = g.where(g.equal(gathered(last), numbers), gathered(dy), 0.0)
+                return {"x": g.where(g.equal(last, 0), dy, 0.0), "updates": of_updates}
+            case ScatterReduction.MUL:
+                zero_x, zero = g.equal(x, 0.0), g.equal(updates, 0.0)
+                zeros = scattered(zero_x.astype(wide), zero.astype(wide), ScatterReduction.ADD)
+                of_x = g.where(zero_x, 1.0, x).astype(wide)
+                others = dy * scattered(of_x, g.where(zero, 1.0, updates).astype(wide), ScatterReduction.MUL)
+                return {
+                    "x": _without_factor(g, x, zero_x, zeros, others),
+                    "updates": _without_factor(g, updates, zero, gathered(zeros), gathered(others)),
+                }
+        y: Any = self.y
+        best_x, best = g.equal(x, y), g.equal(updates, gathered(y))
+        share = dy / scattered(best_x.astype(wide), best.astype(wide), ScatterReduction.ADD)
+        return {"x": g.where(best_x, share, 0.0), "updates": g.where(best, gathered(share), 0.0)}
+
+
+def _without_factor(g: Any, factor: Any, zero: Any, zeros: Any, others: Any) -> Any:
+    """The product of all factors but this one: others has those that are not 0, zeros how many are."""
+    return g.where(g.equal(zeros, zero), others / g.where(zero, 1.0, factor), 0.0)
+
+
+class Scatter(Scattering[T], frozen=True, kw_only=True, tag=True):
+    """y = x with slices along an axis changed, those that indices name. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x
+        Input, of any dtype.
+    indices, axis, batch_dims
+        As in `Gather`.
+    updates
+        What is written: of x's dtype, and of the dims of a `Gather` from x.
+    y
+        Result, of x's dims and dtype.
+    reduction
+        What becomes of an element that is written to: see `ScatterReduction`.
+    """
+
+    kind = "scatter"
+    axis: int = 0
+    batch_dims: int = 0
+
+    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+        return _along_axis(self, x, indices)
+
+
+class ScatterElements(Scattering[T], frozen=True, kw_only=True, tag=True):
+    """y = x with elements changed, those with an index as the coordinate along an axis.
+
+    As NumPy's `put_along_axis`. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x
+        Input, of any dtype.
+    indices, axis
+        As in `GatherElements`.
+    updates
+        What is written: of x's dtype and the indices' dims.
+    y
+        Result, of x's dims and dtype.
+    reduction
+        What becomes of an element that is written to: see `ScatterReduction`.
+    """
+
+    kind = "scatter_elements"
+    axis: int = 0
+
+    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+        return _of_elements(self, x, indices)
+
+
+class ScatterND(Scattering[T], frozen=True, kw_only=True, tag=True):
+    """y = x with parts changed, those that lists of indices name. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x
+        Input, of any dtype.
+    indices, batch_dims
+        As in `GatherND`.
+    updates
+        What is written: of x's dtype, and of the dims of a `GatherND` from x.
+    y
+        Result, of x's dims and dtype.
+    reduction
+        What becomes of an element that is written to: see `ScatterReduction`.
+    """
+
+    kind = "scatter_nd"
+    batch_dims: int = 0
+
+    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+        return _of_lists(self, x, indices)
+
+
+_REVERSE: dict[type, Any] = {Gather: Scatter, GatherElements: ScatterElements, GatherND: ScatterND}
+_GATHERS = {scatter: gather for gather, scatter in _REVERSE.items()}
 
 
 def _along_axis(operation: Any, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import math
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -29,7 +29,9 @@ from cudnn_actor.engines.cuda.plans.kernels import PREAMBLE as DEVICE_PREAMBLE
 from cudnn_actor.protocol import GraphTensor, TensorSpec
 from cudnn_actor.protocol.operations import Operation
 
-__all__ = ["CUPY", "PREAMBLE", "compile_together", "defined", "launched", "library", "use"]
+from ..once import once
+
+__all__ = ["CUPY", "PATHS", "PREAMBLE", "compile_together", "defined", "launched", "library", "use"]
 
 _DEVICE = r"""
 #include <cmath>
@@ -132,6 +134,10 @@ template <class T> T __shfl_xor_sync(unsigned, T value, int apart) {
 template <class T> T __shfl_up_sync(unsigned, T value, int apart) {
     return from_lane(value, me % 32 < apart ? me % 32 : me % 32 - apart);
 }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+template <class T> T atomicAdd(T* at, T value) { const T old = *at; *at += value; return old; }
+template <class T> T atomicExch(T* at, T value) { const T old = *at; *at = value; return old; }
+template <class T> T atomicMax(T* at, T value) { const T old = *at; *at = max(old, value); return old; }
 static unsigned __ballot_sync(unsigned, bool vote) {
     slots[me][0] = vote;
     yield();
@@ -152,26 +158,31 @@ PREAMBLE = (
 )
 """What kernels begin with, with other functions in the place of a GPU's assembly."""
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
-_OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
+_OPTIONS = ("-std=c++17", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
 _APART = "-fno-gnu-unique"
 """Else libraries share what a kernel has as shared memory."""
+PATHS: list[pytest.TempPathFactory] = []
+"""Of this process; the folder's `conftest` puts it here."""
 _made: dict[str, tuple[ctypes.CDLL, int]] = {}
 """Of each source that was compiled: the library, and its number there."""
 
 
 def library(code: str) -> ctypes.CDLL:
-    """Some C++, with what CUDA has besides. Skips the test if there is no compiler."""
+    """Some C++, with what CUDA has besides. Skips the test if there is no compiler.
+
+    It is compiled once in a run of pytest, whichever of its processes needs it first.
+    """
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
-    folder = Path(tempfile.mkdtemp(prefix="cudnn-actor-kernels-"))
-    try:
+
+    def make(folder: Path) -> None:
         (folder / "kernels.cpp").write_text(_DEVICE + code)
         command = [compiler, *_OPTIONS, _APART, "-w", "kernels.cpp", "-o", "kernels.so"]
         subprocess.run(command, cwd=folder, check=True, timeout=300)
-        return ctypes.CDLL(str(folder / "kernels.so"))
-    finally:
-        shutil.rmtree(folder)
+
+    name = hashlib.sha256(code.encode()).hexdigest()[:24]
+    return ctypes.CDLL(str(once(PATHS[0], f"kernels-{name}", make) / "kernels.so"))
 
 
 def compile_together(sources: Iterable[str]) -> None:
@@ -332,9 +343,13 @@ def launched(
         if name in given:
             views[name][...] = given[name]
         buffers.append((buffer, buffer.ctypes.data + start))
-    IMPLEMENTATIONS[type(node)].launchers["kernel"].make(node, tensors, None)(
-        [address for _, address in buffers]
-    )
+    launcher = IMPLEMENTATIONS[type(node)].launchers["kernel"]
+    nbytes = 0 if launcher.workspace is None else launcher.workspace(node, tensors)
+    workspace = np.full(nbytes + 128, 0xA5, np.uint8)
+    start = -workspace.ctypes.data % 64
+    places = [address for _, address in buffers] + [workspace.ctypes.data + start] * (nbytes > 0)
+    launcher.make(node, tensors, None)(places)
+    assert (workspace[start + nbytes :] == 0xA5).all(), "it writes behind its workspace"
     return {name: views[name].copy() for name, _ in operation.named(operation.outputs)}
 
 

@@ -181,7 +181,7 @@ def test_which_operations_take_tensors_without_elements() -> None:
     drawing = {"RandomUniform", "RandomNormal", "RandomBernoulli", "RandomIntegers"}
     reducing = {"Reduction", "ArgReduction", "Cumulative", "Softmax", "SoftmaxBackward"}
     moving = {"Reshape", "Transpose", "Slice", "Pad", "Concat"}
-    selecting = {"Gather", "GatherElements", "GatherND"}
+    selecting = {"Gather", "GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND", "TopK"}
     assert {operation.__name__ for operation in OPERATIONS if operation.takes_empty} == {
         "Pointwise",
         *moving,

@@ -1,4 +1,4 @@
-"""Kernels of gathers, run on the host: see `host_cuda`."""
+"""Kernels of gathers and scatters, run on the host: see `host_cuda`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.operations import indexing
-from cudnn_actor.protocol import DType, Gather, GatherElements, GatherND, GraphTensor, Operation, TensorSpec
+from cudnn_actor.protocol import (
+    DType,
+    Gather,
+    GatherElements,
+    GatherND,
+    GraphTensor,
+    Operation,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
+    TensorSpec,
+)
 
 from . import host_cuda
 from .host_cuda import defined, launched
@@ -44,7 +57,28 @@ def problems() -> Iterator[tuple[Any, Specs]]:
         yield operation, {**specs, "y": made(y.dims, y.dtype)}
 
 
-PROBLEMS = [*problems()]
+SCATTERS: list[tuple[Any, tuple[int, ...], tuple[int, ...]]] = [
+    (Scatter(x="x", indices="indices", updates="updates", y="y", axis=1), (5, 4, 6), (3, 5)),
+    (Scatter(x="x", indices="indices", updates="updates", y="y"), (3,), (700,)),
+    (Scatter(x="x", indices="indices", updates="updates", y="y", axis=1, batch_dims=1), (5, 4, 3), (5, 9)),
+    (ScatterElements(x="x", indices="indices", updates="updates", y="y", axis=1), (5, 4, 6), (3, 9, 2)),
+    (ScatterND(x="x", indices="indices", updates="updates", y="y"), (5, 4, 8), (30, 2)),
+    (ScatterND(x="x", indices="indices", updates="updates", y="y", batch_dims=1), (5, 4, 3), (5, 2, 6, 2)),
+]
+
+
+def scatters() -> Iterator[tuple[Any, Specs]]:
+    dtypes = (DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.INT8, DType.UINT64, DType.BOOL, DType.INT64)
+    kinds = itertools.cycle(zip(dtypes, itertools.cycle((I32, I64)), strict=False))
+    for (operation, x, indices), reduction in itertools.product(SCATTERS, ScatterReduction):
+        dtype, of_indices = next(kinds)
+        made = spread if of_indices is I32 else TensorSpec.packed
+        specs = {"x": made(x, dtype), "indices": made(indices, of_indices)}
+        specs |= {"updates": made(operation.places(x, indices).dims, dtype), "y": made(x, dtype)}
+        yield msgspec.structs.replace(operation, reduction=reduction), specs
+
+
+PROBLEMS, WRITTEN = [*problems()], [*scatters()]
 
 
 def tensors(operation: Operation[Any], specs: Specs) -> list[GraphTensor]:
@@ -61,6 +95,9 @@ def node(operation: Operation[Any]) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
+    host_cuda.compile_together(
+        indexing.scatter_source(node(operation), tensors(operation, specs)) for operation, specs in WRITTEN
+    )
     host_cuda.compile_together(
         indexing.gather_source(node(operation), tensors(operation, specs)) for operation, specs in PROBLEMS
     )
@@ -81,6 +118,36 @@ def test_gathers_move_the_bits_of_their_definition(operation: Any, specs: Specs)
     }
     got, wanted = launched(operation, specs, given), defined(operation, specs, given)
     assert got["y"].tobytes() == wanted["y"].tobytes()
+
+
+@pytest.mark.parametrize(("operation", "specs"), WRITTEN)
+def test_scatters_compute_their_definition(operation: Any, specs: Specs) -> None:
+    """Small whole numbers, so sums are exact; products may round."""
+    rng, dtype = np.random.default_rng(3), specs["x"].dtype
+    given = {
+        name: rng.integers(0, 2 if dtype is DType.BOOL else 4, specs[name].dims).astype(dtype.numpy)
+        for name in ("x", "updates")
+    }
+    given["indices"] = rng.integers(-6, 6, specs["indices"].dims).astype(specs["indices"].dtype.numpy)
+    got, wanted = launched(operation, specs, given), defined(operation, specs, given)
+    np.testing.assert_array_equal(got["y"].astype(np.float64), wanted["y"].astype(np.float64))
+
+
+def test_sums_are_added_in_the_order_of_their_updates() -> None:
+    """And so are the same each time: lists of writers begin in another order."""
+    updates = np.random.default_rng(5).normal(size=3000).astype(np.float32)
+    updates[::7] *= 1e6
+    operation: Scatter[Any] = Scatter(
+        x="x", indices="indices", updates="updates", y="y", reduction=ScatterReduction.ADD
+    )
+    specs = {"x": TensorSpec.packed((2,)), "indices": TensorSpec.packed((3000,), I64)}
+    specs |= {"updates": TensorSpec.packed((3000,)), "y": TensorSpec.packed((2,))}
+    indices = np.arange(3000) % 3 // 2
+    got = launched(operation, specs, {"x": np.zeros(2, np.float32), "indices": indices, "updates": updates})
+    wanted = np.zeros(2, np.float32)
+    for place, update in zip(indices, updates, strict=True):
+        wanted[place] += update
+    assert got["y"].tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize(

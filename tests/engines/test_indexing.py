@@ -1,4 +1,4 @@
-"""Gathers against NumPy and ONNX's reference implementation, on every engine."""
+"""Gathers and scatters against NumPy and ONNX's reference implementation, on every engine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from cudnn_actor.protocol import (
     GraphBuilder,
     InvalidRequest,
     Operation,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
+    Tensor,
     TensorSpec,
 )
 from cudnn_actor.protocol.lowering import lower
 
-from .differences import computed
+from .differences import check_gradients, computed
 from .onnx_reference import reference
 from .workbench import Workbench, spread
 
@@ -51,6 +56,20 @@ def gathered(
         "y": bench.empty(y),
     }
     return bench.run(operation.with_operands(operands.__getitem__))
+
+
+def scattered(
+    bench: Workbench, operation: Any, arrays: dict[str, np.ndarray], *, gaps: bool = False
+) -> np.ndarray:
+    """What an engine scatters."""
+    specs = {name: TensorSpec.like(array) for name, array in arrays.items()}
+    specs |= operation.infer(specs)
+    if gaps:
+        specs = {name: spread(spec.dims, spec.dtype) for name, spec in specs.items()}
+    operands = {name: bench.place(array, specs[name]) for name, array in arrays.items()}
+    operands["y"] = bench.empty(specs["y"])
+    given = {"updates": "updates"}
+    return bench.run(operation.with_operands({**given, **operands}.__getitem__))
 
 
 def ask(kind: type[Operation[Any]], **attributes: Any) -> Any:
@@ -186,6 +205,218 @@ def test_indices_are_whole_numbers_of_32_or_64_bits() -> None:
     g = GraphBuilder()
     with pytest.raises(InvalidRequest, match="int32 or int64"):
         g.take(g.input("x", (3,)), g.input("i", (2,), "uint8"))
+
+
+# Scatters.
+
+each_reduction = pytest.mark.parametrize("reduction", ScatterReduction)
+_ONE_BY_ONE: dict[ScatterReduction, Any] = {
+    ScatterReduction.NONE: lambda old, new: new,
+    ScatterReduction.ADD: np.add,
+    ScatterReduction.MUL: np.multiply,
+    ScatterReduction.MIN: np.minimum,
+    ScatterReduction.MAX: np.maximum,
+}
+
+
+def put(kind: type[Operation[Any]], **attributes: Any) -> Any:
+    return kind(x="x", indices="indices", updates="updates", y="y", **attributes)  # type: ignore[call-arg]
+
+
+def one_by_one(x: np.ndarray, places: Any, reduction: ScatterReduction) -> np.ndarray:
+    """x after each (place, update) in order."""
+    y = x.copy()
+    for place, update in places:
+        y[place] = _ONE_BY_ONE[reduction](y[place], update)
+    return y
+
+
+def whole(dims: tuple[int, ...], seed: int, dtype: DType = DType.FLOAT32) -> np.ndarray:
+    """Small numbers, whose sums and products are exact."""
+    return np.random.default_rng(seed).integers(-3, 4, dims).astype(dtype.numpy)
+
+
+@each_reduction
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("dims", DIMS)
+def test_slices_are_written_one_after_the_other(
+    bench: Workbench, dims: Any, reduction: ScatterReduction, gaps: bool
+) -> None:
+    """With indices that occur more than once."""
+    x, axis, indices = dims
+    dtype = DType.FLOAT64 if gaps else DType.INT32
+    given = {"x": whole(x, 1, dtype), "indices": drawn(indices, min(3, x[axis]))}
+    moved = (*x[: axis % len(x)], *indices, *x[axis % len(x) + 1 :])
+    given["updates"] = whole(moved, 2, dtype)
+    before = (slice(None),) * (axis % len(x))
+    places = (((*before, given["indices"][n]), given["updates"][(*before, *n)]) for n in np.ndindex(indices))
+    got = scattered(bench, put(Scatter, axis=axis, reduction=reduction), given, gaps=gaps)
+    np.testing.assert_array_equal(got, one_by_one(given["x"], places, reduction))
+
+
+@each_reduction
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("dims", [((5, 4, 6), 1, (2, 9, 5)), ((5, 3), -1, (5, 6)), ((7,), 0, (20,))])
+def test_elements_are_written_one_after_the_other(
+    bench: Workbench, dims: Any, reduction: ScatterReduction, gaps: bool
+) -> None:
+    x, axis, indices = dims
+    dtype = DType.FLOAT32 if gaps else DType.UINT64
+    array = whole(x, 1, DType.INT64) % 4
+    given = {"x": array.astype(dtype.numpy), "indices": drawn(indices, x[axis], I32)}
+    given["updates"] = (whole(indices, 2, DType.INT64) % 4).astype(dtype.numpy)
+    at, along = given["indices"], axis % len(x)
+    places = (((*n[:along], at[n], *n[along + 1 :]), given["updates"][n]) for n in np.ndindex(indices))
+    got = scattered(bench, put(ScatterElements, axis=axis, reduction=reduction), given, gaps=gaps)
+    np.testing.assert_array_equal(got, one_by_one(given["x"], places, reduction))
+
+
+@each_reduction
+def test_scatters_are_onnxs(bench: Workbench, reduction: ScatterReduction) -> None:
+    """Whose meaning for indices that occur twice is the same, but for none."""
+    x, again = whole((5, 4, 6), 1), reduction is not ScatterReduction.NONE
+    at = np.argsort(np.random.default_rng(3).random((5, 4, 6)), axis=1)
+    at = at // 2 if again else at - 4 * (at > 1)
+    updates = whole(at.shape, 2)
+    got = scattered(
+        bench,
+        put(ScatterElements, axis=1, reduction=reduction),
+        {"x": x, "indices": at, "updates": updates},
+    )
+    wanted = reference("ScatterElements", [x, at, updates], axis=1, reduction=reduction.value)
+    np.testing.assert_array_equal(got, wanted)
+    pairs = np.array([[0, 1], [4, -1], [2, 2], [0, 1] if again else [1, 1]])
+    parts = whole((4, 6), 3)
+    got = scattered(bench, put(ScatterND, reduction=reduction), {"x": x, "indices": pairs, "updates": parts})
+    wanted = reference("ScatterND", [x, pairs, parts], reduction=reduction.value)
+    np.testing.assert_array_equal(got, wanted)
+
+
+@each_reduction
+@pytest.mark.parametrize(
+    ("x", "indices", "batch"),
+    [((5, 4, 6), (8, 3), 0), ((5, 4, 6), (9, 1), 0), ((2, 3, 4), (2, 7, 2), 1), ((2, 3, 4), (2, 3, 1), 2)],
+)
+def test_parts_are_written_one_after_the_other(
+    bench: Workbench, x: tuple[int, ...], indices: tuple[int, ...], batch: int, reduction: Any
+) -> None:
+    given = {"x": whole(x, 1), "indices": drawn(indices, x[batch : batch + indices[-1]])}
+    given["updates"] = whole((*indices[:-1], *x[batch + indices[-1] :]), 2)
+    places = (((*n[:batch], *given["indices"][n]), given["updates"][n]) for n in np.ndindex(indices[:-1]))
+    got = scattered(bench, put(ScatterND, batch_dims=batch, reduction=reduction), given)
+    np.testing.assert_array_equal(got, one_by_one(given["x"], places, reduction))
+
+
+def test_writes_out_of_range_go_to_the_nearest_place(bench: Workbench) -> None:
+    given = {"x": np.zeros(3, np.float32), "indices": np.array([9, -9, 1]), "updates": whole((3,), 5) + 10}
+    got = scattered(bench, put(Scatter), given)
+    np.testing.assert_array_equal(got, given["updates"][[1, 2, 0]])
+
+
+@each_reduction
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [(DType.BFLOAT16, [256, 1, 1, np.nan]), (DType.BOOL, [0, 1, 1, 1]), (DType.INT8, [100, 20, 20, 9])],
+)
+def test_results_are_rounded_once(
+    bench: Workbench, dtype: DType, values: list[float], reduction: ScatterReduction
+) -> None:
+    """Sums of bfloat16 are not rounded in between; those of integers saturate; NaN is not lost."""
+    of = np.array(values)
+    given = {"x": of[[0, 0]], "updates": of[1:]}
+    given = {name: array.astype(dtype.numpy) for name, array in given.items()}
+    given["indices"] = np.array([0, 0, 1])
+    wanted = one_by_one(of[[0, 0]], zip([0, 0, 1], of[1:], strict=True), reduction)
+    wanted = {DType.BOOL: wanted != 0, DType.INT8: np.minimum(wanted, 127)}.get(dtype, wanted)
+    got = scattered(bench, put(Scatter, reduction=reduction), given)
+    np.testing.assert_array_equal(got.astype(np.float64), wanted.astype(np.float64))
+
+
+def test_a_scatter_needs_updates_of_the_dims_that_are_selected() -> None:
+    g = GraphBuilder()
+    x, i = g.input("x", (5, 4)), g.input("i", (3,), I64)
+    with pytest.raises(InvalidRequest) as caught:
+        g.put(x, i, g.input("u", (3, 5)))
+    assert caught.value.field == "updates"
+    with pytest.raises(InvalidRequest) as caught:
+        g.put(x, i, g.input("v", (3, 4), "float64"))
+    assert caught.value.field == "updates"
+
+
+def test_the_last_update_wins_in_whatever_order_they_lie_in_memory() -> None:
+    """As the definition is given them: NumPy goes through transposed indices in another order."""
+    x, at = np.zeros(4), np.random.default_rng(1).integers(0, 4, (6, 5))
+    updates = np.arange(30.0).reshape(6, 5)
+    operation: Scatter[int] = Scatter(x=0, indices=1, updates=2)
+    given = {"x": x, "indices": np.asfortranarray(at), "updates": np.asfortranarray(updates)}
+    found = operation.evaluate(np, given, {})["y"]
+    places = zip(at.ravel(), updates.ravel(), strict=True)
+    np.testing.assert_array_equal(found, one_by_one(x, places, ScatterReduction.NONE))
+
+
+# Gradients.
+
+SELECTED: dict[str, Any] = {
+    "rows": (
+        lambda g, x, i: g.take(x, i, 1),
+        lambda g, x, i, u, of: g.put(x, i, u, 1, reduction=of),
+        (3, 4, 2),
+    ),
+    "elements": (
+        lambda g, x, i: g.take_along_axis(x, i[None, :, None], 1),
+        lambda g, x, i, u, of: g.put_along_axis(
+            x, g.broadcast_to(i[None, :, None], u.dims), u, 1, reduction=of
+        ),
+        (3, 4, 2),
+    ),
+    "parts": (
+        lambda g, x, i: g.gather_nd(x, i[:, None]),
+        lambda g, x, i, u, of: g.scatter_nd(x, i[:, None], u, reduction=of),
+        (4, 4, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_gradients_of_gathers(name: str) -> None:
+    gather, _, _ = SELECTED[name]
+    given = {"x": np.random.default_rng(1).normal(size=(3, 4, 2)), "i": np.array([1, -2, 1, 0])}
+
+    def twice(g: GraphBuilder, x: Tensor, i: Tensor) -> Tensor:
+        return g.grad(g.square(gather(g, x, i)), x)
+
+    check_gradients(gather, given)
+    check_gradients(twice, given, tolerance=1e-6)
+
+
+@each_reduction
+@pytest.mark.parametrize("name", SELECTED)
+def test_gradients_of_scatters(name: str, reduction: ScatterReduction) -> None:
+    """Of two updates of one element the first has none, if they replace it."""
+    _, scatter, dims = SELECTED[name]
+    rng = np.random.default_rng(1)
+    given = {"x": rng.normal(size=(3, 4, 2)), "i": np.array([1, -2, 1, 0]), "u": rng.normal(size=dims)}
+    check_gradients(lambda g, x, i, u: scatter(g, x, i, u, reduction), given)
+
+
+def test_gradients_of_products_are_right_at_zeros_and_those_of_equal_elements_are_shares() -> None:
+    given = {
+        "x": np.array([2.0, 0, 3, 0]),
+        "i": np.array([0, 0, 1, 2, 3, 3]),
+        "u": np.array([3.0, 0, 2, 5, 0, 7]),
+    }
+    product = ScatterReduction.MUL
+    check_gradients(lambda g, x, i, u: g.put(x, i, u, reduction=product), given)
+    g = GraphBuilder()
+    x, i, u = g.input("x", (1,)), g.input("i", (3,), I64), g.input("u", (3,))
+    dx, du = g.grad(g.put(x, i, u, reduction=ScatterReduction.MAX), [x, u])
+    ones: dict[str, np.ndarray] = {
+        "x": np.ones(1, np.float32),
+        "i": np.zeros(3, np.int64),
+        "u": np.array([1, 0, 1], np.float32),
+    }
+    found = computed(g.build(dx=dx, du=du), ones)
+    np.testing.assert_allclose([*found["dx"], *found["du"]], [1 / 3, 1 / 3, 0, 1 / 3])
 
 
 # In graphs.

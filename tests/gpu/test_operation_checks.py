@@ -63,10 +63,15 @@ from cudnn_actor.protocol import (
     ReductionMode,
     RMSNorm,
     RMSNormBackward,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
     Softmax,
     SoftmaxBackward,
     TensorRole,
     TensorSpec,
+    TopK,
     Window,
     alibi_slopes,
 )
@@ -338,6 +343,31 @@ GATHERS: dict[str, tuple[list[GraphTensor], Node]] = {
         GatherND(x=0, indices=1, y=2),
     ),
 }
+SCATTERS: dict[str, tuple[list[GraphTensor], Node]] = {
+    "scatter": (
+        [tensor(0, ROWS), tensor(1, (7,), DType.INT64), tensor(2, (4, 7, 40)), tensor(3, ROWS)],
+        Scatter(x=0, indices=1, updates=2, y=3, axis=1),
+    ),
+    "scatter elements": (
+        [tensor(0, ROWS), tensor(1, ROWS, DType.INT64), tensor(2, ROWS), tensor(3, ROWS)],
+        ScatterElements(x=0, indices=1, updates=2, y=3, axis=1, reduction=ScatterReduction.ADD),
+    ),
+    "scatter parts": (
+        [tensor(0, ROWS), tensor(1, (9, 2), DType.INT32), tensor(2, (9, 40)), tensor(3, ROWS)],
+        ScatterND(x=0, indices=1, updates=2, y=3, reduction=ScatterReduction.MAX),
+    ),
+}
+SORTS: dict[str, tuple[list[GraphTensor], Node]] = {
+    "largest five": (
+        [tensor(0, ROWS), tensor(1, (4, 3, 5)), tensor(2, (4, 3, 5), DType.INT64)],
+        TopK(x=0, values=1, indices=2, k=5),
+    ),
+    "smallest of many": (
+        [tensor(0, LONG), tensor(1, (2, 600)), tensor(2, (2, 600), DType.INT64)],
+        TopK(x=0, values=1, indices=2, k=600, largest=False),
+    ),
+    "sorted columns": ([tensor(0, ROWS), tensor(1, ROWS)], TopK(x=0, values=1, k=3, axis=1)),
+}
 SOFTMAX: dict[str, tuple[list[GraphTensor], Node]] = {
     "softmax": (tensors(ROWS, ROWS), Softmax(x=0, y=1)),
     "softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2)),
@@ -357,6 +387,8 @@ ONLY_OURS = {
     *RUNNING,
     *DRAWN,
     *GATHERS,
+    *SCATTERS,
+    *SORTS,
     *RESPONSES,
     "batch norm",
     "group norm in parts",
@@ -623,9 +655,32 @@ def narrower(step: OperationStep) -> tuple[OperationStep, ...]:
     return with_tensors(step, ("tokens", "weights", "dweights"), cut)
 
 
+def other_end(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The smallest for the largest."""
+    return changed(step, largest=not step.operation.largest)  # type: ignore[attr-defined]
+
+
+def one_less(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The best, but for the last one."""
+    return changed(step, k=step.operation.k - 1)  # type: ignore[attr-defined]
+
+
+def unordered(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, in_order=False)
+
+
 def one_index(step: OperationStep) -> tuple[OperationStep, ...]:
     """The first index for all of them."""
     return with_tensors(step, ("indices",), the_first)
+
+
+def one_update(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The first part of the updates for all of them."""
+    return with_tensors(step, ("updates",), the_first)
+
+
+def smallest_update(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, reduction=ScatterReduction.MIN)
 
 
 def fewer_selected(step: OperationStep) -> tuple[OperationStep, ...]:
@@ -656,7 +711,7 @@ def engine() -> Iterator[CudaEngine]:
 
 
 GIVEN = GRAPHS | NORMS | IMAGES | RESPONSES | ATTENTION | LOCAL | DRAWN | PRODUCTS | GROUPED
-GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX | GATHERS
+GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX | GATHERS | SCATTERS | SORTS
 CASES = [
     *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
     *itertools.product(NORMS, [missing, shorter_rows, one_weight, rotated, one_sample_less, one_sample_more]),
@@ -669,6 +724,8 @@ CASES = [
     *itertools.product([*LOCAL][2:], [missing, causal, dropped_less, other_state, scaled, rotated]),
     *itertools.product(DRAWN, [missing, other_state, fewer, next_column, another_distribution]),
     *itertools.product(GATHERS, [missing, transposed, next_row, one_index, fewer_selected]),
+    *itertools.product(SCATTERS, [missing, transposed, one_index, one_update, smallest_update]),
+    *itertools.product(SORTS, [missing, other_end, one_less, unordered, next_row, half_read]),
     *itertools.product(PRODUCTS, [missing, transposed, shorter_sums, another_b, one_sample_less]),
     *itertools.product(GROUPED, [missing, transposed, next_row, one_matrix, one_end, narrower]),
     ("product", rotated),

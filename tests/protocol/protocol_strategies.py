@@ -50,6 +50,7 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
     RandomIntegers,
     ReductionMode,
+    ScatterReduction,
     Window,
 )
 
@@ -132,11 +133,12 @@ _ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
     "slopes": st.none() | st.lists(NUMBERS, max_size=3).map(tuple),
     **dict.fromkeys(["dropout", "probability", "mean", "deviation", "low", "high"], NUMBERS),
     "dtype": st.sampled_from(DType),
-    **{name: st.integers(-9, 9) for name in ("groups", "size", "batch_dims")},
+    **{name: st.integers(-9, 9) for name in ("groups", "size", "batch_dims", "k")},
     **dict.fromkeys(("momentum", "alpha", "beta", "bias"), NUMBERS),
     "unbiased": st.booleans(),
+    "reduction": st.sampled_from(ScatterReduction),
     "axes": st.lists(st.integers(-8, 7), max_size=3).map(tuple),
-    **{name: st.booleans() for name in ("keep_dims", "exclusive", "reverse", "log")},
+    **{name: st.booleans() for name in ("keep_dims", "exclusive", "reverse", "log", "largest", "in_order")},
 }
 _SEVERAL = {"operands": st.lists(refs, min_size=1, max_size=3).map(tuple)}
 

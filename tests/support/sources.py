@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, indexing
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, indexing, sorting
 from cudnn_actor.engines.cuda.operations import attention as attentions
 from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
@@ -65,8 +65,13 @@ from cudnn_actor.protocol.operations import (
     ReductionMode,
     RMSNorm,
     RMSNormBackward,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
     Softmax,
     SoftmaxBackward,
+    TopK,
 )
 from cudnn_actor.protocol.operations.random import STATE
 
@@ -89,6 +94,8 @@ _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     randoms.random_kernel: randoms.source,
     grouped.grouped_kernels: grouped.source,
     indexing.gather_kernel: indexing.gather_source,
+    indexing.scatter_kernels: indexing.scatter_source,
+    sorting.top_k_kernel: sorting.top_k_source,
     reductions.reduction_kernels: reductions.sources,
     reductions.cumulative_kernel: reductions.cumulative_sources,
 }
@@ -201,6 +208,8 @@ def _kernels() -> Iterator[tuple[str, str]]:
         _reductions(),
         _randoms(),
         _gathers(),
+        _scatters(),
+        _sorts(),
     )
     for name, graph in itertools.chain(*families):
         (operation,) = graph.operations
@@ -394,7 +403,7 @@ def _randoms() -> Iterator[tuple[str, OperationGraph]]:
 
 def _gathers() -> Iterator[tuple[str, OperationGraph]]:
     """Each way to name elements, of each size, with neighbours that are moved at once and without."""
-    ways: tuple[tuple[Any, tuple[int, ...], dict[str, int]], ...] = (
+    ways: tuple[tuple[Any, tuple[int, ...], dict[str, Any]], ...] = (
         (Gather, (5, 3), {"axis": 1}),
         (Gather, (4, 5), {"axis": 2, "batch_dims": 1}),
         (GatherElements, (4, 5, 16), {"axis": 1}),
@@ -415,3 +424,37 @@ def _gathers() -> Iterator[tuple[str, OperationGraph]]:
         "indices": TensorSpec.packed((1 << 16,), DType.INT64),
     }
     yield "gather-wide", graph_of(Gather, given, {"y": None})
+
+
+def _scatters() -> Iterator[tuple[str, OperationGraph]]:
+    """Each reduction and dtype; and each way to name elements."""
+    ways: tuple[tuple[Any, tuple[int, ...], dict[str, Any]], ...] = (
+        (Scatter, (3,), {"axis": 1}),
+        (Scatter, (4, 5), {"axis": 2, "batch_dims": 1}),
+        (ScatterElements, (4, 5, 9), {"axis": 1}),
+        (ScatterND, (7, 2), {}),
+    )
+    for reduction, dtype in itertools.product(ScatterReduction, DType):
+        some = dtype in (DType.FLOAT32, DType.BFLOAT16, DType.INT64)
+        for kind, at, of in ways if some else ways[:1]:
+            index = DType.INT32 if some else DType.INT64
+            x, indices = TensorSpec.packed((4, 6, 9), dtype), TensorSpec.packed(at, index)
+            updates = kind(x=0, indices=0, updates=0, **of).places(x.dims, at).dims
+            given = {"x": x, "indices": indices, "updates": TensorSpec.packed(updates, dtype)}
+            name = f"{kind.kind}-{len(at)}-{reduction}-{dtype}"
+            yield name, graph_of(kind, given, {"y": None}, reduction=reduction, **of)
+    x, indices = TensorSpec.packed((1 << 16, 1 << 16)), TensorSpec.packed((9,), DType.INT64)
+    given = {"x": x, "indices": indices, "updates": TensorSpec.packed((9, 1 << 16))}
+    for reduction in ScatterReduction:
+        yield f"scatter-wide-{reduction}", graph_of(Scatter, given, {"y": None}, reduction=reduction)
+
+
+def _sorts() -> Iterator[tuple[str, OperationGraph]]:
+    """Each dtype, largest and smallest, in order and not, with places and without."""
+    for dtype, largest, in_order in itertools.product(DType, (False, True), (False, True)):
+        x = {"x": TensorSpec.packed((4, 6, 9), dtype)}
+        y: dict[str, Any] = {"values": None, "indices": None} if in_order else {"values": None}
+        name = f"top_k-{dtype}-{largest}-{in_order}"
+        yield name, graph_of(TopK, x, y, k=4, axis=1, largest=largest, in_order=in_order)
+    wide = {"x": TensorSpec.packed((1 << 16, 1 << 16), DType.FLOAT16)}
+    yield "top_k-wide", graph_of(TopK, wide, {"values": None, "indices": None}, k=9)

@@ -69,10 +69,15 @@ from cudnn_actor.protocol import (
     RMSNorm,
     RMSNormBackward,
     RunGraph,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
     Slice,
     Softmax,
     SoftmaxBackward,
     TensorSpec,
+    TopK,
     Transpose,
     Window,
     alibi_slopes,
@@ -392,14 +397,26 @@ def _movements(x: tuple[int, ...], dims: tuple[int, ...], axes: tuple[int, ...])
 
 
 def _selections(x: tuple[int, ...], count: int) -> Problem:
-    """Of the indices of one tensor: rows, elements, and parts of rows."""
+    """By one tensor of indices: rows, elements and parts of rows, read and written."""
+    sums, largest = ScatterReduction.ADD, ScatterReduction.MAX
     operations = (
         Gather(x="x", indices="indices", y="rows"),
         GatherElements(x="x", indices="indices", y="elements"),
         GatherND(x="x", indices="indices", y="parts"),
+        Scatter(x="x", indices="indices", updates="rows", y="written"),
+        ScatterElements(x="x", indices="indices", updates="elements", y="sums", reduction=sums),
+        ScatterND(x="x", indices="indices", updates="parts", y="largest", reduction=largest),
     )
     dims = {"x": x, "indices": (count, *(2,) * (len(x) - 1))}
     return Problem(dims=dims, dtypes={"indices": DType.INT32}, operations=operations)
+
+
+def _sorts(x: tuple[int, ...], k: int) -> Problem:
+    operations = (
+        TopK(x="x", values="values", indices="places", k=k),
+        TopK(x="x", values="sorted", k=x[0], axis=0, largest=False),
+    )
+    return Problem(dims={"x": x}, operations=operations)
 
 
 def _products(a: tuple[int, ...], b: tuple[int, ...]) -> Problem:
@@ -459,6 +476,7 @@ PROBLEMS = (
     _movements((4, 6, 8), (24, 8), (2, 0, 1)),
     _choices((3, 4, 6), (3, 1, 6)),
     _selections((20, 24, 6), 9),
+    _sorts((12, 3, 300), 20),
     _convolutions((1, 1, 260, 260), (1, 1, 1, 1)),
 )
 """Many problems, since a quarantined plan is not used again. Some write much and compute little, so that a

@@ -20,7 +20,13 @@ from cudnn_actor.protocol import ConvSpec, DType, Layout, TensorSpec
 from cudnn_actor.protocol.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graph_functions import Functions
 from cudnn_actor.protocol.network_functions import NetworkFunctions
-from cudnn_actor.protocol.operations import FUNCTIONS, ConvolutionBackwardData, PointwiseMode, ReductionMode
+from cudnn_actor.protocol.operations import (
+    FUNCTIONS,
+    ConvolutionBackwardData,
+    PointwiseMode,
+    ReductionMode,
+    ScatterReduction,
+)
 from cudnn_actor.protocol.random_functions import RandomFunctions
 
 from ..operations import ROWS
@@ -348,6 +354,8 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
     "state: Tensor": _state,
     "indices: Tensor": _indices,
     "axis: int | None": lambda sketch, x: sketch.choose.one((None, _axis(sketch, x))),
+    "ScatterReduction": lambda sketch, _: sketch.choose.one(ScatterReduction),
+    "k: int": lambda sketch, _: sketch.choose.size(3),
     "batch_dims:": lambda sketch, _: sketch.choose.one((0, 0, 1)),
     "probability:": lambda sketch, _: sketch.choose.one((0.25, 0.5, 0.75)),
     "dropout:": lambda sketch, _: 0.0,

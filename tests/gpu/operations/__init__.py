@@ -19,6 +19,7 @@ from . import (
     reduction,
     response_norm,
     softmax,
+    sorting,
 )
 from .rows import Row
 
@@ -38,6 +39,7 @@ _FAMILIES = (
     movement,
     random,
     indexing,
+    sorting,
 )
 ROWS: tuple[Row, ...] = tuple(row for family in _FAMILIES for row in family.ROWS)
 EXACTNESS = {family.ROWS[0].family: family.EXACTNESS for family in _FAMILIES}

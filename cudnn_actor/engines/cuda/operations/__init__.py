@@ -15,7 +15,7 @@ from cudnn_actor.engines.cuda.operations.attention import (
 from cudnn_actor.engines.cuda.operations.channel_norms import lower_channel_norm
 from cudnn_actor.engines.cuda.operations.convolution import lower_convolution
 from cudnn_actor.engines.cuda.operations.grouped_matmul import grouped_kernels, grouped_workspace
-from cudnn_actor.engines.cuda.operations.indexing import gather_kernel
+from cudnn_actor.engines.cuda.operations.indexing import gather_kernel, scatter_kernels, scatter_workspace
 from cudnn_actor.engines.cuda.operations.matmul import cublas_product, lower_matmul, matmul_kernel
 from cudnn_actor.engines.cuda.operations.normalization import lower_normalization
 from cudnn_actor.engines.cuda.operations.norms import norm_launch, norm_workspace
@@ -30,6 +30,7 @@ from cudnn_actor.engines.cuda.operations.reduction import (
 )
 from cudnn_actor.engines.cuda.operations.response_norm import response_kernels, response_workspace
 from cudnn_actor.engines.cuda.operations.softmax import library_softmax
+from cudnn_actor.engines.cuda.operations.sorting import top_k_kernel, top_k_workspace
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph
 from cudnn_actor.engines.cuda.plans.kernels import Computed
 from cudnn_actor.protocol.operations import (
@@ -77,9 +78,13 @@ from cudnn_actor.protocol.operations import (
     Reshape,
     RMSNorm,
     RMSNormBackward,
+    Scatter,
+    ScatterElements,
+    ScatterND,
     Slice,
     Softmax,
     SoftmaxBackward,
+    TopK,
     Transpose,
 )
 
@@ -156,6 +161,7 @@ _MATMUL = Implementation(
     },
 )
 _GATHER = Implementation(launchers={"kernel": Launcher(gather_kernel)})
+_SCATTER = Implementation(launchers={"kernel": Launcher(scatter_kernels, workspace=scatter_workspace)})
 _GROUPED = Implementation(launchers={"kernel": Launcher(grouped_kernels, workspace=grouped_workspace)})
 IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     ConvolutionForward: _CONVOLUTION,
@@ -204,5 +210,9 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     Gather: _GATHER,
     GatherElements: _GATHER,
     GatherND: _GATHER,
+    Scatter: _SCATTER,
+    ScatterElements: _SCATTER,
+    ScatterND: _SCATTER,
+    TopK: Implementation(launchers={"kernel": Launcher(top_k_kernel, workspace=top_k_workspace)}),
 }
 """The order of an operation's launchers is that of their speed on most shapes, measured on an H200."""

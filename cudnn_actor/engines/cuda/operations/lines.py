@@ -20,7 +20,7 @@ from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, load, merg
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import GraphTensor
 
-__all__ = ["COMBINING", "Form", "Launch", "Lines", "combined", "compiled", "header", "lines_of"]
+__all__ = ["COMBINING", "Form", "Launch", "Lines", "beginning", "combined", "compiled", "header", "lines_of"]
 __all__ += ["rounded", "value_of"]
 
 _THREADS, _WARP, _MOST_BLOCKS = 256, 32, 1 << 16
@@ -195,9 +195,14 @@ def lines_of(
 
 def header(lines: Lines, dtype: DType) -> str:
     """What a kernel's source begins with: the types T of sums and I of offsets, and functions."""
+    return beginning(dtype, wide=lines.wide)
+
+
+def beginning(dtype: DType, *, wide: bool) -> str:
+    """The same of a kernel whose offsets need 64 bits, or not."""
     other = DType.FLOAT32 if dtype.is_floating else DType.INT64
     number = C_TYPES[dtype if dtype in (DType.FLOAT64, DType.UINT64) else other]
-    offset = "long long" if lines.wide else "int"
+    offset = "long long" if wide else "int"
     return f"typedef {number} T;\ntypedef {offset} I;\n{PREAMBLE}{_COMMON}"
 
 
