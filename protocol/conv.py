@@ -67,6 +67,7 @@ class ConvSpec(
         """A convolution with equal padding before and after. A single number applies to every spatial dim."""
         check_spatial_dims(spatial_dims)
         padding = spread("pad", pad, spatial_dims)
+        check_spatial("pad", padding, 0)
         return cls(
             pre_padding=padding,
             post_padding=padding,

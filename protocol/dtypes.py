@@ -61,6 +61,13 @@ class DType(enum.StrEnum):
         """Whether values are floating-point numbers."""
         return self in _FLOATING
 
+    def holds(self, value: float) -> bool:
+        """Whether a tensor can have a value, but for rounding to a float."""
+        if self.is_floating:
+            return True
+        least, most = (0, 1) if self is DType.BOOL else (np.iinfo(self).min, np.iinfo(self).max)
+        return least <= value <= most and value == int(value)
+
     @classmethod
     def of(cls, dtype: object) -> DType | None:
         """The member for a NumPy dtype, a name or a member; None if there is none."""

@@ -20,13 +20,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ----------
     heuristic_us, tuned_us
         Device time of the library's first choice and of the fastest candidate, in microseconds.
-    tried
+    timed
         How many candidates were timed.
     """
 
     heuristic_us: float
     tuned_us: float
-    tried: int
+    timed: int
 
 
 class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,9 +39,7 @@ class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     labels
         What they are, and the user's lines that added them: "relu at model.py:12".
     steps
-        What is launched, in order: "cuDNN eng45_k2=5", "cuBLAS", "libcudnn", "kernel of matmul" for a kernel
-        that this package has for the operation, "generated kernel" for one that is generated for the piece,
-        "generated copy". On the CPU, "NumPy" or "NumPy, tile by tile".
+        What is launched, in order: "cuDNN eng45_k2=5", "kernel of matmul". `StepKind` has all names.
     plan
         The tag of its plan.
     why
@@ -176,7 +174,7 @@ def _facts(piece: PieceOfPlan) -> list[str]:
     if piece.measured is not None:
         found = piece.measured
         facts.append(
-            f"tuned: {found.tuned_us:.1f} us, the first choice {found.heuristic_us:.1f} us, of {found.tried}"
+            f"tuned: {found.tuned_us:.1f} us, the first choice {found.heuristic_us:.1f} us, of {found.timed}"
         )
     return facts + ([] if piece.checked else ["not checked: the device had no room for the self-check"])
 

@@ -1,53 +1,23 @@
-"""The functions of a `GraphBuilder`: by NumPy's names where NumPy has them, else by the field's."""
+"""The functions of a `GraphBuilder` of elements, and reductions: by NumPy's names where NumPy has them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cudnn_actor.protocol.checks import is_whole
-from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.expressions import Axes, Tensor
+from cudnn_actor.protocol.graph_recorder import Recorder
 from cudnn_actor.protocol.operations import (
-    AdaptiveWindow,
     ArgReduction,
-    Attention,
-    AvgPool,
-    BatchNorm,
-    BatchNormTraining,
     Cumulative,
-    GroupedMatMul,
-    GroupNorm,
-    InstanceNorm,
-    LayerNorm,
-    LocalResponseNorm,
-    LpPool,
-    MatMul,
-    MaxPool,
-    Operation,
     PointwiseMode,
-    RandomBernoulli,
-    RandomIntegers,
-    Randomness,
-    RandomNormal,
-    RandomUniform,
     Reduction,
     ReductionMode,
-    RMSNorm,
-    Softmax,
-    Window,
 )
-from cudnn_actor.protocol.operations.attention import alibi_slopes
-from cudnn_actor.protocol.spatial import spread
-from cudnn_actor.protocol.tensor import TensorSpec
-
-if TYPE_CHECKING:
-    from cudnn_actor.protocol.graph_builder import Tensor
 
 __all__ = ["Functions"]
 
-Axes = int | Sequence[int] | None
-"""One dim, several, or None for all."""
 _M = PointwiseMode
 
 
@@ -71,22 +41,9 @@ def _two(mode: PointwiseMode, text: str) -> Callable[[Functions, Any, Any], Tens
     return function
 
 
-class Functions:
-    """What a `GraphBuilder` computes with. Each adds operations to the graph, and raises `InvalidRequest`
-    if its operands do not fit together. The formulas are those of `PointwiseMode`."""
-
-    def apply(self, operation: Operation[Any], *, also: Sequence[str] = ()) -> Any:
-        """See `GraphBuilder.apply`."""
-        raise NotImplementedError
-
-    def pointwise(self, mode: str, *operands: Any, **parameters: float | None) -> Tensor:
-        """See `GraphBuilder.pointwise`."""
-        raise NotImplementedError
-
-    def _result(self, operation: Operation[Any]) -> Tensor:
-        """The result of an operation that has one."""
-        made: Tensor = self.apply(operation)
-        return made
+class Functions(Recorder):
+    """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together. The
+    formulas are those of `PointwiseMode`."""
 
     # Of one operand.
 
@@ -165,23 +122,38 @@ class Functions:
 
     # Activations with a parameter; None for the default.
 
+    def _activation(
+        self,
+        mode: PointwiseMode,
+        x: Any,
+        lower: float | None = None,
+        upper: float | None = None,
+        **parameter: float | None,
+    ) -> Tensor:
+        """An activation whose parameter is the caller's argument of that name."""
+        ((name, value),) = parameter.items()
+        try:
+            return self.pointwise(mode, x, parameter=value, lower=lower, upper=upper)
+        except InvalidRequest as error:
+            raise (error.about(name) if error.field == "parameter" else error) from None
+
     def relu(
         self, x: Any, *, slope: float | None = None, lower: float | None = None, upper: float | None = None
     ) -> Tensor:
         """x where x > lower, else lower + slope * (x - lower); at most `upper`. Else max(x, 0)."""
-        return self.pointwise(_M.RELU, x, parameter=slope, lower=lower, upper=upper)
+        return self._activation(_M.RELU, x, lower, upper, slope=slope)
 
     def leaky_relu(self, x: Any, slope: float | None = None) -> Tensor:
         """x where x > 0, else slope * x; 0.01 * x by default."""
-        return self.pointwise(_M.LEAKY_RELU, x, parameter=slope)
+        return self._activation(_M.LEAKY_RELU, x, slope=slope)
 
     def elu(self, x: Any, alpha: float | None = None) -> Tensor:
         """x where x > 0, else alpha * (exp(x) - 1)."""
-        return self.pointwise(_M.ELU, x, parameter=alpha)
+        return self._activation(_M.ELU, x, alpha=alpha)
 
     def celu(self, x: Any, alpha: float | None = None) -> Tensor:
         """x where x > 0, else alpha * (exp(x / alpha) - 1)."""
-        return self.pointwise(_M.CELU, x, parameter=alpha)
+        return self._activation(_M.CELU, x, alpha=alpha)
 
     def gelu(self, x: Any, *, approximate: bool = False) -> Tensor:
         """x times the normal distribution's function; `approximate` by a hyperbolic tangent."""
@@ -189,21 +161,22 @@ class Functions:
 
     def softplus(self, x: Any, beta: float | None = None) -> Tensor:
         """log(1 + exp(beta * x)) / beta."""
-        return self.pointwise(_M.SOFTPLUS, x, parameter=beta)
+        return self._activation(_M.SOFTPLUS, x, beta=beta)
 
     def swish(self, x: Any, beta: float | None = None) -> Tensor:
         """x / (1 + exp(-beta * x)); with beta 1 also called silu."""
-        return self.pointwise(_M.SWISH, x, parameter=beta)
+        return self._activation(_M.SWISH, x, beta=beta)
 
     def hard_sigmoid(self, x: Any, alpha: float | None = None) -> Tensor:
         """min(max(alpha * x + 1 / 2, 0), 1), with alpha 1 / 6 by default."""
-        return self.pointwise(_M.HARD_SIGMOID, x, parameter=alpha)
+        return self._activation(_M.HARD_SIGMOID, x, alpha=alpha)
 
     # Reductions.
 
     def _reduced(self, mode: ReductionMode, x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
-        axes = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
-        return self._result(Reduction(x=x, mode=mode, axes=axes, keep_dims=keepdims))
+        axes = axis if axis is None else tuple(axis) if isinstance(axis, Sequence) else (axis,)
+        reduction = Reduction(x=x, mode=mode, axes=axes, keep_dims=keepdims)
+        return self._result(reduction, axes="axis", keep_dims="keepdims")
 
     def sum(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
         """The sum of the elements along these dims."""
@@ -235,11 +208,15 @@ class Functions:
 
     def argmax(self, x: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
         """The place of the largest element along a dim, int64; the first of equal ones."""
-        return self._result(ArgReduction(x=x, mode=ReductionMode.MAX, axis=axis, keep_dims=keepdims))
+        return self._place(ReductionMode.MAX, x, axis, keepdims)
 
     def argmin(self, x: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
         """The place of the smallest element along a dim, int64; the first of equal ones."""
-        return self._result(ArgReduction(x=x, mode=ReductionMode.MIN, axis=axis, keep_dims=keepdims))
+        return self._place(ReductionMode.MIN, x, axis, keepdims)
+
+    def _place(self, mode: ReductionMode, x: Tensor, axis: int, keepdims: bool) -> Tensor:
+        found = ArgReduction(x=x, mode=mode, axis=axis, keep_dims=keepdims)
+        return self._result(found, keep_dims="keepdims")
 
     def cumsum(self, x: Tensor, axis: int, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
         """The sum of all elements up to each along a dim: see `Cumulative`."""
@@ -251,313 +228,3 @@ class Functions:
 
     def _running(self, mode: ReductionMode, x: Tensor, axis: int, exclusive: bool, reverse: bool) -> Tensor:
         return self._result(Cumulative(x=x, mode=mode, axis=axis, exclusive=exclusive, reverse=reverse))
-
-    # Neural networks.
-
-    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """a @ b: see `MatMul`. An operand of one dim is a row or a column, as in NumPy."""
-        row, column = a.rank == 1, b.rank == 1
-        y = self._result(MatMul(a=a[None] if row else a, b=b[:, None] if column else b))
-        y = y[..., 0] if column else y
-        return (y[..., 0] if column else y[..., 0, :]) if row else y
-
-    def grouped_matmul(self, tokens: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
-        """Rows of tokens times the matrix of their expert: see `GroupedMatMul`."""
-        return self._result(GroupedMatMul(tokens=tokens, weights=weights, offsets=offsets))
-
-    def softmax(self, x: Tensor, axis: int = -1) -> Tensor:
-        """exp(x) / sum of exp(x), along a dim."""
-        return self._result(Softmax(x=x, axis=axis))
-
-    def log_softmax(self, x: Tensor, axis: int = -1) -> Tensor:
-        """The logarithm of the softmax along a dim."""
-        return self._result(Softmax(x=x, axis=axis, log=True))
-
-    def layer_norm(
-        self,
-        x: Tensor,
-        scale: Tensor | None = None,
-        bias: Tensor | None = None,
-        *,
-        axis: int = -1,
-        epsilon: float = 1e-5,
-    ) -> Tensor:
-        """Layer norm over the dims from `axis` on: see `LayerNorm`."""
-        return self._result(LayerNorm(x=x, scale=scale, bias=bias, axis=axis, epsilon=epsilon))
-
-    def rms_norm(
-        self, x: Tensor, scale: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5
-    ) -> Tensor:
-        """RMS norm over the dims from `axis` on: see `RMSNorm`."""
-        return self._result(RMSNorm(x=x, scale=scale, axis=axis, epsilon=epsilon))
-
-    def batch_norm(
-        self,
-        x: Tensor,
-        mean: Tensor,
-        variance: Tensor,
-        scale: Tensor | None = None,
-        bias: Tensor | None = None,
-        *,
-        epsilon: float = 1e-5,
-    ) -> Tensor:
-        """Batch norm of channels with given statistics: see `BatchNorm`."""
-        return self._result(
-            BatchNorm(x=x, mean=mean, variance=variance, scale=scale, bias=bias, epsilon=epsilon)
-        )
-
-    def batch_norm_training(
-        self,
-        x: Tensor,
-        scale: Tensor | None = None,
-        bias: Tensor | None = None,
-        running_mean: Tensor | None = None,
-        running_variance: Tensor | None = None,
-        *,
-        epsilon: float = 1e-5,
-        momentum: float = 0.1,
-        unbiased: bool = True,
-    ) -> Any:
-        """Batch norm of channels with x's own statistics: see `BatchNormTraining`.
-
-        Returns y; with running statistics, a named tuple of y and of the new ones, for `build(updates=...)`.
-        """
-        operation = BatchNormTraining(
-            x=x,
-            scale=scale,
-            bias=bias,
-            running_mean=running_mean,
-            running_variance=running_variance,
-            epsilon=epsilon,
-            momentum=momentum,
-            unbiased=unbiased,
-        )
-        running = {"new_running_mean": running_mean, "new_running_variance": running_variance}
-        return self.apply(operation, also=tuple(name for name, old in running.items() if old is not None))
-
-    def instance_norm(
-        self, x: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, *, epsilon: float = 1e-5
-    ) -> Tensor:
-        """Norm of each channel of each sample: see `InstanceNorm`."""
-        return self._result(InstanceNorm(x=x, scale=scale, bias=bias, epsilon=epsilon))
-
-    def group_norm(
-        self,
-        x: Tensor,
-        groups: int,
-        scale: Tensor | None = None,
-        bias: Tensor | None = None,
-        *,
-        epsilon: float = 1e-5,
-    ) -> Tensor:
-        """Norm of so many groups of channels of each sample: see `GroupNorm`."""
-        return self._result(GroupNorm(x=x, groups=groups, scale=scale, bias=bias, epsilon=epsilon))
-
-    def local_response_norm(
-        self, x: Tensor, size: int, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
-    ) -> Tensor:
-        """x by a power of the squares of `size` channels around each: see `LocalResponseNorm`."""
-        return self._result(LocalResponseNorm(x=x, size=size, alpha=alpha, beta=beta, bias=bias))
-
-    def max_pool(
-        self,
-        x: Tensor,
-        size: int | Sequence[int],
-        *,
-        pad: int | Sequence[int] = 0,
-        stride: int | Sequence[int] | None = None,
-        dilation: int | Sequence[int] = 1,
-    ) -> Tensor:
-        """The largest element of each window, which move by their size unless a stride is given."""
-        window = Window.symmetric(x.rank - 2, size, pad, stride, dilation)
-        return self._result(MaxPool(x=x, window=window))
-
-    def avg_pool(
-        self,
-        x: Tensor,
-        size: int | Sequence[int],
-        *,
-        pad: int | Sequence[int] = 0,
-        stride: int | Sequence[int] | None = None,
-        include_padding: bool = False,
-    ) -> Tensor:
-        """The mean of each window, which move by their size unless a stride is given."""
-        window = Window.symmetric(x.rank - 2, size, pad, stride)
-        return self._result(AvgPool(x=x, window=window, include_padding=include_padding))
-
-    def lp_pool(
-        self,
-        x: Tensor,
-        size: int | Sequence[int],
-        p: float = 2.0,
-        *,
-        pad: int | Sequence[int] = 0,
-        stride: int | Sequence[int] | None = None,
-        dilation: int | Sequence[int] = 1,
-    ) -> Tensor:
-        """The p-norm of each window, which move by their size unless a stride is given."""
-        window = Window.symmetric(x.rank - 2, size, pad, stride, dilation)
-        return self._result(LpPool(x=x, window=window, p=p))
-
-    def adaptive_max_pool(self, x: Tensor, output: int | Sequence[int]) -> Tensor:
-        """The largest element of each of so many windows that cover x: see `AdaptiveWindow`."""
-        return self._result(MaxPool(x=x, window=self._adaptive(x, output)))
-
-    def adaptive_avg_pool(self, x: Tensor, output: int | Sequence[int]) -> Tensor:
-        """The mean of each of so many windows that cover x: see `AdaptiveWindow`."""
-        return self._result(AvgPool(x=x, window=self._adaptive(x, output)))
-
-    @staticmethod
-    def _adaptive(x: Tensor, output: int | Sequence[int]) -> AdaptiveWindow:
-        return AdaptiveWindow(output=spread("output", output, len(_spatial(x))))
-
-    def global_max_pool(self, x: Tensor) -> Tensor:
-        """The largest element of each image and channel, with spatial dims of 1."""
-        return self.max(x, _spatial(x), keepdims=True)
-
-    def global_avg_pool(self, x: Tensor) -> Tensor:
-        """The mean of each image and channel, with spatial dims of 1."""
-        return self.mean(x, _spatial(x), keepdims=True)
-
-    def global_lp_pool(self, x: Tensor, p: float = 2.0) -> Tensor:
-        """The p-norm of each image and channel, with spatial dims of 1. For p of 1 and 2, a `Reduction`."""
-        axes = _spatial(x)
-        if p in (1, 2):
-            return self.reduce(ReductionMode.L1 if p == 1 else ReductionMode.L2, x, axes, keepdims=True)
-        return self._result(LpPool(x=x, window=self._adaptive(x, 1), p=p))
-
-    def attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        bias: Tensor | None = None,
-        lengths_q: Tensor | None = None,
-        lengths_kv: Tensor | None = None,
-        scale: float | None = None,
-        causal: bool = False,
-        window: tuple[int | None, int | None] = (None, None),
-        alibi: bool | Sequence[float] = False,
-        dropout: float = 0.0,
-        state: Tensor | None = None,
-    ) -> Tensor:
-        """Attention of queries to keys and values, dims (B, H, S, D): see `Attention`.
-
-        `window`: how many positions before and after its own one each sees; None for all. `alibi`: whether
-        there are slopes as in the paper, or the slope of each head. `dropout` draws from `state`, and takes
-        B * H * S * L of its numbers.
-        """
-        if isinstance(alibi, bool):
-            slopes = alibi_slopes(q.dims[1]) if alibi and q.rank > 1 else None
-        else:
-            slopes = tuple(alibi)
-        return self._result(
-            Attention(
-                q=q,
-                k=k,
-                v=v,
-                bias=bias,
-                lengths_q=lengths_q,
-                lengths_kv=lengths_kv,
-                state=state,
-                scale=scale,
-                causal=causal,
-                window_left=window[0],
-                window_right=window[1],
-                slopes=slopes,
-                dropout=dropout,
-            )
-        )
-
-    # Random numbers. A state is int64 of dims (2,): the seed, and the number of the first element.
-
-    def _drawn(self, kind: type[Randomness[Any]], dims: Sequence[int], dtype: DTypeLike, **of: Any) -> Tensor:
-        spec = TensorSpec.packed(dims, dtype)
-        return self._result(kind(dims=spec.dims, dtype=spec.dtype, **of))
-
-    def uniform(
-        self,
-        dims: Sequence[int],
-        state: Tensor,
-        low: float = 0.0,
-        high: float = 1.0,
-        *,
-        dtype: DTypeLike = DType.FLOAT32,
-    ) -> Tensor:
-        """Numbers from `low` on and below `high`, all equally likely: see `RandomUniform`."""
-        return self._drawn(RandomUniform, dims, dtype, state=state, low=low, high=high)
-
-    def normal(
-        self,
-        dims: Sequence[int],
-        state: Tensor,
-        mean: float = 0.0,
-        std: float = 1.0,
-        *,
-        dtype: DTypeLike = DType.FLOAT32,
-    ) -> Tensor:
-        """Normally distributed numbers with that mean and standard deviation: see `RandomNormal`."""
-        return self._drawn(RandomNormal, dims, dtype, state=state, mean=mean, deviation=std)
-
-    def bernoulli(
-        self, dims: Sequence[int], state: Tensor, probability: float = 0.5, *, dtype: DTypeLike = DType.BOOL
-    ) -> Tensor:
-        """1 with that probability, else 0: see `RandomBernoulli`."""
-        return self._drawn(RandomBernoulli, dims, dtype, state=state, probability=probability)
-
-    def randint(
-        self, dims: Sequence[int], state: Tensor, low: int, high: int, *, dtype: DTypeLike = DType.INT64
-    ) -> Tensor:
-        """Whole numbers from `low` on and below `high`, all equally likely: see `RandomIntegers`."""
-        return self._drawn(RandomIntegers, dims, dtype, state=state, low=low, high=high)
-
-    def dropout(self, x: Tensor, probability: Any, state: Tensor) -> Tensor:
-        """x with each element 0 with that probability, else divided by 1 - probability.
-
-        Takes a number of the state for each element of x. Two that read the same state drop the same places:
-        give the second one `advance(state, ...)`.
-        """
-        if not isinstance(probability, int | float) or not 0 <= probability < 1:
-            raise InvalidRequest(
-                field="probability",
-                value=probability,
-                problem="must be a number from 0 to below 1",
-                fix="use 0.1 to drop one element in ten",
-            )
-        kept = self.bernoulli(x.dims, state, 1 - probability)
-        return self.where(kept, x * (1 / (1 - probability)), 0.0)
-
-    def advance(self, state: Tensor, count: int) -> Tensor:
-        """The state behind `count` numbers: what is drawn from it is independent of those.
-
-        With `g.build(..., updates={"state": g.advance(state, count)})` each run draws other numbers.
-        """
-        if state.dtype is not DType.INT64 or state.dims != (2,):
-            raise InvalidRequest(
-                field="state",
-                value=state,
-                problem="is not a state",
-                fix="give a tensor of int64 and dims (2,): the seed, and the number of the first element",
-            )
-        if not is_whole(count) or count < 0:
-            raise InvalidRequest(
-                field="count",
-                value=count,
-                problem="must be a whole number ≥ 0",
-                fix="give how many were drawn",
-            )
-        places = self.cumsum(state == state, 0, exclusive=True)  # noqa: PLR0124 - ones, and so 0 and 1
-        return state + places * count
-
-
-def _spatial(x: Tensor) -> tuple[int, ...]:
-    """The spatial dims of a tensor. Raises `InvalidRequest` if it has none."""
-    if x.rank < 3:
-        raise InvalidRequest(
-            field="x",
-            value=x.dims,
-            problem="has no spatial dims",
-            fix="give it dims N, C, spatial",
-        )
-    return tuple(range(2, x.rank))

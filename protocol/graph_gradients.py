@@ -51,6 +51,8 @@ class Gradients:
                 self._add(output.number, self._full(output, 1))
 
     def _check(self, name: str, tensors: Sequence[Tensor]) -> None:
+        if not tensors:
+            raise InvalidRequest(field=name, value=(), problem="are none", fix="give at least one tensor")
         for tensor in tensors:
             self._builder._own(name, tensor)
             if not tensor.dtype.is_floating:

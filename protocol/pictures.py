@@ -10,9 +10,10 @@ from collections.abc import Hashable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from cudnn_actor.protocol.box_placement import Point, Size, place
 from cudnn_actor.protocol.explanation import Explanation, PieceOfPlan
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.layout import Point, Size, place
+from cudnn_actor.protocol.step_kinds import StepKind
 
 if TYPE_CHECKING:
     from cudnn_actor.protocol.named_graph import Graph
@@ -22,15 +23,6 @@ __all__ = ["dot", "svg"]
 _SIZE, _LETTER, _ROW = 11, 6.63, 14
 """Of the monospaced font: its size, the width of a letter, and the height of a row, in pixels."""
 _PAD, _MARGIN, _GAP = 8, 24, Size(24, 44)
-_COLOURS = {
-    "cuDNN": "#dcebfa",
-    "cuBLAS": "#e7e0f8",
-    "libcudnn": "#d6f0ec",
-    "generated": "#fdebd0",
-    "NumPy": "#eeeeee",
-}
-"""By the first word of a piece's first step; other words are kernels of our own."""
-_OWN = "#fbe3d6"
 
 
 class _Node(NamedTuple):
@@ -92,7 +84,8 @@ def _head(number: int, piece: PieceOfPlan) -> str:
 
 
 def _colour(piece: PieceOfPlan) -> str:
-    return _COLOURS.get(piece.steps[0].split()[0].rstrip(","), _OWN) if piece.steps else _OWN
+    """That of its first step."""
+    return StepKind.colour_of(piece.steps[0] if piece.steps else "")
 
 
 # Graphviz.

@@ -29,6 +29,7 @@ __all__ = [
     "TensorSpec",
     "packed_strides",
     "settled_strides",
+    "whole_numbers",
 ]
 
 MAX_RANK = 8
@@ -155,7 +156,7 @@ class TensorSpec(
         layout: LayoutLike = Layout.NCHW,
     ) -> TensorSpec:
         """The spec of a packed tensor with `dims` (in N, C, spatial order) in `layout`."""
-        dims = _as_tuple("dims", dims)
+        dims = whole_numbers("dims", dims)
         _check_dims(dims)
         return cls(dims=dims, strides=packed_strides(dims, layout), dtype=_dtype(dtype))
 
@@ -164,7 +165,9 @@ class TensorSpec(
         cls, dims: Sequence[int], strides: Sequence[int], dtype: DTypeLike = DType.FLOAT32
     ) -> TensorSpec:
         """The spec of a tensor with explicit `strides`, in elements."""
-        return cls(dims=_as_tuple("dims", dims), strides=_as_tuple("strides", strides), dtype=_dtype(dtype))
+        return cls(
+            dims=whole_numbers("dims", dims), strides=whole_numbers("strides", strides), dtype=_dtype(dtype)
+        )
 
     @classmethod
     def like(cls, array: np.ndarray) -> TensorSpec:
@@ -230,7 +233,7 @@ def settled_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
     return tuple(1 if d == 1 else s for d, s in zip(dims, strides, strict=True))
 
 
-def _as_tuple(field: str, values: object) -> tuple[int, ...]:
+def whole_numbers(field: str, values: object) -> tuple[int, ...]:
     """Whole numbers as a tuple of ints: NumPy's are accepted, floats and strings are not."""
     try:
         return tuple(as_index(value) for value in values)  # type: ignore[attr-defined]
@@ -239,7 +242,7 @@ def _as_tuple(field: str, values: object) -> tuple[int, ...]:
             field=field,
             value=values,
             problem="must be a sequence of whole numbers",
-            fix=f"give a tuple such as {field}=(1, 3, 224, 224)",
+            fix=f"give a tuple such as {field}=(1, 2, 3)",
         ) from None
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import enum
 import functools
-import inspect
 import math
 from typing import Any, get_args, get_origin
 
@@ -11,7 +11,13 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.checks import fits_message, is_finite, require_fits_message
+from cudnn_actor.protocol.checks import (
+    fits_message,
+    is_finite,
+    require_awaited,
+    require_fits_message,
+    require_member,
+)
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.epilogue import Epilogue
@@ -26,6 +32,7 @@ __all__ = [
     "check_dtypes",
     "check_inputs",
     "check_operation",
+    "check_parameters",
     "check_scalars",
     "check_types",
 ]
@@ -42,6 +49,12 @@ _FIXES: dict[type, str] = {
     Numerics: "pass one, as in Numerics(tf32=True)",
     Window: "pass one, as in Window.symmetric(2, size=3)",
     tuple: "pass a tuple of buffers, as in operands=(a, b)",
+}
+_WORDS = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    type(None): "None",
 }
 _RESULTS = ("y", "dx", "dw")
 """The fields of the convolutions' messages that are written."""
@@ -72,13 +85,7 @@ def _require(message: object, name: str, value: object, expected: type) -> None:
     if value is None and expected is BufferRef:
         raise InvalidRequest(field=name, value=None, problem="is left out", fix=_missing(message, name))
     if not isinstance(value, expected) or isinstance(value, bool):
-        if inspect.isawaitable(value):
-            raise InvalidRequest(
-                field=name,
-                value=Words(type(value).__name__),
-                problem="was never awaited",
-                fix=f"write {name} = await ...",
-            )
+        require_awaited(name, value)
         given, wanted = type(value).__name__, expected.__name__
         raise InvalidRequest(
             field=name,
@@ -122,27 +129,37 @@ def check_operation(message: Operation[BufferRef]) -> Operation[BufferRef]:
 
 def check_inputs(message: Operation[BufferRef]) -> Operation[BufferRef]:
     """The same without the outputs."""
-    parameters: dict[str, Any] = {}
     for name, kind in _field_types(type(message)).items():
         value = getattr(message, name)
         if name in message.inputs:
             several = get_origin(kind) is tuple
             if several or value is not None or name not in message.optional:
                 _require(message, name, value, tuple if several else BufferRef)
-        elif name not in message.outputs:
-            parameters[name] = _parameter(message, name, value, kind)
     for name, ref in message.named(message.inputs):
         _require(message, name, ref, BufferRef)
+    checked = check_parameters(message)
     message.check_elements({name: ref.spec for name, ref in message.named(message.inputs)})
-    return msgspec.structs.replace(message, **parameters)
+    return checked
+
+
+def check_parameters(operation: Operation[Any]) -> Operation[Any]:
+    """The operation, with each parameter exactly of its declared type. Raises `InvalidRequest`."""
+    changes: dict[str, Any] = {}
+    for name, kind in _field_types(type(operation)).items():
+        if name in operation.inputs or name in operation.outputs:
+            continue
+        value = getattr(operation, name)
+        if type(value) is not kind:
+            changes[name] = _parameter(operation, name, value, kind)
+    return msgspec.structs.replace(operation, **changes)
 
 
 @functools.cache
-def _field_types(kind: type[Operation[BufferRef]]) -> dict[str, Any]:
+def _field_types(kind: type[Operation[Any]]) -> dict[str, Any]:
     return {field.name: field.type for field in msgspec.structs.fields(kind)}
 
 
-def _parameter(message: Operation[BufferRef], name: str, value: object, kind: Any) -> Any:
+def _parameter(message: Operation[Any], name: str, value: object, kind: Any) -> Any:
     """A parameter as its declared type. Raises `InvalidRequest` for a value of another type."""
     kinds = get_args(kind) or (kind,)
     if all(isinstance(one, type) and issubclass(one, msgspec.Struct) for one in kinds):
@@ -151,22 +168,40 @@ def _parameter(message: Operation[BufferRef], name: str, value: object, kind: An
         return value
     if kind is int and not fits_message(value):
         return value  # out of the operation's own range, which its check names
-    problem = ""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        try:
+            return kind(value)
+        except ValueError:
+            require_member(name, value, kind)
+    given = tuple(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
     try:
-        converted = msgspec.convert(value.item() if isinstance(value, np.number) else value, kind)
-        if isinstance(converted, msgspec.Struct) and converted is not value:  # made from a dict
-            problem = f"got `{type(value).__name__}`"
-    except msgspec.ValidationError as error:
-        problem = str(error)
-    if problem:
+        converted = msgspec.convert(given, kind)
+        wrong = isinstance(converted, msgspec.Struct) and converted is not value  # made from a dict
+    except msgspec.ValidationError:
+        wrong = True
+    if wrong:
         raise InvalidRequest(
             field=name,
             value=value,
-            problem=f"is not what {type(message).__name__} takes: {problem}",
-            fix=f"pass {getattr(kind, '__name__', kind)}",
+            problem=f"is not what {type(message).__name__} takes",
+            fix=f"pass {_words(kind)}",
         )
     require_fits_message(name, value)
     return converted
+
+
+def _words(kind: Any) -> str:
+    """The type of a parameter, for people."""
+    if get_origin(kind) is tuple:
+        return f"a tuple of {_WORDS[get_args(kind)[0]].removeprefix('a ')}s"
+    if get_args(kind):
+        return " or ".join(map(_words, get_args(kind)))
+    return _WORDS.get(kind) or f"a {kind.__name__}"
+
+
+def _plain(value: Any) -> Any:
+    """One of NumPy's numbers as Python's."""
+    return value.item() if isinstance(value, np.number) else value
 
 
 def check_scalars(message: ConvFwd | ConvBwdData | ConvBwdFilter) -> None:

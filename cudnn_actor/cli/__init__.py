@@ -34,6 +34,7 @@ _COMMANDS = {
     "doctor": "report what was found, what is missing, and whether the service works",
     "bench": "measure latencies and throughput",
     "reproduce": "run one operation graph from an error's token, and compare it with the CPU",
+    "run": "run an ONNX model, time it, and say how it runs",
     "explain": "say how an engine runs a graph, and draw it",
     "chaos": "put full load on a service, inject faults continuously, and check every answer",
     "autotune": "measure all candidate plans for your problems, and store the fastest on disk",

@@ -56,7 +56,8 @@ def others_cpu() -> Iterator[list[float]]:
     share = [0.0]
     yield share
     others = (_busy_s() - busy) - (time.process_time() - own)
-    share[0] = max(0.0, others / (time.monotonic() - began) / (os.cpu_count() or 1))
+    all_s = (time.monotonic() - began) * (os.cpu_count() or 1)
+    share[0] = min(max(0.0, others / all_s), 1.0)  # ticks: a short block has more
 
 
 def _busy_s() -> float:

@@ -12,15 +12,14 @@ import numpy as np
 import pykka
 
 from cudnn_actor.actors import ask, submit, tell
-from cudnn_actor.broker.request_checks import check_warm
+from cudnn_actor.broker.request_checks import no_plan
+from cudnn_actor.models import Model
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_seconds
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.epilogue import Epilogue
-from cudnn_actor.protocol.errors import (
-    CudnnActorError,
-)
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
 from cudnn_actor.protocol.explanation import Explanation
 from cudnn_actor.protocol.messages import (
     COMPUTE,
@@ -88,6 +87,10 @@ class CudnnRef:
     def device(self) -> str:
         """ "cpu" or "cuda:N"."""
         return self._service.device
+
+    def is_of(self, service: object) -> bool:
+        """Whether it talks to this `CudnnService`."""
+        return self._service is service
 
     @property
     def worker_pid(self) -> int | None:
@@ -366,11 +369,18 @@ class CudnnRef:
         """
         if isinstance(operation, Graph):
             self._state.check_graph(operation)
+            if also:
+                raise InvalidRequest(
+                    field="also",
+                    value=also,
+                    problem="is for operations: a graph gives all of its outputs",
+                    fix="leave it out",
+                )
             given = bound_names(operation, buffers, named)
             specs = missing_ports(operation, given)
         else:
             given = {}
-            specs = missing_outputs(operation, also, {**(buffers or {}), **named})
+            specs = missing_outputs(operation, also, {**named, **({"buffers": buffers} if buffers else {})})
         made: dict[str, BufferRef] = {}
         try:
             for name, spec in specs.items():
@@ -475,6 +485,82 @@ class CudnnRef:
             raise
         return result
 
+    # Models.
+
+    async def load(self, model: Any) -> Model:
+        """Load a model: read it, import it and upload its weights. See `docs/onnx.md`.
+
+        Parameters
+        ----------
+        model
+            The path of an ONNX file, its bytes, an `onnx.ModelProto`; or an `OnnxModel`, which was read
+            before, for limits of your own. Data outside of the file must lie in its folder.
+
+        Raises
+        ------
+        InvalidModel
+            It cannot be read, or contradicts itself.
+        UnsupportedModel
+            Some of its nodes cannot be run; all of them are named.
+        ImportError
+            The package onnx is missing. The text says how to install it.
+        CudnnActorError
+            As `upload`. What was allocated is freed.
+        """
+        if not hasattr(model, "specialised"):
+            from cudnn_actor.onnx import OnnxModel  # noqa: PLC0415 - needs an extra
+
+            model = await asyncio.to_thread(OnnxModel, model)
+        loaded = Model(self, model, self._state.discard)
+        await loaded.prepare()
+        return loaded
+
+    async def run(
+        self,
+        model: Model,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        keep: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """Run a model that this service loaded.
+
+        The graph of each set of dims is made at the first run with them, and kept.
+
+        Parameters
+        ----------
+        inputs
+            Arrays or references, by the names of the model's inputs.
+        keep
+            Outputs that stay on the device: their references are returned, and are yours to free.
+        timeout
+            Seconds for the graph, as in `ask`.
+
+        Returns
+        -------
+        dict
+            The outputs by name: arrays, or references to those in `keep`.
+
+        Raises
+        ------
+        InvalidRequest
+            An input is missing, or does not have the dtype or dims that the model says.
+        UnsupportedModel
+            Nodes cannot be run with these dims or values; all of them are named.
+        CudnnActorError
+            As `apply`. What was allocated is freed.
+        """
+        given: object = model
+        if not (isinstance(given, Model) and given.belongs_to(self._service)):
+            raise InvalidRequest(
+                field="model",
+                value=model,
+                problem="is not a model that this service loaded",
+                fix="load it: model = await gpu.load(path)",
+            )
+        return await model.run(inputs or {}, keep=keep, timeout=timeout)
+
     # Control.
 
     async def ping(self) -> int:
@@ -518,7 +604,8 @@ class CudnnRef:
         if isinstance(what, Graph):
             self._state.check_graph(what)
             return await self.ask(Explain(graph=what.body), timeout=timeout)
-        check_warm(Warm(messages=(what,)))
+        if type(what) not in COMPUTE:
+            raise no_plan("what", what)
         return await self.ask(Explain(graph=self._state.lowered(what).graph), timeout=timeout)
 
     async def drain(self) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections import namedtuple
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from cudnn_actor.broker.request_checks import check_device_array, check_warm, not_a_message, require_type
+from cudnn_actor.broker.request_checks import check_device_array, check_warm, kind_of, not_a_message
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.checks import require_names, require_type
 from cudnn_actor.protocol.conv import ConvSpec
-from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError, Words
+from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError
 from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graph_builder import GraphBuilder
 from cudnn_actor.protocol.messages import (
     COMPUTE,
     Allocate,
@@ -34,6 +33,7 @@ from cudnn_actor.protocol.messages import (
     Warm,
 )
 from cudnn_actor.protocol.named_graph import Graph
+from cudnn_actor.protocol.named_outputs import named_outputs
 from cudnn_actor.protocol.operands import operand
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
 from cudnn_actor.protocol.tensor import TensorSpec
@@ -52,6 +52,8 @@ _REFERENCES: dict[type, tuple[str, ...]] = {
 _METHODS: dict[type, str] = {
     ConvFwd: "use `await gpu.conv_fwd(x, w, conv=...)`",
     ConvBwdData: "use `await gpu.conv_bwd_data(dy, w, conv=...)`",
+    GraphBuilder: "build the graph: graph = g.build(y=y)",
+    RunGraph: "send it, `await gpu.ask(message)`, or apply its graph",
     ConvBwdFilter: "use `await gpu.conv_bwd_filter(x, dy, conv=..., dims=...)`",
 }
 """What allocates the output of a message that `apply` does not take."""
@@ -128,7 +130,7 @@ def missing_ports(graph: Graph, given: Mapping[str, BufferRef]) -> dict[str, Ten
 
 
 def missing_outputs(
-    operation: Operation[BufferRef], also: Sequence[str], named: Mapping[str, BufferRef]
+    operation: Operation[BufferRef], also: Sequence[str], named: Mapping[str, object]
 ) -> dict[str, TensorSpec]:
     """The specs of the outputs that an operation leaves out and that are wanted. `named` must be empty.
 
@@ -138,7 +140,7 @@ def missing_outputs(
     if type(operation) not in OPERATIONS:
         raise InvalidRequest(
             field="operation",
-            value=Words(type(operation).__name__),
+            value=kind_of(operation),
             problem="is not an operation that `apply` takes",
             fix=_METHODS.get(type(operation), "pass one, as in MaxPool(x=x, window=window)"),
         )
@@ -146,24 +148,10 @@ def missing_outputs(
         raise InvalidRequest(
             field=name,
             value=value,
-            problem="is given by name, which only a graph's buffers are",
-            fix=f"make it a field: {type(operation).__name__}({name}=...)",
+            problem="is for graphs: an operation's buffers are its fields",
+            fix=f"leave it out, or make it a field: {type(operation).__name__}(x=x)",
         )
-    if isinstance(also, str) or not isinstance(also, Collection):
-        raise InvalidRequest(
-            field="also",
-            value=also,
-            problem="is not a sequence of names",
-            fix='give a tuple, as in also=("index",)',
-        )
-    unknown = [name for name in also if name not in operation.outputs]
-    if unknown:
-        raise InvalidRequest(
-            field="also",
-            value=unknown[0],
-            problem=f"is not an output of {type(operation).__name__}",
-            fix=f"use one of {', '.join(operation.outputs)}",
-        )
+    require_names("also", also, operation.outputs, type(operation).__name__)
     inferred = check_inputs(operation).infer(
         {name: ref.spec for name, ref in operation.named(operation.inputs)}
     )
@@ -196,11 +184,5 @@ def outputs_of(message: Operation[BufferRef] | RunGraph) -> BufferRef | tuple[Bu
         outputs = dict(message.named(message.outputs))
     if len(outputs) == 1:
         return next(iter(outputs.values()))
-    kind = _outputs_class(f"{type(message).__name__}Outputs", tuple(outputs))
-    made: tuple[BufferRef, ...] = kind(*outputs.values())
+    made: tuple[BufferRef, ...] = named_outputs(f"{type(message).__name__}Outputs", outputs)
     return made
-
-
-@functools.cache
-def _outputs_class(name: str, fields: tuple[str, ...]) -> Any:
-    return namedtuple(name, fields, rename=True)  # a graph's names need not be Python's

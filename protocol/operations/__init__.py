@@ -28,8 +28,27 @@ from cudnn_actor.protocol.operations.convolution import (
 )
 from cudnn_actor.protocol.operations.functions import FUNCTIONS, PointwiseMode
 from cudnn_actor.protocol.operations.grouped_matmul import GroupedMatMul, GroupedMatMulBackwardWeights
+from cudnn_actor.protocol.operations.indexing import (
+    Gather,
+    GatherElements,
+    GatherND,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
+)
 from cudnn_actor.protocol.operations.matmul import MatMul
-from cudnn_actor.protocol.operations.movement import Movement, Pad, Placed, Reshape, Slice, Transpose
+from cudnn_actor.protocol.operations.movement import (
+    BorderPad,
+    Concat,
+    Movement,
+    Pad,
+    PadMode,
+    Placed,
+    Reshape,
+    Slice,
+    Transpose,
+)
 from cudnn_actor.protocol.operations.normalization import (
     LayerNorm,
     LayerNormBackward,
@@ -57,6 +76,9 @@ from cudnn_actor.protocol.operations.random import (
 from cudnn_actor.protocol.operations.reduction import ArgReduction, Cumulative, Reduction, ReductionMode
 from cudnn_actor.protocol.operations.response_norm import LocalResponseNorm, LocalResponseNormBackward
 from cudnn_actor.protocol.operations.softmax import Softmax, SoftmaxBackward
+from cudnn_actor.protocol.operations.sorting import (
+    TopK,
+)
 
 __all__ = [
     "FUNCTIONS",
@@ -70,12 +92,17 @@ __all__ = [
     "BatchNorm",
     "BatchNormBackward",
     "BatchNormTraining",
+    "BorderPad",
     "ChannelNorm",
+    "Concat",
     "Convolution",
     "ConvolutionBackwardData",
     "ConvolutionBackwardFilter",
     "ConvolutionForward",
     "Cumulative",
+    "Gather",
+    "GatherElements",
+    "GatherND",
     "GenStats",
     "GraphTensor",
     "GroupNorm",
@@ -97,6 +124,7 @@ __all__ = [
     "Node",
     "Operation",
     "Pad",
+    "PadMode",
     "Placed",
     "Pointwise",
     "PointwiseMode",
@@ -110,11 +138,16 @@ __all__ = [
     "Reduction",
     "ReductionMode",
     "Reshape",
+    "Scatter",
+    "ScatterElements",
+    "ScatterND",
+    "ScatterReduction",
     "Slice",
     "Softmax",
     "SoftmaxBackward",
     "Specs",
     "TensorRole",
+    "TopK",
     "Transpose",
     "Window",
     "alibi_slopes",
@@ -151,6 +184,8 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     Transpose,
     Slice,
     Pad,
+    BorderPad,
+    Concat,
     Reduction,
     ArgReduction,
     Cumulative,
@@ -163,6 +198,13 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     RandomIntegers,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
+    Gather,
+    GatherElements,
+    GatherND,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    TopK,
 )
 """Every operation."""
 

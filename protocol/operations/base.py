@@ -307,7 +307,7 @@ def require(specs: Specs, name: str, dims: tuple[int, ...], *dtypes: DType, grad
         raise InvalidRequest(
             field=name,
             value=Words(spec.dtype),
-            problem="is not a dtype that it can have here",
+            problem=f"is not a dtype that {name} can have here",
             fix=f"use {' or '.join(dict.fromkeys(dtypes))}",
         )
 

@@ -1,23 +1,40 @@
-"""Operations that move elements and compute nothing: reshape, transpose, slice, pad.
+"""Operations that move elements and compute nothing: reshape, transpose, slice, pad, concatenate.
 
-Each result but a padded one may lie in its operand's memory: `view` says how.
+The results of reshapes, transposes and slices may lie in their operand's memory: `view` says how.
 """
 
 from __future__ import annotations
 
+import enum
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from cudnn_actor.protocol.checks import is_finite
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.operations.base import (
+    ALLOCATED,
+    Array,
+    Operation,
+    Region,
+    Specs,
+    T,
+    axis_of,
+    require,
+)
+from cudnn_actor.protocol.tensor import TensorSpec, packed_strides
 
-__all__ = ["Movement", "Pad", "Placed", "Reshape", "Slice", "Transpose"]
+__all__ = [
+    "BorderPad",
+    "Concat",
+    "Movement",
+    "Pad",
+    "PadMode",
+    "Placed",
+    "Reshape",
+    "Slice",
+    "Transpose",
+]
 
 
 class Placed(NamedTuple):
@@ -32,6 +49,7 @@ class Movement(Operation[T], frozen=True, kw_only=True, tag=True):
 
     inputs = ("x",)
     outputs = ("y",)
+    takes_empty = True
     x: T
     y: T = ALLOCATED
 
@@ -89,6 +107,8 @@ class Reshape(Movement[T], frozen=True, kw_only=True, tag=True):
 
     def view(self, dims: tuple[int, ...], strides: tuple[int, ...]) -> Placed | None:
         """Possible where each dim of the result is part of one run of x's dims that lie behind each other."""
+        if 0 in dims:
+            return Placed(packed_strides(self.dims))
         old = [(dim, stride) for dim, stride in zip(dims, strides, strict=True) if dim != 1]
         runs: list[tuple[int, int]] = []
         for dim, stride in old:
@@ -151,7 +171,7 @@ class Slice(Movement[T], frozen=True, kw_only=True, tag=True):
     Parameters
     ----------
     starts, steps, sizes
-        For each axis: the first index, from 0; the distance of two, not 0; how many, at least 1.
+        For each axis: the first index, from 0, if there is one; the distance of two, not 0; how many.
     """
 
     kind = "slice"
@@ -164,7 +184,8 @@ class Slice(Movement[T], frozen=True, kw_only=True, tag=True):
         self._check_axes(x, "starts", "steps", "sizes")
         for axis, (start, step, size) in enumerate(zip(self.starts, self.steps, self.sizes, strict=True)):
             last = start + (size - 1) * step
-            if size < 1 or step == 0 or not (0 <= start < x.dims[axis] and 0 <= last < x.dims[axis]):
+            inside = size == 0 or (0 <= start < x.dims[axis] and 0 <= last < x.dims[axis])
+            if size < 0 or step == 0 or not inside:
                 raise InvalidRequest(
                     field="starts",
                     value=start,
@@ -175,6 +196,8 @@ class Slice(Movement[T], frozen=True, kw_only=True, tag=True):
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         x: Any = self.x
+        if 0 in self.sizes:
+            return {}
         along = zip(self.starts, self.steps, self.sizes, strict=True)
         last = [start + (size - 1) * step for start, step, size in along]
         before = tuple(map(min, self.starts, last))
@@ -185,11 +208,13 @@ class Slice(Movement[T], frozen=True, kw_only=True, tag=True):
         del specs
         x = values["x"]
         for axis, (start, step, size) in enumerate(zip(self.starts, self.steps, self.sizes, strict=True)):
-            x = xp.take(x, xp.arange(size) * step + start, axis=axis)
+            x = xp.take(x, xp.arange(size) * step + start, axis=axis)  # also of none
         return {"y": x}
 
     def view(self, dims: tuple[int, ...], strides: tuple[int, ...]) -> Placed | None:
         del dims
+        if 0 in self.sizes:
+            return Placed(packed_strides(self.sizes))
         offset = sum(start * stride for start, stride in zip(self.starts, strides, strict=True))
         return Placed(tuple(step * stride for step, stride in zip(self.steps, strides, strict=True)), offset)
 
@@ -216,19 +241,12 @@ class Pad(Movement[T], frozen=True, kw_only=True, tag=True):
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         x = specs["x"]
         self._check_axes(x, "before", "after", "steps")
-        for name in ("before", "after"):
-            if min(getattr(self, name), default=0) < 0:
-                raise InvalidRequest(
-                    field=name,
-                    value=getattr(self, name),
-                    problem="must not be negative",
-                    fix="take elements away with Slice",
-                )
+        _check_widths(self)
         if 0 in self.steps:
             raise InvalidRequest(
                 field="steps", value=self.steps, problem="must not be 0", fix="use 1 for neighbours"
             )
-        if not (is_finite(self.value) and _holds(x.dtype, self.value)):
+        if not (is_finite(self.value) and x.dtype.holds(self.value)):
             raise InvalidRequest(
                 field="value",
                 value=self.value,
@@ -236,7 +254,7 @@ class Pad(Movement[T], frozen=True, kw_only=True, tag=True):
                 fix="choose one that x could have",
             )
         along = zip(self.before, x.dims, self.steps, self.after, strict=True)
-        dims = (before + (size - 1) * abs(step) + 1 + after for before, size, step, after in along)
+        dims = (b + ((size - 1) * abs(step) + 1 if size else 0) + a for b, size, step, a in along)
         return {"y": TensorSpec.packed(tuple(dims), x.dtype)}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,21 +271,201 @@ class Pad(Movement[T], frozen=True, kw_only=True, tag=True):
         y[inside] = x[tuple(slice(None, None, -1 if step < 0 else 1) for step in self.steps)]
         return {"y": y}
 
-    def inside(self, strides: tuple[int, ...]) -> Placed:
-        """Where x lies in a result of these strides, from its first element in the result's order."""
-        offset = sum(before * stride for before, stride in zip(self.before, strides, strict=True))
-        return Placed(tuple(abs(step) * s for step, s in zip(self.steps, strides, strict=True)), offset)
 
-    def turned(self, dims: tuple[int, ...], strides: tuple[int, ...]) -> Placed:
-        """How x's elements lie in its memory, of these dims and strides, in the result's order."""
-        along = list(zip(self.steps, dims, strides, strict=True))
-        offset = sum((size - 1) * stride for step, size, stride in along if step < 0)
-        return Placed(tuple(-stride if step < 0 else stride for step, _, stride in along), offset)
+class PadMode(enum.StrEnum):
+    """Which elements of x lie around it, by NumPy's names. Of an axis with elements a b c:"""
+
+    EDGE = "edge"
+    """a a | a b c | c c: the outermost one."""
+    REFLECT = "reflect"
+    """c b | a b c | b a: mirrored at the outermost one, which is not repeated."""
+    SYMMETRIC = "symmetric"
+    """b a | a b c | c b: mirrored, with the outermost one repeated."""
+    WRAP = "wrap"
+    """b c | a b c | a b: those of the other end."""
+
+    def places(self, xp: Any, size: int, before: int, after: int) -> Array:
+        """Which of `size` elements each is, with so many before and behind them: any number of them."""
+        places = xp.arange(-before, size + after)
+        match self:
+            case PadMode.EDGE:
+                return xp.clip(places, 0, size - 1)
+            case PadMode.WRAP:
+                return places % size
+            case PadMode.SYMMETRIC:
+                places = places % (2 * size)
+                return xp.minimum(places, 2 * size - 1 - places)
+            case PadMode.REFLECT:
+                places = places % max(2 * size - 2, 1)
+                return xp.minimum(places, 2 * size - 2 - places)
 
 
-def _holds(dtype: DType, value: float) -> bool:
-    """Whether a tensor of a dtype can have a value, but for rounding to a float."""
-    if dtype.is_floating:
-        return True
-    least, most = (0, 1) if dtype is DType.BOOL else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return least <= value <= most and value == int(value)
+class BorderPad(Movement[T], frozen=True, kw_only=True, tag=True):
+    """x with elements of its own around it. As NumPy's `pad`.
+
+    Parameters
+    ----------
+    before, after
+        For each axis: how many elements lie before those of x, and behind them; at least 0, and 0 where x has
+        no elements.
+    mode
+        Which.
+    """
+
+    kind = "border_pad"
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    mode: PadMode
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        x = specs["x"]
+        self._check_axes(x, "before", "after")
+        _check_widths(self)
+        for before, size, after in zip(self.before, x.dims, self.after, strict=True):
+            if size == 0 < before + after:
+                raise InvalidRequest(
+                    field="x",
+                    value=x.dims,
+                    problem="has no elements to put around it",
+                    fix="leave that axis as it is, or pad it with a number",
+                )
+        along = zip(self.before, x.dims, self.after, strict=True)
+        return {"y": TensorSpec.packed(tuple(map(sum, along)), x.dtype)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        dx, x = d["y"], cast("Any", self.x)
+        for axis, (before, size, after) in enumerate(zip(self.before, x.dims, self.after, strict=True)):
+            if before + after:
+                dx = self._gathered(g, dx, axis, before, size)
+        return {"x": dx}
+
+    def _gathered(self, g: Any, dy: Any, axis: int, before: int, size: int) -> Any:
+        """The sums, along an axis, over all that each of x's elements became."""
+
+        def part(x: Any, start: int, stop: int) -> Any:
+            return g.slice(x, (*(slice(None),) * axis, slice(start, stop)))
+
+        total = dy.dims[axis]
+        if size == 1:
+            return g.sum(dy, axis, keepdims=True)
+        if self.mode is PadMode.EDGE:
+            first, last = part(dy, 0, before + 1), part(dy, before + size - 1, total)
+            inner = part(dy, before + 1, before + size - 1)
+            return g.concatenate(
+                (g.sum(first, axis, keepdims=True), inner, g.sum(last, axis, keepdims=True)), axis
+            )
+        period = {PadMode.WRAP: size, PadMode.SYMMETRIC: 2 * size, PadMode.REFLECT: 2 * size - 2}[self.mode]
+        lead = -before % period
+        widths = [(0, 0)] * len(dy.dims)
+        widths[axis] = (lead, -(lead + total) % period)
+        periods = g.pad(dy, widths)  # of whole periods, the first of which begins with x's first element
+        count = periods.dims[axis] // period
+        parts = g.reshape(periods, (*dy.dims[:axis], count, period, *dy.dims[axis + 1 :]))
+        sums = g.sum(parts, axis)
+        if self.mode is PadMode.WRAP:
+            return sums
+        mirrored = g.flip(part(sums, size, period), axis)
+        if self.mode is PadMode.REFLECT:
+            widths[axis] = (1, 1)
+            mirrored = g.pad(mirrored, widths)
+        return part(sums, 0, size) + mirrored
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        x = values["x"]
+        for axis, (before, after) in enumerate(zip(self.before, self.after, strict=True)):
+            if before + after:
+                x = xp.take(x, self.mode.places(xp, x.shape[axis], before, after), axis=axis)
+        return {"y": x}
+
+
+class Concat(Operation[T], frozen=True, kw_only=True, tag=True):
+    """The operands, one behind the other along a dim. As NumPy's `concatenate`.
+
+    Parameters
+    ----------
+    operands
+        At least one, of the same dtype, and of the same dims but for that one, which may be 0.
+    axis
+        The dim, from 0.
+    """
+
+    kind = "concat"
+    inputs = ("operands",)
+    outputs = ("y",)
+    takes_empty = True
+    operands: tuple[T, ...]
+    axis: int
+    y: T = ALLOCATED
+
+    def compute(self, dtypes: tuple[Any, ...]) -> Any:
+        """The operands' own type: nothing is computed."""
+        return dtypes[0]
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        if not specs:
+            raise InvalidRequest(
+                field="operands", value=(), problem="are none", fix="give at least one to concatenate"
+            )
+        first = specs["operands[0]"]
+        axis = axis_of("axis", self.axis, first.rank)
+        for name, spec in specs.items():
+            require(specs, name, spec.dims, first.dtype)
+            if spec.rank != first.rank or _without(spec.dims, axis) != _without(first.dims, axis):
+                raise InvalidRequest(
+                    field=name,
+                    value=spec.dims,
+                    problem=f"differs from dims {first.dims} in more than dim {axis}",
+                    fix="give all operands the same other dims",
+                )
+        size = sum(spec.dims[axis] for spec in specs.values())
+        dims = (*first.dims[:axis], size, *first.dims[axis + 1 :])
+        return {"y": TensorSpec.packed(dims, first.dtype)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        operands: dict[str, Any] = dict(self.named(self.inputs))
+        starts = self.starts([x.dims for x in operands.values()])
+        axis = self.axis % len(d["y"].dims)
+        before = (slice(None),) * axis
+        return {
+            name: g.slice(d["y"], (*before, slice(start, start + x.dims[axis])))
+            for (name, x), start in zip(operands.items(), starts, strict=True)
+        }
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        return {"y": xp.concatenate(list(values.values()), self.axis)}
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region]:
+        (region,) = wanted.values()
+        operands = dict(self.named(self.inputs))
+        axis = self.axis % len(region)
+        if region[axis] == slice(None):
+            return dict.fromkeys(operands, region)
+        first, step = region[axis].start or 0, region[axis].step or 1
+        starts = self.starts([specs[name].dims for name in operands])
+        firsts = (max((first - start) % step, first - start) for start in starts)
+        return {
+            name: (*region[:axis], slice(own, None, step), *region[axis + 1 :])
+            for name, own in zip(operands, firsts, strict=True)
+        }
+
+    def starts(self, dims: Sequence[tuple[int, ...]]) -> list[int]:
+        """Where the part of each operand, of these dims, begins along the dim."""
+        sizes = [each[self.axis] for each in dims]
+        return [sum(sizes[:number]) for number in range(len(sizes))]
+
+
+def _without(dims: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return dims[:axis] + dims[axis + 1 :]
+
+
+def _check_widths(operation: Pad[Any] | BorderPad[Any]) -> None:
+    for name in ("before", "after"):
+        if min(getattr(operation, name), default=0) < 0:
+            raise InvalidRequest(
+                field=name,
+                value=getattr(operation, name),
+                problem="must not be negative",
+                fix="take elements away with Slice",
+            )

@@ -86,6 +86,7 @@ class Window(
         """
         check_spatial_dims(spatial_dims)
         padding = spread("pad", pad, spatial_dims)
+        check_spatial("pad", padding, 0)
         return cls(
             size=spread("size", size, spatial_dims),
             pre_padding=padding,

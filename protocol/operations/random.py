@@ -199,6 +199,10 @@ class RandomUniform(_Floats[T], frozen=True, kw_only=True, tag=True):
 
     def _check_parameters(self) -> None:
         self._require_finite("low", "high")
+        if self.low > self.high:
+            raise InvalidRequest(
+                field="high", value=self.high, problem=f"is below low, {self.low}", fix="exchange them"
+            )
         least, largest = self.limits()
         widths = largest - least, float(self.high) - float(self.low)
         if least > largest or not all(map(math.isfinite, widths)):
@@ -301,22 +305,24 @@ class RandomIntegers(Randomness[T], frozen=True, kw_only=True, tag=True):
     def _check_parameters(self) -> None:
         limits = np.iinfo(self.dtype.value)
         least, largest = int(limits.min), int(limits.max)
-        for name, value, lowest, highest in (
-            ("low", self.low, least, largest),
-            (
-                "high",
-                self.high,
-                self.low + 1 if is_whole(self.low) else least,
-                min(largest + 1, _NUMBERS - 1),
-            ),
+        for name, value, highest in (
+            ("low", self.low, largest),
+            ("high", self.high, min(largest + 1, _NUMBERS - 1)),
         ):
-            if not is_whole(value) or not lowest <= value <= highest:
+            if not is_whole(value) or not least <= value <= highest:
                 raise InvalidRequest(
                     field=name,
                     value=value,
-                    problem=f"must be a whole number from {lowest} to {highest}",
+                    problem=f"must be a whole number from {least} to {highest}",
                     fix="use a number in that range",
                 )
+        if self.low >= self.high:
+            raise InvalidRequest(
+                field="high",
+                value=self.high,
+                problem=f"is not above low, {self.low}",
+                fix="use a larger one",
+            )
 
     def _drawn(self, xp: Any, word: Callable[..., Array]) -> Array:
         upper, lower = word(), word(1)

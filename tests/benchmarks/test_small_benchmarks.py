@@ -1,14 +1,17 @@
-"""The floor of a request and two devices, measured for a moment on the CPU engine."""
+"""The floor of a request, two devices, builds and networks, measured for a moment on the CPU engine."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
-from benchmarks import floor, two_gpus
+from benchmarks import building, floor, two_gpus
+from cudnn_actor.engines.cuda.plans.partition import cut
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 110.0
@@ -39,3 +42,31 @@ def test_two_devices_are_measured_alone_and_together_and_with_kills(tmp_path: Pa
         assert {*found.alone, *found.both} == {"left", "right"}
     assert len(report.kills.behind_ms) == len(report.kills_frozen.behind_ms) == 1
     assert "behind a kill" in printed
+
+
+def test_builds_are_measured_for_each_size_and_recorded(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.building", "--dry-run", "--out", str(tmp_path)]
+    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    (written,) = tmp_path.glob("building-*.json")
+    record = json.loads(written.read_text())
+    assert record["dry_run"]
+    assert [row["operations"] for row in record["found"]["graphs"]] == [10, 20]
+    assert list(record["found"]["batches"][0]["build_ms"]) == ["4", "2", "3"]
+
+
+def test_networks_are_imported_run_and_recorded(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.models", "--networks", "mobilenet_v2", "--batches", "2"]
+    command += ["--runs", "1", "--out", str(tmp_path)]
+    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    (written,) = tmp_path.glob("models-*.json")
+    found = json.loads(written.read_text())["found"]
+    assert [(row["network"], row["batch"]) for row in found] == [("mobilenet_v2", 2)]
+    for name in ("load_ms", "import_ms", "first_ms", "run_ms", "stored_first_ms"):
+        assert all(row[name] > 0 for row in found)
+
+
+@pytest.mark.parametrize("count", building.COUNTS)
+def test_pieces_of_equal_layers_are_equal(count: int) -> None:
+    parts = cut(building.chain(count).body)
+    assert parts is not None
+    assert len({piece.graph.digest() for piece in parts.pieces}) == 3

@@ -21,7 +21,8 @@ MOST_ELEMENTS = 24
 
 def computed(graph: Graph, values: Values) -> dict[str, np.ndarray]:
     """The outputs of a graph by its operations' definitions."""
-    found = {port.name: np.full(port.spec.dims, np.nan, port.spec.dtype.numpy) for port in graph.outputs}
+    with np.errstate(invalid="ignore"):  # an integer of NaN is just any
+        found = {port.name: np.full(port.spec.dims, np.nan, port.spec.dtype.numpy) for port in graph.outputs}
     buffers = [{**values, **found}[graph.names_of[uid]] for uid in graph.body.bound]
     EvaluatedPlan("", graph.body).bind(np.empty(0, np.uint8)).run(buffers, ())
     return found

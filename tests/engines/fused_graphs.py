@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from cudnn_actor.protocol import DType, Graph, GraphBuilder, LayerNorm, Layout, ReductionMode, Tensor
+from typing import Any
 
-__all__ = ["ELEMENTWISE", "IN_LINES"]
+from cudnn_actor.protocol import (
+    BatchNormBackward,
+    DType,
+    Graph,
+    GraphBuilder,
+    GroupNormBackward,
+    InstanceNormBackward,
+    LayerNorm,
+    LayerNormBackward,
+    Layout,
+    ReductionMode,
+    Tensor,
+)
+
+__all__ = ["ELEMENTWISE", "IN_LINES", "NORMS"]
 
 FLOAT32, BFLOAT16 = DType.FLOAT32, DType.BFLOAT16
 
@@ -107,4 +121,118 @@ IN_LINES = {
     "single": by_hand((3, 4, 1, 1), Layout.NCHW, (2, 3)),
     "masked": masked((6, 33), 1),
     "masked columns": masked((4, 6, 33), 1, log=True),
+    "taller columns": masked((2, 70, 33), 1),
+    "tallest columns": masked((2, 300, 33), 1),
+}
+
+
+def trained(dims: tuple[int, ...], dtype: DType = FLOAT32, layout: Layout = Layout.NHWC) -> Graph:
+    """What a residual network does: batch norm, a sum and its relu; some of it is read by others as well."""
+    g = GraphBuilder()
+    x, residual = g.input("x", dims, dtype, layout=layout), g.input("residual", dims, dtype, layout=layout)
+    scale, bias = g.input("scale", dims[1:2], dtype), g.input("bias", dims[1:2], dtype)
+    normal = g.batch_norm_training(x, scale, bias, epsilon=1.0)
+    y = g.relu(normal + residual)
+    return g.build(normal=normal, y=y, mask=y > 0.0)
+
+
+def gradients(kind: str, dims: tuple[int, ...], layout: Layout, dtype: DType = FLOAT32) -> Graph:
+    """The gradients of a norm, of what comes out of the relu behind it and of another reader."""
+    g = GraphBuilder()
+    x, y = g.input("x", dims, dtype, layout=layout), g.input("y", dims, dtype, layout=layout)
+    dy, more = g.input("dy", dims, dtype, layout=layout), g.input("more", dims, dtype, layout=layout)
+    scale, wide = g.input("scale", dims[1:2], dtype), DType.FLOAT64 if dtype is DType.FLOAT64 else FLOAT32
+    of: dict[str, tuple[Any, tuple[int, ...], dict[str, int]]] = {
+        "batch": (BatchNormBackward, dims[1:2], {}),
+        "instance": (InstanceNormBackward, dims[:2], {}),
+        "groups": (GroupNormBackward, (dims[0], 2), {"groups": 2}),
+        "rows": (LayerNormBackward, (*dims[:1], *[1] * (len(dims) - 1)), {"axis": 1}),
+    }
+    norm, statistics, others = of[kind]
+    if kind == "rows":
+        scale = g.input("weights", dims[1:], dtype)
+    mean, inverse = g.input("mean", statistics, wide), g.input("inverse", statistics, wide)
+    passed = g.where(y > 0.0, dy + more, 0.0)
+    found = g.apply(
+        norm(dy=passed, x=x, mean=mean, inverse_deviation=inverse, scale=scale, **others),
+        also=("dscale", "dbias"),
+    )
+    return g.build(dx=found.dx * 0.5, dscale=found.dscale, dbias=found.dbias, passed=passed)
+
+
+def before_and_behind(layout: Layout, channels: int = 8) -> Graph:
+    """A sum, its norm in groups, and functions of that, with several types and layouts."""
+    g = GraphBuilder()
+    dims = (2, channels, 5, 4)
+    x, other = g.input("x", dims, "bfloat16", layout=layout), g.input("other", dims)
+    gate, rows = g.input("gate", (1, channels, 1, 1)), g.input("rows", (1, 1, 1, 4), "int32")
+    moved = x + other.astype("bfloat16")
+    normal = g.group_norm(moved, 2, g.input("scale", (channels,)), epsilon=1.0)
+    return g.build(moved=moved, y=g.swish(normal) * gate, sum=normal.astype("float32") + rows)
+
+
+def running(dims: tuple[int, ...], dtype: DType = FLOAT32) -> Graph:
+    """Batch norm whose running statistics are updated."""
+    g = GraphBuilder()
+    x = g.input("x", dims, dtype, layout=Layout.NHWC)
+    mean, variance = g.input("running_mean", dims[1:2]), g.input("running_variance", dims[1:2])
+    y, new_mean, new_variance = g.batch_norm_training(
+        x, running_mean=mean, running_variance=variance, epsilon=1.0
+    )
+    return g.build(y=g.relu(y), updates={"running_mean": new_mean, "running_variance": new_variance})
+
+
+def inference() -> Graph:
+    g = GraphBuilder()
+    x = g.input("x", (2, 6, 5, 3), "float16")
+    mean, variance = g.input("mean", (6,)), g.input("variance", (6,))
+    y = g.batch_norm(x, mean, variance, epsilon=20.0)  # values may be less than 0
+    return g.build(y=g.gelu(y.astype("float32")))
+
+
+def in_place() -> Graph:
+    """What is read is overwritten, by a kernel that reads it in two passes."""
+    g = GraphBuilder()
+    dims = (2, 4, 5, 6)
+    x, scale = g.input("x", dims), g.input("scale", dims[1:2])
+    return g.build(updates={"x": g.instance_norm(x * 2.0, scale, epsilon=1.0) + x}, old=g.relu(x))
+
+
+def gradients_in_place() -> Graph:
+    """What is read in the passes of both sums is overwritten."""
+    g = GraphBuilder()
+    x, dy, scale = g.input("x", (2, 4, 5, 6)), g.input("dy", (2, 4, 5, 6)), g.input("scale", (4,))
+    mean, inverse = g.input("mean", (2, 4)), g.input("inverse", (2, 4))
+    norm = InstanceNormBackward(dy=dy, x=x, mean=mean, inverse_deviation=inverse, scale=scale)
+    found = g.apply(norm, also=("dscale",))
+    return g.build(dscale=found.dscale, updates={"dy": found.dx * 0.5})
+
+
+def rows(dims: tuple[int, ...]) -> Graph:
+    """A few long rows, which a kernel over lines would not share well."""
+    g = GraphBuilder()
+    x, scale = g.input("x", dims), g.input("scale", dims[1:])
+    return g.build(y=g.relu(g.layer_norm(-x, scale, axis=1, epsilon=1.0)))
+
+
+NORMS = {
+    "training": trained((2, 8, 5, 4), BFLOAT16),
+    "training cut": trained((2, 8, 65, 64)),
+    "training nchw": trained((3, 5, 6, 4), layout=Layout.NCHW),
+    "training nchw cut": trained((2, 2, 64, 64), layout=Layout.NCHW),
+    "training odd": trained((2, 5, 4, 3)),
+    "training float64": trained((2, 6, 4, 3), DType.FLOAT64),
+    "batch gradients": gradients("batch", (2, 8, 5, 4), Layout.NHWC, BFLOAT16),
+    "batch gradients cut": gradients("batch", (2, 8, 65, 64), Layout.NHWC),
+    "instance gradients": gradients("instance", (2, 4, 5, 4), Layout.NCHW),
+    "group gradients": gradients("groups", (2, 8, 5, 4), Layout.NHWC),
+    "row gradients": gradients("rows", (6, 40), Layout.NCHW),
+    "groups": before_and_behind(Layout.NHWC),
+    "groups nchw": before_and_behind(Layout.NCHW, 6),
+    "running": running((2, 8, 5, 4), BFLOAT16),
+    "running cut": running((2, 4, 65, 64)),
+    "inference": inference(),
+    "in place": in_place(),
+    "gradients in place": gradients_in_place(),
+    "rows": rows((2, 40000)),
 }

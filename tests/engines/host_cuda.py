@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.kernels import PREAMBLE as DEVICE_PREAMBLE
 from cudnn_actor.protocol import GraphTensor, TensorSpec
@@ -30,7 +31,7 @@ from cudnn_actor.protocol.operations import Operation
 
 from ..once import once
 
-__all__ = ["CUPY", "PATHS", "PREAMBLE", "compile_together", "launched", "library", "use"]
+__all__ = ["CUPY", "PATHS", "PREAMBLE", "compile_together", "defined", "launched", "library", "use"]
 
 _DEVICE = r"""
 #include <cmath>
@@ -44,7 +45,7 @@ using std::sin; using std::cos; using std::tan; using std::asin; using std::acos
 using std::sinh; using std::cosh; using std::tanh; using std::asinh; using std::acosh; using std::atanh;
 using std::erf; using std::erfc; using std::sqrt; using std::fmod; using std::copysign; using std::isinf;
 using std::ceil; using std::floor; using std::rint; using std::trunc; using std::fmax; using std::fmin;
-using std::llabs;
+using std::llabs; using std::fma;
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -133,6 +134,9 @@ template <class T> T __shfl_xor_sync(unsigned, T value, int apart) {
 template <class T> T __shfl_up_sync(unsigned, T value, int apart) {
     return from_lane(value, me % 32 < apart ? me % 32 : me % 32 - apart);
 }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+template <class T> T atomicExch(T* at, T value) { const T old = *at; *at = value; return old; }
+template <class T> T atomicMax(T* at, T value) { const T old = *at; *at = max(old, value); return old; }
 static unsigned __ballot_sync(unsigned, bool vote) {
     slots[me][0] = vote;
     yield();
@@ -154,6 +158,8 @@ PREAMBLE = (
 """What kernels begin with, with other functions in the place of a GPU's assembly."""
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
 _OPTIONS = ("-std=c++17", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
+_APART = "-fno-gnu-unique"
+"""Else libraries share what a kernel has as shared memory."""
 PATHS: list[pytest.TempPathFactory] = []
 """Of this process; the folder's `conftest` puts it here."""
 _made: dict[str, tuple[ctypes.CDLL, int]] = {}
@@ -171,7 +177,7 @@ def library(code: str) -> ctypes.CDLL:
 
     def make(folder: Path) -> None:
         (folder / "kernels.cpp").write_text(_DEVICE + code)
-        command = [compiler, *_OPTIONS, "-w", "kernels.cpp", "-o", "kernels.so"]
+        command = [compiler, *_OPTIONS, _APART, "-w", "kernels.cpp", "-o", "kernels.so"]
         subprocess.run(command, cwd=folder, check=True, timeout=300)
 
     name = hashlib.sha256(code.encode()).hexdigest()[:24]
@@ -336,7 +342,25 @@ def launched(
         if name in given:
             views[name][...] = given[name]
         buffers.append((buffer, buffer.ctypes.data + start))
-    IMPLEMENTATIONS[type(node)].launchers["kernel"].make(node, tensors, None)(
-        [address for _, address in buffers]
-    )
+    launcher = IMPLEMENTATIONS[type(node)].launchers["kernel"]
+    nbytes = 0 if launcher.workspace is None else launcher.workspace(node, tensors)
+    workspace = np.full(nbytes + 128, 0xA5, np.uint8)
+    start = -workspace.ctypes.data % 64
+    places = [address for _, address in buffers] + [workspace.ctypes.data + start] * (nbytes > 0)
+    launcher.make(node, tensors, None)(places)
+    assert (workspace[start + nbytes :] == 0xA5).all(), "it writes behind its workspace"
     return {name: views[name].copy() for name, _ in operation.named(operation.outputs)}
+
+
+def defined(
+    operation: Operation[Any], specs: dict[str, TensorSpec], given: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """What it writes by its definition, rounded."""
+    outputs = {name: specs[name] for name, _ in operation.named(operation.outputs)}
+    with np.errstate(all="ignore"):
+        values = {name: exact(given[name]) for name, _ in operation.named(operation.inputs)}
+        found = operation.evaluate(NumPy(), values, outputs)
+        results = {name: np.empty(spec.dims, spec.dtype.numpy) for name, spec in outputs.items()}
+        for name, into in results.items():
+            round_into(np.array(found[name]), outputs[name].dtype, into)
+    return results

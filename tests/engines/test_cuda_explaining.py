@@ -10,6 +10,8 @@ import pytest
 
 from cudnn_actor.engines.base import EngineFailure, blame, blamed
 from cudnn_actor.engines.cuda.library.failures import reported
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
+from cudnn_actor.engines.cuda.plans import explaining
 from cudnn_actor.engines.cuda.plans.compiler import in_pieces
 from cudnn_actor.engines.cuda.plans.composition import compose, scratch_bytes
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
@@ -141,7 +143,7 @@ def test_a_tuned_or_unchecked_piece_says_so() -> None:
         changes = (
             {"tuning": Tuning(20.0, 10.0, 5, ())}
             if isinstance(piece.operations[0], Cumulative)
-            else {"tried": False}
+            else {"checked": False}
         )
         return CudaPlan(msgspec.structs.replace(plan.recipe, **changes), ())
 
@@ -162,7 +164,7 @@ def test_a_plan_in_one_piece_is_explained_too() -> None:
     graph = g.build(y=g.input("x", (4, 4)) * g.input("z", (4, 4)))
     assert cut(graph.body) is None
     plan = compile_split(graph.body, None, None)
-    found = CudaPlan(msgspec.structs.replace(plan.recipe, tried=False), ()).explain(graph.body)
+    found = CudaPlan(msgspec.structs.replace(plan.recipe, checked=False), ()).explain(graph.body)
     (piece,) = found.pieces
     assert (piece.operations, piece.steps, piece.checked, found.views) == (
         (0,),
@@ -170,6 +172,11 @@ def test_a_plan_in_one_piece_is_explained_too() -> None:
         False,
         (),
     )
+
+
+def test_every_launcher_has_a_name() -> None:
+    launchers = {name for one in IMPLEMENTATIONS.values() for name in one.launchers}
+    assert launchers == explaining.LAUNCHERS.keys()
 
 
 def test_a_copy_is_no_kernel_of_functions() -> None:

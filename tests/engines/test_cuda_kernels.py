@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
 from cudnn_actor.engines.cuda.operations import attention, random
 from cudnn_actor.protocol import (
     Attention,
@@ -24,7 +23,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.operations.random import STATE
 
-from .host_cuda import launched, use
+from .host_cuda import defined, launched, use
 from .problems import normal
 from .workbench import spread
 
@@ -36,18 +35,6 @@ BEGIN = np.array([0x0123456789ABCDEF, (1 << 34) - 5])
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, attention, random)
-
-
-def defined(operation: Operation[Any], specs: dict[str, TensorSpec], given: Arrays) -> Arrays:
-    """The definition, rounded."""
-    outputs = {name: specs[name] for name, _ in operation.named(operation.outputs)}
-    with np.errstate(all="ignore"):
-        values = {name: exact(given[name]) for name, _ in operation.named(operation.inputs)}
-        found = operation.evaluate(NumPy(), values, outputs)
-        results = {name: np.empty(spec.dims, spec.dtype.numpy) for name, spec in outputs.items()}
-        for name, into in results.items():
-            round_into(np.array(found[name]), outputs[name].dtype, into)
-    return results
 
 
 DRAWN: list[tuple[Any, DType, dict[str, Any]]] = [

@@ -8,13 +8,10 @@ import msgspec
 import pytest
 
 from cudnn_actor.engines.cuda.operations import norm_kernels
-from cudnn_actor.engines.cuda.operations.channel_norms import (
-    _norm,
-    channel_norm_workspace,
-    lower_channel_norm,
-    sources,
-)
+from cudnn_actor.engines.cuda.operations.channel_norms import lower_channel_norm
 from cudnn_actor.engines.cuda.operations.lines import Form
+from cudnn_actor.engines.cuda.operations.norm_kernels import Norm
+from cudnn_actor.engines.cuda.operations.norms import alone, norm_of, norm_workspace, sources
 from cudnn_actor.engines.cuda.plans.errata import erratum
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.protocol import (
@@ -57,12 +54,16 @@ def kernels(
     operation: Any, dims: tuple[int, ...], dtype: DType = F32, layout: Layout = Layout.NHWC
 ) -> list[tuple[str, Form, int, int]]:
     """(name, form, lines that a thread takes, elements that it reads of each) of each kernel."""
-    norm = _norm(*made(operation, dims, dtype, layout))
+    norm = described(operation, dims, dtype, layout)
     found = []
     for one in norm.passes:
         of = norm_kernels._Kernels(norm, one)
-        found += [(name, of.lines.form, of._width, of.lines.vector) for name, *_ in of.kernels()]
+        found += [(kernel.name, of.lines.form, of._width, of.lines.vector) for kernel in of.kernels()]
     return found
+
+
+def described(*of: Any) -> Norm:
+    return norm_of(alone(*made(*of)))
 
 
 TRAINING: Any = BatchNormTraining(x=0)
@@ -96,26 +97,26 @@ def test_neighbours_in_memory_are_read_sixteen_bytes_at_a_time(
 
 
 def test_gradients_of_weights_of_groups_are_sums_over_samples_of_their_own() -> None:
-    of_x, of_weights = kernels(GROUPS_BACKWARD, (2, 32, 5, 4))
+    of_weights, of_x = kernels(GROUPS_BACKWARD, (2, 32, 5, 4))
     assert (of_x[1], of_weights[1]) == (Form.WARP, Form.COLUMN)
     operation, tensors = made(GROUPS_BACKWARD, (2, 32, 5, 4), F32, Layout.NHWC)
-    alone = msgspec.structs.replace(operation, dscale=None, dbias=None)
-    assert len(_norm(alone, tensors).passes) == 1
+    bare = msgspec.structs.replace(operation, dscale=None, dbias=None)
+    assert len(norm_of(alone(bare, tensors)).passes) == 1
 
 
 def test_lines_that_are_cut_have_a_workspace_of_their_parts() -> None:
     operation, tensors = made(TRAINING, LARGE, BF16, Layout.NHWC)
-    norm = _norm(operation, tensors)
+    norm = norm_of(alone(operation, tensors))
     (one,) = norm.passes
     parts = norm_kernels._Kernels(norm, one)._parts
     assert 132 <= parts <= 528
-    assert channel_norm_workspace(operation, tensors) == 4 * 64 * (3 * parts + 2)
-    assert channel_norm_workspace(*made(TRAINING, (2, 8, 5, 4), F32, Layout.NHWC)) == 0
+    assert norm_workspace(operation, tensors) == 4 * 64 * (3 * parts + 2)
+    assert norm_workspace(*made(TRAINING, (2, 8, 5, 4), F32, Layout.NHWC)) == 0
 
 
 def test_one_kernel_serves_many_shapes() -> None:
     shapes = [(32, 64, 56, 56), (8, 128, 28, 28), (64, 256, 14, 14)]
-    found = {sources(*made(TRAINING, dims, BF16, Layout.NHWC)) for dims in shapes}
+    found = {sources(alone(*made(TRAINING, dims, BF16, Layout.NHWC))) for dims in shapes}
     assert len(found) == 1
 
 

@@ -25,6 +25,8 @@ from cudnn_actor.protocol.operations import (
     ArgReduction,
     AvgPool,
     Convolution,
+    Gather,
+    GatherND,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     GroupNorm,
@@ -40,7 +42,10 @@ from cudnn_actor.protocol.operations import (
     RandomUniform,
     Reduction,
     ReductionMode,
+    ScatterElements,
+    ScatterReduction,
     Softmax,
+    TopK,
     Window,
     alibi_slopes,
 )
@@ -60,8 +65,9 @@ SEED = 20
 """Of the tests that look for a mistake: its cases are known to show each of them."""
 POOLING, NORMALIZATION, ATTENTION, MATMUL = "pooling", "normalization", "attention", "matmul"
 REDUCTION, SOFTMAX = "reduction", "softmax"
-POINTWISE, MOVEMENT, RANDOM = "pointwise", "movement", "random"
-EXACT = (MOVEMENT, RANDOM)
+POINTWISE, MOVEMENT, RANDOM, INDEXING = "pointwise", "movement", "random", "indexing"
+SORTING = "sorting"
+EXACT = (MOVEMENT, RANDOM, SORTING)
 CHANNELS, RESPONSES = "channel_norms", "response_norm"
 GROUPED_MATMUL = "grouped_matmul"
 NAMES = [name for name in FAMILIES if name != CONVOLUTION]
@@ -585,6 +591,49 @@ class NextOffset(RandomUniform[int], frozen=True, kw_only=True):
         return super().evaluate(xp, {"state": values["state"] + np.array([0, 1])}, specs)
 
 
+class Wrapping(Gather[int], frozen=True, kw_only=True):
+    """An index out of range counts modulo the dim."""
+
+    def evaluate(self, xp: Any, values: Any, specs: Any) -> dict[str, Any]:
+        size = values["x"].shape[self.axis]
+        return super().evaluate(xp, values | {"indices": values["indices"] % size}, specs)
+
+
+class FromTheStart(GatherND[int], frozen=True, kw_only=True):
+    """No index counts from the end."""
+
+    def evaluate(self, xp: Any, values: Any, specs: Any) -> dict[str, Any]:
+        return super().evaluate(xp, values | {"indices": np.maximum(values["indices"], 0)}, specs)
+
+
+class FirstWins(ScatterElements[int], frozen=True, kw_only=True):
+    """Of several updates of one element the first."""
+
+    def evaluate(self, xp: Any, values: Any, specs: Any) -> dict[str, Any]:
+        if self.reduction is ScatterReduction.NONE:
+            values = values | {name: np.flip(values[name], self.axis) for name in ("indices", "updates")}
+        return super().evaluate(xp, values, specs)
+
+
+class LastOfEqualElements(TopK[int], frozen=True, kw_only=True):
+    """Of equal elements the higher place comes first."""
+
+    def evaluate(self, xp: Any, values: Any, specs: Any) -> dict[str, Any]:
+        x = np.flip(values["x"], self.axis)
+        found = super().evaluate(xp, {"x": x}, specs)
+        return found | {"indices": x.shape[self.axis] - 1 - found["indices"]}
+
+
+class NaNLast(TopK[int], frozen=True, kw_only=True):
+    """NaN is the last of the largest, too."""
+
+    def evaluate(self, xp: Any, values: Any, specs: Any) -> dict[str, Any]:
+        x = values["x"]
+        if self.largest and x.dtype.kind == "f":
+            x = np.where(np.isnan(x), -np.inf, x)
+        return super().evaluate(xp, {"x": x}, specs)
+
+
 class InSingle(RandomNormal[int], frozen=True, kw_only=True):
     """Rounded to float32 first."""
 
@@ -636,6 +685,16 @@ class Saturating(Pointwise[int], frozen=True, kw_only=True):
             return super().evaluate(xp, values, specs)
         wide = {"result": TensorSpec.packed(specs["result"].dims, DType.INT64)}
         return super().evaluate(xp, values, wide)
+
+
+def other_reduction(reduction: ScatterReduction) -> ScatterReduction:
+    """Sums for the largest, and updates for sums."""
+    changed = {
+        ScatterReduction.MAX: ScatterReduction.ADD,
+        ScatterReduction.ADD: ScatterReduction.NONE,
+        ScatterReduction.MUL: ScatterReduction.NONE,
+    }
+    return changed.get(reduction, reduction)
 
 
 def instead(kind: type[Any], other: type[Any]) -> Callable[[Any], Any]:
@@ -776,6 +835,26 @@ MISTAKES: list[tuple[str, str, Callable[[], CpuEngine], int, int]] = [
     ("in single", RANDOM, lambda: ByDefinition(instead(RandomNormal, InSingle)), 60, 2),
     ("blocks of 32 bits", RANDOM, lambda: ByDefinition(instead(RandomBernoulli, NoCarry)), 60, 3),
     ("another deviation", RANDOM, lambda: ByDefinition(attribute("deviation", lambda d: d + 0.01)), 60, 6),
+    ("one value missing", INDEXING, lambda: Misreading(one_value_missing), 40, 30),
+    ("lazy", INDEXING, lambda: Misrunning(lazy), 40, 30),
+    ("an input overwritten", INDEXING, lambda: Misrunning(first_input_zeroed), 40, 30),
+    ("gaps overwritten", INDEXING, lambda: Misrunning(gaps_overwritten), 60, 3),
+    ("transposed", INDEXING, lambda: Misrunning(transposed), 40, 5),
+    ("refusing", INDEXING, Refusing, 10, 10),
+    ("wrapping", INDEXING, lambda: ByDefinition(instead(Gather, Wrapping)), 250, 3),
+    ("the first wins", INDEXING, lambda: ByDefinition(instead(ScatterElements, FirstWins)), 250, 2),
+    ("no reduction", INDEXING, lambda: ByDefinition(attribute("reduction", other_reduction)), 40, 5),
+    ("from the start", INDEXING, lambda: ByDefinition(instead(GatherND, FromTheStart)), 120, 4),
+    ("one value missing", SORTING, lambda: Misreading(one_value_missing), 40, 30),
+    ("lazy", SORTING, lambda: Misrunning(lazy), 40, 30),
+    ("an input overwritten", SORTING, lambda: Misrunning(first_input_zeroed), 40, 30),
+    ("gaps overwritten", SORTING, lambda: Misrunning(gaps_overwritten), 60, 3),
+    ("transposed", SORTING, lambda: Misrunning(transposed), 40, 5),
+    ("refusing", SORTING, Refusing, 10, 10),
+    ("the other end", SORTING, lambda: ByDefinition(attribute("largest", lambda on: not on)), 40, 20),
+    ("by place", SORTING, lambda: ByDefinition(attribute("in_order", lambda _: False)), 40, 10),
+    ("last of equals", SORTING, lambda: ByDefinition(instead(TopK, LastOfEqualElements)), 40, 5),
+    ("NaN last", SORTING, lambda: ByDefinition(instead(TopK, NaNLast)), 150, 1),
     ("one value missing", POINTWISE, lambda: Misreading(one_value_missing), 40, 39),
     ("computed in half", POINTWISE, lambda: Misreading(computed_in_half), 40, 6),
     ("the next number", POINTWISE, lambda: Misreading(next_number), 40, 16),

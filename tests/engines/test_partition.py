@@ -166,6 +166,41 @@ def test_lines_of_the_same_axes_are_one_piece() -> None:
     assert kinds == [["pointwise", "rms_norm", "reduction", "pointwise", "pointwise"], ["reduction"]]
 
 
+def test_a_norm_is_one_piece_with_what_is_before_and_behind_it() -> None:
+    g = GraphBuilder()
+    x, residual, dy = (g.input(name, (2, 4, 6, 6)) for name in ("x", "residual", "dy"))
+    mean, variance = g.input("running_mean", (4,)), g.input("running_variance", (4,))
+    moved = x + residual
+    normal, *new = g.batch_norm_training(moved, running_mean=mean, running_variance=variance, epsilon=1.0)
+    y = g.relu(normal + residual)
+    dx = g.grad(y, x, dy)
+    updates = dict(zip(("running_mean", "running_variance"), new, strict=True))
+    parts = check(g.build(y=y, normal=normal, dx=dx, updates=updates))
+    kinds = [[operation.kind for operation in piece.graph.operations] for piece in parts.pieces]
+    forward, backward = kinds
+    assert forward[:4] == ["pointwise", "batch_norm_training", "pointwise", "pointwise"]
+    assert backward == ["batch_norm_bwd"]
+    assert sum(tensor.overwrites is not None for tensor in parts.pieces[0].graph.tensors) == 2
+
+
+def test_two_norms_are_two_pieces_and_their_sum_belongs_to_the_second() -> None:
+    g = GraphBuilder()
+    a, b = g.input("a", (2, 4, 6, 6)), g.input("b", (2, 4, 6, 6))
+    one, other = (g.batch_norm_training(x, epsilon=1.0) for x in (a, b))
+    parts = check(g.build(y=g.relu(one + other)))
+    kinds = [[operation.kind for operation in piece.graph.operations] for piece in parts.pieces]
+    assert kinds == [["batch_norm_training"], ["batch_norm_training", "pointwise", "pointwise"]]
+
+
+def test_a_statistic_that_is_read_besides_is_updated_by_a_copy() -> None:
+    g = GraphBuilder()
+    x, mean, variance = g.input("x", (2, 4, 3, 3)), g.input("mean", (4,)), g.input("variance", (4,))
+    y, new_mean, new_variance = g.batch_norm_training(x, None, None, mean, variance, epsilon=1.0)
+    check(g.build(y=y, old=mean * 2.0, updates={"mean": new_mean, "variance": new_variance}))
+    check(g.build(y=y, twice=new_variance * 2.0, updates={"mean": new_mean, "variance": new_variance}))
+    check(g.build(y=y, updates={"mean": new_variance, "variance": new_mean}))
+
+
 def test_groups_have_a_limit() -> None:
     g = GraphBuilder()
     x = g.input("x", (4, 6))
@@ -178,7 +213,11 @@ def test_groups_have_a_limit() -> None:
     for number in range(60):
         total = total + g.input(f"x{number}", (4, 6))
     parts = check(g.build(y=total))
-    assert max(len(piece.graph.bound) for piece in parts.pieces) <= 25
+    assert max(len(piece.graph.bound) for piece in parts.pieces) == 24
+    g = GraphBuilder()
+    x = g.input("x", (4, 6))
+    parts = check(g.build({f"y{number}": x * float(number) for number in range(60)}))
+    assert [len(piece.graph.bound) for piece in parts.pieces] == [24, 24, 15]
 
 
 def test_updates_read_what_was_there_before() -> None:
@@ -238,11 +277,15 @@ STEPS: dict[str, Callable[[GraphBuilder, Tensor, Tensor], Tensor]] = {
     "number": lambda _, a, __: a * 2.0 + 1.0,
     "relu": lambda g, a, _: g.pointwise("relu", a),
     "norm": lambda g, a, _: g.apply(LayerNorm(x=a, axis=3, epsilon=0.5)),
+    "batch": lambda g, a, _: g.batch_norm_training(a, epsilon=1.0),
+    "groups": lambda g, a, b: g.group_norm(a, 2, b[0, :, 0, 0], epsilon=1.0),
+    "batch gradient": lambda g, a, b: g.grad(g.relu(g.batch_norm_training(a, epsilon=1.0)), a, b),
     "pool": lambda g, a, _: g.apply(MaxPool(x=a, window=Window.symmetric(2, 3, 1, 1))),
     "conv": lambda g, a, b: g.conv(a, b[:, :, 1:4, 1:4], pad=1),
     "transpose": lambda _, a, __: a.transpose(1, 0, 3, 2),
     "slice": lambda _, a, __: a[:, ::-1, :, :],
     "reshape": lambda _, a, __: a.reshape(16, 36).reshape(4, 4, 6, 6),
+    "concat": lambda g, a, b: g.concatenate((a[:, :2], b[:, 2:]), 1),
     "row": lambda _, a, b: a + b[:1, :, :1, :],
     "small": lambda g, a, b: g.relu(b[:, :1] - a[:, 1:2]) * a,
     "sum": lambda g, a, _: a + g.sum(a, axis=1, keepdims=True),

@@ -341,7 +341,7 @@ def test_uint64_is_copied_and_converted_and_nothing_else(bench: Workbench) -> No
     np.testing.assert_array_equal(run(bench, PointwiseMode.IDENTITY, (x,), DType.UINT64), x)
     np.testing.assert_array_equal(run(bench, PointwiseMode.IDENTITY, (x,), DType.INT8), [0, 1, 127, 127])
     np.testing.assert_array_equal(run(bench, PointwiseMode.IDENTITY, (x,), DType.FLOAT64), x.astype(float))
-    with pytest.raises(InvalidRequest, match="is not a dtype that it can have here"):
+    with pytest.raises(InvalidRequest, match=r"is not a dtype that .* can have here"):
         run(bench, PointwiseMode.ADD, (x, x), DType.UINT64)
 
 

@@ -51,6 +51,22 @@ async def test_our_error_is_at_most_twice_pytorch_s(name: str, dtype: DType) -> 
         assert error <= limit + UNIT[dtype], f"{output}: {error:.3g}, and PyTorch's is {limit / 2:.3g}"
 
 
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+async def test_norms_of_a_bottleneck_are_fused_with_what_is_around_them(dtype: DType) -> None:
+    block = BLOCKS["bottleneck"](**SIZES["bottleneck"], dtype=dtype)
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
+        forward, training = [await gpu.explain(graph) for graph in (block.forward, block.training)]
+    norms = [piece for piece in forward.pieces if piece.labels[0].startswith("batch_norm")]
+    assert [len(piece.labels) for piece in norms] == [2, 2, 3]
+    assert len(forward.pieces) == 6
+    assert all("generated kernel" in piece.steps[0] and not piece.why for piece in norms)
+    assert len(training.pieces) == 15
+    gradients = [piece for piece in training.pieces if piece.labels[0].startswith("conv_bwd_data")]
+    assert [len(piece.labels) for piece in gradients] == [3, 3, 2]
+    if dtype is DType.BFLOAT16:  # cuDNN computes the gradient of the relu with that of the convolution
+        assert all(len(piece.steps) == 1 for piece in gradients), str(training)
+
+
 def by_torch(block: Any, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The outputs of `training`."""
     inputs = {name: on_gpu(value) for name, value in values.items()}

@@ -13,28 +13,32 @@ import msgspec
 import pytest
 
 from cudnn_actor.engines.cuda import CudaEngine
+from cudnn_actor.engines.cuda.operations.norm_kernels import Normal
+from cudnn_actor.engines.cuda.operations.norms import beside
 from cudnn_actor.engines.cuda.plans.fusing import compile_fused
-from cudnn_actor.engines.cuda.plans.kernels import Constant, Expression
-from cudnn_actor.engines.cuda.plans.line_kernels import Lined, Reduced
+from cudnn_actor.engines.cuda.plans.kernels import Constant, Expression, Leaf
+from cudnn_actor.engines.cuda.plans.line_kernels import Reduced
 from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import KernelStep, LinedStep
+from cudnn_actor.engines.cuda.plans.recipe import KernelStep, LinedStep, NormStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import OperationGraph, PointwiseMode, ReductionMode
 
+from ..engines import fused_graphs
 from ..engines.fused_graphs import ELEMENTWISE, IN_LINES
 from .test_operation_checks import SOFTMAX
 
 __all__ = ["CASES", "Sabotage", "plan_of"]
 
 POINTWISE = {f"elementwise {name}": graph.body for name, graph in ELEMENTWISE.items()}
-GRAPHS = {name: graph.body for name, graph in IN_LINES.items()} | POINTWISE
+OF_NORMS = {f"norm of {name}": graph.body for name, graph in fused_graphs.NORMS.items()}
+GRAPHS = {name: graph.body for name, graph in IN_LINES.items()} | POINTWISE | OF_NORMS
 GRAPHS |= {
     name: OperationGraph(tensors=tuple(tensors), operations=(operation,))
     for name, (tensors, operation) in SOFTMAX.items()
 }
-Step = LinedStep | KernelStep
+Step = LinedStep | KernelStep | NormStep
 Sabotage = Callable[[Any], Step]
 OTHER_MODES = {
     PointwiseMode.MUL: PointwiseMode.ADD,
@@ -79,7 +83,9 @@ def another_operand(step: Step) -> Step:
 
 def swapped_results(step: Step) -> Step:
     sources = list(step.sources)
-    first = len(step.kernel.operands) if isinstance(step.kernel, Lined) else 0
+    first = 0 if isinstance(step, KernelStep) else len(step.kernel.operands)
+    if isinstance(step, NormStep):
+        first += len(beside(step.kernel.operation))
     sources[first : first + 2] = sources[first : first + 2][::-1]
     return msgspec.structs.replace(step, sources=tuple(sources))
 
@@ -159,6 +165,39 @@ def the_other_axes(step: LinedStep) -> LinedStep:
     return of_lines(step, along=lines.across, across=lines.along, vector=1)
 
 
+# Of the kernels of norms.
+
+
+def another_epsilon(step: NormStep) -> NormStep:
+    operation: Any = step.kernel.operation
+    found = msgspec.structs.replace(operation, epsilon=4 * operation.epsilon + 1)
+    return of_kernel(step, operation=found)  # type: ignore[no-any-return]
+
+
+def another_element(step: NormStep) -> NormStep:
+    """The second of what is read, where the norm has another value."""
+    other = Leaf(1, step.kernel.operands[1])
+    body = [
+        Normal((other, *node.given[1:])) if isinstance(node, Normal) else node for node in step.kernel.body
+    ]
+    return of_kernel(step, body=tuple(body))  # type: ignore[no-any-return]
+
+
+def turned(step: NormStep) -> NormStep:
+    """Rows of the second of what is read in the place of columns."""
+    strides = list(step.kernel.strides)
+    *others, height, width = strides[1]
+    strides[1] = (*others, width, height)
+    return of_kernel(step, strides=tuple(strides))  # type: ignore[no-any-return]
+
+
+def swapped_weights(step: NormStep) -> NormStep:
+    """Of two operands beside the elements, each in the place of the other."""
+    sources, first = list(step.sources), len(step.kernel.operands)
+    sources[first : first + 2] = sources[first : first + 2][::-1]
+    return msgspec.structs.replace(step, sources=tuple(sources))
+
+
 # Of elementwise kernels.
 
 
@@ -197,6 +236,10 @@ CASES: list[tuple[str, Sabotage]] = [
     *itertools.product([*NORMS, *BY_HAND, "long"], [swapped_results, another_result]),
     *itertools.product(["long", "longer"], [*OF_LINES[2:], another_function, another_operand]),
     *itertools.product(["masked", "masked columns"], [*OF_LINES, one_line_more]),
+    *itertools.product(OF_NORMS, [rotated]),
+    *itertools.product([*OF_NORMS][:13], [another_function]),
+    *itertools.product([*OF_NORMS][:6], [swapped_results, another_result, another_epsilon, turned]),
+    *itertools.product([*OF_NORMS][:10], [another_element, swapped_weights]),
     *itertools.product(POINTWISE, [another_function, rotated]),
     *itertools.product(PLACES, [one_place_less, one_place_more, the_first_place]),
     *itertools.product(

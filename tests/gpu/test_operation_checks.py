@@ -29,8 +29,12 @@ from cudnn_actor.protocol import (
     BatchNorm,
     BatchNormBackward,
     BatchNormTraining,
+    BorderPad,
     Cumulative,
     DType,
+    Gather,
+    GatherElements,
+    GatherND,
     GenStats,
     GraphTensor,
     GroupedMatMul,
@@ -50,6 +54,8 @@ from cudnn_actor.protocol import (
     MaxPoolBackward,
     Node,
     OperationGraph,
+    Pad,
+    PadMode,
     Pointwise,
     PointwiseMode,
     RandomBernoulli,
@@ -60,10 +66,15 @@ from cudnn_actor.protocol import (
     ReductionMode,
     RMSNorm,
     RMSNormBackward,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
     Softmax,
     SoftmaxBackward,
     TensorRole,
     TensorSpec,
+    TopK,
     Window,
     alibi_slopes,
 )
@@ -321,10 +332,55 @@ RUNNING: dict[str, tuple[list[GraphTensor], Node]] = {
     "running sum": (tensors(ROWS, ROWS), Cumulative(x=0, y=1, mode=ReductionMode.SUM, axis=-1)),
     "running product": (tensors(ROWS, ROWS), Cumulative(x=0, y=1, mode=ReductionMode.PRODUCT, axis=-1)),
 }
+GATHERS: dict[str, tuple[list[GraphTensor], Node]] = {
+    "gather": (
+        [tensor(0, ROWS), tensor(1, (7,), DType.INT64), tensor(2, (4, 7, 40))],
+        Gather(x=0, indices=1, y=2, axis=1),
+    ),
+    "gather elements": (
+        [tensor(0, ROWS), tensor(1, ROWS, DType.INT64), tensor(2, ROWS)],
+        GatherElements(x=0, indices=1, y=2, axis=1),
+    ),
+    "gather parts": (
+        [tensor(0, ROWS), tensor(1, (9, 2), DType.INT32), tensor(2, (9, 40))],
+        GatherND(x=0, indices=1, y=2),
+    ),
+}
+SCATTERS: dict[str, tuple[list[GraphTensor], Node]] = {
+    "scatter": (
+        [tensor(0, ROWS), tensor(1, (7,), DType.INT64), tensor(2, (4, 7, 40)), tensor(3, ROWS)],
+        Scatter(x=0, indices=1, updates=2, y=3, axis=1),
+    ),
+    "scatter elements": (
+        [tensor(0, ROWS), tensor(1, ROWS, DType.INT64), tensor(2, ROWS), tensor(3, ROWS)],
+        ScatterElements(x=0, indices=1, updates=2, y=3, axis=1, reduction=ScatterReduction.ADD),
+    ),
+    "scatter parts": (
+        [tensor(0, ROWS), tensor(1, (9, 2), DType.INT32), tensor(2, (9, 40)), tensor(3, ROWS)],
+        ScatterND(x=0, indices=1, updates=2, y=3, reduction=ScatterReduction.MAX),
+    ),
+}
+SORTS: dict[str, tuple[list[GraphTensor], Node]] = {
+    "largest five": (
+        [tensor(0, ROWS), tensor(1, (4, 3, 5)), tensor(2, (4, 3, 5), DType.INT64)],
+        TopK(x=0, values=1, indices=2, k=5),
+    ),
+    "smallest of many": (
+        [tensor(0, LONG), tensor(1, (2, 600)), tensor(2, (2, 600), DType.INT64)],
+        TopK(x=0, values=1, indices=2, k=600, largest=False),
+    ),
+    "sorted columns": ([tensor(0, ROWS), tensor(1, ROWS)], TopK(x=0, values=1, k=3, axis=1)),
+}
 SOFTMAX: dict[str, tuple[list[GraphTensor], Node]] = {
     "softmax": (tensors(ROWS, ROWS), Softmax(x=0, y=1)),
     "softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2)),
     "log-softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2, log=True)),
+}
+WIDER = (7, 4, 47)
+WIDTHS: dict[str, Any] = {"x": 0, "y": 1, "before": (1, 0, 3), "after": (2, 1, 4)}
+PADDED: dict[str, tuple[list[GraphTensor], Node]] = {
+    "pad": (tensors(ROWS, WIDER), Pad(**WIDTHS, steps=(1, 1, 1), value=2.0)),
+    **{f"pad, {mode}": (tensors(ROWS, WIDER), BorderPad(**WIDTHS, mode=mode)) for mode in PadMode},
 }
 OURS = ("-kernel", "lines")
 """How the names of ways end that are kernels of our own."""
@@ -338,7 +394,11 @@ ONLY_OURS = {
     *(REDUCTIONS.keys() - {"sum", "sum in parts"}),
     *PLACES,
     *RUNNING,
+    *PADDED,
     *DRAWN,
+    *GATHERS,
+    *SCATTERS,
+    *SORTS,
     *RESPONSES,
     "batch norm",
     "group norm in parts",
@@ -553,6 +613,18 @@ def other_power(step: OperationStep) -> tuple[OperationStep, ...]:
     return changed(step, beta=0.5)
 
 
+def other_border(step: OperationStep) -> tuple[OperationStep, ...]:
+    if isinstance(step.operation, Pad):
+        return changed(step, value=1.0)
+    modes = list(PadMode)
+    return changed(step, mode=modes[modes.index(step.operation.mode) - 1])  # type: ignore[attr-defined]
+
+
+def other_widths(step: OperationStep) -> tuple[OperationStep, ...]:
+    """More behind x's elements, and less before them."""
+    return changed(step, before=(0, 0, 2), after=(3, 1, 5))
+
+
 def with_tensors(
     step: OperationStep, names: tuple[str, ...], change: Callable[[GraphTensor], GraphTensor]
 ) -> tuple[OperationStep, ...]:
@@ -605,6 +677,43 @@ def narrower(step: OperationStep) -> tuple[OperationStep, ...]:
     return with_tensors(step, ("tokens", "weights", "dweights"), cut)
 
 
+def other_end(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The smallest for the largest."""
+    return changed(step, largest=not step.operation.largest)  # type: ignore[attr-defined]
+
+
+def one_less(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The best, but for the last one."""
+    return changed(step, k=step.operation.k - 1)  # type: ignore[attr-defined]
+
+
+def unordered(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, in_order=False)
+
+
+def one_index(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The first index for all of them."""
+    return with_tensors(step, ("indices",), the_first)
+
+
+def one_update(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The first part of the updates for all of them."""
+    return with_tensors(step, ("updates",), the_first)
+
+
+def smallest_update(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, reduction=ScatterReduction.MIN)
+
+
+def fewer_selected(step: OperationStep) -> tuple[OperationStep, ...]:
+    """The last elements of x are out of range."""
+
+    def cut(tensor: GraphTensor) -> GraphTensor:
+        return msgspec.structs.replace(tensor, dims=(tensor.dims[0], tensor.dims[1] - 1, *tensor.dims[2:]))
+
+    return with_tensors(step, ("x",), cut)
+
+
 def by_kernel(graph: OperationGraph, handle: Any) -> CudaPlan:
     """The plan that runs an operation by a kernel of our own."""
     for way in range(ways(graph)):
@@ -624,7 +733,7 @@ def engine() -> Iterator[CudaEngine]:
 
 
 GIVEN = GRAPHS | NORMS | IMAGES | RESPONSES | ATTENTION | LOCAL | DRAWN | PRODUCTS | GROUPED
-GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX
+GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX | GATHERS | SCATTERS | SORTS | PADDED
 CASES = [
     *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
     *itertools.product(NORMS, [missing, shorter_rows, one_weight, rotated, one_sample_less, one_sample_more]),
@@ -636,12 +745,16 @@ CASES = [
     *itertools.product([*LOCAL][:2], [missing, wider, left_only, steeper, scaled, rotated]),
     *itertools.product([*LOCAL][2:], [missing, causal, dropped_less, other_state, scaled, rotated]),
     *itertools.product(DRAWN, [missing, other_state, fewer, next_column, another_distribution]),
+    *itertools.product(GATHERS, [missing, transposed, next_row, one_index, fewer_selected]),
+    *itertools.product(SCATTERS, [missing, transposed, one_index, one_update, smallest_update]),
+    *itertools.product(SORTS, [missing, other_end, one_less, unordered, next_row, half_read]),
     *itertools.product(PRODUCTS, [missing, transposed, shorter_sums, another_b, one_sample_less]),
     *itertools.product(GROUPED, [missing, transposed, next_row, one_matrix, one_end, narrower]),
     ("product", rotated),
     ("product", one_sample_more),
     *itertools.product(REDUCTIONS, [missing, another_mode, half_read, next_row, one_sample_less]),
     *itertools.product(PLACES, [missing, smallest, half_read, next_row, one_sample_less, one_sample_more]),
+    *itertools.product(PADDED, [missing, other_border, other_widths, next_row, transposed]),
     *itertools.product(RUNNING, [missing, reverse, exclusive, longer_rows, one_sample_less, one_sample_more]),
 ]
 

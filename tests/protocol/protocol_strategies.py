@@ -45,11 +45,14 @@ from cudnn_actor.protocol.messages import Travelling
 from cudnn_actor.protocol.operations import (
     OPERATIONS,
     AdaptiveWindow,
+    BorderPad,
     Operation,
+    PadMode,
     Pointwise,
     PointwiseMode,
     RandomIntegers,
     ReductionMode,
+    ScatterReduction,
     Window,
 )
 
@@ -132,18 +135,19 @@ _ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
     "slopes": st.none() | st.lists(NUMBERS, max_size=3).map(tuple),
     **dict.fromkeys(["dropout", "probability", "mean", "deviation", "low", "high"], NUMBERS),
     "dtype": st.sampled_from(DType),
-    **{name: st.integers(-9, 9) for name in ("groups", "size")},
+    **{name: st.integers(-9, 9) for name in ("groups", "size", "batch_dims", "k")},
     **dict.fromkeys(("momentum", "alpha", "beta", "bias"), NUMBERS),
     "unbiased": st.booleans(),
+    "reduction": st.sampled_from(ScatterReduction),
     "axes": st.lists(st.integers(-8, 7), max_size=3).map(tuple),
-    **{name: st.booleans() for name in ("keep_dims", "exclusive", "reverse", "log")},
+    **{name: st.booleans() for name in ("keep_dims", "exclusive", "reverse", "log", "largest", "in_order")},
 }
 _SEVERAL = {"operands": st.lists(refs, min_size=1, max_size=3).map(tuple)}
 
 
 def operations(kind: type[Operation[BufferRef]]) -> st.SearchStrategy[Operation[BufferRef]]:
     """Messages of an operation's class, with and without its optional operands."""
-    modes = PointwiseMode if issubclass(kind, Pointwise) else ReductionMode
+    modes = {Pointwise: PointwiseMode, BorderPad: PadMode}.get(kind, ReductionMode)
     attributes = _ATTRIBUTES | {"mode": st.sampled_from(modes)}
     if issubclass(kind, RandomIntegers):
         attributes |= {name: st.integers(-(2**63), 2**64 - 1) for name in ("low", "high")}
@@ -219,7 +223,7 @@ _pieces = st.builds(
     steps=_texts,
     plan=st.text(),
     why=_texts,
-    measured=st.none() | st.builds(Measured, heuristic_us=NUMBERS, tuned_us=NUMBERS, tried=COUNTS),
+    measured=st.none() | st.builds(Measured, heuristic_us=NUMBERS, tuned_us=NUMBERS, timed=COUNTS),
 )
 _scratch = st.builds(
     ScratchTensor, label=st.text(), **dict.fromkeys(["nbytes", "offset", "first", "last"], COUNTS)

@@ -6,6 +6,7 @@ import itertools
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Hashable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudnn_actor.protocol import Explanation, Graph, GraphBuilder, MaxPool, PieceOfPlan, Window
+from cudnn_actor.protocol.box_placement import Size, place
 from cudnn_actor.protocol.explanation import piece_of
-from cudnn_actor.protocol.layout import Size, place
+from cudnn_actor.protocol.step_kinds import StepKind
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -76,6 +78,18 @@ def test_a_picture_has_a_box_for_each_port_and_operation() -> None:
     for words in ('x & "y" <z>', "mean?", "unread", "index", "float32 2×8×6×6", "int64 2×8×3×3"):
         assert words in shown
     assert any(re.fullmatch(r"conv_fwd test_pictures\.py:\d+", words) for words in shown)
+
+
+@pytest.mark.parametrize("kind", StepKind)
+def test_a_piece_has_the_colour_of_its_first_step_and_the_docs_have_its_name(kind: StepKind) -> None:
+    step = kind.named("eng1")
+    of = graph()
+    body = of.body
+    found = Explanation(plan="", digest=body.digest(), pieces=(piece_of(body, "", (0,), step, "other"),))
+    fills = {rect.get("fill") for rect in ET.fromstring(of.to_svg(found)).iter(f"{SVG}rect")}
+    assert fills - {"#fff", "#ffffff"} == {kind.colour}
+    page = Path(__file__).parents[2] / "docs" / "graphs.md"
+    assert f"`{kind.named('')}" in page.read_text()
 
 
 def test_an_explained_picture_has_a_box_for_each_piece_and_dashes_views() -> None:

@@ -182,8 +182,8 @@ BAD: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
         "scale",
         "pass a float, as in 1e30",
     ),
-    "huge flag": (lambda o: o.avg_pool(include_padding=10**30), "include_padding", "pass bool"),
-    "dict as numerics": (lambda o: o.max_pool(numerics={"tf32": True}), "numerics", "got `dict`"),
+    "huge flag": (lambda o: o.avg_pool(include_padding=10**30), "include_padding", "pass True or False"),
+    "dict as numerics": (lambda o: o.max_pool(numerics={"tf32": True}), "numerics", "pass a Numerics"),
     "padding without end": (
         lambda o: o.max_pool(window=Window.symmetric(1, size=1 << 30, pad=(1 << 30) - 1, stride=1)),
         "window",

@@ -7,11 +7,12 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, channel_norms
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, indexing, sorting
 from cudnn_actor.engines.cuda.operations import attention as attentions
 from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
-from cudnn_actor.engines.cuda.operations import normalization as normalizations
+from cudnn_actor.engines.cuda.operations import norms as norms_of_ours
+from cudnn_actor.engines.cuda.operations import padding as paddings
 from cudnn_actor.engines.cuda.operations import pooling as poolings
 from cudnn_actor.engines.cuda.operations import random as randoms
 from cudnn_actor.engines.cuda.operations import reduction as reductions
@@ -20,6 +21,7 @@ from cudnn_actor.engines.cuda.plans import line_kernels, self_check_memory
 from cudnn_actor.engines.cuda.plans.compiler import possible_plans
 from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
+from cudnn_actor.engines.cuda.plans.joined_kernels import joined_source
 from cudnn_actor.engines.cuda.plans.kernels import (
     Constant,
     Expression,
@@ -30,8 +32,9 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     source,
 )
 from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, KernelStep, LinedStep
+from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, JoinedStep, KernelStep, LinedStep, NormStep
 from cudnn_actor.engines.cuda.plans.reference import Reference
+from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec, Window
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
@@ -39,7 +42,11 @@ from cudnn_actor.protocol.operations import (
     ArgReduction,
     AvgPool,
     AvgPoolBackward,
+    BorderPad,
     Cumulative,
+    Gather,
+    GatherElements,
+    GatherND,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     LayerNorm,
@@ -50,6 +57,8 @@ from cudnn_actor.protocol.operations import (
     LpPoolBackward,
     MaxPool,
     MaxPoolBackward,
+    Pad,
+    PadMode,
     PointwiseMode,
     RandomBernoulli,
     RandomIntegers,
@@ -60,12 +69,17 @@ from cudnn_actor.protocol.operations import (
     ReductionMode,
     RMSNorm,
     RMSNormBackward,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
     Softmax,
     SoftmaxBackward,
+    TopK,
 )
 from cudnn_actor.protocol.operations.random import STATE
 
-from ..engines import depthwise_graphs, fused_graphs
+from ..engines import depthwise_graphs, fused_graphs, moved_graphs
 from .claims import attention, graph_of, norms, product, rows
 from .claims import channel_norms as channel_norms_of
 
@@ -75,13 +89,18 @@ FLOATS = tuple(dtype for dtype in DType if dtype.is_floating)
 _MOST_DIMS = 8
 _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     poolings.pooling_kernel: poolings.source,
-    normalizations.normalization_kernels: normalizations.sources,
-    channel_norms.channel_norm_kernels: channel_norms.sources,
+    norms_of_ours.norm_launch: lambda operation, tensors: norms_of_ours.sources(
+        norms_of_ours.alone(operation, tensors)
+    ),
     response_norms.response_kernels: response_norms.sources,
     attentions.attention_kernels: attentions.source,
     products.matmul_kernel: products.source,
     randoms.random_kernel: randoms.source,
+    paddings.padding_kernel: paddings.source,
     grouped.grouped_kernels: grouped.source,
+    indexing.gather_kernel: indexing.gather_source,
+    indexing.scatter_kernels: indexing.scatter_source,
+    sorting.top_k_kernel: sorting.top_k_source,
     reductions.reduction_kernels: reductions.sources,
     reductions.cumulative_kernel: reductions.cumulative_sources,
 }
@@ -92,7 +111,9 @@ def sources() -> Iterator[tuple[str, str]]:
     """A name and a source of each; none is there twice."""
     yield "self-check", self_check_memory.source()
     seen = set()
-    for name, text in itertools.chain(_elementwise(), _references(), _kernels(), _fused(), _depthwise()):
+    for name, text in itertools.chain(
+        _elementwise(), _references(), _kernels(), _fused(), _moved(), _depthwise()
+    ):
         if text not in seen:
             seen.add(text)
             yield name, text
@@ -121,7 +142,7 @@ def _elementwise() -> Iterator[tuple[str, str]]:
 
 
 def _fused() -> Iterator[tuple[str, str]]:
-    graphs = fused_graphs.ELEMENTWISE | fused_graphs.IN_LINES
+    graphs = fused_graphs.ELEMENTWISE | fused_graphs.IN_LINES | fused_graphs.NORMS
     bodies = [(name, graph.body) for name, graph in graphs.items()]
     for name, body in (*bodies, *_softmaxes()):
         parts = cut(body)
@@ -129,9 +150,19 @@ def _fused() -> Iterator[tuple[str, str]]:
             (step,) = next(possible_plans(piece, None, None)).recipe.steps
             if isinstance(step, LinedStep):
                 yield f"lines-{name}", line_kernels.source(step.kernel)
+            elif isinstance(step, NormStep):
+                for number, text in enumerate(norms_of_ours.sources(step.kernel)):
+                    yield f"norm-{name}-{number}".replace(" ", "_"), text
             else:
                 assert isinstance(step, KernelStep)
                 yield f"fused-{name}", source(step.kernel)
+
+
+def _moved() -> Iterator[tuple[str, str]]:
+    for name, graph in moved_graphs.CONCATENATED.items():
+        for step in compile_split(graph.body, None, None).recipe.steps:
+            assert isinstance(step, JoinedStep)
+            yield f"joined-{name}", joined_source(step.kernels)
 
 
 def _depthwise() -> Iterator[tuple[str, str]]:
@@ -181,6 +212,10 @@ def _kernels() -> Iterator[tuple[str, str]]:
         _grouped(),
         _reductions(),
         _randoms(),
+        _paddings(),
+        _gathers(),
+        _scatters(),
+        _sorts(),
     )
     for name, graph in itertools.chain(*families):
         (operation,) = graph.operations
@@ -370,3 +405,76 @@ def _randoms() -> Iterator[tuple[str, OperationGraph]]:
             of |= {"high": 9} if kind is RandomIntegers else {}
             y = TensorSpec.packed(dims, dtype, layout)
             yield f"{kind.kind}-{dtype}-{layout}", graph_of(kind, {"state": STATE}, {"y": y}, **of)
+
+
+def _paddings() -> Iterator[tuple[str, OperationGraph]]:
+    """Every mode and dtype; packed, with gaps, and with places of more than 32 bits."""
+    for dtype, mode in itertools.product(DType, ("constant", *PadMode)):
+        for name, dims in (("small", (2, 3, 5)), ("large", (2, 1 << 16, 1 << 16))):
+            x = TensorSpec.packed(dims, dtype)
+            of: dict[str, Any] = {"before": (0, 1, 2), "after": (0, 3, 0)}
+            of |= {"steps": (1, -1, 2), "value": 1.0} if mode == "constant" else {"mode": mode}
+            kind: type[Any] = Pad if mode == "constant" else BorderPad
+            y = kind(x=0, y=1, **of).infer({"x": x})["y"]
+            apart = TensorSpec.strided(y.dims, [2 * step for step in y.strides], dtype)
+            for layout, spec in (("packed", y), ("apart", apart)):
+                yield f"{mode}_pad-{dtype}-{name}-{layout}", graph_of(kind, {"x": x}, {"y": spec}, **of)
+
+
+def _gathers() -> Iterator[tuple[str, OperationGraph]]:
+    """Each way to name elements, of each size, with neighbours that are moved at once and without."""
+    ways: tuple[tuple[Any, tuple[int, ...], dict[str, Any]], ...] = (
+        (Gather, (5, 3), {"axis": 1}),
+        (Gather, (4, 5), {"axis": 2, "batch_dims": 1}),
+        (GatherElements, (4, 5, 16), {"axis": 1}),
+        (GatherND, (7, 1), {}),
+        (GatherND, (4, 7, 2), {"batch_dims": 1}),
+    )
+    dtypes = (DType.INT8, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
+    for (kind, at, of), dtype, last in itertools.product(ways, dtypes, (16, 17)):
+        for layout, index in ((Layout.NCHW, DType.INT64), (Layout.NHWC, DType.INT32)):
+            given = {
+                "x": TensorSpec.packed((4, 6, last), dtype, layout),
+                "indices": TensorSpec.packed(at, index),
+            }
+            name = f"{kind.kind}-{len(at)}-{dtype}-{last}-{layout}"
+            yield name, graph_of(kind, given, {"y": None}, **of)
+    given = {
+        "x": TensorSpec.packed((1 << 16, 1 << 16)),
+        "indices": TensorSpec.packed((1 << 16,), DType.INT64),
+    }
+    yield "gather-wide", graph_of(Gather, given, {"y": None})
+
+
+def _scatters() -> Iterator[tuple[str, OperationGraph]]:
+    """Each reduction and dtype; and each way to name elements."""
+    ways: tuple[tuple[Any, tuple[int, ...], dict[str, Any]], ...] = (
+        (Scatter, (3,), {"axis": 1}),
+        (Scatter, (4, 5), {"axis": 2, "batch_dims": 1}),
+        (ScatterElements, (4, 5, 9), {"axis": 1}),
+        (ScatterND, (7, 2), {}),
+    )
+    for reduction, dtype in itertools.product(ScatterReduction, DType):
+        some = dtype in (DType.FLOAT32, DType.BFLOAT16, DType.INT64)
+        for kind, at, of in ways if some else ways[:1]:
+            index = DType.INT32 if some else DType.INT64
+            x, indices = TensorSpec.packed((4, 6, 9), dtype), TensorSpec.packed(at, index)
+            updates = kind(x=0, indices=0, updates=0, **of).places(x.dims, at).dims
+            given = {"x": x, "indices": indices, "updates": TensorSpec.packed(updates, dtype)}
+            name = f"{kind.kind}-{len(at)}-{reduction}-{dtype}"
+            yield name, graph_of(kind, given, {"y": None}, reduction=reduction, **of)
+    x, indices = TensorSpec.packed((1 << 16, 1 << 16)), TensorSpec.packed((9,), DType.INT64)
+    given = {"x": x, "indices": indices, "updates": TensorSpec.packed((9, 1 << 16))}
+    for reduction in ScatterReduction:
+        yield f"scatter-wide-{reduction}", graph_of(Scatter, given, {"y": None}, reduction=reduction)
+
+
+def _sorts() -> Iterator[tuple[str, OperationGraph]]:
+    """Each dtype, largest and smallest, in order and not, with places and without."""
+    for dtype, largest, in_order in itertools.product(DType, (False, True), (False, True)):
+        x = {"x": TensorSpec.packed((4, 6, 9), dtype)}
+        y: dict[str, Any] = {"values": None, "indices": None} if in_order else {"values": None}
+        name = f"top_k-{dtype}-{largest}-{in_order}"
+        yield name, graph_of(TopK, x, y, k=4, axis=1, largest=largest, in_order=in_order)
+    wide = {"x": TensorSpec.packed((1 << 16, 1 << 16), DType.FLOAT16)}
+    yield "top_k-wide", graph_of(TopK, wide, {"values": None, "indices": None}, k=9)

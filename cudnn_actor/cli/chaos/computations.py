@@ -25,7 +25,9 @@ from cudnn_actor.protocol import (
     BatchNorm,
     BatchNormBackward,
     BatchNormTraining,
+    BorderPad,
     BufferRef,
+    Concat,
     ConvBwdData,
     ConvBwdFilter,
     ConvFwd,
@@ -35,6 +37,9 @@ from cudnn_actor.protocol import (
     ConvSpec,
     Cumulative,
     DType,
+    Gather,
+    GatherElements,
+    GatherND,
     GenStats,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
@@ -53,6 +58,7 @@ from cudnn_actor.protocol import (
     MaxPoolBackward,
     Operation,
     Pad,
+    PadMode,
     Pointwise,
     PointwiseMode,
     RandomBernoulli,
@@ -65,10 +71,15 @@ from cudnn_actor.protocol import (
     RMSNorm,
     RMSNormBackward,
     RunGraph,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
     Slice,
     Softmax,
     SoftmaxBackward,
     TensorSpec,
+    TopK,
     Transpose,
     Window,
     alibi_slopes,
@@ -382,6 +393,31 @@ def _movements(x: tuple[int, ...], dims: tuple[int, ...], axes: tuple[int, ...])
         Transpose(x="x", y="transposed", axes=axes),
         Slice(x="x", y="sliced", starts=(0,) * len(x), steps=(2,) * len(x), sizes=sizes),
         Pad(x="x", y="padded", before=(1,) * len(x), after=(2,) * len(x), steps=(-1,) * len(x), value=5.0),
+        BorderPad(x="x", y="bordered", before=(3,) * len(x), after=(1,) * len(x), mode=PadMode.REFLECT),
+        Concat(operands=("x", "x"), y="joined", axis=1),
+    )
+    return Problem(dims={"x": x}, operations=operations)
+
+
+def _selections(x: tuple[int, ...], count: int) -> Problem:
+    """By one tensor of indices: rows, elements and parts of rows, read and written."""
+    sums, largest = ScatterReduction.ADD, ScatterReduction.MAX
+    operations = (
+        Gather(x="x", indices="indices", y="rows"),
+        GatherElements(x="x", indices="indices", y="elements"),
+        GatherND(x="x", indices="indices", y="parts"),
+        Scatter(x="x", indices="indices", updates="rows", y="written"),
+        ScatterElements(x="x", indices="indices", updates="elements", y="sums", reduction=sums),
+        ScatterND(x="x", indices="indices", updates="parts", y="largest", reduction=largest),
+    )
+    dims = {"x": x, "indices": (count, *(2,) * (len(x) - 1))}
+    return Problem(dims=dims, dtypes={"indices": DType.INT32}, operations=operations)
+
+
+def _sorts(x: tuple[int, ...], k: int) -> Problem:
+    operations = (
+        TopK(x="x", values="values", indices="places", k=k),
+        TopK(x="x", values="sorted", k=x[0], axis=0, largest=False),
     )
     return Problem(dims={"x": x}, operations=operations)
 
@@ -442,6 +478,8 @@ PROBLEMS = (
     _sums((2, 3, 5, 7), (1, 3, 1, 1)),
     _movements((4, 6, 8), (24, 8), (2, 0, 1)),
     _choices((3, 4, 6), (3, 1, 6)),
+    _selections((20, 24, 6), 9),
+    _sorts((12, 3, 300), 20),
     _convolutions((1, 1, 260, 260), (1, 1, 1, 1)),
 )
 """Many problems, since a quarantined plan is not used again. Some write much and compute little, so that a

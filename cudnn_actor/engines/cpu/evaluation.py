@@ -22,6 +22,7 @@ from cudnn_actor.protocol.explanation import Explanation, piece_of
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import Node, TensorRole
 from cudnn_actor.protocol.operations.base import Array
+from cudnn_actor.protocol.step_kinds import StepKind
 
 __all__ = ["EvaluatedPlan", "Evaluation", "NumPy", "exact", "round_into"]
 
@@ -108,7 +109,7 @@ class EvaluatedPlan:
     tag: str
     graph: OperationGraph
     workspace: ClassVar[int] = 0
-    tried: ClassVar[bool] = True
+    checked: ClassVar[bool] = True
 
     @property
     def buffers(self) -> int:
@@ -134,5 +135,5 @@ class EvaluatedPlan:
     def explain(self, graph: OperationGraph) -> Explanation:
         """A piece for each operation; see `engines.base.Plan`."""
         numbers = range(len(graph.operations))
-        pieces = (piece_of(graph, self.tag, (number,), "NumPy") for number in numbers)
+        pieces = (piece_of(graph, self.tag, (number,), StepKind.NUMPY.named()) for number in numbers)
         return Explanation(plan=self.tag, digest=graph.digest(), pieces=tuple(pieces))

@@ -22,6 +22,7 @@ from cudnn_actor.engines.cpu.steps import Step, rounded, store
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.explanation import Explanation, piece_of
 from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.step_kinds import StepKind
 
 __all__ = ["Convolved", "CpuPlan", "Mapped", "Program", "Stage", "Target"]
 
@@ -176,7 +177,7 @@ class CpuPlan:
     intermediates: tuple[Dims, ...]
     buffers: int
     scalars: int
-    tried: ClassVar[bool] = True
+    checked: ClassVar[bool] = True
 
     def bind(self, workspace: Bytes) -> Program:
         """The plan on a workspace of at least `self.workspace` bytes."""
@@ -191,7 +192,7 @@ class CpuPlan:
 
     def explain(self, graph: OperationGraph) -> Explanation:
         """A piece for each stage; see `engines.base.Plan`."""
-        pieces = (piece_of(graph, self.tag, numbers, "NumPy, tile by tile") for numbers in self.operations)
+        pieces = (piece_of(graph, self.tag, numbers, StepKind.TILES.named()) for numbers in self.operations)
         return Explanation(
             plan=self.tag, digest=graph.digest(), pieces=tuple(pieces), workspace=self.workspace
         )

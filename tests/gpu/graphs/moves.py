@@ -17,8 +17,18 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.evaluation import exact
 from cudnn_actor.protocol import ConvSpec, DType, Layout, TensorSpec
+from cudnn_actor.protocol.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graph_functions import Functions
-from cudnn_actor.protocol.operations import FUNCTIONS, ConvolutionBackwardData, PointwiseMode, ReductionMode
+from cudnn_actor.protocol.indexing_functions import IndexingFunctions
+from cudnn_actor.protocol.network_functions import NetworkFunctions
+from cudnn_actor.protocol.operations import (
+    FUNCTIONS,
+    ConvolutionBackwardData,
+    PointwiseMode,
+    ReductionMode,
+    ScatterReduction,
+)
+from cudnn_actor.protocol.random_functions import RandomFunctions
 
 from ..operations import ROWS
 from ..operations.cases import Arrays, OperationCase, arrays
@@ -111,6 +121,44 @@ def cut(sketch: Sketch) -> None:
 
     dims = sketch.dims(x)
     sketch.call("slice", x, tuple(map(part, dims[: choose.one((len(dims), len(dims), 1))])))
+
+
+def arrangement(sketch: Sketch) -> None:
+    """Elements joined, parted, repeated or moved."""
+    choose = sketch.choose
+    x = sketch.some(lambda values: values.ndim > 0)
+    dims = sketch.dims(x)
+    axis = int(choose.rng.integers(-len(dims), len(dims)))
+    match choose.one(ARRANGEMENTS):
+        case "concatenate":
+            others = range(choose.one((1, 1, 2)))
+            resized = [(*dims[:axis], choose.size(4), *dims[len(dims) + axis + 1 :]) for _ in others]
+            fits = axis < 0 and choose.chance(0.5)
+            parts = [sketch.input(each if fits else dims, sketch.dtype(x)) for each in resized]
+            sketch.call("concatenate", (x, *parts) if choose.chance(0.5) else (*parts, x), axis)
+        case "stack":
+            sketch.call("stack", (x, sketch.some(lambda values: values.shape == dims)), axis)
+        case "split":
+            size = dims[axis]
+            first = int(choose.rng.integers(size + 1))
+            sketch.call("split", x, (first, size - first), axis)
+        case "array_split":
+            sketch.call("array_split", x, 1 + choose.size(3), axis)
+        case "tile":
+            sketch.call("tile", x, tuple(choose.one((1, 1, 2, 3)) for _ in dims))
+        case "repeat":
+            sketch.call("repeat", x, choose.size(3), choose.one((None, axis)))
+        case "roll":
+            sketch.call("roll", x, choose.size(9) - 4, choose.one((None, axis)))
+        case name:
+            sketch.call(name, x, axis)
+
+
+ARRANGEMENTS = (
+    *("concatenate", "concatenate", "stack", "split", "array_split", "tile", "repeat", "roll", "flip"),
+    "expand_dims",
+)
+"""The functions that `arrangement` draws; those left out are like them, or need certain dims."""
 
 
 def astype(sketch: Sketch) -> None:
@@ -242,7 +290,7 @@ def function(sketch: Sketch) -> None:
 @functools.cache
 def parameters_of(name: str) -> tuple[inspect.Parameter, ...]:
     """The parameters of a function of the builder."""
-    _, *parameters = inspect.signature(getattr(Functions, name)).parameters.values()
+    _, *parameters = inspect.signature(getattr(GraphBuilder, name)).parameters.values()
     return tuple(parameters)
 
 
@@ -272,6 +320,14 @@ def _state(sketch: Sketch, x: Of | None) -> Of:
     """Of random numbers."""
     del x
     return sketch.input((2,), DType.INT64, sketch.choose.rng.integers(1 << 40, size=2))
+
+
+def _indices(sketch: Sketch, x: Of | None) -> Of:
+    """Of elements of the first tensor: with dims like its own, or others."""
+    dims = () if x is None else sketch.dims(x)
+    if sketch.choose.chance(0.5):
+        dims = tuple(sketch.choose.size(3) for _ in range(sketch.choose.one((0, 1, 2))))
+    return sketch.input(dims, DType.INT64, sketch.choose.rng.integers(-9, 9, dims))
 
 
 def _dtype(sketch: Sketch, x: Of | None) -> str:
@@ -307,6 +363,11 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
     "tuple[int | None, int | None]": lambda sketch, _: sketch.choose.one(((2, 0), (None, 1), (1, None))),
     "bool | Sequence[float]": lambda sketch, _: sketch.choose.chance(0.5),
     "state: Tensor": _state,
+    "indices: Tensor": _indices,
+    "axis: int | None": lambda sketch, x: sketch.choose.one((None, _axis(sketch, x))),
+    "ScatterReduction": lambda sketch, _: sketch.choose.one(ScatterReduction),
+    "k: int": lambda sketch, _: sketch.choose.size(3),
+    "batch_dims:": lambda sketch, _: sketch.choose.one((0, 0, 1)),
     "probability:": lambda sketch, _: sketch.choose.one((0.25, 0.5, 0.75)),
     "dropout:": lambda sketch, _: 0.0,
     "low: int": lambda sketch, _: -sketch.choose.size(5),
@@ -328,10 +389,11 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
 
 FUNCTION_NAMES = tuple(
     name
-    for name, member in vars(Functions).items()
-    if callable(member) and not name.startswith("_") and name not in ("apply", "pointwise")
+    for kind in (Functions, IndexingFunctions, NetworkFunctions, RandomFunctions)
+    for name, member in vars(kind).items()
+    if callable(member) and not name.startswith("_") and name != "conv"
 )
-"""The functions that are drawn: all that a builder has of `Functions`."""
+"""The functions that are drawn: all of elements and reductions, of indices, of networks and random."""
 
 MOVES: tuple[tuple[Callable[[Sketch], None], int], ...] = (
     (pointwise, 3),
@@ -341,6 +403,7 @@ MOVES: tuple[tuple[Callable[[Sketch], None], int], ...] = (
     (transpose, 1),
     (reshape, 1),
     (cut, 1),
+    (arrangement, 1),
     (astype, 1),
 )
 """The moves, and how often each is drawn."""

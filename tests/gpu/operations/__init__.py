@@ -9,6 +9,7 @@ from . import (
     attention,
     channel_norms,
     grouped_matmul,
+    indexing,
     matmul,
     movement,
     normalization,
@@ -18,6 +19,7 @@ from . import (
     reduction,
     response_norm,
     softmax,
+    sorting,
 )
 from .rows import Row
 
@@ -36,6 +38,8 @@ _FAMILIES = (
     pointwise,
     movement,
     random,
+    indexing,
+    sorting,
 )
 ROWS: tuple[Row, ...] = tuple(row for family in _FAMILIES for row in family.ROWS)
 EXACTNESS = {family.ROWS[0].family: family.EXACTNESS for family in _FAMILIES}

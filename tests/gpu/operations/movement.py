@@ -1,4 +1,4 @@
-"""Reshape, transpose, slice and pad: the same elements in other places."""
+"""Reshape, transpose, slice, pad and concat: the same elements in other places."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from cudnn_actor.protocol import DType
-from cudnn_actor.protocol.operations import Pad, Reshape, Slice, Specs, Transpose
+from cudnn_actor.protocol.operations import BorderPad, Concat, Pad, PadMode, Reshape, Slice, Specs, Transpose
 
 from .rows import Asked, Exact, Made, Row, Sizes
 
@@ -17,6 +17,8 @@ Elements are moved as they are, bit for bit.
 """
 
 MERGED, SPLIT, REVERSED, SPACED = "dims merged", "dims split", "in reverse", "with gaps"
+FAR = "more than x has"
+ANY, LAST = "along any dim", "along the last dim"
 
 
 def _dims(asked: Asked) -> tuple[int, ...]:
@@ -62,6 +64,24 @@ def _pad(asked: Asked) -> Made:
     return Made({"x": dims}, {"before": before, "after": after, "steps": steps, "value": value})
 
 
+def _border_pad(asked: Asked) -> Made:
+    choose, dims = asked.choose, _dims(asked)
+    most = 20 if asked.has(FAR, 0.1) else 3
+    before, after = (tuple(choose.size(most) - 1 if choose.chance(0.5) else 0 for _ in dims) for _ in "ba")
+    mode = next((mode for mode in PadMode if asked.form == mode), None) or choose.one(PadMode)
+    return Made({"x": dims}, {"before": before, "after": after, "mode": mode})
+
+
+def _concat(asked: Asked) -> Made:
+    choose, dims = asked.choose, list(_dims(asked))
+    axis = len(dims) - 1 if asked.has(LAST, 0.3) else int(choose.rng.integers(len(dims)))
+    count = choose.one((1, 2, 2, 3, 9)) if asked.form is None else 3
+    names = tuple(f"operands[{number}]" for number in range(count))
+    sizes = [max(dims[axis] // count, 1), *(choose.size(9) for _ in names[1:])]
+    made = {name: (*dims[:axis], size, *dims[axis + 1 :]) for name, size in zip(names, sizes, strict=True)}
+    return Made(made, {"operands": names, "axis": axis - len(dims) if choose.chance(0.3) else axis})
+
+
 def _exactly(_: Any, __: Exact, ___: Specs) -> Exact:
     return {}
 
@@ -85,4 +105,6 @@ ROWS = (
     _row(Transpose, _transpose, REVERSED),
     _row(Slice, _slice, REVERSED, SPACED),
     _row(Pad, _pad, REVERSED, SPACED),
+    _row(BorderPad, _border_pad, *PadMode, FAR),
+    _row(Concat, _concat, ANY, LAST),
 )

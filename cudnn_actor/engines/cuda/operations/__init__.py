@@ -12,19 +12,14 @@ from cudnn_actor.engines.cuda.operations.attention import (
     attention_operands,
     lower_attention,
 )
-from cudnn_actor.engines.cuda.operations.channel_norms import (
-    channel_norm_kernels,
-    channel_norm_workspace,
-    lower_channel_norm,
-)
+from cudnn_actor.engines.cuda.operations.channel_norms import lower_channel_norm
 from cudnn_actor.engines.cuda.operations.convolution import lower_convolution
 from cudnn_actor.engines.cuda.operations.grouped_matmul import grouped_kernels, grouped_workspace
+from cudnn_actor.engines.cuda.operations.indexing import gather_kernel, scatter_kernels, scatter_workspace
 from cudnn_actor.engines.cuda.operations.matmul import cublas_product, lower_matmul, matmul_kernel
-from cudnn_actor.engines.cuda.operations.normalization import (
-    lower_normalization,
-    normalization_kernels,
-    normalization_workspace,
-)
+from cudnn_actor.engines.cuda.operations.normalization import lower_normalization
+from cudnn_actor.engines.cuda.operations.norms import norm_launch, norm_workspace
+from cudnn_actor.engines.cuda.operations.padding import padding_kernel
 from cudnn_actor.engines.cuda.operations.pointwise import lower_pointwise
 from cudnn_actor.engines.cuda.operations.pooling import library_pooling, pooling_kernel
 from cudnn_actor.engines.cuda.operations.random import random_kernel
@@ -36,6 +31,7 @@ from cudnn_actor.engines.cuda.operations.reduction import (
 )
 from cudnn_actor.engines.cuda.operations.response_norm import response_kernels, response_workspace
 from cudnn_actor.engines.cuda.operations.softmax import library_softmax
+from cudnn_actor.engines.cuda.operations.sorting import top_k_kernel, top_k_workspace
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph
 from cudnn_actor.engines.cuda.plans.kernels import Computed
 from cudnn_actor.protocol.operations import (
@@ -47,10 +43,15 @@ from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormBackward,
     BatchNormTraining,
+    BorderPad,
+    Concat,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
     Cumulative,
+    Gather,
+    GatherElements,
+    GatherND,
     GenStats,
     GraphTensor,
     GroupedMatMul,
@@ -79,9 +80,13 @@ from cudnn_actor.protocol.operations import (
     Reshape,
     RMSNorm,
     RMSNormBackward,
+    Scatter,
+    ScatterElements,
+    ScatterND,
     Slice,
     Softmax,
     SoftmaxBackward,
+    TopK,
     Transpose,
 )
 
@@ -138,13 +143,10 @@ class Implementation(NamedTuple):
 _CONVOLUTION = Implementation(lower_convolution)
 _KERNEL, _LIBRARY = {"kernel": Launcher(pooling_kernel)}, {"library": Launcher(library_pooling)}
 _POOLING = Implementation(launchers={**_KERNEL, **_LIBRARY})
-_NORMALIZATION = Implementation(
-    lower_normalization,
-    launchers={"kernel": Launcher(normalization_kernels, workspace=normalization_workspace)},
-)
-_CHANNEL_NORM = {"kernel": Launcher(channel_norm_kernels, workspace=channel_norm_workspace)}
-_OUR_CHANNEL_NORM = Implementation(launchers=_CHANNEL_NORM)
-_EITHER_CHANNEL_NORM = Implementation(lower_channel_norm, launchers=_CHANNEL_NORM)
+_NORM = {"kernel": Launcher(norm_launch, workspace=norm_workspace)}
+_NORMALIZATION = Implementation(lower_normalization, launchers=_NORM)
+_OUR_CHANNEL_NORM = Implementation(launchers=_NORM)
+_EITHER_CHANNEL_NORM = Implementation(lower_channel_norm, launchers=_NORM)
 _RESPONSE = Implementation(launchers={"kernel": Launcher(response_kernels, workspace=response_workspace)})
 _ATTENTION = Implementation(
     lower_attention, attention_operands, launchers={"kernel": Launcher(attention_kernels)}
@@ -160,7 +162,10 @@ _MATMUL = Implementation(
         "kernel": Launcher(matmul_kernel),
     },
 )
+_GATHER = Implementation(launchers={"kernel": Launcher(gather_kernel)})
+_SCATTER = Implementation(launchers={"kernel": Launcher(scatter_kernels, workspace=scatter_workspace)})
 _GROUPED = Implementation(launchers={"kernel": Launcher(grouped_kernels, workspace=grouped_workspace)})
+_PADDING = Implementation(launchers={"kernel": Launcher(padding_kernel)})
 IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     ConvolutionForward: _CONVOLUTION,
     ConvolutionBackwardData: _CONVOLUTION,
@@ -191,7 +196,9 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     Reshape: Implementation(),
     Transpose: Implementation(),
     Slice: Implementation(),
-    Pad: Implementation(),
+    Pad: _PADDING,
+    BorderPad: _PADDING,
+    Concat: Implementation(),
     Reduction: Implementation(lower_reduction, launchers=_REDUCTION),
     ArgReduction: Implementation(launchers=_REDUCTION),
     Cumulative: Implementation(launchers={"kernel": Launcher(cumulative_kernel)}),
@@ -204,5 +211,12 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     RandomIntegers: _RANDOM,
     GroupedMatMul: _GROUPED,
     GroupedMatMulBackwardWeights: _GROUPED,
+    Gather: _GATHER,
+    GatherElements: _GATHER,
+    GatherND: _GATHER,
+    Scatter: _SCATTER,
+    ScatterElements: _SCATTER,
+    ScatterND: _SCATTER,
+    TopK: Implementation(launchers={"kernel": Launcher(top_k_kernel, workspace=top_k_workspace)}),
 }
 """The order of an operation's launchers is that of their speed on most shapes, measured on an H200."""

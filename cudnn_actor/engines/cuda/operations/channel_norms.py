@@ -8,27 +8,17 @@ https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Normalizat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.norm_kernels import (
-    Norm,
-    Operand,
-    Pass,
-    backward,
-    forward,
-    launch_of,
-    sources_of,
-    workspace_of,
-)
+from cudnn_actor.engines.cuda.operations.norm_kernels import ELEMENTS, Described, Pass, backward, forward
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormBackward,
     BatchNormTraining,
-    ChannelNorm,
     GenStats,
     GraphTensor,
     GroupNorm,
@@ -38,10 +28,8 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.tensor import Layout
 
-__all__ = ["channel_norm_kernels", "channel_norm_workspace", "lower_channel_norm", "sources"]
+__all__ = ["described", "lower_channel_norm"]
 
-AnyNorm = ChannelNorm[int]
-_WHOLE = ("x", "y", "dy", "dx")
 _STATISTICS = ("mean", "inverse_deviation")
 
 
@@ -53,7 +41,7 @@ def lower_channel_norm(graph: FrontendGraph, operation: Any) -> None:
     def shape(name: str, uid: int) -> tuple[list[int], list[int]]:
         """cuDNN's dims and strides: at least four, of statistics and weights (1 or N, C, 1, ...)."""
         dims, strides = graph.spec(uid).dims, graph.spec(uid).strides
-        if name in _WHOLE:
+        if name in ELEMENTS:
             more = max(0, 4 - len(dims))
             return [*dims, *[1] * more], [*strides, *strides[-1:] * more]
         if graph.spec(uid).spec.layout is not Layout.NCHW:
@@ -67,7 +55,7 @@ def lower_channel_norm(graph: FrontendGraph, operation: Any) -> None:
         wanted -= {*_STATISTICS}
     if wanted != {*given}:
         raise Refused("cuDNN's norms need all of their operands; instance norm both statistics or none")
-    if any(graph.spec(uid).dtype is not DType.FLOAT32 for name, uid in given.items() if name not in _WHOLE):
+    if any(graph.spec(uid).dtype is not DType.FLOAT32 for name, uid in given.items() if name not in ELEMENTS):
         raise Refused("cuDNN's scale, bias and statistics are float32")
     if isinstance(operation, BatchNormTraining) and not (operation.unbiased and operation.count(x.dims) > 1):
         raise Refused("cuDNN's running variance divides by one element less")
@@ -113,53 +101,33 @@ def lower_channel_norm(graph: FrontendGraph, operation: Any) -> None:
 # Our own.
 
 
-def channel_norm_kernels(
-    operation: AnyNorm, tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a norm; see `operations.Launcher`."""
-    del handle
-    return launch_of(_norm(operation, tensors))
-
-
-def sources(operation: AnyNorm, tensors: Sequence[GraphTensor]) -> tuple[str, ...]:
-    """The kernels in CUDA C++."""
-    return sources_of(_norm(operation, tensors))
-
-
-def channel_norm_workspace(operation: AnyNorm, tensors: Sequence[GraphTensor]) -> int:
-    """Bytes for the parts of lines."""
-    return workspace_of(_norm(operation, tensors))
-
-
-def _norm(operation: Any, tensors: Sequence[GraphTensor]) -> Norm:
-    """The dims are (N, groups, channels of a group, others)."""
-    given = {name: tensors[number] for name, number in operation.named()}
+def described(operation: Any, given: Mapping[str, GraphTensor]) -> Described:
+    """A norm on these operands, by name. Its dims are (N, groups, channels of a group, others)."""
     samples, channels, *rest = given["x"].dims
     groups = operation.groups_of(channels)
     own = channels // groups
-    operands = {}
+
+    def split(strides: Sequence[int]) -> tuple[int, ...]:
+        sample, step, *others = strides
+        return (sample, step * own, step, *others)
+
+    beside = {}
     for name, tensor in given.items():
-        whole = name in _WHOLE
-        if whole:
-            sample, step, *others = tensor.strides
-            strides = (sample, step * own, step, *others)
-        elif not operation.over_samples and name in _STATISTICS:
-            strides = (*tensor.strides, 0, *[0] * len(rest))
-        else:
-            strides = (0, tensor.strides[0] * own, tensor.strides[0], *[0] * len(rest))
-        operands[name] = Operand(tensor.dtype, strides, whole, name in operation.outputs)
+        if not operation.over_samples and name in _STATISTICS:
+            beside[name] = (*tensor.strides, 0, *[0] * len(rest))
+        elif name not in ELEMENTS:
+            beside[name] = (0, tensor.strides[0] * own, tensor.strides[0], *[0] * len(rest))
     dims = (samples, groups, own, *rest)
     others = range(3, len(dims))
     along = (0, 2, *others) if operation.over_samples else (2, *others)
-    epsilon = getattr(operation, "epsilon", 0.0)
-    numbers = (epsilon, 0.0, 0.0)
+    numbers = (getattr(operation, "epsilon", 0.0), 0.0, 0.0)
     passes: tuple[Pass, ...]
     if isinstance(operation, BatchNorm):
         passes = (_inference(given, along),)
     elif isinstance(operation, BatchNormTraining):
         passes = (forward(given, along, centred=True, **_RUNNING),)
         correction = operation.correction(operation.count(given["x"].dims))
-        numbers = (epsilon, operation.momentum, operation.momentum * correction)
+        numbers = (operation.epsilon, operation.momentum, operation.momentum * correction)
     elif isinstance(operation, InstanceNorm | GroupNorm):
         passes = (forward(given, along, centred=True),)
     elif isinstance(operation, BatchNormBackward | InstanceNormBackward | GroupNormBackward):
@@ -168,7 +136,7 @@ def _norm(operation: Any, tensors: Sequence[GraphTensor]) -> Norm:
         assert isinstance(operation, GenStats)
         results = {"sum": "{state}.first", "sum_of_squares": "{state}.second"}
         passes = (Pass(along, None, ("{x}", "{x} * {x}"), results=results),)
-    return Norm(dims, operands, passes, numbers)
+    return Described(dims, split, beside, passes, numbers)
 
 
 _RUNNING = {
@@ -180,4 +148,4 @@ _RUNNING = {
 def _inference(given: Any, along: tuple[int, ...]) -> Pass:
     scale, bias = " * {scale}" * ("scale" in given), " + {bias}" * ("bias" in given)
     values = ("{mean}", "1 / sqrt({variance} + n0)")
-    return Pass(along, values=values, changed=("y", f"({{x}} - {{low}}) * {{high}}{scale}{bias}"))
+    return Pass(along, values=values, changed=f"({{x}} - {{low}}) * {{high}}{scale}{bias}")

@@ -20,7 +20,7 @@ from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, load, merg
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import GraphTensor
 
-__all__ = ["COMBINING", "Form", "Launch", "Lines", "combined", "compiled", "header", "lines_of"]
+__all__ = ["COMBINING", "Form", "Launch", "Lines", "beginning", "combined", "compiled", "header", "lines_of"]
 __all__ += ["rounded", "value_of"]
 
 _THREADS, _WARP, _MOST_BLOCKS = 256, 32, 1 << 16
@@ -142,12 +142,15 @@ class Lines(NamedTuple):
         if self.form is Form.COLUMN:
             rows = min(_MANY_THREADS, _power_of_two(self.length))
             columns = min(_WARP, max(_power_of_two(self.across[-1][0]), _MANY_THREADS // rows))
-            rows = min(_MANY_THREADS // columns, rows)
-            return Launch((min(-(-self.total // columns), _MOST_BLOCKS), parts), (columns, rows))
+            return self.columns(columns, min(_MANY_THREADS // columns, rows), parts)
         if self.form is Form.WARP:
             return Launch((min(-(-self.total * _WARP // _THREADS), _MOST_BLOCKS), parts), (_THREADS,))
         many = self.length >= _LONG and self.total * parts < _FEW_LINES
         return Launch((min(self.total, _MOST_BLOCKS), parts), (_MANY_THREADS if many else _THREADS,))
+
+    def columns(self, columns: int, rows: int, parts: int = 1) -> Launch:
+        """Grid and block where a block has so many lines, and so many threads have a line."""
+        return Launch((min(-(-self.total // columns), _MOST_BLOCKS), parts), (columns, rows))
 
 
 def _power_of_two(least: int) -> int:
@@ -195,9 +198,14 @@ def lines_of(
 
 def header(lines: Lines, dtype: DType) -> str:
     """What a kernel's source begins with: the types T of sums and I of offsets, and functions."""
+    return beginning(dtype, wide=lines.wide)
+
+
+def beginning(dtype: DType, *, wide: bool) -> str:
+    """The same of a kernel whose offsets need 64 bits, or not."""
     other = DType.FLOAT32 if dtype.is_floating else DType.INT64
     number = C_TYPES[dtype if dtype in (DType.FLOAT64, DType.UINT64) else other]
-    offset = "long long" if lines.wide else "int"
+    offset = "long long" if wide else "int"
     return f"typedef {number} T;\ntypedef {offset} I;\n{PREAMBLE}{_COMMON}"
 
 

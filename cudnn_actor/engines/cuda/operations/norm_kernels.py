@@ -1,4 +1,4 @@
-"""Kernels of norms and of their gradients, of any dtype, layout and strides.
+"""Kernels of norms and of their gradients with what is around them, of any dtype, layout and strides.
 
 The elements that are normalised together are a line (see `lines`). A line is
 reduced to its mean and the squares of what differs from it, over running means,
@@ -7,12 +7,18 @@ are enough lines. A few long lines are cut into parts: one kernel reduces the
 parts, a second combines them, and a third changes the elements. Where lines lie
 side by side, a thread takes as many of them as it reads at a time. Sums are
 float32 (float64 of float64), and nothing is added in an order that varies.
+
+Pointwise operations before a norm are computed as its elements are read, in each
+pass; those behind it as they are changed. There may be several results. These
+values are computed and rounded as in `plans.kernels`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.lines import (
@@ -24,10 +30,23 @@ from cudnn_actor.engines.cuda.operations.lines import (
     header,
     lines_of,
 )
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, load, store
+from cudnn_actor.engines.cuda.plans.kernels import (
+    C_TYPES,
+    Earlier,
+    Expression,
+    Leaf,
+    Result,
+    Value,
+    formula,
+    functions,
+    load,
+    store,
+    value_type,
+)
 from cudnn_actor.protocol.dtypes import DType
 
-__all__ = ["Norm", "Operand", "Pass", "backward", "forward", "launch_of", "sources_of", "workspace_of"]
+__all__ = ["ELEMENTS", "Described", "Norm", "Normal", "Operand", "Pass"]
+__all__ += ["backward", "forward", "launch_of", "sources_of", "workspace_of"]
 
 _ENOUGH_BLOCKS, _LEAST_PACKS = 528, 4
 """Lines are cut into parts where there are fewer blocks than four for each multiprocessor of an H200. Each
@@ -50,6 +69,15 @@ class Operand(NamedTuple):
     written: bool
 
 
+class Normal(msgspec.Struct, frozen=True, tag="normal"):
+    """In a kernel's body: what the norm makes of each element, not rounded.
+
+    `given`: the values of its inputs of x's dims, in the order of its operation's.
+    """
+
+    given: tuple[Value, ...]
+
+
 class Pass(NamedTuple):
     """One reduction of lines, with what follows it; as C expressions of elements and of a line's numbers.
 
@@ -69,7 +97,7 @@ class Pass(NamedTuple):
     results
         Operand → what is stored once for each line.
     changed
-        (operand, what is stored for each element), or None.
+        What becomes of each element, in the last pass; None if the norm does not change them.
     """
 
     axes: tuple[int, ...]
@@ -77,12 +105,36 @@ class Pass(NamedTuple):
     sums: tuple[str, ...] = ()
     values: tuple[str, str] = ("(T)0", "(T)0")
     results: Mapping[str, str] = {}
-    changed: tuple[str, str] | None = None
+    changed: str | None = None
 
     @property
     def reduces(self) -> bool:
         """Whether it has a reduction."""
         return self.moments is not None or bool(self.sums)
+
+
+ELEMENTS = ("x", "y", "dy", "dx")
+"""The operands that have all of x's elements."""
+
+
+class Described(NamedTuple):
+    """A norm without what is around it.
+
+    Parameters
+    ----------
+    dims, passes, numbers
+        As in `Norm`.
+    split
+        Makes strides over `dims` of those over x's dims.
+    beside
+        The strides over `dims` of the operands that are not of x's dims, by name.
+    """
+
+    dims: tuple[int, ...]
+    split: Callable[[Sequence[int]], tuple[int, ...]]
+    beside: Mapping[str, tuple[int, ...]]
+    passes: tuple[Pass, ...]
+    numbers: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 class Norm(NamedTuple):
@@ -93,22 +145,36 @@ class Norm(NamedTuple):
     dims
         Those of x, of which some may be parts.
     operands
-        By name, in the order of the operation's; the first is whole.
+        By name, in the order of their addresses; the first is whole. Those of the body's leaves are "in0",
+        "in1", ...
     passes
-        In the order in which they run.
+        In the order in which they run. The last one stores the results.
+    compute
+        The type of sums: float32 or float64.
+    given
+        The values of the norm's inputs of x's dims, by name.
+    body
+        What is computed of each element, in this order; `Earlier` is the index of one before.
+    results
+        Operand → what is stored for each element.
     numbers
         Values of the kernels' parameters `n0`, `n1` and `n2`.
+    scalars
+        The indices of the plan's scalars that the kernels take.
+    in_place
+        Whether results may overwrite what is read at the same places.
     """
 
     dims: tuple[int, ...]
     operands: Mapping[str, Operand]
     passes: tuple[Pass, ...]
+    compute: DType
+    given: Mapping[str, Value]
+    body: tuple[Expression | Normal, ...]
+    results: Mapping[str, Result]
     numbers: tuple[float, float, float] = (0.0, 0.0, 0.0)
-
-    @property
-    def dtype(self) -> DType:
-        """Of x."""
-        return next(iter(self.operands.values())).dtype
+    scalars: tuple[int, ...] = ()
+    in_place: bool = False
 
 
 _NORMAL = "(({x} - {mean}) * {inverse_deviation})", "({x} * {inverse_rms})"
@@ -123,11 +189,11 @@ def forward(names: Collection[str], axes: tuple[int, ...], *, centred: bool, **r
     scale, bias = " * {scale}" * ("scale" in names), " + {bias}" * ("bias" in names)
     if not centred:
         inverse = "1 / sqrt({state}.first / (T)length + n0)"
-        changed = ("y", f"{{x}} * {{high}}{scale}")
+        changed = f"{{x}} * {{high}}{scale}"
         return Pass(axes, None, ("{x} * {x}", "(T)0"), ("(T)0", inverse), {"inverse_rms": "{high}"}, changed)
     inverse = "1 / sqrt({state}.squares / (T)length + n0)"
     statistics = {"mean": "{low}", "inverse_deviation": "{high}"}
-    changed = ("y", f"({{x}} - {{low}}) * {{high}}{scale}{bias}")
+    changed = f"({{x}} - {{low}}) * {{high}}{scale}{bias}"
     return Pass(axes, "{x}", (), ("{state}.mean", inverse), statistics | results, changed)
 
 
@@ -137,7 +203,7 @@ def backward(names: Collection[str], axes: tuple[int, ...], weights: tuple[int, 
     normal, inverse = _NORMAL[not centred], "{inverse_deviation}" if centred else "{inverse_rms}"
     sums, of_weights = ("{dy}", f"{{dy}} * {normal}"), {"dscale": "{state}.second", "dbias": "{state}.first"}
     scale = " * {scale}" * ("scale" in names)
-    changed = ("dx", f"({{dy}}{scale} - {{low}} - {normal} * {{high}}) * {inverse}")
+    changed = f"({{dy}}{scale} - {{low}} - {normal} * {{high}}) * {inverse}"
     if weights == axes:  # the scale is one number for each line
         low, high = (f"{{state}}.{name}{scale} / (T)length" for name in ("first", "second"))
         return (Pass(axes, None, sums, (low, high), of_weights, changed),)
@@ -146,37 +212,50 @@ def backward(names: Collection[str], axes: tuple[int, ...], weights: tuple[int, 
     found = Pass(axes, None, slopes, (low, "{state}.second / (T)length"), {}, changed)
     if not {"dscale", "dbias"} & {*names}:
         return (found,)
-    return found, Pass(weights, None, sums, results=of_weights)
+    return Pass(weights, None, sums, results=of_weights), found
 
 
-def launch_of(norm: Norm) -> Callable[[Sequence[int]], None]:
-    """Compile a norm; the launch takes the operands' addresses, and the workspace's if there is one."""
+def launch_of(norm: Norm) -> Callable[[Sequence[int], Sequence[float]], None]:
+    """Compile a norm; the launch takes the operands' addresses, the workspace's, and the plan's scalars."""
     cupy = libraries().cupy
-    number = cupy.float64 if norm.dtype is DType.FLOAT64 else cupy.float32
+    number = cupy.float64 if norm.compute is DType.FLOAT64 else cupy.float32
     numbers = tuple(map(number, norm.numbers))
-    steps: list[tuple[Any, Launch, tuple[Any, ...]]] = []
-    for one in (_Kernels(norm, each) for each in norm.passes):
-        steps += [
-            (compiled(text, name, cupy), launch, (*one.lines.numbers, *numbers, last))
-            for name, text, launch, last in one.kernels()
-        ]
+    # A contracted multiplication and addition would not round in between.
+    steps = [(compiled(one.source, one.name, cupy, "--fmad=false"), one) for one in _kernels(norm)]
 
-    def launch(addresses: Sequence[int]) -> None:
+    def launch(addresses: Sequence[int], scalars: Sequence[float]) -> None:
         pointers = (*addresses, 0)[: len(norm.operands) + 1]
-        for kernel, (grid, block), given in steps:
-            kernel(grid, block, (*pointers, *given))
+        given = [cupy.float64(scalars[place]) for place in norm.scalars]
+        for kernel, one in steps:
+            if one.lines.total:
+                kernel(*one.launch, (*pointers, *one.lines.numbers, *numbers, one.last, *given))
 
     return launch
 
 
 def sources_of(norm: Norm) -> tuple[str, ...]:
     """The kernels in CUDA C++."""
-    return tuple(text for each in norm.passes for _, text, *_ in _Kernels(norm, each).kernels())
+    return tuple(one.source for one in _kernels(norm))
 
 
 def workspace_of(norm: Norm) -> int:
     """Bytes for the parts of lines, which one pass after the other uses."""
     return max(_Kernels(norm, each).workspace for each in norm.passes)
+
+
+class _Kernel(NamedTuple):
+    """`last`: its last number: the packs of a part, or how many parts there are."""
+
+    name: str
+    source: str
+    lines: Lines
+    launch: Launch
+    last: int
+
+
+def _kernels(norm: Norm) -> Iterator[_Kernel]:
+    for each in norm.passes:
+        yield from _Kernels(norm, each).kernels()
 
 
 class _Kernels:
@@ -185,7 +264,8 @@ class _Kernels:
     def __init__(self, norm: Norm, one: Pass) -> None:
         self._norm, self._pass = norm, one
         self._places = {name: number for number, name in enumerate(norm.operands)}
-        self.lines, self._width, self._apart = _side_by_side(norm, one.axes)
+        self._single, self.lines, self._width, self._apart = _side_by_side(norm, one.axes)
+        self._stores = bool(norm.results) and one is norm.passes[-1]
 
     @property
     def workspace(self) -> int:
@@ -193,13 +273,12 @@ class _Kernels:
         if not self._cut:
             return 0
         numbers = _STATE_NUMBERS * self._parts + _VALUES
-        size = DType.FLOAT64.itemsize if self._norm.dtype is DType.FLOAT64 else DType.FLOAT32.itemsize
-        return self.lines.total * self._width * numbers * size
+        return self._single.total * numbers * self._norm.compute.itemsize
 
     @property
     def _parts(self) -> int:
         """How many parts each line is cut into."""
-        if self.lines.form is Form.WARP:
+        if self.lines.form is Form.WARP or not self.lines.total:
             return 1
         grid, block = self.lines.launch()
         threads = block[1] if self.lines.form is Form.COLUMN else _BLOCK_THREADS
@@ -210,36 +289,42 @@ class _Kernels:
     def _cut(self) -> bool:
         return self._pass.reduces and self._parts > 1
 
-    def kernels(self) -> Iterator[tuple[str, str, Launch, int]]:
-        """Of each: its name, source, launch, and last argument: the packs of a part, or how many parts."""
+    def kernels(self) -> Iterator[_Kernel]:
+        """In the order in which they run."""
         parts = self._parts
         chunk = -(-self.lines.packs // parts)
-        launch, one = self.lines.launch(parts), self.lines._replace(form=Form.WARP)
-        numbers = (self._values(), self._results())
-        if not self._cut:
-            whole = (_RANGE, self._reduce(), *numbers, self._change())
-            yield "whole", self._source("whole", self.lines, *whole), launch, chunk
-            return
-        reduce = (_RANGE, self._reduce(), _KEEP)
-        yield "reduce", self._source("reduce", self.lines, *reduce), launch, chunk
-        combine = (_COMBINE, *numbers, _SAVE)
-        yield "combine", self._source("combine", one, *combine), one.launch(), parts
-        if self._pass.changed:
-            change = (_RANGE, _RESTORE, self._change())
-            yield "change", self._source("change", self.lines, *change), launch, chunk
+        launch, numbers = self.lines.launch(parts), (self._values(), self._results())
 
-    def _source(self, name: str, lines: Lines, *steps: str) -> str:
-        """A kernel that does this for each line."""
+        def of_lines(name: str, *steps: str) -> _Kernel:
+            return _Kernel(name, self._source(name, *steps), self.lines, launch, chunk)
+
+        if not self._cut:
+            yield of_lines("whole", _RANGE, self._reduce(), *numbers, self._change())
+            return
+        yield of_lines("reduce", _RANGE, self._reduce(), _KEEP)
+        one = self._single._replace(form=Form.WARP)
+        combine = self._source("combine", _COMBINE, *numbers, _SAVE, lines=one)
+        yield _Kernel("combine", combine, one, one.launch(), parts)
+        if self._stores:
+            yield of_lines("change", _RANGE, _RESTORE, self._change())
+
+    def _source(self, name: str, *steps: str, lines: Lines | None = None) -> str:
+        """A kernel that does this for each line, one at a time if `lines` are given."""
         operands = self._norm.operands.items()
+        restrict = "" if self._norm.in_place else " __restrict__"
         pointers = [
-            f"{'' if operand.written else 'const '}{C_TYPES[operand.dtype]}* __restrict__ {name}"
+            f"{'' if operand.written else 'const '}{C_TYPES[operand.dtype]}*{restrict} {name}"
             for name, operand in operands
         ]
+        width, lines = (self._width, self.lines) if lines is None else (1, lines)
         body = "\n        ".join([lines.base(self._places), self._of_lines(), *filter(None, steps)])
         last = ", T n0, T n1, T n2, long long last"
+        last += "".join(f", double scalar{number}" for number in self._norm.scalars)
+        computes = any(isinstance(node, Expression) for node in self._norm.body)
         return (
-            header(lines, self._norm.dtype)
-            + f"constexpr int W = {self._width}, V = {lines.vector};\n"
+            header(lines, self._norm.compute)
+            + f"constexpr int W = {width}, V = {lines.vector};\n"
+            + (functions() if computes else "")
             + (_SUMS if self._pass.moments is None else _MOMENTS)
             + COMBINING
             + lines.kernel(name, ", ".join([*pointers, "State* parts"]), body, last)
@@ -252,9 +337,10 @@ class _Kernels:
         names = [n for n, operand in self._norm.operands.items() if not operand.written and self._shared(n)]
         if not names:
             return ""
-        declared = " ".join(f"T {name}_of[W];" for name in names)
+        declared = " ".join(f"{self._kind(name)} {name}_of[W];" for name in names)
         reads = " ".join(
-            f"{name}_of[s] = there ? {self._loaded(name, f'{name}_base + s * {self._apart[name]}')} : (T)0;"
+            f"{name}_of[s] = 0; "
+            f"if (there) {name}_of[s] = {self._loaded(name, f'{name}_base + s * {self._apart[name]}')};"
             for name in names
         )
         return f"{declared}{_each(reads)}"
@@ -263,13 +349,14 @@ class _Kernels:
         moments, sums = self._pass.moments, self._pass.sums
         if not self._pass.reduces:
             return ""
+        element = _Element(self)
         if moments is not None:
-            take = _TAKE.format(value=self._of_element(moments))
-            loop = self._loop(self._read_by(moments), "count += V; const T share = V / count;", take)
+            element.steps.append(f"taken[v] = {element.text(moments)};")
+            take = _TAKE.format(element="\n                ".join(element.steps))
+            loop = self._loop(element, "count += V; const T share = V / count;", take)
         else:
-            first, second = map(self._of_element, sums)
-            take = f"for (int v = 0; v < V; ++v) state[s].take({first}, {second});"
-            loop = self._loop(self._read_by(*sums), "", take)
+            element.steps.append(f"state[s].take({element.text(sums[0])}, {element.text(sums[1])});")
+            loop = self._loop(element, "", element.of_each())
         total = _each(f"state[s] = over_{self.lines.form.value}(state[s]);")
         none = _each("state[s] = State::none();")
         return f"State state[W];{none}\n        T count = 0;\n        {loop}{total}"
@@ -288,20 +375,25 @@ class _Kernels:
         return f"if (there && lane == 0) {{{_each(' '.join(stores))} }}" if stores else ""
 
     def _change(self) -> str:
-        if self._pass.changed is None:
+        """Compute and store the results of elements."""
+        if not self._stores:
             return ""
-        name, text = self._pass.changed
-        dtype = self._norm.operands[name].dtype
-        pack = f"Pack<{C_TYPES[dtype]}, V * W>"
-        value = store(dtype, f"({self._of_element(text)})")
-        body = f"for (int v = 0; v < V; ++v) changed.of[s + v] = {value};"
-        after = f"*({pack}*)({name} + {name}_at) = changed;"
-        return self._loop([*self._read_by(text), name], f"{pack} changed;", body, after)
+        element, changed = _Element(self), self._pass.changed
+        if changed is not None:
+            element.define(changed)
+        before, after = [], []
+        for name, (value, dtype) in ((n, (r.value, r.dtype)) for n, r in self._norm.results.items()):
+            pack = f"Pack<{C_TYPES[dtype]}, V * W>"
+            element.steps.append(f"{name}_new.of[s + v] = {store(dtype, element.value(value))};")
+            before.append(f"{pack} {name}_new;")
+            after.append(f"*({pack}*)({name} + {name}_at) = {name}_new;")
+        return self._loop(element, " ".join(before), element.of_each(), " ".join(after))
 
-    def _loop(self, names: Sequence[str], before: str, body: str, after: str = "") -> str:
+    def _loop(self, element: _Element, before: str, body: str, after: str = "") -> str:
         """Over the packs of a part of a line, with what is read of these operands."""
-        operands = {name: self._norm.operands[name] for name in names}
-        at = self.lines.at({name: self._places[name] for name in names if not self._shared(name)})
+        names = [*element.names, *(self._norm.results if after else ())]
+        operands = {name: self._norm.operands[name] for name in self._norm.operands if name in names}
+        at = self.lines.at({name: self._places[name] for name in operands if not self._shared(name)})
         loads = " ".join(
             f"const Pack<{C_TYPES[operand.dtype]}, V * W> of_{name} = "
             f"*(const Pack<{C_TYPES[operand.dtype]}, V * W>*)({name} + {name}_at);"
@@ -312,26 +404,19 @@ class _Kernels:
 
     # Values in C.
 
-    def _read_by(self, *texts: str) -> list[str]:
-        return [name for name in self._norm.operands if any(f"{{{name}}}" in text for text in texts)]
-
     def _shared(self, name: str) -> bool:
         """Whether an operand has one element for each line."""
         dims, (_, strides, whole, _) = self._norm.dims, self._norm.operands[name]
         return not whole and all(dims[axis] == 1 or strides[axis] == 0 for axis in self._pass.axes)
 
     def _of_line(self, text: str) -> str:
-        names = {name: f"{name}_of[s]" for name in self._read_by(text)}
+        names = {name: f"{name}_of[s]" for name in self._norm.operands if f"{{{name}}}" in text}
         return text.format(state="state[s]", low="low[s]", high="high[s]", **names)
-
-    def _of_element(self, text: str) -> str:
-        values = {name: self._element(name) for name in self._read_by(text)}
-        return text.format(low="low[s]", high="high[s]", **values)
 
     def _element(self, name: str) -> str:
         operand = self._norm.operands[name]
         if operand.whole:
-            return f"(T)({load(operand.dtype, f'of_{name}.of[s + v]')})"
+            return load(operand.dtype, f"of_{name}.of[s + v]")
         if self._shared(name):
             return f"{name}_of[s]"
         if self._width > 1 or self.lines.vector == 1:
@@ -339,7 +424,78 @@ class _Kernels:
         return self._loaded(name, f"{name}_at + v * e{len(self.lines.along) - 1}_step{self._places[name]}")
 
     def _loaded(self, name: str, place: str) -> str:
-        return f"(T)({load(self._norm.operands[name].dtype, f'{name}[{place}]')})"
+        return f"({self._kind(name)})({load(self._norm.operands[name].dtype, f'{name}[{place}]')})"
+
+    def _kind(self, name: str) -> str:
+        """The C type of an operand's values: those of the norm itself are its own."""
+        leaf = name.startswith("in") and name[2:].isdigit()
+        return value_type(self._norm.operands[name].dtype) if leaf else "T"
+
+
+class _Element:
+    """The statements that compute what there is of one element."""
+
+    def __init__(self, kernels: _Kernels) -> None:
+        self._kernels, self._norm = kernels, kernels._norm
+        self.steps: list[str] = []
+        self.names: set[str] = set()
+        """The operands that are read."""
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def of_each(self) -> str:
+        """The statements for each of the elements that are read together."""
+        return f"for (int v = 0; v < V; ++v) {{\n                {' '.join(self.steps)}\n            }}"
+
+    def text(self, text: str) -> str:
+        """An expression of a pass."""
+        names = {}
+        for name in (*self._norm.given, *self._norm.operands):
+            if f"{{{name}}}" not in text:
+                continue
+            if name in self._norm.given:
+                names[name] = f"((T){self.value(self._norm.given[name])})"
+            else:
+                self.names.add(name)
+                names[name] = self._kernels._element(name)
+        return text.format(low="low[s]", high="high[s]", **names)
+
+    def define(self, text: str) -> None:
+        """Compute what the norm makes of the element."""
+        self.steps.append(f"const T normal = {self.text(text)};")
+        place = next(n for n, node in enumerate(self._norm.body) if isinstance(node, Normal))
+        self._known[place] = "normal", value_type(self._norm.compute)
+
+    def value(self, value: Value) -> str:
+        """A value of the body."""
+        for n in sorted(self._needed([value])):
+            node = self._norm.body[n]
+            assert isinstance(node, Expression), "a norm is computed before what follows it"
+            self._known[n] = (
+                formula(node, self.steps, known=self._known),
+                value_type(node.dtype or node.compute),
+            )
+        return formula(value, self.steps, known=self._known)
+
+    def _needed(self, values: Iterable[Value]) -> set[int]:
+        """The expressions that are still to be computed. Reads the leaves of them."""
+        found: set[int] = set()
+        waiting = list(values)
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, Leaf):
+                self._read(value)
+            elif isinstance(value, Earlier) and value.number not in self._known | dict.fromkeys(found):
+                found.add(value.number)
+                node = self._norm.body[value.number]
+                waiting += node.operands if isinstance(node, Expression) else ()
+        return found
+
+    def _read(self, leaf: Leaf) -> None:
+        name = f"in{leaf.number}"
+        if name not in self.names:
+            self.names.add(name)
+            kind = value_type(leaf.dtype)
+            self.steps.append(f"const {kind} v{leaf.number} = {self._kernels._element(name)};")
 
 
 def _each(body: str) -> str:
@@ -347,11 +503,8 @@ def _each(body: str) -> str:
     return f"\n        #pragma unroll\n        for (int s = 0; s < W; ++s) {{ {body} }}"
 
 
-def _side_by_side(norm: Norm, axes: Sequence[int]) -> tuple[Lines, int, dict[str, int]]:
-    """The lines, how many of them a thread takes at a time, and their distance in each operand.
-
-    Those that a thread takes at a time count as one.
-    """
+def _side_by_side(norm: Norm, axes: Sequence[int]) -> tuple[Lines, Lines, int, dict[str, int]]:
+    """The lines; those that a thread takes at a time as one, how many, and their distance in each operand."""
     dims, operands = norm.dims, norm.operands
     dtypes = [operand.dtype for operand in operands.values()]
     strides = [operand.strides for operand in operands.values()]
@@ -367,8 +520,8 @@ def _side_by_side(norm: Norm, axes: Sequence[int]) -> tuple[Lines, int, dict[str
             wider = [[s * width if other == axis else s for other, s in enumerate(of)] for of in strides]
             found = lines_of(fewer, wider, axes, dtypes, vectors=())
             apart = {name: of[axis] for name, of in zip(operands, strides, strict=True)}
-            return found._replace(vector=1), width, apart
-    return lines, 1, dict.fromkeys(operands, 0)
+            return lines, found._replace(vector=1), width, apart
+    return lines, lines, 1, dict.fromkeys(operands, 0)
 
 
 _MOMENTS = """
@@ -377,8 +530,8 @@ struct State {  // of so many elements
     static __device__ State none() { return {0, 0, 0}; }
     __device__ void take(T middle, T apart, T more, T share) {
         const T delta = middle - mean;
-        squares += apart + delta * delta * count * share;
-        mean += delta * share;
+        squares = fma(delta * delta, count * share, squares + apart);
+        mean = fma(delta, share, mean);
         count += more;
     }
     __device__ State with(const State& other) const {
@@ -408,11 +561,17 @@ struct State {
     }
 };
 """
-_TAKE = """T middle = 0, apart = 0;
-                for (int v = 0; v < V; ++v) middle += {value};
-                middle /= V;
-                if (V > 1) for (int v = 0; v < V; ++v) {{ const T d = {value} - middle; apart += d * d; }}
-                state[s].take(middle, apart, V, share);"""
+_TAKE = """T middle = 0, apart = 0, taken[V];
+            for (int v = 0; v < V; ++v) {{
+                {element}
+                middle += taken[v];
+            }}
+            middle /= V;
+            if (V > 1) for (int v = 0; v < V; ++v) {{
+                const T d = taken[v] - middle;
+                apart = fma(d, d, apart);
+            }}
+            state[s].take(middle, apart, V, share);"""
 _RANGE = """const I begin = blockIdx.y * (I)last, all = (I)length / V;
         const I end = there ? min(all, begin + (I)last) : 0;"""
 _LOOP = """for (I p = begin + lane; p < end; p += lanes) {{

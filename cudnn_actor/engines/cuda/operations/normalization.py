@@ -7,20 +7,11 @@ https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Normalizat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations import norm_kernels
-from cudnn_actor.engines.cuda.operations.norm_kernels import (
-    Operand,
-    Pass,
-    backward,
-    forward,
-    launch_of,
-    sources_of,
-    workspace_of,
-)
+from cudnn_actor.engines.cuda.operations.norm_kernels import Described, backward, forward
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.protocol.operations import (
     GraphTensor,
@@ -31,7 +22,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.tensor import Layout
 
-__all__ = ["lower_normalization", "normalization_kernels", "normalization_workspace", "sources"]
+__all__ = ["described", "lower_normalization"]
 
 Norm = LayerNorm[int] | RMSNorm[int] | LayerNormBackward[int] | RMSNormBackward[int]
 
@@ -57,8 +48,7 @@ def lower_normalization(graph: FrontendGraph, operation: Norm) -> None:
     def shape(name: str) -> tuple[list[int], list[int]]:
         return shapes[_PARTS.get(name, "elements")]
 
-    operands = _operands(operation)
-    for uid in operands.values():
+    for _, uid in operation.named():
         if graph.spec(uid).spec.layout is not Layout.NCHW:
             raise Refused("cuDNN's norms need packed rows")
     inputs = {name: graph.tensor(uid, *shape(name)) for name, uid in operation.named(operation.inputs)}
@@ -101,42 +91,18 @@ _PARTS = dict.fromkeys(("scale", "bias", "dscale", "dbias"), "weights")
 _PARTS |= dict.fromkeys(("mean", "inverse_deviation", "inverse_rms"), "statistics")
 
 
-def normalization_kernels(
-    operation: Norm, tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a norm; see `operations.Launcher`."""
-    del handle
-    return launch_of(_norm(operation, tensors))
-
-
-def sources(operation: Norm, tensors: Sequence[GraphTensor]) -> tuple[str, ...]:
-    """The kernels in CUDA C++."""
-    return sources_of(_norm(operation, tensors))
-
-
-def normalization_workspace(operation: Norm, tensors: Sequence[GraphTensor]) -> int:
-    """Bytes for the parts of rows and columns."""
-    return workspace_of(_norm(operation, tensors))
-
-
-def _norm(operation: Norm, tensors: Sequence[GraphTensor]) -> norm_kernels.Norm:
-    given = {name: tensors[number] for name, number in _operands(operation).items()}
+def described(operation: Any, given: Mapping[str, GraphTensor]) -> Described:
+    """A norm on these operands, by name."""
     dims = given["x"].dims
     first = operation.axis % len(dims)
-    operands = {}
+    beside = {}
     for name, tensor in given.items():
-        part = _PARTS.get(name, "elements")
-        strides = (*[0] * first, *tensor.strides) if part == "weights" else tensor.strides
-        if part == "statistics":
-            strides = (*strides[:first], *[0] * (len(dims) - first))
-        operands[name] = Operand(tensor.dtype, strides, part == "elements", name in operation.outputs)
+        if _PARTS.get(name) == "weights":
+            beside[name] = (*[0] * first, *tensor.strides)
+        elif _PARTS.get(name) == "statistics":
+            beside[name] = (*tensor.strides[:first], *[0] * (len(dims) - first))
     along, across = tuple(range(first, len(dims))), tuple(range(first))
     if isinstance(operation, LayerNorm | RMSNorm):
-        centred = isinstance(operation, LayerNorm)
-        passes: tuple[Pass, ...] = (forward(given, along, centred=centred),)
-        return norm_kernels.Norm(dims, operands, passes, (operation.epsilon, 0.0, 0.0))
-    return norm_kernels.Norm(dims, operands, backward(given, along, across))
-
-
-def _operands(operation: Norm) -> dict[str, int]:
-    return dict(operation.named())
+        passes = (forward(given, along, centred=isinstance(operation, LayerNorm)),)
+        return Described(dims, tuple, beside, passes, (operation.epsilon, 0.0, 0.0))
+    return Described(dims, tuple, beside, backward(given, along, across))

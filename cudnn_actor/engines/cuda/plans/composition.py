@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.engines.base import blame, blamed
+from cudnn_actor.engines.cuda.operations.norm_kernels import Normal
 from cudnn_actor.engines.cuda.plans.kernels import Expression, Result, Scalar
 from cudnn_actor.engines.cuda.plans.line_kernels import Reduced
 from cudnn_actor.engines.cuda.plans.partition import Cut, Piece
@@ -19,6 +20,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     DepthwiseStep,
     KernelStep,
     LinedStep,
+    NormStep,
     Number,
     Part,
     Scratch,
@@ -63,10 +65,10 @@ def compose(graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph],
         told += _parts(piece, plan)
     plan = finish(graph, steps, graphs, between + most, None)
     sizes = {tensor.uid: tensor.spec.nbytes for tensor in parts.between}
-    tried = all(plan.tried for plan in plans.values())
+    checked = all(plan.checked for plan in plans.values())
     recipe = msgspec.structs.replace(
         plan.recipe,
-        tried=tried,
+        checked=checked,
         tuning=_tuning(plans.values()),
         parts=tuple(told),
         between=tuple(
@@ -113,7 +115,7 @@ def _parts(piece: Piece, plan: CudaPlan) -> Iterator[Part]:
         yield msgspec.structs.replace(
             part,
             operations=_of_whole(piece, part.operations),
-            tried=plan.recipe.tried,
+            checked=plan.recipe.checked,
             tuning=plan.recipe.tuning,
         )
 
@@ -171,7 +173,7 @@ def _placed(step: Step, buffers: Sequence[Source], numbers: Sequence[int], scrat
                 return Scratch(source.offset + scratch)
 
     changes: dict[str, Any] = {"sources": tuple(map(place, step.sources))}
-    if numbers and isinstance(step, KernelStep | LinedStep | DepthwiseStep):
+    if numbers and isinstance(step, KernelStep | LinedStep | NormStep | DepthwiseStep):
         changes["kernel"] = _renumbered(step.kernel, numbers)
     placed: Step = msgspec.structs.replace(step, **changes)
     return placed
@@ -186,6 +188,8 @@ def _renumbered(kernel: Any, numbers: Sequence[int]) -> Any:
                 return Scalar(numbers[number])
             case Expression(operands=operands):
                 return msgspec.structs.replace(node, operands=tuple(map(of, operands)))
+            case Normal(given=given):
+                return Normal(tuple(map(of, given)))
             case Reduced(operand=operand):
                 return msgspec.structs.replace(node, operand=of(operand))
             case Result(value=value):
@@ -205,6 +209,6 @@ def _tuning(plans: Iterable[CudaPlan]) -> Tuning | None:
     return Tuning(
         heuristic_us=sum(one.heuristic_us for one in tuned),
         tuned_us=sum(one.tuned_us for one in tuned),
-        tried=sum(one.tried for one in tuned),
+        timed=sum(one.timed for one in tuned),
         discarded=tuple(text for one in tuned for text in one.discarded),
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -14,6 +13,8 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.compiler import compile_plan
 from cudnn_actor.engines.cuda.plans.journal import Journal
+from cudnn_actor.engines.cuda.plans.kernel_caches import kernel_caches
+from cudnn_actor.engines.cuda.plans.loading import load, loaded
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import GraphStep, OperationStep, Recipe
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext
@@ -22,7 +23,7 @@ from cudnn_actor.protocol.graph import OperationGraph
 
 __all__ = ["CudaBuilder"]
 
-_FORMAT = 5
+_FORMAT = 6
 """Version of the format of exported plans. Increase it when a recipe, or the code that runs it, changes."""
 
 
@@ -56,7 +57,7 @@ class CudaBuilder:
         device.use()
         mind_own_captures()
         stream = cupy.cuda.Stream(non_blocking=True)
-        self._context = BuildContext(cudnn.create_handle(), stream, self._journal)
+        self._context = BuildContext(cudnn.create_handle(), stream, self._journal, kernel_caches())
         cudnn.set_stream(self._context.handle, stream.ptr)
         name = loaded.runtime.getDeviceProperties(self._ordinal)["name"].decode()
         self.fingerprint = (
@@ -101,9 +102,12 @@ class CudaBuilder:
         if not isinstance(plan, CudaPlan):
             return None
         graphs, steps = iter(plan.graphs), []
+        serialised = functools.cache(lambda graph: bytes(graph.serialize(as_bytes=True)))
         for step in plan.recipe.steps:
             if isinstance(step, GraphStep):
-                step = msgspec.structs.replace(step, plan=bytes(next(graphs).serialize(as_bytes=True)))  # noqa: PLW2901
+                graph = next(graphs)
+                data = step.plan or serialised(graph)
+                step = msgspec.structs.replace(step, plan=data)  # noqa: PLW2901
             steps.append(step)
         return msgspec.msgpack.encode(msgspec.structs.replace(plan.recipe, steps=tuple(steps)))
 
@@ -123,19 +127,5 @@ class CudaBuilder:
                 kind, launchers = step.operation.kind, IMPLEMENTATIONS[type(step.operation)].launchers
                 if step.launcher not in launchers:
                     raise EngineFailure("BAD_PLAN", f"{kind} has no launcher {step.launcher!r}")
-        graphs = [self._deserialised(step.plan) for step in recipe.steps if isinstance(step, GraphStep)]
-        return CudaPlan(recipe, tuple(graphs))
-
-    def _deserialised(self, plan: bytes) -> Any:
-        context = self.context
-        lowered = libraries().cudnn.pygraph(handle=context.handle)
-        try:
-            lowered.deserialize(context.handle, plan)
-        except Exception:
-            # To load the kernels, the frontend captures a run. If a call during the capture fails, such as
-            # its cudaMalloc on a full device, the stream is left capturing (1.32, `Graph::warmup`).
-            with contextlib.suppress(Exception):
-                if context.stream.is_capturing():
-                    context.stream.end_capture()
-            raise
-        return lowered
+        nothing = tuple(None for step in recipe.steps if isinstance(step, GraphStep))
+        return loaded(CudaPlan(recipe, nothing), lambda data: load(data, self.context))

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cudnn_actor.engines.cuda.plans.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.plans.depthwise_kernels import Depthwise, Pass, Tile, tiles
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.kernels import (
-    Constant,
-    Earlier,
-    Expression,
-    Leaf,
-    Result,
-    Scalar,
-    Value,
-    expression,
-)
+from cudnn_actor.engines.cuda.plans.kernels import Leaf, Result
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, Scratch, aligned
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources
@@ -29,7 +21,6 @@ from cudnn_actor.protocol.operations import (
     GraphTensor,
     Node,
     Pointwise,
-    PointwiseMode,
     TensorRole,
 )
 
@@ -104,9 +95,6 @@ class _Maker:
     def __init__(self, graph: OperationGraph, operation: Convolution[int]) -> None:
         self._graph, self._operation = graph, operation
         self._dims = graph.tensor(operation.writes[0]).dims
-        self._leaves: list[GraphTensor] = []
-        self._body: list[Expression] = []
-        self._values: dict[int, Value] = {}
         self.tensors: list[GraphTensor] = []
 
     def kernel(self) -> Depthwise:
@@ -121,57 +109,28 @@ class _Maker:
             raise Refused("a result has other dims than the convolution's")
         if not isinstance(operation, ConvolutionBackwardFilter) and any(of.strides[1] != 1 for of in results):
             raise Refused("a result's channels do not lie side by side")
-        read = {uid for other in graph.operations for uid in other.reads}
+        body = Body(graph, graph.operations, self._dims, first=1)
         (made,) = operation.writes
         for other in graph.operations:
             if isinstance(other, Pointwise):
-                operands = tuple(self._value(uid) for uid in other.operands)
-                result, used = graph.tensor(other.result), other.result in read
-                node = expression(other, operands, graph.compute(other), result.dtype, used=used)
-                self._values[other.result] = self._put(node)
-                continue
-            self._values[made] = Leaf(0, DType.FLOAT32)
-            dtype = graph.tensor(made).dtype
-            if made in read and dtype is not DType.FLOAT32:
-                rounded = Expression(PointwiseMode.IDENTITY, (self._values[made],), (), DType.FLOAT32, dtype)
-                self._values[made] = self._put(rounded)
+                body.add(other)
+            else:
+                body.define(made, Leaf(0, DType.FLOAT32), DType.FLOAT32)
         x, w, y = (graph.tensor(uid).dims for uid in operation.of_shape)
-        self.tensors = [*given, *self._leaves, *results]
-        steps = [_steps(tensor, tensor.dims) for tensor in given]
-        steps += [_steps(tensor, self._dims) for tensor in (*self._leaves, *results)]
+        self.tensors = [*given, *(tensor for tensor, _ in body.leaves), *results]
+        steps = [broadcast(tensor, tensor.dims) for tensor in given]
+        steps += [*(of for _, of in body.leaves), *(broadcast(tensor, self._dims) for tensor in results)]
+        values = zip(body.of(graph.results), results, strict=True)
         return Depthwise(
             of=_PASSES[type(operation)],
             conv=operation.conv,
             x=x,
             w=w,
             y=y,
-            body=tuple(self._body),
-            results=tuple(Result(self._values[tensor.uid], tensor.dtype) for tensor in results),
-            operands=tuple(tensor.dtype for tensor in (*given, *self._leaves)),
+            body=tuple(body.nodes),
+            results=tuple(Result(value, tensor.dtype) for value, tensor in values),
+            operands=tuple(tensor.dtype for tensor in self.tensors[: -len(results)]),
             strides=tuple(steps),
             alignments=tuple(tensor.alignment for tensor in self.tensors),
             tile=Tile(1, 1, 1),
         )
-
-    def _put(self, node: Expression) -> Earlier:
-        self._body.append(node)
-        return Earlier(len(self._body) - 1)
-
-    def _value(self, uid: int) -> Value:
-        if uid in self._values:
-            return self._values[uid]
-        tensor = self._graph.tensor(uid)
-        if tensor.role is TensorRole.SCALAR:
-            return Scalar(self._graph.scalars.index(uid))
-        if tensor.value is not None:
-            return Constant(tensor.value)
-        if tensor not in self._leaves:
-            self._leaves.append(tensor)
-        return Leaf(1 + self._leaves.index(tensor), tensor.dtype)
-
-
-def _steps(tensor: GraphTensor, dims: tuple[int, ...]) -> tuple[int, ...]:
-    """A tensor's strides over all dims: 0 where it has one element."""
-    if len(tensor.dims) != len(dims):
-        raise Refused("its tensors have different ranks")
-    return tuple(0 if own == 1 else step for own, step in zip(tensor.dims, tensor.strides, strict=True))

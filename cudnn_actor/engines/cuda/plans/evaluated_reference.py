@@ -230,6 +230,8 @@ class EvaluatedReference:
     ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """(wanted, got) of each result, as float64, at evenly spaced elements. Blocks.
 
+        What reads a result is evaluated for the result as it was stored: rounded to the other side of 0, it
+        would be compared with what follows from another sign.
         `address` locates each bound tensor. Raises CuPy's `OutOfMemoryError`.
         """
         graph, place = self._part, self._place
@@ -243,8 +245,10 @@ class EvaluatedReference:
                 for uid, result in graph.evaluate(place.xp, operation, values).items():
                     tensor = graph.tensor(uid)
                     if tensor.role is TensorRole.BOUND:
-                        compared[uid] = _both(result, self._load(uid, address))
-                    values[uid] = place.rounded(result, tensor)
+                        values[uid] = self._load(uid, address)
+                        compared[uid] = _both(result, values[uid])
+                    else:
+                        values[uid] = place.rounded(result, tensor)
         return compared
 
     def magnitudes(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, float]:

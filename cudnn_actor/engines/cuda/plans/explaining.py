@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 import msgspec
 
+from cudnn_actor.engines.cuda.operations.norms import sources
 from cudnn_actor.engines.cuda.plans.recipe import (
     DepthwiseStep,
     GraphStep,
+    JoinedStep,
     KernelStep,
     LinedStep,
+    NormStep,
     OperationStep,
     Part,
     Recipe,
@@ -18,11 +21,17 @@ from cudnn_actor.engines.cuda.plans.recipe import (
 )
 from cudnn_actor.protocol.explanation import Explanation, Measured, PieceOfPlan, ScratchTensor
 from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.step_kinds import StepKind
 
-__all__ = ["explanation"]
+__all__ = ["LAUNCHERS", "explanation"]
 
-_LAUNCHERS = {"library": "libcudnn", "cublas": "cuBLAS", "cublas_packed": "cuBLAS, on packed copies"}
-"""What a launcher uses that is not a kernel of our own."""
+LAUNCHERS = {
+    "kernel": StepKind.KERNEL,
+    "library": StepKind.LIBRARY,
+    "cublas": StepKind.CUBLAS,
+    "cublas_packed": StepKind.CUBLAS_PACKED,
+}
+"""The kinds of steps that the launchers of operations are, by the launchers' names."""
 
 
 def explanation(recipe: Recipe, graph: OperationGraph) -> Explanation:
@@ -54,7 +63,7 @@ def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
     steps = iter(recipe.steps)
     parts = recipe.parts
     if len(parts) == 1:  # what has become of it is noted on the whole
-        parts = (msgspec.structs.replace(parts[0], tried=recipe.tried, tuning=recipe.tuning),)
+        parts = (msgspec.structs.replace(parts[0], checked=recipe.checked, tuning=recipe.tuning),)
     for part in parts:
         yield PieceOfPlan(
             operations=part.operations,
@@ -63,27 +72,35 @@ def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
             plan=part.tag,
             why=part.refused,
             workspace=part.workspace,
-            checked=part.tried,
+            checked=part.checked,
             measured=_measured(part),
         )
+
+
+_GENERATED = {
+    LinedStep: StepKind.LINES,
+    DepthwiseStep: StepKind.DEPTHWISE,
+    JoinedStep: StepKind.COPIES,
+    KernelStep: StepKind.ELEMENTWISE,
+}
 
 
 def _runs(step: Step) -> str:
     match step:
         case GraphStep():
-            return f"cuDNN {step.engine}"
+            return StepKind.CUDNN.named(step.engine)
         case OperationStep():
-            return _LAUNCHERS.get(step.launcher) or f"{step.launcher} of {step.operation.kind}"
-        case LinedStep():
-            return "generated kernel over lines"
-        case DepthwiseStep():
-            return "generated depthwise kernel"
-        case KernelStep():
-            return "generated kernel" if step.kernel.body else "generated copy"
+            return LAUNCHERS[step.launcher].named(step.operation.kind)
+        case NormStep(kernel=kernel):
+            return StepKind.NORM.named(f"{kernel.operation.kind}: {len(sources(kernel))}")
+        case KernelStep() if not step.kernel.body:
+            return StepKind.COPY.named()
+        case _:
+            return _GENERATED[type(step)].named()
 
 
 def _measured(part: Part) -> Measured | None:
     found = part.tuning
     if found is None:
         return None
-    return Measured(heuristic_us=found.heuristic_us, tuned_us=found.tuned_us, tried=found.tried)
+    return Measured(heuristic_us=found.heuristic_us, tuned_us=found.tuned_us, timed=found.timed)

@@ -1,24 +1,22 @@
-"""Runs reductions, norms and softmaxes with the pointwise operations around them as one kernel."""
+"""Runs reductions, norms and softmaxes with the pointwise operations around them as kernels of our own.
+
+One kernel over lines is the first choice: see `line_kernels`. Norms of channels, norms of few long lines and
+gradients of norms have kernels of their own: see `operations.norm_kernels`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from cudnn_actor.engines.cuda.operations.in_lines import IN_LINES
+from cudnn_actor.engines.cuda.operations.norm_kernels import Normal
+from cudnn_actor.engines.cuda.operations.norms import NORMS, Normed, beside, elements
+from cudnn_actor.engines.cuda.plans.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.kernels import (
-    Constant,
-    Earlier,
-    Expression,
-    Leaf,
-    Result,
-    Scalar,
-    Value,
-    expression,
-)
-from cudnn_actor.engines.cuda.plans.line_kernels import Reduced, lined
+from cudnn_actor.engines.cuda.plans.kernels import Expression, Result, Value
+from cudnn_actor.engines.cuda.plans.line_kernels import Reduced, fits, lined
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import LinedStep
+from cudnn_actor.engines.cuda.plans.recipe import LinedStep, NormStep, Scratch, aligned
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
@@ -28,10 +26,11 @@ from cudnn_actor.protocol.operations import (
     Pointwise,
     PointwiseMode,
     Reduction,
+    ReductionMode,
     TensorRole,
 )
 
-__all__ = ["compile_fused", "lines_of_operation"]
+__all__ = ["compile_fused", "is_lined", "lines_of_operation"]
 
 
 def lines_of_operation(
@@ -50,14 +49,68 @@ def lines_of_operation(
 
 
 def compile_fused(graph: OperationGraph, limit: int | None) -> CudaPlan:
-    """The graph as one kernel over the lines of its tensors.
+    """The graph as one kernel over the lines of its tensors, or as the kernels of a norm.
 
-    Raises `Refused` if it has no such lines, or a single operation that is better run otherwise.
+    Raises `Refused` if there are none, or for a single operation that is better run otherwise.
     """
-    alone = IN_LINES.get(type(graph.operations[0])) if len(graph.operations) == 1 else None
-    if alone is not None and not alone.alone:
-        raise Refused("it has no neighbours to be fused")
+    if len(graph.operations) == 1 and not isinstance(graph.operations[0], Pointwise):
+        row = IN_LINES.get(type(graph.operations[0]))
+        if row is None or not row.alone:
+            raise Refused("it has no neighbours to be fused")
+    norms = [operation for operation in graph.operations if type(operation) in NORMS]
+    if len(norms) == 1 and not is_lined(graph, norms[0]):
+        return _normed(graph, norms[0], limit)
     return _Fuser(graph).plan(limit)
+
+
+def is_lined(graph: OperationGraph, operation: Node) -> bool:
+    """Whether one kernel over lines is a good way to reduce or normalise what an operation does."""
+    found = lines_of_operation(graph, operation)
+    return found is not None and fits(*found[:2])
+
+
+def _normed(graph: OperationGraph, norm: Node, limit: int | None) -> CudaPlan:
+    """The graph as the kernels of its norm. Raises `Refused`."""
+    if any(operation is not norm and not isinstance(operation, Pointwise) for operation in graph.operations):
+        raise Refused("a norm's kernels compute no other reductions")
+    x, compute = graph.tensor(dict(norm.named())["x"]), graph.compute(norm)
+    apart = beside(norm)
+    if any(graph.tensor(uid).role is not TensorRole.BOUND for uid in apart) or not (
+        graph.written.isdisjoint(set(apart) & {*norm.reads})
+    ):
+        raise Refused("weights or statistics of the norm are computed with it")
+    results = [graph.tensor(uid) for uid in graph.results if uid not in apart]
+    if any(tensor.dims != x.dims for tensor in results):
+        raise Refused("a result has other dims than the norm's")
+    body = Body(graph, graph.operations, x.dims)
+    read_first(graph, body, x.dims, x.uid)
+    for operation in graph.operations:
+        if isinstance(operation, Pointwise):
+            body.add(operation)
+            continue
+        value = body.put(Normal(tuple(map(body.value, elements(norm)))))
+        for uid in norm.writes:
+            if uid not in apart:
+                body.define(uid, value, compute)
+    uids = [tensor.uid for tensor in results]
+    values = zip(body.of(uids), results, strict=True)
+    named = dict(norm.named())
+    kernel = Normed(
+        operation=norm.with_operands([*named].index),
+        tensors=tuple(map(graph.tensor, named.values())),
+        body=tuple(body.nodes),
+        results=tuple(Result(value, tensor.dtype) for value, tensor in values),
+        operands=tuple(tensor.dtype for tensor, _ in body.leaves),
+        strides=(*(steps for _, steps in body.leaves), *(broadcast(tensor, x.dims) for tensor in results)),
+        in_place=any(tensor.overwrites is not None for tensor in graph.tensors),
+    )
+    sources = given_sources(graph)
+    tensors = (*(tensor.uid for tensor, _ in body.leaves), *apart, *uids)
+    located = [sources[uid] for uid in tensors]
+    if kernel.workspace:
+        located.append(Scratch(0))
+    step = NormStep(kernel, tuple(located))
+    return finish(graph, [step], [], aligned(kernel.workspace), limit)
 
 
 class _Fuser:
@@ -73,93 +126,54 @@ class _Fuser:
         if len(found) != 1 or any(lines_of_operation(graph, operation) is None for operation in others):
             raise Refused("its operations have no lines in common")
         ((self._dims, self._axes, self._compute),) = found  # type: ignore[misc]
-        self._read = {uid for operation in graph.operations for uid in operation.reads}
-        self._body: list[Expression | Reduced] = []
-        self._values: dict[int, Value] = {}
-        self._leaves: list[tuple[GraphTensor, tuple[int, ...]]] = []
+        self._body = Body(graph, graph.operations, self._dims)
 
     def plan(self, limit: int | None) -> CudaPlan:
-        graph = self._graph
-        inputs = [uid for uid in graph.bound if uid not in graph.written]
-        whole = [uid for uid in inputs if graph.tensor(uid).dims == self._dims]
-        if not whole:
-            raise Refused("nothing that it reads has an element for each place")
-        self._leaf(graph.tensor(whole[0]), graph.tensor(whole[0]).strides)
+        graph, body = self._graph, self._body
+        read_first(graph, body, self._dims)
         for operation in graph.operations:
             if isinstance(operation, Pointwise):
-                self._add_pointwise(operation)
+                body.add(operation)
             else:
                 self._add(operation)
         results = [graph.tensor(uid) for uid in graph.results]
-        strides = [*(steps for _, steps in self._leaves), *(self._result_steps(tensor) for tensor in results)]
+        strides = [*(steps for _, steps in body.leaves), *(self._result_steps(tensor) for tensor in results)]
+        values = zip(body.of(graph.results), results, strict=True)
         kernel = lined(
-            self._body,
-            [Result(self._values[tensor.uid], tensor.dtype) for tensor in results],
-            [tensor.dtype for tensor, _ in self._leaves],
+            body.nodes,
+            [Result(value, tensor.dtype) for value, tensor in values],
+            [tensor.dtype for tensor, _ in body.leaves],
             self._compute,
             (self._dims, self._axes, strides),
         )
         sources = given_sources(graph)
-        tensors = [*(tensor for tensor, _ in self._leaves), *results]
+        tensors = [*(tensor for tensor, _ in body.leaves), *results]
         step = LinedStep(kernel, tuple(sources[tensor.uid] for tensor in tensors))
         return finish(graph, [step], [], 0, limit)
 
     # `Computing`.
 
     def apply(self, mode: PointwiseMode, *operands: Value) -> Value:
-        return self._put(Expression(mode, operands, (), self._compute))
+        return self._body.put(Expression(mode, operands, (), self._compute))
 
-    def reduce(self, mode: object, operand: Value) -> Value:
-        return self._put(Reduced(mode, operand))  # type: ignore[arg-type]
-
-    def _put(self, node: Expression | Reduced) -> Earlier:
-        self._body.append(node)
-        return Earlier(len(self._body) - 1)
+    def reduce(self, mode: ReductionMode, operand: Value) -> Value:
+        return self._body.put(Reduced(mode, operand))
 
     # Operations.
 
-    def _add_pointwise(self, operation: Pointwise[int]) -> None:
-        operands = tuple(self._value(uid) for uid in operation.operands)
-        dtype, used = self._graph.tensor(operation.result).dtype, operation.result in self._read
-        node = expression(operation, operands, self._graph.compute(operation), dtype, used=used)
-        self._values[operation.result] = self._put(node)
-
     def _add(self, operation: Node) -> None:
         given = {
-            name: self._value(uid, weights=name != "x") for name, uid in operation.named(operation.inputs)
+            name: self._body.value(uid, None if name == "x" else self._weights(uid))
+            for name, uid in operation.named(operation.inputs)
         }
         found: Mapping[str, Value] = IN_LINES[type(operation)].compute(operation, given, self)
         for name, uid in operation.named(operation.outputs):
-            dtype, value = self._graph.tensor(uid).dtype, found[name]
-            if uid in self._read and dtype is not self._compute:
-                value = self._put(Expression(PointwiseMode.IDENTITY, (value,), (), self._compute, dtype))
-            self._values[uid] = value
+            self._body.define(uid, found[name], self._compute)
 
-    def _value(self, uid: int, *, weights: bool = False) -> Value:
-        """What an operation reads; `weights`: a number for each element of a line."""
-        if uid in self._values:
-            return self._values[uid]
-        tensor = self._graph.tensor(uid)
-        if tensor.role is TensorRole.SCALAR:
-            return Scalar(self._graph.scalars.index(uid))
-        if tensor.value is not None:
-            return Constant(tensor.value)
-        if weights:
-            missing = len(self._dims) - len(tensor.dims)
-            return self._leaf(tensor, (0,) * missing + tensor.strides)
-        return self._leaf(tensor, self._steps(tensor))
-
-    def _leaf(self, tensor: GraphTensor, steps: tuple[int, ...]) -> Leaf:
-        if (tensor, steps) not in self._leaves:
-            self._leaves.append((tensor, steps))
-        return Leaf(self._leaves.index((tensor, steps)), tensor.dtype)
-
-    def _steps(self, tensor: GraphTensor) -> tuple[int, ...]:
-        """A tensor's strides over all dims: 0 where it is broadcast."""
-        if len(tensor.dims) != len(self._dims):
-            raise Refused("its tensors have different ranks")
-        sizes = zip(tensor.dims, self._dims, tensor.strides, strict=True)
-        return tuple(0 if own == 1 and size != 1 else step for own, size, step in sizes)
+    def _weights(self, uid: int) -> tuple[int, ...]:
+        """The strides of a number for each element of a line."""
+        strides = self._graph.tensor(uid).strides
+        return (0,) * (len(self._dims) - len(strides)) + strides
 
     def _result_steps(self, tensor: GraphTensor) -> tuple[int, ...]:
         writer = next(op for op in self._graph.operations if tensor.uid in op.writes)
@@ -169,4 +183,13 @@ class _Fuser:
         one = tuple(1 if axis in self._axes else size for axis, size in enumerate(self._dims))
         if tensor.dims not in (self._dims, one):
             raise Refused("a result has neither an element for each place nor one for each line")
-        return self._steps(tensor)
+        return broadcast(tensor, self._dims)
+
+
+def read_first(graph: OperationGraph, body: Body, dims: tuple[int, ...], *preferred: int) -> None:
+    """Have a body read a tensor with an element for each place first. Raises `Refused` if there is none."""
+    inputs = [uid for uid in (*preferred, *graph.bound) if uid in graph.bound and uid not in graph.written]
+    whole = next((uid for uid in inputs if graph.tensor(uid).dims == dims), None)
+    if whole is None:
+        raise Refused("nothing that it reads has an element for each place")
+    body.value(whole)

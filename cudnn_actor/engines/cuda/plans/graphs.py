@@ -21,6 +21,7 @@ __all__ = [
     "candidates",
     "check_whole",
     "computed_first",
+    "names_of",
     "takes_bytes",
 ]
 
@@ -33,18 +34,28 @@ class AbsentDevice(NamedTuple):
     sm_count: int
 
 
-def candidates(graph: OperationGraph, handle: Any, workspace_limit: int | None) -> Any:
+def candidates(
+    graph: OperationGraph,
+    handle: Any,
+    workspace_limit: int | None,
+    *,
+    fallbacks: bool = True,
+    cache: Any = None,
+) -> Any:
     """The frontend's graph with its ranked candidates, none of them built yet. Blocks for milliseconds.
 
-    `handle` may be an `AbsentDevice`. Raises `Refused` if cuDNN cannot represent the graph or has no
-    candidate for it.
+    `handle` may be an `AbsentDevice`. cuDNN's fallbacks come after the others, and take three times as long
+    to ask for. `cache` is one of cuDNN's kernel caches: candidates are then those whose kernels it can keep.
+
+    Raises `Refused` if cuDNN cannot represent the graph or has no candidate for it.
     """
     cudnn = libraries().cudnn
+    modes = [cudnn.heur_mode.A] + [cudnn.heur_mode.FALLBACK] * fallbacks
     try:
-        lowered = _lower(graph, handle)
+        lowered = _lower(graph, handle, cache)
         lowered.validate()
         lowered.build_operation_graph()
-        lowered.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        lowered.create_execution_plans(modes)
         lowered.deselect_numeric_notes(_unwanted(graph))
         if workspace_limit is not None:
             lowered.deselect_workspace_greater_than(workspace_limit)
@@ -54,7 +65,12 @@ def candidates(graph: OperationGraph, handle: Any, workspace_limit: int | None) 
     return lowered
 
 
-def _lower(graph: OperationGraph, handle: Any) -> Any:
+def names_of(lowered: Any) -> list[str]:
+    """The candidates' names, in order."""
+    return [lowered.get_plan_name_at_index(index) for index in range(lowered.get_execution_plan_count())]
+
+
+def _lower(graph: OperationGraph, handle: Any, cache: Any) -> Any:
     """The graph in the frontend's terms. Raises `Refused`."""
     cudnn = libraries().cudnn
     pygraph = cudnn.pygraph(
@@ -62,6 +78,7 @@ def _lower(graph: OperationGraph, handle: Any) -> Any:
         intermediate_data_type=cudnn.data_type.FLOAT,
         compute_data_type=cudnn.data_type.FLOAT,
         **(handle._asdict() if isinstance(handle, AbsentDevice) else {"handle": handle}),
+        **({} if cache is None else {"is_dynamic_shape_enabled": True, "kernel_cache": cache}),
     )
     frontend_graph = FrontendGraph(graph, pygraph)
     for operation in graph.operations:
@@ -104,7 +121,9 @@ def check_whole(graph: OperationGraph) -> None:
     """
     overwritten = {tensor.overwrites for tensor in graph.tensors}
     for operation in graph.operations:
-        if not isinstance(operation, Pointwise) and not overwritten.isdisjoint(operation.reads):
+        # A norm's new statistics may lie where the old ones do.
+        others = overwritten - {graph.tensor(uid).overwrites for uid in operation.writes}
+        if not isinstance(operation, Pointwise) and not others.isdisjoint(operation.reads):
             raise Refused(f"cuDNN's {operation.kind} may still read what a result overwrites")
         if computed_first(graph, operation):
             raise Refused(f"cuDNN's {operation.kind} needs operands that are computed first")

@@ -24,13 +24,16 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import FUNCTIONS, Operation, Pointwise, PointwiseMode
 
-__all__ = ["C_TYPES", "PREAMBLE", "Computed", "Constant", "Elementwise", "Expression", "Kernel", "Leaf"]
+__all__ = ["C_TYPES", "PREAMBLE", "THREADS", "Computed", "Constant", "Elementwise", "Expression", "Kernel"]
 __all__ += [
     "Axis",
     "Earlier",
+    "Leaf",
     "Result",
     "Scalar",
+    "Source",
     "Value",
+    "blocks",
     "elementwise",
     "expression",
     "formula",
@@ -42,7 +45,7 @@ __all__ += [
 ]
 __all__ += ["PACK", "preamble", "source", "store", "value_type"]
 
-_THREADS, _MOST_BLOCKS = 256, 1 << 16
+THREADS, _MOST_BLOCKS = 256, 1 << 16
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
 """The most bytes of one access, and the most elements that a thread computes together."""
 _SMALL = 1 << 31
@@ -356,7 +359,7 @@ class Kernel:
         self._function = cupy.RawKernel(source(description), "elementwise", options=options)
         self._function.compile()
         self._geometry = description.geometry
-        self._grid = (min(-(-(self._geometry[0] + description.rest) // _THREADS), _MOST_BLOCKS),)
+        self._grid = (blocks(description),)
         self._number = cupy.float64
         self._scalars = description.scalars()
 
@@ -365,15 +368,20 @@ class Kernel:
         if not self._grid[0]:  # there are no elements, and CUDA refuses an empty grid
             return
         numbers = [self._number(scalars[place]) for place in self._scalars]
-        self._function(self._grid, (_THREADS,), (*pointers, *self._geometry, *numbers))
+        self._function(self._grid, (THREADS,), (*pointers, *self._geometry, *numbers))
+
+
+def blocks(description: Elementwise) -> int:
+    """How many blocks of threads a kernel is launched with: none if there are no elements."""
+    return min(-(-(description.geometry[0] + description.rest) // THREADS), _MOST_BLOCKS)
 
 
 def source(description: Elementwise) -> str:
     """The kernel in CUDA C++."""
-    return _Source(description).text()
+    return Source(description).text()
 
 
-class _Source:
+class Source:
     """The source of one kernel."""
 
     def __init__(self, kernel: Elementwise) -> None:
@@ -389,26 +397,48 @@ class _Source:
         self._wide = max(math.prod(kernel.dims), *spans) >= _SMALL
 
     def text(self) -> str:
-        rank, rest = self._rank, self._kernel.rest
+        """The kernel alone."""
+        packs = PACK if self._together > 1 else ""
+        return f"""{preamble()}{packs}
+typedef {self._index()} I;
+extern "C" __global__ void elementwise({", ".join(self.arguments())}) {{
+    const long long stride = (long long)gridDim.x * blockDim.x;
+    const long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    {self._loop()}
+}}
+"""
+
+    def function(self, name: str) -> str:
+        """A function of the device that does the kernel's work in so many threads, one of which calls it."""
+        arguments = ["const long long first", "const long long stride", *self.arguments()]
+        return f"""
+struct {name} {{
+    typedef {self._index()} I;
+    static __device__ void run({", ".join(arguments)}) {{
+    {self._loop()}
+    }}
+}};
+"""
+
+    def arguments(self) -> list[str]:
+        """The kernel's parameters in C."""
+        rank = self._rank
         arguments = [f"{C_TYPES[dtype]}* out{i}" for i, dtype in enumerate(self._stored)]
         arguments += [f"const {C_TYPES[dtype]}* in{i}" for i, dtype in enumerate(self._read)]
         tensors = len(self._stored) + len(self._read)
-        arguments += ["long long count", *(["long long all"] if rest else [])]
+        arguments += ["long long count", *(["long long all"] if self._kernel.rest else [])]
         arguments += [f"long long d{axis}" for axis in range(1, rank)]
         arguments += [f"long long s{i}_{axis}" for i in range(tensors) for axis in range(rank)]
-        arguments += [f"double scalar{number}" for number in self._kernel.scalars()]
-        packs = PACK if self._together > 1 else ""
-        return f"""{preamble()}{packs}
-typedef {"long long" if self._wide else "int"} I;
-extern "C" __global__ void elementwise({", ".join(arguments)}) {{
-    const long long stride = (long long)gridDim.x * blockDim.x;
-    const long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-    for (long long i = first; i < count; i += stride) {{
+        return arguments + [f"double scalar{number}" for number in self._kernel.scalars()]
+
+    def _index(self) -> str:
+        return "long long" if self._wide else "int"
+
+    def _loop(self) -> str:
+        return f"""for (long long i = first; i < count; i += stride) {{
         {self._body(self._together)}
     }}
-    {self._of_the_rest() if rest else ""}
-}}
-"""
+    {self._of_the_rest() if self._kernel.rest else ""}"""
 
     def _of_the_rest(self) -> str:
         return f"""if (first == count % stride) for (long long i = count * {self._together}; i < all; ++i) {{

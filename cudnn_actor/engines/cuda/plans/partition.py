@@ -4,11 +4,13 @@ A piece is one operation that is not pointwise with the pointwise operations
 behind it, or a group. It has one result, but a depthwise convolution of our own
 has any number of them. What lies between pieces is stored in its declared dtype,
 so where a graph is cut changes no result. Results of reshapes, transposes and
-slices are views of what is stored where that is possible.
+slices are views of what is stored where that is possible. What is concatenated
+is written to its part of the result where that is possible.
 
 A group has any number of pointwise operations and results, all of the same dims.
 Reductions, norms and softmaxes of these dims belong to it too if all are along
-the same axes; then results may also have one element for each line. A tree of
+the same axes; then results may also have one element for each line. A norm with
+kernels of its own belongs to it if it is the only one. A tree of
 pointwise operations of smaller dims, one of which the group reads, may be part of
 it. Operations join a group as long as it is open: until an operation outside
 reads one of its results, or overwrites what it reads. So all that reads its
@@ -24,20 +26,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 
+from cudnn_actor.engines.cuda.operations.norms import NORMS
 from cudnn_actor.engines.cuda.plans.depthwise import is_depthwise
-from cudnn_actor.engines.cuda.plans.fusing import lines_of_operation
-from cudnn_actor.engines.cuda.plans.line_kernels import fits
+from cudnn_actor.engines.cuda.plans.fusing import is_lined, lines_of_operation
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Attention,
     AttentionBackward,
+    Concat,
     Convolution,
     GraphTensor,
     MatMul,
@@ -91,32 +94,59 @@ def cut(graph: OperationGraph) -> Cut | None:
     return None if len(parts.pieces[0].graph.operations) == len(graph.operations) else parts
 
 
-_Along = tuple[tuple[int, ...], DType]
+class _Along(NamedTuple):
+    """The axes of a group's lines, and the type of their sums; or the norm that has kernels of its own."""
+
+    axes: tuple[int, ...] = ()
+    compute: DType | None = None
+    norm: int | None = None
 
 
 @dataclass(eq=False)
 class _Draft:
-    """A piece that is being put together.
-
-    `place`: see the module. `anchor`: the operation that is not pointwise, if it is no group. `own`: whether
-    there are kernels of our own for the anchor, with any number of results. `dims`: of a group's results.
-    `along`: the axes of its lines, and the type of their sums, if it has any. `reads`: what its operations
-    read.
-    """
+    """A piece that is being put together. `place`: see the module. `reads`: what its operations read."""
 
     place: int
-    anchor: Node | None
+    operations: dict[int, Node] = field(default_factory=dict, kw_only=True)
+    reads: set[int] = field(default_factory=set, kw_only=True)
+
+
+@dataclass(eq=False)
+class _Anchored(_Draft):
+    """An operation that is not pointwise, and what is behind it.
+
+    `own`: whether there are kernels of our own for it, with any number of results.
+    """
+
+    anchor: Node
     own: bool = False
-    dims: tuple[int, ...] = ()
+
+
+@dataclass(eq=False)
+class _Group(_Draft):
+    """`dims`: of its results. `along`: its lines, if it has any."""
+
+    dims: tuple[int, ...]
     along: _Along | None = None
-    operations: dict[int, Node] = field(default_factory=dict)
-    reads: set[int] = field(default_factory=set)
+
+    @property
+    def norm(self) -> int | None:
+        """The number of its norm, if that has kernels of its own."""
+        return None if self.along is None else self.along.norm
 
     def holds(self, dims: tuple[int, ...]) -> bool:
-        """Whether a group's results may have these dims."""
-        if dims == self.dims or self.along is None:
+        """Whether its results may have these dims."""
+        if dims == self.dims or self.along is None or self.norm is not None:
             return dims == self.dims
-        return dims == tuple(1 if axis in self.along[0] else size for axis, size in enumerate(self.dims))
+        return dims == tuple(1 if axis in self.along.axes else size for axis, size in enumerate(self.dims))
+
+
+def _writes(draft: _Draft, usual: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a piece can write a result with these strides, instead of the usual ones."""
+    if isinstance(draft, _Group):
+        return draft.norm is None
+    rows = not strides or strides[-1] == usual[-1] == 1
+    return rows and isinstance(draft, _Anchored) and isinstance(draft.anchor, _WRITE_ANYHOW)
 
 
 class _Partition:
@@ -138,23 +168,25 @@ class _Partition:
         """Tensors that others are views of, or that lie where another one does: their form is settled."""
         self._stored: dict[int, Stored] = {uid: Stored(uid) for uid in graph.bound}
         self._pieces: dict[_Draft, None] = {}
-        self._open: dict[_Draft, None] = {}
+        self._open: dict[_Group, None] = {}
         """The groups that may grow."""
 
     def cut(self) -> Cut:
         for place, operation in enumerate(self._graph.operations):
-            along = self._lines(operation)
+            along = self._lines(place, operation)
+            if isinstance(operation, Pointwise) and self._updates(operation):
+                continue
             if isinstance(operation, Pointwise) or along is not None:
                 self._join(place, operation, along)
                 continue
             for uid in operation.reads:
                 self._store(uid)
-            if not (
+            if isinstance(operation, Concat):
+                self._concatenate(place, operation)
+            elif not (
                 isinstance(operation, Movement) and (self._written_as(operation) or self._view(operation))
             ):
-                draft = self._begin(place, operation)
-                draft.own = is_depthwise(operation, self._forms.__getitem__)
-                self._add(draft, place, operation)
+                self._alone(place, operation)
         ordered = sorted(self._pieces, key=lambda draft: draft.place)
         between = tuple(
             self._forms[uid]
@@ -163,18 +195,22 @@ class _Partition:
         )
         return Cut(tuple(map(self._piece, ordered)), self._stored, between)
 
-    def _begin(self, place: int, anchor: Node | None, dims: tuple[int, ...] = ()) -> _Draft:
-        draft = _Draft(place, anchor, dims=dims)
+    def _alone(self, place: int, operation: Node) -> None:
+        """Begin a piece with an operation that is not pointwise."""
+        draft = _Anchored(place, operation, is_depthwise(operation, self._forms.__getitem__))
+        self._begin(draft)
+        self._add(draft, place, operation)
+
+    def _begin(self, draft: _Draft) -> None:
         self._pieces[draft] = None
-        if anchor is None:
+        if isinstance(draft, _Group):
             self._open[draft] = None
-        return draft
 
     def _add(self, draft: _Draft, place: int, operation: Node) -> None:
         """Add an operation to a piece. Groups that read what it overwrites stay before it."""
         draft.operations[place] = operation
         draft.reads.update(operation.reads)
-        overwritten = {self._graph.tensor(uid).overwrites for uid in operation.writes} - {None}
+        overwritten = {self._forms[uid].overwrites for uid in operation.writes} - {None}
         for other in list(self._open) if overwritten else ():
             if other is not draft and not overwritten.isdisjoint(other.reads):
                 del self._open[other]
@@ -188,26 +224,49 @@ class _Partition:
         draft = self._drafts.get(uid)
         if draft is not None:
             self._stored.setdefault(uid, Stored(uid))
-            self._open.pop(draft, None)
+            if isinstance(draft, _Group):
+                self._open.pop(draft, None)
 
-    def _lines(self, operation: Node) -> _Along | None:
-        """The axes along which an operation of a group reduces or normalises; None if it is no such one."""
-        found = lines_of_operation(self._graph, operation)
-        if found is None or not fits(*found[:2]):
+    def _lines(self, place: int, operation: Node) -> _Along | None:
+        """The lines along which an operation of a group reduces or normalises; None if it is no such one."""
+        if is_lined(self._graph, operation):
+            _, axes, compute = lines_of_operation(self._graph, operation) or ((), (), None)
+            return _Along(axes, compute)
+        if type(operation) not in NORMS or 0 in self._graph.tensor(operation.reads[0]).dims:
             return None
-        return found[1:]
+        return _Along(norm=place)
+
+    def _updates(self, operation: Pointwise[int]) -> bool:
+        """Whether an operation only brings a norm's new statistic into the old one's place.
+
+        Then have the norm write it there. Its kernels read each number before they write it.
+        """
+        result, (uid, *_) = self._graph.tensor(operation.result), operation.operands
+        before, draft, form = result.overwrites, self._drafts.get(uid), self._forms[uid]
+        if operation.mode is not PointwiseMode.IDENTITY or before is None:
+            return False
+        if not isinstance(draft, _Group) or draft.norm is None:
+            return False
+        named = dict(draft.operations[draft.norm].named())
+        pair = {(named[f"new_{name}"], named[name]) for name in _RUNNING if f"new_{name}" in named}
+        alone = self._readers[uid] == self._readers[before] == 1 and result.uid not in self._readers
+        same = form.role is TensorRole.VIRTUAL and form.dtype is result.dtype
+        if (uid, before) not in pair or not alone or not same:
+            return False
+        self._forms[uid] = msgspec.structs.replace(result, uid=uid, name=form.name)
+        self._stored[uid] = Stored(result.uid)
+        return True
 
     def _join(self, place: int, operation: Node, along: _Along | None) -> None:
         """Add an operation to the piece of its operand, or let it begin a group."""
         draft = self._host(operation) if isinstance(operation, Pointwise) else None
         draft = draft or self._group(place, operation, along)
-        draft.along = draft.along or along
         for uid in operation.reads:
             if self._drafts.get(uid) is not draft:
                 self._store(uid)
         self._add(draft, place, operation)
-        if draft.anchor is None:
-            draft.place = place
+        if isinstance(draft, _Group):
+            draft.place, draft.along = place, draft.along or along
 
     def _host(self, operation: Pointwise[int]) -> _Draft | None:
         """The piece with an operation before it that can take it in: the last of those that can.
@@ -216,23 +275,26 @@ class _Partition:
         """
         result = self._graph.tensor(operation.result)
         drafts = {uid: self._drafts[uid] for uid in operation.reads if uid in self._drafts}
-        inside = {uid: draft for uid, draft in drafts.items() if draft.own or self._only_exit(uid, draft)}
+        inside = {
+            uid: draft
+            for uid, draft in drafts.items()
+            if (isinstance(draft, _Anchored) and draft.own) or self._only_exit(uid, draft)
+        }
         for uid in sorted(inside, key=lambda uid: -inside[uid].place):
             draft = inside[uid]
-            if not isinstance(draft.anchor, _WITH_EPILOGUE) or self._graph.tensor(uid).dims != result.dims:
+            if not isinstance(draft, _Anchored) or self._graph.tensor(uid).dims != result.dims:
+                continue
+            if not isinstance(draft.anchor, _WITH_EPILOGUE):
                 continue
             if isinstance(draft.anchor, MatMul) and operation.mode in _SLOW_BEHIND_PRODUCTS:
                 continue
-            trees = {tree: None for tree in inside.values() if tree.anchor is None and tree.along is None}
-            parts = (draft, *trees)
+            trees = [*{t: None for t in inside.values() if isinstance(t, _Group) and t.along is None}]
+            parts = [draft, *trees]
             computed = {other for part in parts for op in part.operations.values() for other in op.writes}
             read = {*operation.reads, *(other for tree in trees for other in tree.reads)} - computed
-            operations = len(draft.operations) + sum(len(tree.operations) for tree in trees)
-            if operations >= _MOST_OPERATIONS or any(self._place_of(other) >= draft.place for other in read):
+            if self._exceeds(operation, parts) or any(self._place_of(of) >= draft.place for of in read):
                 continue
-            if result.overwrites is not None and not self._reads_all(
-                result.overwrites, operation, [draft, *trees]
-            ):
+            if result.overwrites is not None and not self._reads_all(result.overwrites, operation, parts):
                 continue
             for tree in trees:
                 self._merge(tree, draft)
@@ -242,77 +304,86 @@ class _Partition:
     def _only_exit(self, uid: int, draft: _Draft) -> bool:
         """Whether a piece may grow, and a single operation outside will read one value of it: this one."""
         return (
-            (draft in self._open or draft.anchor is not None)
+            (isinstance(draft, _Anchored) or draft in self._open)
             and self._graph.tensor(uid).role is TensorRole.VIRTUAL
             and self._readers[uid] == 1
-            and not self._results(draft) - {uid}
+            and not self._results(draft.operations.values()) - {uid}
         )
 
-    def _results(self, draft: _Draft) -> set[int]:
-        """What a piece computes that is bound, or that an operation outside reads."""
+    def _results(self, operations: Iterable[Node]) -> set[int]:
+        """What operations of one piece compute that is bound, or that an operation outside may read."""
         inside: dict[int, int] = {}
-        for operation in draft.operations.values():
+        written: set[int] = set()
+        for operation in operations:
+            written.update(operation.writes)
             for uid in set(operation.reads):
                 inside[uid] = inside.get(uid, 0) + 1
-        written = (uid for operation in draft.operations.values() for uid in operation.writes)
         return {
-            uid for uid in written if uid in self._stored or inside.get(uid, 0) < self._readers.get(uid, 0)
+            uid for uid in written if uid in self._stored or inside.get(uid, 0) < self._readers.get(uid, 1)
         }
+
+    def _exceeds(self, operation: Node, drafts: Iterable[_Draft]) -> bool:
+        """Whether these pieces with an operation would be too large for one."""
+        operations = [operation, *(op for draft in drafts for op in draft.operations.values())]
+        computed = {uid for op in operations for uid in op.writes}
+        given = {uid for op in operations for uid in op.reads} - computed
+        tensors = sum(self._graph.tensor(uid).role is not TensorRole.CONSTANT for uid in given)
+        tensors += len(self._results(operations))
+        return len(operations) > _MOST_OPERATIONS or tensors > _MOST_TENSORS
 
     def _reads_all(self, uid: int, operation: Node, drafts: Sequence[_Draft]) -> bool:
         """Whether an operation and these pieces are all that reads a tensor."""
         operations = [operation, *(op for draft in drafts for op in draft.operations.values())]
         return sum(uid in op.reads for op in operations) == self._readers[uid]
 
-    def _group(self, place: int, operation: Node, along: _Along | None) -> _Draft:
+    def _group(self, place: int, operation: Node, along: _Along | None) -> _Group:
         """The group that an operation joins: those of its operands as one, else one that reads the same."""
         dims = self._graph.tensor(operation.writes[0] if along is None else operation.reads[0]).dims
-        read = [self._drafts.get(uid) for uid in operation.reads]
+        read = {uid: self._drafts.get(uid) for uid in operation.reads}
         joined = [
             draft
-            for uid, draft in zip(operation.reads, read, strict=True)
-            if draft in self._open and self._may_join(uid, draft, dims, along)
+            for uid, draft in read.items()
+            if isinstance(draft, _Group) and draft in self._open and self._may_join(uid, draft, dims, along)
         ]
+        lined = [draft for draft in joined if draft.along is not None]
+        if lined:  # of those with other lines, the last
+            last = max(lined, key=lambda draft: draft.place)
+            wanted = (last.along, last.dims) if along is None else (along, dims)
+            joined = [draft for draft in joined if draft.along is None or (draft.along, draft.dims) == wanted]
         if not joined:
             large = {uid for uid in operation.reads if self._graph.tensor(uid).dims == dims}
             beside = (
                 draft
                 for draft in reversed(self._open)
-                if draft.dims == dims and not large.isdisjoint(draft.reads) and self._agree([draft], along)
+                if draft.dims == dims
+                and not large.isdisjoint(draft.reads)
+                and (None in (along, draft.along) or along == draft.along)
             )
             joined = list(itertools.islice(beside, 1))
-        operations = 1 + sum(len(draft.operations) for draft in dict.fromkeys(joined))
-        read_by_all = set(operation.reads).union(*(draft.reads for draft in joined))
-        given = (uid for uid in read_by_all if self._drafts.get(uid) not in joined)
-        tensors = sum(self._graph.tensor(uid).role is not TensorRole.CONSTANT for uid in given)
-        lined = {draft.dims for draft in joined if draft.along is not None} | ({dims} if along else set())
-        agree = len(lined) <= 1 and self._agree(joined, along)
-        if operations > _MOST_OPERATIONS or tensors > _MOST_TENSORS or not agree:
+        joined = [*dict.fromkeys(joined)]
+        if self._exceeds(operation, joined):
             joined = []
         host = next((draft for draft in joined if draft.along is not None and draft.holds(dims)), None)
         host = host or next((draft for draft in joined if draft.dims == dims), None)
         if host is None:
-            host = self._begin(place, None, dims)
-        for draft in dict.fromkeys(joined):
+            host = _Group(place, dims)
+            self._begin(host)
+        for draft in joined:
             if draft is not host:
                 self._merge(draft, host)
         return host
 
-    def _may_join(self, uid: int, draft: _Draft, dims: tuple[int, ...], along: _Along | None) -> bool:
+    def _may_join(self, uid: int, draft: _Group, dims: tuple[int, ...], along: _Along | None) -> bool:
         """Whether an operation of these dims may be computed with the group that computes its operand."""
         if along is not None and draft.dims != dims:
             return False  # a reduction of what is broadcast
         return draft.holds(dims) or (draft.along is None and self._only_exit(uid, draft))
 
-    @staticmethod
-    def _agree(drafts: Sequence[_Draft], along: _Along | None) -> bool:
-        """Whether groups have no lines, or the same."""
-        return len({along, *(draft.along for draft in drafts)} - {None}) <= 1
-
-    def _merge(self, draft: _Draft, into: _Draft) -> None:
+    def _merge(self, draft: _Group, into: _Draft) -> None:
         into.operations |= draft.operations
         into.reads |= draft.reads
-        into.along = into.along or draft.along
+        if isinstance(into, _Group):
+            into.along = into.along or draft.along
         for operation in draft.operations.values():
             self._drafts.update(dict.fromkeys(operation.writes, into))
         del self._pieces[draft], self._open[draft]
@@ -349,10 +420,9 @@ class _Partition:
             return False
         strides = settled_strides(form.dims, strides)
         if strides != settled_strides(form.dims, form.strides):
-            kept = not strides or strides[-1] == form.strides[-1] == 1
-            anyhow = draft.anchor is None or (kept and isinstance(draft.anchor, _WRITE_ANYHOW))
             # What others read as well, they may want as it is.
-            if not anyhow or (self._readers[uid] > 1 and not isinstance(draft.anchor, Attention)):
+            attention = isinstance(draft, _Anchored) and isinstance(draft.anchor, Attention)
+            if not _writes(draft, form.strides, strides) or (self._readers[uid] > 1 and not attention):
                 return False
         self._forms[uid] = msgspec.structs.replace(form, strides=strides, alignment=result.alignment)
         if not bound:
@@ -361,6 +431,62 @@ class _Partition:
         self._stored[uid] = Stored(operation.y)
         self._places[operation.y] = draft.place
         return True
+
+    def _concatenate(self, place: int, operation: Concat[int]) -> None:
+        """Have the operands' pieces write to their parts of the result where they can; copy the others."""
+        result, operands = self._forms[operation.y], operation.operands
+        starts = operation.starts([self._forms[uid].dims for uid in operands])
+        step = result.strides[operation.axis] * result.dtype.itemsize
+        parts = [(uid, start * step) for uid, start in zip(operands, starts, strict=True)]
+        written = [
+            operands.count(uid) == 1 and self._may_be_written_into(uid, result, offset)
+            for uid, offset in parts
+        ]
+        grouped = itertools.groupby(zip(written, parts, strict=True), lambda each: each[0])
+        runs = [(into, [part for _, part in run]) for into, run in grouped]
+        if not any(written) or any(run[0][1] % _LEAST_ALIGNMENT for _, run in runs):
+            self._alone(place, operation)
+            return
+        self._stored.setdefault(result.uid, Stored(result.uid))
+        self._viewed.add(result.uid)
+        self._places[result.uid] = max(self._place_of(uid) for uid in operands)
+        for into, run in runs:
+            if into:
+                for uid, offset in run:
+                    self._lay_into(uid, result, offset)
+            else:
+                self._places[result.uid] = place
+                self._copy_into(place, operation, [uid for uid, _ in run], run[0][1])
+
+    def _may_be_written_into(self, uid: int, result: GraphTensor, offset: int) -> bool:
+        """Whether the piece of an operand can write it to a part of a result."""
+        draft, form = self._drafts.get(uid), self._forms[uid]
+        if draft is None or uid in self._viewed or self._stored[uid] != Stored(uid):
+            return False
+        if form.role is not TensorRole.VIRTUAL or result.overwrites is not None or offset % _LEAST_ALIGNMENT:
+            return False
+        strides = settled_strides(form.dims, result.strides)
+        if strides == settled_strides(form.dims, form.strides):
+            return True
+        return self._readers[uid] == 1 and _writes(draft, form.strides, strides)
+
+    def _lay_into(self, uid: int, result: GraphTensor, offset: int) -> None:
+        """Have a tensor lie in a part of another, which is stored."""
+        form = self._forms[uid]
+        strides = settled_strides(form.dims, result.strides)
+        self._forms[uid] = msgspec.structs.replace(form, strides=strides, alignment=_LEAST_ALIGNMENT)
+        self._viewed.add(uid)
+        self._stored[uid] = Stored(result.uid, offset)
+
+    def _copy_into(self, place: int, operation: Concat[int], operands: Sequence[int], offset: int) -> None:
+        """Add a piece that copies neighbours among the operands to their part of the result."""
+        uid, result = max(self._forms) + 1, self._forms[operation.y]
+        copies: Concat[int] = Concat(operands=tuple(operands), axis=operation.axis, y=uid)
+        specs = {name: self._forms[read].spec for name, read in copies.named(copies.inputs)}
+        dims = copies.infer(specs)["y"].dims
+        self._forms[uid] = msgspec.structs.replace(result, uid=uid, dims=dims)
+        self._lay_into(uid, result, offset)
+        self._alone(place, copies)
 
     def _view(self, operation: Movement[int]) -> bool:
         """Whether a result lies in its operand's memory; then say where."""
@@ -392,12 +518,13 @@ class _Partition:
         written = {uid for op in operations for uid in op.writes}
         tensors = []
         for uid in touched:
-            tensor = self._graph.tensor(uid)
+            tensor = self._forms[uid]
             if uid in self._stored:
-                before = tensor.overwrites if tensor.overwrites in touched else None
+                before = self._forms[uid].overwrites
+                before = before if before in touched else None
                 if before is not None and before in written:
                     before = None
-                tensor = msgspec.structs.replace(self._forms[uid], role=TensorRole.BOUND, overwrites=before)
+                tensor = msgspec.structs.replace(tensor, role=TensorRole.BOUND, overwrites=before)
             tensors.append(tensor)
         piece = OperationGraph(tensors=tuple(tensors), operations=operations, numerics=self._graph.numerics)
         return Piece(piece, piece.bound, tuple(sorted(draft.operations)))
@@ -409,6 +536,7 @@ _WITH_EPILOGUE = (Convolution, MatMul)
 What stands before them has kernels of its own: with a scale and a relu before a convolution, plans of
 cuDNN took as long as both kernels, or twice as long (9.19, H200, bfloat16, NHWC).
 """
+_RUNNING = ("running_mean", "running_variance")
 _WRITE_ANYHOW = (Attention, AttentionBackward, MatMul)
 """Operations that write rows of a result anywhere."""
 _SLOW_BEHIND_PRODUCTS = frozenset({PointwiseMode.SIGMOID})

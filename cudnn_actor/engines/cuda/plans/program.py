@@ -13,14 +13,16 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from cudnn_actor.engines.base import blame
 from cudnn_actor.engines.cuda.library.failures import check_status
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.operations import Launch as OperationLaunch
+from cudnn_actor.engines.cuda.operations.norms import NormedKernel
 from cudnn_actor.engines.cuda.plans.depthwise_sources import DepthwiseKernel
+from cudnn_actor.engines.cuda.plans.joined_kernels import JoinedKernel
 from cudnn_actor.engines.cuda.plans.kernels import Kernel
 from cudnn_actor.engines.cuda.plans.line_kernels import LinedKernel
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
@@ -28,8 +30,10 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Buffer,
     DepthwiseStep,
     GraphStep,
+    JoinedStep,
     KernelStep,
     LinedStep,
+    NormStep,
     Number,
     OperationStep,
     Source,
@@ -113,8 +117,19 @@ def _launch_graph() -> Callable[..., int]:
     return launch
 
 
-def _compiled(step: KernelStep | LinedStep | DepthwiseStep) -> Kernel | LinedKernel | DepthwiseKernel:
+class _Kernel(Protocol):
+    """Kernels of our own, compiled."""
+
+    def launch(self, pointers: Sequence[int], scalars: Sequence[float], /) -> None:
+        """Enqueue a run on the current stream."""
+
+
+def _compiled(step: KernelStep | JoinedStep | LinedStep | NormStep | DepthwiseStep) -> _Kernel:
     match step:
+        case JoinedStep():
+            return JoinedKernel(step.kernels)
+        case NormStep():
+            return NormedKernel(step.kernel)
         case DepthwiseStep():
             return DepthwiseKernel(step.kernel)
         case LinedStep():
@@ -181,7 +196,7 @@ class Program:
         return run
 
     def _kernel_step(
-        self, kernel: Kernel | LinedKernel | DepthwiseKernel, sources: Sequence[Source], scratch: int
+        self, kernel: _Kernel, sources: Sequence[Source], scratch: int
     ) -> Callable[[Sequence[int], Sequence[float], int], None]:
         find, stream = self._finder(sources, scratch), self.stream
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cudnn_actor.engines.cuda.operations.norms import Normed
 from cudnn_actor.engines.cuda.plans.depthwise_kernels import Depthwise
 from cudnn_actor.engines.cuda.plans.kernels import Elementwise
 from cudnn_actor.engines.cuda.plans.line_kernels import Lined
@@ -20,8 +21,10 @@ __all__ = [
     "Buffer",
     "DepthwiseStep",
     "GraphStep",
+    "JoinedStep",
     "KernelStep",
     "LinedStep",
+    "NormStep",
     "Number",
     "OperationStep",
     "Part",
@@ -93,10 +96,31 @@ class KernelStep(msgspec.Struct, frozen=True, tag="kernel"):
     sources: tuple[Source, ...]
 
 
+class JoinedStep(msgspec.Struct, frozen=True, tag="joined"):
+    """A step that runs several elementwise kernels in one launch.
+
+    `sources`: each kernel's, as those of a `KernelStep`.
+    """
+
+    kernels: tuple[Elementwise, ...]
+    sources: tuple[Source, ...]
+
+
 class LinedStep(msgspec.Struct, frozen=True, tag="lined"):
     """A step that runs a kernel over lines. `sources`: its operands' locations, then its results'."""
 
     kernel: Lined
+    sources: tuple[Source, ...]
+
+
+class NormStep(msgspec.Struct, frozen=True, tag="norm"):
+    """A step that runs a norm with what is around it.
+
+    `sources`: the locations of its leaves, of the norm's operands `beside`, of its results, and of its
+    workspace if it needs any.
+    """
+
+    kernel: Normed
     sources: tuple[Source, ...]
 
 
@@ -130,7 +154,7 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
     launcher: str
 
 
-Step = GraphStep | KernelStep | LinedStep | DepthwiseStep | OperationStep
+Step = GraphStep | KernelStep | JoinedStep | LinedStep | NormStep | DepthwiseStep | OperationStep
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -140,7 +164,7 @@ class Tuning(msgspec.Struct, frozen=True):
     ----------
     heuristic_us, tuned_us
         Device time of the heuristic's plan and of the fastest plan, in microseconds.
-    tried
+    timed
         How many plans were timed.
     discarded
         Why candidates failed their self-check: "engine: reason".
@@ -148,7 +172,7 @@ class Tuning(msgspec.Struct, frozen=True):
 
     heuristic_us: float
     tuned_us: float
-    tried: int
+    timed: int
     discarded: tuple[str, ...]
 
 
@@ -161,7 +185,7 @@ class Part(msgspec.Struct, frozen=True):
         Its operations' numbers in the graph.
     steps
         How many of the recipe's steps run it.
-    tag, workspace, tried, tuning
+    tag, workspace, checked, tuning
         Those of its own plan.
     refused
         Why what would have been preferred to this plan does not run.
@@ -172,7 +196,7 @@ class Part(msgspec.Struct, frozen=True):
     tag: str
     workspace: int
     refused: tuple[str, ...] = ()
-    tried: bool = True
+    checked: bool = True
     tuning: Tuning | None = None
 
 
@@ -201,7 +225,7 @@ class Recipe(msgspec.Struct, frozen=True):
         How many of each a run takes.
     tuning
         The measurements, if the plan was chosen by tuning.
-    tried
+    checked
         Whether it has passed its self-check.
     parts
         The pieces of the graph, in the order in which they run.
@@ -215,7 +239,7 @@ class Recipe(msgspec.Struct, frozen=True):
     buffers: int
     scalars: int
     tuning: Tuning | None = None
-    tried: bool = True
+    checked: bool = True
     parts: tuple[Part, ...] = ()
     between: tuple[Between, ...] = ()
 

@@ -24,6 +24,7 @@ from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.evaluated_reference import EvaluatedReference, place_of
 from cudnn_actor.engines.cuda.plans.journal import Journal
+from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.reference import Reference, References
@@ -39,11 +40,22 @@ V = TypeVar("V")
 
 
 class BuildContext(NamedTuple):
-    """What plans are built and checked with: a cuDNN handle, the CuPy stream set on it, and a journal."""
+    """What plans are built and checked with.
+
+    Parameters
+    ----------
+    handle, stream
+        A cuDNN handle, and the CuPy stream set on it.
+    journal
+        Where checks are recorded.
+    kernels
+        Kernels of plans built before; None to compile each plan's own.
+    """
 
     handle: Any
     stream: Any
     journal: Journal = Journal(None)
+    kernels: KernelCaches | None = None
 
 
 class _Tolerance(NamedTuple):
@@ -235,7 +247,7 @@ class SelfCheck:
         try:
             return of(lambda uid: self._tensors[uid].pointer, self.scalars)
         except libraries().cupy.cuda.memory.OutOfMemoryError:
-            log.warning("plan.unproved", reason="no room on the device to compute what it should compute")
+            log.warning("plan.unchecked", reason="no room on the device to compute what it should compute")
             return {}
 
 

@@ -18,23 +18,20 @@ import msgspec
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
+from cudnn_actor.engines.cuda.plans.bodies import Body
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, computed_first, takes_bytes
+from cudnn_actor.engines.cuda.plans.joined_kernels import launches
 from cudnn_actor.engines.cuda.plans.kernels import (
-    Constant,
-    Earlier,
-    Expression,
     Leaf,
     Result,
-    Scalar,
-    Value,
     elementwise,
-    expression,
     fused,
 )
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import (
     Buffer,
+    JoinedStep,
     KernelStep,
     OperationStep,
     Scratch,
@@ -46,12 +43,12 @@ from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_st
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
+    Concat,
     Convolution,
     GraphTensor,
     Movement,
     Node,
     Operation,
-    Pad,
     Placed,
     Pointwise,
     TensorRole,
@@ -109,7 +106,9 @@ class _Splitter:
             self._compute([uid for uid in operation.reads if uid in self._waiting])
             if isinstance(operation, Convolution):
                 self._convolve(operation)
-            elif isinstance(operation, Movement):
+            elif isinstance(operation, Concat):
+                self._concatenate(operation)
+            elif isinstance(operation, Movement) and not IMPLEMENTATIONS[type(operation)].ways:
                 self._move(operation)
             else:
                 self._run(operation)
@@ -267,9 +266,6 @@ class _Splitter:
 
     def _move(self, operation: Movement[int]) -> None:
         """Add the step that moves elements: a copy of the operand as the result sees it."""
-        if isinstance(operation, Pad):
-            self._pad(operation)
-            return
         tensor, result = self._graph.tensor(operation.x), self._graph.tensor(operation.y)
         source = self._sources[operation.x]
         placed = operation.view(tensor.dims, tensor.strides)
@@ -285,16 +281,20 @@ class _Splitter:
         seen, start = _seen(tensor, source, result.dims, placed)
         self._copy(seen, start, result, self._sources[result.uid])
 
-    def _pad(self, operation: Pad[int]) -> None:
-        """Add the steps that fill the result, and that write the operand's elements to their places in it."""
-        tensor, result = self._graph.tensor(operation.x), self._graph.tensor(operation.y)
-        source, target = self._sources[operation.x], self._sources[operation.y]
-        if tensor.dims != result.dims:
-            fill = elementwise(Constant(operation.value), result.dtype, result.dims, [result.strides])
-            self._steps.append(KernelStep(fill, (target,)))
-        inside = _seen(result, target, tensor.dims, operation.inside(result.strides))
-        turned = _seen(tensor, source, tensor.dims, operation.turned(tensor.dims, tensor.strides))
-        self._copy(*turned, *inside)
+    def _concatenate(self, operation: Concat[int]) -> None:
+        """Add the steps that copy each operand to its part of the result: as few as possible."""
+        result, target = self._graph.tensor(operation.y), self._sources[operation.y]
+        tensors = [self._graph.tensor(uid) for uid in operation.operands]
+        starts = operation.starts([tensor.dims for tensor in tensors])
+        copies = []
+        for tensor, start in zip(tensors, starts, strict=True):
+            placed = Placed(result.strides, start * result.strides[operation.axis])
+            part, place = _seen(result, target, tensor.dims, placed)
+            copies.append(_copying(tensor, self._sources[tensor.uid], part, place))
+        for numbers in launches([step.kernel for step in copies]):
+            steps = [copies[number] for number in numbers]
+            sources = tuple(source for step in steps for source in step.sources)
+            self._steps.append(JoinedStep(tuple(step.kernel for step in steps), sources))
 
     # Pointwise.
 
@@ -314,54 +314,31 @@ class _Splitter:
 
     def _add_kernel(self, dims: tuple[int, ...], uids: Sequence[int]) -> None:
         """Add the kernel that computes these results, of these dims."""
-        wanted, read = set(uids), set[int]()
+        wanted = set(uids)
         operations: list[Pointwise[int]] = []
         for uid, operation in reversed(self._waiting.items()):
             if uid in wanted:
-                operations.append(operation)
+                operations.insert(0, operation)
                 wanted.update(operation.reads)
-                read.update(operation.reads)
-        numbers: dict[int, int] = {}
-        leaves: list[GraphTensor] = []
-        body: list[Expression] = []
-        for operation in reversed(operations):
-            operands = tuple(self._operand(uid, numbers, leaves) for uid in operation.operands)
-            result = self._graph.tensor(operation.result)
-            used, compute = operation.result in read, self._graph.compute(operation)
-            numbers[operation.result] = len(body)
-            body.append(expression(operation, operands, compute, result.dtype, used=used))
+        body = Body(self._graph, operations, dims, form=self._forms.__getitem__)
+        for operation in operations:
+            body.add(operation)
         stored = [self._graph.tensor(uid) for uid in uids]
         for tensor in stored:
             if tensor.uid not in self._sources:
                 self._sources[tensor.uid] = self._take(tensor)
+        tensors = [*stored, *(tensor for tensor, _ in body.leaves)]
         kernel = fused(
-            [Result(Earlier(numbers[tensor.uid]), tensor.dtype) for tensor in stored],
-            body,
+            [Result(value, tensor.dtype) for value, tensor in zip(body.of(uids), stored, strict=True)],
+            body.nodes,
             dims,
-            [*(tensor.strides for tensor in stored), *(_broadcast(leaf, dims) for leaf in leaves)],
-            [tensor.alignment for tensor in (*stored, *leaves)],
+            [*(tensor.strides for tensor in stored), *(steps for _, steps in body.leaves)],
+            [tensor.alignment for tensor in tensors],
         )
-        self._steps.append(
-            KernelStep(kernel, tuple(self._sources[tensor.uid] for tensor in (*stored, *leaves)))
-        )
-
-    def _operand(self, uid: int, numbers: dict[int, int], leaves: list[GraphTensor]) -> Value:
-        tensor = self._graph.tensor(uid)
-        if uid in numbers:
-            return Earlier(numbers[uid])
-        if tensor.role is TensorRole.SCALAR:
-            return Scalar(self._graph.scalars.index(uid))
-        if tensor.value is not None:
-            return Constant(tensor.value)
-        form = self._forms[uid]
-        if form not in leaves:
-            leaves.append(form)
-        return Leaf(leaves.index(form), form.dtype)
+        self._steps.append(KernelStep(kernel, tuple(self._sources[tensor.uid] for tensor in tensors)))
 
     def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
-        strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
-        kernel = fused([Result(Leaf(0, tensor.dtype), to.dtype)], [], to.dims, strides, alignments)
-        self._steps.append(KernelStep(kernel, (target, source)))
+        self._steps.append(_copying(tensor, source, to, target))
 
     def _take(self, tensor: GraphTensor) -> Scratch:
         """Reserve scratch memory for a tensor between steps."""
@@ -371,6 +348,13 @@ class _Splitter:
         place = Scratch(self._scratch)
         self._scratch += aligned(nbytes)
         return place
+
+
+def _copying(tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> KernelStep:
+    """The step that copies a tensor, perhaps converted, to another of the same dims."""
+    strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
+    kernel = fused([Result(Leaf(0, tensor.dtype), to.dtype)], [], to.dims, strides, alignments)
+    return KernelStep(kernel, (target, source))
 
 
 def _seen(
@@ -401,13 +385,6 @@ def _serves(tensor: GraphTensor, form: GraphTensor) -> bool:
     """Whether a tensor already has the wanted form."""
     same = (tensor.dims, tensor.strides, tensor.dtype) == (form.dims, form.strides, form.dtype)
     return same and tensor.alignment >= form.alignment
-
-
-def _broadcast(tensor: GraphTensor, dims: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(
-        0 if own == 1 and wanted != 1 else stride
-        for own, wanted, stride in zip(tensor.dims, dims, tensor.strides, strict=True)
-    )
 
 
 def _forms(tensors: Sequence[GraphTensor]) -> Iterator[list[GraphTensor]]:

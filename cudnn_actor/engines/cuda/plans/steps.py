@@ -13,7 +13,10 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Buffer,
     DepthwiseStep,
     GraphStep,
+    JoinedStep,
+    KernelStep,
     LinedStep,
+    NormStep,
     Number,
     OperationStep,
     Part,
@@ -69,16 +72,19 @@ def finish(
     return CudaPlan(recipe, tuple(graphs))
 
 
+_NAMES = {LinedStep: "lines", JoinedStep: "copies", KernelStep: "elementwise"}
+
+
 def _name(step: Step) -> str:
     match step:
         case GraphStep():
             return step.engine
         case OperationStep():
             return f"{step.operation.kind}-{step.launcher}"
-        case LinedStep():
-            return "lines"
+        case NormStep():
+            return f"{step.kernel.operation.kind}-fused"
         case DepthwiseStep(kernel=kernel):
             tile = kernel.tile
             return f"depthwise-{tile.vector}x{tile.columns}x{tile.rows}"
         case _:
-            return "elementwise"
+            return _NAMES[type(step)]

@@ -1,0 +1,292 @@
+"""How long plans of graphs take to build: cold, from the plan store, and for new batch sizes.
+
+    python -m benchmarks.building --out benchmarks/results
+
+Needs a GPU; with `--dry-run`, the CPU engine builds small graphs instead, and nothing is stored. Graphs are
+chains of equal layers of 10 operations: two convolutions with what follows them, and a group norm. Equal
+pieces of a graph are built once.
+
+"Cold" is a process of its own with an empty folder for the kernels that CuPy compiles, and with what CUDA
+initialises at the first use; "stored" is another process, later, that has these kernels and the plan's bytes.
+A first run is one without a replay, on buffers that are there. For new batch sizes, one builder builds a
+ResNet bottleneck for one batch size after the other: with cuDNN's kernel cache, and without. Each plan is
+built, its self-check included, in the process that measures; as bytes it goes to a worker. At the end, a
+build for another batch size is profiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import functools
+import json
+import os
+import pstats
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cudnn_actor.cli.bench.machine import machine, versions
+from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.engines.cuda.plans.compiler import compile_plan
+from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.program import Program
+from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
+from cudnn_actor.plans.file import PlanKey, StoredPlan
+from cudnn_actor.plans.store import PlanStore
+from cudnn_actor.protocol import Graph, GraphBuilder, OperationGraph
+
+from .blocks import bottleneck
+from .gpu.setting import gpu_versions
+
+COUNTS = (10, 100, 500)
+LAYER = 10
+"""Operations of a layer."""
+BATCHES = (32, 16, 24, 7)
+_PROFILED = 48
+"""The batch size of the build that is profiled."""
+_TOLD = {
+    "graphs.candidates": "cuDNN's candidates",
+    "graphs.build_candidate": "cuDNN's plans: kernels compiled or found",
+    "loading.load": "plans loaded from bytes",
+    "self_check.__init__": "self-check: memory, values, reference",
+    "self_check.fault": "self-check: run and comparison",
+    "self_check.close": "self-check: memory freed",
+    "partition.cut": "the cut into pieces",
+    "composition.compose": "all pieces",
+}
+"""Functions of a build, by module and name, and what they do. Times include those of the functions called."""
+
+Row = dict[str, Any]
+
+
+def chain(count: int) -> Graph:
+    """A graph of so many operations, a multiple of `LAYER`."""
+    g = GraphBuilder()
+    channels = 64
+    x = g.input("x", (8, channels, 28, 28), "bfloat16", layout="NHWC")
+    w = g.input("w", (channels, channels, 3, 3), "bfloat16", layout="NHWC")
+    scale, bias = (g.input(name, (1, channels, 1, 1), "bfloat16") for name in ("scale", "bias"))
+    norm_scale, norm_bias = (g.input(name, (channels,), "bfloat16") for name in ("norm_scale", "norm_bias"))
+    for _ in range(count // LAYER):
+        y = g.relu(g.conv(x, w, pad=1) * scale + bias)
+        y = g.relu(g.conv(y, w, pad=1) * scale + bias + x)
+        x = g.group_norm(y, 8, norm_scale, norm_bias)
+    graph = g.build(y=x)
+    assert len(graph.body.operations) == count, len(graph.body.operations)
+    return graph
+
+
+def ms(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Milliseconds of a call, and its result."""
+    begin = time.perf_counter()
+    result = call()
+    return round((time.perf_counter() - begin) * 1e3, 2), result
+
+
+class Side:
+    """What one process measures, with a builder of its own."""
+
+    def __init__(self, *, cached: bool = True) -> None:
+        self.builder = CudaBuilder(0)
+        self.opened_ms, _ = ms(self.builder.open)
+        self._context = self.builder.context._replace(kernels=KernelCaches() if cached else None)
+
+    def build(self, graph: OperationGraph) -> CudaPlan:
+        """A plan. Blocks for milliseconds to seconds."""
+        return compile_plan(graph, self._context, None)
+
+    def first_run(self, graph: OperationGraph, plan: CudaPlan) -> float:
+        """Milliseconds until a first run has finished, its launches prepared."""
+        context = self.builder.context
+        check = SelfCheck(graph, context)
+        try:
+            workspace = check.room_for(plan)
+            context.stream.synchronize()
+
+            def run() -> None:
+                program = Program(plan, context.handle, context.stream)
+                program.run((), check.pointers, check.scalars, workspace.pointer)
+                context.stream.synchronize()
+
+            return ms(run)[0]
+        finally:
+            check.close()
+
+    def key(self, graph: OperationGraph) -> PlanKey:
+        """The plan's name in a store."""
+        return PlanKey(graph=graph.digest(), fingerprint=self.builder.fingerprint)
+
+
+def cold(count: int, store: PlanStore) -> Row:
+    """A graph's plan from nothing, stored for `stored`."""
+    side = Side()
+    made_ms, graph = ms(lambda: chain(count))
+    body = graph.body
+    built_ms, plan = ms(lambda: side.build(body))
+
+    def save() -> None:
+        data = side.builder.export(plan)
+        assert data is not None
+        store.save(side.key(body), StoredPlan(data=data, workspace=plan.workspace))
+
+    stored_ms, _ = ms(save)
+    return {
+        "operations": count,
+        "steps": len(plan.recipe.steps),
+        "open_ms": side.opened_ms,
+        "graph_ms": made_ms,
+        "build_ms": built_ms,
+        "save_ms": stored_ms,
+        "first_run_ms": side.first_run(body, plan),
+    }
+
+
+def stored(count: int, store: PlanStore) -> Row:
+    """The plan that `cold` stored."""
+    side, body = Side(), chain(count).body
+
+    def restore() -> CudaPlan:
+        found = store.load(side.key(body))
+        assert found is not None, "the plan is not in the store"
+        return side.builder.restore(body, found.data)
+
+    restored_ms, plan = ms(restore)
+    return {"restore_ms": restored_ms, "restored_first_run_ms": side.first_run(body, plan)}
+
+
+def batches(*, cached: bool) -> Row:
+    """Builds of a bottleneck for one batch size after the other, and a profile of one more."""
+    side = Side(cached=cached)
+    found = {}
+    for batch in BATCHES:
+        body = bottleneck(batch=batch).forward.body
+        found[str(batch)] = ms(functools.partial(side.build, body))[0]
+    body = bottleneck(batch=_PROFILED).forward.body
+    with cProfile.Profile() as profile:
+        side.build(body)
+    return {"kernel cache": cached, "build_ms": found, "profile_ms": told(profile)}
+
+
+def told(profile: cProfile.Profile) -> dict[str, float]:
+    """Milliseconds in the functions of `_TOLD`. The profiler itself slows Python down."""
+    sums = dict.fromkeys(_TOLD, 0.0)
+    for (path, _, name), (_, _, _, cumulative, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        function = f"{Path(path).stem}.{name}"
+        if function in sums and "plans" in Path(path).parts:
+            sums[function] += cumulative * 1e3
+    return {_TOLD[function]: round(sum_ms, 2) for function, sum_ms in sums.items()}
+
+
+SIDES: dict[str, Callable[[int, Path], Row]] = {
+    "cold": lambda count, folder: cold(count, PlanStore(folder / "plans")),
+    "stored": lambda count, folder: stored(count, PlanStore(folder / "plans")),
+    "batches": lambda count, _: batches(cached=bool(count)),
+    "versions": lambda _, __: dict(gpu_versions()),
+}
+
+
+def apart(side: str, count: int, folder: Path) -> Row:
+    """What a process of its own measures, whose kernels are kept in the folder. Blocks."""
+    command = [sys.executable, "-m", "benchmarks.building", "--side", side, str(count), str(folder)]
+    environment = {**os.environ, "CUPY_CACHE_DIR": str(folder / "kernels")}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    row: Row = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def on_gpu(counts: Sequence[int]) -> Iterator[tuple[str, Row]]:
+    """Each part's name and rows."""
+    for count in counts:
+        with tempfile.TemporaryDirectory() as folder:
+            yield (
+                "graphs",
+                apart("cold", count, Path(folder)) | apart("stored", count, Path(folder)),
+            )
+    for cached in (True, False):
+        with tempfile.TemporaryDirectory() as folder:
+            yield "batches", apart("batches", int(cached), Path(folder))
+
+
+def on_cpu() -> Iterator[tuple[str, Row]]:
+    """Small graphs on the CPU engine, to see that all is in order."""
+    engine = CpuEngine()
+    engine.open()
+    for count in (10, 20):
+        graph_ms, graph = ms(functools.partial(chain, count))
+        built_ms, _ = ms(functools.partial(engine.build, graph.body, workspace_limit=None))
+        yield "graphs", {"operations": count, "graph_ms": graph_ms, "build_ms": built_ms}
+    found = {}
+    for batch in (4, 2, 3):
+        body = bottleneck(batch=batch, channels=64, width=16, size=14).forward.body
+        found[str(batch)], _ = ms(functools.partial(engine.build, body, workspace_limit=None))
+    yield "batches", {"kernel cache": False, "build_ms": found}
+    engine.close()
+
+
+def tables(found: Mapping[str, Sequence[Row]]) -> Iterator[Table]:
+    """The results as tables."""
+    names = dict.fromkeys(name for row in found["graphs"] for name in row)
+    graphs = Table(*names, title="graphs")
+    for row in found["graphs"]:
+        graphs.add_row(*(str(row.get(name, "")) for name in names))
+    yield graphs
+    sizes = list(found["batches"][0]["build_ms"])
+    builds = Table("kernel cache", *(f"batch {size}, ms" for size in sizes), title="a bottleneck, in order")
+    for row in found["batches"]:
+        builds.add_row(str(row["kernel cache"]), *(str(row["build_ms"][size]) for size in sizes))
+    yield builds
+    for row in found["batches"]:
+        if "profile_ms" in row:
+            title = f"one more build, profiled; kernel cache: {row['kernel cache']}"
+            profile = Table("part", "ms", title=title)
+            for part, part_ms in row["profile_ms"].items():
+                profile.add_row(part, str(part_ms))
+            yield profile
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, help="directory for the JSON")
+    parser.add_argument("--counts", type=int, nargs="+", default=list(COUNTS), help="of operations")
+    parser.add_argument("--dry-run", action="store_true", help="small graphs on the CPU engine")
+    parser.add_argument("--side", nargs=3, metavar=("WHAT", "COUNT", "FOLDER"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.side is not None:
+        what, count, folder = given.side
+        print(json.dumps(SIDES[what](int(count), Path(folder))))
+        return
+    found: dict[str, list[Row]] = {"graphs": [], "batches": []}
+    for part, row in on_cpu() if given.dry_run else on_gpu(given.counts):
+        found[part].append(row)
+        print(json.dumps(row), flush=True)
+    for table in tables(found):
+        Console(width=160).print(table)
+    if given.out is not None:
+        known = versions(("numpy", "msgspec"))
+        if not given.dry_run:
+            with tempfile.TemporaryDirectory() as folder:
+                known |= apart("versions", 0, Path(folder))
+        record = {
+            "versions": known,
+            "machine": machine(),
+            "date": time.strftime("%Y-%m-%dT%H:%M:%S"),
+            "dry_run": given.dry_run,
+            "found": found,
+        }
+        path = given.out / time.strftime("building-%Y%m%dT%H%M%S.json")
+        path.write_text(json.dumps(record, indent=1) + "\n")
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

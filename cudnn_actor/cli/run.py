@@ -1,0 +1,144 @@
+"""`cudnn-actor run`: runs an ONNX model, times it, and says how it runs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor import spawn
+from cudnn_actor.cli.user_error import UserError
+from cudnn_actor.models import Feature, InvalidModel, Model, UnsupportedModel
+from cudnn_actor.protocol.errors import InvalidRequest
+
+__all__ = ["add_arguments", "run"]
+
+_RUNS = 20
+_SEED = 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument("--device", default="auto", help='"cuda:0", "cpu" or "auto" (the default)')
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="NAME=FILE.npy",
+        help="an input's values; random numbers for inputs that are not given",
+    )
+    parser.add_argument(
+        "--dim", action="append", default=[], type=_pair, metavar="NAME=SIZE", help="the size of a named dim"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.npz", help="write the outputs")
+    parser.add_argument("--time", action="store_true", help=f"run it {_RUNS} times more, and time it")
+    parser.add_argument("--explain", action="store_true", help="say what runs each part of it")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.rpartition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+    return name, value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit status is 0 if the model ran."""
+    try:
+        return asyncio.run(_run(args))
+    except (InvalidModel, UnsupportedModel, InvalidRequest, ImportError) as error:
+        raise UserError(str(error)) from error
+
+
+async def _run(args: argparse.Namespace) -> int:
+    async with spawn(device=args.device) as gpu:
+        began = time.perf_counter()
+        model = await gpu.load(args.model)
+        inputs = _inputs(model, dict(args.input), dict(args.dim))
+        outputs = await gpu.run(model, inputs)
+        first = time.perf_counter() - began
+        for name, value in outputs.items():
+            print(f"{name}: {value.dtype} {value.shape}, {_summary(value)}")
+        if args.time:
+            await _time(gpu, model, inputs, first)
+        if args.explain:
+            print(await model.explain(inputs))
+        if args.out is not None:
+            _write(args.out, outputs)
+        await model.close()
+    return 0
+
+
+def _summary(value: np.ndarray) -> str:
+    if not value.size:
+        return "no elements"
+    floats = value.astype(np.float64)
+    return f"from {floats.min():.6g} to {floats.max():.6g}, mean {floats.mean():.6g}"
+
+
+async def _time(gpu: Any, model: Model, inputs: dict[str, np.ndarray], first: float) -> None:
+    """Time runs with the inputs on the device, and the outputs left there."""
+    refs = {name: await gpu.upload(value) for name, value in inputs.items()}
+    kept = [each.name for each in model.outputs]
+    took = []
+    for _ in range(_RUNS):
+        began = time.perf_counter()
+        outputs = await gpu.run(model, refs, keep=kept)
+        took.append(time.perf_counter() - began)
+        for ref in outputs.values():
+            await gpu.free(ref)
+    for ref in refs.values():
+        await gpu.free(ref)
+    median, least = statistics.median(took) * 1e3, min(took) * 1e3
+    print(
+        f"loaded and first run: {first:.2f} s; then {median:.3f} ms (median of {_RUNS}), least {least:.3f} ms"
+    )
+
+
+def _inputs(model: Model, files: dict[str, str], dims: dict[str, str]) -> dict[str, np.ndarray]:
+    names = {each.name for each in model.inputs}
+    for name in files:
+        if name not in names:
+            raise UserError(f"{name!r} is no input of the model: it has {', '.join(sorted(names))}")
+    rng = np.random.default_rng(_SEED)
+    return {
+        each.name: _read(each, files[each.name]) if each.name in files else _made_up(each, dims, rng)
+        for each in model.inputs
+    }
+
+
+def _read(feature: Feature, path: str) -> np.ndarray:
+    try:
+        array: np.ndarray = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as an array: {error}") from error
+    wanted = feature.dtype
+    return array.view(wanted.numpy) if wanted == "bfloat16" and array.dtype.itemsize == 2 else array
+
+
+def _made_up(feature: Feature, dims: dict[str, str], rng: np.random.Generator) -> np.ndarray:
+    if feature.dims is None or feature.dtype is None:
+        raise UserError(f"give a file for {feature}")
+    sizes = []
+    for dim in feature.dims:
+        size = dims.get(dim) if isinstance(dim, str) else dim
+        if size is None or not str(size).isdigit():
+            raise UserError(f"give the size of {dim or '?'} in {feature}: --dim {dim}=1, or a file")
+        sizes.append(int(size))
+    if feature.dtype.is_floating:
+        return rng.standard_normal(sizes).astype(feature.dtype.numpy)
+    return rng.integers(0, 2, sizes).astype(feature.dtype.numpy)
+
+
+def _write(path: Path, outputs: dict[str, Any]) -> None:
+    try:
+        np.savez(path, **outputs)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error

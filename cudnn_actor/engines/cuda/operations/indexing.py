@@ -1,0 +1,435 @@
+"""Reads and writes at places that indices name, on CUDA: kernels of our own.
+
+A thread of a gather writes one element of the result, or up to 16 bytes of
+neighbours that have the same indices. Dims and strides are arguments, so few
+kernels serve many shapes.
+
+Scatters are the same each time. The indices of an element, or of a slice that is
+written as a whole, are a writer, and have a number. A first kernel finds out which
+writers each destination has: the last one, or a list of all. Lists are in no order
+at first; those of sums and products are then sorted. At last, a thread for each
+element of the result takes the writers' updates one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.lines import beginning, rounded, value_of
+from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, Axis, merged, merged_axes
+from cudnn_actor.protocol.operations import GraphTensor
+from cudnn_actor.protocol.operations.indexing import Gathering, Places, Scattering, ScatterReduction
+
+__all__ = ["Walk", "gather_kernel", "gather_source", "launcher", "scatter_kernels", "scatter_source"]
+__all__ += ["scatter_workspace"]
+
+_THREADS, _MOST_BLOCKS = 256, 1 << 16
+_FEW = 1 << 30
+"""Numbers below this, and sums of two of them, fit into 32 bits."""
+_MOVED = {
+    1: "unsigned char",
+    2: "unsigned short",
+    4: "unsigned int",
+    8: "unsigned long long",
+    16: "Sixteen",
+}
+"""What so many bytes are moved as."""
+
+
+class Walk(NamedTuple):
+    """Places that are numbered, and where each lies in some tensors, in CUDA C++.
+
+    Parameters
+    ----------
+    letter
+        What the names of its variables begin with.
+    names
+        Of the tensors.
+    axes
+        The slowest first, with each tensor's strides.
+    """
+
+    letter: str
+    names: tuple[str, ...]
+    axes: tuple[Axis, ...]
+
+    @classmethod
+    def over(cls, letter: str, dims: Sequence[int], **strides: Sequence[int]) -> Walk:
+        """Over dims, in the order in which the first tensor's elements lie in memory."""
+        axes = merged(dims, [*strides.values()]) or [(1, (0,) * len(strides))]
+        return cls(letter, tuple(strides), tuple(axes))
+
+    @classmethod
+    def in_order(cls, letter: str, dims: Sequence[int], **strides: Sequence[int]) -> Walk:
+        """Over dims, in the order of their indices."""
+        steps = zip(*strides.values(), strict=True) if dims else ()
+        axes = merged_axes(zip(dims, steps, strict=True)) or [(1, (0,) * len(strides))]
+        return cls(letter, tuple(strides), tuple(axes))
+
+    @property
+    def total(self) -> int:
+        """How many places there are."""
+        return math.prod(size for size, _ in self.axes)
+
+    @property
+    def span(self) -> int:
+        """More than any number that is computed for it."""
+        reach = (
+            sum((size - 1) * steps[n] for size, steps in self.axes if size) for n in range(len(self.names))
+        )
+        return max(self.total, *reach) + 1
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The arguments of `parameters`."""
+        return (
+            self.total,
+            *(size for size, _ in self.axes[1:]),
+            *(step for _, steps in self.axes for step in steps),
+        )
+
+    @property
+    def parameters(self) -> str:
+        """The parameters of a kernel that describe the places."""
+        names = [f"{self.letter}_count", *(f"{self.letter}{n}_size" for n in range(1, len(self.axes)))]
+        names += [f"{self.letter}{n}_{name}" for n in range(len(self.axes)) for name in self.names]
+        return ", ".join(f"long long {name}" for name in names)
+
+    def at(self, number: str) -> str:
+        """Statements that define where a place lies in each tensor: `x_at` for x."""
+        letter, text = self.letter, [f"I {self.letter}_rest = (I){number};"]
+        for n in range(len(self.axes) - 1, 0, -1):
+            size = f"(I){letter}{n}_size"
+            text.append(f"const I {letter}{n} = {letter}_rest % {size}; {letter}_rest /= {size};")
+        text.append(f"const I {letter}0 = {letter}_rest;")
+        for name in self.names:
+            parts = (f"{letter}{n} * (I){letter}{n}_{name}" for n in range(len(self.axes)))
+            text.append(f"const I {name}_at = {' + '.join(parts)};")
+        return " ".join(text)
+
+    def loop(self, body: str) -> str:
+        """A loop of all threads over the places, for a body to which `{letter}_number` is known."""
+        number = f"{self.letter}_number"
+        start = f"long long {number} = blockIdx.x * (long long)blockDim.x + threadIdx.x"
+        step = f"{number} += (long long)gridDim.x * blockDim.x"
+        return f"for ({start}; {number} < {self.letter}_count; {step}) {{ {self.at(number)} {body} }}"
+
+
+def launcher(kernel: Any, count: int, arguments: tuple[Any, ...]) -> Callable[[Sequence[int]], None]:
+    """The launch of a kernel with a thread for each of so many places; without any, nothing."""
+    grid = (min(-(-count // _THREADS), _MOST_BLOCKS),)
+
+    def launch(addresses: Sequence[int]) -> None:
+        if count:
+            kernel(grid, (_THREADS,), (*addresses, *arguments))
+
+    return launch
+
+
+class _Gather(NamedTuple):
+    """A gather as data: its loop, what selects, and how many bytes are moved at a time."""
+
+    walk: Walk
+    selects: tuple[tuple[int, int], ...]
+    component: int
+    nbytes: int
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return (*self.walk.numbers, *(n for pair in self.selects for n in pair), self.component)
+
+
+def gather_kernel(
+    operation: Gathering[int], tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of a gather; see `operations.Launcher`."""
+    del handle
+    cupy = libraries().cupy
+    gather = _gather(operation, tensors)
+    kernel = cupy.RawKernel(gather_source(operation, tensors), "gather", options=("--std=c++17",))
+    kernel.compile()
+    return launcher(kernel, gather.walk.total, gather.numbers)
+
+
+def gather_source(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> str:
+    """The kernel in CUDA C++."""
+    gather = _gather(operation, tensors)
+    element = _MOVED[gather.nbytes]
+    wide = gather.walk.span + sum(size * step for size, step in gather.selects) >= _FEW
+    return f"""typedef {"long long" if wide else "int"} I;
+{PLACED}
+extern "C" __global__ void gather(
+    const {element}* __restrict__ x, const {C_TYPES[tensors[1].dtype]}* __restrict__ indices,
+    {element}* __restrict__ y, {gather.walk.parameters}, {selection(len(gather.selects))}) {{
+    {gather.walk.loop(f"y[y_at] = x[x_at + {selected(len(gather.selects))}];")}
+}}
+"""
+
+
+def selection(count: int) -> str:
+    """The parameters of `selected`: size and step of each axis that is selected; the step of the indices."""
+    names = [name for n in range(count) for name in (f"size{n}", f"step{n}")]
+    return ", ".join(f"long long {name}" for name in (*names, "component"))
+
+
+def selected(count: int) -> str:
+    """The C expression of how many steps further the indices select."""
+    return " + ".join(
+        f"placed(indices[indices_at + {n} * (I)component], size{n}) * (I)step{n}" for n in range(count)
+    )
+
+
+def strides_of(places: Places, x: GraphTensor, indices: GraphTensor) -> tuple[list[int], list[int]]:
+    """The strides of x and of the indices along each dim of what is read or written."""
+    of_x, of_indices = [0] * len(places.dims), [0] * len(places.dims)
+    for own, stride in zip(places.own, x.strides, strict=True):
+        if own is not None:
+            of_x[own] = stride
+    for own, stride in zip(places.of_indices, indices.strides, strict=False):
+        of_indices[own] = stride
+    return of_x, of_indices
+
+
+def _gather(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> _Gather:
+    x, indices, y = tensors
+    places = operation.places(x.dims, indices.dims)
+    of_x, of_indices = strides_of(places, x, indices)
+    walk = Walk.over("t", y.dims, y=y.strides, x=of_x, indices=of_indices)
+    selects = tuple((x.dims[axis], x.strides[axis]) for axis in places.selected)
+    component = indices.strides[-1] if places.stacked else 0
+    return _packed(_Gather(walk, selects, component, x.dtype.itemsize), math.gcd(x.alignment, y.alignment))
+
+
+def _packed(gather: _Gather, alignment: int) -> _Gather:
+    """With neighbours that are moved at once as one element, if there are any."""
+    *slow, (size, steps) = gather.walk.axes
+    if steps != (1, 1, 0):
+        return gather
+    for nbytes in (16, 8, 4, 2):
+        count = nbytes // gather.nbytes
+        apart = [step for _, of in slow for step in of[:2]] + [step for _, step in gather.selects]
+        if count > 1 and size % count == 0 == alignment % nbytes and all(step % count == 0 for step in apart):
+            axes = [(n, (of[0] // count, of[1] // count, of[2])) for n, of in slow]
+            walk = gather.walk._replace(axes=(*axes, (size // count, steps)))
+            selects = tuple((n, step // count) for n, step in gather.selects)
+            return gather._replace(walk=walk, selects=selects, nbytes=nbytes)
+    return gather
+
+
+PLACED = """
+struct alignas(16) Sixteen { unsigned int of[4]; };
+// An index below 0 counts from the end; one out of range counts as the nearest.
+__device__ __forceinline__ I placed(long long index, long long size) {
+    if (index < 0) index += size;
+    return (I)(index < 0 ? 0 : index < size ? index : size - 1);
+}
+"""
+
+
+class _Scatter(NamedTuple):
+    """A scatter as data.
+
+    Parameters
+    ----------
+    writers
+        Over the writers in their order: where their indices are, and the part of their destination's number
+        that follows from their own place.
+    updates
+        Over the same: where their updates are.
+    elements
+        Over the elements of the result.
+    selects
+        The size of each axis that is selected, and its step in destinations' numbers.
+    component
+        The step from index to index of a list.
+    destinations
+        How many there are.
+    """
+
+    writers: Walk
+    updates: Walk
+    elements: Walk
+    selects: tuple[tuple[int, int], ...]
+    component: int
+    destinations: int
+
+    @property
+    def wide(self) -> bool:
+        """Whether offsets need 64 bits."""
+        return max(walk.span for walk in self[:3]) + self.destinations >= _FEW
+
+    @property
+    def listed(self) -> int:
+        """How many numbers the workspace has: each destination's first writer, and each writer's next one."""
+        return self.destinations + self.writers.total
+
+
+def _scatter(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> _Scatter:
+    x, indices, updates, y = tensors
+    places = operation.places(x.dims, indices.dims)
+    whole = [own is not None and own not in places.of_indices for own in places.own]
+    steps, destinations = [0] * len(x.dims), 1
+    for axis in reversed(range(len(x.dims))):
+        if not whole[axis]:
+            steps[axis] = destinations
+            destinations *= x.dims[axis]
+    own_steps = dict(zip(places.own, steps, strict=True))
+    writers = [places.dims[own] for own in places.of_indices]
+    of_updates = [
+        updates.strides[own] if own is not None and apart else 0
+        for own, apart in zip(places.own, whole, strict=True)
+    ]
+    return _Scatter(
+        writers=Walk.in_order(
+            "w",
+            writers,
+            indices=indices.strides[: len(writers)],
+            d=[own_steps.get(own, 0) for own in places.of_indices],
+        ),
+        updates=Walk.in_order("v", writers, written=[updates.strides[own] for own in places.of_indices]),
+        elements=Walk.over("t", y.dims, y=y.strides, x=x.strides, d=steps, u=of_updates),
+        selects=tuple((x.dims[axis], steps[axis]) for axis in places.selected),
+        component=indices.strides[-1] if places.stacked else 0,
+        destinations=destinations,
+    )
+
+
+def scatter_workspace(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> int:
+    """Bytes for the writers of each destination."""
+    scatter = _scatter(operation, tensors)
+    if not math.prod(tensors[0].dims):
+        return 0
+    count = scatter.destinations if _takes_last(operation) else scatter.listed
+    return count * (8 if scatter.wide else 4)
+
+
+def scatter_kernels(
+    operation: Scattering[int], tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of a scatter; see `operations.Launcher`."""
+    del handle
+    cupy = libraries().cupy
+    scatter = _scatter(operation, tensors)
+    module = cupy.RawModule(code=scatter_source(operation, tensors), options=("--std=c++17", "--fmad=false"))
+    of_indices = (*(n for pair in scatter.selects for n in pair), scatter.component)
+    common = (scatter.destinations,)
+    launches = [
+        launcher(module.get_function(name), count, (*common, *arguments))
+        for name, count, arguments in (
+            ("fill", scatter.destinations, ()),
+            ("find", scatter.writers.total, (*scatter.writers.numbers, *of_indices)),
+            *([("order", scatter.destinations, ())] if _is_ordered(operation, tensors) else []),
+            ("write", scatter.elements.total, (*scatter.elements.numbers, *scatter.updates.numbers)),
+        )
+    ]
+
+    def launch(addresses: Sequence[int]) -> None:
+        for run in launches if scatter.elements.total else ():
+            run(addresses)
+
+    return launch
+
+
+def _takes_last(operation: Scattering[int]) -> bool:
+    return operation.reduction is ScatterReduction.NONE
+
+
+def _is_ordered(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> bool:
+    """Whether the order of updates makes a difference, but for the last one."""
+    sums = operation.reduction in (ScatterReduction.ADD, ScatterReduction.MUL)
+    return sums and tensors[0].dtype.is_floating
+
+
+def scatter_source(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> str:
+    """The kernels in CUDA C++, one behind the other."""
+    scatter = _scatter(operation, tensors)
+    x, indices, updates, y = tensors
+    count = len(scatter.selects)
+    element = C_TYPES[x.dtype]
+    pointers = (
+        f"const {element}* __restrict__ x, const {C_TYPES[indices.dtype]}* __restrict__ indices, "
+        f"const {element}* __restrict__ updates, {element}* __restrict__ y, I* first, long long destinations"
+    )
+    found = "last(first + to, (I)w_number);"
+    if not _takes_last(operation):
+        found = "first[destinations + w_number] = exchanged(first + to, (I)w_number);"
+    find = f"const I to = d_at + {selected(count)}; {found}"
+    update = "updates[u_at + written_at]"
+    if _takes_last(operation):
+        body = f"""{element} value = x[x_at];
+        const I writer = first[d_at];
+        if (writer >= 0) {{ {scatter.updates.at("writer")} value = {update}; }}
+        y[y_at] = value;"""
+    else:
+        combined = _COMBINED[operation.reduction]
+        stored = rounded(y, "value", exact=not y.dtype.is_floating)
+        body = f"""T value = {value_of(x, "x[x_at]")};
+        for (I writer = first[d_at]; writer >= 0; writer = first[destinations + writer]) {{
+            {scatter.updates.at("writer")}
+            const T other = {value_of(updates, update)};
+            value = {combined};
+        }}
+        y[y_at] = {stored};"""
+    start = 'extern "C" __global__ void'
+    each = "long long d = blockIdx.x * (long long)blockDim.x + threadIdx.x; d < destinations;"
+    each += " d += (long long)gridDim.x * blockDim.x"
+    order = f"""{start} order({pointers}) {{
+    for ({each}) sorted(first + d, first + destinations);
+}}
+"""
+    elements = f"{scatter.elements.parameters}, {scatter.updates.parameters}"
+    return f"""{beginning(x.dtype, wide=scatter.wide)}{PLACED}{_LISTS}
+{start} fill({pointers}) {{
+    for ({each}) first[d] = -1;
+}}
+{start} find({pointers}, {scatter.writers.parameters}, {selection(count)}) {{
+    {scatter.writers.loop(find)}
+}}
+{order if _is_ordered(operation, tensors) else ""}
+{start} write({pointers}, {elements}) {{
+    {scatter.elements.loop(body)}
+}}
+"""
+
+
+_COMBINED = {
+    ScatterReduction.ADD: "sum(value, other)",
+    ScatterReduction.MUL: "product(value, other)",
+    ScatterReduction.MIN: "value < other || value != value ? value : other",
+    ScatterReduction.MAX: "value > other || value != value ? value : other",
+}
+_LISTS = """
+__device__ __forceinline__ int exchanged(int* place, int value) { return atomicExch(place, value); }
+__device__ __forceinline__ long long exchanged(long long* place, long long value) {
+    return (long long)atomicExch((unsigned long long*)place, (unsigned long long)value);
+}
+__device__ __forceinline__ void last(int* place, int value) { atomicMax(place, value); }
+__device__ __forceinline__ void last(long long* place, long long value) { atomicMax(place, value); }
+// Sorts a list by merging runs, of 1 element at first, in place.
+__device__ void sorted(I* first, I* next) {
+    I list = *first;
+    if (list < 0) return;
+    for (I run = 1, runs = 0; runs != 1; run *= 2) {
+        I left = list, end = -1;
+        runs = 0;
+        while (left >= 0) {
+            I right = left, of_left = 0, of_right = run;
+            for (; of_left < run && right >= 0; ++of_left) right = next[right];
+            while (of_left > 0 || (of_right > 0 && right >= 0)) {
+                const bool from_left = of_left > 0 && (of_right == 0 || right < 0 || left < right);
+                const I taken = from_left ? left : right;
+                if (from_left) { left = next[left]; --of_left; } else { right = next[right]; --of_right; }
+                if (end >= 0) next[end] = taken; else list = taken;
+                end = taken;
+            }
+            left = right;
+            ++runs;
+        }
+        next[end] = -1;
+    }
+    *first = list;
+}
+"""

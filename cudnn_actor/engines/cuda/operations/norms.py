@@ -1,0 +1,196 @@
+"""Norms as kernels of our own, alone or with the pointwise operations around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.engines.cuda.operations import channel_norms, normalization
+from cudnn_actor.engines.cuda.operations.norm_kernels import (
+    ELEMENTS,
+    Described,
+    Norm,
+    Normal,
+    Operand,
+    launch_of,
+    sources_of,
+    workspace_of,
+)
+from cudnn_actor.engines.cuda.plans.kernels import Earlier, Expression, Leaf, Result, Scalar
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.operations import (
+    BatchNorm,
+    BatchNormBackward,
+    BatchNormTraining,
+    GenStats,
+    GraphTensor,
+    GroupNorm,
+    GroupNormBackward,
+    InstanceNorm,
+    InstanceNormBackward,
+    LayerNorm,
+    LayerNormBackward,
+    Node,
+    RMSNorm,
+    RMSNormBackward,
+)
+
+__all__ = ["NORMS", "Normed", "NormedKernel", "alone", "beside", "elements", "norm_of"]
+__all__ += ["norm_launch", "norm_workspace", "sources"]
+
+_CHANNELS: tuple[type[Node], ...] = (BatchNorm, BatchNormTraining, BatchNormBackward, GenStats)
+_CHANNELS += (InstanceNorm, InstanceNormBackward, GroupNorm, GroupNormBackward)
+_ROWS: tuple[type[Node], ...] = (LayerNorm, LayerNormBackward, RMSNorm, RMSNormBackward)
+NORMS: Mapping[type[Node], Callable[[Any, Mapping[str, GraphTensor]], Described]] = {
+    **dict.fromkeys(_CHANNELS, channel_norms.described),
+    **dict.fromkeys(_ROWS, normalization.described),
+}
+"""What describes each of them."""
+
+
+class Normed(msgspec.Struct, frozen=True):
+    """A norm's kernels with what is around it, as data.
+
+    Parameters
+    ----------
+    operation
+        The norm. Its operands are indices in `tensors`.
+    tensors
+        Its operands: as they are stored, or as they would be.
+    body
+        What is computed of each element, in this order; one is a `Normal`. `Earlier` is the index of one
+        before.
+    results
+        What is stored for each element.
+    operands
+        The element types of the leaves, by number. The first has x's dims.
+    strides
+        Of the leaves, then the results, over x's dims; 0 where a leaf is broadcast.
+    in_place
+        Whether a result may overwrite a leaf.
+    """
+
+    operation: Node
+    tensors: tuple[GraphTensor, ...]
+    body: tuple[Expression | Normal, ...]
+    results: tuple[Result, ...]
+    operands: tuple[DType, ...]
+    strides: tuple[tuple[int, ...], ...]
+    in_place: bool = False
+
+    @property
+    def workspace(self) -> int:
+        """Bytes for the parts of lines."""
+        return workspace_of(norm_of(self))
+
+    def scalars(self) -> tuple[int, ...]:
+        """The indices of the plan's scalars that the kernels take, in the kernels' own order."""
+        nodes = (node.given if isinstance(node, Normal) else node.operands for node in self.body)
+        return tuple(
+            sorted({one.number for operands in nodes for one in operands if isinstance(one, Scalar)})
+        )
+
+
+class NormedKernel:
+    """The compiled kernels. `launch` enqueues them on the current stream."""
+
+    def __init__(self, description: Normed) -> None:
+        self.launch = launch_of(norm_of(description))
+        """Enqueue a run, with addresses and all of the plan's scalars.
+
+        The addresses are those of the leaves, of the norm's operands that are `beside`, of the results, and
+        of the workspace.
+        """
+
+
+def elements(operation: Node) -> list[int]:
+    """The inputs of a norm that have all of x's elements."""
+    return [operand for name, operand in operation.named(operation.inputs) if name in ELEMENTS]
+
+
+def beside(operation: Node) -> list[int]:
+    """The operands of a norm that have other dims than x: weights and statistics."""
+    return [operand for name, operand in operation.named() if name not in ELEMENTS]
+
+
+def sources(description: Normed) -> tuple[str, ...]:
+    """The kernels in CUDA C++."""
+    return sources_of(norm_of(description))
+
+
+def norm_of(of: Normed) -> Norm:
+    """What the kernels are made of."""
+    given = {name: of.tensors[number] for name, number in of.operation.named()}
+    dims = given["x"].dims
+    found = NORMS[type(of.operation)](of.operation, given)
+    operands, results = {}, {}
+    for n, (dtype, steps) in enumerate(zip(of.operands, of.strides, strict=False)):
+        whole = all(step or size == 1 for step, size in zip(steps, dims, strict=True))
+        operands[f"in{n}"] = Operand(dtype, found.split(steps), whole, written=False)
+    for name, strides in found.beside.items():
+        operands[name] = Operand(given[name].dtype, strides, False, name in of.operation.outputs)
+    for n, (result, steps) in enumerate(zip(of.results, of.strides[len(of.operands) :], strict=True)):
+        results[f"out{n}"] = result
+        operands[f"out{n}"] = Operand(result.dtype, found.split(steps), whole=True, written=True)
+    (normal,) = (node for node in of.body if isinstance(node, Normal))
+    names = [name for name in of.operation.inputs if name in ELEMENTS]
+    return Norm(
+        dims=found.dims,
+        operands=operands,
+        passes=found.passes,
+        compute=DType.FLOAT64 if given["x"].dtype is DType.FLOAT64 else DType.FLOAT32,
+        given=dict(zip(names, normal.given, strict=True)),
+        body=of.body,
+        results=results,
+        numbers=found.numbers,
+        scalars=of.scalars(),
+        in_place=of.in_place,
+    )
+
+
+# A norm alone.
+
+
+def norm_launch(
+    operation: Any, tensors: Sequence[GraphTensor], handle: Any
+) -> Callable[[Sequence[int]], None]:
+    """The launch of a norm; see `operations.Launcher`."""
+    del handle
+    launch, order = launch_of(norm_of(alone(operation, tensors))), _order(operation)
+
+    def run(addresses: Sequence[int]) -> None:
+        launch([*(addresses[place] for place in order), *addresses[len(order) :]], ())
+
+    return run
+
+
+def norm_workspace(operation: Any, tensors: Sequence[GraphTensor]) -> int:
+    """Bytes for the parts of lines."""
+    return alone(operation, tensors).workspace
+
+
+def alone(operation: Any, tensors: Sequence[GraphTensor]) -> Normed:
+    """A norm with nothing around it."""
+    read = [tensors[number] for number in elements(operation)]
+    written = [tensors[number] for name, number in operation.named(operation.outputs) if name in ELEMENTS]
+    given = tuple(Leaf(n, tensor.dtype) for n, tensor in enumerate(read))
+    return Normed(
+        operation=operation,
+        tensors=tuple(tensors),
+        body=(Normal(given),),
+        results=tuple(Result(Earlier(0), tensor.dtype) for tensor in written),
+        operands=tuple(tensor.dtype for tensor in read),
+        strides=tuple(tensor.strides for tensor in (*read, *written)),
+    )
+
+
+def _order(operation: Any) -> list[int]:
+    """The places of the addresses among those of the operation's operands."""
+    places = {name: place for place, (name, _) in enumerate(operation.named())}
+    names = [name for name in places if name not in ELEMENTS]
+    read, written = (
+        [n for n in of if n in ELEMENTS and n in places] for of in (operation.inputs, operation.outputs)
+    )
+    return [places[name] for name in (*read, *names, *written)]

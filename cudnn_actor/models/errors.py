@@ -1,0 +1,47 @@
+"""What is wrong with a model: errors of loading and importing. They never travel between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cudnn_actor.protocol.errors import CudnnActorError
+
+__all__ = ["InvalidModel", "UnsupportedModel"]
+
+_SHOWN = 20
+
+
+class InvalidModel(CudnnActorError, ValueError):
+    """Raised when a model cannot be read, or contradicts itself. Nothing was allocated.
+
+    Carries `where` (the node, the initialiser or the part of the file) and `problem`.
+    """
+
+    where: str
+    problem: str
+
+    def __init__(self, *, where: str, problem: str) -> None:
+        super().__init__(
+            f"the model is invalid: {where}: {problem}; export it again, or check it with onnx.checker",
+            where=where,
+            problem=problem,
+        )
+
+
+class UnsupportedModel(CudnnActorError):
+    """Raised when a valid model has nodes that cannot be run. Nothing was allocated.
+
+    Carries `nodes`: of each such node its name, its operator and the reason.
+    """
+
+    nodes: tuple[str, ...]
+
+    def __init__(self, *, nodes: Sequence[str]) -> None:
+        nodes = tuple(nodes)
+        more = f"; and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+        count = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+        super().__init__(
+            f"the model has {count} that cannot be run: {'; '.join(nodes[:_SHOWN])}{more}. "
+            "docs/onnx.md lists what is supported",
+            nodes=nodes,
+        )

@@ -1,0 +1,416 @@
+"""Models: graphs with weights in buffers of a service, specialised to the dims of each set of inputs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.explanation import Explanation
+from cudnn_actor.protocol.named_graph import Graph
+from cudnn_actor.protocol.tensor import Layout, TensorSpec
+
+__all__ = ["Feature", "Model", "NeedsValues", "Source", "Specialised"]
+
+MOST_KEPT = 64
+"""How many specialised graphs a model keeps."""
+
+Dims = tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """An input or an output of a model.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    dtype
+        The element type; None if it is of a type that no tensor of a service has.
+    dims
+        Sizes, names of sizes that inputs share, and None where nothing is known. None for an unknown rank.
+    kind
+        What it is, where `dtype` is None.
+    """
+
+    name: str
+    dtype: DType | None
+    dims: Dims | None
+    kind: str = ""
+
+    def __str__(self) -> str:
+        dims = "of any rank" if self.dims is None else f"({', '.join(map(_shown, self.dims))})"
+        return f"{self.name}: {self.dtype or self.kind} {dims}"
+
+
+def _shown(dim: int | str | None) -> str:
+    return "?" if dim is None else str(dim)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Specialised:
+    """A model for particular dims, and for particular values of the inputs that decide over shapes.
+
+    Parameters
+    ----------
+    graph
+        What is run; None if every output is a constant.
+    inputs, outputs
+        Inputs that the graph reads, and outputs that it computes → the names of their ports.
+    weights
+        Ports → the weights bound to them: a key, equal for equal values, and the values.
+    constants
+        Outputs that need no computation.
+    """
+
+    graph: Graph | None
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    weights: Mapping[str, tuple[str, np.ndarray]]
+    constants: Mapping[str, np.ndarray]
+
+
+class NeedsValues(Exception):
+    """Raised by a source when inputs decide over shapes, and their values were not given. Carries `names`."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(f"the values of {', '.join(sorted(names))} are needed")
+        self.names = frozenset(names)
+
+
+class Source(Protocol):
+    """What a model is made from."""
+
+    @property
+    def inputs(self) -> tuple[Feature, ...]: ...  # noqa: D102
+
+    @property
+    def outputs(self) -> tuple[Feature, ...]: ...  # noqa: D102
+
+    def specialised(self, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]) -> Specialised:
+        """The model for inputs of these specs. `values`: those of inputs that decide over shapes.
+
+        Raises `NeedsValues`, and `UnsupportedModel` or `InvalidModel` for what cannot be run.
+        """
+
+
+@dataclass(eq=False)
+class _Kept:
+    """A specialised graph that a model keeps, its weights, and how many runs use it now."""
+
+    of: Specialised
+    weights: dict[str, BufferRef] = field(default_factory=dict)
+    runs: int = 0
+
+
+class Model:
+    """A model that a service runs. Made by `CudnnRef.load`, and run by `CudnnRef.run`.
+
+    Any number of tasks may run it at a time. Its weights stay in buffers of the service until `close`.
+
+    Parameters
+    ----------
+    gpu
+        The `CudnnRef` of the service.
+    source
+        What it is made from.
+    discard
+        Frees a buffer without waiting.
+    """
+
+    def __init__(self, gpu: Any, source: Source, discard: Callable[[BufferRef], None]) -> None:
+        self._gpu = gpu
+        self._source = source
+        self._discard = discard
+        self._lock = threading.Lock()
+        """Guards what follows; held for moments only."""
+        self._kept: OrderedDict[object, _Kept] = OrderedDict()
+        self._weights: dict[str, tuple[BufferRef, int]] = {}
+        """Weights by key: the buffer, and how many of the kept graphs use it."""
+        self._deciding: set[str] = set()
+        """Inputs whose values have decided over shapes."""
+        self._closed = False
+
+    @property
+    def inputs(self) -> tuple[Feature, ...]:
+        """The inputs, in order."""
+        return self._source.inputs
+
+    @property
+    def outputs(self) -> tuple[Feature, ...]:
+        """The outputs, in order."""
+        return self._source.outputs
+
+    def __repr__(self) -> str:
+        return f"<model: {', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}>"
+
+    def belongs_to(self, service: object) -> bool:
+        """Whether a service has loaded it."""
+        return self._gpu.is_of(service)  # type: ignore[no-any-return]
+
+    @property
+    def fixed(self) -> bool:
+        """Whether each dim of each input is a number."""
+        return all(each.dtype and _is_fixed(each.dims) for each in self.inputs)
+
+    async def prepare(self) -> None:
+        """Import the model and upload its weights now, if its inputs have fixed dims. Raises as `run`."""
+        if not self.fixed:
+            return
+        specs = {each.name: TensorSpec.packed(each.dims, each.dtype) for each in self.inputs}  # type: ignore[arg-type]
+        try:
+            kept = await self._acquire(specs, {})
+        except NeedsValues:
+            return
+        self._release(kept)
+
+    async def run(
+        self, inputs: Mapping[str, Any], *, keep: Collection[str] = (), timeout: float | None = None
+    ) -> dict[str, Any]:
+        """See `CudnnRef.run`."""
+        self._check_names(inputs, keep)
+        given = {each.name: self._given(each, inputs[each.name]) for each in self.inputs}
+        self._check_dims(given)
+        specs = {name: _spec(value) for name, value in given.items()}
+        kept = await self._acquire(specs, given)
+        try:
+            return await self._run(kept, given, keep, timeout)
+        finally:
+            self._release(kept)
+
+    async def explain(self, inputs: Mapping[str, Any] | None = None) -> Explanation:
+        """How the service runs the model: see `CudnnRef.explain`.
+
+        `inputs`: as for `run`; not needed where each input has fixed dims, and none decides over shapes.
+        """
+        given = {} if inputs is None else {e.name: self._given(e, inputs[e.name]) for e in self.inputs}
+        specs = {name: _spec(value) for name, value in given.items()}
+        if inputs is None:
+            specs = {each.name: TensorSpec.packed(each.dims, each.dtype) for each in self.inputs}  # type: ignore[arg-type]
+        kept = await self._acquire(specs, given)
+        try:
+            if kept.of.graph is None:
+                raise InvalidRequest(
+                    field="model", value=self, problem="computes nothing with these inputs", fix="run it"
+                )
+            explanation: Explanation = await self._gpu.explain(kept.of.graph)
+            return explanation
+        finally:
+            self._release(kept)
+
+    async def close(self) -> None:
+        """Free the weights, once earlier runs are done. Idempotent; running it afterwards is an error."""
+        with self._lock:
+            self._closed = True
+            refs = [ref for ref, _ in self._weights.values()]
+            self._weights.clear()
+            self._kept.clear()
+        for ref in refs:
+            await self._gpu.free(ref)
+
+    # One run.
+
+    async def _run(
+        self, kept: _Kept, given: Mapping[str, Any], keep: Collection[str], timeout: float | None
+    ) -> dict[str, Any]:
+        made: list[BufferRef] = []
+        results: dict[str, Any] = dict(kept.of.constants)
+        try:
+            for name in keep:
+                if name in results:
+                    results[name] = await self._gpu.upload(results[name])
+                    made.append(results[name])
+            if kept.of.graph is not None:
+                buffers = dict(kept.weights)
+                for name, port in kept.of.inputs.items():
+                    value = given[name]
+                    if not isinstance(value, BufferRef):
+                        value = await self._gpu.upload(value)
+                        made.append(value)
+                    buffers[port] = value
+                out = await self._gpu.apply(kept.of.graph, buffers, timeout=timeout)
+                refs = list(out) if isinstance(out, tuple) else [out]
+                made.extend(refs)
+                ports = {port.name: ref for port, ref in zip(kept.of.graph.outputs, refs, strict=True)}
+                for name, port in kept.of.outputs.items():
+                    ref = ports[port]
+                    results[name] = ref if name in keep else await self._gpu.download(ref)
+            held = {results[name] for name in keep}
+            made = [ref for ref in made if ref not in held]
+            return {each.name: results[each.name] for each in self.outputs}
+        finally:
+            for ref in made:
+                self._discard(ref)
+
+    def _check_names(self, inputs: Mapping[str, Any], keep: Collection[str]) -> None:
+        if not isinstance(inputs, Mapping):
+            raise InvalidRequest(
+                field="inputs",
+                value=Words(type(inputs).__name__),
+                problem="is not a mapping of names to arrays",
+                fix=f"name each: {', '.join(each.name for each in self.inputs)}",
+            )
+        wanted = {each.name for each in self.inputs}
+        for name in [*inputs, *wanted]:
+            if name not in wanted or name not in inputs:
+                problem = "is no input of the model" if name in inputs else "is an input that is missing"
+                raise InvalidRequest(
+                    field="inputs", value=name, problem=problem, fix=f"give {', '.join(sorted(wanted))}"
+                )
+        outputs = [each.name for each in self.outputs]
+        for name in keep:
+            if name not in outputs:
+                raise InvalidRequest(
+                    field="keep", value=name, problem="is no output", fix=f"use {', '.join(outputs)}"
+                )
+
+    @staticmethod
+    def _given(feature: Feature, value: Any) -> Any:
+        """An input: a reference, or an array of the input's dtype."""
+        if not isinstance(value, BufferRef):
+            value = np.asarray(value)
+        dtype = value.spec.dtype if isinstance(value, BufferRef) else DType.of(value.dtype)
+        if dtype is None or dtype is not feature.dtype:
+            raise InvalidRequest(
+                field=feature.name,
+                value=Words(str(dtype or value.dtype)),
+                problem=f"is not the dtype of the input, which is {feature.dtype or feature.kind}",
+                fix="convert it" if feature.dtype else "models with such inputs cannot be run",
+            )
+        if isinstance(value, BufferRef) and value.spec.layout is Layout.STRIDED:
+            raise InvalidRequest(
+                field=feature.name, value=value, problem="has gaps between its elements", fix="copy it"
+            )
+        return value
+
+    def _check_dims(self, given: Mapping[str, Any]) -> None:
+        """Raise `InvalidRequest` unless the inputs' dims fit what the model says, and each other."""
+        named: dict[str, int] = {}
+        for feature in self.inputs:
+            dims = _spec(given[feature.name]).dims
+            if feature.dims is None:
+                continue
+            fits = len(dims) == len(feature.dims)
+            for size, wanted in zip(dims, feature.dims, strict=False):
+                if isinstance(wanted, str):
+                    fits &= named.setdefault(wanted, size) == size
+                elif wanted is not None:
+                    fits &= size == wanted
+            if not fits:
+                raise InvalidRequest(
+                    field=feature.name,
+                    value=dims,
+                    problem=f"are not dims that it can have: {feature}",
+                    fix="give an array that fits; dims with one name must be equal",
+                )
+
+    # Specialised graphs and weights.
+
+    async def _acquire(self, specs: Mapping[str, TensorSpec], given: Mapping[str, Any]) -> _Kept:
+        """The graph for these inputs, with its weights uploaded. It is kept until `_release` at least."""
+        while True:
+            with self._lock:
+                self._check_open()
+                deciding = frozenset(self._deciding)
+            values = {name: await self._value(given, name) for name in deciding}
+            key = _key(specs, values)
+            with self._lock:
+                kept = self._kept.get(key)
+                if kept is not None:
+                    kept.runs += 1
+                    self._kept.move_to_end(key)
+                    return kept
+            try:
+                of = await asyncio.to_thread(self._source.specialised, specs, values)
+            except NeedsValues as needs:
+                if not needs.names <= given.keys() or needs.names <= deciding:
+                    raise
+                with self._lock:
+                    self._deciding |= needs.names
+                continue
+            return await self._keep(key, of)
+
+    async def _value(self, given: Mapping[str, Any], name: str) -> np.ndarray:
+        if name not in given:
+            raise NeedsValues([name])
+        value = given[name]
+        return await self._gpu.download(value) if isinstance(value, BufferRef) else np.array(value)
+
+    async def _keep(self, key: object, of: Specialised) -> _Kept:
+        """Upload the weights that are not there yet, and keep the graph."""
+        made: dict[str, BufferRef] = {}
+        try:
+            while (kept := self._bound(key, of, made)) is None:
+                for name, array in of.weights.values():
+                    if name not in made and name not in self._weights:
+                        made[name] = await self._gpu.upload(array)
+        finally:  # what another run uploaded as well is left
+            for ref in made.values():
+                self._discard(ref)
+        return kept
+
+    def _bound(self, key: object, of: Specialised, made: dict[str, BufferRef]) -> _Kept | None:
+        """Keep the graph, with weights that are there or in `made`; None if one is missing."""
+        with self._lock:
+            self._check_open()
+            kept = self._kept.get(key)
+            if kept is None:
+                if any(name not in self._weights and name not in made for name, _ in of.weights.values()):
+                    return None
+                kept = self._kept[key] = _Kept(of)
+                for port, (name, _) in of.weights.items():
+                    ref, users = self._weights.get(name) or (made.pop(name), 0)
+                    self._weights[name] = ref, users + 1
+                    kept.weights[port] = ref
+            kept.runs += 1
+            self._kept.move_to_end(key)
+            return kept
+
+    def _release(self, kept: _Kept) -> None:
+        with self._lock:
+            kept.runs -= 1
+            unused = self._evicted()
+        for ref in unused:
+            self._discard(ref)
+
+    def _evicted(self) -> list[BufferRef]:
+        """Forget idle graphs over the bound. Returns the weights that none needs any more."""
+        unused: list[BufferRef] = []
+        idle = [key for key, kept in self._kept.items() if not kept.runs]
+        for key in idle[: max(0, len(self._kept) - MOST_KEPT)]:
+            for name, _ in self._kept.pop(key).of.weights.values():
+                ref, users = self._weights[name]
+                self._weights[name] = ref, users - 1
+                if users == 1:
+                    unused.append(self._weights.pop(name)[0])
+        return unused
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidRequest(field="model", value=self, problem="is closed", fix="load it again")
+
+
+def _is_fixed(dims: Dims | None) -> bool:
+    return dims is not None and all(isinstance(dim, int) for dim in dims)
+
+
+def _spec(value: Any) -> TensorSpec:
+    if isinstance(value, BufferRef):
+        return value.spec
+    return TensorSpec.packed(value.shape, value.dtype)
+
+
+def _key(specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]) -> object:
+    return (
+        tuple(specs.items()),
+        tuple((name, values[name].tobytes()) for name in sorted(values)),
+    )

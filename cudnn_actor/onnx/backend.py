@@ -1,0 +1,224 @@
+"""ONNX's Backend interface, so that its tools and its test suite run models here.
+
+    from cudnn_actor.onnx import backend
+    model = backend.prepare(onnx.load("model.onnx"), device="CUDA")
+    (y,) = model.run([x])
+
+One service for each device is shared by all models. It ends with the process, or with `close`.
+https://onnx.ai/onnx/repo-docs/ImplementingAnOnnxBackend.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+from onnx import defs, helper, shape_inference
+from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupledict
+
+from cudnn_actor.models import InvalidModel, Model, UnsupportedModel
+from cudnn_actor.onnx.importing import OnnxModel
+from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, Words
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.service.service import start
+
+__all__ = [
+    "CudnnActorBackend",
+    "Prepared",
+    "close",
+    "is_compatible",
+    "prepare",
+    "run_model",
+    "run_node",
+    "supports_device",
+]
+
+T = TypeVar("T")
+
+
+class _Shared:
+    """The service of one device, and a thread whose event loop talks to it."""
+
+    def __init__(self, device: str) -> None:
+        self.gpu = CudnnRef(start(device=device, name=f"onnx on {device}"))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"onnx on {device}", daemon=True)
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop, and wait for its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self) -> None:
+        """Stop the service and the thread."""
+        self.call(self.gpu.aclose())
+        self.call(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+_shared: dict[str, _Shared] = {}
+_starting = threading.Lock()
+
+
+def _service(device: str) -> _Shared:
+    """The shared service of a device, started if there is none that is alive."""
+    name = _device(device)
+    with _starting:
+        if name in _shared and not _shared[name].gpu.alive:
+            del _shared[name]
+        if name not in _shared:
+            _shared[name] = _Shared(name)
+        return _shared[name]
+
+
+def _device(device: str) -> str:
+    """A device by ONNX's name, "CPU" or "CUDA:1", as services name it."""
+    try:
+        asked = Device(device)
+    except (AttributeError, ValueError) as error:
+        raise InvalidRequest(
+            field="device", value=device, problem="is not a device of ONNX's", fix='use "CPU" or "CUDA:0"'
+        ) from error
+    return "cpu" if asked.type == DeviceType.CPU else f"cuda:{asked.device_id}"
+
+
+def close() -> None:
+    """End the shared services. Models that were prepared cannot run any more."""
+    with _starting:
+        ending = list(_shared.values())
+        _shared.clear()
+    for each in ending:
+        each.close()
+
+
+atexit.register(close)
+
+
+class Prepared(BackendRep):
+    """A model that is loaded. Its weights are freed by `close`, or with the service."""
+
+    def __init__(self, service: _Shared, model: Model) -> None:
+        self._service, self.model = service, model
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The outputs, in order, of inputs in order, by name, or of one array. Blocks."""
+        del kwargs
+        names = [each.name for each in self.model.inputs]
+        if isinstance(inputs, dict):
+            given = dict(inputs)
+        else:
+            listed: Sequence[Any] = inputs if isinstance(inputs, list | tuple) else [inputs]
+            if len(listed) != len(names):
+                raise InvalidRequest(
+                    field="inputs",
+                    value=len(listed),
+                    problem=f"is not the number of inputs, which is {len(names)}",
+                    fix=f"give {', '.join(names)}",
+                )
+            given = dict(zip(names, listed, strict=True))
+        results = self._service.call(self.model.run({name: _array(value) for name, value in given.items()}))
+        outputs = [each.name for each in self.model.outputs]
+        return namedtupledict("Outputs", outputs)(*(results[name] for name in outputs))
+
+    def close(self) -> None:
+        """Free the weights."""
+        self._service.call(self.model.close())
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype == object) or value is None:
+        raise InvalidRequest(
+            field="inputs",
+            value=Words(type(value).__name__),
+            problem="is no tensor of numbers",
+            fix="models with sequences, optional values or strings cannot be run",
+        )
+    return value
+
+
+class CudnnActorBackend(Backend):
+    """The interface's class; the functions of this module are its methods."""
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """Whether each of the model's operators is known."""
+        del kwargs
+        try:
+            OnnxModel(model)
+        except (UnsupportedModel, InvalidModel):
+            return False
+        return cls.supports_device(device)
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
+        """Load a model. Raises as `CudnnRef.load`."""
+        del kwargs
+        source = OnnxModel(model)
+        service = _service(device)
+        return Prepared(service, service.call(service.gpu.load(source)))
+
+    @classmethod
+    def run_model(
+        cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Load a model, run it once, and free its weights."""
+        prepared = cls.prepare(model, device, **kwargs)
+        try:
+            return prepared.run(inputs)
+        finally:
+            prepared.close()
+
+    @classmethod
+    def run_node(
+        cls,
+        node: onnx.NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Run one node. `opset_version` (a keyword) is its domain's; the newest unless given."""
+        del outputs_info
+        listed = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
+        present = [name for name in node.input if name]
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        newest = defs.onnx_opset_version() if not domain else 1
+        version = kwargs.get("opset_version", newest)
+        types = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for name, array in zip(present, map(np.asarray, listed), strict=True)
+        ]
+        schema = defs.get_schema(node.op_type, version, domain)
+        imports = [helper.make_opsetid(domain, version)]
+        known = {each.name: each.type for each in types}
+        inferred = shape_inference.infer_node_outputs(schema, node, known, opset_imports=imports)
+        outputs = [helper.make_value_info(name, inferred[name]) for name in node.output if name]
+        graph = helper.make_graph([node], "node", types, outputs)
+        model = helper.make_model(graph, opset_imports=imports)
+        return cls.run_model(model, listed, device)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Whether a service can run on a device: "CPU", or "CUDA:N" where there is a working GPU."""
+        try:
+            return bool(_service(device).gpu.alive)
+        except (InvalidRequest, ServiceStopped):
+            return False
+        except Exception as error:
+            if type(error).__name__ in ("StartFailed", "EngineUnavailable"):
+                return False
+            raise
+
+
+is_compatible = CudnnActorBackend.is_compatible
+prepare = CudnnActorBackend.prepare
+run_model = CudnnActorBackend.run_model
+run_node = CudnnActorBackend.run_node
+supports_device = CudnnActorBackend.supports_device

@@ -1,0 +1,120 @@
+"""Control flow that is decided when a model is imported: branches are chosen, and loops are unrolled.
+
+https://onnx.ai/onnx/operators/onnx__Scan.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+
+from cudnn_actor.onnx.nodes import Node
+from cudnn_actor.onnx.values import Declined, Value
+
+__all__ = ["CONTROL", "Inliner"]
+
+_LONGEST = 1024
+"""The most iterations that are unrolled."""
+
+
+class Inliner(Protocol):
+    """What control flow needs of an import, at the place of its node."""
+
+    def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None]) -> list[Value]:
+        """The outputs of a subgraph on these inputs."""
+
+    def computed(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
+        """The result of an operator, of version 21 of the standard ones."""
+
+    def constant(self, array: np.ndarray) -> Value:
+        """A constant."""
+
+
+def _if(node: Node, inline: Inliner) -> list[Value]:
+    if node.value(0).size != 1:
+        raise Declined("has a condition of several elements")
+    chosen = bool(node.constant(0).reshape(()))
+    return inline.inlined(node.attribute("then_branch" if chosen else "else_branch"), [])
+
+
+def _scan(node: Node, inline: Inliner) -> list[Value]:
+    if node.version < 9:
+        raise Declined("a Scan of version 8, with batches")
+    scanned = node.attribute("num_scan_inputs")
+    states = [node.value(number) for number in range(len(node.inputs) - scanned)]
+    inputs = [node.value(number) for number in range(len(states), len(node.inputs))]
+    outputs = len(node.proto.output) - len(states)
+    axes = [
+        axis % value.rank
+        for axis, value in zip(node.attribute("scan_input_axes") or (0,) * scanned, inputs, strict=True)
+    ]
+    backwards = node.attribute("scan_input_directions") or (0,) * scanned
+    length = inputs[0].dims[axes[0]]
+    _check_length(length)
+    found: list[list[Value]] = [[] for _ in range(outputs)]
+    for step in range(length):
+        parts = [
+            _part(inline, value, axis, length - 1 - step if back else step)
+            for value, axis, back in zip(inputs, axes, backwards, strict=True)
+        ]
+        made = inline.inlined(node.attribute("body"), [*states, *parts])
+        states, rest = made[: len(states)], made[len(states) :]
+        for each, value in zip(found, rest, strict=True):
+            each.append(value)
+    towards = node.attribute("scan_output_directions") or (0,) * outputs
+    behind = node.attribute("scan_output_axes") or (0,) * outputs
+    ordered = (each[::-1] if back else each for each, back in zip(found, towards, strict=True))
+    return states + [_stacked(inline, each, axis) for each, axis in zip(ordered, behind, strict=True)]
+
+
+def _loop(node: Node, inline: Inliner) -> list[Value]:
+    most = int(node.constant(0).reshape(())) if node.has(0) else None
+    going = not node.has(1) or bool(node.constant(1).reshape(()))
+    states = [node.value(number) for number in range(2, len(node.inputs))]
+    outputs = len(node.proto.output) - len(states)
+    found: list[list[Value]] = [[] for _ in range(outputs)]
+    step = 0
+    while going and (most is None or step < most):
+        _check_length(step + 1)
+        begin = [inline.constant(np.array(step, np.int64)), inline.constant(np.array(True))]
+        condition, *made = inline.inlined(node.attribute("body"), [*begin, *states])
+        states, rest = made[: len(states)], made[len(states) :]
+        for each, value in zip(found, rest, strict=True):
+            each.append(value)
+        node.looked |= not condition.fixed
+        going = bool(condition.array.reshape(()))
+        step += 1
+    return states + [_stacked(inline, each, 0) for each in found]
+
+
+def _check_length(length: int) -> None:
+    if length > _LONGEST:
+        raise Declined(f"has more than {_LONGEST} iterations, each of which would be a part of the graph")
+    if length < 1:
+        raise Declined("has no iterations")
+
+
+def _part(inline: Inliner, value: Value, axis: int, step: int) -> Value:
+    """One element of a value along an axis."""
+    bounds = [inline.constant(np.array([each], np.int64)) for each in (step, step + 1, axis)]
+    return inline.computed("Squeeze", inline.computed("Slice", value, *bounds), bounds[2])
+
+
+def _stacked(inline: Inliner, values: Sequence[Value], axis: int) -> Value:
+    """Values along a new axis."""
+    if not values:
+        raise Declined("has no iterations")
+    place = inline.constant(np.array([axis % (values[0].rank + 1)], np.int64))
+    wide = [inline.computed("Unsqueeze", value, place) for value in values]
+    return inline.computed("Concat", *wide, axis=int(place.array[0]))
+
+
+CONTROL: dict[tuple[str, str], Callable[[Node, Inliner], list[Value]]] = {
+    ("", "If"): _if,
+    ("", "Loop"): _loop,
+    ("", "Scan"): _scan,
+}
+"""Operators with subgraphs."""

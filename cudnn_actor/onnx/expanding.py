@@ -1,0 +1,55 @@
+"""Operators that ONNX defines by a function of other operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from cudnn_actor.onnx.nodes import Schema
+from cudnn_actor.onnx.values import Value
+
+__all__ = ["body_of", "has_body"]
+
+
+def has_body(schema: Schema) -> bool:
+    """Whether ONNX defines the operator by a function."""
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def body_of(
+    node: onnx.NodeProto, schema: Schema, inputs: Sequence[Value | None], version: int
+) -> onnx.FunctionProto | None:
+    """The function that defines a node, for a version of the standard operators; None if there is none.
+
+    `inputs`: on whose types the function may depend.
+    """
+    function = onnx.FunctionProto()
+    if schema.has_context_dependent_function:
+        versions = schema.context_dependent_function_opset_versions
+        types = [b"" if each is None else type_of(each).SerializeToString() for each in inputs]
+        for chosen in _order(versions, version):
+            text = schema.get_context_dependent_function_with_opset_version(
+                chosen, node.SerializeToString(), types
+            )
+            if text:
+                function.ParseFromString(text)
+                return function
+    if schema.has_function:
+        for chosen in _order(schema.function_opset_versions, version):
+            text = schema.get_function_with_opset_version(chosen)
+            if text:
+                function.ParseFromString(text)
+                return function
+    return None
+
+
+def _order(versions: Sequence[int], version: int) -> list[int]:
+    """The newest first of those that are not newer than the model's."""
+    return sorted((each for each in versions if each <= version), reverse=True)
+
+
+def type_of(value: Value) -> onnx.TypeProto:
+    """A value's type, with its dims."""
+    code = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+    return onnx.helper.make_tensor_type_proto(code, value.dims)

@@ -1,0 +1,478 @@
+"""From a model to a graph, for particular dims of its inputs.
+
+Nodes are walked in order. Each is computed now if it only has constants, or
+added to the graph by its operator's handler, or replaced by the function that
+defines it. What can be done in none of these ways is reported for the whole
+model at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import defs
+
+from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
+from cudnn_actor.models.model import Feature, NeedsValues, Specialised
+from cudnn_actor.onnx import operators
+from cudnn_actor.onnx.control import CONTROL
+from cudnn_actor.onnx.expanding import body_of, has_body
+from cudnn_actor.onnx.folding import fold
+from cudnn_actor.onnx.nodes import Node, Schema, schema_of
+from cudnn_actor.onnx.reading import (
+    ModelFile,
+    ModelLimits,
+    Opsets,
+    array_of,
+    in_order,
+    label_of,
+    read,
+    versions,
+)
+from cudnn_actor.onnx.sizes import too_large
+from cudnn_actor.onnx.values import Declined, Empty, Refused, Undecided, Value
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.limits import GraphLimits
+from cudnn_actor.protocol.named_graph import Graph
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["OnnxModel"]
+
+_LIMITS = GraphLimits(operations=1_000_000, nbytes=1 << 30)
+"""Of a graph while it is built; a service has its own."""
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What handlers raise for attributes and dims that contradict what the operator says of them."""
+_DEEPEST = 32
+"""How deep functions may lie in each other."""
+_OF_DIMS = frozenset({"Shape", "Size"})
+"""Operators whose results are constants wherever dims are known."""
+_NO_WAY = "no operator of that name and version is known here, and ONNX defines it by no function"
+
+
+class OnnxModel:
+    """An ONNX model, as what `Model` is made from. See `read` for the parameters and errors.
+
+    Raises
+    ------
+    UnsupportedModel
+        It has operators that are not known, whatever the dims of its inputs. Names all of them.
+    """
+
+    def __init__(self, model: Any, limits: ModelLimits | None = None) -> None:
+        self._file = read(model, limits)
+        check_operators(self._file)
+
+    @property
+    def inputs(self) -> tuple[Feature, ...]:
+        """The inputs that have to be given."""
+        return self._file.inputs
+
+    @property
+    def outputs(self) -> tuple[Feature, ...]:
+        """The outputs."""
+        return self._file.outputs
+
+    def specialised(self, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]) -> Specialised:
+        """See `Source`."""
+        return _Import(self._file, specs, values).specialised()
+
+
+def check_operators(file: ModelFile) -> None:
+    """Raise `UnsupportedModel` for inputs and nodes that can be run with no dims whatever."""
+    problems = [f"input {each.name!r}: is a {each.kind}" for each in file.inputs if each.dtype is None]
+    constant = {"", *file.tensors}
+    for node in file.nodes:
+        if node.op_type in _OF_DIMS or all(name in constant for name in node.input):
+            constant.update(node.output)
+        elif not _has_way(node, file.opsets, file):
+            problems.append(f"{label_of(node)}: {_NO_WAY}")
+    if problems:
+        raise UnsupportedModel(nodes=problems)
+
+
+def _has_way(node: onnx.NodeProto, opsets: Opsets, file: ModelFile) -> bool:
+    domain = _domain(node)
+    if (node.domain, node.op_type, node.overload) in file.functions or (domain, node.op_type) in CONTROL:
+        return True
+    schema = schema_of(node.op_type, opsets.get(domain, 1), domain)
+    if schema is None:
+        return False
+    return operators.handler_of(domain, node.op_type, schema.since_version) is not None or has_body(schema)
+
+
+def _domain(node: onnx.NodeProto) -> str:
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+class _Unknown:
+    """The result of a node that cannot be run."""
+
+
+_UNKNOWN = _Unknown()
+Scope = dict[str, "Value | _Unknown | None"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Where nodes are: what their names stand for, the operators' versions, and the attributes of the
+    function that they are in."""
+
+    names: Scope
+    opsets: Opsets
+    attributes: Mapping[str, onnx.AttributeProto]
+    label: str = ""
+    depth: int = 0
+
+
+class _Import:
+    """One import of a model."""
+
+    def __init__(
+        self, file: ModelFile, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]
+    ) -> None:
+        self._file, self._specs, self._values = file, specs, values
+        self._g = GraphBuilder(limits=_LIMITS)
+        self._ports: dict[str, str] = {}
+        """Inputs that are read → ports."""
+        self._taken: set[str] = set()
+        self._weights: dict[str, tuple[str, np.ndarray]] = {}
+        self._of_weight: dict[str, Tensor] = {}
+        self._problems: list[str] = []
+        self._reported: set[str] = set()
+
+    def specialised(self) -> Specialised:
+        names: Scope = {name: self._initialiser(name) for name in self._file.tensors}
+        names |= {feature.name: self._input(feature) for feature in self._file.inputs}
+        place = _Place(names, self._file.opsets, {})
+        self._walk(self._file.nodes, place)
+        if self._problems:
+            raise UnsupportedModel(nodes=self._problems)
+        return self._finished(names)
+
+    # Values.
+
+    def _input(self, feature: Feature) -> Value:
+        name, spec = feature.name, self._specs[feature.name]
+        array: Any = self._values.get(name)
+        if spec.size == 0:
+            return self._constant(np.empty(spec.dims, spec.dtype.numpy), fixed=True)
+
+        def tensor() -> Tensor:
+            self._ports[name] = self._port(name)
+            return self._g.input(self._ports[name], spec.dims, spec.dtype, layout=spec.layout)
+
+        def undecided() -> np.ndarray:
+            raise Undecided(frozenset({name}))
+
+        origins = frozenset({name})
+        elements = undecided if array is None else array
+        return Value(spec.dims, spec.dtype.numpy, tensor, elements, origins=origins)
+
+    def _initialiser(self, name: str) -> Value:
+        return self._constant(self._file.tensors[name], fixed=True, key=f"initialiser {name}", name=name)
+
+    def _constant(
+        self,
+        array: np.ndarray,
+        *,
+        fixed: bool,
+        key: str = "",
+        name: str = "",
+        origins: frozenset[str] = frozenset(),
+    ) -> Value:
+        """A value whose elements are known. As a tensor, it is a weight."""
+
+        def tensor() -> Tensor:
+            return self._weight(array, key, name)
+
+        return Value(array.shape, array.dtype, tensor, array, fixed=fixed, origins=origins)
+
+    def _weight(self, array: np.ndarray, key: str = "", name: str = "") -> Tensor:
+        dtype = DType.of(array.dtype)
+        if dtype is None:
+            raise Declined(f"has a constant of {array.dtype}")
+        if array.size == 0:
+            raise Empty
+        if not key:
+            data = np.ascontiguousarray(array)
+            digest = hashlib.blake2b(data.reshape(-1).view(np.uint8).data, digest_size=16)
+            key = f"{dtype} {array.shape} {digest.hexdigest()}"
+        if key not in self._of_weight:
+            port = self._port(name or f"constant {len(self._weights)}")
+            self._of_weight[key] = self._g.input(port, array.shape, dtype)
+            self._weights[port] = key, array
+        return self._of_weight[key]
+
+    def _port(self, name: str) -> str:
+        """A name that no port has yet."""
+        port, number = name, 0
+        while port in self._taken:
+            number += 1
+            port = f"{name}_{number}"
+        self._taken.add(port)
+        return port
+
+    # Nodes.
+
+    def _walk(self, nodes: Sequence[onnx.NodeProto], place: _Place) -> None:
+        for node in nodes:
+            try:
+                found = self._results(node, place)
+            except Undecided as undecided:
+                raise NeedsValues(undecided.names) from None
+            for name, value in zip(node.output, found, strict=False):
+                if name:
+                    place.names[name] = value
+
+    def _results(self, node: onnx.NodeProto, place: _Place) -> Sequence[Value | _Unknown | None]:
+        """What a node gives; unknown, and reported, where it cannot be run."""
+        label = f"{place.label}, in {label_of(node)}" if place.label else label_of(node)
+        nothing = [_UNKNOWN] * len(node.output)
+        inputs: list[Value | None] = []
+        for name in node.input:
+            if name and name not in place.names:
+                raise InvalidModel(where=label, problem=f"reads {name!r}, which nothing writes")
+            value = place.names[name] if name else None
+            if isinstance(value, _Unknown):
+                if not _has_way(node, place.opsets, self._file):
+                    self._report(label, _NO_WAY)
+                return nothing
+            inputs.append(value)
+        try:
+            return self._computed(node, inputs, place)
+        except Declined as declined:
+            self._report(label, str(declined))
+        except Empty:
+            self._report(label, "has a tensor without elements")
+        except InvalidRequest as error:
+            self._report(label, f"{error.field}: {error.value} {error.problem}")
+        except UnicodeDecodeError as error:
+            raise InvalidModel(where=label, problem="has a name that is not UTF-8") from error
+        except _MALFORMED as error:
+            self._report(label, f"does not fit its operator: {type(error).__name__}: {error}")
+        return nothing
+
+    def _report(self, label: str, reason: str) -> None:
+        text = f"{label}: {reason}"
+        if text not in self._reported:
+            self._reported.add(text)
+            self._problems.append(text)
+
+    def _computed(
+        self, node: onnx.NodeProto, inputs: list[Value | None], place: _Place
+    ) -> Sequence[Value | _Unknown | None]:
+        domain, label = _domain(node), place.label or label_of(node)
+        attributes = _resolved(node, place.attributes)
+        own = self._file.functions.get((node.domain, node.op_type, node.overload))
+        if own is not None:
+            return self._expanded(own, attributes, inputs, place, label)
+        schema = schema_of(node.op_type, place.opsets.get(domain, 1), domain)
+        if schema is None:
+            raise Declined(_NO_WAY)
+        proto = node
+        if any(each.ref_attr_name for each in node.attribute):
+            proto = onnx.NodeProto()
+            proto.CopyFrom(node)
+            del proto.attribute[:]
+            proto.attribute.extend(attributes.values())
+        view = Node(proto, schema, inputs, attributes, opsets=place.opsets, g=self._g, weight=self._weight)
+        if (domain, node.op_type) in CONTROL:
+            inner = replace(place, label=place.label or label_of(node), depth=place.depth + 1)
+            return CONTROL[domain, node.op_type](view, _Inline(self, inner))
+        found = self._folded(view, place)
+        if found is None:
+            found = self._added(view, place, label)
+        if found is None:
+            body = body_of(proto, schema, inputs, place.opsets.get("", 1))
+            if body is None:
+                raise Declined(_NO_WAY)
+            return self._expanded(body, {**_defaults(schema), **attributes}, inputs, place, label)
+        return found
+
+    def _folded(self, view: Node, place: _Place) -> Sequence[Value | None] | None:
+        """The results of a node that has constants only; None if it has not."""
+        if view.schema.node_determinism == defs.OpSchema.NodeDeterminism.NonDeterministic:
+            return None
+        if not all(value is None or value.fixed for value in view.inputs) or too_large(view):
+            return None
+        try:
+            return self._constants(view, place, fixed=True)
+        except Declined:
+            if operators.handler_of(_domain(view.proto), view.op, view.version) is None:
+                raise
+            return None
+
+    def _constants(self, view: Node, place: _Place, *, fixed: bool) -> Sequence[Value | None]:
+        """A node's results, computed now."""
+        given = [None if value is None else value.array for value in view.inputs]
+        arrays = fold(view.proto, given, place.opsets)
+        return [None if each is None else self._constant(each, fixed=fixed) for each in arrays]
+
+    def _added(self, view: Node, place: _Place, label: str) -> Sequence[Value | None] | None:
+        """The results of a node that its handler added; None if the operator's function is to be tried."""
+        handler = operators.handler_of(_domain(view.proto), view.op, view.version)
+        if handler is None:
+            return None
+        self._g.place = label
+        try:
+            return self._handled(handler, view, place)
+        except Empty:  # then nothing is computed but what follows from dims and axes
+            return self._constants(view, place, fixed=all(v is None or v.fixed for v in view.inputs))
+        except Refused:
+            raise
+        except (Declined, InvalidRequest):
+            if not has_body(view.schema):
+                raise
+            return None
+
+    def _handled(self, handler: operators.Handler, view: Node, place: _Place) -> Sequence[Value | None]:
+        inputs = view.inputs
+        results = handler(view, self._g)
+        found = results if isinstance(results, tuple) else (results,)
+        origins = frozenset().union(*(value.origins for value in inputs if value is not None))
+        folded: list[tuple[np.ndarray | None, ...]] = []
+
+        def arrays() -> tuple[np.ndarray | None, ...]:
+            if not folded:
+                if missing := origins - self._values.keys():
+                    raise Undecided(missing)
+                given = [None if value is None else value.array for value in inputs]
+                folded.append(fold(view.proto, given, place.opsets))
+            return folded[0]
+
+        def value_of(number: int, result: Any) -> Value | None:
+            if result is None or isinstance(result, Value):
+                return result
+            if isinstance(result, np.ndarray | np.generic):
+                array = np.asarray(result)
+                if not view.looked:
+                    return self._constant(array, fixed=True)
+                return self._constant(array, fixed=False, origins=origins)
+            if 0 in result.dims:
+                return self._constant(np.empty(result.dims, result.dtype.numpy), fixed=True)
+            array_of_it: Callable[[], Any] = lambda: arrays()[number]  # noqa: E731
+            value = Value(result.dims, result.dtype.numpy, result, array_of_it, origins=origins)
+            value.made_by = view
+            return value
+
+        return [value_of(number, result) for number, result in enumerate(found)]
+
+    def _expanded(
+        self,
+        function: onnx.FunctionProto,
+        attributes: Mapping[str, onnx.AttributeProto],
+        inputs: Sequence[Value | None],
+        place: _Place,
+        label: str,
+    ) -> Sequence[Value | _Unknown | None]:
+        """A node by the function that defines it."""
+        if place.depth >= _DEEPEST:
+            raise InvalidModel(where=label, problem=f"lies in {_DEEPEST} functions, one in the other")
+        defaults = {each.name: each for each in function.attribute_proto}
+        names: Scope = dict.fromkeys(function.input)
+        names.update(zip(function.input, inputs, strict=False))
+        opsets = {**place.opsets, **versions(function.opset_import)}
+        inner = _Place(names, opsets, {**defaults, **attributes}, label, place.depth + 1)
+        self._walk(in_order(function.node, set(names)), inner)
+        return [names.get(name) for name in function.output]
+
+    def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None], place: _Place) -> list[Value]:
+        """A subgraph, which sees the names around it."""
+        if len(given) != len(graph.input):
+            raise Declined(f"has a subgraph with {len(graph.input)} inputs, and gives it {len(given)}")
+        names = {**place.names, **dict(zip((each.name for each in graph.input), given, strict=True))}
+        for tensor in graph.initializer:
+            names[tensor.name] = self.constant(array_of(tensor, f"initialiser {tensor.name!r}"))
+        own = {name for each in graph.node for name in each.output if name}
+        self._walk(in_order(graph.node, set(names) - own), replace(place, names=names))
+        found = [names.get(output.name) for output in graph.output]
+        if not all(isinstance(value, Value) for value in found):
+            raise Declined("has a part that cannot be run")
+        return found  # type: ignore[return-value]
+
+    def constant(self, array: np.ndarray) -> Value:
+        """A constant of the model."""
+        return self._constant(array, fixed=True)
+
+    # The end.
+
+    def _finished(self, names: Scope) -> Specialised:
+        constants: dict[str, np.ndarray] = {}
+        outputs: dict[str, str] = {}
+        ports: dict[str, Tensor] = {}
+        for feature in self._file.outputs:
+            value = names.get(feature.name)
+            if not isinstance(value, Value):
+                raise InvalidModel(where=f"output {feature.name!r}", problem="is written by no node")
+            if value.is_constant:
+                constants[feature.name] = value.array
+                continue
+            try:
+                tensor = value.tensor
+            except Declined as declined:
+                raise UnsupportedModel(nodes=[f"output {feature.name!r}: {declined}"]) from declined
+            outputs[feature.name] = self._port(feature.name)
+            ports[outputs[feature.name]] = tensor
+        graph = self._built(ports) if ports else None
+        read = set() if graph is None else {port.name for port in graph.inputs}
+        return Specialised(
+            graph=graph,
+            inputs={name: port for name, port in self._ports.items() if port in read},
+            outputs=outputs,
+            weights={port: weight for port, weight in self._weights.items() if port in read},
+            constants=constants,
+        )
+
+    def _built(self, ports: Mapping[str, Tensor]) -> Graph:
+        graph = self._g.build(ports)
+        inputs = tuple(port for port in graph.inputs if port.uid is not None)
+        return Graph(body=graph.body, inputs=inputs, outputs=graph.outputs)
+
+
+@dataclass(frozen=True)
+class _Inline:
+    """See `Inliner`."""
+
+    imports: _Import
+    place: _Place
+
+    def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None]) -> list[Value]:
+        return self.imports.inlined(graph, given, self.place)
+
+    def computed(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
+        node = onnx.helper.make_node(op_type, ["x"] * len(inputs), ["y"], **attributes)
+        (value,) = self.imports._computed(node, list(inputs), replace(self.place, opsets={"": 21}))
+        assert isinstance(value, Value)
+        return value
+
+    def constant(self, array: np.ndarray) -> Value:
+        return self.imports.constant(array)
+
+
+def _defaults(schema: Schema) -> dict[str, onnx.AttributeProto]:
+    """The attributes that an operator has unless others are given."""
+    declared = {name: each.default_value for name, each in schema.attributes.items()}
+    return {name: each for name, each in declared.items() if each.type != onnx.AttributeProto.UNDEFINED}
+
+
+def _resolved(
+    node: onnx.NodeProto, around: Mapping[str, onnx.AttributeProto]
+) -> dict[str, onnx.AttributeProto]:
+    """A node's attributes, those that refer to attributes of the function around it replaced by them."""
+    found: dict[str, onnx.AttributeProto] = {}
+    for each in node.attribute:
+        if not each.ref_attr_name:
+            found[each.name] = each
+        elif each.ref_attr_name in around:
+            copy = onnx.AttributeProto()
+            copy.CopyFrom(around[each.ref_attr_name])
+            copy.name = each.name
+            found[each.name] = copy
+    return found

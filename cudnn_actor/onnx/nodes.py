@@ -1,0 +1,191 @@
+"""One node of a model, as its handler sees it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import defs
+
+from cudnn_actor.onnx.folding import fold
+from cudnn_actor.onnx.values import Declined, Value
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+
+__all__ = ["Node", "Result", "Schema", "schema_of"]
+
+Schema = Any
+"""An `onnx.defs.OpSchema`, whose declared types lack half of its attributes."""
+Result = Any
+"""What a handler gives for each output: a tensor, an array, a value or None. One alone, or a tuple."""
+
+
+@functools.lru_cache(maxsize=4096)
+def schema_of(op_type: str, version: int, domain: str) -> Schema | None:
+    """The schema of an operator in a version of its domain; None if there is none."""
+    try:
+        return defs.get_schema(op_type, version, domain)
+    except defs.SchemaError:
+        return None
+
+
+class Node:
+    """A node of the model: its attributes, with the schema's defaults, and its inputs.
+
+    Parameters
+    ----------
+    proto
+        The node.
+    schema
+        Its operator's schema.
+    inputs
+        Its inputs in order; None for those left out.
+    attributes
+        The attributes that it was given.
+    opsets
+        The versions of the domains.
+    g
+        The builder of the graph.
+    weight
+        Gives an array as a tensor of the graph.
+    """
+
+    def __init__(
+        self,
+        proto: onnx.NodeProto,
+        schema: Schema,
+        inputs: Sequence[Value | None],
+        attributes: Mapping[str, onnx.AttributeProto],
+        *,
+        opsets: Mapping[str, int],
+        g: GraphBuilder,
+        weight: Callable[[np.ndarray], Tensor],
+    ) -> None:
+        self._opsets = opsets
+        self.proto, self.schema, self.g, self.weight = proto, schema, g, weight
+        self.inputs = list(inputs)
+        self._attributes = attributes
+        self.looked = False
+        """Whether the values of an input of the model were looked at."""
+
+    @property
+    def op(self) -> str:
+        """The operator."""
+        return self.proto.op_type
+
+    @property
+    def version(self) -> int:
+        """Since which version of the domain the operator is as it is here."""
+        return int(self.schema.since_version)
+
+    def wants(self, number: int) -> bool:
+        """Whether the node has this output."""
+        return number < len(self.proto.output) and bool(self.proto.output[number])
+
+    # Attributes.
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute's value, else the schema's default, else `default`. Strings are text."""
+        given = self._attributes.get(name)
+        if given is None:
+            declared = self.schema.attributes.get(name)
+            given = None if declared is None else declared.default_value
+            if given is None or given.type == onnx.AttributeProto.UNDEFINED:
+                return default
+        value = onnx.helper.get_attribute_value(given)
+        if isinstance(value, bytes):
+            return value.decode("utf-8", "replace")
+        if given.type == onnx.AttributeProto.STRINGS:
+            return tuple(each.decode("utf-8", "replace") for each in value)
+        if given.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS):
+            return tuple(value)
+        return value
+
+    def given(self, name: str) -> bool:
+        """Whether an attribute was given, and is not its default."""
+        return name in self._attributes
+
+    # Inputs.
+
+    def has(self, number: int) -> bool:
+        """Whether an input is there."""
+        return number < len(self.inputs) and self.inputs[number] is not None
+
+    def value(self, number: int) -> Value:
+        """An input. Raises `Declined` if it was left out."""
+        value = self.inputs[number] if number < len(self.inputs) else None
+        if value is None:
+            raise Declined(f"input {number} is missing")
+        return value
+
+    def dims(self, number: int) -> tuple[int, ...]:
+        """An input's dims."""
+        return self.value(number).dims
+
+    def rank(self, number: int) -> int:
+        """How many dims an input has."""
+        return len(self.dims(number))
+
+    def dtype(self, number: int) -> DType:
+        """An input's dtype. Raises `Declined` for one that tensors cannot have."""
+        value = self.value(number)
+        if value.known is None:
+            raise Declined(f"input {number} is of {value.dtype}")
+        return value.known
+
+    def tensor(self, number: int) -> Tensor:
+        """An input as a tensor of the graph."""
+        return self.value(number).tensor
+
+    def tensor_or_none(self, number: int) -> Tensor | None:
+        """An input as a tensor of the graph; None if it was left out."""
+        return self.tensor(number) if self.has(number) else None
+
+    def tensors(self) -> list[Tensor]:
+        """All inputs as tensors."""
+        return [self.tensor(number) for number in range(len(self.inputs))]
+
+    def constant(self, number: int) -> np.ndarray:
+        """The elements of an input that decides over shapes, axes or attributes.
+
+        If it is not a constant of the model, the model is imported again with the values of the inputs that
+        it derives from.
+        """
+        value = self.value(number)
+        array = value.array
+        self.looked |= not value.fixed
+        return array
+
+    def constant_or_none(self, number: int) -> np.ndarray | None:
+        """As `constant`; None if the input was left out."""
+        return self.constant(number) if self.has(number) else None
+
+    def folded(self) -> tuple[np.ndarray | None, ...]:
+        """The results, computed now; each input decides."""
+        return fold(self.proto, [self.constant_or_none(n) for n in range(len(self.inputs))], self._opsets)
+
+    def ints(self, number: int) -> tuple[int, ...]:
+        """The elements of an input that decides, as whole numbers."""
+        return tuple(int(each) for each in self.constant(number).reshape(-1))
+
+    def operand(self, number: int) -> Tensor | float | int:
+        """An input of a pointwise operation: a number if it is a constant of one element, else a tensor."""
+        value = self.value(number)
+        others = [each for each in self.inputs if each is not None and each is not value and not each.fixed]
+        if not value.fixed or value.size != 1 or not any(each.rank >= value.rank for each in others):
+            return value.tensor
+        one = value.array.reshape(()).astype(np.float64 if value.dtype.kind not in "iub" else np.int64)[()]
+        return float(one) if value.dtype.kind not in "iub" else int(one)
+
+    def operands(self) -> list[Any]:
+        """All inputs of a pointwise operation."""
+        return [self.operand(number) for number in range(len(self.inputs))]
+
+    # Conversions.
+
+    def cast(self, x: Tensor, dtype: DType) -> Tensor:
+        """x in a dtype that holds its values."""
+        return x if x.dtype is dtype else self.g.astype(x, dtype)

@@ -1,0 +1,51 @@
+"""How each operator is added to a graph: one file for each family, all in one table."""
+
+from __future__ import annotations
+
+from cudnn_actor.onnx.operators import (
+    attention,
+    casts,
+    convolution,
+    einsum,
+    extents,
+    generators,
+    indexing,
+    matmul,
+    movement,
+    norms,
+    pointwise,
+    pooling,
+    quantised,
+    random,
+    recurrent,
+    reduction,
+    resize,
+    spectra,
+    training,
+)
+from cudnn_actor.onnx.table import HANDLERS, Handler, handler_of
+
+__all__ = ["HANDLERS", "Handler", "handler_of"]
+
+FAMILIES = (
+    attention,
+    casts,
+    convolution,
+    einsum,
+    extents,
+    generators,
+    indexing,
+    matmul,
+    movement,
+    norms,
+    pointwise,
+    pooling,
+    quantised,
+    random,
+    recurrent,
+    reduction,
+    resize,
+    spectra,
+    training,
+)
+"""Importing them fills the table."""

@@ -1,0 +1,60 @@
+"""Attention, as one operation where it is what ONNX describes, else by the function that defines it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.values import Declined
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+
+__all__: list[str] = []
+
+
+def _heads(g: GraphBuilder, x: Tensor, heads: int | None) -> Tensor:
+    """x of dims (B, H, S, D)."""
+    if x.rank == 4:
+        return x
+    if not heads or x.dims[-1] % heads:
+        raise Declined(f"{heads} heads of dims {x.dims}")
+    split = g.reshape(x, (*x.dims[:2], heads, x.dims[2] // heads))
+    return g.transpose(split, (0, 2, 1, 3))
+
+
+def _bias(node: Node, g: GraphBuilder, q: Tensor, k: Tensor) -> Tensor | None:
+    if not node.has(3):
+        return None
+    mask = node.tensor(3)
+    if mask.dims[-1] != k.dims[2]:
+        raise Declined(f"a mask of dims {mask.dims} for {k.dims[2]} keys")
+    if mask.dtype is DType.BOOL:
+        mask = g.astype(g.where(mask, 0.0, -math.inf), q.dtype)
+    if mask.dtype is not q.dtype:
+        mask = g.astype(mask, q.dtype)
+    return g.reshape(mask, (*[1] * (4 - mask.rank), *mask.dims))
+
+
+@operator("Attention", since=23)
+def attention(node: Node, g: GraphBuilder) -> Result:
+    if node.attribute("softcap", 0.0) or node.wants(3) or node.has(6) or node.has(7):
+        raise Declined("has a part that no operation here has")
+    known = {"is_causal", "kv_num_heads", "q_num_heads", "scale", "softmax_precision", "softcap"}
+    for name in node.schema.attributes:
+        if name not in known and node.given(name) and node.attribute(name) not in (0, 0.0, -1):
+            raise Declined(f"has {name}")
+    x = node.tensor(0)
+    q = _heads(g, x, node.attribute("q_num_heads"))
+    k, v = (_heads(g, node.tensor(number), node.attribute("kv_num_heads")) for number in (1, 2))
+    causal = bool(node.attribute("is_causal", 0))
+    if node.has(4):
+        if causal:
+            raise Declined("is causal, and has keys from before")
+        k, v = g.concatenate([node.tensor(4), k], 2), g.concatenate([node.tensor(5), v], 2)
+    y: Any = g.attention(q, k, v, bias=_bias(node, g, q, k), scale=node.attribute("scale"), causal=causal)
+    if x.rank == 3:
+        b, h, s, d = y.dims
+        y = g.reshape(g.transpose(y, (0, 2, 1, 3)), (b, s, h * d))
+    return y, k if node.wants(1) else None, v if node.wants(2) else None

@@ -1,0 +1,59 @@
+"""Conversions between dtypes, by ONNX's rules.
+
+https://onnx.ai/onnx/operators/onnx__Cast.html
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.reading import dtype_name, numpy_dtype
+from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.values import Declined
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+
+__all__ = ["converted", "dtype_of", "wrapped"]
+
+
+def dtype_of(code: int) -> DType:
+    """One of ONNX's dtypes. Raises `Declined` for one that tensors cannot have."""
+    found = DType.of(numpy_dtype(code))
+    if found is None:
+        raise Declined(f"no tensor here is of {dtype_name(code)}")
+    return found
+
+
+def wrapped(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
+    """Integers in another integer dtype, of which they keep the lowest bits."""
+    return x if dtype is x.dtype else g.wrap(x, dtype)
+
+
+def converted(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
+    """x as `Cast` gives it: floats lose their fractions on the way to integers, which keep their low bits."""
+    if dtype is x.dtype:
+        return x
+    if dtype is DType.BOOL:
+        return g.not_equal(x, 0)
+    if dtype.is_floating or x.dtype is DType.BOOL:
+        return g.astype(x, dtype)
+    if x.dtype.is_floating:
+        return g.astype(g.trunc(x), dtype)
+    if np.can_cast(x.dtype.numpy, dtype.numpy):
+        return g.astype(x, dtype)
+    return wrapped(g, x, dtype)
+
+
+@operator("Cast", since=6)
+def cast(node: Node, g: GraphBuilder) -> Result:
+    wanted = dtype_of(node.attribute("to"))
+    node.dtype(0)
+    return converted(g, node.tensor(0), wanted)
+
+
+@operator("CastLike", since=15)
+def cast_like(node: Node, g: GraphBuilder) -> Result:
+    wanted = node.dtype(1)
+    node.dtype(0)
+    return converted(g, node.tensor(0), wanted)

@@ -1,0 +1,112 @@
+"""Convolutions, and their transposes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.values import Declined
+from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.operations import ConvolutionBackwardData, ConvolutionForward
+
+__all__ = ["conv_spec", "pads_of", "with_bias"]
+
+
+def pads_of(
+    node: Node,
+    sizes: Sequence[int],
+    taps: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The padding before and after each spatial dim, from `auto_pad` or `pads`."""
+    mode, rank = node.attribute("auto_pad", "NOTSET"), len(sizes)
+    if mode in ("SAME_UPPER", "SAME_LOWER"):
+        totals = [
+            max(0, (-(-size // stride) - 1) * stride + dilation * (tap - 1) + 1 - size)
+            for size, tap, stride, dilation in zip(sizes, taps, strides, dilations, strict=True)
+        ]
+        less, more = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
+        return (less, more) if mode == "SAME_UPPER" else (more, less)
+    pads = node.attribute("pads") if mode == "NOTSET" else None
+    pads = pads or (0,) * (2 * rank)
+    if len(pads) != 2 * rank:
+        raise Declined(f"pads {pads} are not two for each of {rank} spatial dims")
+    return pads[:rank], pads[rank:]
+
+
+def conv_spec(node: Node, x: Sequence[int], w: Sequence[int]) -> ConvSpec:
+    """The parameters of a convolution of x, dims (N, C, spatial), with w."""
+    rank = len(w) - 2
+    if not 1 <= rank <= 3:
+        raise Declined(f"a convolution with {rank} spatial dims")
+    strides = node.attribute("strides") or (1,) * rank
+    dilations = node.attribute("dilations") or (1,) * rank
+    shape = node.attribute("kernel_shape")
+    if shape and tuple(shape) != tuple(w[2:]):
+        raise Declined(f"kernel_shape {shape} is not that of the filter, {tuple(w[2:])}")
+    before, after = pads_of(node, x[2:], w[2:], strides, dilations)
+    return ConvSpec(
+        pre_padding=before,
+        post_padding=after,
+        stride=strides,
+        dilation=dilations,
+        groups=node.attribute("group", 1),
+    )
+
+
+def with_bias(g: GraphBuilder, y: Tensor, bias: Tensor | None) -> Tensor:
+    """y plus one number for each channel."""
+    return y if bias is None else g.add(y, g.reshape(bias, (1, *bias.dims, *(1 for _ in y.dims[2:]))))
+
+
+@operator("Conv", since=1)
+def conv(node: Node, g: GraphBuilder) -> Result:
+    x, w = node.tensor(0), node.tensor(1)
+    y: Tensor = g.apply(ConvolutionForward(x=x, w=w, conv=conv_spec(node, x.dims, w.dims)))
+    return with_bias(g, y, node.tensor_or_none(2))
+
+
+@operator("ConvTranspose", since=1)
+def conv_transpose(node: Node, g: GraphBuilder) -> Result:
+    x, w = node.tensor(0), node.tensor(1)
+    rank = w.rank - 2
+    if not 1 <= rank <= 3:
+        raise Declined(f"a convolution with {rank} spatial dims")
+    strides = node.attribute("strides") or (1,) * rank
+    dilations = node.attribute("dilations") or (1,) * rank
+    extra = node.attribute("output_padding") or (0,) * rank
+    groups = node.attribute("group", 1)
+    along = list(zip(x.dims[2:], w.dims[2:], strides, dilations, strict=True))
+    full = [(size - 1) * stride + dilation * (tap - 1) + 1 for size, tap, stride, dilation in along]
+    wanted = node.attribute("output_shape")
+    mode = node.attribute("auto_pad", "NOTSET")
+    if wanted or mode.startswith("SAME"):
+        sizes = wanted[-rank:] if wanted else [size * stride for size, _, stride, _ in along]
+        totals = [f + e - size for f, e, size in zip(full, extra, sizes, strict=True)]
+        less, more = [t // 2 for t in totals], [t - t // 2 for t in totals]
+        before, after = (less, more) if mode == "SAME_UPPER" else (more, less)
+    else:
+        ones = [1] * rank
+        before, after = map(list, pads_of(node, ones, ones, ones, ones))
+        sizes = [f + e - b - a for f, e, b, a in zip(full, extra, before, after, strict=True)]
+    # What is cropped at the front is padding of the convolution; the end follows from the dims.
+    front = [max(0, b) for b in before]
+    most = [min(size - max(0, -b), f - max(0, b)) for size, f, b in zip(sizes, full, before, strict=True)]
+    spec = ConvSpec(
+        pre_padding=tuple(front),
+        post_padding=tuple(f - b - m for f, b, m in zip(full, front, most, strict=True)),
+        stride=tuple(strides),
+        dilation=tuple(dilations),
+        groups=groups,
+    )
+    dims = (x.dims[0], w.dims[1] * groups, *most)
+    y: Tensor = g.apply(
+        ConvolutionBackwardData(dy=x, w=w, conv=spec), like={"dx": g.full(dims, 0.0, x.dtype)}
+    )
+    missing = [(max(0, -b), size - m - max(0, -b)) for b, size, m in zip(before, sizes, most, strict=True)]
+    if any(pair != (0, 0) for pair in missing):
+        y = g.pad(y, [(0, 0), (0, 0), *missing])
+    return with_bias(g, y, node.tensor_or_none(2))

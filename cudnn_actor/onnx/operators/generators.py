@@ -1,0 +1,66 @@
+"""Tensors that are made from numbers and dims: ranges, triangles, one-hot codes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operators.casts import converted, dtype_of
+from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.values import Declined
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph_builder import GraphBuilder
+
+__all__: list[str] = []
+
+_MOST = 1 << 26
+
+
+@operator("Range", since=11)
+def range_(node: Node, g: GraphBuilder) -> Result:
+    """Its dims follow from its values, and so it is computed when the model is imported."""
+    del g
+    start, limit, delta = (node.constant(number).reshape(()) for number in range(3))
+    if not delta:
+        raise Declined("a range with steps of 0")
+    count = max(
+        0, int(np.ceil((limit.astype("float64") - start.astype("float64")) / delta.astype("float64")))
+    )
+    if count > _MOST:
+        raise Declined(f"a range of {count:,} numbers")
+    steps = np.arange(count, dtype=np.float64 if start.dtype.kind not in "iu" else np.int64)
+    return (steps * delta.astype(steps.dtype) + start.astype(steps.dtype)).astype(start.dtype)
+
+
+@operator("EyeLike", since=9)
+def eye_like(node: Node, g: GraphBuilder) -> Result:
+    del g
+    code = node.attribute("dtype")
+    dtype = node.dtype(0) if code is None else dtype_of(code)
+    rows, columns = node.dims(0)
+    return np.eye(rows, columns, k=node.attribute("k"), dtype=dtype.numpy)
+
+
+@operator("Trilu", since=14)
+def trilu(node: Node, g: GraphBuilder) -> Result:
+    x, (rows, columns) = node.tensor(0), node.dims(0)[-2:]
+    k = int(node.constant(1).reshape(())) if node.has(1) else 0
+    reach = max(rows, columns)
+    kept = np.tri(rows, columns, min(max(k - 1 if node.attribute("upper") else k, -reach), reach), dtype=bool)
+    kept = ~kept if node.attribute("upper") else kept
+    return g.where(node.weight(kept), x, 0.0 if x.dtype.is_floating else 0)
+
+
+@operator("OneHot", since=9)
+def one_hot(node: Node, g: GraphBuilder) -> Result:
+    depth = int(node.constant(1).reshape(()))
+    rank = node.rank(0) + 1
+    axis = node.attribute("axis") % rank
+    indices = converted(g, node.tensor(0), DType.INT64)
+    places = g.where(g.less(indices, 0), g.add(indices, depth), indices)
+    dims = list(indices.dims)
+    places = g.reshape(places, (*dims[:axis], 1, *dims[axis:]))
+    numbers = np.arange(depth).reshape([-1 if n == axis else 1 for n in range(rank)])
+    values = node.tensor(2)
+    off, on = g.slice(values, 0), g.slice(values, 1)
+    return g.where(g.equal(places, node.weight(numbers)), on, off)

@@ -1,0 +1,110 @@
+"""Products of matrices."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operators.casts import wrapped
+from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.values import Declined, Value
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+
+__all__ = ["product", "turned"]
+
+_HALF = (DType.FLOAT16, DType.BFLOAT16)
+_MOST = 1 << 24
+"""The most products of integers that are formed one by one."""
+
+
+def turned(g: GraphBuilder, x: Tensor) -> Tensor:
+    """Matrices with rows for columns."""
+    *batch, row, column = range(x.rank)
+    return g.transpose(x, (*batch, column, row))
+
+
+def product(g: GraphBuilder, a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, of their dtype."""
+    if a.dtype.is_floating:
+        return g.matmul(a, b)
+    row, column = a.rank == 1, b.rank == 1
+    a, b = a[None] if row else a, b[:, None] if column else b
+    left, right = a[..., :, :, None], b[..., None, :, :]
+    if a.dims[-2] * a.dims[-1] * b.dims[-1] > _MOST:
+        raise Declined(f"a product of large matrices of {a.dtype}")
+    wide = (g.astype(each, DType.INT64) for each in (left, right))
+    y = wrapped(g, g.sum(g.multiply(*wide), -2), a.dtype)
+    y = y[..., 0] if column else y
+    return (y[..., 0] if column else y[..., 0, :]) if row else y
+
+
+@operator("MatMul", since=1)
+def mat_mul(node: Node, g: GraphBuilder) -> Result:
+    fused = _attention(node, g)
+    if fused is not None:
+        return fused
+    return product(g, node.tensor(0), node.tensor(1))
+
+
+@operator("Gemm", since=7)
+def gemm(node: Node, g: GraphBuilder) -> Result:
+    a, b = node.tensor(0), node.tensor(1)
+    y: Any = product(
+        g,
+        turned(g, a) if node.attribute("transA") else a,
+        turned(g, b) if node.attribute("transB") else b,
+    )
+    alpha, beta = node.attribute("alpha"), node.attribute("beta")
+    whole = not y.dtype.is_floating
+    y = y if alpha == 1 else y * (int(alpha) if whole else alpha)
+    if node.has(2) and beta:
+        c: Any = node.operand(2)
+        y = y + (c if beta == 1 else c * (int(beta) if whole else beta))
+    return y
+
+
+# Attention that a model spells out: softmax(scale * q @ k^T + bias) @ v, of half types.
+
+
+def _attention(node: Node, g: GraphBuilder) -> Tensor | None:
+    """A product of weights and values, as attention; None if it is not the last step of that."""
+    weights, v = node.value(0), node.value(1)
+    softmax = _made_by(weights, "Softmax")
+    if softmax is None or v.known not in _HALF or not weights.rank == v.rank == 4:
+        return None
+    if softmax.attribute("axis") not in (-1, 3):
+        return None
+    scores, bias, scale = softmax.value(0), None, 1.0
+    if (added := _made_by(scores, "Add")) is not None:
+        sides = [added.value(0), added.value(1)]
+        place = 0 if any(_made_by(sides[0], op) is not None for op in ("MatMul", "Mul", "Div")) else 1
+        scores, bias = sides[place], sides[1 - place]
+    for op in ("Mul", "Div"):
+        scaled = _made_by(scores, op)
+        if scaled is not None and scaled.value(1).fixed and scaled.value(1).size == 1:
+            factor = float(scaled.value(1).array.reshape(()))
+            scores, scale = scaled.value(0), factor if op == "Mul" else 1 / factor
+    of_keys = _made_by(scores, "MatMul")
+    if of_keys is None or not math.isfinite(scale):
+        return None
+    q, k = of_keys.value(0), of_keys.value(1)
+    if not (
+        q.rank == k.rank == 4 and q.known is k.known is v.known and q.dims[:2] == k.dims[:2] == v.dims[:2]
+    ):
+        return None
+    if bias is not None and (bias.known is not q.known or bias.rank > 4 or bias.dims[-1:] != v.dims[2:3]):
+        return None
+    mask = None if bias is None else g.reshape(bias.tensor, (*[1] * (4 - bias.rank), *bias.dims))
+    return g.attention(q.tensor, turned(g, k.tensor), v.tensor, bias=mask, scale=scale)
+
+
+def _made_by(value: Value, op: str) -> Node | None:
+    """The node that makes a value, if it is that operator's, but for conversions between floats."""
+    made: Node | None = value.made_by
+    while (
+        made is not None and made.op in ("Cast", "CastLike") and made.dtype(0).is_floating and op != made.op
+    ):
+        made = made.value(0).made_by
+    return made if made is not None and made.op == op else None

@@ -1,0 +1,253 @@
+"""Operators that move elements and compute nothing, and those that only tell dims."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operators.casts import dtype_of
+from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.values import Declined
+from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.operations import ConvolutionBackwardData
+
+__all__: list[str] = []
+
+
+@operator("Shape", since=1)
+def shape(node: Node, g: GraphBuilder) -> Result:
+    del g
+    dims = node.dims(0)[node.attribute("start", 0) :]
+    end = node.attribute("end")
+    return np.array(node.dims(0)[node.attribute("start", 0) : end] if end is not None else dims, np.int64)
+
+
+@operator("Size", since=1)
+def size(node: Node, g: GraphBuilder) -> Result:
+    del g
+    return np.array(math.prod(node.dims(0)), np.int64)
+
+
+@operator("ConstantOfShape", since=9)
+def constant_of_shape(node: Node, g: GraphBuilder) -> Result:
+    value = node.attribute("value")
+    dims = node.ints(0)
+    if value is None:
+        number, dtype = 0.0, DType.FLOAT32
+    else:
+        dtype = dtype_of(value.data_type)
+        number = _number(value)
+    if 0 in dims:
+        return np.empty(dims, dtype.numpy)
+    return g.full(dims, number, dtype)
+
+
+def _number(tensor: Any) -> Any:
+    from onnx import numpy_helper  # noqa: PLC0415
+
+    return numpy_helper.to_array(tensor).reshape(-1)[0].item()
+
+
+@operator("Reshape", since=5)
+def reshape(node: Node, g: GraphBuilder) -> Result:
+    dims, wanted = node.dims(0), list(node.ints(1))
+    if not node.attribute("allowzero", 0):
+        if any(each == 0 and axis >= len(dims) for axis, each in enumerate(wanted)):
+            raise Declined(f"shape {wanted} has a 0 for a dim that {dims} does not have")
+        wanted = [each or dims[axis] for axis, each in enumerate(wanted)]
+    return _reshaped(node, g, wanted)
+
+
+def _reshaped(node: Node, g: GraphBuilder, wanted: Sequence[int]) -> Result:
+    return node.value(0) if tuple(wanted) == node.dims(0) else g.reshape(node.tensor(0), wanted)
+
+
+@operator("Flatten", since=1)
+def flatten(node: Node, g: GraphBuilder) -> Result:
+    dims, axis = node.dims(0), node.attribute("axis")
+    axis = axis + len(dims) if axis < 0 else axis
+    return _reshaped(node, g, (math.prod(dims[:axis]), math.prod(dims[axis:])))
+
+
+@operator("Squeeze", since=1)
+def squeeze(node: Node, g: GraphBuilder) -> Result:
+    dims = node.dims(0)
+    given = node.attribute("axes") if node.version < 13 else (node.ints(1) if node.has(1) else None)
+    axes = {a % len(dims) for a in given} if given else {a for a, d in enumerate(dims) if d == 1}
+    if any(dims[axis] != 1 for axis in axes):
+        raise Declined(f"axes {given} of dims {dims} are not of size 1")
+    return _reshaped(node, g, [d for a, d in enumerate(dims) if a not in axes])
+
+
+@operator("Unsqueeze", since=1)
+def unsqueeze(node: Node, g: GraphBuilder) -> Result:
+    dims = list(node.dims(0))
+    given = node.attribute("axes") if node.version < 13 else node.ints(1)
+    rank = len(dims) + len(given)
+    axes = sorted(a % rank for a in given)
+    if len(set(axes)) < len(axes):
+        raise Declined(f"axes {given} name one twice")
+    for axis in axes:
+        dims.insert(axis, 1)
+    return _reshaped(node, g, dims)
+
+
+@operator("Transpose", since=1)
+def transpose(node: Node, g: GraphBuilder) -> Result:
+    return g.transpose(node.tensor(0), node.attribute("perm"))
+
+
+@operator("Slice", since=1)
+def slice_(node: Node, g: GraphBuilder) -> Result:
+    dims = node.dims(0)
+    if node.version < 10:
+        starts, ends = node.attribute("starts"), node.attribute("ends")
+        axes, steps = node.attribute("axes"), None
+    else:
+        starts, ends = node.ints(1), node.ints(2)
+        axes = node.ints(3) if node.has(3) else None
+        steps = node.ints(4) if node.has(4) else None
+    axes = range(len(starts)) if axes is None else [a % len(dims) for a in axes]
+    index = [slice(None)] * len(dims)
+    for axis, start, end, step in zip(axes, starts, ends, steps or [1] * len(starts), strict=True):
+        if step == 0:
+            raise Declined("has a step of 0")
+        dim = dims[axis]
+        first = start + dim if start < 0 else start
+        last = end + dim if end < 0 else end
+        low, high = (0, dim) if step > 0 else (-1, dim - 1)
+        first = min(max(first, 0), dim if step > 0 else dim - 1)
+        last = min(max(last, low), high if step > 0 else dim)
+        index[axis] = slice(first, None if last < 0 else last, step)
+    sizes = [len(range(dim)[each]) for dim, each in zip(dims, index, strict=True)]
+    if 0 in sizes:
+        return np.empty(sizes, node.value(0).dtype)
+    return g.slice(node.tensor(0), tuple(index)) if index else node.value(0)
+
+
+@operator("Expand", since=8)
+def expand(node: Node, g: GraphBuilder) -> Result:
+    dims = np.broadcast_shapes(node.dims(0), node.ints(1))
+    if dims == node.dims(0):
+        return node.value(0)
+    if 0 in dims:
+        return np.empty(dims, node.value(0).dtype)
+    return g.broadcast_to(node.tensor(0), dims)
+
+
+@operator("Concat", since=4)
+def concat(node: Node, g: GraphBuilder) -> Result:
+    values = [node.value(number) for number in range(len(node.inputs))]
+    axis = node.attribute("axis") % values[0].rank
+    filled = [value.tensor for value in values if value.dims[axis]]
+    if not filled:
+        return values[0]
+    return g.concatenate(filled, axis) if len(filled) > 1 else filled[0]
+
+
+@operator("Split", since=2)
+def split(node: Node, g: GraphBuilder) -> Result:
+    axis = node.attribute("axis") % node.rank(0)
+    dim, count = node.dims(0)[axis], len(node.proto.output)
+    given = node.ints(1) if node.has(1) else None
+    sizes = node.attribute("split") if node.version < 13 else given
+    if sizes is None:
+        count = node.attribute("num_outputs", count) or count
+        each = -(-dim // count)
+        sizes = [min(each, max(0, dim - number * each)) for number in range(count)]
+    if sum(sizes) != dim:
+        raise Declined(f"the parts {tuple(sizes)} are not the {dim} elements of axis {axis}")
+    ends = list(itertools.accumulate(sizes))
+    parts: list[Any] = []
+    for end, part in zip(ends, sizes, strict=True):
+        if not part:
+            dims = (*node.dims(0)[:axis], 0, *node.dims(0)[axis + 1 :])
+            parts.append(np.empty(dims, node.value(0).dtype))
+        else:
+            parts.append(g.slice(node.tensor(0), (*[slice(None)] * axis, slice(end - part, end))))
+    return tuple(parts)
+
+
+@operator("Pad", since=2)
+def pad(node: Node, g: GraphBuilder) -> Result:
+    rank, mode = node.rank(0), node.attribute("mode", "constant")
+    value: Any = 0
+    if node.version < 11:
+        pads, value = node.attribute("pads"), node.attribute("value", 0.0)
+    else:
+        pads = node.ints(1)
+        if node.has(2):
+            value = node.constant(2).reshape(-1)[0].item()
+    axes = [a % rank for a in node.ints(3)] if node.has(3) else list(range(rank))
+    widths = [(0, 0)] * rank
+    for place, axis in enumerate(axes):
+        widths[axis] = (pads[place], pads[place + len(axes)])
+    if mode != "constant":
+        return _extended(node, g, widths, mode)
+    x = node.tensor(0)
+    crop = tuple(slice(max(0, -b), d - max(0, -a)) for d, (b, a) in zip(x.dims, widths, strict=True))
+    x = g.slice(x, crop) if any(b < 0 or a < 0 for b, a in widths) else x
+    around = [(max(0, b), max(0, a)) for b, a in widths]
+    if math.isfinite(value):
+        return g.pad(x, around, value)
+    return g.where(g.pad(g.full(x.dims, 1, DType.BOOL), around), g.pad(x, around), value)
+
+
+def _extended(node: Node, g: GraphBuilder, widths: Sequence[tuple[int, int]], mode: Any) -> Tensor:
+    """The input with more elements around it, which it has already."""
+    x = node.tensor(0)
+    for axis, (before, after) in enumerate(widths):
+        x = g.slice(x, (*[slice(None)] * axis, slice(max(0, -before), x.dims[axis] - max(0, -after))))
+        if max(before, after) > 0:
+            places = np.pad(np.arange(x.dims[axis]), (max(0, before), max(0, after)), mode=mode)
+            x = g.take(x, node.weight(places), axis)
+    return x
+
+
+@operator("SpaceToDepth", since=1)
+def space_to_depth(node: Node, g: GraphBuilder) -> Result:
+    return g.space_to_depth(node.tensor(0), node.attribute("blocksize"), node.attribute("mode", "DCR"))
+
+
+@operator("DepthToSpace", since=1)
+def depth_to_space(node: Node, g: GraphBuilder) -> Result:
+    return g.depth_to_space(node.tensor(0), node.attribute("blocksize"), node.attribute("mode", "DCR"))
+
+
+@operator("Tile", since=6)
+def tile(node: Node, g: GraphBuilder) -> Result:
+    repeats = node.ints(1)
+    if 0 in repeats:
+        return np.empty([d * r for d, r in zip(node.dims(0), repeats, strict=True)], node.value(0).dtype)
+    return g.tile(node.tensor(0), repeats)
+
+
+@operator("Col2Im", since=18)
+def col2im(node: Node, g: GraphBuilder) -> Result:
+    """The reverse of cutting an image into blocks, as the gradient of a convolution that cuts it."""
+    x, image, block = node.tensor(0), node.ints(1), node.ints(2)
+    rank, taps = len(image), math.prod(block)
+    strides = node.attribute("strides") or (1,) * rank
+    dilations = node.attribute("dilations") or (1,) * rank
+    pads = node.attribute("pads") or (0,) * (2 * rank)
+    channels = x.dims[1] // taps
+    spec = ConvSpec(
+        pre_padding=pads[:rank],
+        post_padding=pads[rank:],
+        stride=strides,
+        dilation=dilations,
+        groups=channels,
+    )
+    one = np.tile(np.eye(taps).reshape(taps, 1, *block), (channels, *[1] * (rank + 1)))
+    places = spec.output_dims((1, channels, *image), one.shape)[2:]
+    blocks = g.reshape(x, (*x.dims[:2], *places))
+    whole = g.full((x.dims[0], channels, *image), 0.0, x.dtype)
+    operation = ConvolutionBackwardData(dy=blocks, w=node.weight(one.astype(x.dtype.numpy)), conv=spec)
+    return g.apply(operation, like={"dx": whole})

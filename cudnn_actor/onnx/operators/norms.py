@@ -1,0 +1,113 @@
+"""Normalisations, and softmax."""
+
+from __future__ import annotations
+
+import math
+
+from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.values import Declined
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.operations import LayerNorm, ReductionMode
+
+__all__: list[str] = []
+
+
+@operator("Softmax", "LogSoftmax", since=1)
+def softmax(node: Node, g: GraphBuilder) -> Result:
+    x, of = node.tensor(0), g.softmax if node.op == "Softmax" else g.log_softmax
+    axis = node.attribute("axis") % max(1, node.rank(0))
+    if node.version >= 13:
+        return of(x, axis)
+    rows = g.reshape(x, (math.prod(x.dims[:axis]), math.prod(x.dims[axis:])))
+    return g.reshape(of(rows, 1), x.dims)
+
+
+@operator("BatchNormalization", since=9)
+def batch_norm(node: Node, g: GraphBuilder) -> Result:
+    x, scale, bias, mean, variance = node.tensors()
+    epsilon = node.attribute("epsilon")
+    if node.attribute("training_mode", 0):
+        momentum = node.attribute("momentum")
+        made = g.batch_norm_training(
+            x, scale, bias, mean, variance, epsilon=epsilon, momentum=1 - momentum, unbiased=False
+        )
+        return tuple(made)
+    if node.version < 14 and any(node.wants(number) for number in range(1, 5)):
+        raise Declined("batch statistics of a version before 14")
+    return g.batch_norm(x, mean, variance, scale, bias, epsilon=epsilon)
+
+
+@operator("InstanceNormalization", since=6)
+def instance_norm(node: Node, g: GraphBuilder) -> Result:
+    x, scale, bias = node.tensors()
+    return g.instance_norm(x, scale, bias, epsilon=node.attribute("epsilon"))
+
+
+@operator("GroupNormalization", since=18)
+def group_norm(node: Node, g: GraphBuilder) -> Result:
+    x, scale, bias = node.tensors()
+    groups = node.attribute("num_groups")
+    if node.version < 21:  # one number for each group
+        scale, bias = (_repeated(g, each, x.dims[1] // groups) for each in (scale, bias))
+    return g.group_norm(x, groups, scale, bias, epsilon=node.attribute("epsilon"))
+
+
+def _repeated(g: GraphBuilder, x: Tensor, count: int) -> Tensor:
+    wide = g.broadcast_to(g.reshape(x, (*x.dims, 1)), (*x.dims, count))
+    return g.reshape(wide, (x.dims[0] * count,))
+
+
+@operator("LRN", since=1)
+def local_response_norm(node: Node, g: GraphBuilder) -> Result:
+    return g.local_response_norm(
+        node.tensor(0),
+        node.attribute("size"),
+        alpha=node.attribute("alpha"),
+        beta=node.attribute("beta"),
+        bias=node.attribute("bias"),
+    )
+
+
+@operator("LpNormalization", since=1)
+def lp_norm(node: Node, g: GraphBuilder) -> Result:
+    x, axis = node.tensor(0), node.attribute("axis")
+    mode = ReductionMode.L1 if node.attribute("p") == 1 else ReductionMode.L2
+    norm = g.reduce(mode, x, axis, keepdims=True)
+    return x / g.where(g.equal(norm, 0.0), 1.0, norm)
+
+
+@operator("LayerNormalization", since=17)
+def layer_norm(node: Node, g: GraphBuilder) -> Result:
+    operation = LayerNorm(
+        x=node.tensor(0),
+        scale=_of_row(node, g, 1),
+        bias=_of_row(node, g, 2),
+        axis=node.attribute("axis"),
+        epsilon=node.attribute("epsilon"),
+    )
+    names = ("mean", "inverse_deviation")
+    wanted = tuple(name for number, name in enumerate(names, 1) if node.wants(number))
+    made = g.apply(operation, also=wanted)
+    if not wanted:
+        return made
+    return made.y, *(getattr(made, name, None) for name in names)
+
+
+@operator("RMSNormalization", since=23)
+def rms_norm(node: Node, g: GraphBuilder) -> Result:
+    return g.rms_norm(
+        node.tensor(0), _of_row(node, g, 1), axis=node.attribute("axis"), epsilon=node.attribute("epsilon")
+    )
+
+
+def _of_row(node: Node, g: GraphBuilder, number: int) -> Tensor | None:
+    """A scale or a bias, with a number for each element of a row of x."""
+    if not node.has(number):
+        return None
+    if node.dtype(number) is not node.dtype(0):
+        raise Declined(f"a scale of {node.dtype(number)} for {node.dtype(0)}")
+    dims = node.dims(0)[node.attribute("axis") % node.rank(0) :]
+    value = node.tensor(number)
+    extra = max(0, value.rank - len(dims))
+    return g.broadcast_to(g.reshape(value, value.dims[extra:]) if extra else value, dims)

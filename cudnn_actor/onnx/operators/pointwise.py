@@ -1,0 +1,247 @@
+"""Functions of each element."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operators.casts import converted, wrapped
+from cudnn_actor.onnx.operators.random import UNDEFINED
+from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.values import Refused
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.operations import PointwiseMode
+
+__all__ = ["quotient"]
+
+_M = PointwiseMode
+
+_FUNCTIONS: dict[str, tuple[PointwiseMode, int]] = {
+    "Abs": (_M.ABS, 6),
+    "Acos": (_M.ACOS, 7),
+    "Acosh": (_M.ACOSH, 9),
+    "And": (_M.LOGICAL_AND, 7),
+    "Asin": (_M.ASIN, 7),
+    "Asinh": (_M.ASINH, 9),
+    "Atan": (_M.ATAN, 7),
+    "Atanh": (_M.ATANH, 9),
+    "BitwiseAnd": (_M.BITWISE_AND, 18),
+    "BitwiseNot": (_M.BITWISE_NOT, 18),
+    "BitwiseOr": (_M.BITWISE_OR, 18),
+    "BitwiseXor": (_M.BITWISE_XOR, 18),
+    "Ceil": (_M.CEIL, 6),
+    "Cos": (_M.COS, 7),
+    "Cosh": (_M.COSH, 9),
+    "Equal": (_M.EQ, 7),
+    "Erf": (_M.ERF, 9),
+    "Exp": (_M.EXP, 6),
+    "Floor": (_M.FLOOR, 6),
+    "Greater": (_M.GT, 7),
+    "GreaterOrEqual": (_M.GE, 12),
+    "HardSwish": (_M.HARD_SWISH, 14),
+    "IsNaN": (_M.IS_NAN, 9),
+    "Less": (_M.LT, 7),
+    "LessOrEqual": (_M.LE, 12),
+    "Log": (_M.LOG, 6),
+    "Mish": (_M.MISH, 18),
+    "Neg": (_M.NEG, 6),
+    "Not": (_M.LOGICAL_NOT, 1),
+    "Or": (_M.LOGICAL_OR, 7),
+    "PRelu": (_M.PRELU, 7),
+    "Reciprocal": (_M.RECIPROCAL, 6),
+    "Relu": (_M.RELU, 6),
+    "Round": (_M.ROUND, 11),
+    "Sigmoid": (_M.SIGMOID, 6),
+    "Sign": (_M.SIGN, 9),
+    "Sin": (_M.SIN, 7),
+    "Sinh": (_M.SINH, 9),
+    "Softplus": (_M.SOFTPLUS, 1),
+    "Softsign": (_M.SOFTSIGN, 1),
+    "Sqrt": (_M.SQRT, 6),
+    "Tan": (_M.TAN, 7),
+    "Tanh": (_M.TANH, 6),
+    "Xor": (_M.LOGICAL_XOR, 7),
+}
+"""Operators that are a function without parameters, and since which version they are as here."""
+
+
+def _function(mode: PointwiseMode) -> Callable[[Node, GraphBuilder], Result]:
+    def handler(node: Node, g: GraphBuilder) -> Result:
+        return g.pointwise(mode, *node.operands())
+
+    return handler
+
+
+for _name, (_mode, _since) in _FUNCTIONS.items():
+    operator(_name, since=_since)(_function(_mode))
+
+
+def _arithmetic(mode: PointwiseMode) -> Callable[[Node, GraphBuilder], Result]:
+    def handler(node: Node, g: GraphBuilder) -> Result:
+        dtype = node.dtype(0)
+        if dtype.is_floating or dtype is DType.INT64:
+            return g.pointwise(mode, *node.operands())
+        wide = (g.astype(x, DType.INT64) if isinstance(x, Tensor) else x for x in node.operands())
+        return wrapped(g, g.pointwise(mode, *wide), dtype)
+
+    return handler
+
+
+for _name, _mode in {"Add": _M.ADD, "Sub": _M.SUB, "Mul": _M.MUL}.items():
+    operator(_name, since=7)(_arithmetic(_mode))
+
+
+def quotient(g: GraphBuilder, a: Any, b: Any, dtype: DType) -> Tensor:
+    """a / b of integers, without the fraction."""
+
+    def divided(whole: Any) -> Tensor:
+        pair = (g.astype(x, DType.FLOAT64) if isinstance(x, Tensor) else float(x) for x in (whole, b))
+        return g.astype(g.trunc(g.divide(*pair)), DType.INT64)
+
+    whole = g.subtract(a, g.fmod(a, b))
+    first = divided(whole)
+    if dtype is not DType.INT64:
+        return converted(g, first, dtype)
+    left = g.subtract(whole, g.multiply(first, b))  # float64 does not hold every int64
+    return g.add(first, divided(left))
+
+
+@operator("Div", since=7)
+def div(node: Node, g: GraphBuilder) -> Result:
+    a, b = node.operands()
+    dtype = node.dtype(0)
+    return g.divide(a, b) if dtype.is_floating else quotient(g, a, b, dtype)
+
+
+@operator("Pow", since=7)
+def power(node: Node, g: GraphBuilder) -> Result:
+    a, b = node.operands()
+    dtype = node.dtype(0)
+    return converted(g, g.power(a, b), dtype)
+
+
+@operator("Mod", since=10)
+def mod(node: Node, g: GraphBuilder) -> Result:
+    return (g.fmod if node.attribute("fmod") else g.mod)(*node.operands())
+
+
+@operator("BitShift", since=11)
+def bit_shift(node: Node, g: GraphBuilder) -> Result:
+    left = node.attribute("direction") == "LEFT"
+    return (g.left_shift if left else g.right_shift)(*node.operands())
+
+
+@operator("Max", "Min", "Sum", "Mean", since=8)
+def variadic(node: Node, g: GraphBuilder) -> Result:
+    of = {"Max": g.maximum, "Min": g.minimum}.get(node.op, g.add)
+    total = functools.reduce(of, node.tensors())
+    return total / float(len(node.inputs)) if node.op == "Mean" else total
+
+
+@operator("Where", since=9)
+def where(node: Node, g: GraphBuilder) -> Result:
+    condition = node.value(0)
+    if condition.fixed and condition.array.all() == condition.array.any():  # the same everywhere
+        chosen = node.value(1 if condition.array.all() else 2)
+        if chosen.dims == np.broadcast_shapes(*(node.dims(number) for number in range(3))):
+            return chosen
+    return g.where(*node.operands())
+
+
+@operator("Identity", since=1)
+def identity(node: Node, g: GraphBuilder) -> Result:
+    del g
+    return node.value(0)
+
+
+@operator("Dropout", since=7)
+def dropout(node: Node, g: GraphBuilder) -> Result:
+    if node.has(2) and bool(node.constant(2)) and not (node.has(1) and float(node.constant(1)) == 0):
+        raise Refused(UNDEFINED)
+    mask = g.full(node.dims(0), 1, DType.BOOL) if node.wants(1) else None
+    return node.value(0), mask
+
+
+# Activations with parameters.
+
+
+@operator("Clip", since=6)
+def clip(node: Node, g: GraphBuilder) -> Result:
+    x = node.tensor(0)
+    if node.version < 11:
+        return g.clip(x, node.attribute("min"), node.attribute("max"))
+    for number, of in ((1, g.maximum), (2, g.minimum)):
+        if node.has(number):
+            x = of(x, node.operand(number))
+    return node.value(0) if x is node.tensor(0) else x
+
+
+@operator("Elu", since=6)
+def elu(node: Node, g: GraphBuilder) -> Result:
+    return g.elu(node.tensor(0), node.attribute("alpha"))
+
+
+@operator("Celu", since=12)
+def celu(node: Node, g: GraphBuilder) -> Result:
+    return g.celu(node.tensor(0), node.attribute("alpha"))
+
+
+@operator("Selu", since=6)
+def selu(node: Node, g: GraphBuilder) -> Result:
+    return g.elu(node.tensor(0), node.attribute("alpha")) * node.attribute("gamma")
+
+
+@operator("LeakyRelu", since=6)
+def leaky_relu(node: Node, g: GraphBuilder) -> Result:
+    return g.leaky_relu(node.tensor(0), node.attribute("alpha"))
+
+
+@operator("ThresholdedRelu", since=10)
+def thresholded_relu(node: Node, g: GraphBuilder) -> Result:
+    x = node.tensor(0)
+    return g.where(g.greater(x, node.attribute("alpha")), x, 0.0)
+
+
+@operator("HardSigmoid", since=6)
+def hard_sigmoid(node: Node, g: GraphBuilder) -> Result:
+    return g.clip(node.tensor(0) * node.attribute("alpha") + node.attribute("beta"), 0.0, 1.0)
+
+
+@operator("Gelu", since=20)
+def gelu(node: Node, g: GraphBuilder) -> Result:
+    return g.gelu(node.tensor(0), approximate=node.attribute("approximate") == "tanh")
+
+
+@operator("Swish", since=24)
+def swish(node: Node, g: GraphBuilder) -> Result:
+    return g.swish(node.tensor(0), node.attribute("alpha"))
+
+
+@operator("Shrink", since=9)
+def shrink(node: Node, g: GraphBuilder) -> Result:
+    x, bias, bound = node.tensor(0), node.attribute("bias"), node.attribute("lambd")
+    below = g.where(g.less(x, -bound), x + bias, 0.0)
+    return converted(g, g.where(g.greater(x, bound), x - bias, below), x.dtype)
+
+
+@operator("IsInf", since=10)
+def is_inf(node: Node, g: GraphBuilder) -> Result:
+    x = node.tensor(0)
+    positive, negative = node.attribute("detect_positive"), node.attribute("detect_negative")
+    found = g.isinf(x)
+    if positive and negative:
+        return found
+    if not positive and not negative:
+        return g.logical_and(found, g.isnan(x))
+    return g.logical_and(found, g.greater(x, 0.0) if positive else g.less(x, 0.0))
+
+
+@operator("Binarizer", domain="ai.onnx.ml")
+def binarizer(node: Node, g: GraphBuilder) -> Result:
+    x = node.tensor(0)
+    return converted(g, g.greater(x, node.attribute("threshold")), x.dtype)

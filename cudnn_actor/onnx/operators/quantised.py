@@ -1,0 +1,164 @@
+"""Quantised tensors: to and from floats, and products of matrices and convolutions of integers.
+
+https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operators.casts import dtype_of
+from cudnn_actor.onnx.operators.convolution import conv_spec, with_bias
+from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.values import Declined
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.operations import ConvolutionForward
+
+__all__: list[str] = []
+
+_BYTES = (DType.INT8, DType.UINT8)
+_Operands = tuple[int, int, int, int]
+"""The inputs that are multiplied, each followed by its zero point."""
+_EXACT = 1 << 24
+"""Whole numbers up to this one are float32."""
+
+
+def _along(node: Node, g: GraphBuilder, number: int, x: tuple[int, ...]) -> Any:
+    """A scale or a zero point that broadcasts to x: one for all, or one for each channel or block."""
+    value = node.value(number)
+    if value.size == 1 and value.rank <= 1:
+        return g.reshape(value.tensor, ()) if value.rank else value.tensor
+    axis = node.attribute("axis", 1) % len(x)
+    if value.rank == 1:
+        return g.reshape(value.tensor, [-1 if n == axis else 1 for n in range(len(x))])
+    block = node.attribute("block_size", 0)
+    if value.rank != len(x) or not block:
+        raise Declined(f"a scale of dims {value.dims} for dims {x}")
+    before, after = value.dims[: axis + 1], value.dims[axis + 1 :]
+    wide = g.broadcast_to(g.reshape(value.tensor, (*before, 1, *after)), (*before, block, *after))
+    flat = g.reshape(wide, (*before[:-1], before[-1] * block, *after))
+    return g.slice(flat, (*[slice(None)] * axis, slice(0, x[axis])))
+
+
+def _quantised(g: GraphBuilder, x: Tensor, zero: Any, dtype: DType) -> Tensor:
+    """Rounded, moved by the zero point, and saturated."""
+    whole = g.round(x)
+    return g.astype(whole if zero is None else g.add(whole, zero), dtype)
+
+
+@operator("QuantizeLinear", since=10)
+def quantize_linear(node: Node, g: GraphBuilder) -> Result:
+    x, dims = node.tensor(0), node.dims(0)
+    code = node.attribute("output_dtype", 0)
+    dtype = node.dtype(2) if node.has(2) else dtype_of(code) if code else DType.UINT8
+    x = x if x.dtype.is_floating else g.astype(x, DType.FLOAT32)
+    zero = _along(node, g, 2, dims) if node.has(2) else None
+    scaled = g.divide(x, _along(node, g, 1, dims))
+    return _quantised(g, scaled, None if zero is None else g.astype(zero, DType.FLOAT32), dtype)
+
+
+@operator("DequantizeLinear", since=10)
+def dequantize_linear(node: Node, g: GraphBuilder) -> Result:
+    x, dims = node.tensor(0), node.dims(0)
+    node.dtype(0)
+    code = node.attribute("output_dtype", 0)
+    dtype = dtype_of(code) if code else node.dtype(1)
+    if node.has(2):
+        wide = g.astype(x, DType.INT64)
+        x = g.subtract(wide, g.astype(_along(node, g, 2, dims), DType.INT64))
+    return node.cast(g.multiply(g.astype(x, DType.FLOAT32), _along(node, g, 1, dims)), dtype)
+
+
+# Products of bytes.
+
+
+def _zero_point(node: Node, number: int) -> bool:
+    """Whether there is a zero point that may be another number than 0."""
+    if not node.has(number):
+        return False
+    value = node.value(number)
+    return not value.fixed or bool(np.any(value.array))
+
+
+def _moved(node: Node, g: GraphBuilder, number: int, zero: Tensor | None, terms: int) -> Tensor:
+    """Bytes minus their zero point, as floats in which sums of that many products are exact."""
+    if node.dtype(number) not in _BYTES:
+        raise Declined(f"a product of integers of {node.dtype(number)}")
+    dtype = DType.FLOAT32 if terms * 255 * 255 <= _EXACT else DType.FLOAT64
+    x = g.astype(node.tensor(number), dtype)
+    return x if zero is None else g.subtract(x, g.astype(zero, dtype))
+
+
+def _product(node: Node, g: GraphBuilder, operands: _Operands) -> Tensor:
+    """The product of matrices of bytes, int32 or floats that are whole."""
+    a, a_zero, b, b_zero = operands
+    of_a, of_b = _zero_point(node, a_zero), _zero_point(node, b_zero)
+    if not of_a and not of_b and node.dtype(a) is node.dtype(b) and node.rank(a) > 1 < node.rank(b):
+        return g.matmul(node.tensor(a), node.tensor(b))
+    rows = node.tensor(a_zero) if of_a else None
+    if rows is not None and rows.rank == 1:  # one for each row
+        rows = g.reshape(rows, (*rows.dims, 1) if rows.dims[0] > 1 else ())
+    columns = node.tensor(b_zero) if of_b else None
+    terms = node.dims(a)[-1]
+    return g.matmul(_moved(node, g, a, rows, terms), _moved(node, g, b, columns, terms))
+
+
+def _convolution(node: Node, g: GraphBuilder, operands: _Operands) -> Tensor:
+    """The convolution of bytes, int32 or floats that are whole."""
+    x, x_zero, w, w_zero = operands
+    spec = conv_spec(node, node.dims(x), node.dims(w))
+    of_x, of_w = _zero_point(node, x_zero), _zero_point(node, w_zero)
+    if not of_x and not of_w and node.dtype(x) is node.dtype(w) and node.dtype(x) in _BYTES:
+        return g._result(ConvolutionForward(x=node.tensor(x), w=node.tensor(w), conv=spec))
+    terms = math.prod(node.dims(w)[1:])
+    zero = node.tensor(w_zero) if of_w else None
+    if zero is not None and zero.rank == 1:  # one for each filter
+        zero = g.reshape(zero, (*zero.dims, *[1] * (node.rank(w) - 1)) if zero.dims[0] > 1 else ())
+    moved = _moved(node, g, x, g.reshape(node.tensor(x_zero), ()) if of_x else None, terms)
+    return g._result(ConvolutionForward(x=moved, w=_moved(node, g, w, zero, terms), conv=spec))
+
+
+@operator("MatMulInteger", since=10)
+def mat_mul_integer(node: Node, g: GraphBuilder) -> Result:
+    return node.cast(_product(node, g, (0, 2, 1, 3)), DType.INT32)
+
+
+@operator("ConvInteger", since=10)
+def conv_integer(node: Node, g: GraphBuilder) -> Result:
+    return node.cast(_convolution(node, g, (0, 2, 1, 3)), DType.INT32)
+
+
+def _rescaled(node: Node, g: GraphBuilder, total: Tensor, channels: int | None) -> Tensor:
+    """Sums of products as quantised numbers. `channels`: the axis that a scale of several numbers is for."""
+    a, b, out = (node.tensor(number) for number in (1, 4, 6))
+    if b.rank == 1:
+        shape = () if b.dims[0] == 1 else (-1, *[1] * (0 if channels is None else total.rank - channels - 1))
+        b = g.reshape(b, shape)
+    if a.rank == 1:
+        a = g.reshape(a, () if a.dims[0] == 1 else (-1, 1))
+    if out.rank == 1:
+        out = g.reshape(out, () if out.dims[0] == 1 else (-1, 1))
+    floats = total if total.dtype.is_floating else g.astype(total, DType.FLOAT64)
+    scale = g.divide(
+        g.multiply(g.astype(a, DType.FLOAT32), g.astype(b, DType.FLOAT32)), g.astype(out, DType.FLOAT32)
+    )
+    zero = node.tensor(7)
+    if zero.rank == 1:
+        zero = g.reshape(zero, () if zero.dims[0] == 1 else (-1, 1))
+    return _quantised(g, g.multiply(floats, scale), g.astype(zero, DType.FLOAT32), node.dtype(7))
+
+
+@operator("QLinearMatMul", since=10)
+def qlinear_mat_mul(node: Node, g: GraphBuilder) -> Result:
+    return _rescaled(node, g, _product(node, g, (0, 2, 3, 5)), None)
+
+
+@operator("QLinearConv", since=10)
+def qlinear_conv(node: Node, g: GraphBuilder) -> Result:
+    total = _convolution(node, g, (0, 2, 3, 5))
+    return _rescaled(node, g, with_bias(g, total, node.tensor_or_none(8)), 1)

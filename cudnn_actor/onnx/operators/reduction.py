@@ -1,0 +1,90 @@
+"""Reductions, places of extremes, and running sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operators.casts import converted
+from cudnn_actor.onnx.operators.pointwise import quotient
+from cudnn_actor.onnx.table import operator
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.operations import ReductionMode
+
+__all__ = ["reduced"]
+
+_R = ReductionMode
+_MODES = {
+    "ReduceSum": _R.SUM,
+    "ReduceProd": _R.PRODUCT,
+    "ReduceMax": _R.MAX,
+    "ReduceMin": _R.MIN,
+    "ReduceMean": _R.MEAN,
+    "ReduceL1": _R.L1,
+    "ReduceL2": _R.L2,
+    "ReduceSumSquare": _R.SUM_OF_SQUARES,
+    "ReduceLogSum": _R.LOG_SUM,
+    "ReduceLogSumExp": _R.LOG_SUM_EXP,
+}
+
+
+def reduced(g: GraphBuilder, mode: ReductionMode, x: Tensor, axes: Any, *, keepdims: bool) -> Tensor:
+    """A reduction that has x's dtype, as ONNX's have."""
+    if x.dtype.is_floating:
+        return g.reduce(mode, x, axes, keepdims=keepdims)
+    if mode is _R.MEAN:
+        total = g.sum(x, axes, keepdims=keepdims)
+        count = x_size(x) // max(1, x_size(total))
+        return converted(g, quotient(g, total, count, DType.INT64), x.dtype)
+    if not mode.is_exact:
+        return converted(g, g.reduce(mode, g.astype(x, DType.FLOAT64), axes, keepdims=keepdims), x.dtype)
+    return converted(g, g.reduce(mode, x, axes, keepdims=keepdims), x.dtype)
+
+
+def x_size(x: Tensor) -> int:
+    """How many elements a tensor has."""
+    size = 1
+    for dim in x.dims:
+        size *= dim
+    return size
+
+
+@operator(*_MODES, since=1)
+def reduce(node: Node, g: GraphBuilder) -> Result:
+    keepdims = bool(node.attribute("keepdims"))
+    by_input = node.version >= (13 if node.op == "ReduceSum" else 18)
+    given = (node.ints(1) if node.has(1) else ()) if by_input else node.attribute("axes")
+    if not given:
+        axes: Any = () if node.attribute("noop_with_empty_axes", 0) else None
+    else:
+        axes = tuple(axis % node.rank(0) for axis in given)
+    return reduced(g, _MODES[node.op], node.tensor(0), axes, keepdims=keepdims)
+
+
+@operator("ArgMax", "ArgMin", since=1)
+def arg_reduce(node: Node, g: GraphBuilder) -> Result:
+    x, axis = node.tensor(0), node.attribute("axis") % node.rank(0)
+    keepdims = bool(node.attribute("keepdims"))
+    of = g.argmax if node.op == "ArgMax" else g.argmin
+    if not node.attribute("select_last_index", 0):
+        return of(x, axis, keepdims=keepdims)
+    backwards = g.slice(x, (*[slice(None)] * axis, slice(None, None, -1)))
+    return g.subtract(x.dims[axis] - 1, of(backwards, axis, keepdims=keepdims))
+
+
+@operator("CumSum", since=11)
+@operator("CumProd", since=26)
+def cumulative(node: Node, g: GraphBuilder) -> Result:
+    x, (axis,) = node.tensor(0), node.ints(1)
+    of = g.cumsum if node.op == "CumSum" else g.cumprod
+    y = of(x, axis, exclusive=bool(node.attribute("exclusive")), reverse=bool(node.attribute("reverse")))
+    return converted(g, y, x.dtype)
+
+
+@operator("Hardmax", since=13)
+def hardmax(node: Node, g: GraphBuilder) -> Result:
+    x, axis = node.tensor(0), node.attribute("axis") % node.rank(0)
+    largest = g.equal(x, g.max(x, axis, keepdims=True))
+    first = g.equal(g.cumsum(largest, axis), 1)
+    return converted(g, g.logical_and(largest, first), x.dtype)

@@ -1,0 +1,395 @@
+"""Reads ONNX models: from a path, bytes or a `ModelProto` to a checked model with NumPy arrays.
+
+https://onnx.ai/onnx/repo-docs/IR.html
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+from onnx import checker, numpy_helper
+
+from cudnn_actor.models.errors import InvalidModel
+from cudnn_actor.models.model import Feature
+from cudnn_actor.protocol.checks import require_whole
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest, Words
+
+__all__ = [
+    "ModelFile",
+    "ModelLimits",
+    "array_of",
+    "dtype_name",
+    "in_order",
+    "label_of",
+    "numpy_dtype",
+    "read",
+]
+
+Opsets = Mapping[str, int]
+"""The version of the operators of each domain."""
+_NAMES = {code: name.lower() for name, code in onnx.TensorProto.DataType.items()}
+"""ONNX's dtypes."""
+_AI_ONNX = ("", "ai.onnx")
+
+
+class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How large a model may be.
+
+    Parameters
+    ----------
+    nbytes
+        Bytes of its file, and of all its tensors.
+    nodes
+        Its nodes, those of its functions and subgraphs included.
+
+    Raises
+    ------
+    InvalidRequest
+        A limit is no whole number of at least 1.
+    """
+
+    nbytes: int = 64 << 30
+    nodes: int = 100_000
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            require_whole(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFile:
+    """A model that was read and checked.
+
+    `opsets`: the versions that it imports. `tensors`: its initialisers. `nodes`: in an order in which each
+    comes after those whose results it reads. `functions`: its own, by domain, name and overload.
+    """
+
+    inputs: tuple[Feature, ...]
+    outputs: tuple[Feature, ...]
+    opsets: Opsets
+    tensors: Mapping[str, np.ndarray]
+    nodes: Sequence[onnx.NodeProto]
+    functions: Mapping[tuple[str, str, str], onnx.FunctionProto]
+
+
+def read(model: Any, limits: ModelLimits | None = None) -> ModelFile:
+    """Read and check a model. Blocks while it reads files.
+
+    Parameters
+    ----------
+    model
+        A path, the bytes of a file, or an `onnx.ModelProto`.
+    limits
+        How large it may be.
+
+    Raises
+    ------
+    InvalidModel
+        It cannot be read, contradicts itself, or refers to data outside of its folder. Names the node or the
+        initialiser.
+    InvalidRequest
+        It is over a limit, or `model` is none of these.
+    """
+    limits = limits or ModelLimits()
+    proto, folder = _opened(model, limits)
+    try:
+        return _read_proto(proto, folder, limits)
+    except UnicodeDecodeError as error:
+        raise InvalidModel(where="the file", problem="has a name that is not UTF-8") from error
+
+
+def _read_proto(proto: onnx.ModelProto, folder: Path | None, limits: ModelLimits) -> ModelFile:
+    graph = proto.graph
+    if len(proto.opset_import) == 0:
+        raise InvalidModel(where="opset_import", problem="is empty, so that no operator has a version")
+    _check_nodes(proto, limits)
+    tensors = _initialisers(graph, folder, limits)
+    opsets = versions(proto.opset_import)
+    nodes = in_order(graph.node, {*tensors, *(each.name for each in graph.input)})
+    _check(proto, nodes)
+    inputs = tuple(_feature(each) for each in graph.input if each.name not in tensors)
+    outputs = tuple(_feature(each) for each in graph.output)
+    functions = {(each.domain, each.name, each.overload): each for each in proto.functions}
+    return ModelFile(inputs, outputs, opsets, tensors, nodes, functions)
+
+
+def versions(imports: Iterable[onnx.OperatorSetIdProto]) -> Opsets:
+    """The imported versions, with "" for the standard domain."""
+    return {"" if each.domain in _AI_ONNX else each.domain: each.version for each in imports}
+
+
+def label_of(node: onnx.NodeProto) -> str:
+    """A node for people: its name, or its first output's, and its operator."""
+    name = node.name or next((name for name in node.output if name), "")
+    domain = "" if node.domain in _AI_ONNX else f"{node.domain}."
+    return f"node {name!r} ({domain}{node.op_type})"
+
+
+def dtype_name(code: int) -> str:
+    """The name of one of ONNX's dtypes."""
+    return str(_NAMES.get(code, f"dtype number {code}"))
+
+
+def numpy_dtype(code: int) -> np.dtype[Any] | None:
+    """The NumPy dtype of one of ONNX's; None for strings and those that are unknown."""
+    if code in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+        return None
+    try:
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def in_order(nodes: Sequence[onnx.NodeProto], known: set[str]) -> list[onnx.NodeProto]:
+    """The nodes, each after those whose results it reads. Raises `InvalidModel` for a cycle.
+
+    `known`: names that are there before the first node.
+    """
+    writers: dict[str, int] = {}
+    for number, node in enumerate(nodes):
+        for name in filter(None, node.output):
+            if name in writers or name in known:
+                raise InvalidModel(where=label_of(node), problem=f"writes {name!r}, which there is already")
+            writers[name] = number
+    waiting = [
+        {writers[name] for name in _read(node) if name in writers} - {number}
+        if not any(writers.get(name) == number for name in node.input)
+        else {number}
+        for number, node in enumerate(nodes)
+    ]
+    readers: dict[int, list[int]] = {}
+    for number, before in enumerate(waiting):
+        for one in before:
+            readers.setdefault(one, []).append(number)
+    left = [len(before) for before in waiting]
+    ready = [number for number, count in enumerate(left) if not count][::-1]
+    order: list[int] = []
+    while ready:
+        number = ready.pop()
+        order.append(number)
+        for reader in reversed(readers.get(number, [])):
+            left[reader] -= 1
+            if not left[reader]:
+                ready.append(reader)
+    if len(order) < len(nodes):
+        stuck = next(node for node, count in zip(nodes, left, strict=True) if count)
+        raise InvalidModel(where=label_of(stuck), problem="depends on its own result")
+    return [nodes[number] for number in order]
+
+
+def _read(node: onnx.NodeProto) -> Iterable[str]:
+    """The names that a node reads, and those that its subgraphs read."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            own = {each.name for each in (*graph.input, *graph.initializer)}
+            own.update(name for inner in graph.node for name in inner.output)
+            names = [name for inner in graph.node for name in _read(inner)]
+            names += [output.name for output in graph.output]
+            yield from (name for name in names if name not in own)
+
+
+def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | None]:
+    """The model's proto, and the folder that its external data is in."""
+    if isinstance(model, onnx.ModelProto):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        return copy, None
+    folder = None
+    if isinstance(model, str | os.PathLike):
+        path = Path(os.fspath(model))
+        try:
+            size = path.stat().st_size
+            _check_bytes(size, limits)
+            data = path.read_bytes()
+        except OSError as error:
+            raise InvalidModel(where=str(path), problem=f"cannot be read: {error.strerror}") from error
+        folder = path.parent
+    elif isinstance(model, bytes | bytearray | memoryview):
+        data = bytes(model)
+        _check_bytes(len(data), limits)
+    else:
+        raise InvalidRequest(
+            field="model",
+            value=Words(type(model).__name__),
+            problem="is no model",
+            fix="give a path, the bytes of a file, or an onnx.ModelProto",
+        )
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except Exception as error:
+        problem = "is not an ONNX model, or a part of it is missing"
+        raise InvalidModel(where="the file", problem=problem) from error
+    return proto, folder
+
+
+def _check_bytes(count: int, limits: ModelLimits) -> None:
+    if count > limits.nbytes:
+        raise InvalidRequest(
+            field="model",
+            value=Words(f"{count:,} bytes"),
+            problem=f"are over the limit ModelLimits.nbytes, which is {limits.nbytes:,}",
+            fix="raise the limit: ModelLimits(nbytes=...)",
+        )
+
+
+def _check_nodes(proto: onnx.ModelProto, limits: ModelLimits) -> None:
+    count = _count(proto.graph.node) + sum(_count(each.node) for each in proto.functions)
+    if count > limits.nodes:
+        raise InvalidRequest(
+            field="model",
+            value=Words(f"{count:,} nodes"),
+            problem=f"are over the limit ModelLimits.nodes, which is {limits.nodes:,}",
+            fix="raise the limit: ModelLimits(nodes=...)",
+        )
+
+
+def _count(nodes: Sequence[onnx.NodeProto]) -> int:
+    count = len(nodes)
+    for node in nodes:
+        for attribute in node.attribute:
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                count += _count(graph.node)
+    return count
+
+
+def _check(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Have ONNX's own checker look at it, without the values of its tensors, which were read already."""
+    tensors = list(proto.graph.initializer)
+    del proto.graph.initializer[:]
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    del bare.graph.node[:]
+    bare.graph.node.extend(nodes)
+    known = {each.name for each in bare.graph.input}
+    for tensor in tensors:  # what the checker needs to know of them is that they are there
+        if tensor.name not in known:
+            info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            bare.graph.input.append(info)
+    for value in (*bare.graph.input, *bare.graph.output):
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()  # unknown ranks are not an error here
+    bare.ir_version = max(3, min(bare.ir_version, onnx.IR_VERSION))
+    try:
+        checker.check_model(bare)
+    except Exception as error:
+        raise InvalidModel(where="the model", problem=_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:400] if lines else type(error).__name__
+
+
+def _initialisers(graph: onnx.GraphProto, folder: Path | None, limits: ModelLimits) -> dict[str, np.ndarray]:
+    if graph.sparse_initializer:
+        name = graph.sparse_initializer[0].values.name
+        raise InvalidModel(where=f"initialiser {name!r}", problem="is sparse, which is not supported")
+    found: dict[str, np.ndarray] = {}
+    total = 0
+    for tensor in graph.initializer:
+        where = f"initialiser {tensor.name!r}"
+        if not tensor.name or tensor.name in found:
+            raise InvalidModel(where=where, problem="has no name, or one that another has")
+        array = array_of(tensor, where, folder)
+        total += array.nbytes
+        _check_bytes(total, limits)
+        found[tensor.name] = array
+    declared = {each.name: each for each in graph.input}
+    for name, array in found.items():
+        if name in declared:
+            wanted = numpy_dtype(declared[name].type.tensor_type.elem_type)
+            if wanted is not None and wanted != array.dtype:
+                raise InvalidModel(
+                    where=f"initialiser {name!r}", problem=f"is of {array.dtype}, and declared as {wanted}"
+                )
+    return found
+
+
+def array_of(tensor: onnx.TensorProto, where: str, folder: Path | None = None) -> np.ndarray:
+    """A tensor's values. Raises `InvalidModel` if they are not as many as its dims say, or cannot be read."""
+    if tensor.data_type != onnx.TensorProto.STRING and numpy_dtype(tensor.data_type) is None:
+        raise InvalidModel(where=where, problem=f"has an unknown dtype, number {tensor.data_type}")
+    if any(dim < 0 for dim in tensor.dims):
+        raise InvalidModel(where=where, problem=f"has a dim below 0: {tuple(tensor.dims)}")
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        tensor = _with_data(tensor, where, folder)
+    try:
+        array = numpy_helper.to_array(tensor)
+    except Exception as error:
+        raise InvalidModel(where=where, problem=f"cannot be read: {_first_line(error)}") from error
+    if array.shape != tuple(tensor.dims):
+        raise InvalidModel(
+            where=where, problem=f"has values of dims {array.shape}, but says {tuple(tensor.dims)}"
+        )
+    return array
+
+
+def _with_data(tensor: onnx.TensorProto, where: str, folder: Path | None) -> onnx.TensorProto:
+    """A tensor with the data that lies in a file beside the model."""
+    if folder is None:
+        raise InvalidModel(where=where, problem="has its data in another file; give the model by its path")
+    given = {each.key: each.value for each in tensor.external_data}
+    location = given.get("location", "")
+    if not location or os.path.isabs(location) or ".." in Path(location).parts or "\0" in location:
+        raise InvalidModel(where=where, problem=f"has its data outside of the model's folder: {location!r}")
+    path = (folder / location).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise InvalidModel(where=where, problem=f"has its data outside of the model's folder: {location!r}")
+    size = _nbytes(tensor)
+    try:
+        offset, length = int(given.get("offset", 0)), int(given.get("length", size))
+    except ValueError as error:
+        raise InvalidModel(where=where, problem="has an offset or a length that is no number") from error
+    if offset < 0 or length < 0:
+        raise InvalidModel(where=where, problem="has an offset or a length below 0")
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(min(length, size))
+    except (OSError, ValueError, OverflowError) as error:
+        raise InvalidModel(where=where, problem=f"has data that cannot be read: {error}") from error
+    if len(data) != size or length != size:
+        raise InvalidModel(where=where, problem=f"has {len(data)} bytes of data, and needs {size}")
+    copy = onnx.TensorProto()
+    copy.name, copy.data_type, copy.raw_data = tensor.name, tensor.data_type, data
+    copy.dims.extend(tensor.dims)
+    return copy
+
+
+def _nbytes(tensor: onnx.TensorProto) -> int:
+    """Bytes of a tensor's raw data; elements of less than 8 bits are packed."""
+    count: int = math.prod(tensor.dims)
+    name = _NAMES[tensor.data_type]
+    bits = next((bits for text, bits in (("int4", 4), ("float4", 4), ("int2", 2)) if text in name), 0)
+    dtype = numpy_dtype(tensor.data_type)
+    return (count * bits + 7) // 8 if bits else count * (1 if dtype is None else dtype.itemsize)
+
+
+def _feature(value: onnx.ValueInfoProto) -> Feature:
+    """What a model says of an input or an output."""
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        return Feature(name=value.name, dtype=None, dims=None, kind=kind or "of no type")
+    tensor = value.type.tensor_type
+    dtype = DType.of(numpy_dtype(tensor.elem_type))
+    kind = "" if dtype else dtype_name(tensor.elem_type)
+    if not tensor.HasField("shape"):
+        return Feature(name=value.name, dtype=dtype, dims=None, kind=kind)
+    dims: list[int | str | None] = []
+    for dim in tensor.shape.dim:
+        which = dim.WhichOneof("value")
+        if which == "dim_value" and dim.dim_value < 0:
+            raise InvalidModel(where=f"{value.name!r}", problem=f"has a dim below 0: {dim.dim_value}")
+        dims.append({"dim_value": dim.dim_value, "dim_param": dim.dim_param or None}.get(which))
+    return Feature(name=value.name, dtype=dtype, dims=tuple(dims), kind=kind)

@@ -1,0 +1,110 @@
+"""What a name of a model stands for while the model is imported: a constant, or a tensor of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph_builder import Tensor
+
+__all__ = ["Declined", "Empty", "Refused", "Undecided", "Value"]
+
+_NOTHING: frozenset[str] = frozenset()
+
+
+class Declined(Exception):
+    """Raised by a handler that cannot run a node. Its text is the reason, for people."""
+
+
+class Refused(Declined):
+    """Raised by a handler for a node that the function which defines its operator must not run, either."""
+
+
+class Empty(Exception):
+    """Raised when a tensor without elements would have to be in the graph."""
+
+
+class Undecided(Exception):
+    """Raised when a value decides over shapes, and derives from inputs whose values are not known yet."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__(", ".join(sorted(names)))
+        self.names = names
+
+
+class Value:
+    """A value of the model: its dims and dtype are known, and perhaps its elements.
+
+    Parameters
+    ----------
+    dims
+        Its dims.
+    dtype
+        NumPy's dtype of its elements.
+    tensor
+        Gives it as a tensor of the graph, or raises `Declined`.
+    array
+        Gives its elements, or raises `Undecided`.
+    fixed
+        Whether the elements do not depend on any input: the value is a constant of the model.
+    origins
+        The inputs that it derives from.
+
+    Attributes
+    ----------
+    made_by
+        The `Node` whose result it is; None if it is an input, a constant or the result of a function.
+    """
+
+    __slots__ = ("_array", "_tensor", "dims", "dtype", "fixed", "made_by", "origins")
+
+    def __init__(
+        self,
+        dims: tuple[int, ...],
+        dtype: np.dtype[Any],
+        tensor: Callable[[], Tensor] | Tensor,
+        array: Callable[[], np.ndarray] | np.ndarray,
+        *,
+        fixed: bool = False,
+        origins: frozenset[str] = _NOTHING,
+    ) -> None:
+        self.dims, self.dtype, self.fixed, self.origins = dims, dtype, fixed, origins
+        self._tensor, self._array = tensor, array
+        self.made_by: Any = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """It as a tensor of the graph."""
+        if not isinstance(self._tensor, Tensor):
+            self._tensor = self._tensor()
+        return self._tensor
+
+    @property
+    def array(self) -> np.ndarray:
+        """Its elements."""
+        if not isinstance(self._array, np.ndarray):
+            self._array = self._array()
+        return self._array
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is known without the graph, which does not compute it."""
+        return isinstance(self._array, np.ndarray) and (self.fixed or not isinstance(self._tensor, Tensor))
+
+    @property
+    def rank(self) -> int:
+        """How many dims it has."""
+        return len(self.dims)
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return int(np.prod(self.dims, dtype=np.int64))
+
+    @property
+    def known(self) -> DType | None:
+        """The dtype as tensors have it; None if none can have it."""
+        return DType.of(self.dtype)

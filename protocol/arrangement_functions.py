@@ -1,0 +1,259 @@
+"""The functions of a `GraphBuilder` that move elements and compute nothing, by NumPy's names."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+from cudnn_actor.protocol.checks import is_whole
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.expressions import Tensor
+from cudnn_actor.protocol.movement_functions import MovementFunctions
+from cudnn_actor.protocol.operations import Concat
+from cudnn_actor.protocol.operations.base import axis_of
+
+__all__ = ["ArrangementFunctions", "Blocks"]
+
+Blocks = Literal["DCR", "CRD"]
+"""What the channels of `depth_to_space` consist of, the slowest first: the block's rows and columns and the
+result's channel, or the result's channel and the block's rows and columns."""
+
+
+class ArrangementFunctions(MovementFunctions):
+    """What a `GraphBuilder` moves elements with. Each raises `InvalidRequest` for what does not fit."""
+
+    # Several tensors.
+
+    def concatenate(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+        """The tensors, of the same dtype, one behind the other along a dim: see `Concat`."""
+        operands = tuple(tensors)
+        if operands:
+            axis = axis_of("axis", axis, operands[0].rank)
+        return self._result(Concat(operands=operands, axis=axis))
+
+    def stack(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+        """The tensors, of the same dtype and dims, along a new dim."""
+        return self.concatenate([self.expand_dims(x, axis) for x in tensors], axis)
+
+    def split(self, x: Tensor, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
+        """Parts of x along a dim: so many of the same size, or parts of these sizes."""
+        axis = axis_of("axis", axis, x.rank)
+        size = x.dims[axis]
+        if isinstance(sections, int):
+            fits = sections >= 1 and size % sections == 0
+            sizes = [size // sections] * sections if fits else []
+        else:
+            sizes = list(sections)
+            fits = all(is_whole(part) and part >= 0 for part in sizes) and sum(sizes) == size
+        if not fits:
+            raise InvalidRequest(
+                field="sections",
+                value=sections,
+                problem=f"does not divide dim {axis}, of size {size}",
+                fix="give a number that divides it, or sizes that add up to it; array_split takes any number",
+            )
+        return self._parts(x, sizes, axis)
+
+    def array_split(self, x: Tensor, sections: int, axis: int = 0) -> tuple[Tensor, ...]:
+        """So many parts of x along a dim: the first ones are one longer where it has to be."""
+        axis = axis_of("axis", axis, x.rank)
+        _check_count("sections", sections, 1)
+        each, more = divmod(x.dims[axis], sections)
+        return self._parts(x, [each + 1] * more + [each] * (sections - more), axis)
+
+    def _parts(self, x: Tensor, sizes: Sequence[int], axis: int) -> tuple[Tensor, ...]:
+        before = (slice(None),) * axis
+        ends = itertools.accumulate(sizes)
+        return tuple(
+            self.slice(x, (*before, slice(end - size, end))) for end, size in zip(ends, sizes, strict=True)
+        )
+
+    # Dims.
+
+    def expand_dims(self, x: Tensor, axis: int | Sequence[int]) -> Tensor:
+        """x with new dims of 1, at these places of the result."""
+        axes = _each(axis)
+        rank = x.rank + len(axes)
+        places = _distinct("axis", axes, rank)
+        old = iter(x.dims)
+        return self.reshape(x, [1 if place in places else next(old) for place in range(rank)])
+
+    def squeeze(self, x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
+        """x without these dims, which must be 1; None for all that are."""
+        if axis is None:
+            places = {place for place, size in enumerate(x.dims) if size == 1}
+        else:
+            places = _distinct("axis", _each(axis), x.rank)
+        for place in places:
+            if x.dims[place] != 1:
+                raise InvalidRequest(
+                    field="axis",
+                    value=place,
+                    problem=f"is a dim of {x.dims[place]}",
+                    fix="leave out dims of 1 only",
+                )
+        return self.reshape(x, [size for place, size in enumerate(x.dims) if place not in places])
+
+    def swapaxes(self, x: Tensor, axis: int, other: int) -> Tensor:
+        """x with two dims exchanged."""
+        one, two = (axis_of(name, n, x.rank) for name, n in (("axis", axis), ("other", other)))
+        order = list(range(x.rank))
+        order[one], order[two] = two, one
+        return self.transpose(x, order)
+
+    def moveaxis(self, x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+        """x with some dims at other places; the others stay in their order."""
+        given, wanted = (
+            tuple(_ordered(name, _each(axes), x.rank))
+            for name, axes in (("source", source), ("destination", destination))
+        )
+        if len(given) != len(wanted):
+            raise InvalidRequest(
+                field="destination",
+                value=destination,
+                problem=f"does not have a place for each of {len(given)} dims",
+                fix="give as many",
+            )
+        others = (axis for axis in range(x.rank) if axis not in given)
+        placed = dict(zip(wanted, given, strict=True))
+        return self.transpose(x, [placed[n] if n in placed else next(others) for n in range(x.rank)])
+
+    # Repeated and moved elements.
+
+    def tile(self, x: Tensor, repeats: int | Sequence[int]) -> Tensor:
+        """x so many times along each dim. Of different numbers of dims, the last ones belong together."""
+        each = _each(repeats)
+        for count in each:
+            _check_count("repeats", count, 0)
+        each = (1,) * (x.rank - len(each)) + each
+        if len(each) > x.rank:
+            x = self.reshape(x, (1,) * (len(each) - x.rank) + x.dims)
+        return self._repeated(x, each, inner=False)
+
+    def repeat(self, x: Tensor, repeats: int, axis: int | None = None) -> Tensor:
+        """Each element so many times in a row, along a dim; None for that of x reshaped to one dim."""
+        _check_count("repeats", repeats, 0)
+        if axis is None:
+            x, axis = self.reshape(x, (-1,)) if x.rank != 1 else x, 0
+        axis = axis_of("axis", axis, x.rank)
+        return self._repeated(x, [repeats if n == axis else 1 for n in range(x.rank)], inner=True)
+
+    def _repeated(self, x: Tensor, repeats: Sequence[int], *, inner: bool) -> Tensor:
+        """x as a whole or, with `inner`, each of its elements, so many times along each dim."""
+        axes = [axis for axis, count in enumerate(repeats) if count != 1]
+        for start in range(0, len(axes), 3):  # each needs two dims, of at most eight
+            now = axes[start : start + 3]
+            narrow, wide, run = list[int](), list[int](), 1
+            for axis, size in enumerate(x.dims):
+                run *= size if inner else 1
+                if axis in now:
+                    narrow += [run, 1]
+                    wide += [run, repeats[axis]]
+                    run = 1
+                run *= 1 if inner else size
+            dims = [size * repeats[axis] if axis in now else size for axis, size in enumerate(x.dims)]
+            x = self.reshape(self.broadcast_to(self.reshape(x, (*narrow, run)), (*wide, run)), dims)
+        return x
+
+    def flip(self, x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
+        """x with the elements along these dims in reverse; None for all dims."""
+        given = range(x.rank) if axis is None else _each(axis)
+        axes = _distinct("axis", tuple(given), x.rank)
+        return self.slice(x, tuple(slice(None, None, -1 if n in axes else 1) for n in range(x.rank)))
+
+    def roll(self, x: Tensor, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
+        """x with its elements moved along dims; those that leave at the end come in at the start.
+
+        Without an axis, those of x reshaped to one dim.
+        """
+        if axis is None:
+            return self.reshape(self.roll(self.reshape(x, (-1,)), shift, 0), x.dims)
+        axes = _each(axis)
+        shifts = (shift,) * len(axes) if isinstance(shift, int) else tuple(shift)
+        if len(shifts) != len(axes) or not all(map(is_whole, shifts)):
+            raise InvalidRequest(
+                field="shift",
+                value=shift,
+                problem=f"is not a whole number for each of {len(axes)} dims",
+                fix="give one for each dim, or one for all",
+            )
+        for given, by in zip(axes, shifts, strict=True):
+            place = axis_of("axis", given, x.rank)
+            moved = by % max(x.dims[place], 1)
+            if moved:
+                first, last = self.split(x, (x.dims[place] - moved, moved), place)
+                x = self.concatenate((last, first), place)
+        return x
+
+    # Channels and space.
+
+    def depth_to_space(self, x: Tensor, block: int, mode: Blocks = "DCR") -> Tensor:
+        """Channels as squares of `block` * `block` elements, dims N, C, H, W: as ONNX's DepthToSpace."""
+        _check_image(x, mode)
+        _check_count("block", block, 1)
+        n, c, h, w = x.dims
+        _check_divides("block", block * block, c)
+        if mode == "DCR":
+            parts = self.reshape(x, (n, block, block, c // block**2, h, w))
+            moved = self.transpose(parts, (0, 3, 4, 1, 5, 2))
+        else:
+            parts = self.reshape(x, (n, c // block**2, block, block, h, w))
+            moved = self.transpose(parts, (0, 1, 4, 2, 5, 3))
+        return self.reshape(moved, (n, c // block**2, h * block, w * block))
+
+    def space_to_depth(self, x: Tensor, block: int, mode: Blocks = "DCR") -> Tensor:
+        """The reverse of `depth_to_space`: squares of elements as channels. With DCR, ONNX's SpaceToDepth."""
+        _check_image(x, mode)
+        _check_count("block", block, 1)
+        n, c, h, w = x.dims
+        for size in (h, w):
+            _check_divides("block", block, size)
+        parts = self.reshape(x, (n, c, h // block, block, w // block, block))
+        moved = self.transpose(parts, (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
+        return self.reshape(moved, (n, c * block**2, h // block, w // block))
+
+
+def _each(given: int | Sequence[int]) -> tuple[int, ...]:
+    return (given,) if isinstance(given, int) else tuple(given)
+
+
+def _ordered(field: str, axes: Sequence[int], rank: int) -> list[int]:
+    """Dims counted from the start. Raises `InvalidRequest` if one is given twice, or is none."""
+    found = [axis_of(field, axis, rank) for axis in axes]
+    if len({*found}) != len(found):
+        raise InvalidRequest(field=field, value=axes, problem="has a dim twice", fix="give each once")
+    return found
+
+
+def _distinct(field: str, axes: Sequence[int], rank: int) -> set[int]:
+    return {*_ordered(field, axes, rank)}
+
+
+def _check_count(field: str, value: object, least: int) -> None:
+    if not is_whole(value) or value < least:
+        raise InvalidRequest(
+            field=field,
+            value=value,
+            problem=f"must be a whole number ≥ {least}",
+            fix=f"use {max(least, 2)}, for example",
+        )
+
+
+def _check_divides(field: str, divisor: int, size: int) -> None:
+    if size % divisor:
+        raise InvalidRequest(
+            field=field,
+            value=divisor,
+            problem=f"does not divide a dim of {size}",
+            fix="choose one that does, or pad x first",
+        )
+
+
+def _check_image(x: Tensor, mode: str) -> None:
+    if mode not in ("DCR", "CRD"):
+        raise InvalidRequest(field="mode", value=mode, problem="is no order", fix="use DCR or CRD")
+    if x.rank != 4:
+        raise InvalidRequest(
+            field="x", value=x.dims, problem="is not of 4 dims", fix="give it dims N, C, H, W"
+        )

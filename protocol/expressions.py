@@ -1,0 +1,237 @@
+"""The tensors of a graph that is being built, with NumPy's operators and methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudnn_actor.protocol.dtypes import DType, DTypeLike
+from cudnn_actor.protocol.operations import PointwiseMode, TensorRole
+from cudnn_actor.protocol.tensor import TensorSpec
+
+if TYPE_CHECKING:
+    from cudnn_actor.protocol.graph_builder import GraphBuilder
+
+__all__ = ["Axes", "Made", "Number", "Tensor"]
+
+Number = float | int
+Axes = int | Sequence[int] | None
+"""One dim, several, or None for all."""
+_M = PointwiseMode
+
+
+class Made(NamedTuple):
+    """What is known of a tensor while the graph is built.
+
+    `spec` has the dtype that it has where it is stored. `role`: bound for an input. `label`: for people.
+    `kept`: it has that dtype wherever it is read, since the user asked for it.
+    """
+
+    spec: TensorSpec
+    role: TensorRole
+    label: str
+    value: Number | None = None
+    kept: bool = False
+
+
+class Tensor:
+    """A tensor of a graph that is being built. Made by a `GraphBuilder`; holds no values.
+
+    Arithmetic, comparisons, indexing and the methods below add operations to the graph.
+    """
+
+    __array_ufunc__ = None  # NumPy's arrays leave operators to this class
+    __slots__ = ("builder", "number")
+
+    def __init__(self, builder: GraphBuilder, number: int) -> None:
+        self.builder = builder
+        self.number = number
+
+    @property
+    def _made(self) -> Made:
+        return self.builder._tensors[self.number]
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Its dims."""
+        return self._made.spec.dims
+
+    @property
+    def dtype(self) -> DType:
+        """The element type that it has where it is stored."""
+        return self._made.spec.dtype
+
+    @property
+    def rank(self) -> int:
+        """How many dims it has."""
+        return len(self.dims)
+
+    def __repr__(self) -> str:
+        return f"<{self._made.label or 'tensor'}: {self.dtype} {self.dims}>"
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self.dims:
+            raise TypeError("a tensor without dims cannot be iterated")
+        return (self[place] for place in range(self.dims[0]))
+
+    def __len__(self) -> int:
+        if not self.dims:
+            raise TypeError("a tensor without dims has no len()")
+        return self.dims[0]
+
+    def __array__(self, *_: Any, **__: Any) -> Any:  # without it, NumPy would read element after element
+        raise TypeError("a tensor of a graph has no values while the graph is built; NumPy cannot read it")
+
+    def __array_function__(self, function: Any, *_: Any) -> Any:
+        raise TypeError(f"numpy.{function.__name__} takes no tensor of a graph; use the builder's functions")
+
+    def __bool__(self) -> bool:
+        raise TypeError("a tensor of a graph has no truth value while the graph is built; use g.where")
+
+    # Operators.
+
+    def __add__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.ADD, self, other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.ADD, other, self)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.SUB, self, other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.SUB, other, self)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.MUL, self, other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.MUL, other, self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.DIV, self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.DIV, other, self)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.MOD, self, other)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.MOD, other, self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.POW, self, other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.POW, other, self)
+
+    def __and__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.BITWISE_AND, self, other)
+
+    def __rand__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.BITWISE_AND, other, self)
+
+    def __or__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.BITWISE_OR, self, other)
+
+    def __ror__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.BITWISE_OR, other, self)
+
+    def __xor__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.BITWISE_XOR, self, other)
+
+    def __rxor__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.BITWISE_XOR, other, self)
+
+    def __lshift__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.SHIFT_LEFT, self, other)
+
+    def __rlshift__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.SHIFT_LEFT, other, self)
+
+    def __rshift__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.SHIFT_RIGHT, self, other)
+
+    def __rrshift__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.SHIFT_RIGHT, other, self)
+
+    def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]
+        return self.builder.pointwise(_M.EQ, self, other)
+
+    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
+        return self.builder.pointwise(_M.NE, self, other)
+
+    def __lt__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.LT, self, other)
+
+    def __le__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.LE, self, other)
+
+    def __gt__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.GT, self, other)
+
+    def __ge__(self, other: Any) -> Tensor:
+        return self.builder.pointwise(_M.GE, self, other)
+
+    def __neg__(self) -> Tensor:
+        return self.builder.negative(self)
+
+    def __abs__(self) -> Tensor:
+        return self.builder.abs(self)
+
+    def __invert__(self) -> Tensor:
+        return self.builder.pointwise(_M.BITWISE_NOT, self)
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        return self.builder.matmul(self, other)
+
+    def __rmatmul__(self, other: Tensor) -> Tensor:
+        return self.builder.matmul(other, self)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.builder.slice(self, index)
+
+    def astype(self, dtype: DTypeLike) -> Tensor:
+        """Rounded to another type: integers saturate, and NaN becomes 0."""
+        return self.builder.astype(self, dtype)
+
+    # Movement.
+
+    def reshape(self, *dims: int | Sequence[int]) -> Tensor:
+        """With other dims, as NumPy's `reshape`; one of them may be -1."""
+        return self.builder.reshape(self, _flat(dims))
+
+    def transpose(self, *axes: int | Sequence[int]) -> Tensor:
+        """With its axes in another order; without any, reversed. As NumPy's `transpose`."""
+        return self.builder.transpose(self, _flat(axes) or None)
+
+    # Reductions.
+
+    def sum(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The sum of the elements along these dims."""
+        return self.builder.sum(self, axis, keepdims=keepdims)
+
+    def mean(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The mean of the elements along these dims."""
+        return self.builder.mean(self, axis, keepdims=keepdims)
+
+    def max(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The largest element along these dims."""
+        return self.builder.max(self, axis, keepdims=keepdims)
+
+    def min(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The smallest element along these dims."""
+        return self.builder.min(self, axis, keepdims=keepdims)
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802 - as in NumPy
+        """With its axes reversed."""
+        return self.transpose()
+
+
+def _flat(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], Sequence) else given

@@ -1,0 +1,108 @@
+"""The functions of a `GraphBuilder` that read and write at places that indices name, and that sort."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_actor.protocol.expressions import Tensor
+from cudnn_actor.protocol.movement_functions import MovementFunctions
+from cudnn_actor.protocol.operations import (
+    Gather,
+    GatherElements,
+    GatherND,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
+    TopK,
+)
+from cudnn_actor.protocol.operations.base import axis_of
+
+__all__ = ["IndexingFunctions"]
+
+
+class IndexingFunctions(MovementFunctions):
+    """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together."""
+
+    # In order.
+
+    def top_k(self, x: Tensor, k: int, axis: int = -1, *, largest: bool = True, in_order: bool = True) -> Any:
+        """The k largest or smallest elements along a dim and their places, a named tuple: see `TopK`."""
+        return self.apply(TopK(x=x, k=k, axis=axis, largest=largest, in_order=in_order), also=("indices",))
+
+    def sort(self, x: Tensor, axis: int = -1, *, descending: bool = False) -> Tensor:
+        """The elements along a dim in order; NaN is larger than any number."""
+        return self._result(TopK(x=x, k=self._size(x, axis), axis=axis, largest=descending))
+
+    def argsort(self, x: Tensor, axis: int = -1, *, descending: bool = False) -> Tensor:
+        """The places, int64, of the elements along a dim in order; of equal ones, the lower place first."""
+        found: Tensor = self.top_k(x, self._size(x, axis), axis, largest=descending).indices
+        return found
+
+    @staticmethod
+    def _size(x: Tensor, axis: int) -> int:
+        return x.dims[axis_of("axis", axis, x.rank)]
+
+    # Reads and writes at places that indices name.
+
+    def take(self, x: Tensor, indices: Tensor, axis: int | None = None, *, batch_dims: int = 0) -> Tensor:
+        """Slices of x along a dim, those that indices name; without one, elements of all: see `Gather`."""
+        if axis is None:
+            x, axis = x.reshape(-1), 0
+        return self._result(Gather(x=x, indices=indices, axis=axis, batch_dims=batch_dims))
+
+    def take_along_axis(self, x: Tensor, indices: Tensor, axis: int) -> Tensor:
+        """The elements of x with these coordinates along a dim, with NumPy's broadcasting of the others.
+
+        See `GatherElements`.
+        """
+        if x.rank == indices.rank:
+            along = axis % max(x.rank, 1)
+            pairs = list(enumerate(zip(x.dims, indices.dims, strict=True)))
+            x = self.broadcast_to(x, [i if s == 1 and n != along else s for n, (s, i) in pairs])
+            indices = self.broadcast_to(indices, [s if i == 1 and n != along else i for n, (s, i) in pairs])
+        return self._result(GatherElements(x=x, indices=indices, axis=axis))
+
+    def gather_nd(self, x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
+        """The parts of x that lists of indices name, along the last dim of `indices`: see `GatherND`."""
+        return self._result(GatherND(x=x, indices=indices, batch_dims=batch_dims))
+
+    def put(
+        self,
+        x: Tensor,
+        indices: Tensor,
+        updates: Tensor,
+        axis: int = 0,
+        *,
+        batch_dims: int = 0,
+        reduction: ScatterReduction = ScatterReduction.NONE,
+    ) -> Tensor:
+        """x with slices along a dim changed, those that indices name: see `Scatter`."""
+        where: Any = {"indices": indices, "axis": axis, "batch_dims": batch_dims}
+        return self._result(Scatter(x=x, updates=updates, reduction=reduction, **where))
+
+    def put_along_axis(
+        self,
+        x: Tensor,
+        indices: Tensor,
+        updates: Tensor,
+        axis: int,
+        *,
+        reduction: ScatterReduction = ScatterReduction.NONE,
+    ) -> Tensor:
+        """x with the elements changed that have these coordinates along a dim: see `ScatterElements`."""
+        where: Any = {"indices": indices, "axis": axis}
+        return self._result(ScatterElements(x=x, updates=updates, reduction=reduction, **where))
+
+    def scatter_nd(
+        self,
+        x: Tensor,
+        indices: Tensor,
+        updates: Tensor,
+        *,
+        batch_dims: int = 0,
+        reduction: ScatterReduction = ScatterReduction.NONE,
+    ) -> Tensor:
+        """x with the parts changed that lists of indices name: see `ScatterND`."""
+        where: Any = {"indices": indices, "batch_dims": batch_dims}
+        return self._result(ScatterND(x=x, updates=updates, reduction=reduction, **where))

@@ -1,0 +1,234 @@
+"""The functions of a `GraphBuilder` that move, convert and repeat elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import Any, Literal
+
+import numpy as np
+
+from cudnn_actor.protocol.checks import as_index, is_whole
+from cudnn_actor.protocol.dtypes import DType, DTypeLike
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.expressions import Number, Tensor
+from cudnn_actor.protocol.graph_recorder import Recorder
+from cudnn_actor.protocol.operations import (
+    BorderPad,
+    Concat,
+    Pad,
+    PadMode,
+    Pointwise,
+    PointwiseMode,
+    Reduction,
+    ReductionMode,
+    Reshape,
+    Slice,
+    Transpose,
+)
+from cudnn_actor.protocol.tensor import TensorSpec, whole_numbers
+
+__all__ = ["MovementFunctions"]
+
+_Index = int | slice | EllipsisType | None
+
+
+class MovementFunctions(Recorder):
+    """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together."""
+
+    def reshape(self, x: Tensor, dims: Sequence[int]) -> Tensor:
+        """x with other dims; one of them may be -1. Raises `InvalidRequest`."""
+        self._own("x", x)
+        wanted = list(whole_numbers("dims", dims))
+        if wanted.count(-1) == 1:
+            others = -math.prod(wanted)
+            if others > 0 and math.prod(x.dims) % others == 0:
+                wanted[wanted.index(-1)] = math.prod(x.dims) // others
+        return self._result(Reshape(x=x, dims=tuple(wanted)))
+
+    def transpose(self, x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
+        """x with its axes in another order; None reverses them. Raises `InvalidRequest`."""
+        self._own("x", x)
+        given = range(x.rank)[::-1] if axes is None else whole_numbers("axes", axes)
+        order = [axis + x.rank if axis < 0 else axis for axis in given]
+        return self._result(Transpose(x=x, axes=tuple(order)))
+
+    def slice(self, x: Tensor, index: Any) -> Tensor:
+        """`x[index]`, of whole numbers, slices, `...` and None. Raises `InvalidRequest`."""
+        self._own("x", x)
+        given: list[_Index] = [_part(one) for one in (index if isinstance(index, tuple) else (index,))]
+        used = sum(one is not None and one is not Ellipsis for one in given)
+        if used > x.rank:
+            raise _no_index(index, f"has {used} parts, but x has {x.rank} dims", "use fewer")
+        if given.count(Ellipsis) > 1:
+            raise _no_index(index, "has more than one ...", "use one")
+        if Ellipsis not in given:
+            given.append(Ellipsis)
+        picked: list[range] = []
+        dims: list[int] = []
+        for one in given:
+            if one is None:
+                dims.append(1)
+                continue
+            for _ in range(x.rank - used if one is Ellipsis else 1):
+                axis = len(picked)
+                picked.append(_picked(one, axis, x.dims[axis]))
+                if not isinstance(one, int):
+                    dims.append(len(picked[-1]))
+        made = x
+        if picked != [range(size) for size in x.dims]:
+            starts, steps = tuple(one.start for one in picked), tuple(one.step for one in picked)
+            made = self._result(Slice(x=x, starts=starts, steps=steps, sizes=tuple(map(len, picked))))
+        return made if tuple(dims) == made.dims else self.reshape(made, dims)
+
+    def pad(
+        self,
+        x: Tensor,
+        widths: int | Sequence[Sequence[int]],
+        value: Number = 0,
+        *,
+        mode: PadMode | Literal["constant", "edge", "reflect", "symmetric", "wrap"] = "constant",
+    ) -> Tensor:
+        """x with a number, or elements of its own, around it: see `Pad`, and `BorderPad` for the other modes.
+
+        `widths`: before and after each axis, or one width for all. Raises `InvalidRequest`.
+        """
+        self._own("x", x)
+        try:
+            pairs = np.broadcast_to(widths, (x.rank, 2)) if is_whole(widths) else np.asarray(widths)
+        except ValueError:
+            pairs = np.empty(0)
+        if pairs.shape != (x.rank, 2) or pairs.dtype.kind not in "iu":
+            raise InvalidRequest(
+                field="widths",
+                value=widths,
+                problem=f"must be a whole number, or a pair of them for each of the {x.rank} axes of x",
+                fix="give (before, after) for each axis",
+            )
+        before, after = (tuple(map(int, each)) for each in pairs.T)
+        of: dict[str, Any] = {"x": x, "before": before, "after": after}
+        if mode == "constant":
+            return self._result(Pad(**of, steps=(1,) * x.rank, value=value), before="widths", after="widths")
+        if mode not in list(PadMode):
+            raise InvalidRequest(
+                field="mode", value=mode, problem="is no mode", fix=f"use constant, {', '.join(PadMode)}"
+            )
+        return self._result(BorderPad(**of, mode=PadMode(mode)), before="widths", after="widths")
+
+    def astype(self, x: Tensor, dtype: DTypeLike) -> Tensor:
+        """x rounded to another type: integers saturate, and NaN becomes 0."""
+        return self._converted(x, dtype, kept=True)
+
+    def wrap(self, x: Tensor, dtype: DTypeLike) -> Tensor:
+        """Integers in another integer dtype, which keeps their lowest bits: they do not saturate."""
+        wide = self._converted(x, DType.INT64, kept=True)
+        made = self._result(Pointwise(mode=PointwiseMode.BITWISE_OR, operands=(wide, wide)))
+        spec = TensorSpec.packed(x.dims, dtype, made._made.spec.layout)
+        self._tensors[made.number] = made._made._replace(spec=spec, kept=True)
+        return made
+
+    # Broadcasting.
+
+    def full(self, dims: Sequence[int], value: Number, dtype: DTypeLike = DType.FLOAT32) -> Tensor:
+        """A tensor of one value."""
+        wanted = TensorSpec.packed(dims, dtype)
+        if isinstance(value, bool) and wanted.dtype is DType.BOOL:
+            value = int(value)
+        made = self._constant("value", value, wanted.dims, wanted.dtype)
+        if not wanted.dtype.holds(value):
+            raise InvalidRequest(
+                field="value",
+                value=value,
+                problem=f"is no number of {wanted.dtype}",
+                fix="choose one that it holds, or another dtype",
+            )
+        return self._converted(made, wanted.dtype, kept=False)
+
+    def broadcast_to(self, x: Tensor, dims: Sequence[int]) -> Tensor:
+        """x repeated along its dims of 1, and along new leading dims. Raises `InvalidRequest`."""
+        self._own("x", x)
+        wanted = TensorSpec.packed(dims, x.dtype).dims
+        if x.dims == wanted:
+            return x
+        missing = len(wanted) - x.rank
+        if missing < 0 or any(size not in (1, to) for size, to in zip(x.dims, wanted[missing:], strict=True)):
+            raise InvalidRequest(
+                field="dims",
+                value=wanted,
+                problem=f"cannot be reached from dims {x.dims}",
+                fix="keep the last dims of x, but for those of 1",
+            )
+        if x.dtype is DType.UINT64:  # no function is computed of that
+            return self._copied_to(x, wanted)
+        made = self.pointwise(PointwiseMode.MUL, x, self._constant("x", 1, wanted, x.dtype))
+        return made if made.dtype is x.dtype else self._converted(made, x.dtype, kept=False)
+
+    def _copied_to(self, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+        """As `broadcast_to`, without any arithmetic."""
+        made = self.reshape(x, (1,) * (len(dims) - x.rank) + x.dims) if len(dims) > x.rank else x
+        for axis, (size, wanted) in enumerate(zip(made.dims, dims, strict=True)):
+            if size != 1 or wanted == 1:
+                continue
+            double = made
+            parts: list[Tensor] = []
+            for digit in reversed(f"{wanted:b}"):  # as many copies as the number has binary digits
+                parts += [double] if digit == "1" else []
+                double = self._result(Concat(operands=(double, double), axis=axis))
+            parts = parts or [self.slice(made, (*(slice(None),) * axis, slice(0)))]
+            made = self._result(Concat(operands=tuple(parts), axis=axis))
+        return made
+
+    def sum_to(self, x: Tensor, dims: Sequence[int]) -> Tensor:
+        """The reverse of `broadcast_to`: the sum over the dims that are 1 in `dims`, or missing in front."""
+        self._own("x", x)
+        wanted = TensorSpec.packed(dims, x.dtype).dims
+        missing = x.rank - len(wanted)
+        kept = (1,) * missing + wanted
+        if missing < 0 or any(to not in (1, size) for to, size in zip(kept, x.dims, strict=True)):
+            raise InvalidRequest(
+                field="dims",
+                value=wanted,
+                problem=f"are not what dims {x.dims} can be broadcast from",
+                fix="use 1 for the dims to sum over, or leave leading ones out",
+            )
+        axes = tuple(axis for axis, (to, size) in enumerate(zip(kept, x.dims, strict=True)) if to != size)
+        made = x
+        if axes:
+            made = self._result(Reduction(x=x, mode=ReductionMode.SUM, axes=axes, keep_dims=True))
+        return made if made.dims == wanted else self.reshape(made, wanted)
+
+
+def _part(index: Any) -> _Index:
+    """A part of an index, with Python's whole numbers for NumPy's. Raises `InvalidRequest`."""
+    try:
+        if isinstance(index, slice):
+            ends = (index.start, index.stop, index.step)
+            return slice(*(end if end is None else as_index(end) for end in ends))
+        if index is None or index is Ellipsis:
+            return index
+        return as_index(index)
+    except TypeError:
+        pass
+    raise _no_index(
+        index, "is not a whole number, a slice of them, ... or None", "select elements with those"
+    )
+
+
+def _picked(index: _Index, axis: int, size: int) -> range:
+    """What a part of an index picks of an axis. Raises `InvalidRequest` for what the axis does not have."""
+    if isinstance(index, int):
+        if not -size <= index < size:
+            raise _no_index(
+                index,
+                f"is out of range for axis {axis}, of size {size}",
+                f"use one from {-size} to {size - 1}",
+            )
+        return range(index % size, index % size + 1)
+    if isinstance(index, slice) and index.step == 0:
+        raise _no_index(index, "has a step of 0", "use 1 for neighbours")
+    return range(size)[index if isinstance(index, slice) else slice(None)]
+
+
+def _no_index(index: object, problem: str, fix: str) -> InvalidRequest:
+    return InvalidRequest(field="index", value=index, problem=problem, fix=fix)

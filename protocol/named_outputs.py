@@ -1,0 +1,29 @@
+"""Several outputs, by name: named tuples that can be pickled, though no module has their classes."""
+
+from __future__ import annotations
+
+import functools
+from collections import namedtuple
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["named_outputs"]
+
+
+def named_outputs(kind: str, outputs: Mapping[str, Any]) -> Any:
+    """The outputs as a named tuple of the class `kind`. Names that are not Python's become "_0", "_1" ..."""
+    return _of_class(kind, tuple(outputs))(*outputs.values())
+
+
+@functools.cache
+def _of_class(kind: str, names: tuple[str, ...]) -> Any:
+    fields: Any = namedtuple(kind, names, rename=True)  # type: ignore[misc]
+
+    def reduced(made: tuple[Any, ...]) -> tuple[Any, ...]:
+        return _restored, (kind, names, tuple(made))
+
+    return type(kind, (fields,), {"__slots__": (), "__reduce__": reduced})
+
+
+def _restored(kind: str, names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return _of_class(kind, names)(*values)

@@ -1,0 +1,332 @@
+"""The functions of a `GraphBuilder` for neural networks: products, norms, pooling, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.expressions import Tensor
+from cudnn_actor.protocol.graph_recorder import Recorder
+from cudnn_actor.protocol.operations import (
+    AdaptiveWindow,
+    Attention,
+    AvgPool,
+    BatchNorm,
+    BatchNormTraining,
+    ConvolutionForward,
+    GroupedMatMul,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    LocalResponseNorm,
+    LpPool,
+    MatMul,
+    MaxPool,
+    Reduction,
+    ReductionMode,
+    Reshape,
+    RMSNorm,
+    Softmax,
+    Window,
+)
+from cudnn_actor.protocol.operations.attention import alibi_slopes
+from cudnn_actor.protocol.spatial import spread
+from cudnn_actor.protocol.tensor import MAX_RANK
+
+__all__ = ["NetworkFunctions"]
+
+
+class NetworkFunctions(Recorder):
+    """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together."""
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b: see `MatMul`. An operand of one dim is a row or a column, as in NumPy."""
+        self._own("a", a)
+        self._own("b", b)
+        row, column = a.rank == 1, b.rank == 1
+        y = self._result(MatMul(a=a[None] if row else a, b=b[:, None] if column else b))
+        y = y[..., 0] if column else y
+        return (y[..., 0] if column else y[..., 0, :]) if row else y
+
+    def grouped_matmul(self, tokens: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+        """Rows of tokens times the matrix of their expert: see `GroupedMatMul`."""
+        return self._result(GroupedMatMul(tokens=tokens, weights=weights, offsets=offsets))
+
+    def softmax(self, x: Tensor, axis: int = -1) -> Tensor:
+        """exp(x) / sum of exp(x), along a dim."""
+        return self._result(Softmax(x=x, axis=axis))
+
+    def log_softmax(self, x: Tensor, axis: int = -1) -> Tensor:
+        """The logarithm of the softmax along a dim."""
+        return self._result(Softmax(x=x, axis=axis, log=True))
+
+    def layer_norm(
+        self,
+        x: Tensor,
+        scale: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        axis: int = -1,
+        epsilon: float = 1e-5,
+    ) -> Tensor:
+        """Layer norm over the dims from `axis` on: see `LayerNorm`."""
+        return self._result(LayerNorm(x=x, scale=scale, bias=bias, axis=axis, epsilon=epsilon))
+
+    def rms_norm(
+        self, x: Tensor, scale: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5
+    ) -> Tensor:
+        """RMS norm over the dims from `axis` on: see `RMSNorm`."""
+        return self._result(RMSNorm(x=x, scale=scale, axis=axis, epsilon=epsilon))
+
+    def batch_norm(
+        self,
+        x: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        scale: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        epsilon: float = 1e-5,
+    ) -> Tensor:
+        """Batch norm of channels with given statistics: see `BatchNorm`."""
+        return self._result(
+            BatchNorm(x=x, mean=mean, variance=variance, scale=scale, bias=bias, epsilon=epsilon)
+        )
+
+    def batch_norm_training(
+        self,
+        x: Tensor,
+        scale: Tensor | None = None,
+        bias: Tensor | None = None,
+        running_mean: Tensor | None = None,
+        running_variance: Tensor | None = None,
+        *,
+        epsilon: float = 1e-5,
+        momentum: float = 0.1,
+        unbiased: bool = True,
+    ) -> Any:
+        """Batch norm of channels with x's own statistics: see `BatchNormTraining`.
+
+        Returns y; with running statistics, a named tuple of y and of the new ones, for `build(updates=...)`.
+        """
+        operation = BatchNormTraining(
+            x=x,
+            scale=scale,
+            bias=bias,
+            running_mean=running_mean,
+            running_variance=running_variance,
+            epsilon=epsilon,
+            momentum=momentum,
+            unbiased=unbiased,
+        )
+        running = {"new_running_mean": running_mean, "new_running_variance": running_variance}
+        return self.apply(operation, also=tuple(name for name, old in running.items() if old is not None))
+
+    def instance_norm(
+        self, x: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, *, epsilon: float = 1e-5
+    ) -> Tensor:
+        """Norm of each channel of each sample: see `InstanceNorm`."""
+        return self._result(InstanceNorm(x=x, scale=scale, bias=bias, epsilon=epsilon))
+
+    def group_norm(
+        self,
+        x: Tensor,
+        groups: int,
+        scale: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        epsilon: float = 1e-5,
+    ) -> Tensor:
+        """Norm of so many groups of channels of each sample: see `GroupNorm`."""
+        return self._result(GroupNorm(x=x, groups=groups, scale=scale, bias=bias, epsilon=epsilon))
+
+    def local_response_norm(
+        self, x: Tensor, size: int, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
+    ) -> Tensor:
+        """x by a power of the squares of `size` channels around each: see `LocalResponseNorm`."""
+        return self._result(LocalResponseNorm(x=x, size=size, alpha=alpha, beta=beta, bias=bias))
+
+    def max_pool(
+        self,
+        x: Tensor,
+        size: int | Sequence[int],
+        *,
+        pad: int | Sequence[int] = 0,
+        stride: int | Sequence[int] | None = None,
+        dilation: int | Sequence[int] = 1,
+    ) -> Tensor:
+        """The largest element of each window, which move by their size unless a stride is given."""
+        window = Window.symmetric(self._spatial_dims(x), size, pad, stride, dilation)
+        return self._result(MaxPool(x=x, window=window))
+
+    def avg_pool(
+        self,
+        x: Tensor,
+        size: int | Sequence[int],
+        *,
+        pad: int | Sequence[int] = 0,
+        stride: int | Sequence[int] | None = None,
+        include_padding: bool = False,
+    ) -> Tensor:
+        """The mean of each window, which move by their size unless a stride is given."""
+        window = Window.symmetric(self._spatial_dims(x), size, pad, stride)
+        return self._result(AvgPool(x=x, window=window, include_padding=include_padding))
+
+    def lp_pool(
+        self,
+        x: Tensor,
+        size: int | Sequence[int],
+        p: float = 2.0,
+        *,
+        pad: int | Sequence[int] = 0,
+        stride: int | Sequence[int] | None = None,
+        dilation: int | Sequence[int] = 1,
+    ) -> Tensor:
+        """The p-norm of each window, which move by their size unless a stride is given."""
+        window = Window.symmetric(self._spatial_dims(x), size, pad, stride, dilation)
+        return self._result(LpPool(x=x, window=window, p=p))
+
+    def adaptive_max_pool(self, x: Tensor, output: int | Sequence[int]) -> Tensor:
+        """The largest element of each of so many windows that cover x: see `AdaptiveWindow`."""
+        return self._result(MaxPool(x=x, window=self._adaptive(x, output)))
+
+    def adaptive_avg_pool(self, x: Tensor, output: int | Sequence[int]) -> Tensor:
+        """The mean of each of so many windows that cover x: see `AdaptiveWindow`."""
+        return self._result(AvgPool(x=x, window=self._adaptive(x, output)))
+
+    def _adaptive(self, x: Tensor, output: int | Sequence[int]) -> AdaptiveWindow:
+        return AdaptiveWindow(output=spread("output", output, self._spatial_dims(x)))
+
+    def _spatial_dims(self, x: Tensor, most: int = 3) -> int:
+        """How many spatial dims x has. Raises `InvalidRequest` unless it has one, and at most so many."""
+        self._own("x", x)
+        if not 3 <= x.rank <= most + 2:
+            raise InvalidRequest(
+                field="x",
+                value=x.dims,
+                problem=f"has {max(x.rank - 2, 0) or 'no'} spatial dims",
+                fix=f"give it dims N, C, spatial, with 1 to {most} spatial ones",
+            )
+        return x.rank - 2
+
+    def global_max_pool(self, x: Tensor) -> Tensor:
+        """The largest element of each image and channel, with spatial dims of 1."""
+        return self._over_space(ReductionMode.MAX, x)
+
+    def global_avg_pool(self, x: Tensor) -> Tensor:
+        """The mean of each image and channel, with spatial dims of 1."""
+        return self._over_space(ReductionMode.MEAN, x)
+
+    def global_lp_pool(self, x: Tensor, p: float = 2.0) -> Tensor:
+        """The p-norm of each image and channel, with spatial dims of 1. For p of 1 and 2, a `Reduction`."""
+        if p in (1, 2):
+            return self._over_space(ReductionMode.L1 if p == 1 else ReductionMode.L2, x)
+        return self._result(LpPool(x=x, window=self._adaptive(x, 1), p=p))
+
+    def _over_space(self, mode: ReductionMode, x: Tensor) -> Tensor:
+        axes = tuple(range(2, 2 + self._spatial_dims(x, MAX_RANK - 2)))
+        return self._result(Reduction(x=x, mode=mode, axes=axes, keep_dims=True))
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        bias: Tensor | None = None,
+        lengths_q: Tensor | None = None,
+        lengths_kv: Tensor | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] = (None, None),
+        alibi: bool | Sequence[float] = False,
+        dropout: float = 0.0,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of queries to keys and values, dims (B, H, S, D): see `Attention`.
+
+        `window`: how many positions before and after its own one each sees; None for all. `alibi`: whether
+        there are slopes as in the paper, or the slope of each head. `dropout` draws from `state`, and takes
+        B * H * S * L of its numbers.
+        """
+        self._own("q", q)
+        left, right = _pair(window)
+        return self._result(
+            Attention(
+                q=q,
+                k=k,
+                v=v,
+                bias=bias,
+                lengths_q=lengths_q,
+                lengths_kv=lengths_kv,
+                state=state,
+                scale=scale,
+                causal=causal,
+                window_left=left,
+                window_right=right,
+                slopes=_slopes(alibi, q),
+                dropout=dropout,
+            ),
+            window_left="window",
+            window_right="window",
+            slopes="alibi",
+        )
+
+    def conv(
+        self,
+        x: Tensor,
+        w: Tensor,
+        *,
+        pad: int | Sequence[int] = 0,
+        stride: int | Sequence[int] = 1,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Convolution forward, plus one bias per filter, of dims (K,). See `ConvFwd`."""
+        spatial = self._spatial_dims(x)
+        conv = ConvSpec.symmetric(spatial, pad, stride, dilation, groups)
+        self._own("w", w)
+        if w.rank != x.rank:
+            raise InvalidRequest(
+                field="w",
+                value=w.dims,
+                problem=f"has another rank than x, of dims {x.dims}",
+                fix="give it dims K, C / groups, spatial",
+            )
+        y = self._result(ConvolutionForward(x=x, w=w, conv=conv))
+        if bias is None:
+            return y
+        self._own("bias", bias)
+        of_filters = (1, w.dims[0], *(1 for _ in range(spatial)))
+        if bias.dims not in (of_filters, of_filters[1:2]):
+            raise InvalidRequest(
+                field="bias",
+                value=bias.dims,
+                problem=f"must have one value for each of the {w.dims[0]} filters",
+                fix=f"give it dims {of_filters[1:2]}",
+            )
+        if bias.rank == 1:
+            bias = self._result(Reshape(x=bias, dims=of_filters))
+        return self.pointwise("add", y, bias)
+
+
+def _pair(window: object) -> tuple[Any, Any]:
+    """The bounds of attention's window. Raises `InvalidRequest` unless they are two."""
+    if not isinstance(window, Sequence) or len(window) != 2:
+        raise InvalidRequest(
+            field="window",
+            value=window,
+            problem="is not a pair",
+            fix="give how many positions before and after its own each sees, as in (4, 0), or None for all",
+        )
+    return window[0], window[1]
+
+
+def _slopes(alibi: Any, q: Tensor) -> tuple[float, ...] | None:
+    """The slope of each head of q, or None."""
+    if isinstance(alibi, bool):
+        return alibi_slopes(q.dims[1]) if alibi and q.rank > 1 else None
+    return tuple(alibi) if isinstance(alibi, Sequence) else (alibi,)

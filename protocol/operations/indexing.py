@@ -1,0 +1,461 @@
+"""Reads and writes at places that indices name: gathers, and scatters, which are their reverse.
+
+The definitions are ONNX's, of `Gather`, `GatherElements` and `GatherND`, and of `ScatterElements` and
+`ScatterND`. `Scatter` is the reverse of `Gather`, which ONNX does not have.
+https://onnx.ai/onnx/operators/onnx__GatherND.html
+https://onnx.ai/onnx/operators/onnx__ScatterND.html
+
+An index below 0 counts from the end. One that is still out of range counts as the nearest that is in range:
+nothing is ever read or written outside of a tensor. ONNX and NumPy have an error there instead, which a
+device could only raise after waiting for it.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cudnn_actor.protocol.checks import is_whole, require_member
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T, axis_of, require
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["Gather", "GatherElements", "GatherND", "Gathering", "Places", "Scatter", "ScatterElements"]
+__all__ += ["ScatterND", "ScatterReduction", "Scattering"]
+
+_SPREAD = 7919
+"""A prime: its multiples, modulo a dim, are places all over it."""
+
+
+class Places(NamedTuple):
+    """Which elements of x are selected, for each place of what is read from it or written to it.
+
+    Parameters
+    ----------
+    dims
+        Of what is read, or written.
+    own
+        For each axis of x: the axis of these dims that it is. None if an index selects it.
+    of_indices
+        The same for each axis of the indices, but for the one along which the indices of several axes lie.
+    stacked
+        Whether there is one, the last.
+    """
+
+    dims: tuple[int, ...]
+    own: tuple[int | None, ...]
+    of_indices: tuple[int, ...]
+    stacked: bool = False
+
+    @property
+    def selected(self) -> tuple[int, ...]:
+        """The axes of x that indices select."""
+        return tuple(axis for axis, own in enumerate(self.own) if own is None)
+
+    def at(self, xp: Any, indices: Array, x: tuple[int, ...]) -> tuple[Any, ...]:
+        """What to index an array of dims `x` with, for an array of `dims`."""
+        arrays = [axis for axis, own in enumerate(self.own) if own is None or own in self.of_indices]
+        first, last = min(arrays), max(arrays) + 1
+        block = [own for own in self.own[first:last] if own is not None]
+        axes = sorted({*block, *self.of_indices})
+
+        def along(values: Array, of: Sequence[int], sizes: Sequence[int]) -> Array:
+            known = dict(zip(of, sizes, strict=True))
+            return values.reshape([known.get(axis, 1) for axis in axes])
+
+        parts = [indices[..., n] for n in range(len(self.selected))] if self.stacked else [indices]
+        found: list[Any] = [slice(None)] * first
+        for axis in range(first, last):
+            own, size = self.own[axis], x[axis]
+            if own is None:
+                place = parts.pop(0)
+                place = xp.clip(xp.where(place < 0, place + size, place), 0, size - 1)
+                found.append(along(place, self.of_indices, place.shape))
+            else:
+                found.append(along(xp.arange(self.dims[own]), [own], [self.dims[own]]))
+        return tuple(found)
+
+
+class _Indexed(Operation[T], frozen=True, kw_only=True):
+    takes_empty = True
+
+    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+        """Which elements of a tensor of dims `x` indices of these dims select. Raises `InvalidRequest`."""
+        raise NotImplementedError
+
+    def _attributes(self) -> dict[str, Any]:
+        """The fields that say where."""
+        return {n: getattr(self, n) for n in ("axis", "batch_dims") if hasattr(self, n)}
+
+    def _checked(self, specs: Specs) -> Places:
+        """The places. Raises `InvalidRequest` if there are none."""
+        x, indices = specs["x"], specs["indices"]
+        require(specs, "indices", indices.dims, DType.INT32, DType.INT64)
+        places = self.places(x.dims, indices.dims)
+        if 0 not in places.dims and 0 in (x.dims[axis] for axis in places.selected):
+            raise InvalidRequest(
+                field="x",
+                value=x.dims,
+                problem="has no element that an index could select",
+                fix="give the dims that are selected from at least 1 element",
+            )
+        return places
+
+    def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        """Indices all over x; some of them are equal."""
+        x, indices = specs["x"].dims, specs["indices"]
+        places = self.places(x, indices.dims)
+        sizes = xp.asarray([max(x[axis], 1) for axis in places.selected], dtype=xp.int64)
+        count = math.prod(indices.dims)
+        steps = (xp.arange(count, dtype=xp.int64) // 2 * _SPREAD).reshape(indices.dims)
+        return {
+            "indices": (steps + draw(indices).astype(xp.int64) + 3) % (sizes if places.stacked else sizes[0])
+        }
+
+
+class Gathering(_Indexed[T], frozen=True, kw_only=True):
+    """The base of the gathers: x, indices, and a result of x's dtype."""
+
+    inputs = ("x", "indices")
+    outputs = ("y",)
+    x: T
+    indices: T
+    y: T = ALLOCATED
+
+    def compute(self, dtypes: tuple[DType, ...]) -> DType:
+        """The type of x: elements are moved as they are."""
+        return dtypes[0]
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        return {"y": TensorSpec.packed(self._checked(specs).dims, specs["x"].dtype)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        x: Any = self.x
+        adding: Any = {"reduction": ScatterReduction.ADD, **self._attributes()}
+        zeros = g.full(x.dims, 0.0, x.dtype)
+        scatter = _REVERSE[type(self)](x=zeros, indices=self.indices, updates=d["y"], **adding)
+        return {"x": g.apply(scatter)}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        x, indices = values["x"], values["indices"]
+        if 0 in specs["y"].dims:
+            return {"y": xp.zeros(specs["y"].dims, x.dtype)}
+        return {"y": x[self.places(x.shape, indices.shape).at(xp, indices, x.shape)]}
+
+
+class Gather(Gathering[T], frozen=True, kw_only=True, tag=True):
+    """y = slices of x along an axis, those that indices name. As NumPy's `take`. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x
+        Input, of any dtype.
+    indices
+        Places along `axis`: int32 or int64, of any dims. Those below 0 count from the end; those out of range
+        count as the nearest in range.
+    y
+        Result, of x's dtype: x's dims, with those of the indices, but for the first `batch_dims`, in the
+        place of `axis`.
+    axis
+        The dim that is selected from; negative: from the end.
+    batch_dims
+        How many of the first dims x and the indices have in common: each sample has indices of its own.
+    """
+
+    kind = "gather"
+    axis: int = 0
+    batch_dims: int = 0
+
+    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+        return _along_axis(self, x, indices)
+
+
+class GatherElements(Gathering[T], frozen=True, kw_only=True, tag=True):
+    """y = for each index, the element of x in its place, with it as the coordinate along an axis.
+
+    As NumPy's `take_along_axis`, without broadcasting. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x
+        Input, of any dtype.
+    indices
+        Places along `axis`, as in `Gather`: of x's rank, and of dims that are no larger than x's but for that
+        along `axis`.
+    y
+        Result, of x's dtype and of the indices' dims.
+    axis
+        The dim that is selected from; negative: from the end.
+    """
+
+    kind = "gather_elements"
+    axis: int = 0
+
+    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+        return _of_elements(self, x, indices)
+
+
+class GatherND(Gathering[T], frozen=True, kw_only=True, tag=True):
+    """y = the parts of x that lists of indices name, one for each of its first dims. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x
+        Input, of any dtype.
+    indices
+        Places, as in `Gather`: the last dim has those along the first dims of x behind `batch_dims`, as many
+        as it is large.
+    y
+        Result, of x's dtype: the dims of the indices without the last, and those of x that have no index.
+    batch_dims
+        How many of the first dims x and the indices have in common.
+    """
+
+    kind = "gather_nd"
+    batch_dims: int = 0
+
+    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+        return _of_lists(self, x, indices)
+
+
+class ScatterReduction(enum.StrEnum):
+    """What becomes of an element of x that updates are written to."""
+
+    NONE = "none"
+    """It is the update. Of several, the last, in the order of the updates' indices."""
+    ADD = "add"
+    MUL = "mul"
+    MIN = "min"
+    """NaN if one of them is NaN, as for the largest."""
+    MAX = "max"
+
+
+_FUNCTIONS = {
+    ScatterReduction.ADD: np.add,
+    ScatterReduction.MUL: np.multiply,
+    ScatterReduction.MIN: np.minimum,
+    ScatterReduction.MAX: np.maximum,
+}
+
+
+class Scattering(_Indexed[T], frozen=True, kw_only=True):
+    """The base of the scatters: x, indices, updates like what a gather with them gives, and a result."""
+
+    inputs = ("x", "indices", "updates")
+    outputs = ("y",)
+    x: T
+    indices: T
+    updates: T
+    y: T = ALLOCATED
+    reduction: ScatterReduction = ScatterReduction.NONE
+
+    def compute(self, dtypes: tuple[DType, ...]) -> DType:
+        """The type of x where that is not computed with."""
+        exact = self.reduction not in (ScatterReduction.ADD, ScatterReduction.MUL)
+        return dtypes[0] if exact or not dtypes[0].is_floating else super().compute(dtypes[:1])
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        x = specs["x"]
+        require_member("reduction", self.reduction, ScatterReduction)
+        require(specs, "updates", self._checked(specs).dims, x.dtype)
+        return {"y": TensorSpec.packed(x.dims, x.dtype)}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        if hasattr(
+            xp, "asnumpy"
+        ):  # CuPy: what it writes to one place is in no order, and it multiplies at none
+            found = self.evaluate(np, {name: xp.asnumpy(value) for name, value in values.items()}, specs)
+            return {"y": xp.asarray(found["y"])}
+        # The last of several updates wins only where NumPy goes through them in this order.
+        x, indices, updates = (np.asarray(values[name], order="C") for name in self.inputs)
+        y = x.copy()
+        if updates.size:
+            at = self.places(x.shape, indices.shape).at(np, indices, x.shape)
+            if self.reduction is ScatterReduction.NONE:
+                y[at] = updates
+            else:
+                _FUNCTIONS[self.reduction].at(y, at, updates)
+        return {"y": y}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        """Equal elements of a smallest or largest one have equal shares."""
+        x: Any = self.x
+        updates: Any = self.updates
+        dy, wide = d["y"], super().compute((x.dtype,))
+
+        def scattered(to: Any, of: Any, reduction: ScatterReduction) -> Any:
+            where: Any = {"indices": self.indices, "reduction": reduction, **self._attributes()}
+            return g.apply(type(self)(x=to, updates=of, **where))
+
+        def gathered(of: Any) -> Any:
+            where: Any = {"indices": self.indices, **self._attributes()}
+            return g.apply(_GATHERS[type(self)](x=of, **where))
+
+        match self.reduction:
+            case ScatterReduction.ADD:
+                return {"x": dy, "updates": gathered(dy)}
+            case ScatterReduction.NONE:
+                numbers = g.cumsum(g.full((math.prod(updates.dims),), 1, DType.INT64), 0)
+                numbers = numbers.reshape(updates.dims)
+                last = scattered(g.full(x.dims, 0, DType.INT64), numbers, ScatterReduction.NONE)
+                of_updates = g.where(g.equal(gathered(last), numbers), gathered(dy), 0.0)
+                return {"x": g.where(g.equal(last, 0), dy, 0.0), "updates": of_updates}
+            case ScatterReduction.MUL:
+                zero_x, zero = g.equal(x, 0.0), g.equal(updates, 0.0)
+                zeros = scattered(zero_x.astype(wide), zero.astype(wide), ScatterReduction.ADD)
+                of_x = g.where(zero_x, 1.0, x).astype(wide)
+                others = dy * scattered(of_x, g.where(zero, 1.0, updates).astype(wide), ScatterReduction.MUL)
+                return {
+                    "x": _without_factor(g, x, zero_x, zeros, others),
+                    "updates": _without_factor(g, updates, zero, gathered(zeros), gathered(others)),
+                }
+        y: Any = self.y
+        best_x, best = g.equal(x, y), g.equal(updates, gathered(y))
+        share = dy / scattered(best_x.astype(wide), best.astype(wide), ScatterReduction.ADD)
+        return {"x": g.where(best_x, share, 0.0), "updates": g.where(best, gathered(share), 0.0)}
+
+
+def _without_factor(g: Any, factor: Any, zero: Any, zeros: Any, others: Any) -> Any:
+    """The product of all factors but this one: others has those that are not 0, zeros how many are."""
+    return g.where(g.equal(zeros, zero), others / g.where(zero, 1.0, factor), 0.0)
+
+
+class Scatter(Scattering[T], frozen=True, kw_only=True, tag=True):
+    """y = x with slices along an axis changed, those that indices name. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x
+        Input, of any dtype.
+    indices, axis, batch_dims
+        As in `Gather`.
+    updates
+        What is written: of x's dtype, and of the dims of a `Gather` from x.
+    y
+        Result, of x's dims and dtype.
+    reduction
+        What becomes of an element that is written to: see `ScatterReduction`.
+    """
+
+    kind = "scatter"
+    axis: int = 0
+    batch_dims: int = 0
+
+    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+        return _along_axis(self, x, indices)
+
+
+class ScatterElements(Scattering[T], frozen=True, kw_only=True, tag=True):
+    """y = x with elements changed, those with an index as the coordinate along an axis.
+
+    As NumPy's `put_along_axis`. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x
+        Input, of any dtype.
+    indices, axis
+        As in `GatherElements`.
+    updates
+        What is written: of x's dtype and the indices' dims.
+    y
+        Result, of x's dims and dtype.
+    reduction
+        What becomes of an element that is written to: see `ScatterReduction`.
+    """
+
+    kind = "scatter_elements"
+    axis: int = 0
+
+    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+        return _of_elements(self, x, indices)
+
+
+class ScatterND(Scattering[T], frozen=True, kw_only=True, tag=True):
+    """y = x with parts changed, those that lists of indices name. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x
+        Input, of any dtype.
+    indices, batch_dims
+        As in `GatherND`.
+    updates
+        What is written: of x's dtype, and of the dims of a `GatherND` from x.
+    y
+        Result, of x's dims and dtype.
+    reduction
+        What becomes of an element that is written to: see `ScatterReduction`.
+    """
+
+    kind = "scatter_nd"
+    batch_dims: int = 0
+
+    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+        return _of_lists(self, x, indices)
+
+
+_REVERSE: dict[type, Any] = {Gather: Scatter, GatherElements: ScatterElements, GatherND: ScatterND}
+_GATHERS = {scatter: gather for gather, scatter in _REVERSE.items()}
+
+
+def _along_axis(operation: Any, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+    axis = axis_of("axis", operation.axis, len(x))
+    batch = _batch_dims(operation.batch_dims, x, indices, axis, len(indices))
+    inner = len(indices) - batch
+    own = (None if n == axis else n + (inner - 1) * (n > axis) for n in range(len(x)))
+    of_indices = (*range(batch), *range(axis, axis + inner))
+    return Places((*x[:axis], *indices[batch:], *x[axis + 1 :]), tuple(own), of_indices)
+
+
+def _of_elements(operation: Any, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+    axis = axis_of("axis", operation.axis, len(x))
+    fits = len(indices) == len(x) and all(
+        size <= of_x or n == axis for n, (size, of_x) in enumerate(zip(indices, x, strict=True))
+    )
+    if not fits:
+        raise InvalidRequest(
+            field="indices",
+            value=indices,
+            problem=f"do not fit x, of dims {x}",
+            fix=f"give them as many dims, none larger than x's but that along axis {axis}",
+        )
+    return Places(indices, tuple(None if n == axis else n for n in range(len(x))), tuple(range(len(x))))
+
+
+def _of_lists(operation: Any, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+    batch = _batch_dims(operation.batch_dims, x, indices, len(x) - 1, len(indices) - 1)
+    outer, count = len(indices) - 1, indices[-1] if indices else 0
+    if not 1 <= count <= len(x) - batch:
+        raise InvalidRequest(
+            field="indices",
+            value=indices,
+            problem=f"do not have 1 to {len(x) - batch} elements along the last dim, for those of x",
+            fix="give an index for each of the first dims of x behind batch_dims",
+        )
+    behind = batch + count
+    own = (n if n < batch else None if n < behind else n - behind + outer for n in range(len(x)))
+    return Places((*indices[:-1], *x[behind:]), tuple(own), tuple(range(outer)), stacked=True)
+
+
+def _batch_dims(batch: int, x: tuple[int, ...], indices: tuple[int, ...], *most: int) -> int:
+    if not is_whole(batch) or not 0 <= batch <= max(min(most), 0):
+        raise InvalidRequest(
+            field="batch_dims",
+            value=batch,
+            problem="is no number of first dims that both have before those with indices",
+            fix=f"use one from 0 to {max(min(most), 0)}",
+        )
+    if x[:batch] != indices[:batch]:
+        raise InvalidRequest(
+            field="indices",
+            value=indices,
+            problem=f"do not begin with the first {batch} dims of x, {x[:batch]}",
+            fix="give them, or use fewer batch_dims",
+        )
+    return batch

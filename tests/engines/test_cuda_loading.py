@@ -1,0 +1,57 @@
+"""Plans that are loaded from bytes, as far as that needs no device."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.plans.loading import loaded
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.recipe import GraphStep, Recipe
+
+
+class Serialisable:
+    """In the place of a graph of cuDNN's."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.times = 0
+
+    def serialize(self, *, as_bytes: bool) -> bytes:
+        assert as_bytes
+        self.times += 1
+        return self.data
+
+
+def plan_of(*graphs: Serialisable, data: tuple[bytes, ...] = ()) -> CudaPlan:
+    data = data or (b"",) * len(graphs)
+    steps = tuple(GraphStep("eng7", 0, (), (), plan) for plan in data)
+    return CudaPlan(Recipe(tag="", steps=steps, scratch=0, buffers=0, scalars=0), graphs)
+
+
+def steps_of(exported: bytes | None) -> list[bytes]:
+    assert exported is not None
+    recipe = msgspec.msgpack.decode(exported, type=Recipe)
+    return [step.plan for step in recipe.steps if isinstance(step, GraphStep)]
+
+
+def test_a_graph_of_several_steps_is_serialised_once_and_loaded_once() -> None:
+    one, other = Serialisable(b"one"), Serialisable(b"other")
+    data = steps_of(CudaBuilder(0).export(plan_of(one, other, one)))
+    assert data == [b"one", b"other", b"one"]
+    assert (one.times, other.times) == (1, 1)
+    seen: list[bytes] = []
+
+    def load(found: bytes) -> object:
+        seen.append(found)
+        return object()
+
+    restored = loaded(plan_of(one, one, one, data=tuple(data)), load)
+    assert seen == [b"one", b"other"]
+    assert restored.graphs[0] is restored.graphs[2] is not restored.graphs[1]
+
+
+def test_a_plan_that_has_bytes_is_exported_as_these() -> None:
+    live = Serialisable(b"made again")
+    assert steps_of(CudaBuilder(0).export(plan_of(live, data=(b"checked",)))) == [b"checked"]
+    assert loaded(plan_of(live), lambda _: None).graphs == (live,)

@@ -1,0 +1,70 @@
+"""What PyTorch runs for a network, as a program of its operators: needs PyTorch and nothing else.
+
+A program is written by `export.py`. Its operators are the network's own, as `torch.export` found them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .recipes import Recipe, made
+
+__all__ = ["program", "tensors"]
+
+_DEVICE = "device(type='cpu')"
+
+
+def program(path: Path, device: str) -> Callable[..., tuple[Any, ...]]:
+    """The network on a device, a function of its inputs' tensors, for `torch.compile` as well.
+
+    Its outputs are a tuple.
+    """
+    torch = _torch()
+    record = json.loads(path.read_text())
+    code = textwrap.indent(record["code"].replace(_DEVICE, "device"), "    ")
+    names: dict[str, Any] = {}
+    exec(f"def make(torch, device, inf):\n{code}\n    return forward", names)  # no globals, for torch.compile
+    forward = names["make"](torch, torch.device(device), math.inf)
+    made_of = [_tensor(*each) for each in record["given"]]
+    given = [each if each is None else each.to(device) for each in made_of]
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        found: Sequence[Any] = forward(None, *given, *inputs)
+        return tuple(found)
+
+    return run
+
+
+def tensors(arrays: Iterable[np.ndarray], device: str) -> list[Any]:
+    """Arrays as PyTorch's tensors on a device."""
+    return [_of(array).to(device) for array in arrays]
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch")
+
+
+def _of(array: np.ndarray) -> Any:
+    if array.dtype == ml_dtypes.bfloat16:
+        return _torch().from_numpy(array.astype(np.float32)).bfloat16()
+    return _torch().from_numpy(np.ascontiguousarray(array))
+
+
+def _tensor(recipe: Recipe, dtype: str) -> Any:
+    of = getattr(_torch(), dtype, None)
+    match recipe:
+        case ["unused"]:
+            return None
+        case ["listed", values]:
+            return _torch().tensor(values, dtype=of)
+        case _:
+            return _of(made(recipe)).to(of)

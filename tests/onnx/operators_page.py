@@ -1,0 +1,166 @@
+"""`docs/onnx.md`, made from the table of operators and from a run of ONNX's node suite on the CPU engine.
+
+python -m tests.onnx.operators_page     writes the page
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import onnx
+from onnx import defs
+
+from cudnn_actor.onnx import backend
+from cudnn_actor.onnx.control import CONTROL
+from cudnn_actor.onnx.expanding import has_body
+from cudnn_actor.onnx.operators import HANDLERS
+
+from .node_suite import Outcome, Verdict, cases, judged
+
+__all__ = ["PAGE", "render"]
+
+PAGE = Path(__file__).parents[2] / "docs" / "onnx.md"
+_OWN = frozenset({"Constant", *(name for _, name in CONTROL)})
+
+_HEAD = """\
+# ONNX models
+
+Made by `python -m tests.onnx.operators_page` from the table of operators and from a run of ONNX's own node
+suite on the CPU engine. Do not edit it by hand.
+
+```python
+model = await gpu.load("model.onnx")  # a path, the bytes of a file, or an onnx.ModelProto
+outputs = await gpu.run(model, {{"image": image}})  # arrays or references, by name; gives arrays by name
+outputs = await gpu.run(model, {{"image": image}}, keep=("features",))  # outputs["features"] is a reference
+await model.close()  # frees the weights
+```
+
+`pip install cudnn-actor[onnx]` brings the package onnx. On the command line: `cudnn-actor run MODEL.onnx`.
+
+- **Reading.** The model is checked when it is loaded. One that is cut off, contradicts itself or refers to
+  data outside of its folder raises `InvalidModel`, which names the node or the initialiser. Nothing is
+  allocated. `OnnxModel(path, ModelLimits(...))` reads one with limits of your own.
+- **Dims.** A model is made into a graph for the dims of its inputs, at the first run with them. The {kept}
+  newest graphs are kept. Inputs whose dims have one name must agree.
+- **Values that decide.** Where the values of an input decide over shapes, axes or attributes, the graph is
+  made for these values, too. Arithmetic runs on the engine, never in the importing process; only what
+  follows from the model's constants, and what the deciding values themselves follow from, is computed there.
+- **Operators.** Each is added to the graph by a function of ours, or replaced by the function that ONNX
+  defines it by. Branches are chosen and loops are unrolled where their conditions and counts are known. What
+  can be done in no way raises `UnsupportedModel`, which names all such nodes of the model at once.
+- **Weights** are uploaded once, and stay in buffers of the service: they survive a crash of the actor.
+- **Running.** Each run is one message with one [graph](graphs.md). `print(await model.explain(inputs))`
+  says how it runs, with the nodes' names.
+- **Numbers.** A tensor has the model's dtype where it is stored. Functions of elements that follow each
+  other are computed in float32 and not rounded in between. Integers wrap around where ONNX's do in
+  arithmetic; a product of integers saturates at int32's limits.
+- **Indices** that are out of range count as the nearest in range: a device cannot raise for them.
+
+`cudnn_actor.onnx.backend` is ONNX's
+[Backend interface](https://onnx.ai/onnx/repo-docs/ImplementingAnOnnxBackend.html): `prepare`, `run_model`,
+`run_node`, `supports_device`.
+
+## The node suite
+
+onnx {version}, {total:,} cases. A case is right if its values match with its own tolerances, and dtypes and
+dims too; refused if it raises an error of this package that says why.
+
+| cases | right | refused | wrong | error |
+| --- | --- | --- | --- | --- |
+{counts}
+
+## Operators
+
+*Ours*: added by a function of this package, from this version of the domain on. *Its function*: by the one
+that ONNX defines it by. Cases: right of all, then right of all that are expanded.
+
+| operator | how | cases | expanded |
+| --- | --- | --- | --- |
+{operators}
+
+## What is refused
+
+| operator | cases | why |
+| --- | --- | --- |
+{refused}
+"""
+
+
+def render(outcomes: Sequence[Outcome]) -> str:
+    """The page."""
+    from cudnn_actor.models.model import MOST_KEPT
+
+    return _HEAD.format(
+        version=onnx.__version__.rpartition(".")[0],
+        total=len(outcomes),
+        kept=MOST_KEPT,
+        counts="\n".join(_counted(outcomes)),
+        operators="\n".join(_operators(outcomes)),
+        refused="\n".join(_refused(outcomes)),
+    )
+
+
+def _counted(outcomes: Sequence[Outcome]) -> Iterable[str]:
+    for name, expanded in (("direct", False), ("expanded into their functions", True)):
+        of = collections.Counter(each.verdict for each in outcomes if each.expanded is expanded)
+        numbers = " | ".join(str(of[verdict]) for verdict in Verdict)
+        yield f"| {name}: {sum(of.values()):,} | {numbers} |"
+
+
+def _operators(outcomes: Sequence[Outcome]) -> Iterable[str]:
+    newest: dict[tuple[str, str], defs.OpSchema] = {}
+    for schema in defs.get_all_schemas():
+        newest[schema.domain, schema.name] = schema
+    for (domain, name), schema in sorted(newest.items()):
+        how = _how(domain, name, schema)
+        if how is None or schema.deprecated:
+            continue
+        of = [each for each in outcomes if each.operator == name]
+        direct, expanded = ([e for e in of if e.expanded is wanted] for wanted in (False, True))
+        yield f"| {domain + '.' if domain else ''}{name} | {how} | {_share(direct)} | {_share(expanded)} |"
+
+
+def _how(domain: str, name: str, schema: defs.OpSchema) -> str | None:
+    if (domain, name) in HANDLERS:
+        return f"ours, from {min(HANDLERS[domain, name])}"
+    if name in _OWN and not domain:
+        return "when the model is imported"
+    return "its function" if has_body(schema) else None
+
+
+def _share(outcomes: Sequence[Outcome]) -> str:
+    right = sum(each.verdict is Verdict.RIGHT for each in outcomes)
+    return f"{right} of {len(outcomes)}" if outcomes else "–"
+
+
+def _refused(outcomes: Sequence[Outcome]) -> Iterable[str]:
+    reasons: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for each in outcomes:
+        if each.verdict is not Verdict.RIGHT:
+            reasons[each.operator][_reason(each.reason)] += 1
+    for operator, of in sorted(reasons.items()):
+        text = "; ".join(reason for reason, _ in of.most_common(3))
+        yield f"| {operator} | {sum(of.values())} | {text.replace('|', '/')} |"
+
+
+def _reason(text: str) -> str:
+    """A refusal without the names of nodes and of cases."""
+    text = re.sub(r"^.*?cannot be run: ", "", text)
+    text = re.sub(r"\. docs/onnx\.md lists.*$", "", text)
+    text = re.sub(r"node '[^']*' \((?:[\w.]+\.)?(\w+)\)", r"\1", text)
+    text = re.sub(r"input '[^']*'", "an input", text)
+    parts = dict.fromkeys(part.rpartition(", in ")[2] for part in text.split("; "))
+    return "; ".join(list(parts)[:2])
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(render(judged(cases())))
+    backend.close()
+
+
+if __name__ == "__main__":
+    main()

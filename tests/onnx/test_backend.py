@@ -1,0 +1,73 @@
+"""ONNX's Backend interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from cudnn_actor import InvalidRequest, UnsupportedModel
+from cudnn_actor.onnx import backend
+
+from .small_models import FLOAT, image_model, model_of, node
+
+X = np.arange(-3, 3, dtype=np.float32)
+
+
+@pytest.fixture(autouse=True)
+def the_shared_service_ends() -> Iterator[None]:
+    yield
+    backend.close()
+
+
+def test_a_node_runs() -> None:
+    (y,) = backend.run_node(node("Relu", "x", "y"), [X])
+    np.testing.assert_array_equal(y, np.maximum(X, 0))
+
+
+def test_a_node_of_an_older_version_runs() -> None:
+    (y,) = backend.run_node(node("Softmax", "x", "y", axis=1), [np.ones((2, 2, 3), "f4")], opset_version=11)
+    np.testing.assert_allclose(y, np.full((2, 2, 3), 1 / 6), rtol=1e-6)
+
+
+def test_a_prepared_model_runs_many_times_with_arrays_in_order_or_by_name() -> None:
+    model = backend.prepare(
+        model_of([node("Sub", "a b", "y")], {"a": (FLOAT, [6]), "b": (FLOAT, [6])}, {"y": (FLOAT, [6])})
+    )
+    for factor in (1.0, 2.0):
+        given = [X * np.float32(factor), X]
+        np.testing.assert_array_equal(model.run(given)[0], given[0] - X)
+        by_name: Any = model.run(dict(zip("ab", given, strict=True)))
+        np.testing.assert_array_equal(by_name["y"], given[0] - X)
+    with pytest.raises(InvalidRequest, match="is not the number of inputs, which is 2; give a, b"):
+        model.run([X])
+    model.close()
+
+
+def test_all_models_of_a_device_share_one_service() -> None:
+    one, other = (backend.prepare(image_model()) for _ in range(2))
+    assert one._service is other._service
+    one.close()
+    (scores, _) = other.run([np.ones((2, 3, 8, 8), np.float32)])
+    assert scores.shape == (2, 5)
+
+
+def test_devices() -> None:
+    assert backend.supports_device("CPU")
+    assert not backend.supports_device("CUDA:77")
+    assert not backend.supports_device("FPGA")
+
+
+def test_what_is_compatible() -> None:
+    assert backend.is_compatible(image_model())
+    strange = model_of(
+        [node("StringSplit", "x", "y z")],
+        {"x": (onnx.TensorProto.STRING, [1])},
+        {"y": (onnx.TensorProto.STRING, None)},
+    )
+    assert not backend.is_compatible(strange)
+    with pytest.raises(UnsupportedModel, match="StringSplit"):
+        backend.prepare(strange)

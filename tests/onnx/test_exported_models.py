@@ -1,0 +1,70 @@
+"""Networks as exporters write them, loaded and run by a service, beside what PyTorch computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import pytest
+
+from cudnn_actor import spawn
+
+from .networks.recipes import inputs_of, read
+from .networks.results import Expected, difference, expected
+
+DATA = Path(__file__).parent / "networks" / "data"
+NETWORKS = ("bert", "convnext", "gpt2", "mobilenet_v2", "resnet50", "unet", "vit", "whisper_encoder")
+FILES = [f"{network}.{opset}" for network in NETWORKS for opset in (17, 18, 20, 23)]
+BATCHES = (1, 3)
+BOUND = 1e-4
+_MADE_OF_THE_BATCH = 2
+"""How many constants depend on the batch size, as masks do. Each network has more than 28 weights."""
+
+
+class Given(NamedTuple):
+    """A network's file with weights, and inputs and PyTorch's outputs for each batch size."""
+
+    path: Path
+    model: onnx.ModelProto
+    inputs: dict[int, dict[str, np.ndarray]]
+    outputs: dict[int, dict[str, Expected]]
+
+
+@pytest.fixture
+def given(request: pytest.FixtureRequest, tmp_path: Path) -> Given:
+    recorded = DATA / f"{request.param}.onnx"
+    model, path = read(recorded), tmp_path / recorded.name
+    onnx.save(model, path)
+    return Given(
+        path,
+        model,
+        {batch: inputs_of(model, batch) for batch in BATCHES},
+        {batch: expected(recorded, batch) for batch in BATCHES},
+    )
+
+
+@pytest.mark.parametrize("given", FILES, indirect=True)
+async def test_results_are_those_of_pytorch(given: Given) -> None:
+    async with spawn(device="cpu", isolation="thread") as gpu:
+        model = await gpu.load(given.path)
+        for batch in BATCHES:
+            results = await gpu.run(model, given.inputs[batch])
+            for name, wanted in given.outputs[batch].items():
+                assert difference(results[name], wanted) < BOUND, f"{name} of {batch}"
+
+
+@pytest.mark.parametrize("given", [f"{network}.20" for network in NETWORKS], indirect=True)
+async def test_another_batch_size_uploads_no_weights(given: Given) -> None:
+    first, second = BATCHES
+    async with spawn(device="cpu", isolation="thread") as gpu:
+        model = await gpu.load(given.path)
+        counts = []
+        for batch in (first, second, second):
+            before = (await gpu.statistics()).finished
+            await gpu.run(model, given.inputs[batch])
+            await gpu.drain()
+            counts.append((await gpu.statistics()).finished - before)
+    _, new, known = counts
+    assert new - known <= _MADE_OF_THE_BATCH

@@ -1,0 +1,280 @@
+"""`gpu.load` and `gpu.run`: weights, dims, values that decide, and what is left afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from cudnn_actor import (
+    BufferRef,
+    Fault,
+    FaultPlan,
+    InvalidRequest,
+    RunGraph,
+    StaleBufferError,
+    UnsupportedModel,
+    spawn,
+)
+from cudnn_actor.models import model as models
+
+from .small_models import FLOAT, INT64, image_model, model_of, node
+
+rng = np.random.default_rng(5)
+
+
+def images(count: int) -> np.ndarray:
+    return rng.standard_normal((count, 3, 8, 8)).astype(np.float32)
+
+
+def expected(model: onnx.ModelProto, **inputs: np.ndarray) -> list[np.ndarray]:
+    return list(ReferenceEvaluator(model).run(None, inputs))
+
+
+async def buffers(gpu: Any) -> int:
+    await gpu.drain()
+    return int((await gpu.statistics()).live_buffers)
+
+
+async def test_a_model_runs_from_a_path_bytes_or_a_proto(tmp_path: Path) -> None:
+    proto, x = image_model(), images(2)
+    onnx.save(proto, tmp_path / "model.onnx")
+    async with spawn(device="cpu") as gpu:
+        for given in (
+            tmp_path / "model.onnx",
+            str(tmp_path / "model.onnx"),
+            proto.SerializeToString(),
+            proto,
+        ):
+            model = await gpu.load(given)
+            result = await gpu.run(model, {"image": x})
+            for value, wanted in zip(result.values(), expected(proto, image=x), strict=True):
+                np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5)
+            assert list(result) == ["scores", "features"]
+            await model.close()
+        assert await buffers(gpu) == 0
+
+
+async def test_a_graph_is_made_for_each_set_of_dims_once_and_weights_are_uploaded_once() -> None:
+    proto = image_model()
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(proto)
+        for count in (1, 3, 1, 3):
+            x = images(count)
+            result = await gpu.run(model, {"image": x})
+            np.testing.assert_allclose(result["scores"], expected(proto, image=x)[0], rtol=1e-4, atol=1e-5)
+        assert len(model._kept) == 2
+        assert await buffers(gpu) == 5
+        assert (await gpu.statistics()).plans.misses == 2
+        await model.close()
+        assert await buffers(gpu) == 0
+
+
+async def test_weights_of_a_model_with_fixed_dims_are_there_when_it_is_loaded() -> None:
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(image_model(2))
+        assert model.fixed
+        assert await buffers(gpu) == 5
+        await model.close()
+
+
+async def test_the_oldest_graphs_are_forgotten_and_so_are_their_own_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(models, "MOST_KEPT", 2)
+    proto = model_of(
+        [
+            node("Shape", "x", "s"),
+            node("ConstantOfShape", "s", "zeros"),
+            node("Add", "x zeros", "a"),
+            node("Mul", "a w", "y"),
+        ],
+        {"x": (FLOAT, ["N", 3])},
+        {"y": (FLOAT, ["N", 3])},
+        {"w": np.ones(3, np.float32)},
+    )
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(proto)
+        for count in range(1, 6):
+            x = np.ones((count, 3), np.float32)
+            np.testing.assert_array_equal((await gpu.run(model, {"x": x}))["y"], x)
+        assert len(model._kept) == 2
+        assert await buffers(gpu) <= 3
+        await model.close()
+
+
+async def test_outputs_stay_on_the_device_and_references_go_in() -> None:
+    x = images(2)
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(image_model())
+        ref = await gpu.upload(x)
+        result = await gpu.run(model, {"image": ref}, keep=("features",))
+        assert isinstance(result["features"], BufferRef)
+        assert isinstance(result["scores"], np.ndarray)
+        np.testing.assert_allclose(
+            await gpu.download(result["features"]), expected(image_model(), image=x)[1], rtol=1e-4, atol=1e-5
+        )
+        await gpu.free(result["features"])
+        await gpu.free(ref)
+        await model.close()
+        assert await buffers(gpu) == 0
+
+
+async def test_tasks_run_a_model_at_once() -> None:
+    proto = image_model()
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(proto)
+        given = [images(1 + number % 3) for number in range(12)]
+        results = await asyncio.gather(*(gpu.run(model, {"image": x}) for x in given))
+        for x, result in zip(given, results, strict=True):
+            np.testing.assert_allclose(result["scores"], expected(proto, image=x)[0], rtol=1e-4, atol=1e-5)
+        assert await buffers(gpu) == 5
+        await model.close()
+
+
+async def test_a_crash_loses_nothing() -> None:
+    proto, x = image_model(2), images(2)
+    faults = FaultPlan().at(2, Fault.KILL, of=RunGraph)
+    async with spawn(device="cpu", faults=faults) as gpu:
+        model = await gpu.load(proto)
+        for _ in range(4):
+            result = await gpu.run(model, {"image": x})
+            np.testing.assert_allclose(result["scores"], expected(proto, image=x)[0], rtol=1e-4, atol=1e-5)
+        assert gpu.generation == 2
+        await model.close()
+
+
+RESHAPED = model_of(
+    [node("Add", "shape one", "more"), node("Reshape", "x more", "r"), node("Neg", "r", "y")],
+    {"x": (FLOAT, ["N"]), "shape": (INT64, [2])},
+    {"y": (FLOAT, [None, None])},
+    {"one": np.array([1, 1])},
+)
+
+
+async def test_values_that_decide_over_dims_are_part_of_what_a_graph_is_made_for() -> None:
+    x = np.arange(12, dtype=np.float32)
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(RESHAPED)
+        for shape in ((2, 3), (1, 5), (2, 3)):
+            given = {"x": x, "shape": np.array(shape)}
+            wanted = -x.reshape(shape[0] + 1, shape[1] + 1)
+            np.testing.assert_array_equal((await gpu.run(model, given))["y"], wanted)
+        assert len(model._kept) == 2
+        ref = await gpu.upload(np.array([3, 2]))
+        np.testing.assert_array_equal((await gpu.run(model, {"x": x, "shape": ref}))["y"], -x.reshape(4, 3))
+        await gpu.free(ref)
+        await model.close()
+
+
+async def test_only_what_decides_is_computed_while_a_model_is_imported() -> None:
+    """The input of NonZero decides over dims, but the arithmetic on it is the engine's."""
+    proto = model_of(
+        [node("Exp", "x", "e"), node("NonZero", "x", "places")],
+        {"x": (FLOAT, [4])},
+        {"e": (FLOAT, [4]), "places": (INT64, None)},
+    )
+    x = np.array([0, 1, 0, 2], np.float32)
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(proto)
+        result = await gpu.run(model, {"x": x})
+        np.testing.assert_array_equal(result["places"], [[1, 3]])
+        np.testing.assert_allclose(result["e"], np.exp(x), rtol=1e-6)
+        (kept,) = model._kept.values()
+        assert list(kept.of.outputs) == ["e"]
+        assert list(kept.of.constants) == ["places"]
+        await model.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({}, "is an input that is missing"),
+        ({"image": np.zeros((1, 3, 8, 8), np.float32), "other": np.zeros(1)}, "is no input of the model"),
+        ({"image": np.zeros((1, 3, 8, 8))}, "is not the dtype of the input, which is float32"),
+        ({"image": np.zeros((1, 3, 8, 9), np.float32)}, "are not dims that it can have"),
+        ({"image": np.zeros((3, 8, 8), np.float32)}, "are not dims that it can have"),
+    ],
+)
+async def test_inputs_that_do_not_fit_are_refused(given: dict[str, Any], problem: str) -> None:
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(image_model())
+        with pytest.raises(InvalidRequest, match=problem):
+            await gpu.run(model, given)
+        assert await buffers(gpu) == 0
+
+
+async def test_dims_with_one_name_must_agree() -> None:
+    proto = model_of(
+        [node("Add", "a b", "y")], {"a": (FLOAT, ["N"]), "b": (FLOAT, ["N"])}, {"y": (FLOAT, ["N"])}
+    )
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(proto)
+        with pytest.raises(InvalidRequest, match="dims with one name must be equal"):
+            await gpu.run(model, {"a": np.zeros(3, np.float32), "b": np.zeros(1, np.float32)})
+
+
+async def test_a_model_belongs_to_its_service_until_it_is_closed() -> None:
+    async with spawn(device="cpu") as gpu, spawn(device="cpu") as other:
+        model = await gpu.load(image_model())
+        with pytest.raises(InvalidRequest, match="is not a model that this service loaded"):
+            await other.run(model, {"image": images(1)})
+        await model.close()
+        await model.close()
+        with pytest.raises(InvalidRequest, match="is closed"):
+            await gpu.run(model, {"image": images(1)})
+
+
+async def test_a_run_that_fails_leaves_nothing() -> None:
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(image_model())
+        ref = await gpu.upload(images(1))
+        await gpu.free(ref)
+        with pytest.raises(StaleBufferError):
+            await gpu.run(model, {"image": ref})
+        assert await buffers(gpu) == 5
+        await model.close()
+        assert await buffers(gpu) == 0
+
+
+async def test_all_nodes_that_cannot_be_run_are_named_before_anything_is_allocated() -> None:
+    proto = image_model(1)
+    proto.graph.node.extend(
+        [
+            node("ImageDecoder", "image", "one", name="first"),
+            node("Relu", "one", "two", name="behind"),
+            node("ImageDecoder", "two", "three", name="second"),
+        ]
+    )
+    async with spawn(device="cpu") as gpu:
+        with pytest.raises(UnsupportedModel, match="2 nodes") as raised:
+            await gpu.load(proto)
+        assert [text.partition(":")[0] for text in raised.value.nodes] == [
+            "node 'first' (ImageDecoder)",
+            "node 'second' (ImageDecoder)",
+        ]
+        assert await buffers(gpu) == 0
+
+
+async def test_the_explanation_names_the_nodes() -> None:
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(image_model(1))
+        text = str(await model.explain())
+        assert "conv_fwd at node 'conv1' (Conv)" in text
+        assert "matmul at node 'head' (Gemm)" in text
+        await model.close()
+
+
+async def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("cudnn_actor.onnx", "onnx"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    async with spawn(device="cpu") as gpu:
+        with pytest.raises(ImportError, match=r"models need the package onnx: pip install .*\[onnx\]"):
+            await gpu.load("model.onnx")

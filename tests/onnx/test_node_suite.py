@@ -1,0 +1,28 @@
+"""ONNX's own node suite, counted, and the page that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cudnn_actor.onnx import backend
+
+from .node_suite import Verdict, cases, counts, judged
+from .operators_page import PAGE, render
+
+
+@pytest.fixture(autouse=True)
+def the_shared_service_ends() -> Iterator[None]:
+    yield
+    backend.close()
+
+
+@pytest.mark.timeout(600)
+def test_every_case_is_right_or_refused_and_the_page_says_which() -> None:
+    outcomes = judged(cases())
+    assert [each for each in outcomes if each.verdict in (Verdict.WRONG, Verdict.ERROR)] == []
+    of = counts(outcomes)
+    assert of[False, Verdict.RIGHT] >= 900
+    assert of[True, Verdict.RIGHT] >= 360
+    assert PAGE.read_text() == render(outcomes), "run: python -m tests.onnx.operators_page"

@@ -1,0 +1,185 @@
+"""Wrong uses of a graph builder: each is an error that names the user's argument, at the user's line."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from cudnn_actor.protocol import (
+    GraphBuilder,
+    GraphLimits,
+    InvalidRequest,
+    MatMul,
+    MaxPool,
+    Numerics,
+    Tensor,
+    Window,
+)
+
+
+class Wrong(NamedTuple):
+    """A wrong use, and how its error's text begins."""
+
+    use: Callable[[GraphBuilder, Inputs], object]
+    text: str
+
+
+class Inputs:
+    """Inputs of a builder."""
+
+    def __init__(self, g: GraphBuilder) -> None:
+        self.x, self.w = g.input("x", (2, 8, 4, 4)), g.input("w", (8, 8, 3, 3))
+        self.v, self.m, self.i = g.input("v", (8,)), g.input("m", (4, 6)), g.input("i", (4, 6), "int32")
+        self.q, self.s = g.input("q", (1, 2, 8, 16)), g.input("s", (2,), "int64")
+        self.n = g.input("n", ())
+        self.other = GraphBuilder().input("x", (2, 8, 4, 4))
+
+
+SQUARES = Window.symmetric(2, 2)
+ANY: Any = None
+"""For what a type checker would refuse."""
+
+
+def anything(value: object) -> Any:
+    return value
+
+
+WRONG = [
+    # Tensors.
+    Wrong(lambda g, t: g.exp(t.other), "operands[0]=<x: float32 (2, 8, 4, 4)>: belongs to another builder"),
+    Wrong(lambda g, t: g.max_pool(anything(2.0), 2), "x=2.0: is a number where a tensor belongs"),
+    Wrong(lambda g, t: t.x @ anything(3), "b=3: is a number where a tensor belongs"),
+    Wrong(lambda g, t: np.ones((4, 4)) @ t.m, "a=ndarray of float64 (4, 4): is no tensor of this builder"),
+    Wrong(lambda g, t: g.transpose(anything("x")), "x='x': is no tensor of this builder"),
+    Wrong(lambda g, t: g.slice(anything(3), 0), "x=3: is a number"),
+    Wrong(lambda g, t: g.global_avg_pool(anything(3)), "x=3: is a number"),
+    Wrong(lambda g, t: g.batch_norm(t.x, ANY, t.v), "mean=None: is left out"),
+    Wrong(lambda g, t: g.layer_norm(t.m, anything(1.0)), "scale=1.0: is a number where a tensor belongs"),
+    # Numbers.
+    Wrong(lambda g, t: t.x + np.ones(4), "operand=ndarray of float64 (4,): is neither a tensor nor a number"),
+    Wrong(lambda g, t: t.x + 10**400, "operand=1000000"),
+    Wrong(lambda g, t: t.i + 2**70, "operand=1180591620717411303424: is beyond the range"),
+    Wrong(lambda g, t: g.where(t.m > 0, True, t.m), "operand=True: is a truth value, not a number"),
+    Wrong(lambda g, t: g.full((2,), anything("a")), "value='a': is neither a tensor nor a number"),
+    Wrong(lambda g, t: g.full((2,), float("nan"), "int32"), "value=nan: is no number of int32"),
+    Wrong(lambda g, t: g.full((2,), 300, "int8"), "value=300: is no number of int8"),
+    # Broadcasting.
+    Wrong(lambda g, t: t.x + t.v, "operands=(2, 8, 4, 4) and (8,): do not broadcast: dim -1 has the sizes 4"),
+    Wrong(lambda g, t: g.where(t.m > 0, t.v, 0.0), "operands=(4, 6) and (8,): do not broadcast"),
+    Wrong(lambda g, t: g.broadcast_to(t.x, (3,)), "dims=(3,): cannot be reached from dims (2, 8, 4, 4)"),
+    Wrong(lambda g, t: g.broadcast_to(t.x, anything(3)), "dims=3: must be a sequence of whole numbers"),
+    Wrong(lambda g, t: g.sum_to(t.x, anything(3)), "dims=3: must be a sequence of whole numbers"),
+    Wrong(lambda g, t: g.conv(t.x, t.w, bias=t.v[:3]), "bias=(3,): must have one value for each of the 8"),
+    # Parameters.
+    Wrong(lambda g, t: g.attention(t.q, t.q, t.q, window=anything(4)), "window=4: is not a pair"),
+    Wrong(lambda g, t: g.attention(t.q, t.q, t.q, window=(-1, 0)), "window=-1: must be a whole number"),
+    Wrong(lambda g, t: g.attention(t.q, t.q, t.q, alibi=anything(2)), "alibi=(2.0,): are not a finite"),
+    Wrong(lambda g, t: g.attention(t.q, t.q, t.q, causal=anything("no")), "causal='no': is not what Atten"),
+    Wrong(lambda g, t: g.attention(t.q, t.q, t.q, dropout=0.5), "state=None: is what dropout draws from"),
+    Wrong(lambda g, t: g.max_pool(t.m, 2), "x=(4, 6): has no spatial dims"),
+    Wrong(lambda g, t: g.max_pool(t.x, 2, pad=-1), "pad=(-1, -1): has a value that is not from 0"),
+    Wrong(lambda g, t: g.conv(t.m, t.w), "x=(4, 6): has no spatial dims"),
+    Wrong(lambda g, t: g.conv(t.x, t.m), "w=(4, 6): has another rank than x, of dims (2, 8, 4, 4)"),
+    Wrong(lambda g, t: g.elu(t.x, anything("a")), "alpha='a': is not what Pointwise takes; pass a number"),
+    Wrong(lambda g, t: g.celu(t.x, 0), "alpha=0.0: must be a finite number > 0"),
+    Wrong(lambda g, t: g.clip(t.x, anything(t.m)), "lower=<m: float32 (4, 6)>: is not what Pointwise takes"),
+    Wrong(lambda g, t: g.reduce(anything("summ"), t.x), "mode='summ': is not a member of ReductionMode; did"),
+    Wrong(lambda g, t: g.pointwise("rulu", t.x), "mode='rulu': is no pointwise mode; did you mean \"relu\"?"),
+    Wrong(lambda g, t: t.x.sum(9), "axis=9: is no dim of x, which has 4"),
+    Wrong(lambda g, t: t.x.sum(anything(1.0)), "axis=(1.0,): is not what Reduction takes"),
+    Wrong(lambda g, t: t.x.sum(0, keepdims=anything("no")), "keepdims='no': is not what Reduction takes"),
+    Wrong(
+        lambda g, t: g.argmax(t.x, anything(1.5)), "axis=1.5: is not what ArgReduction takes; pass a whole"
+    ),
+    Wrong(lambda g, t: g.pad(t.x, anything(1.5)), "widths=1.5: must be a whole number, or a pair"),
+    Wrong(lambda g, t: g.pad(t.x, [(1, 1)]), "widths=[(1, 1)]: must be a whole number, or a pair"),
+    Wrong(lambda g, t: g.pad(t.x, -1), "widths=(-1, -1, -1, -1): must not be negative"),
+    Wrong(lambda g, t: g.pad(t.x, 1, ANY), "value=None: is not what Pad takes"),
+    Wrong(lambda g, t: t.x.reshape(anything(2.5), -1), "dims=(2.5, -1): must be a sequence of whole numbers"),
+    Wrong(lambda g, t: t.x.transpose(anything("ab")), "axes=('a', 'b'): must be a sequence of whole numbers"),
+    Wrong(lambda g, t: t.x[::0], "index=slice(None, None, 0): has a step of 0"),
+    Wrong(lambda g, t: t.x[1.0:], "index=slice(1.0, None, None): is not a whole number"),
+    # Random numbers.
+    Wrong(lambda g, t: g.uniform((3,), t.s, 1, 0), "high=0.0: is below low, 1.0"),
+    Wrong(lambda g, t: g.randint((3,), t.s, 5, 1), "high=1: is not above low, 5"),
+    Wrong(lambda g, t: g.normal((3,), t.s, 0, -1), "std=-1.0: is below 0"),
+    Wrong(lambda g, t: g.uniform((3,), t.x), "state=<x: float32 (2, 8, 4, 4)>: is not a state"),
+    Wrong(lambda g, t: g.dropout(anything(3), 0.5, t.s), "x=3: is a number where a tensor belongs"),
+    Wrong(lambda g, t: g.advance(t.s, 2**70), "count=1180591620717411303424: must be a whole number"),
+    # Operations.
+    Wrong(lambda g, t: g.apply(MaxPool(x=t.x, window=SQUARES), also="index"), "also='index': is not a seq"),
+    Wrong(lambda g, t: g.apply(MaxPool(x=t.x, window=SQUARES), also=("i",)), "also='i': is not an output of"),
+    Wrong(lambda g, t: g.apply(MaxPool(x=t.x, window=SQUARES), like=anything(t.x)), "like=<x: float32 (2, 8"),
+    Wrong(lambda g, t: g.apply(MaxPool(x=t.x, window=anything(2))), "window=2: has type int, but MaxPool"),
+    Wrong(lambda g, t: g.apply(MaxPool(x=t.x, y=t.x, window=SQUARES)), "y=<x: float32 (2, 8, 4, 4)>: is not"),
+    Wrong(lambda g, t: g.apply(MatMul(a=t.m, b=t.m, numerics=Numerics())), "numerics=Numerics(tf32=False"),
+    Wrong(lambda g, t: g.apply(anything(MaxPool)), "operation=MaxPool: is not an operation"),
+    # Gradients.
+    Wrong(lambda g, t: g.grad(t.x * 2, t.x, anything(1.0)), "upstream=1.0: is a number where a tensor bel"),
+    Wrong(lambda g, t: g.grad((), t.x), "outputs=(): are none"),
+    Wrong(lambda g, t: g.grad(t.x * 2, anything("x")), "wrt='x': is no tensor of this builder"),
+    # Graphs.
+    Wrong(lambda g, t: GraphBuilder(limits=anything(5)), "limits=5: is of type int where a GraphLimits"),
+    Wrong(lambda g, t: GraphBuilder(anything(GraphLimits())), "numerics=GraphLimits(operations=10000,"),
+    Wrong(lambda g, t: g.build(anything(t.x)), "outputs=<x: float32 (2, 8, 4, 4)>: is not a mapping"),
+    Wrong(lambda g, t: g.build({"y": t.x}, y=t.x), "y=<x: float32 (2, 8, 4, 4)>: is given twice"),
+    Wrong(lambda g, t: g.build(y=anything((t.x, t.x))), "y=(<x: float32 (2, 8, 4, 4)>, <x: float32 (2, 8,"),
+    Wrong(lambda g, t: g.build(y=t.x, updates=anything([t.x])), "updates=[<x: float32 (2, 8, 4, 4)>]: is"),
+    Wrong(lambda g, t: g.build(y=t.x, updates={"vv": t.v}), "updates='vv': is no input; did you mean \"v\"?"),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.text.partition(":")[0])
+def test_a_wrong_use_names_the_argument(wrong: Wrong) -> None:
+    g = GraphBuilder()
+    inputs = Inputs(g)
+    with pytest.raises(InvalidRequest) as caught:
+        wrong.use(g, inputs)
+    assert str(caught.value).startswith(wrong.text)
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert files.index(__file__) == 0
+    assert files.count(__file__) == 2, "the traceback has the user's line"
+
+
+class TestSequences:
+    """What Python and NumPy do with sequences."""
+
+    g = GraphBuilder()
+    x, n = g.input("x", (3, 2)), g.input("n", ())
+
+    def test_length_and_iteration_are_numpys(self) -> None:
+        assert len(self.x) == 3
+        assert [row.dims for row in self.x] == [(2,)] * 3
+        first, *_ = self.x
+        assert first.dims == self.x[0].dims
+
+    @pytest.mark.parametrize("of", [len, iter, list])
+    def test_a_tensor_without_dims_has_none(self, of: Callable[[Tensor], object]) -> None:
+        with pytest.raises(TypeError, match="without dims"):
+            of(self.n)
+
+    def test_numpy_reads_no_elements(self) -> None:
+        before = len(self.g._operations)
+        for use in (np.asarray, np.sum, lambda x: np.concatenate([x, x]), lambda x: np.where(x, 1, 2)):
+            with pytest.raises(TypeError, match="of a graph"):
+                use(self.x)
+        assert len(self.g._operations) == before
+
+    def test_whole_numbers_of_numpy_are_whole_numbers(self) -> None:
+        one: Any = np.int64(1)
+        assert self.x[one].dims == (2,)
+        assert self.x[one:, :one].dims == (2, 1)
+        assert self.x.sum(one).dims == (3,)
+        assert self.x.reshape(one * 6).dims == (6,)
+        assert self.x.transpose(one, 0).dims == (2, 3)
+
+
+def test_minus_zero_is_a_number_of_its_own() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (1,))
+    values = [t.value for t in g.build(y=x * 0.0, z=x * -0.0).body.tensors if t.value is not None]
+    assert [str(value) for value in values] == ["0.0", "-0.0"]
