@@ -3,8 +3,8 @@
     python -m benchmarks.movement --out benchmarks/results
 
 Needs a GPU, not PyTorch. Each plan is the one that a service would use, checked, and timed as a captured CUDA
-graph. The plain copy is the driver's, and reads and writes as many bytes together as the operation. Tensors are
-larger than the caches.
+graph. The plain copy is the driver's; it reads and writes as many bytes together as the operation. Tensors
+are larger than the caches.
 """
 
 from __future__ import annotations
