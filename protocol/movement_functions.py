@@ -19,6 +19,7 @@ from cudnn_actor.protocol.operations import (
     Concat,
     Pad,
     PadMode,
+    Pointwise,
     PointwiseMode,
     Reduction,
     ReductionMode,
@@ -118,6 +119,14 @@ class MovementFunctions(Recorder):
     def astype(self, x: Tensor, dtype: DTypeLike) -> Tensor:
         """x rounded to another type: integers saturate, and NaN becomes 0."""
         return self._converted(x, dtype, kept=True)
+
+    def wrap(self, x: Tensor, dtype: DTypeLike) -> Tensor:
+        """Integers in another integer dtype, which keeps their lowest bits: they do not saturate."""
+        wide = self._converted(x, DType.INT64, kept=True)
+        made = self._result(Pointwise(mode=PointwiseMode.BITWISE_OR, operands=(wide, wide)))
+        spec = TensorSpec.packed(x.dims, dtype, made._made.spec.layout)
+        self._tensors[made.number] = made._made._replace(spec=spec, kept=True)
+        return made
 
     # Broadcasting.
 

@@ -223,7 +223,7 @@ _pieces = st.builds(
     steps=_texts,
     plan=st.text(),
     why=_texts,
-    measured=st.none() | st.builds(Measured, heuristic_us=NUMBERS, tuned_us=NUMBERS, tried=COUNTS),
+    measured=st.none() | st.builds(Measured, heuristic_us=NUMBERS, tuned_us=NUMBERS, timed=COUNTS),
 )
 _scratch = st.builds(
     ScratchTensor, label=st.text(), **dict.fromkeys(["nbytes", "offset", "first", "last"], COUNTS)
