@@ -45,11 +45,16 @@ from cudnn_actor.protocol.messages import Travelling
 from cudnn_actor.protocol.operations import (
     OPERATIONS,
     AdaptiveWindow,
+    Coordinates,
+    NearestRounding,
     Operation,
     Pointwise,
     PointwiseMode,
     RandomIntegers,
     ReductionMode,
+    Resample,
+    ResampleBackward,
+    ResampleMode,
     ScatterReduction,
     Window,
 )
@@ -137,6 +142,11 @@ _ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
     **dict.fromkeys(("momentum", "alpha", "beta", "bias"), NUMBERS),
     "unbiased": st.booleans(),
     "reduction": st.sampled_from(ScatterReduction),
+    **dict.fromkeys(("scales", "roi"), st.none() | st.lists(NUMBERS, max_size=3).map(tuple)),
+    "coordinates": st.sampled_from(Coordinates),
+    "rounding": st.sampled_from(NearestRounding),
+    **dict.fromkeys(("cubic_coefficient", "extrapolation"), NUMBERS),
+    **dict.fromkeys(("exclude_outside", "antialias"), st.booleans()),
     "axes": st.lists(st.integers(-8, 7), max_size=3).map(tuple),
     **{name: st.booleans() for name in ("keep_dims", "exclusive", "reverse", "log", "largest", "in_order")},
 }
@@ -145,7 +155,8 @@ _SEVERAL = {"operands": st.lists(refs, min_size=1, max_size=3).map(tuple)}
 
 def operations(kind: type[Operation[BufferRef]]) -> st.SearchStrategy[Operation[BufferRef]]:
     """Messages of an operation's class, with and without its optional operands."""
-    modes = PointwiseMode if issubclass(kind, Pointwise) else ReductionMode
+    modes: Any = PointwiseMode if issubclass(kind, Pointwise) else ReductionMode
+    modes = ResampleMode if issubclass(kind, Resample | ResampleBackward) else modes
     attributes = _ATTRIBUTES | {"mode": st.sampled_from(modes)}
     if issubclass(kind, RandomIntegers):
         attributes |= {name: st.integers(-(2**63), 2**64 - 1) for name in ("low", "high")}
