@@ -14,9 +14,7 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
     Reduction,
     ReductionMode,
-    TopK,
 )
-from cudnn_actor.protocol.operations.base import axis_of
 
 __all__ = ["Functions"]
 
@@ -230,22 +228,3 @@ class Functions(Recorder):
 
     def _running(self, mode: ReductionMode, x: Tensor, axis: int, exclusive: bool, reverse: bool) -> Tensor:
         return self._result(Cumulative(x=x, mode=mode, axis=axis, exclusive=exclusive, reverse=reverse))
-
-    # In order.
-
-    def top_k(self, x: Tensor, k: int, axis: int = -1, *, largest: bool = True, in_order: bool = True) -> Any:
-        """The k largest or smallest elements along a dim and their places, a named tuple: see `TopK`."""
-        return self.apply(TopK(x=x, k=k, axis=axis, largest=largest, in_order=in_order), also=("indices",))
-
-    def sort(self, x: Tensor, axis: int = -1, *, descending: bool = False) -> Tensor:
-        """The elements along a dim in order; NaN is larger than any number."""
-        return self._result(TopK(x=x, k=self._size(x, axis), axis=axis, largest=descending))
-
-    def argsort(self, x: Tensor, axis: int = -1, *, descending: bool = False) -> Tensor:
-        """The places, int64, of the elements along a dim in order; of equal ones, the lower place first."""
-        found: Tensor = self.top_k(x, self._size(x, axis), axis, largest=descending).indices
-        return found
-
-    @staticmethod
-    def _size(x: Tensor, axis: int) -> int:
-        return x.dims[axis_of("axis", axis, x.rank)]

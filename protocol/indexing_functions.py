@@ -1,4 +1,4 @@
-"""The functions of a `GraphBuilder` that read and write at places that indices name."""
+"""The functions of a `GraphBuilder` that read and write at places that indices name, and that sort."""
 
 from __future__ import annotations
 
@@ -14,13 +14,36 @@ from cudnn_actor.protocol.operations import (
     ScatterElements,
     ScatterND,
     ScatterReduction,
+    TopK,
 )
+from cudnn_actor.protocol.operations.base import axis_of
 
 __all__ = ["IndexingFunctions"]
 
 
 class IndexingFunctions(MovementFunctions):
     """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together."""
+
+    # In order.
+
+    def top_k(self, x: Tensor, k: int, axis: int = -1, *, largest: bool = True, in_order: bool = True) -> Any:
+        """The k largest or smallest elements along a dim and their places, a named tuple: see `TopK`."""
+        return self.apply(TopK(x=x, k=k, axis=axis, largest=largest, in_order=in_order), also=("indices",))
+
+    def sort(self, x: Tensor, axis: int = -1, *, descending: bool = False) -> Tensor:
+        """The elements along a dim in order; NaN is larger than any number."""
+        return self._result(TopK(x=x, k=self._size(x, axis), axis=axis, largest=descending))
+
+    def argsort(self, x: Tensor, axis: int = -1, *, descending: bool = False) -> Tensor:
+        """The places, int64, of the elements along a dim in order; of equal ones, the lower place first."""
+        found: Tensor = self.top_k(x, self._size(x, axis), axis, largest=descending).indices
+        return found
+
+    @staticmethod
+    def _size(x: Tensor, axis: int) -> int:
+        return x.dims[axis_of("axis", axis, x.rank)]
+
+    # Reads and writes at places that indices name.
 
     def take(self, x: Tensor, indices: Tensor, axis: int | None = None, *, batch_dims: int = 0) -> Tensor:
         """Slices of x along a dim, those that indices name; without one, elements of all: see `Gather`."""

@@ -22,7 +22,7 @@ from cudnn_actor.models.model import Feature, NeedsValues, Specialised
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.control import CONTROL
 from cudnn_actor.onnx.expanding import body_of, has_body
-from cudnn_actor.onnx.folding import fold, too_large
+from cudnn_actor.onnx.folding import fold
 from cudnn_actor.onnx.nodes import Node, Schema, schema_of
 from cudnn_actor.onnx.reading import (
     ModelFile,
@@ -34,7 +34,8 @@ from cudnn_actor.onnx.reading import (
     read,
     versions,
 )
-from cudnn_actor.onnx.values import Declined, Empty, Undecided, Value
+from cudnn_actor.onnx.sizes import too_large
+from cudnn_actor.onnx.values import Declined, Empty, Refused, Undecided, Value
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
@@ -281,51 +282,58 @@ class _Import:
             proto.CopyFrom(node)
             del proto.attribute[:]
             proto.attribute.extend(attributes.values())
-        view = Node(proto, schema, inputs, attributes, g=self._g, weight=self._weight)
+        view = Node(proto, schema, inputs, attributes, opsets=place.opsets, g=self._g, weight=self._weight)
         if (domain, node.op_type) in CONTROL:
             inner = replace(place, label=place.label or label_of(node), depth=place.depth + 1)
             return CONTROL[domain, node.op_type](view, _Inline(self, inner))
-        if self._folds(view, inputs):
-            try:
-                arrays = fold(proto, [None if v is None else v.array for v in inputs], place.opsets)
-            except Declined:
-                if operators.handler_of(domain, node.op_type, schema.since_version) is None:
-                    raise
-            else:
-                return [None if a is None else self._constant(a, fixed=True) for a in arrays]
-        declined: Declined | InvalidRequest | None = None
-        handler = operators.handler_of(domain, node.op_type, schema.since_version)
-        if handler is not None:
-            self._g.place = label
-            try:
-                return self._handled(handler, view, inputs, place)
-            except Empty:  # then nothing is computed but what follows from dims and axes
-                view.looked = True
-                arrays = fold(proto, [None if v is None else v.array for v in inputs], place.opsets)
-                return [
-                    None if a is None else self._constant(a, fixed=all(v is None or v.fixed for v in inputs))
-                    for a in arrays
-                ]
-            except (Declined, InvalidRequest) as error:
-                declined = error
-        body = body_of(proto, schema, inputs, place.opsets.get("", 1)) if has_body(schema) else None
-        if body is None:
-            raise declined or Declined(_NO_WAY)
-        return self._expanded(body, {**_defaults(schema), **attributes}, inputs, place, label)
+        found = self._folded(view, place)
+        if found is None:
+            found = self._added(view, place, label)
+        if found is None:
+            body = body_of(proto, schema, inputs, place.opsets.get("", 1))
+            if body is None:
+                raise Declined(_NO_WAY)
+            return self._expanded(body, {**_defaults(schema), **attributes}, inputs, place, label)
+        return found
 
-    @staticmethod
-    def _folds(view: Node, inputs: Sequence[Value | None]) -> bool:
+    def _folded(self, view: Node, place: _Place) -> Sequence[Value | None] | None:
+        """The results of a node that has constants only; None if it has not."""
         if view.schema.node_determinism == defs.OpSchema.NodeDeterminism.NonDeterministic:
-            return False
-        return all(value is None or value.fixed for value in inputs) and not too_large(view)
+            return None
+        if not all(value is None or value.fixed for value in view.inputs) or too_large(view):
+            return None
+        try:
+            return self._constants(view, place, fixed=True)
+        except Declined:
+            if operators.handler_of(_domain(view.proto), view.op, view.version) is None:
+                raise
+            return None
 
-    def _handled(
-        self,
-        handler: operators.Handler,
-        view: Node,
-        inputs: Sequence[Value | None],
-        place: _Place,
-    ) -> Sequence[Value | None]:
+    def _constants(self, view: Node, place: _Place, *, fixed: bool) -> Sequence[Value | None]:
+        """A node's results, computed now."""
+        given = [None if value is None else value.array for value in view.inputs]
+        arrays = fold(view.proto, given, place.opsets)
+        return [None if each is None else self._constant(each, fixed=fixed) for each in arrays]
+
+    def _added(self, view: Node, place: _Place, label: str) -> Sequence[Value | None] | None:
+        """The results of a node that its handler added; None if the operator's function is to be tried."""
+        handler = operators.handler_of(_domain(view.proto), view.op, view.version)
+        if handler is None:
+            return None
+        self._g.place = label
+        try:
+            return self._handled(handler, view, place)
+        except Empty:  # then nothing is computed but what follows from dims and axes
+            return self._constants(view, place, fixed=all(v is None or v.fixed for v in view.inputs))
+        except Refused:
+            raise
+        except (Declined, InvalidRequest):
+            if not has_body(view.schema):
+                raise
+            return None
+
+    def _handled(self, handler: operators.Handler, view: Node, place: _Place) -> Sequence[Value | None]:
+        inputs = view.inputs
         results = handler(view, self._g)
         found = results if isinstance(results, tuple) else (results,)
         origins = frozenset().union(*(value.origins for value in inputs if value is not None))
@@ -366,7 +374,7 @@ class _Import:
     ) -> Sequence[Value | _Unknown | None]:
         """A node by the function that defines it."""
         if place.depth >= _DEEPEST:
-            raise InvalidModel(where=label, problem="is a function that contains itself")
+            raise InvalidModel(where=label, problem=f"lies in {_DEEPEST} functions, one in the other")
         defaults = {each.name: each for each in function.attribute_proto}
         names: Scope = dict.fromkeys(function.input)
         names.update(zip(function.input, inputs, strict=False))

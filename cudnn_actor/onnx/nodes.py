@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import defs
 
+from cudnn_actor.onnx.folding import fold
 from cudnn_actor.onnx.values import Declined, Value
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
@@ -44,6 +45,8 @@ class Node:
         Its inputs in order; None for those left out.
     attributes
         The attributes that it was given.
+    opsets
+        The versions of the domains.
     g
         The builder of the graph.
     weight
@@ -57,9 +60,11 @@ class Node:
         inputs: Sequence[Value | None],
         attributes: Mapping[str, onnx.AttributeProto],
         *,
+        opsets: Mapping[str, int],
         g: GraphBuilder,
         weight: Callable[[np.ndarray], Tensor],
     ) -> None:
+        self._opsets = opsets
         self.proto, self.schema, self.g, self.weight = proto, schema, g, weight
         self.inputs = list(inputs)
         self._attributes = attributes
@@ -93,6 +98,8 @@ class Node:
         value = onnx.helper.get_attribute_value(given)
         if isinstance(value, bytes):
             return value.decode("utf-8", "replace")
+        if given.type == onnx.AttributeProto.STRINGS:
+            return tuple(each.decode("utf-8", "replace") for each in value)
         if given.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS):
             return tuple(value)
         return value
@@ -155,6 +162,10 @@ class Node:
     def constant_or_none(self, number: int) -> np.ndarray | None:
         """As `constant`; None if the input was left out."""
         return self.constant(number) if self.has(number) else None
+
+    def folded(self) -> tuple[np.ndarray | None, ...]:
+        """The results, computed now; each input decides."""
+        return fold(self.proto, [self.constant_or_none(n) for n in range(len(self.inputs))], self._opsets)
 
     def ints(self, number: int) -> tuple[int, ...]:
         """The elements of an input that decides, as whole numbers."""

@@ -10,13 +10,17 @@ import numpy as np
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import Tensor
 
-__all__ = ["Declined", "Empty", "Undecided", "Value"]
+__all__ = ["Declined", "Empty", "Refused", "Undecided", "Value"]
 
 _NOTHING: frozenset[str] = frozenset()
 
 
 class Declined(Exception):
     """Raised by a handler that cannot run a node. Its text is the reason, for people."""
+
+
+class Refused(Declined):
+    """Raised by a handler for a node that the function which defines its operator must not run, either."""
 
 
 class Empty(Exception):

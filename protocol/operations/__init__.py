@@ -38,7 +38,17 @@ from cudnn_actor.protocol.operations.indexing import (
     ScatterReduction,
 )
 from cudnn_actor.protocol.operations.matmul import MatMul
-from cudnn_actor.protocol.operations.movement import Concat, Movement, Pad, Placed, Reshape, Slice, Transpose
+from cudnn_actor.protocol.operations.movement import (
+    BorderPad,
+    Concat,
+    Movement,
+    Pad,
+    PadMode,
+    Placed,
+    Reshape,
+    Slice,
+    Transpose,
+)
 from cudnn_actor.protocol.operations.normalization import (
     LayerNorm,
     LayerNormBackward,
@@ -89,6 +99,7 @@ __all__ = [
     "BatchNorm",
     "BatchNormBackward",
     "BatchNormTraining",
+    "BorderPad",
     "ChannelNorm",
     "Concat",
     "Convolution",
@@ -122,6 +133,7 @@ __all__ = [
     "Node",
     "Operation",
     "Pad",
+    "PadMode",
     "Placed",
     "Pointwise",
     "PointwiseMode",
@@ -184,6 +196,7 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     Transpose,
     Slice,
     Pad,
+    BorderPad,
     Concat,
     Reduction,
     ArgReduction,

@@ -8,6 +8,7 @@ import pytest
 
 from cudnn_actor.engines.base import Engine
 
+from . import host_cuda
 from .devices import ENGINES, EngineFactory, factory, why_not
 from .workbench import Workbench, workbench
 
@@ -25,6 +26,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         why = why_not(str(item.callspec.params.get("new_engine", "cpu")))
         if why is not None:
             pytest.skip(why)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels_have_a_place(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """For those that are compiled for the host."""
+    host_cuda.PATHS[:] = [tmp_path_factory]
 
 
 @pytest.fixture(

@@ -121,6 +121,8 @@ IN_LINES = {
     "single": by_hand((3, 4, 1, 1), Layout.NCHW, (2, 3)),
     "masked": masked((6, 33), 1),
     "masked columns": masked((4, 6, 33), 1, log=True),
+    "taller columns": masked((2, 70, 33), 1),
+    "tallest columns": masked((2, 300, 33), 1),
 }
 
 
@@ -196,6 +198,16 @@ def in_place() -> Graph:
     return g.build(updates={"x": g.instance_norm(x * 2.0, scale, epsilon=1.0) + x}, old=g.relu(x))
 
 
+def gradients_in_place() -> Graph:
+    """What is read in the passes of both sums is overwritten."""
+    g = GraphBuilder()
+    x, dy, scale = g.input("x", (2, 4, 5, 6)), g.input("dy", (2, 4, 5, 6)), g.input("scale", (4,))
+    mean, inverse = g.input("mean", (2, 4)), g.input("inverse", (2, 4))
+    norm = InstanceNormBackward(dy=dy, x=x, mean=mean, inverse_deviation=inverse, scale=scale)
+    found = g.apply(norm, also=("dscale",))
+    return g.build(dscale=found.dscale, updates={"dy": found.dx * 0.5})
+
+
 def rows(dims: tuple[int, ...]) -> Graph:
     """A few long rows, which a kernel over lines would not share well."""
     g = GraphBuilder()
@@ -221,5 +233,6 @@ NORMS = {
     "running cut": running((2, 4, 65, 64)),
     "inference": inference(),
     "in place": in_place(),
+    "gradients in place": gradients_in_place(),
     "rows": rows((2, 40000)),
 }

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import math
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -29,7 +29,9 @@ from cudnn_actor.engines.cuda.plans.kernels import PREAMBLE as DEVICE_PREAMBLE
 from cudnn_actor.protocol import GraphTensor, TensorSpec
 from cudnn_actor.protocol.operations import Operation
 
-__all__ = ["CUPY", "PREAMBLE", "compile_together", "defined", "launched", "library", "use"]
+from ..once import once
+
+__all__ = ["CUPY", "PATHS", "PREAMBLE", "compile_together", "defined", "launched", "library", "use"]
 
 _DEVICE = r"""
 #include <cmath>
@@ -155,26 +157,31 @@ PREAMBLE = (
 )
 """What kernels begin with, with other functions in the place of a GPU's assembly."""
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
-_OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
+_OPTIONS = ("-std=c++17", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
 _APART = "-fno-gnu-unique"
 """Else libraries share what a kernel has as shared memory."""
+PATHS: list[pytest.TempPathFactory] = []
+"""Of this process; the folder's `conftest` puts it here."""
 _made: dict[str, tuple[ctypes.CDLL, int]] = {}
 """Of each source that was compiled: the library, and its number there."""
 
 
 def library(code: str) -> ctypes.CDLL:
-    """Some C++, with what CUDA has besides. Skips the test if there is no compiler."""
+    """Some C++, with what CUDA has besides. Skips the test if there is no compiler.
+
+    It is compiled once in a run of pytest, whichever of its processes needs it first.
+    """
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
-    folder = Path(tempfile.mkdtemp(prefix="cudnn-actor-kernels-"))
-    try:
+
+    def make(folder: Path) -> None:
         (folder / "kernels.cpp").write_text(_DEVICE + code)
         command = [compiler, *_OPTIONS, _APART, "-w", "kernels.cpp", "-o", "kernels.so"]
         subprocess.run(command, cwd=folder, check=True, timeout=300)
-        return ctypes.CDLL(str(folder / "kernels.so"))
-    finally:
-        shutil.rmtree(folder)
+
+    name = hashlib.sha256(code.encode()).hexdigest()[:24]
+    return ctypes.CDLL(str(once(PATHS[0], f"kernels-{name}", make) / "kernels.so"))
 
 
 def compile_together(sources: Iterable[str]) -> None:

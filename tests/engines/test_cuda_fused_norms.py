@@ -77,4 +77,4 @@ def test_lines_are_cut_where_they_are_few_and_long() -> None:
         *(name for name in GRAPHS if name.endswith("cut")),
         "rows",
     }
-    assert counts["instance gradients"] == counts["row gradients"] == 2
+    assert counts["instance gradients"] == counts["row gradients"] == counts["gradients in place"] == 2

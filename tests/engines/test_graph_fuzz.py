@@ -378,8 +378,9 @@ def test_other_mistakes_are_noticed(execute: Any, least: int, words: str) -> Non
 def test_what_is_shown_runs_and_is_a_graph_in_json() -> None:
     change = of(Softmax, attribute("log", lambda on: not on))
     engine = opened(SinglePrecision(change))
-    number = next(n for n, program in enumerate(programs()) if _is_changed(program, change))
-    text = fuzz_graphs(engine, SEED, [number]).failures[number]
+    numbers = (number for number, program in enumerate(programs()) if _is_changed(program, change))
+    found = (fuzz_graphs(engine, SEED, [number]).failures for number in numbers)
+    (text,) = next(filter(None, found)).values()  # not every change can be seen in the results
     lines = [line.strip() for line in text.splitlines()]
     names: dict[str, Any] = {}
     exec("\n".join(line[4:] for line in text.splitlines() if line.startswith("    ")), names)

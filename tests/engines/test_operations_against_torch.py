@@ -45,6 +45,7 @@ from cudnn_actor.protocol import (
     SoftmaxBackward,
     TensorSpec,
     Window,
+    alibi_slopes,
 )
 
 from .differences import gradients
@@ -302,6 +303,46 @@ def test_attention(bench: Workbench, causal: bool, biased: bool, groups: int) ->
     close(bench, {"y": y, **outputs}, {"y": wanted, **{f"d{name}": t.grad for name, t in leaves.items()}})
 
 
+SEEN: dict[str, dict[str, Any]] = {
+    "window": {"window_left": 2, "window_right": 4},
+    "causal window": {"window_left": 3, "causal": True},
+    "alibi": {"slopes": alibi_slopes(4)},
+    "other slopes in a window": {"slopes": (0.3, 0.0, -0.1, 1.0), "window_left": 5},
+    "lengths": {},
+}
+
+
+def mask_of(options: Mapping[str, Any], rows: int, columns: int) -> Any:
+    """What PyTorch adds to the scores in the place of windows and slopes."""
+    apart = torch.arange(columns) - torch.arange(rows)[:, None]
+    right = 0 if options.get("causal") else options.get("window_right", columns)
+    seen = (apart <= right) & (-apart <= options.get("window_left", rows))
+    slopes = torch.tensor(options.get("slopes", (0.0,)), dtype=torch.float64)[:, None, None]
+    return torch.where(seen, -slopes * apart.abs(), -math.inf)
+
+
+@pytest.mark.parametrize("options", SEEN.values(), ids=SEEN)
+def test_attention_to_what_is_seen(bench: Workbench, options: dict[str, Any]) -> None:
+    of_q, of_k = (2, 4, 9, 8), (2, 2, 11, 8)
+    q, k, v = leaf(of_q, 0), leaf(of_k, 1), leaf(of_k, 2)
+    mask, lengths = mask_of(options, 9, 11)[None], {}
+    if not options:
+        given = {"lengths_kv": np.array([4, 11], np.int32)}
+        mask = torch.where(torch.arange(11) < torch.tensor([4, 11])[:, None, None, None], 0.0, -math.inf)
+        lengths = {name: place(bench, array) for name, array in given.items()}
+    wanted = F.scaled_dot_product_attention(q, k, v, mask.to(torch.float64), enable_gqa=True)
+    dy = normal(of_q, DType.FLOAT64, 4)
+    wanted.backward(torch.from_numpy(dy))
+    leaves = {"q": q, "k": k, "v": v}
+    refs: dict[str, Any] = {name: place(bench, t.detach().numpy()) for name, t in leaves.items()}
+    common: Any = {**refs, **lengths, **options}
+    y, statistics = empty(bench, of_q), empty(bench, (*of_q[:3], 1))
+    bench.run(Attention(**common, y=y, statistics=statistics))
+    outputs: dict[str, Any] = {f"d{name}": empty(bench, ref.spec.dims) for name, ref in refs.items()}
+    bench.run(AttentionBackward(**common, dy=place(bench, dy), y=y, statistics=statistics, **outputs))
+    close(bench, {"y": y, **outputs}, {"y": wanted, **{f"d{name}": t.grad for name, t in leaves.items()}})
+
+
 @pytest.mark.parametrize(
     ("of_a", "of_b"),
     [((5, 7), (7, 3)), ((2, 3, 5, 7), (7, 4)), ((5, 7), (3, 7, 4)), ((2, 1, 5, 7), (3, 7, 4))],
@@ -441,6 +482,118 @@ def test_gradients(name: str, special: bool) -> None:
     (wanted,) = torch.autograd.grad((once * weights_of(once)).sum(), x)
     _, found = gradients(twice, ours)
     np.testing.assert_allclose(found["x"], wanted.numpy(), rtol=1e-10, atol=1e-11)
+
+
+def block(g: GraphBuilder, x: Any) -> Any:
+    """A transformer's, with weights that are parts of x."""
+    rows = g.layer_norm(x, x[0, 0, 0], x[1, 0, 0])
+    seen = x + g.attention(rows, rows, rows, window=(3, 0), alibi=True)
+    inner = g.gelu(g.matmul(g.rms_norm(seen), x[0, 0]))
+    return seen + g.matmul(inner, x[0, 1]) * 0.1
+
+
+def block_in_torch(x: Any) -> Any:
+    rows = F.layer_norm(x, (8,), x[0, 0, 0], x[1, 0, 0])
+    mask = mask_of({"window_left": 3, "causal": True, "slopes": alibi_slopes(4)}, 8, 8)
+    seen = x + F.scaled_dot_product_attention(rows, rows, rows, mask)
+    inner = F.gelu(F.rms_norm(seen, (8,), eps=1e-5) @ x[0, 0])
+    return seen + inner @ x[0, 1] * 0.1
+
+
+NETWORKS: dict[str, tuple[Any, Any]] = {
+    "conv, bias, relu, max pool": (
+        lambda g, x: g.max_pool(
+            g.relu(g.conv(x, x[:, :, :3, :3], pad=1, bias=x[0, 0, 0, :2])), 3, stride=2, pad=1
+        ),
+        lambda x: F.max_pool2d(F.relu(F.conv2d(x, x[:, :, :3, :3], x[0, 0, 0, :2], padding=1)), 3, 2, 1),
+    ),
+    "depthwise conv": (
+        lambda g, x: g.conv(x, x[0, :, :3, :3].reshape(4, 1, 3, 3), pad=1, stride=2, groups=4),
+        lambda x: F.conv2d(x, x[0, :, :3, :3].reshape(4, 1, 3, 3), padding=1, stride=2, groups=4),
+    ),
+    "average pool": (
+        lambda g, x: g.avg_pool(g.square(x), 3, stride=2, pad=1, include_padding=True),
+        lambda x: F.avg_pool2d(x.square(), 3, 2, 1),
+    ),
+    "lp pool": (
+        lambda g, x: g.lp_pool(g.square(x) + 0.1, 2, 3.0),
+        lambda x: F.lp_pool2d(x.square() + 0.1, 3, 2),
+    ),
+    "adaptive pools": (
+        lambda g, x: g.adaptive_avg_pool(x, 3) * g.adaptive_max_pool(x, 3),
+        lambda x: F.adaptive_avg_pool2d(x, 3) * F.adaptive_max_pool2d(x, 3),
+    ),
+    "layer norm": (
+        lambda g, x: g.layer_norm(x, x[0, 0], x[1, 0], axis=-2),
+        lambda x: F.layer_norm(x, (8, 8), x[0, 0], x[1, 0]),
+    ),
+    "rms norm": (
+        lambda g, x: g.rms_norm(x, x[0, 0, 0]),
+        lambda x: F.rms_norm(x, (8,), x[0, 0, 0], 1e-5),
+    ),
+    "group norm": (
+        lambda g, x: g.group_norm(x, 2, x[0, 0, 0, :4], x[0, 0, 1, :4]),
+        lambda x: F.group_norm(x, 2, x[0, 0, 0, :4], x[0, 0, 1, :4]),
+    ),
+    "instance norm": (
+        lambda g, x: g.instance_norm(x, x[0, 0, 0, :4], x[0, 0, 1, :4]),
+        lambda x: F.instance_norm(x, weight=x[0, 0, 0, :4], bias=x[0, 0, 1, :4]),
+    ),
+    "batch norm": (
+        lambda g, x: g.apply(BatchNormTraining(x=x, scale=x[0, 0, 0, :4], bias=x[0, 0, 1, :4])),
+        lambda x: F.batch_norm(x, None, None, x[0, 0, 0, :4], x[0, 0, 1, :4], training=True),
+    ),
+    "batch norm for inference": (
+        lambda g, x: g.batch_norm(x, x[0, 0, 0, :4], g.square(x[0, 1, 0, :4]), x[0, 2, 0, :4]),
+        lambda x: (
+            (x - x[0, 0, 0, :4, None, None])
+            / (x[0, 1, 0, :4, None, None].square() + 1e-5).sqrt()
+            * x[0, 2, 0, :4, None, None]
+        ),
+    ),
+    "local response norm": (
+        lambda g, x: g.local_response_norm(x, 3, alpha=0.5, beta=0.6, bias=1.5),
+        lambda x: F.local_response_norm(x, 3, 0.5, 0.6, 1.5),
+    ),
+    "attention of groups": (
+        lambda g, x: g.attention(x, x[:, :2], x[:, 2:], scale=0.3, causal=True),
+        lambda x: F.scaled_dot_product_attention(
+            x, x[:, :2], x[:, 2:], is_causal=True, scale=0.3, enable_gqa=True
+        ),
+    ),
+    "attention with a bias": (
+        lambda g, x: g.attention(x, x, x[:, :, :, :5], bias=x[:1]),
+        lambda x: F.scaled_dot_product_attention(x, x, x[:, :, :, :5], x[:1]),
+    ),
+    "cross entropy": (
+        lambda g, x: g.sum(g.log_softmax(x, 1)[:, 2]) * -1.0,
+        lambda x: x.log_softmax(1)[:, 2].sum() * -1,
+    ),
+    "norm by hand": (
+        lambda g, x: (
+            (x - g.mean(x, 1, keepdims=True))
+            / g.sqrt(g.mean(g.square(x - g.mean(x, 1, keepdims=True)), 1, keepdims=True) + 1e-5)
+        ),
+        lambda x: (x - x.mean(1, keepdim=True)) / (x.var(1, correction=0, keepdim=True) + 1e-5).sqrt(),
+    ),
+    "products": (
+        lambda g, x: g.matmul(g.matmul(x, x[:1, :1].transpose(0, 1, 3, 2)), x[0, 0]),
+        lambda x: x @ x[:1, :1].transpose(2, 3) @ x[0, 0],
+    ),
+    "a transformer's block": (block, block_in_torch),
+}
+"""The same of what needs an image, here and in PyTorch."""
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_of_networks(name: str) -> None:
+    of_ours, of_theirs = NETWORKS[name]
+    given = normal((2, 4, 8, 8), DType.FLOAT64, 6)
+    x = torch.from_numpy(given).requires_grad_()
+    y = of_theirs(x)
+    y.backward(weights_of(y))
+    _, found = gradients(of_ours, {"x": given})
+    np.testing.assert_allclose(found["x"], x.grad.numpy(), rtol=1e-9, atol=1e-9)
 
 
 def weights_of(y: Any) -> Any:

@@ -180,6 +180,7 @@ def test_a_norm_is_one_piece_with_what_is_before_and_behind_it() -> None:
     forward, backward = kinds
     assert forward[:4] == ["pointwise", "batch_norm_training", "pointwise", "pointwise"]
     assert backward == ["batch_norm_bwd"]
+    assert sum(tensor.overwrites is not None for tensor in parts.pieces[0].graph.tensors) == 2
 
 
 def test_two_norms_are_two_pieces_and_their_sum_belongs_to_the_second() -> None:
@@ -212,7 +213,11 @@ def test_groups_have_a_limit() -> None:
     for number in range(60):
         total = total + g.input(f"x{number}", (4, 6))
     parts = check(g.build(y=total))
-    assert max(len(piece.graph.bound) for piece in parts.pieces) <= 25
+    assert max(len(piece.graph.bound) for piece in parts.pieces) == 24
+    g = GraphBuilder()
+    x = g.input("x", (4, 6))
+    parts = check(g.build({f"y{number}": x * float(number) for number in range(60)}))
+    assert [len(piece.graph.bound) for piece in parts.pieces] == [24, 24, 15]
 
 
 def test_updates_read_what_was_there_before() -> None:

@@ -61,6 +61,10 @@ async def test_norms_of_a_bottleneck_are_fused_with_what_is_around_them(dtype: D
     assert len(forward.pieces) == 6
     assert all("generated kernel" in piece.steps[0] and not piece.why for piece in norms)
     assert len(training.pieces) == 15
+    gradients = [piece for piece in training.pieces if piece.labels[0].startswith("conv_bwd_data")]
+    assert [len(piece.labels) for piece in gradients] == [3, 3, 2]
+    if dtype is DType.BFLOAT16:  # cuDNN computes the gradient of the relu with that of the convolution
+        assert all(len(piece.steps) == 1 for piece in gradients), str(training)
 
 
 def by_torch(block: Any, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -29,6 +29,7 @@ from cudnn_actor.protocol import (
     BatchNorm,
     BatchNormBackward,
     BatchNormTraining,
+    BorderPad,
     Coordinates,
     Cumulative,
     DType,
@@ -54,6 +55,8 @@ from cudnn_actor.protocol import (
     MaxPoolBackward,
     Node,
     OperationGraph,
+    Pad,
+    PadMode,
     Pointwise,
     PointwiseMode,
     RandomBernoulli,
@@ -372,19 +375,25 @@ SORTS: dict[str, tuple[list[GraphTensor], Node]] = {
     ),
     "sorted columns": ([tensor(0, ROWS), tensor(1, ROWS)], TopK(x=0, values=1, k=3, axis=1)),
 }
-WIDER = (2, 3, 11, 5)
+LARGER_X = (2, 3, 11, 5)
 RESAMPLED: dict[str, tuple[list[GraphTensor], Node]] = {
-    "nearest": (tensors(X, WIDER), Resample(x=0, y=1, sizes=WIDER)),
-    "linear": (tensors(X, WIDER), Resample(x=0, y=1, sizes=WIDER, mode=ResampleMode.LINEAR)),
+    "nearest": (tensors(X, LARGER_X), Resample(x=0, y=1, sizes=LARGER_X)),
+    "linear": (tensors(X, LARGER_X), Resample(x=0, y=1, sizes=LARGER_X, mode=ResampleMode.LINEAR)),
     "cubic backward": (
-        tensors(WIDER, X),
-        ResampleBackward(dy=0, dx=1, sizes=WIDER, mode=ResampleMode.CUBIC, antialias=True),
+        tensors(LARGER_X, X),
+        ResampleBackward(dy=0, dx=1, sizes=LARGER_X, mode=ResampleMode.CUBIC, antialias=True),
     ),
 }
 SOFTMAX: dict[str, tuple[list[GraphTensor], Node]] = {
     "softmax": (tensors(ROWS, ROWS), Softmax(x=0, y=1)),
     "softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2)),
     "log-softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2, log=True)),
+}
+WIDER = (7, 4, 47)
+WIDTHS: dict[str, Any] = {"x": 0, "y": 1, "before": (1, 0, 3), "after": (2, 1, 4)}
+PADDED: dict[str, tuple[list[GraphTensor], Node]] = {
+    "pad": (tensors(ROWS, WIDER), Pad(**WIDTHS, steps=(1, 1, 1), value=2.0)),
+    **{f"pad, {mode}": (tensors(ROWS, WIDER), BorderPad(**WIDTHS, mode=mode)) for mode in PadMode},
 }
 OURS = ("-kernel", "lines")
 """How the names of ways end that are kernels of our own."""
@@ -398,6 +407,7 @@ ONLY_OURS = {
     *(REDUCTIONS.keys() - {"sum", "sum in parts"}),
     *PLACES,
     *RUNNING,
+    *PADDED,
     *DRAWN,
     *GATHERS,
     *SCATTERS,
@@ -617,6 +627,18 @@ def other_power(step: OperationStep) -> tuple[OperationStep, ...]:
     return changed(step, beta=0.5)
 
 
+def other_border(step: OperationStep) -> tuple[OperationStep, ...]:
+    if isinstance(step.operation, Pad):
+        return changed(step, value=1.0)
+    modes = list(PadMode)
+    return changed(step, mode=modes[modes.index(step.operation.mode) - 1])  # type: ignore[attr-defined]
+
+
+def other_widths(step: OperationStep) -> tuple[OperationStep, ...]:
+    """More behind x's elements, and less before them."""
+    return changed(step, before=(0, 0, 2), after=(3, 1, 5))
+
+
 def with_tensors(
     step: OperationStep, names: tuple[str, ...], change: Callable[[GraphTensor], GraphTensor]
 ) -> tuple[OperationStep, ...]:
@@ -735,7 +757,7 @@ def engine() -> Iterator[CudaEngine]:
 
 
 GIVEN = GRAPHS | NORMS | IMAGES | RESPONSES | ATTENTION | LOCAL | DRAWN | PRODUCTS | GROUPED
-GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX | GATHERS | SCATTERS | SORTS | RESAMPLED
+GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX | GATHERS | SCATTERS | SORTS | RESAMPLED | PADDED
 CASES = [
     *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
     *itertools.product(NORMS, [missing, shorter_rows, one_weight, rotated, one_sample_less, one_sample_more]),
@@ -757,6 +779,7 @@ CASES = [
     ("product", one_sample_more),
     *itertools.product(REDUCTIONS, [missing, another_mode, half_read, next_row, one_sample_less]),
     *itertools.product(PLACES, [missing, smallest, half_read, next_row, one_sample_less, one_sample_more]),
+    *itertools.product(PADDED, [missing, other_border, other_widths, next_row, transposed]),
     *itertools.product(RUNNING, [missing, reverse, exclusive, longer_rows, one_sample_less, one_sample_more]),
 ]
 

@@ -78,7 +78,7 @@ def _judged(case: Any, device: str) -> tuple[Verdict, str]:
     try:
         model = backend.prepare(case.model, device)
     except (UnsupportedModel, InvalidModel) as error:
-        return Verdict.REFUSED, str(error)
+        return Verdict.ERROR if "does not fit its operator" in str(error) else Verdict.REFUSED, str(error)
     except Exception as error:  # noqa: BLE001 - a case must not end the loop
         return Verdict.ERROR, f"{type(error).__name__}: {error}"
     try:
@@ -87,7 +87,8 @@ def _judged(case: Any, device: str) -> tuple[Verdict, str]:
             if problem := _difference(results, [_array(each) for each in wanted], case):
                 return Verdict.WRONG, problem
     except CudnnActorError as error:
-        return Verdict.REFUSED, f"{type(error).__name__}: {error}"
+        mistake = "does not fit its operator" in str(error)  # what our own mistakes look like, too
+        return Verdict.ERROR if mistake else Verdict.REFUSED, f"{type(error).__name__}: {error}"
     except Exception as error:  # noqa: BLE001 - a case must not end the loop
         return Verdict.ERROR, f"{type(error).__name__}: {error}"
     finally:

@@ -32,10 +32,10 @@ Made by `python -m tests.onnx.operators_page` from the table of operators and fr
 suite on the CPU engine. Do not edit it by hand.
 
 ```python
-model = await gpu.load("model.onnx")              # a path, the bytes of a file, or an onnx.ModelProto
-result = await gpu.run(model, {{"image": image}})   # arrays or references, by name; gives arrays by name
-kept = await gpu.run(model, {{"image": image}}, keep=("features",))["features"]   # a reference
-await model.close()                               # frees the weights
+model = await gpu.load("model.onnx")  # a path, the bytes of a file, or an onnx.ModelProto
+outputs = await gpu.run(model, {{"image": image}})  # arrays or references, by name; gives arrays by name
+outputs = await gpu.run(model, {{"image": image}}, keep=("features",))  # outputs["features"] is a reference
+await model.close()  # frees the weights
 ```
 
 `pip install cudnn-actor[onnx]` brings the package onnx. On the command line: `cudnn-actor run MODEL.onnx`.

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from cudnn_actor import InvalidModel, InvalidRequest, spawn
 from cudnn_actor.onnx import ModelLimits, OnnxModel
 
-from .small_models import FLOAT, image_model, model_of, node
 from .mutation import damaged, fate
+from .small_models import FLOAT, image_model, model_of, node
 
 Change = Callable[[onnx.ModelProto], None]
 

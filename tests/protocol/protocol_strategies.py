@@ -45,9 +45,11 @@ from cudnn_actor.protocol.messages import Travelling
 from cudnn_actor.protocol.operations import (
     OPERATIONS,
     AdaptiveWindow,
+    BorderPad,
     Coordinates,
     NearestRounding,
     Operation,
+    PadMode,
     Pointwise,
     PointwiseMode,
     RandomIntegers,
@@ -155,8 +157,9 @@ _SEVERAL = {"operands": st.lists(refs, min_size=1, max_size=3).map(tuple)}
 
 def operations(kind: type[Operation[BufferRef]]) -> st.SearchStrategy[Operation[BufferRef]]:
     """Messages of an operation's class, with and without its optional operands."""
-    modes: Any = PointwiseMode if issubclass(kind, Pointwise) else ReductionMode
-    modes = ResampleMode if issubclass(kind, Resample | ResampleBackward) else modes
+    kinds: dict[type[Any], Any] = {Pointwise: PointwiseMode, BorderPad: PadMode}
+    kinds |= {Resample: ResampleMode, ResampleBackward: ResampleMode}
+    modes = kinds.get(kind, ReductionMode)
     attributes = _ATTRIBUTES | {"mode": st.sampled_from(modes)}
     if issubclass(kind, RandomIntegers):
         attributes |= {name: st.integers(-(2**63), 2**64 - 1) for name in ("low", "high")}
@@ -232,7 +235,7 @@ _pieces = st.builds(
     steps=_texts,
     plan=st.text(),
     why=_texts,
-    measured=st.none() | st.builds(Measured, heuristic_us=NUMBERS, tuned_us=NUMBERS, tried=COUNTS),
+    measured=st.none() | st.builds(Measured, heuristic_us=NUMBERS, tuned_us=NUMBERS, timed=COUNTS),
 )
 _scratch = st.builds(
     ScratchTensor, label=st.text(), **dict.fromkeys(["nbytes", "offset", "first", "last"], COUNTS)

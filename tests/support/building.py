@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, possible_plans
 from cudnn_actor.engines.cuda.plans.composition import compose
 from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
@@ -16,7 +18,7 @@ from cudnn_actor.protocol.graph import OperationGraph
 from .device import h200
 from .nvrtc import compile_cuda
 
-__all__ = ["explanation", "first_plan"]
+__all__ = ["explanation", "first_plan", "first_plans"]
 
 
 def first_plan(graph: OperationGraph) -> str:
@@ -36,6 +38,13 @@ def first_plan(graph: OperationGraph) -> str:
             for one in launched(step.kernel):
                 compile_cuda(one.source)
     return plan.tag.split("/", 3)[3]
+
+
+def first_plans(graph: OperationGraph) -> list[str]:
+    """The first two plans for a graph that is a single piece, as their tags' last parts. Raises `Refused`."""
+    (piece,) = [graph] if (parts := cut(graph)) is None else [one.graph for one in parts.pieces]
+    found = itertools.islice(possible_plans(piece, h200(), WORKSPACE_BYTES), 2)
+    return [plan.tag.split("/", 3)[3] for plan in found]
 
 
 def explanation(graph: OperationGraph) -> Explanation:

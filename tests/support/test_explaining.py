@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.blocks import bottleneck
-from cudnn_actor.protocol import GraphBuilder, OperationGraph
+from typing import Any
 
-from .building import explanation
+from benchmarks.blocks import bottleneck
+from cudnn_actor.protocol import BatchNormTraining, GraphBuilder, OperationGraph
+
+from .building import explanation, first_plans
 from .child import Child
 
 
@@ -16,6 +18,15 @@ def convolution() -> OperationGraph:
     w = g.input("w", (64, 64, 3, 3), "bfloat16", layout="NHWC")
     y = g.relu(g.conv(x, w, pad=1, bias=g.input("b", (64,), "bfloat16")))
     return g.build(y=y.transpose(0, 2, 3, 1)[:, ::2] * 3.0).body
+
+
+def gradient_of_a_relu() -> OperationGraph:
+    g = GraphBuilder()
+    y, dy, w = (
+        g.input(name, dims, "bfloat16", layout="NHWC")
+        for name, dims in (("y", (8, 64, 28, 28)), ("dy", (8, 32, 28, 28)), ("w", (32, 64, 3, 3)))
+    )
+    return g.build(dx=g.grad(g.conv(g.relu(y), w, pad=1), y, dy)).body
 
 
 def test_a_convolution_of_a_graph_is_fused_with_its_bias_and_its_activation(child: Child) -> None:
@@ -42,6 +53,26 @@ def test_a_norm_of_a_bottleneck_is_fused_with_the_sum_and_the_relu_behind_it(chi
         assert convolution.steps[0].startswith("cuDNN eng")
         assert norm.steps == ("3 generated kernels of batch_norm_training",)
         assert (len(convolution.steps), norm.why) == (1, ())
+
+
+def test_cudnns_norms_with_a_sum_and_a_relu_stay_candidates_behind_ours(child: Child) -> None:
+    g = GraphBuilder()
+    x, z = (g.input(name, (8, 64, 32, 32), "bfloat16", layout="NHWC") for name in "xz")
+    weights: Any = {name: g.input(name, (64,)) for name in BatchNormTraining.inputs[1:]}
+    found = g.apply(BatchNormTraining(x=x, **weights), also=BatchNormTraining.outputs[1:])
+    updates = {name: getattr(found, f"new_{name}") for name in ("running_mean", "running_variance")}
+    kept = {"mean": found.mean, "inverse": found.inverse_deviation}
+    graph = g.build({"y": g.relu(found.y + z), **kept}, updates=updates)
+    ours, cudnns = child.call(first_plans, graph.body)
+    assert ours == "batch_norm_training-fused"
+    assert cudnns.startswith("eng")
+    assert "+" not in cudnns
+
+
+def test_the_gradient_of_a_relu_is_fused_with_that_of_the_convolution_behind_it(child: Child) -> None:
+    first, _ = child.call(first_plans, gradient_of_a_relu())
+    assert first.startswith("eng")
+    assert "+" not in first
 
 
 def test_what_cudnn_refuses_is_told_with_the_reason(child: Child) -> None:

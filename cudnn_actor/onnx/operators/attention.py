@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
-from cudnn_actor.onnx.operators.movement import joined
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.dtypes import DType
@@ -53,7 +52,7 @@ def attention(node: Node, g: GraphBuilder) -> Result:
     if node.has(4):
         if causal:
             raise Declined("is causal, and has keys from before")
-        k, v = joined(g, [node.tensor(4), k], 2), joined(g, [node.tensor(5), v], 2)
+        k, v = g.concatenate([node.tensor(4), k], 2), g.concatenate([node.tensor(5), v], 2)
     y: Any = g.attention(q, k, v, bias=_bias(node, g, q, k), scale=node.attribute("scale"), causal=causal)
     if x.rank == 3:
         b, h, s, d = y.dims

@@ -13,10 +13,12 @@ from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import dtype_of
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
+from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.operations import ConvolutionBackwardData
 
-__all__ = ["joined"]
+__all__: list[str] = []
 
 
 @operator("Shape", since=1)
@@ -147,28 +149,7 @@ def concat(node: Node, g: GraphBuilder) -> Result:
     filled = [value.tensor for value in values if value.dims[axis]]
     if not filled:
         return values[0]
-    return joined(g, filled, axis)
-
-
-def joined(g: GraphBuilder, parts: Sequence[Tensor], axis: int) -> Tensor:
-    """Tensors behind each other along an axis."""
-    if len(parts) == 1:
-        return parts[0]
-    total = sum(part.dims[axis] for part in parts)
-    start, made = 0, None
-    for part in parts:
-        widths = [(0, 0)] * part.rank
-        widths[axis] = (start, total - start - part.dims[axis])
-        padded = g.pad(part, widths)
-        start += part.dims[axis]
-        if made is None:
-            made = padded
-        elif part.dtype is DType.BOOL:
-            made = g.logical_or(made, padded)
-        else:
-            made = g.add(made, padded)
-    assert made is not None
-    return made
+    return g.concatenate(filled, axis) if len(filled) > 1 else filled[0]
 
 
 @operator("Split", since=2)
@@ -197,8 +178,6 @@ def split(node: Node, g: GraphBuilder) -> Result:
 @operator("Pad", since=2)
 def pad(node: Node, g: GraphBuilder) -> Result:
     rank, mode = node.rank(0), node.attribute("mode", "constant")
-    if mode != "constant":
-        raise Declined(f"pads in mode {mode}")
     value: Any = 0
     if node.version < 11:
         pads, value = node.attribute("pads"), node.attribute("value", 0.0)
@@ -210,6 +189,8 @@ def pad(node: Node, g: GraphBuilder) -> Result:
     widths = [(0, 0)] * rank
     for place, axis in enumerate(axes):
         widths[axis] = (pads[place], pads[place + len(axes)])
+    if mode != "constant":
+        return _extended(node, g, widths, mode)
     x = node.tensor(0)
     crop = tuple(slice(max(0, -b), d - max(0, -a)) for d, (b, a) in zip(x.dims, widths, strict=True))
     x = g.slice(x, crop) if any(b < 0 or a < 0 for b, a in widths) else x
@@ -219,25 +200,54 @@ def pad(node: Node, g: GraphBuilder) -> Result:
     return g.where(g.pad(g.full(x.dims, 1, DType.BOOL), around), g.pad(x, around), value)
 
 
+def _extended(node: Node, g: GraphBuilder, widths: Sequence[tuple[int, int]], mode: Any) -> Tensor:
+    """The input with more elements around it, which it has already."""
+    x = node.tensor(0)
+    for axis, (before, after) in enumerate(widths):
+        x = g.slice(x, (*[slice(None)] * axis, slice(max(0, -before), x.dims[axis] - max(0, -after))))
+        if max(before, after) > 0:
+            places = np.pad(np.arange(x.dims[axis]), (max(0, before), max(0, after)), mode=mode)
+            x = g.take(x, node.weight(places), axis)
+    return x
+
+
 @operator("SpaceToDepth", since=1)
 def space_to_depth(node: Node, g: GraphBuilder) -> Result:
-    (n, c, h, w), b = node.dims(0), node.attribute("blocksize")
-    x = g.reshape(node.tensor(0), (n, c, h // b, b, w // b, b))
-    order = (0, 3, 5, 1, 2, 4) if node.attribute("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
-    return g.reshape(g.transpose(x, order), (n, c * b * b, h // b, w // b))
+    return g.space_to_depth(node.tensor(0), node.attribute("blocksize"), node.attribute("mode", "DCR"))
 
 
 @operator("DepthToSpace", since=1)
 def depth_to_space(node: Node, g: GraphBuilder) -> Result:
-    (n, c, h, w), b = node.dims(0), node.attribute("blocksize")
-    if node.attribute("mode", "DCR") == "DCR":
-        x = g.transpose(g.reshape(node.tensor(0), (n, b, b, c // b**2, h, w)), (0, 3, 4, 1, 5, 2))
-    else:
-        x = g.transpose(g.reshape(node.tensor(0), (n, c // b**2, b, b, h, w)), (0, 1, 4, 2, 5, 3))
-    return g.reshape(x, (n, c // b**2, h * b, w * b))
+    return g.depth_to_space(node.tensor(0), node.attribute("blocksize"), node.attribute("mode", "DCR"))
 
 
-@operator("NonZero", since=9)
-def non_zero(node: Node, g: GraphBuilder) -> Result:
-    del g
-    return np.array(np.nonzero(node.constant(0)), np.int64)
+@operator("Tile", since=6)
+def tile(node: Node, g: GraphBuilder) -> Result:
+    repeats = node.ints(1)
+    if 0 in repeats:
+        return np.empty([d * r for d, r in zip(node.dims(0), repeats, strict=True)], node.value(0).dtype)
+    return g.tile(node.tensor(0), repeats)
+
+
+@operator("Col2Im", since=18)
+def col2im(node: Node, g: GraphBuilder) -> Result:
+    """The reverse of cutting an image into blocks, as the gradient of a convolution that cuts it."""
+    x, image, block = node.tensor(0), node.ints(1), node.ints(2)
+    rank, taps = len(image), math.prod(block)
+    strides = node.attribute("strides") or (1,) * rank
+    dilations = node.attribute("dilations") or (1,) * rank
+    pads = node.attribute("pads") or (0,) * (2 * rank)
+    channels = x.dims[1] // taps
+    spec = ConvSpec(
+        pre_padding=pads[:rank],
+        post_padding=pads[rank:],
+        stride=strides,
+        dilation=dilations,
+        groups=channels,
+    )
+    one = np.tile(np.eye(taps).reshape(taps, 1, *block), (channels, *[1] * (rank + 1)))
+    places = spec.output_dims((1, channels, *image), one.shape)[2:]
+    blocks = g.reshape(x, (*x.dims[:2], *places))
+    whole = g.full((x.dims[0], channels, *image), 0.0, x.dtype)
+    operation = ConvolutionBackwardData(dy=blocks, w=node.weight(one.astype(x.dtype.numpy)), conv=spec)
+    return g.apply(operation, like={"dx": whole})

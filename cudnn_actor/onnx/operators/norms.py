@@ -8,7 +8,7 @@ from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.operations import ReductionMode
+from cudnn_actor.protocol.operations import LayerNorm, ReductionMode
 
 __all__: list[str] = []
 
@@ -75,3 +75,39 @@ def lp_norm(node: Node, g: GraphBuilder) -> Result:
     mode = ReductionMode.L1 if node.attribute("p") == 1 else ReductionMode.L2
     norm = g.reduce(mode, x, axis, keepdims=True)
     return x / g.where(g.equal(norm, 0.0), 1.0, norm)
+
+
+@operator("LayerNormalization", since=17)
+def layer_norm(node: Node, g: GraphBuilder) -> Result:
+    operation = LayerNorm(
+        x=node.tensor(0),
+        scale=_of_row(node, g, 1),
+        bias=_of_row(node, g, 2),
+        axis=node.attribute("axis"),
+        epsilon=node.attribute("epsilon"),
+    )
+    names = ("mean", "inverse_deviation")
+    wanted = tuple(name for number, name in enumerate(names, 1) if node.wants(number))
+    made = g.apply(operation, also=wanted)
+    if not wanted:
+        return made
+    return made.y, *(getattr(made, name, None) for name in names)
+
+
+@operator("RMSNormalization", since=23)
+def rms_norm(node: Node, g: GraphBuilder) -> Result:
+    return g.rms_norm(
+        node.tensor(0), _of_row(node, g, 1), axis=node.attribute("axis"), epsilon=node.attribute("epsilon")
+    )
+
+
+def _of_row(node: Node, g: GraphBuilder, number: int) -> Tensor | None:
+    """A scale or a bias, with a number for each element of a row of x."""
+    if not node.has(number):
+        return None
+    if node.dtype(number) is not node.dtype(0):
+        raise Declined(f"a scale of {node.dtype(number)} for {node.dtype(0)}")
+    dims = node.dims(0)[node.attribute("axis") % node.rank(0) :]
+    value = node.tensor(number)
+    extra = max(0, value.rank - len(dims))
+    return g.broadcast_to(g.reshape(value, value.dims[extra:]) if extra else value, dims)

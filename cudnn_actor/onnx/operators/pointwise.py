@@ -10,8 +10,9 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import converted, wrapped
+from cudnn_actor.onnx.operators.random import UNDEFINED
 from cudnn_actor.onnx.table import operator
-from cudnn_actor.onnx.values import Declined
+from cudnn_actor.onnx.values import Refused
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import PointwiseMode
@@ -161,7 +162,7 @@ def identity(node: Node, g: GraphBuilder) -> Result:
 @operator("Dropout", since=7)
 def dropout(node: Node, g: GraphBuilder) -> Result:
     if node.has(2) and bool(node.constant(2)) and not (node.has(1) and float(node.constant(1)) == 0):
-        raise Declined("the elements that training drops are those of a generator that ONNX does not define")
+        raise Refused(UNDEFINED)
     mask = g.full(node.dims(0), 1, DType.BOOL) if node.wants(1) else None
     return node.value(0), mask
 
@@ -238,3 +239,9 @@ def is_inf(node: Node, g: GraphBuilder) -> Result:
     if not positive and not negative:
         return g.logical_and(found, g.isnan(x))
     return g.logical_and(found, g.greater(x, 0.0) if positive else g.less(x, 0.0))
+
+
+@operator("Binarizer", domain="ai.onnx.ml")
+def binarizer(node: Node, g: GraphBuilder) -> Result:
+    x = node.tensor(0)
+    return converted(g, g.greater(x, node.attribute("threshold")), x.dtype)

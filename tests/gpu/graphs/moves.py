@@ -396,7 +396,7 @@ FUNCTION_NAMES = tuple(
     for name, member in vars(kind).items()
     if callable(member) and not name.startswith("_") and name != "conv"
 )
-"""The functions that are drawn: all of elements, reductions and indices, of networks and random."""
+"""The functions that are drawn: all of elements and reductions, of indices, of networks and random."""
 
 MOVES: tuple[tuple[Callable[[Sketch], None], int], ...] = (
     (pointwise, 3),

@@ -99,12 +99,12 @@ IN_C: Mapping[PointwiseMode, InC] = {
     _M.HARD_SIGMOID: InC("clip({parameter} * {a} + ({T})0.5, ({T})0, ({T})1)"),
     _M.HARD_SWISH: InC("{a} * clip({a} / 6 + ({T})0.5, ({T})0, ({T})1)"),
     _M.CLIP: InC("clip<{T}>({a}, {lower}, {upper})"),
-    _M.EQ: InC("{a} == {b}"),
-    _M.NE: InC("{a} != {b}"),
-    _M.LT: InC("{a} < {b}"),
-    _M.LE: InC("{a} <= {b}"),
-    _M.GT: InC("{a} > {b}"),
-    _M.GE: InC("{a} >= {b}"),
+    _M.EQ: InC("{a} == {b}", frontend="cmp_eq"),
+    _M.NE: InC("{a} != {b}", frontend="cmp_neq"),
+    _M.LT: InC("{a} < {b}", frontend="cmp_lt"),
+    _M.LE: InC("{a} <= {b}", frontend="cmp_le"),
+    _M.GT: InC("{a} > {b}", frontend="cmp_gt"),
+    _M.GE: InC("{a} >= {b}", frontend="cmp_ge"),
     _M.LOGICAL_AND: InC("{a} != 0 && {b} != 0"),
     _M.LOGICAL_OR: InC("{a} != 0 || {b} != 0"),
     _M.LOGICAL_XOR: InC("({a} != 0) != ({b} != 0)"),
@@ -115,7 +115,7 @@ IN_C: Mapping[PointwiseMode, InC] = {
     _M.BITWISE_NOT: InC("", "~{a}"),
     _M.SHIFT_LEFT: InC("", "{b} < 0 || {b} > 63 ? 0 : (long long)((unsigned long long){a} << {b})"),
     _M.SHIFT_RIGHT: InC("", "{a} >> ({b} < 0 || {b} > 63 ? 63 : {b})"),
-    _M.SELECT: InC("{a} != 0 ? {b} : {c}"),
+    _M.SELECT: InC("{a} != 0 ? {b} : {c}", frontend="binary_select"),
     _M.IS_NAN: InC("{a} != {a}"),
     _M.IS_INF: InC("isinf({a})", "0"),
 }
@@ -181,5 +181,7 @@ def lower_pointwise(graph: FrontendGraph, operation: Pointwise[int]) -> None:
             raise Refused("cuDNN computes with integers in float32")
     options = {option: parameters[name] for name, option in function.options.items()}
     inputs = [graph.tensor(uid) for uid in operation.reads]
+    if mode is PointwiseMode.SELECT:  # cuDNN's has the condition last
+        inputs = [*inputs[1:], inputs[0]]
     call = getattr(graph.pygraph, function.frontend)
     graph.write(operation.result, call(*inputs, compute_data_type=graph.compute(operation), **options))

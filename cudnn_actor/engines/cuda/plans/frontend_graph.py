@@ -126,8 +126,11 @@ class FrontendGraph:
         bound = tensor.role is TensorRole.BOUND
         # Sums of int8 products are exact as int32. Between operations they are float32, like what follows.
         dtype = tensor.dtype if bound or tensor.dtype is not DType.INT32 else DType.FLOAT32
+        # Of comparisons behind a convolution; others are kernels of our own.
+        condition = dtype is DType.BOOL and self._widens and not bound
+        kind = libraries().cudnn.data_type.BOOLEAN if condition else data_type(dtype)
         output.set_uid(self._uids[uid])
-        output.set_output(bound).set_data_type(data_type(dtype))
+        output.set_output(bound).set_data_type(kind)
         output.set_dim(shape[0])
         output.set_stride(shape[1])
         self._tensors[uid] = output

@@ -121,7 +121,9 @@ def check_whole(graph: OperationGraph) -> None:
     """
     overwritten = {tensor.overwrites for tensor in graph.tensors}
     for operation in graph.operations:
-        if not isinstance(operation, Pointwise) and not overwritten.isdisjoint(operation.reads):
+        # A norm's new statistics may lie where the old ones do.
+        others = overwritten - {graph.tensor(uid).overwrites for uid in operation.writes}
+        if not isinstance(operation, Pointwise) and not others.isdisjoint(operation.reads):
             raise Refused(f"cuDNN's {operation.kind} may still read what a result overwrites")
         if computed_first(graph, operation):
             raise Refused(f"cuDNN's {operation.kind} needs operands that are computed first")

@@ -1,0 +1,138 @@
+"""Elements at places that indices name."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.values import Declined
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.operations import ScatterReduction
+
+__all__: list[str] = []
+
+_INDICES = ("int32", "int64")
+
+
+def _indices(node: Node, g: GraphBuilder, number: int) -> Tensor:
+    """Indices as int32 or int64."""
+    indices = node.tensor(number)
+    return indices if indices.dtype in _INDICES else g.astype(indices, "int64")
+
+
+@operator("Gather", since=1)
+def gather(node: Node, g: GraphBuilder) -> Result:
+    axis = node.attribute("axis") % node.rank(0)
+    value = node.value(1)
+    if value.fixed and value.size == 1:  # a slice
+        place = int(value.array.reshape(()))
+        dim = node.dims(0)[axis]
+        if not -dim <= place < dim:
+            raise Declined(f"the index {place} is out of range for axis {axis} of dims {node.dims(0)}")
+        part = g.slice(node.tensor(0), (*[slice(None)] * axis, slice(place % dim, place % dim + 1)))
+        dims = node.dims(0)
+        return g.reshape(part, (*dims[:axis], *value.dims, *dims[axis + 1 :]))
+    return g.take(node.tensor(0), _indices(node, g, 1), axis)
+
+
+@operator("GatherElements", since=11)
+def gather_elements(node: Node, g: GraphBuilder) -> Result:
+    return g.take_along_axis(node.tensor(0), _indices(node, g, 1), node.attribute("axis"))
+
+
+@operator("GatherND", since=11)
+def gather_nd(node: Node, g: GraphBuilder) -> Result:
+    return g.gather_nd(node.tensor(0), _indices(node, g, 1), batch_dims=node.attribute("batch_dims", 0))
+
+
+def _reduction(node: Node) -> ScatterReduction:
+    return ScatterReduction(node.attribute("reduction", "none"))
+
+
+@operator("Scatter", since=9)
+@operator("ScatterElements", since=11)
+def scatter_elements(node: Node, g: GraphBuilder) -> Result:
+    where = node.tensor(0), _indices(node, g, 1), node.tensor(2), node.attribute("axis")
+    return g.put_along_axis(*where, reduction=_reduction(node))
+
+
+@operator("ScatterND", since=11)
+def scatter_nd(node: Node, g: GraphBuilder) -> Result:
+    return g.scatter_nd(node.tensor(0), _indices(node, g, 1), node.tensor(2), reduction=_reduction(node))
+
+
+@operator("TensorScatter", since=24)
+def tensor_scatter(node: Node, g: GraphBuilder) -> Result:
+    """Parts of a cache along an axis, from a place that each sample has of its own."""
+    x, updates = node.tensor(0), node.tensor(1)
+    axis = node.attribute("axis") % x.rank
+
+    def along(values: Tensor, place: int) -> Tensor:
+        return g.reshape(values, [-1 if n == place else 1 for n in range(x.rank)])
+
+    places = along(node.weight(np.arange(updates.dims[axis])), axis)
+    if node.has(2):
+        places = g.add(along(_indices(node, g, 2), 0), places)
+        if node.attribute("mode") == "circular":
+            places = g.mod(places, x.dims[axis])
+    return g.put_along_axis(x, g.broadcast_to(places, updates.dims), updates, axis)
+
+
+@operator("MaxUnpool", since=9)
+def max_unpool(node: Node, g: GraphBuilder) -> Result:
+    x, size = node.tensor(0), node.attribute("kernel_shape")
+    rank = len(size)
+    strides, pads = node.attribute("strides") or (1,) * rank, node.attribute("pads") or (0,) * (2 * rank)
+    spatial = [(x.dims[2 + n] - 1) * strides[n] - pads[n] - pads[rank + n] + size[n] for n in range(rank)]
+    dims = (*x.dims[:2], *spatial)
+    nothing = g.full((math.prod(dims),), 0.0, x.dtype)
+    y = g.put(nothing, g.reshape(_indices(node, g, 1), (-1,)), g.reshape(x, (-1,)))
+    y = g.reshape(y, dims)
+    wanted = node.ints(2) if node.has(2) else dims
+    more = [(0, want - dim) for want, dim in zip(wanted, dims, strict=True)]
+    return y if wanted == dims else g.pad(y, more)
+
+
+@operator("TopK", since=1)
+def top_k(node: Node, g: GraphBuilder) -> Result:
+    k = node.attribute("k") if node.version < 10 else int(node.constant(1).reshape(()))
+    largest, in_order = bool(node.attribute("largest", 1)), bool(node.attribute("sorted", 1))
+    return tuple(g.top_k(node.tensor(0), k, node.attribute("axis"), largest=largest, in_order=in_order))
+
+
+@operator("Compress", since=9)
+def compress(node: Node, g: GraphBuilder) -> Result:
+    """The condition decides how many elements there are."""
+    axis = node.attribute("axis")
+    x = node.tensor(0)
+    if axis is None:
+        x, axis = g.reshape(x, (-1,)), 0
+    places = np.flatnonzero(node.constant(1))
+    axis %= x.rank
+    if not len(places):
+        return np.empty((*x.dims[:axis], 0, *x.dims[axis + 1 :]), x.dtype.numpy)
+    return g.take(x, node.weight(places), axis)
+
+
+@operator("ReverseSequence", since=10)
+def reverse_sequence(node: Node, g: GraphBuilder) -> Result:
+    x, lengths = node.tensor(0), node.tensor(1)
+    time, batch = node.attribute("time_axis"), node.attribute("batch_axis")
+
+    def along(values: Tensor, axis: int) -> Tensor:
+        return g.reshape(values, [-1 if n == axis else 1 for n in range(x.rank)])
+
+    steps = along(node.weight(np.arange(x.dims[time])), time)
+    ends = along(lengths, batch)
+    places = g.where(g.less(steps, ends), g.subtract(g.subtract(ends, 1), steps), steps)
+    return g.take_along_axis(x, g.astype(places, "int64"), time)
+
+
+@operator("ArrayFeatureExtractor", domain="ai.onnx.ml")
+def array_feature_extractor(node: Node, g: GraphBuilder) -> Result:
+    x, indices = node.tensor(0), _indices(node, g, 1)
+    found = g.take(x, g.reshape(indices, (-1,)), x.rank - 1)
+    return g.reshape(found, (1, *found.dims)) if x.rank == 1 else found

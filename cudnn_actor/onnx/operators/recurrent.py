@@ -1,0 +1,197 @@
+"""Recurrent networks, unrolled: a product of matrices for all steps, and then one for each.
+
+https://onnx.ai/onnx/operators/onnx__LSTM.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operators.matmul import turned
+from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.values import Declined
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+
+__all__: list[str] = []
+
+_LONGEST = 1024
+_State = tuple[Tensor, ...]
+_Step = Callable[[Tensor, _State], _State]
+"""From the input's part of a step, and the state before it: the state behind it. The first is the output."""
+
+
+class _Network:
+    """One node: its parameters, and how its directions are run."""
+
+    def __init__(self, node: Node, g: GraphBuilder, *defaults: str) -> None:
+        self.node, self.g = node, g
+        self.gates, self.states = {"RNN": (1, 1), "GRU": (3, 1), "LSTM": (4, 2)}[node.op]
+        x = node.tensor(0)
+        self.batch_first = bool(node.attribute("layout", 0))
+        self.x = g.transpose(x, (1, 0, 2)) if self.batch_first else x
+        self.steps, self.batch, _ = self.x.dims
+        self.hidden = node.dims(2)[2]
+        self.directions = {"bidirectional": 2}.get(node.attribute("direction"), 1)
+        names = node.attribute("activations") or defaults * self.directions
+        if self.steps > _LONGEST:
+            raise Declined(f"a sequence of {self.steps} steps, each of which would be a part of the graph")
+        for attribute in ("clip", "input_forget", "activation_alpha", "activation_beta"):
+            if node.attribute(attribute):
+                raise Declined(f"has {attribute}")
+        self.names = [names[n * len(defaults) : (n + 1) * len(defaults)] for n in range(self.directions)]
+
+    def activation(self, direction: int, number: int) -> Callable[[Any], Tensor]:
+        name = self.names[direction][number].lower()
+        known: dict[str, Callable[[Any], Tensor]] = {
+            "affine": lambda x: x,
+            "elu": self.g.elu,
+            "hardsigmoid": lambda x: self.g.clip(x * 0.2 + 0.5, 0.0, 1.0),
+            "leakyrelu": self.g.leaky_relu,
+            "relu": self.g.relu,
+            "sigmoid": self.g.sigmoid,
+            "softplus": self.g.softplus,
+            "softsign": self.g.softsign,
+            "tanh": self.g.tanh,
+            "thresholdedrelu": lambda x: self.g.where(self.g.greater(x, 1.0), x, 0.0),
+        }
+        if name not in known:
+            raise Declined(f"the activation {name}")
+        return known[name]
+
+    def part(self, number: int, direction: int) -> Tensor | None:
+        """What an input has for a direction."""
+        value = self.node.tensor_or_none(number)
+        return None if value is None else self.g.slice(value, direction)
+
+    def recurrence(self, direction: int) -> tuple[Tensor, Tensor | None]:
+        """The weights that the state is multiplied with, turned, and their bias."""
+        weights, bias = self.part(2, direction), self.part(3, direction)
+        assert weights is not None
+        size = self.gates * self.hidden
+        return turned(self.g, weights), None if bias is None else self.g.slice(bias, slice(size, None))
+
+    def inputs(self, direction: int) -> Tensor:
+        """The input's part of each step, dims (steps, batch, gates * hidden)."""
+        weights, bias = self.part(1, direction), self.part(3, direction)
+        assert weights is not None
+        made = self.g.matmul(self.x, turned(self.g, weights))
+        return (
+            made if bias is None else self.g.add(made, self.g.slice(bias, slice(0, self.gates * self.hidden)))
+        )
+
+    def gate(self, x: Tensor, number: int) -> Tensor:
+        """One of the gates that lie beside each other."""
+        return self.g.slice(x, (..., slice(number * self.hidden, (number + 1) * self.hidden)))
+
+    def initial(self, direction: int) -> _State:
+        """The state before the first step."""
+        found = []
+        for number in range(self.states):
+            value = self.node.tensor_or_none(5 + number)
+            if value is None:
+                found.append(self.g.full((self.batch, self.hidden), 0.0, self.x.dtype))
+            else:
+                index = (slice(None), direction) if self.batch_first else (direction,)
+                found.append(self.g.slice(value, index))
+        return tuple(found)
+
+    def run(self, step_of: Callable[[int], _Step]) -> Result:
+        """The outputs: of all steps, and the last state."""
+        g, lengths = self.g, self.node.tensor_or_none(4)
+        every, last = [], []
+        for direction in range(self.directions):
+            backwards = direction == 1 or self.node.attribute("direction") == "reverse"
+            inputs, step, state = self.inputs(direction), step_of(direction), self.initial(direction)
+            outputs: list[Tensor] = []
+            for time in range(self.steps)[:: -1 if backwards else 1]:
+                new = step(g.slice(inputs, time), state)
+                output = new[0]
+                if lengths is not None:  # a sequence that has ended, or not begun, keeps its state
+                    within = g.reshape(g.greater(lengths, time), (self.batch, 1))
+                    output = g.where(within, output, 0.0)
+                    new = tuple(g.where(within, one, old) for one, old in zip(new, state, strict=True))
+                state = new
+                outputs.append(output)
+            every.append(g.stack(outputs[:: -1 if backwards else 1]))
+            last.append(state)
+        y = g.stack(every, 1)  # (steps, directions, batch, hidden)
+        y = g.transpose(y, (2, 0, 1, 3)) if self.batch_first else y
+        axis = 1 if self.batch_first else 0
+        ends = (g.stack([state[number] for state in last], axis) for number in range(self.states))
+        return (y, *ends)
+
+
+@operator("RNN", since=7)
+def rnn(node: Node, g: GraphBuilder) -> Result:
+    network = _Network(node, g, "Tanh")
+
+    def step_of(direction: int) -> _Step:
+        (weights, bias), f = network.recurrence(direction), network.activation(direction, 0)
+
+        def step(x: Tensor, state: _State) -> _State:
+            return (f(_plus(g, g.add(x, g.matmul(state[0], weights)), bias)),)
+
+        return step
+
+    return network.run(step_of)
+
+
+@operator("GRU", since=7)
+def gru(node: Node, g: GraphBuilder) -> Result:
+    network = _Network(node, g, "Sigmoid", "Tanh")
+    behind = bool(node.attribute("linear_before_reset"))
+
+    def step_of(direction: int) -> _Step:
+        weights, bias = network.recurrence(direction)
+        f, h = network.activation(direction, 0), network.activation(direction, 1)
+        w = [network.gate(weights, n) for n in range(3)]
+        b = [None if bias is None else network.gate(bias, n) for n in range(3)]
+
+        def step(x: Tensor, state: _State) -> _State:
+            before = state[0]
+            z = f(_plus(g, g.add(network.gate(x, 0), g.matmul(before, w[0])), b[0]))
+            r = f(_plus(g, g.add(network.gate(x, 1), g.matmul(before, w[1])), b[1]))
+            if behind:
+                inner = g.multiply(r, _plus(g, g.matmul(before, w[2]), b[2]))
+            else:
+                inner = _plus(g, g.matmul(g.multiply(r, before), w[2]), b[2])
+            new = h(g.add(network.gate(x, 2), inner))
+            return (g.add(g.multiply(g.subtract(1.0, z), new), g.multiply(z, before)),)
+
+        return step
+
+    return network.run(step_of)
+
+
+@operator("LSTM", since=7)
+def lstm(node: Node, g: GraphBuilder) -> Result:
+    network = _Network(node, g, "Sigmoid", "Tanh", "Tanh")
+
+    def step_of(direction: int) -> _Step:
+        weights, bias = network.recurrence(direction)
+        f, c, h = (network.activation(direction, number) for number in range(3))
+        peepholes = network.part(7, direction)
+        p = [None if peepholes is None else network.gate(peepholes, n) for n in range(3)]
+
+        def step(x: Tensor, state: _State) -> _State:
+            before, cell = state
+            gates = _plus(g, g.add(x, g.matmul(before, weights)), bias)
+
+            def seen(number: int, place: int, of: Tensor) -> Tensor:
+                peephole = p[place]
+                gate = network.gate(gates, number)
+                return gate if peephole is None else g.add(gate, g.multiply(peephole, of))
+
+            i, forget = f(seen(0, 0, cell)), f(seen(2, 2, cell))
+            new = g.add(g.multiply(forget, cell), g.multiply(i, c(network.gate(gates, 3))))
+            return g.multiply(f(seen(1, 1, new)), h(new)), new
+
+        return step
+
+    return network.run(step_of)
+
+
+def _plus(g: GraphBuilder, x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else g.add(x, bias)
