@@ -158,7 +158,7 @@ _SEVERAL = {"operands": st.lists(refs, min_size=1, max_size=3).map(tuple)}
 def operations(kind: type[Operation[BufferRef]]) -> st.SearchStrategy[Operation[BufferRef]]:
     """Messages of an operation's class, with and without its optional operands."""
     kinds: dict[type[Any], Any] = {Pointwise: PointwiseMode, BorderPad: PadMode}
-    kinds |= {Resample: ResampleMode, ResampleBackward: ResampleMode}
+    kinds[Resample] = kinds[ResampleBackward] = ResampleMode
     modes = kinds.get(kind, ReductionMode)
     attributes = _ATTRIBUTES | {"mode": st.sampled_from(modes)}
     if issubclass(kind, RandomIntegers):
