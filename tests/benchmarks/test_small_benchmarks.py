@@ -1,4 +1,4 @@
-"""The floor of a request, two devices, and builds, measured for a moment on the CPU engine."""
+"""The floor of a request, two devices, builds and networks, measured for a moment on the CPU engine."""
 
 from __future__ import annotations
 
@@ -52,6 +52,17 @@ def test_builds_are_measured_for_each_size_and_recorded(tmp_path: Path) -> None:
     assert record["dry_run"]
     assert [row["operations"] for row in record["found"]["graphs"]] == [10, 20]
     assert list(record["found"]["batches"][0]["build_ms"]) == ["4", "2", "3"]
+
+
+def test_networks_are_imported_run_and_recorded(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.models", "--networks", "mobilenet_v2", "--batches", "2"]
+    command += ["--runs", "1", "--out", str(tmp_path)]
+    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    (written,) = tmp_path.glob("models-*.json")
+    found = json.loads(written.read_text())["found"]
+    assert [(row["network"], row["batch"]) for row in found] == [("mobilenet_v2", 2)]
+    for name in ("load_ms", "import_ms", "first_ms", "run_ms", "stored_first_ms"):
+        assert all(row[name] > 0 for row in found)
 
 
 @pytest.mark.parametrize("count", building.COUNTS)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import types
+import math
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,12 @@ def program(path: Path, device: str) -> Callable[..., tuple[Any, ...]]:
     """
     torch = _torch()
     record = json.loads(path.read_text())
-    names = {"torch": torch, "device": torch.device(device), "inf": float("inf"), "nan": float("nan")}
-    module = types.ModuleType(path.stem)
-    vars(module).update(names)
-    exec(record["code"].replace(_DEVICE, "device"), vars(module))
+    code = textwrap.indent(record["code"].replace(_DEVICE, "device"), "    ")
+    names: dict[str, Any] = {}
+    exec(f"def make(torch, device, inf):\n{code}\n    return forward", names)  # no globals, for torch.compile
+    forward = names["make"](torch, torch.device(device), math.inf)
     made_of = [_tensor(*each) for each in record["given"]]
     given = [each if each is None else each.to(device) for each in made_of]
-    forward = vars(module)["forward"]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
         found: Sequence[Any] = forward(None, *given, *inputs)
