@@ -167,7 +167,10 @@ def exported(
     """The module as ONNX, with its weights."""
     names = {"input_names": list(inputs), "output_names": list(network.outputs), "opset_version": opset}
     if opset >= 18:
-        found: onnx.ModelProto = torch.onnx.export(program, dynamo=True, verbose=False, **names).model_proto
+        # Norms of bfloat16 are not folded: the exporter would make float32 weights, which its Conv cannot have.
+        folds = not norms_of(module) or next(module.parameters()).dtype is torch.float32
+        result = torch.onnx.export(program, dynamo=True, verbose=False, optimize=folds, **names)
+        found: onnx.ModelProto = result.model_proto
         return found
     file = io.BytesIO()
     axes = {name: {0: "N"} for name in [*inputs, *network.outputs]}
@@ -217,7 +220,11 @@ def write(name: str, folder: Path, full: bool, dtype: Any, opsets: tuple[int, ..
     program = torch.export.export(module, tuple(inputs.values()), dynamic_shapes=[{0: batch} for _ in inputs])
     (folder / f"{name}.json").write_text(program_of(program, recipes))
     for opset in opsets:
-        model = exported(module, network, inputs, program, opset)
+        try:
+            model = exported(module, network, inputs, program, opset)
+        except RuntimeError as error:  # as TorchScript's exporter has for bfloat16
+            print(f"{name}, opset {opset}: not exported, {error}")
+            continue
         data = without_weights(model, recipes, norms)
         (folder / f"{name}.{opset}.onnx").write_bytes(data)
         print(f"{name}, opset {opset}: {len(data):,} bytes")
