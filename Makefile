@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Tests start hundreds of interpreters. Each would compile the package again if none were to keep what it compiles.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The GPU targets use an environment of their own with one of the extras cuda13 and cuda12, or an interpreter
 # that has everything: make test-gpu GPU_PYTHON=python3
 CUDA ?= cuda13
@@ -13,7 +16,7 @@ GPU_READY := $(if $(filter $(GPU_VENV)/bin/python,$(GPU_PYTHON)),$(GPU_VENV)/.re
 # What builds plans for a GPU without one: cuDNN's packages, and a library in the place of the driver's.
 SUPPORT_VENV := .venv-support
 
-.PHONY: help test check wheel demo bench test-support test-gpu bench-gpu fmt coverage clean
+.PHONY: help test suite check wheel demo bench test-support test-gpu bench-gpu fmt coverage clean
 help:
 	@echo "make demo      photographs, gradients and a crash that nobody notices: writes demo.png"
 	@echo "make test      lint, types, layers, tests, and a wheel that installs and imports"
@@ -39,9 +42,13 @@ $(VENV)/.dev: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --group test --group check
 	@touch $@
 
-test: check
-	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal --timeout 120
+# The checks take one processor, while the tests leave some of another.
+test: $(VENV)/.dev
+	$(MAKE) --no-print-directory --jobs 2 check suite
 	$(MAKE) --no-print-directory wheel
+
+suite: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not gpu and not support" --numprocesses 3 --dist worksteal --timeout 120
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

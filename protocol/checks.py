@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import enum
+import inspect
 import math
 import numbers
 import operator
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeGuard
 
-from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 
 __all__ = [
     "as_index",
@@ -18,6 +19,7 @@ __all__ = [
     "did_you_mean",
     "is_finite",
     "is_whole",
+    "require_awaited",
     "require_fits_message",
     "require_fraction",
     "require_member",
@@ -28,7 +30,7 @@ __all__ = [
     "require_whole",
 ]
 
-_LARGEST = (1 << 63) - 1
+_LARGEST, _MOST_LISTED = (1 << 63) - 1, 20
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -157,14 +159,30 @@ def require_names(field: str, value: object, known: Collection[str], what: str) 
             )
 
 
+def require_awaited(field: str, value: object) -> None:
+    """Raise `InvalidRequest` for a coroutine or a future in the place of its result."""
+    if inspect.isawaitable(value):
+        raise InvalidRequest(
+            field=field,
+            value=Words(type(value).__name__),
+            problem="was never awaited",
+            fix=f"write {field} = await ...",
+        )
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "AEIO" else "a"
+
+
 def require_type(field: str, value: object, kind: type, fix: str = "") -> None:
     """Raise `InvalidRequest` unless a value is of a type. A bool is not a number."""
     if not isinstance(value, kind) or isinstance(value, bool):
+        require_awaited(field, value)
         wanted = "real number" if kind is numbers.Real else kind.__name__
         raise InvalidRequest(
             field=field,
             value=value,
-            problem=f"is of type {type(value).__name__} where a {wanted} belongs",
+            problem=f"is of type {type(value).__name__} where {_article(wanted)} {wanted} belongs",
             fix=fix or f"pass a {wanted}",
         )
 
@@ -178,9 +196,10 @@ def require_member(field: str, value: object, choices: type[enum.Enum]) -> None:
             value, known | {member.name: name for member, name in zip(choices, names, strict=True)}
         )
         hint = f"did you mean {near}? " if near else ""
+        which = f"one of: {', '.join(names)}" if len(names) <= _MOST_LISTED else f"a {choices.__name__}"
         raise InvalidRequest(
             field=field,
             value=value,
             problem=f"is not a member of {choices.__name__}",
-            fix=f"{hint}use one of: {', '.join(names)}",
+            fix=f"{hint}use {which}",
         )

@@ -151,14 +151,15 @@ class InvalidRequest(CudnnActorError, ValueError):
 
 
 def _shown(value: object) -> str:
-    """A value as shown in an error's text: an array's type, dtype and dims, else a repr of bounded length."""
+    """A value as shown in an error's text, of bounded length: an array's type, dtype and dims; what says by
+    itself how it is shown, by `str`; else its repr."""
     if isinstance(value, str):  # also a member of a string enum, shown by its value
         value = value if isinstance(value, Words) else repr(str(value))
         return str(value) if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
+    if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape:
         return f"{type(value).__name__} of {value.dtype} {tuple(value.shape)}"
     try:
-        text = repr(value)
+        text = repr(value) if type(value).__str__ is object.__str__ else str(value).split("\n", 1)[0]
     except Exception:  # noqa: BLE001 - too many digits, a half-constructed object: the text must not fail
         text = object.__repr__(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -20,13 +20,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ----------
     heuristic_us, tuned_us
         Device time of the library's first choice and of the fastest candidate, in microseconds.
-    tried
+    timed
         How many candidates were timed.
     """
 
     heuristic_us: float
     tuned_us: float
-    tried: int
+    timed: int
 
 
 class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -174,7 +174,7 @@ def _facts(piece: PieceOfPlan) -> list[str]:
     if piece.measured is not None:
         found = piece.measured
         facts.append(
-            f"tuned: {found.tuned_us:.1f} us, the first choice {found.heuristic_us:.1f} us, of {found.tried}"
+            f"tuned: {found.tuned_us:.1f} us, the first choice {found.heuristic_us:.1f} us, of {found.timed}"
         )
     return facts + ([] if piece.checked else ["not checked: the device had no room for the self-check"])
 

@@ -8,12 +8,13 @@ and whether beta is 0 counts.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from cudnn_actor.protocol import composites
 from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.checks import require_awaited
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.messages import Compute, RunGraph
@@ -121,19 +122,21 @@ def _assemble(message: Operation[BufferRef]) -> composites.Assembled:
 
 def _bound(message: RunGraph) -> composites.Assembled:
     """The graph of a `RunGraph`, whose buffers must have the specs of its ports."""
-    graph, buffers = message.graph, message.buffers
+    graph = message.graph
+    buffers: tuple[Any, ...] = message.buffers
     if len(buffers) != len(graph.ports):
         raise InvalidRequest(
             field="buffers",
-            value=Words(type(message).__name__),
-            problem="does not have one buffer for each port of its graph",
+            value=Words(f"{len(buffers)} buffers"),
+            problem=f"are not one for each of the {len(graph.ports)} ports of the graph",
             fix="make it with RunGraph.bind(graph, x=..., y=...)",
         )
     for port, ref in zip(graph.ports, buffers, strict=True):
         if not isinstance(ref, BufferRef):
+            require_awaited(port.name, ref)
             raise InvalidRequest(
                 field=port.name,
-                value=Words(type(ref).__name__),
+                value=ref,
                 problem="is no buffer",
                 fix="upload arrays first: await gpu.upload(array)",
             )

@@ -187,6 +187,13 @@ def bound_names(
     graph: Graph, buffers: Mapping[str, BufferRef] | None, named: Mapping[str, BufferRef]
 ) -> dict[str, BufferRef]:
     """The buffers that were given by name, in a mapping or as keywords. Raises as `RunGraph.bind`."""
+    if not (buffers is None or isinstance(buffers, Mapping)):
+        raise InvalidRequest(
+            field="buffers",
+            value=buffers,
+            problem="is not a mapping of names to buffers",
+            fix=f"name each buffer, as in {next(iter(graph.places))}=buffer",
+        )
     given = dict(buffers or {})
     for name, ref in named.items():
         if name in given:

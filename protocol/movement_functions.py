@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,8 +15,11 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Number, Tensor
 from cudnn_actor.protocol.graph_recorder import Recorder
 from cudnn_actor.protocol.operations import (
+    BorderPad,
     Concat,
     Pad,
+    PadMode,
+    Pointwise,
     PointwiseMode,
     Reduction,
     ReductionMode,
@@ -79,10 +82,17 @@ class MovementFunctions(Recorder):
             made = self._result(Slice(x=x, starts=starts, steps=steps, sizes=tuple(map(len, picked))))
         return made if tuple(dims) == made.dims else self.reshape(made, dims)
 
-    def pad(self, x: Tensor, widths: int | Sequence[Sequence[int]], value: Number = 0) -> Tensor:
-        """x with a number around it: `widths` before and after each axis, or one width for all.
+    def pad(
+        self,
+        x: Tensor,
+        widths: int | Sequence[Sequence[int]],
+        value: Number = 0,
+        *,
+        mode: PadMode | Literal["constant", "edge", "reflect", "symmetric", "wrap"] = "constant",
+    ) -> Tensor:
+        """x with a number, or elements of its own, around it: see `Pad`, and `BorderPad` for the other modes.
 
-        Raises `InvalidRequest`. See `Pad`.
+        `widths`: before and after each axis, or one width for all. Raises `InvalidRequest`.
         """
         self._own("x", x)
         try:
@@ -97,12 +107,26 @@ class MovementFunctions(Recorder):
                 fix="give (before, after) for each axis",
             )
         before, after = (tuple(map(int, each)) for each in pairs.T)
-        pad = Pad(x=x, before=before, after=after, steps=(1,) * x.rank, value=value)
-        return self._result(pad, before="widths", after="widths")
+        of: dict[str, Any] = {"x": x, "before": before, "after": after}
+        if mode == "constant":
+            return self._result(Pad(**of, steps=(1,) * x.rank, value=value), before="widths", after="widths")
+        if mode not in list(PadMode):
+            raise InvalidRequest(
+                field="mode", value=mode, problem="is no mode", fix=f"use constant, {', '.join(PadMode)}"
+            )
+        return self._result(BorderPad(**of, mode=PadMode(mode)), before="widths", after="widths")
 
     def astype(self, x: Tensor, dtype: DTypeLike) -> Tensor:
         """x rounded to another type: integers saturate, and NaN becomes 0."""
         return self._converted(x, dtype, kept=True)
+
+    def wrap(self, x: Tensor, dtype: DTypeLike) -> Tensor:
+        """Integers in another integer dtype, which keeps their lowest bits: they do not saturate."""
+        wide = self._converted(x, DType.INT64, kept=True)
+        made = self._result(Pointwise(mode=PointwiseMode.BITWISE_OR, operands=(wide, wide)))
+        spec = TensorSpec.packed(x.dims, dtype, made._made.spec.layout)
+        self._tensors[made.number] = made._made._replace(spec=spec, kept=True)
+        return made
 
     # Broadcasting.
 

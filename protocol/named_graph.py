@@ -6,7 +6,9 @@ engines see the operations alone.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ import msgspec
 
 from cudnn_actor.protocol import pictures
 from cudnn_actor.protocol.canonical import blake, canonical_bytes
+from cudnn_actor.protocol.checks import require_type
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.explanation import Explanation
 from cudnn_actor.protocol.graph import OperationGraph
@@ -22,6 +25,10 @@ from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["FORMAT", "Graph", "Port"]
 
+_FROM_JSON = "pass what `Graph.to_json` gave"
+_SHOWN = 40
+"""Characters of JSON that an error's text may show."""
+_NAMED = frozenset({"inf", "-inf", "nan"})
 FORMAT = 1
 """Version of the JSON form. Increase it when an older reader would misunderstand a newer file."""
 
@@ -123,6 +130,13 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     async def explain(self, gpu: Any, *, timeout: float | None = None) -> Explanation:
         """How a service runs the graph: the same as `await gpu.explain(graph)`."""
+        if not hasattr(gpu, "explain"):
+            raise InvalidRequest(
+                field="gpu",
+                value=gpu,
+                problem="is no service",
+                fix="pass one, as in `async with spawn() as gpu`",
+            )
         explanation: Explanation = await gpu.explain(self, timeout=timeout)
         return explanation
 
@@ -132,8 +146,15 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return msgspec.msgpack.encode(self)
 
     def to_json(self) -> bytes:
-        """The graph as JSON, with the version of its form. See `from_json`."""
-        return msgspec.json.encode(_File(format=FORMAT, graph=self))
+        """The graph as JSON, with the version of its form. See `from_json`.
+
+        JSON has no infinity and no NaN: constants that are have their names, "inf", "-inf" and "nan".
+        """
+        file = msgspec.to_builtins(_File(format=FORMAT, graph=self))
+        for tensor in file["graph"]["body"]["tensors"]:
+            if isinstance(tensor["value"], float) and not math.isfinite(tensor["value"]):
+                tensor["value"] = str(tensor["value"])
+        return msgspec.json.encode(file)
 
     def check(self, limits: GraphLimits) -> None:
         """Raise `InvalidRequest` if the graph is over a limit."""
@@ -146,18 +167,31 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
         Raises `InvalidRequest` for a malformed or a newer file, and for one over the limits.
         """
-        limits = limits or GraphLimits()
+        limits = GraphLimits() if limits is None else limits
+        require_type("limits", limits, GraphLimits)
+        if not isinstance(text, bytes | bytearray | memoryview | str):
+            raise InvalidRequest(field="text", value=text, problem="is neither bytes nor str", fix=_FROM_JSON)
         limits.check_nbytes(len(text))
         try:
             version = msgspec.json.decode(text, type=_Version).format
             if version > FORMAT:
-                raise _malformed("format", version, f"is newer than {FORMAT}, which this version reads")
-            graph = msgspec.json.decode(text, type=_File).graph
+                raise InvalidRequest(
+                    field="format",
+                    value=version,
+                    problem=f"is newer than {FORMAT}, which this version of cudnn-actor reads",
+                    fix="install a newer version",
+                )
+            graph = msgspec.convert(_with_numbers(msgspec.json.decode(text)), _File).graph
             limits.check_operations(len(graph.body.operations))
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             if isinstance(error, InvalidRequest):
                 raise
-            raise _malformed("text", Words("JSON"), f"is not a graph: {error}") from error
+            raise InvalidRequest(
+                field="text",
+                value=text if len(text) <= _SHOWN else Words("JSON"),
+                problem=f"is not a graph: {error}",
+                fix=_FROM_JSON,
+            ) from error
         return graph
 
     def to_dot(self, explanation: Explanation | None = None) -> str:
@@ -166,7 +200,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         A dashed line leads to an input that the graph overwrites. With an explanation, operations that run
         together are a cluster.
         """
-        return pictures.dot(self, explanation)
+        return pictures.dot(self, self._own(explanation))
 
     def to_svg(self, explanation: Explanation | None = None) -> str:
         """The graph as a picture: SVG, which browsers show, without Graphviz.
@@ -175,7 +209,21 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         leads to an input that the graph overwrites. With an explanation, operations that run together are in
         one box, in order, with what runs them; a dashed box is a view.
         """
-        return pictures.svg(self, explanation)
+        return pictures.svg(self, self._own(explanation))
+
+    def _own(self, explanation: Explanation | None) -> Explanation | None:
+        """An explanation of this graph. Raises `InvalidRequest` for another, and for what is none."""
+        fix = "pass what `await gpu.explain(graph)` gave, or nothing"
+        if explanation is not None:
+            require_type("explanation", explanation, Explanation, fix)
+            if explanation.digest != self.body.digest():
+                raise InvalidRequest(
+                    field="explanation",
+                    value=Words(explanation.plan),
+                    problem="is about another graph",
+                    fix=fix,
+                )
+        return explanation
 
 
 class _Version(msgspec.Struct):
@@ -185,6 +233,15 @@ class _Version(msgspec.Struct):
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     format: int
     graph: Graph
+
+
+def _with_numbers(file: Any) -> Any:
+    """Decoded JSON with the numbers of constants that `to_json` gave by name."""
+    with contextlib.suppress(AttributeError, LookupError, TypeError):  # of another form: then it is refused
+        for tensor in file["graph"]["body"]["tensors"]:
+            if tensor.get("value") in _NAMED:
+                tensor["value"] = float(tensor["value"])
+    return file
 
 
 def _malformed(field: str, value: object, problem: str) -> InvalidRequest:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import inspect
 import math
 from typing import Any, get_args, get_origin
 
@@ -12,7 +11,13 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.checks import fits_message, is_finite, require_fits_message, require_member
+from cudnn_actor.protocol.checks import (
+    fits_message,
+    is_finite,
+    require_awaited,
+    require_fits_message,
+    require_member,
+)
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.epilogue import Epilogue
@@ -80,13 +85,7 @@ def _require(message: object, name: str, value: object, expected: type) -> None:
     if value is None and expected is BufferRef:
         raise InvalidRequest(field=name, value=None, problem="is left out", fix=_missing(message, name))
     if not isinstance(value, expected) or isinstance(value, bool):
-        if inspect.isawaitable(value):
-            raise InvalidRequest(
-                field=name,
-                value=Words(type(value).__name__),
-                problem="was never awaited",
-                fix=f"write {name} = await ...",
-            )
+        require_awaited(name, value)
         given, wanted = type(value).__name__, expected.__name__
         raise InvalidRequest(
             field=name,

@@ -211,7 +211,7 @@ def _subjects(bench: Bench, problem: Problem, row: Measured) -> dict[str, Subjec
         row.plans["tuned"] = plan.tag
         tuning = getattr(plan, "tuning", None)
         if tuning is not None:
-            row.tried, row.discarded = tuning.tried, list(tuning.discarded)
+            row.tried, row.discarded = tuning.timed, list(tuning.discarded)
         return bench.stage.call(plan, placed)
 
     def torch() -> Call | None:

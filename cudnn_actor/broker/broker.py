@@ -33,7 +33,7 @@ from cudnn_actor.broker.request_checks import (
     not_a_message,
     require_asker,
 )
-from cudnn_actor.broker.service_state import Bound, CachedMessage, ServiceState
+from cudnn_actor.broker.service_state import Bound, CachedMessage, Discard, ServiceState
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import Memory
 from cudnn_actor.memory.exhaustion import exhaustion
@@ -78,7 +78,7 @@ W = TypeVar("W", bound=Work)
 
 _IDLE_ARENAS = 1
 """How many empty arenas are kept for the next allocation. The others are returned to the system."""
-_BOOKKEEPING = frozenset({Allocate, Free, Drain, View})
+_BOOKKEEPING = frozenset({Allocate, Free, Discard, Drain, View})
 """Messages that may never reach the engine. A fault for one of them is therefore run as separate work."""
 
 log = Log("cudnn_actor")
@@ -152,6 +152,7 @@ class Broker(Generic[W]):
             Copy: self._copy,
             Fill: self._fill,
             Free: self._free,
+            Discard: self._discard,
             Ping: self._question,
             GetStatistics: self._question,
             Warm: self._warm,
@@ -289,6 +290,12 @@ class Broker(Generic[W]):
         self.memory.resolve(message.buffer)
         if self.begins(envelope):
             self.end_buffer(message.buffer)
+            self.succeed(envelope, None)
+
+    def _discard(self, envelope: Envelope, message: Discard) -> None:
+        if self.memory.is_live(message.buffer):
+            self._free(envelope, message)
+        elif self.begins(envelope):
             self.succeed(envelope, None)
 
     def end_buffer(self, ref: BufferRef) -> None:

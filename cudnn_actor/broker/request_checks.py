@@ -12,6 +12,7 @@ from cudnn_actor.protocol.checks import require_fits_message, require_type
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.graph_builder import GraphBuilder
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import COMPUTE, Compute, Copy, Warm
 from cudnn_actor.protocol.named_graph import Graph
@@ -25,6 +26,8 @@ __all__ = [
     "check_no_overlap",
     "check_values",
     "check_warm",
+    "kind_of",
+    "no_plan",
     "not_a_message",
     "require_asker",
 ]
@@ -33,12 +36,32 @@ __all__ = [
 def not_a_message(given: object) -> InvalidRequest:
     """The error for an object that was sent and is not a message of a service."""
     is_class = isinstance(given, type)
+    fix = "send an object of a message's class, as in Ping(): see cudnn_actor.protocol.messages"
+    if isinstance(given, Graph | GraphBuilder):
+        fix = "run the graph that g.build(...) gives: await gpu.apply(graph, x=x)"
     return InvalidRequest(
         field="message",
-        value=Words(given.__name__ if isinstance(given, type) else type(given).__name__),
+        value=kind_of(given),
         problem="is a class, not a message" if is_class else "is not a message of this service",
-        fix="send an object of a message's class, as in Ping(): see cudnn_actor.protocol.messages",
+        fix=fix,
     )
+
+
+def no_plan(field: str, given: object) -> InvalidRequest:
+    """The error for an object that is to be planned and has no plan."""
+    fix = "give a graph, a convolution or another operation; or, to `warm`, a sequence of them"
+    if isinstance(given, GraphBuilder):
+        fix = "build the graph: graph = g.build(y=y)"
+    elif isinstance(given, str | bytes):
+        fix = "read the graph: Graph.from_json(path.read_bytes())"
+    return InvalidRequest(
+        field=field, value=kind_of(given), problem="has no plan that could be built", fix=fix
+    )
+
+
+def kind_of(given: object) -> Words:
+    """What an object is, for people: the name of its class; its own if it is a class."""
+    return Words(given.__name__ if isinstance(given, type) else type(given).__name__)
 
 
 def require_asker(envelope: Envelope, what: str) -> None:
@@ -132,9 +155,4 @@ def check_warm(message: Warm) -> None:
         given: object = getattr(message, field)
         wrong = [one for one in given if type(one) not in kinds] if isinstance(given, tuple) else [given]
         if wrong:
-            raise InvalidRequest(
-                field=field,
-                value=Words(type(wrong[0]).__name__),
-                problem="has no plan that could be built",
-                fix="give a sequence of convolutions, other operations or graphs",
-            )
+            raise no_plan(field, wrong[0])

@@ -22,9 +22,13 @@ from cudnn_actor.protocol.receipts import PlanStatistics, Statistics
 from cudnn_actor.protocol.reproduction import token
 from cudnn_actor.supervision import FaultSource
 
-__all__ = ["Bound", "CachedMessage", "ServiceState"]
+__all__ = ["Bound", "CachedMessage", "Discard", "ServiceState"]
 
 _MOST_SIGNATURES, _MOST_MESSAGES = 4096, 1024
+
+
+class Discard(Free, frozen=True, kw_only=True, tag=True):
+    """A `Free` by the service itself, of a buffer that nobody receives. It may have ended by then."""
 
 
 class CachedMessage:
@@ -200,10 +204,10 @@ class ServiceState:
         )
 
     def discard(self, result: object) -> None:
-        """Free a buffer that nobody receives, unless a crash has ended it. Any thread."""
+        """Free a buffer that nobody receives, unless a crash has ended it by then. Any thread."""
         if isinstance(result, BufferRef) and self.memory.is_live(result):
             try:
-                self.mailbox.admit(Envelope(Free(buffer=result)))
+                self.mailbox.admit(Envelope(Discard(buffer=result)))
             except ActorStopped:
                 return  # the service has stopped, and its memory goes with it
 

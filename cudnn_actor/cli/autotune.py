@@ -175,7 +175,7 @@ class Tuner:
         tuning: Tuning | None = getattr(winner, "tuning", None)  # only a new plan has it, not a stored one
         if tuning is not None:
             heuristic_us, tuned_us = tuning.heuristic_us, tuning.tuned_us
-            measured, discarded = tuning.tried, tuning.discarded
+            measured, discarded = tuning.timed, tuning.discarded
             return Tuned(problem.text, heuristic_us, tuned_us, measured, discarded)
         heuristic = self._builder.build(
             problem.graph, workspace_limit=self._limit

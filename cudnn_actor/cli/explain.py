@@ -48,7 +48,7 @@ def _read(path: Path) -> Graph:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except InvalidRequest as error:
-        raise UserError(f"{path} is not a graph: {error}") from error
+        raise UserError(f"{path} cannot be read: {error.problem}; {error.fix}") from error
 
 
 def _write(path: Path | None, text: str) -> None:

@@ -91,7 +91,7 @@ class Plan(Protocol):
         """Bytes of scratch memory that a run needs."""
 
     @property
-    def tried(self) -> bool:
+    def checked(self) -> bool:
         """Whether the plan has passed its self-check. A plan that has not is used but not kept."""
 
 

@@ -374,7 +374,7 @@ class _Import:
     ) -> Sequence[Value | _Unknown | None]:
         """A node by the function that defines it."""
         if place.depth >= _DEEPEST:
-            raise InvalidModel(where=label, problem="is a function that contains itself")
+            raise InvalidModel(where=label, problem=f"lies in {_DEEPEST} functions, one in the other")
         defaults = {each.name: each for each in function.attribute_proto}
         names: Scope = dict.fromkeys(function.input)
         names.update(zip(function.input, inputs, strict=False))

@@ -98,6 +98,8 @@ class Node:
         value = onnx.helper.get_attribute_value(given)
         if isinstance(value, bytes):
             return value.decode("utf-8", "replace")
+        if given.type == onnx.AttributeProto.STRINGS:
+            return tuple(each.decode("utf-8", "replace") for each in value)
         if given.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS):
             return tuple(value)
         return value

@@ -113,8 +113,8 @@ class StoredPlans:
             return None
 
     def _keep(self, key: PlanKey, plan: Plan, *, tuned: bool) -> None:
-        if not plan.tried:
-            return  # not verified by a trial run; the next process may have the memory for one
+        if not plan.checked:
+            return  # the next process may have the memory for a self-check
         try:
             data = self._builder.export(plan)
         except EngineFailure as error:  # the plan itself can still be used

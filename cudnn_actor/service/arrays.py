@@ -6,12 +6,12 @@ https://data-apis.org/array-api/latest/design_topics/data_interchange.html
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from cudnn_actor.protocol.checks import require_awaited
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest, Words
@@ -96,13 +96,7 @@ def _has(values: object, protocol: str) -> bool:
 def _on_host(values: Any) -> np.ndarray:
     """Convert host values to an array. Raises `InvalidRequest` unless they are real numbers of a fixed
     size."""
-    if inspect.isawaitable(values):
-        raise InvalidRequest(
-            field="array",
-            value=Words(type(values).__name__),
-            problem="was never awaited",
-            fix="await it first",
-        )
+    require_awaited("array", values)
     try:
         array = _from_dlpack(values)
         array = np.asarray(values) if array is None else array

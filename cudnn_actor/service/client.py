@@ -12,7 +12,7 @@ import numpy as np
 import pykka
 
 from cudnn_actor.actors import ask, submit, tell
-from cudnn_actor.broker.request_checks import check_warm
+from cudnn_actor.broker.request_checks import no_plan
 from cudnn_actor.models import Model
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_seconds
@@ -369,11 +369,18 @@ class CudnnRef:
         """
         if isinstance(operation, Graph):
             self._state.check_graph(operation)
+            if also:
+                raise InvalidRequest(
+                    field="also",
+                    value=also,
+                    problem="is for operations: a graph gives all of its outputs",
+                    fix="leave it out",
+                )
             given = bound_names(operation, buffers, named)
             specs = missing_ports(operation, given)
         else:
             given = {}
-            specs = missing_outputs(operation, also, {**(buffers or {}), **named})
+            specs = missing_outputs(operation, also, {**named, **({"buffers": buffers} if buffers else {})})
         made: dict[str, BufferRef] = {}
         try:
             for name, spec in specs.items():
@@ -597,7 +604,8 @@ class CudnnRef:
         if isinstance(what, Graph):
             self._state.check_graph(what)
             return await self.ask(Explain(graph=what.body), timeout=timeout)
-        check_warm(Warm(messages=(what,)))
+        if type(what) not in COMPUTE:
+            raise no_plan("what", what)
         return await self.ask(Explain(graph=self._state.lowered(what).graph), timeout=timeout)
 
     async def drain(self) -> None:

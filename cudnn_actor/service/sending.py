@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cudnn_actor.broker.request_checks import check_device_array, check_warm, not_a_message
+from cudnn_actor.broker.request_checks import check_device_array, check_warm, kind_of, not_a_message
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_names, require_type
 from cudnn_actor.protocol.conv import ConvSpec
-from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError, Words
+from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError
 from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graph_builder import GraphBuilder
 from cudnn_actor.protocol.messages import (
     COMPUTE,
     Allocate,
@@ -51,6 +52,8 @@ _REFERENCES: dict[type, tuple[str, ...]] = {
 _METHODS: dict[type, str] = {
     ConvFwd: "use `await gpu.conv_fwd(x, w, conv=...)`",
     ConvBwdData: "use `await gpu.conv_bwd_data(dy, w, conv=...)`",
+    GraphBuilder: "build the graph: graph = g.build(y=y)",
+    RunGraph: "send it, `await gpu.ask(message)`, or apply its graph",
     ConvBwdFilter: "use `await gpu.conv_bwd_filter(x, dy, conv=..., dims=...)`",
 }
 """What allocates the output of a message that `apply` does not take."""
@@ -127,7 +130,7 @@ def missing_ports(graph: Graph, given: Mapping[str, BufferRef]) -> dict[str, Ten
 
 
 def missing_outputs(
-    operation: Operation[BufferRef], also: Sequence[str], named: Mapping[str, BufferRef]
+    operation: Operation[BufferRef], also: Sequence[str], named: Mapping[str, object]
 ) -> dict[str, TensorSpec]:
     """The specs of the outputs that an operation leaves out and that are wanted. `named` must be empty.
 
@@ -137,7 +140,7 @@ def missing_outputs(
     if type(operation) not in OPERATIONS:
         raise InvalidRequest(
             field="operation",
-            value=Words(type(operation).__name__),
+            value=kind_of(operation),
             problem="is not an operation that `apply` takes",
             fix=_METHODS.get(type(operation), "pass one, as in MaxPool(x=x, window=window)"),
         )
@@ -145,8 +148,8 @@ def missing_outputs(
         raise InvalidRequest(
             field=name,
             value=value,
-            problem="is given by name, which only a graph's buffers are",
-            fix=f"make it a field: {type(operation).__name__}({name}=...)",
+            problem="is for graphs: an operation's buffers are its fields",
+            fix=f"leave it out, or make it a field: {type(operation).__name__}(x=x)",
         )
     require_names("also", also, operation.outputs, type(operation).__name__)
     inferred = check_inputs(operation).infer(

@@ -38,7 +38,17 @@ from cudnn_actor.protocol.operations.indexing import (
     ScatterReduction,
 )
 from cudnn_actor.protocol.operations.matmul import MatMul
-from cudnn_actor.protocol.operations.movement import Concat, Movement, Pad, Placed, Reshape, Slice, Transpose
+from cudnn_actor.protocol.operations.movement import (
+    BorderPad,
+    Concat,
+    Movement,
+    Pad,
+    PadMode,
+    Placed,
+    Reshape,
+    Slice,
+    Transpose,
+)
 from cudnn_actor.protocol.operations.normalization import (
     LayerNorm,
     LayerNormBackward,
@@ -82,6 +92,7 @@ __all__ = [
     "BatchNorm",
     "BatchNormBackward",
     "BatchNormTraining",
+    "BorderPad",
     "ChannelNorm",
     "Concat",
     "Convolution",
@@ -113,6 +124,7 @@ __all__ = [
     "Node",
     "Operation",
     "Pad",
+    "PadMode",
     "Placed",
     "Pointwise",
     "PointwiseMode",
@@ -172,6 +184,7 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     Transpose,
     Slice,
     Pad,
+    BorderPad,
     Concat,
     Reduction,
     ArgReduction,

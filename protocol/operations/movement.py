@@ -5,9 +5,10 @@ The results of reshapes, transposes and slices may lie in their operand's memory
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from cudnn_actor.protocol.checks import is_finite
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -23,7 +24,17 @@ from cudnn_actor.protocol.operations.base import (
 )
 from cudnn_actor.protocol.tensor import TensorSpec, packed_strides
 
-__all__ = ["Concat", "Movement", "Pad", "Placed", "Reshape", "Slice", "Transpose"]
+__all__ = [
+    "BorderPad",
+    "Concat",
+    "Movement",
+    "Pad",
+    "PadMode",
+    "Placed",
+    "Reshape",
+    "Slice",
+    "Transpose",
+]
 
 
 class Placed(NamedTuple):
@@ -230,14 +241,7 @@ class Pad(Movement[T], frozen=True, kw_only=True, tag=True):
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         x = specs["x"]
         self._check_axes(x, "before", "after", "steps")
-        for name in ("before", "after"):
-            if min(getattr(self, name), default=0) < 0:
-                raise InvalidRequest(
-                    field=name,
-                    value=getattr(self, name),
-                    problem="must not be negative",
-                    fix="take elements away with Slice",
-                )
+        _check_widths(self)
         if 0 in self.steps:
             raise InvalidRequest(
                 field="steps", value=self.steps, problem="must not be 0", fix="use 1 for neighbours"
@@ -267,16 +271,112 @@ class Pad(Movement[T], frozen=True, kw_only=True, tag=True):
         y[inside] = x[tuple(slice(None, None, -1 if step < 0 else 1) for step in self.steps)]
         return {"y": y}
 
-    def inside(self, strides: tuple[int, ...]) -> Placed:
-        """Where x lies in a result of these strides, from its first element in the result's order."""
-        offset = sum(before * stride for before, stride in zip(self.before, strides, strict=True))
-        return Placed(tuple(abs(step) * s for step, s in zip(self.steps, strides, strict=True)), offset)
 
-    def turned(self, dims: tuple[int, ...], strides: tuple[int, ...]) -> Placed:
-        """How x's elements lie in its memory, of these dims and strides, in the result's order."""
-        along = list(zip(self.steps, dims, strides, strict=True))
-        offset = sum((size - 1) * stride for step, size, stride in along if step < 0 < size)
-        return Placed(tuple(-stride if step < 0 else stride for step, _, stride in along), offset)
+class PadMode(enum.StrEnum):
+    """Which elements of x lie around it, by NumPy's names. Of an axis with elements a b c:"""
+
+    EDGE = "edge"
+    """a a | a b c | c c: the outermost one."""
+    REFLECT = "reflect"
+    """c b | a b c | b a: mirrored at the outermost one, which is not repeated."""
+    SYMMETRIC = "symmetric"
+    """b a | a b c | c b: mirrored, with the outermost one repeated."""
+    WRAP = "wrap"
+    """b c | a b c | a b: those of the other end."""
+
+    def places(self, xp: Any, size: int, before: int, after: int) -> Array:
+        """Which of `size` elements each is, with so many before and behind them: any number of them."""
+        places = xp.arange(-before, size + after)
+        match self:
+            case PadMode.EDGE:
+                return xp.clip(places, 0, size - 1)
+            case PadMode.WRAP:
+                return places % size
+            case PadMode.SYMMETRIC:
+                places = places % (2 * size)
+                return xp.minimum(places, 2 * size - 1 - places)
+            case PadMode.REFLECT:
+                places = places % max(2 * size - 2, 1)
+                return xp.minimum(places, 2 * size - 2 - places)
+
+
+class BorderPad(Movement[T], frozen=True, kw_only=True, tag=True):
+    """x with elements of its own around it. As NumPy's `pad`.
+
+    Parameters
+    ----------
+    before, after
+        For each axis: how many elements lie before those of x, and behind them; at least 0, and 0 where x has
+        no elements.
+    mode
+        Which.
+    """
+
+    kind = "border_pad"
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    mode: PadMode
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        x = specs["x"]
+        self._check_axes(x, "before", "after")
+        _check_widths(self)
+        for before, size, after in zip(self.before, x.dims, self.after, strict=True):
+            if size == 0 < before + after:
+                raise InvalidRequest(
+                    field="x",
+                    value=x.dims,
+                    problem="has no elements to put around it",
+                    fix="leave that axis as it is, or pad it with a number",
+                )
+        along = zip(self.before, x.dims, self.after, strict=True)
+        return {"y": TensorSpec.packed(tuple(map(sum, along)), x.dtype)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        dx, x = d["y"], cast("Any", self.x)
+        for axis, (before, size, after) in enumerate(zip(self.before, x.dims, self.after, strict=True)):
+            if before + after:
+                dx = self._gathered(g, dx, axis, before, size)
+        return {"x": dx}
+
+    def _gathered(self, g: Any, dy: Any, axis: int, before: int, size: int) -> Any:
+        """The sums, along an axis, over all that each of x's elements became."""
+
+        def part(x: Any, start: int, stop: int) -> Any:
+            return g.slice(x, (*(slice(None),) * axis, slice(start, stop)))
+
+        total = dy.dims[axis]
+        if size == 1:
+            return g.sum(dy, axis, keepdims=True)
+        if self.mode is PadMode.EDGE:
+            first, last = part(dy, 0, before + 1), part(dy, before + size - 1, total)
+            inner = part(dy, before + 1, before + size - 1)
+            return g.concatenate(
+                (g.sum(first, axis, keepdims=True), inner, g.sum(last, axis, keepdims=True)), axis
+            )
+        period = {PadMode.WRAP: size, PadMode.SYMMETRIC: 2 * size, PadMode.REFLECT: 2 * size - 2}[self.mode]
+        lead = -before % period
+        widths = [(0, 0)] * len(dy.dims)
+        widths[axis] = (lead, -(lead + total) % period)
+        periods = g.pad(dy, widths)  # of whole periods, the first of which begins with x's first element
+        count = periods.dims[axis] // period
+        parts = g.reshape(periods, (*dy.dims[:axis], count, period, *dy.dims[axis + 1 :]))
+        sums = g.sum(parts, axis)
+        if self.mode is PadMode.WRAP:
+            return sums
+        mirrored = g.flip(part(sums, size, period), axis)
+        if self.mode is PadMode.REFLECT:
+            widths[axis] = (1, 1)
+            mirrored = g.pad(mirrored, widths)
+        return part(sums, 0, size) + mirrored
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        x = values["x"]
+        for axis, (before, after) in enumerate(zip(self.before, self.after, strict=True)):
+            if before + after:
+                x = xp.take(x, self.mode.places(xp, x.shape[axis], before, after), axis=axis)
+        return {"y": x}
 
 
 class Concat(Operation[T], frozen=True, kw_only=True, tag=True):
@@ -358,3 +458,14 @@ class Concat(Operation[T], frozen=True, kw_only=True, tag=True):
 
 def _without(dims: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return dims[:axis] + dims[axis + 1 :]
+
+
+def _check_widths(operation: Pad[Any] | BorderPad[Any]) -> None:
+    for name in ("before", "after"):
+        if min(getattr(operation, name), default=0) < 0:
+            raise InvalidRequest(
+                field=name,
+                value=getattr(operation, name),
+                problem="must not be negative",
+                fix="take elements away with Slice",
+            )

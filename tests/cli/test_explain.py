@@ -40,7 +40,7 @@ def test_a_graph_that_the_engine_cannot_run_is_an_error_with_its_line(
     ("text", "options", "problem"),
     [
         (None, (), "cannot be read"),
-        ("{}", (), "is not a graph"),
+        ("{}", (), "cannot be read: is not a graph: Object missing required field `format`"),
         ("graph", ("--device", "cuda:77"), "device='cuda:77'"),
         ("graph", ("--device", "cpu", "--picture", "/nowhere/at/all.svg"), "cannot be written"),
     ],
@@ -62,3 +62,4 @@ def test_what_cannot_be_carried_out_is_one_line(
     told = capsys.readouterr().err
     assert problem in told
     assert told.count("\n") == 1
+    assert told.count("is not a graph") <= 1

@@ -121,6 +121,8 @@ IN_LINES = {
     "single": by_hand((3, 4, 1, 1), Layout.NCHW, (2, 3)),
     "masked": masked((6, 33), 1),
     "masked columns": masked((4, 6, 33), 1, log=True),
+    "taller columns": masked((2, 70, 33), 1),
+    "tallest columns": masked((2, 300, 33), 1),
 }
 
 

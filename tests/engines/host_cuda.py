@@ -135,7 +135,6 @@ template <class T> T __shfl_up_sync(unsigned, T value, int apart) {
     return from_lane(value, me % 32 < apart ? me % 32 : me % 32 - apart);
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-template <class T> T atomicAdd(T* at, T value) { const T old = *at; *at += value; return old; }
 template <class T> T atomicExch(T* at, T value) { const T old = *at; *at = value; return old; }
 template <class T> T atomicMax(T* at, T value) { const T old = *at; *at = max(old, value); return old; }
 static unsigned __ballot_sync(unsigned, bool vote) {

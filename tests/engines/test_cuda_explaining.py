@@ -143,7 +143,7 @@ def test_a_tuned_or_unchecked_piece_says_so() -> None:
         changes = (
             {"tuning": Tuning(20.0, 10.0, 5, ())}
             if isinstance(piece.operations[0], Cumulative)
-            else {"tried": False}
+            else {"checked": False}
         )
         return CudaPlan(msgspec.structs.replace(plan.recipe, **changes), ())
 
@@ -164,7 +164,7 @@ def test_a_plan_in_one_piece_is_explained_too() -> None:
     graph = g.build(y=g.input("x", (4, 4)) * g.input("z", (4, 4)))
     assert cut(graph.body) is None
     plan = compile_split(graph.body, None, None)
-    found = CudaPlan(msgspec.structs.replace(plan.recipe, tried=False), ()).explain(graph.body)
+    found = CudaPlan(msgspec.structs.replace(plan.recipe, checked=False), ()).explain(graph.body)
     (piece,) = found.pieces
     assert (piece.operations, piece.steps, piece.checked, found.views) == (
         (0,),

@@ -64,6 +64,18 @@ def test_each_form_of_lines_is_covered() -> None:
     assert held["short"]
     assert held["long"]
     assert not held["longer"]
+    assert held["taller columns"]
+    assert not held["tallest columns"]
+
+
+def test_neighbouring_columns_belong_to_a_warp_and_few_threads_share_one() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (8, 64, 28, 28), "bfloat16")
+    (step,) = compile_fused(g.build(y=g.softmax(x, 1)).body, None).recipe.steps
+    assert isinstance(step, LinedStep)
+    assert step.kernel.lines.form is Form.COLUMN
+    assert step.kernel.launch() == ((8 * 28 * 28 // 32, 1), (32, 8))
+    assert step.kernel.held == 8
 
 
 def test_what_has_no_common_lines_is_refused() -> None:

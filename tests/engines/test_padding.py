@@ -1,4 +1,4 @@
-"""Padding against NumPy's, and element by element; what is refused; and the kernels that it is on CUDA."""
+"""Padding against NumPy's, and element by element; what is refused; and the kernel that it is on CUDA."""
 
 from __future__ import annotations
 
@@ -8,15 +8,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudnn_actor.engines.cuda.plans.kernels import Constant, Leaf
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, KernelStep
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
-from cudnn_actor.protocol import DType, Graph, GraphBuilder, InvalidRequest, Layout, Pad, TensorSpec
+from cudnn_actor.engines.cuda.operations import padding
+from cudnn_actor.engines.cuda.operations.padding import source
+from cudnn_actor.protocol import (
+    BorderPad,
+    DType,
+    Graph,
+    GraphBuilder,
+    GraphTensor,
+    InvalidRequest,
+    Layout,
+    Pad,
+    PadMode,
+    TensorSpec,
+)
 
-from .differences import computed
+from . import host_cuda
+from .differences import check_gradients, computed
 from .workbench import Workbench, spread
 
 VALUE = 2.0
@@ -64,46 +75,141 @@ def test_each_element_is_where_it_belongs(problem: tuple[TensorSpec, dict[str, A
     )
 
 
+MODES = list(PadMode)
+Widths = tuple[tuple[int, int], ...]
+SHAPES: dict[str, tuple[tuple[int, ...], Layout, Widths]] = {
+    "rows": ((2, 3, 24), Layout.NCHW, ((0, 0), (1, 2), (8, 8))),
+    "far": ((3, 2, 3), Layout.NCHW, ((7, 5), (0, 0), (9, 8))),
+    "image": ((2, 8, 3, 4), Layout.NHWC, ((0, 0), (0, 0), (1, 1), (2, 1))),
+    "one": ((1, 2), Layout.NCHW, ((4, 3), (1, 0))),
+    "none": ((3, 4), Layout.NCHW, ((0, 0), (0, 0))),
+    "gaps in memory": ((3, 4), Layout.STRIDED, ((1, 1), (3, 2))),
+}
+DTYPES: dict[str, DType] = {
+    **dict(zip(MODES, (DType.FLOAT32, DType.FLOAT16, DType.INT8, DType.INT64), strict=True)),
+    "constant": DType.BFLOAT16,
+}
+
+
+def laid_out(dims: tuple[int, ...], dtype: DType, layout: Layout) -> TensorSpec:
+    if layout is Layout.STRIDED:
+        return spread(dims, dtype)
+    return TensorSpec.packed(dims, dtype, layout)
+
+
+KERNELS: dict[str, tuple[TensorSpec, str, Widths]] = {
+    f"{mode}, {name}": (laid_out(dims, dtype, layout), str(mode), widths)
+    for mode, dtype in DTYPES.items()
+    for name, (dims, layout, widths) in SHAPES.items()
+}
+
+
+def operation_of(mode: str, widths: Widths) -> Any:
+    before, after = zip(*widths, strict=True)
+    operands: dict[str, Any] = {"x": "x", "y": "y", "before": before, "after": after}
+    if mode == "constant":
+        return Pad(**operands, steps=(1,) * len(widths), value=VALUE)
+    return BorderPad(**operands, mode=PadMode(mode))
+
+
+def numpys(x: np.ndarray, mode: str, widths: Widths) -> np.ndarray:
+    given_: Any = {"constant_values": VALUE} if mode == "constant" else {}
+    return np.pad(x, widths, mode, **given_)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    host_cuda.compile_together(
+        source(operation_of(mode, widths), tensors_of(spec, y_spec(spec, mode, widths)))
+        for spec, mode, widths in KERNELS.values()
+    )
+
+
+def y_spec(x: TensorSpec, mode: str, widths: Widths) -> TensorSpec:
+    return laid_out(operation_of(mode, widths).infer({"x": x})["y"].dims, x.dtype, x.layout)
+
+
+def tensors_of(*specs: TensorSpec) -> list[GraphTensor]:
+    return [GraphTensor(uid=n, dims=s.dims, strides=s.strides, dtype=s.dtype) for n, s in enumerate(specs)]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.usefixtures("compiled")
+def test_the_kernel_of_cuda_is_numpys(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    host_cuda.use(monkeypatch, padding)
+    spec, mode, widths = KERNELS[name]
+    x = integers(spec.dims, spec.dtype)
+    specs = {"x": spec, "y": y_spec(spec, mode, widths)}
+    found = host_cuda.launched(operation_of(mode, widths), specs, {"x": x})["y"]
+    np.testing.assert_array_equal(found.view(np.uint8), numpys(x, mode, widths).view(np.uint8))
+
+
 @given(problems())
-def test_the_kernels_of_cuda_put_each_element_where_it_belongs(
-    problem: tuple[TensorSpec, dict[str, Any]],
-) -> None:
+@settings(max_examples=12, deadline=None)
+def test_the_kernel_of_cuda_leaves_gaps_and_reverses(problem: tuple[TensorSpec, dict[str, Any]]) -> None:
     spec, attributes = problem
-    graph = graph_of(spec, attributes)
-    x, y = integers(spec.dims, spec.dtype), np.full(graph.outputs[0].spec.size, np.nan, np.float32)
-    given_ = np.empty(spec.size, np.float32)
-    strided(given_, spec.dims, spec.strides)[...] = x
-    memories = {graph.body.bound.index(graph.inputs[0].uid): given_}
-    memories[1 - next(iter(memories))] = y
-    for step in compile_split(graph.body, None, None).recipe.steps:
-        assert isinstance(step, KernelStep)
-        run(step, memories)
-    out = graph.outputs[0].spec
-    np.testing.assert_array_equal(strided(y, out.dims, out.strides), padded(x, **attributes))
+    x = integers(spec.dims, spec.dtype)
+    operation = Pad(x="x", y="y", **attributes, value=VALUE)
+    specs = {"x": spec, "y": operation.infer({"x": spec})["y"]}
+    with pytest.MonkeyPatch.context() as patch:
+        host_cuda.use(patch, padding)
+        found = host_cuda.launched(operation, specs, {"x": x})["y"]
+    np.testing.assert_array_equal(found, padded(x, **attributes))
 
 
-def run(step: KernelStep, memories: dict[int, np.ndarray]) -> None:
-    """A kernel that copies a tensor, or fills it with a number."""
-    places = []
-    for source in step.sources:
-        assert isinstance(source, Buffer)
-        places.append((source.number, source.offset // 4))
-    kernel, (result,) = step.kernel, step.kernel.results
-    for index in itertools.product(*map(range, kernel.dims)):
-        at = [
-            first + sum(map(math.prod, zip(index, strides, strict=True)))
-            for (_, first), strides in zip(places, kernel.strides, strict=True)
-        ]
-        assert min(at) >= 0
-        if isinstance(result.value, Constant):
-            memories[places[0][0]][at[0]] = result.value.value
-        else:
-            assert isinstance(result.value, Leaf)
-            memories[places[0][0]][at[0]] = memories[places[1][0]][at[1]]
+def test_each_thread_writes_sixteen_bytes() -> None:
+    """Of float32; where elements do not lie side by side, one."""
+    for dims, together in (((4, 6), 4), ((5,), 4), ((2, 3, 3, 3), 4)):
+        spec = TensorSpec.packed(dims, DType.FLOAT32)
+        operation = operation_of("edge", ((1, 1),) * len(dims))
+        tensors = tensors_of(spec, operation.infer({"x": spec})["y"])
+        assert f"Pack<T, {together}>" in source(operation, tensors)
+        assert "Pack<T, 1>" in source(
+            operation, [tensors[0], tensors_of(spread(tensors[1].dims, DType.FLOAT32))[0]]
+        )
 
 
-def strided(memory: np.ndarray, dims: Any, strides: Any) -> np.ndarray:
-    return np.lib.stride_tricks.as_strided(memory, dims, [4 * step for step in strides])
+@pytest.mark.parametrize("mode", MODES)
+@given(st.data())
+def test_modes_are_numpys(mode: PadMode, data: st.DataObject) -> None:
+    dims = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    widths = tuple((data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))) for _ in dims)
+    g = GraphBuilder()
+    x = integers(dims, DType.FLOAT32)
+    graph = g.build(y=g.pad(g.input("x", dims), widths, mode=mode))
+    np.testing.assert_array_equal(computed(graph, {"x": x})["y"], np.pad(x, widths, mode))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DType)
+def test_modes_of_every_dtype(bench: Workbench, dtype: DType, mode: PadMode) -> None:
+    dims, widths = (2, 3, 4), ((1, 2), (0, 0), (3, 9))
+    x = integers(dims, dtype)
+    wanted = np.pad(x, widths, mode)  # type: ignore[call-overload]
+    y = bench.empty(TensorSpec.packed(wanted.shape, dtype))
+    operation = BorderPad(
+        x=bench.place(x, spread(dims, dtype)), y=y, before=(1, 0, 3), after=(2, 0, 9), mode=mode
+    )
+    np.testing.assert_array_equal(bench.run(operation), wanted)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("widths", [((1, 2), (0, 3)), ((7, 9), (11, 4)), ((0, 5), (6, 0))])
+def test_gradients_of_modes(mode: PadMode, widths: Widths) -> None:
+    values = {"x": np.random.default_rng(0).uniform(-1, 1, (3, 4))}
+    check_gradients(lambda g, x: g.square(g.pad(x, widths, mode=mode)), values, tolerance=1e-6)
+    check_gradients(lambda g, x: g.pad(x[:1, :2], widths, mode=mode), values)
+
+
+def test_without_elements_only_a_number_is_put_around() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (0, 3))
+    graph = g.build(y=g.pad(x, ((1, 2), (0, 1)), 5), z=g.pad(x, ((0, 0), (1, 2)), mode="wrap"))
+    found = computed(graph, {"x": np.empty((0, 3), np.float32)})
+    np.testing.assert_array_equal(found["y"], np.full((3, 4), 5))
+    assert found["z"].shape == (0, 6)
+    with pytest.raises(InvalidRequest, match="no elements to put around"):
+        g.pad(x, 1, mode="edge")
 
 
 @pytest.mark.parametrize("dtype", DType)

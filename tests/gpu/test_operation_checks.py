@@ -29,6 +29,7 @@ from cudnn_actor.protocol import (
     BatchNorm,
     BatchNormBackward,
     BatchNormTraining,
+    BorderPad,
     Cumulative,
     DType,
     Gather,
@@ -53,6 +54,8 @@ from cudnn_actor.protocol import (
     MaxPoolBackward,
     Node,
     OperationGraph,
+    Pad,
+    PadMode,
     Pointwise,
     PointwiseMode,
     RandomBernoulli,
@@ -373,6 +376,12 @@ SOFTMAX: dict[str, tuple[list[GraphTensor], Node]] = {
     "softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2)),
     "log-softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2, log=True)),
 }
+WIDER = (7, 4, 47)
+WIDTHS: dict[str, Any] = {"x": 0, "y": 1, "before": (1, 0, 3), "after": (2, 1, 4)}
+PADDED: dict[str, tuple[list[GraphTensor], Node]] = {
+    "pad": (tensors(ROWS, WIDER), Pad(**WIDTHS, steps=(1, 1, 1), value=2.0)),
+    **{f"pad, {mode}": (tensors(ROWS, WIDER), BorderPad(**WIDTHS, mode=mode)) for mode in PadMode},
+}
 OURS = ("-kernel", "lines")
 """How the names of ways end that are kernels of our own."""
 ONLY_OURS = {
@@ -385,6 +394,7 @@ ONLY_OURS = {
     *(REDUCTIONS.keys() - {"sum", "sum in parts"}),
     *PLACES,
     *RUNNING,
+    *PADDED,
     *DRAWN,
     *GATHERS,
     *SCATTERS,
@@ -603,6 +613,18 @@ def other_power(step: OperationStep) -> tuple[OperationStep, ...]:
     return changed(step, beta=0.5)
 
 
+def other_border(step: OperationStep) -> tuple[OperationStep, ...]:
+    if isinstance(step.operation, Pad):
+        return changed(step, value=1.0)
+    modes = list(PadMode)
+    return changed(step, mode=modes[modes.index(step.operation.mode) - 1])  # type: ignore[attr-defined]
+
+
+def other_widths(step: OperationStep) -> tuple[OperationStep, ...]:
+    """More behind x's elements, and less before them."""
+    return changed(step, before=(0, 0, 2), after=(3, 1, 5))
+
+
 def with_tensors(
     step: OperationStep, names: tuple[str, ...], change: Callable[[GraphTensor], GraphTensor]
 ) -> tuple[OperationStep, ...]:
@@ -711,7 +733,7 @@ def engine() -> Iterator[CudaEngine]:
 
 
 GIVEN = GRAPHS | NORMS | IMAGES | RESPONSES | ATTENTION | LOCAL | DRAWN | PRODUCTS | GROUPED
-GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX | GATHERS | SCATTERS | SORTS
+GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX | GATHERS | SCATTERS | SORTS | PADDED
 CASES = [
     *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
     *itertools.product(NORMS, [missing, shorter_rows, one_weight, rotated, one_sample_less, one_sample_more]),
@@ -732,6 +754,7 @@ CASES = [
     ("product", one_sample_more),
     *itertools.product(REDUCTIONS, [missing, another_mode, half_read, next_row, one_sample_less]),
     *itertools.product(PLACES, [missing, smallest, half_read, next_row, one_sample_less, one_sample_more]),
+    *itertools.product(PADDED, [missing, other_border, other_widths, next_row, transposed]),
     *itertools.product(RUNNING, [missing, reverse, exclusive, longer_rows, one_sample_less, one_sample_more]),
 ]
 

@@ -45,7 +45,9 @@ from cudnn_actor.protocol.messages import Travelling
 from cudnn_actor.protocol.operations import (
     OPERATIONS,
     AdaptiveWindow,
+    BorderPad,
     Operation,
+    PadMode,
     Pointwise,
     PointwiseMode,
     RandomIntegers,
@@ -145,7 +147,7 @@ _SEVERAL = {"operands": st.lists(refs, min_size=1, max_size=3).map(tuple)}
 
 def operations(kind: type[Operation[BufferRef]]) -> st.SearchStrategy[Operation[BufferRef]]:
     """Messages of an operation's class, with and without its optional operands."""
-    modes = PointwiseMode if issubclass(kind, Pointwise) else ReductionMode
+    modes = {Pointwise: PointwiseMode, BorderPad: PadMode}.get(kind, ReductionMode)
     attributes = _ATTRIBUTES | {"mode": st.sampled_from(modes)}
     if issubclass(kind, RandomIntegers):
         attributes |= {name: st.integers(-(2**63), 2**64 - 1) for name in ("low", "high")}
@@ -221,7 +223,7 @@ _pieces = st.builds(
     steps=_texts,
     plan=st.text(),
     why=_texts,
-    measured=st.none() | st.builds(Measured, heuristic_us=NUMBERS, tuned_us=NUMBERS, tried=COUNTS),
+    measured=st.none() | st.builds(Measured, heuristic_us=NUMBERS, tuned_us=NUMBERS, timed=COUNTS),
 )
 _scratch = st.builds(
     ScratchTensor, label=st.text(), **dict.fromkeys(["nbytes", "offset", "first", "last"], COUNTS)

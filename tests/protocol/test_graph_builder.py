@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -244,6 +245,37 @@ class TestForms:
     def test_other_json_is_refused(self, text: bytes) -> None:
         with pytest.raises(InvalidRequest, match="is not a graph"):
             Graph.from_json(text)
+
+    def test_json_has_no_infinity_and_gives_it_back(self) -> None:
+        g = GraphBuilder()
+        x = g.input("x", (3,))
+        graph = g.build(y=g.where(x > 0, x, -np.inf), z=x + np.inf, nan=x * np.nan)
+        again = Graph.from_json(graph.to_json())
+        assert again.digest() == graph.digest()
+        found = {str(tensor.value) for tensor in again.body.tensors if tensor.value is not None}
+        assert found == {"0.0", "-inf", "inf", "nan"}
+
+    @pytest.mark.parametrize(
+        ("text", "shown"),
+        [
+            ("graph.json", "text='graph.json': is not a graph"),
+            (b"[" * 100_000, "text=JSON: is not a graph"),
+            (b'{"format": 1, "graph": {"body": {"tensors": 3}}}', "text=JSON: is not a graph"),
+            (b'{"format": 1, "graph": {"body": {"tensors": [3]}}}', "text=JSON: is not a graph"),
+            (None, "text=None: is neither bytes nor str"),
+            ({}, "text={}: is neither bytes nor str"),
+        ],
+        ids=["path", "deep", "no tensors", "no tensor", "None", "dict"],
+    )
+    def test_what_is_no_json_of_a_graph_is_named(self, text: Any, shown: str) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            Graph.from_json(text)
+        assert str(caught.value).startswith(shown)
+        assert str(caught.value).endswith("; pass what `Graph.to_json` gave")
+
+    def test_limits_are_limits(self) -> None:
+        with pytest.raises(InvalidRequest, match="limits=5: is of type int where a GraphLimits"):
+            Graph.from_json(self.graph().to_json(), limits=5)  # type: ignore[arg-type]
 
     def test_a_newer_form_is_named(self) -> None:
         text = json.dumps({"format": 99, "graph": {"new": True}})

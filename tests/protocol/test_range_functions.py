@@ -27,19 +27,20 @@ def test_ranges_of_every_dtype(dtype: DType) -> None:
 @given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-7, 7).filter(bool))
 def test_ranges_of_whole_numbers(start: int, stop: int, step: int) -> None:
     found = result(GraphBuilder().arange(start, stop, step))
-    np.testing.assert_array_equal(found, np.arange(start, stop, step, dtype=np.int64), strict=True)
+    wanted = np.array(range(start, stop, step), np.int64)
+    np.testing.assert_array_equal(found, wanted, strict=True)
 
 
 @pytest.mark.parametrize(
     "given_", [(5,), (2.5,), (0, 1, 0.1), (1, -2.0, -0.25), (3, 3.0), (0.5, 7), (7, 0, 2), (0, -1e-3)]
 )
-def test_ranges_of_floats(given_: tuple[float, ...]) -> None:
-    count = len(np.arange(*given_))
+def test_ranges_of_floats(given_: Any) -> None:
+    count = np.arange(*given_).size
     start, step = (0 if len(given_) == 1 else given_[0]), (given_[2] if len(given_) == 3 else 1)
     wanted = np.array([start + number * step for number in range(count)])
-    for dtype in ("float64", "float32", "float16"):
+    for dtype in (DType.FLOAT64, DType.FLOAT32, DType.FLOAT16):
         found = result(GraphBuilder().arange(*given_, dtype=dtype))
-        np.testing.assert_array_equal(found, wanted.astype(dtype), strict=True)
+        np.testing.assert_array_equal(found, wanted.astype(dtype.numpy), strict=True)
 
 
 def test_large_whole_numbers_are_exact() -> None:

@@ -67,7 +67,7 @@ def children_look_around(isolation: Isolation, way: str, loop: str = "asyncio") 
 def many_children(isolation: Isolation) -> None:
     """Children that are forked in whatever step the load's threads are."""
     service = start(device="cpu", isolation=isolation)
-    load = Load(service)
+    load = Load(service, pause_s=0.0)
     for _ in range(10):
         end_well([by_fork_and_exit(lambda: look_around(service, load.kept, rounds=1)) for _ in range(3)])
         load.goes_on(1)

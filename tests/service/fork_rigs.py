@@ -38,10 +38,14 @@ def plane(value: float) -> np.ndarray:
 
 
 class Load:
-    """Work on a thread with an event loop of its own, whose answers are known."""
+    """Work on a thread with an event loop of its own, whose answers are known.
 
-    def __init__(self, service: CudnnService) -> None:
+    `pause_s`: between rounds, so that children get on while the load does.
+    """
+
+    def __init__(self, service: CudnnService, pause_s: float = 0.005) -> None:
         self.wrong: list[str] = []
+        self._pause_s = pause_s
         self.kept: BufferRef
         self._gpu = CudnnRef(service)
         self._service = service
@@ -72,6 +76,7 @@ class Load:
             self._expect(await gpu.download(y), 2.0 * number)
             await gpu.ask(Fill(dst=y, value=-1.0))
             self._rounds.release()
+            await asyncio.sleep(self._pause_s)
         self._expect(await gpu.download(self.kept), 42.0)
         statistics = await gpu.statistics()
         if (statistics.restarts, statistics.generation, statistics.failed) != (0, 1, 0):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,8 @@ from cudnn_actor import (
     ExecutionFailed,
     Fault,
     FaultPlan,
+    Graph,
+    GraphBuilder,
     InvalidRequest,
     LayerNorm,
     MaxPool,
@@ -30,9 +35,11 @@ from cudnn_actor import (
     QuarantinedRequest,
     Window,
 )
+from cudnn_actor.engines.base import StickyError
 
 from ..log_lines import capture_logs
-from .rigs import spawn
+from .rigs import THREAD_ONLY, Gate, in_thread, spawn, spawn_gated, spawn_on
+from .worker_rigs import GatedEngine
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
@@ -101,6 +108,81 @@ async def test_what_was_allocated_is_freed_when_the_caller_is_cancelled() -> Non
         with pytest.raises(asyncio.CancelledError):
             await task
         assert await live(gpu) == before
+
+
+@pytest.mark.parametrize("of_graph", [False, True], ids=["operation", "graph"])
+async def test_what_a_cancelled_request_writes_is_freed_when_it_has_ended(of_graph: bool) -> None:
+    gate = Gate()
+    with capture_logs() as logs:
+        async with spawn_gated(gate) as gpu:
+            x = await gpu.upload(X)
+            before = await gpu.statistics()
+            with gate.closed():
+                applied = gpu.apply(pooled(), x=x) if of_graph else gpu.apply(MaxPool(x=x, window=WINDOW))
+                task = asyncio.ensure_future(applied)
+                await in_thread(gate.wait_for_arrival)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            assert await live(gpu) == before.live_buffers
+            assert (await gpu.statistics()).failed == before.failed
+            np.testing.assert_array_equal(await gpu.download(x), X)
+    assert "actor.tell_failed" not in [entry["event"] for entry in logs]
+
+
+def pooled() -> Graph:
+    g = GraphBuilder()
+    return g.build(y=g.max_pool(g.input("x", X.shape), 2))
+
+
+class Dying(GatedEngine):
+    """Its context dies of so many runs of a plan."""
+
+    def __init__(self, gate: Gate, deaths: Iterator[int]) -> None:
+        super().__init__(gate)
+        self._deaths = deaths
+
+    def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
+        self._pause("execute")
+        if next(self._deaths, None) is not None:
+            raise StickyError("DEAD", "the test killed the context")
+
+
+@THREAD_ONLY
+@pytest.mark.parametrize("deaths", [1, 2], ids=["run again", "quarantined"])
+async def test_what_crashes_do_to_a_cancelled_request_is_no_error_of_its_free(deaths: int) -> None:
+    gate, left = Gate(), iter(range(deaths))
+    with capture_logs() as logs:
+        async with spawn_on(lambda: Dying(gate, left)) as gpu:
+            x = await gpu.upload(X)
+            before = await gpu.statistics()
+            with gate.closed():
+                task = asyncio.ensure_future(gpu.apply(MaxPool(x=x, window=WINDOW), also=("index",)))
+                await in_thread(gate.wait_for_arrival)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            assert await live(gpu) == before.live_buffers
+            after = await gpu.statistics()
+            assert (after.restarts, after.failed) == (deaths, deaths - 1)
+    assert "actor.tell_failed" not in [entry["event"] for entry in logs]
+
+
+async def test_several_outputs_are_pickled_and_copied() -> None:
+    g = GraphBuilder()
+    x = g.input("x", X.shape)
+    graph = g.build({"y": x + 1.0, "no name": x * 2.0})
+    async with spawn(device="cpu") as gpu:
+        ref = await gpu.upload(X)
+        for found in (
+            await gpu.apply(MaxPool(x=ref, window=WINDOW), also=("index",)),
+            await gpu.apply(graph, x=ref),
+        ):
+            for again in (pickle.loads(pickle.dumps(found)), copy.copy(found), copy.deepcopy(found)):
+                assert again == found
+                assert type(again) is type(found)
+                assert (again.y, again._fields) == (found.y, found._fields)
+            assert found._replace(y=ref).y == ref
 
 
 async def test_what_a_crash_has_torn_is_not_freed_again() -> None:

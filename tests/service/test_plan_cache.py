@@ -34,7 +34,7 @@ from .rigs import ONE_BY_ONE, Gate, Trio, in_thread, outcome, spawn_gated
 class Built(NamedTuple):
     tag: str
     workspace: int = 0
-    tried: bool = True
+    checked: bool = True
 
     def explain(self, graph: OperationGraph) -> Explanation:
         return Explanation(plan=self.tag, digest=graph.digest(), pieces=())

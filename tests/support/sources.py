@@ -12,6 +12,7 @@ from cudnn_actor.engines.cuda.operations import attention as attentions
 from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
 from cudnn_actor.engines.cuda.operations import norms as norms_of_ours
+from cudnn_actor.engines.cuda.operations import padding as paddings
 from cudnn_actor.engines.cuda.operations import pooling as poolings
 from cudnn_actor.engines.cuda.operations import random as randoms
 from cudnn_actor.engines.cuda.operations import reduction as reductions
@@ -41,6 +42,7 @@ from cudnn_actor.protocol.operations import (
     ArgReduction,
     AvgPool,
     AvgPoolBackward,
+    BorderPad,
     Cumulative,
     Gather,
     GatherElements,
@@ -55,6 +57,8 @@ from cudnn_actor.protocol.operations import (
     LpPoolBackward,
     MaxPool,
     MaxPoolBackward,
+    Pad,
+    PadMode,
     PointwiseMode,
     RandomBernoulli,
     RandomIntegers,
@@ -92,6 +96,7 @@ _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     attentions.attention_kernels: attentions.source,
     products.matmul_kernel: products.source,
     randoms.random_kernel: randoms.source,
+    paddings.padding_kernel: paddings.source,
     grouped.grouped_kernels: grouped.source,
     indexing.gather_kernel: indexing.gather_source,
     indexing.scatter_kernels: indexing.scatter_source,
@@ -207,6 +212,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
         _grouped(),
         _reductions(),
         _randoms(),
+        _paddings(),
         _gathers(),
         _scatters(),
         _sorts(),
@@ -399,6 +405,20 @@ def _randoms() -> Iterator[tuple[str, OperationGraph]]:
             of |= {"high": 9} if kind is RandomIntegers else {}
             y = TensorSpec.packed(dims, dtype, layout)
             yield f"{kind.kind}-{dtype}-{layout}", graph_of(kind, {"state": STATE}, {"y": y}, **of)
+
+
+def _paddings() -> Iterator[tuple[str, OperationGraph]]:
+    """Every mode and dtype; packed, with gaps, and with places of more than 32 bits."""
+    for dtype, mode in itertools.product(DType, ("constant", *PadMode)):
+        for name, dims in (("small", (2, 3, 5)), ("large", (2, 1 << 16, 1 << 16))):
+            x = TensorSpec.packed(dims, dtype)
+            of: dict[str, Any] = {"before": (0, 1, 2), "after": (0, 3, 0)}
+            of |= {"steps": (1, -1, 2), "value": 1.0} if mode == "constant" else {"mode": mode}
+            kind: type[Any] = Pad if mode == "constant" else BorderPad
+            y = kind(x=0, y=1, **of).infer({"x": x})["y"]
+            apart = TensorSpec.strided(y.dims, [2 * step for step in y.strides], dtype)
+            for layout, spec in (("packed", y), ("apart", apart)):
+                yield f"{mode}_pad-{dtype}-{name}-{layout}", graph_of(kind, {"x": x}, {"y": spec}, **of)
 
 
 def _gathers() -> Iterator[tuple[str, OperationGraph]]:

@@ -25,6 +25,7 @@ from cudnn_actor.protocol import (
     BatchNorm,
     BatchNormBackward,
     BatchNormTraining,
+    BorderPad,
     BufferRef,
     Concat,
     ConvBwdData,
@@ -57,6 +58,7 @@ from cudnn_actor.protocol import (
     MaxPoolBackward,
     Operation,
     Pad,
+    PadMode,
     Pointwise,
     PointwiseMode,
     RandomBernoulli,
@@ -391,6 +393,7 @@ def _movements(x: tuple[int, ...], dims: tuple[int, ...], axes: tuple[int, ...])
         Transpose(x="x", y="transposed", axes=axes),
         Slice(x="x", y="sliced", starts=(0,) * len(x), steps=(2,) * len(x), sizes=sizes),
         Pad(x="x", y="padded", before=(1,) * len(x), after=(2,) * len(x), steps=(-1,) * len(x), value=5.0),
+        BorderPad(x="x", y="bordered", before=(3,) * len(x), after=(1,) * len(x), mode=PadMode.REFLECT),
         Concat(operands=("x", "x"), y="joined", axis=1),
     )
     return Problem(dims={"x": x}, operations=operations)

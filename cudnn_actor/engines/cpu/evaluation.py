@@ -109,7 +109,7 @@ class EvaluatedPlan:
     tag: str
     graph: OperationGraph
     workspace: ClassVar[int] = 0
-    tried: ClassVar[bool] = True
+    checked: ClassVar[bool] = True
 
     @property
     def buffers(self) -> int:

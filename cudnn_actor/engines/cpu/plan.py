@@ -177,7 +177,7 @@ class CpuPlan:
     intermediates: tuple[Dims, ...]
     buffers: int
     scalars: int
-    tried: ClassVar[bool] = True
+    checked: ClassVar[bool] = True
 
     def bind(self, workspace: Bytes) -> Program:
         """The plan on a workspace of at least `self.workspace` bytes."""

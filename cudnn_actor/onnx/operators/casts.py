@@ -13,7 +13,6 @@ from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.operations import Pointwise, PointwiseMode
 
 __all__ = ["converted", "dtype_of", "wrapped"]
 
@@ -28,13 +27,7 @@ def dtype_of(code: int) -> DType:
 
 def wrapped(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
     """Integers in another integer dtype, of which they keep the lowest bits."""
-    if dtype is x.dtype:
-        return x
-    wide = g.astype(x, DType.INT64)
-    all_bits = g._constant("x", -1, (1,) * x.rank, DType.INT64)
-    low = Pointwise(mode=PointwiseMode.BITWISE_AND, operands=(wide, all_bits))
-    made: Tensor = g.apply(low, like={"result": g.full(x.dims, 0, dtype)})
-    return made
+    return x if dtype is x.dtype else g.wrap(x, dtype)
 
 
 def converted(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.operations import ScatterReduction
 
 __all__: list[str] = []
 
@@ -43,6 +46,61 @@ def gather_elements(node: Node, g: GraphBuilder) -> Result:
 @operator("GatherND", since=11)
 def gather_nd(node: Node, g: GraphBuilder) -> Result:
     return g.gather_nd(node.tensor(0), _indices(node, g, 1), batch_dims=node.attribute("batch_dims", 0))
+
+
+def _reduction(node: Node) -> ScatterReduction:
+    return ScatterReduction(node.attribute("reduction", "none"))
+
+
+@operator("Scatter", since=9)
+@operator("ScatterElements", since=11)
+def scatter_elements(node: Node, g: GraphBuilder) -> Result:
+    where = node.tensor(0), _indices(node, g, 1), node.tensor(2), node.attribute("axis")
+    return g.put_along_axis(*where, reduction=_reduction(node))
+
+
+@operator("ScatterND", since=11)
+def scatter_nd(node: Node, g: GraphBuilder) -> Result:
+    return g.scatter_nd(node.tensor(0), _indices(node, g, 1), node.tensor(2), reduction=_reduction(node))
+
+
+@operator("TensorScatter", since=24)
+def tensor_scatter(node: Node, g: GraphBuilder) -> Result:
+    """Parts of a cache along an axis, from a place that each sample has of its own."""
+    x, updates = node.tensor(0), node.tensor(1)
+    axis = node.attribute("axis") % x.rank
+
+    def along(values: Tensor, place: int) -> Tensor:
+        return g.reshape(values, [-1 if n == place else 1 for n in range(x.rank)])
+
+    places = along(node.weight(np.arange(updates.dims[axis])), axis)
+    if node.has(2):
+        places = g.add(along(_indices(node, g, 2), 0), places)
+        if node.attribute("mode") == "circular":
+            places = g.mod(places, x.dims[axis])
+    return g.put_along_axis(x, g.broadcast_to(places, updates.dims), updates, axis)
+
+
+@operator("MaxUnpool", since=9)
+def max_unpool(node: Node, g: GraphBuilder) -> Result:
+    x, size = node.tensor(0), node.attribute("kernel_shape")
+    rank = len(size)
+    strides, pads = node.attribute("strides") or (1,) * rank, node.attribute("pads") or (0,) * (2 * rank)
+    spatial = [(x.dims[2 + n] - 1) * strides[n] - pads[n] - pads[rank + n] + size[n] for n in range(rank)]
+    dims = (*x.dims[:2], *spatial)
+    nothing = g.full((math.prod(dims),), 0.0, x.dtype)
+    y = g.put(nothing, g.reshape(_indices(node, g, 1), (-1,)), g.reshape(x, (-1,)))
+    y = g.reshape(y, dims)
+    wanted = node.ints(2) if node.has(2) else dims
+    more = [(0, want - dim) for want, dim in zip(wanted, dims, strict=True)]
+    return y if wanted == dims else g.pad(y, more)
+
+
+@operator("TopK", since=1)
+def top_k(node: Node, g: GraphBuilder) -> Result:
+    k = node.attribute("k") if node.version < 10 else int(node.constant(1).reshape(()))
+    largest, in_order = bool(node.attribute("largest", 1)), bool(node.attribute("sorted", 1))
+    return tuple(g.top_k(node.tensor(0), k, node.attribute("axis"), largest=largest, in_order=in_order))
 
 
 @operator("Compress", since=9)

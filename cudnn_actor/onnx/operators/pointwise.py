@@ -239,3 +239,9 @@ def is_inf(node: Node, g: GraphBuilder) -> Result:
     if not positive and not negative:
         return g.logical_and(found, g.isnan(x))
     return g.logical_and(found, g.greater(x, 0.0) if positive else g.less(x, 0.0))
+
+
+@operator("Binarizer", domain="ai.onnx.ml")
+def binarizer(node: Node, g: GraphBuilder) -> Result:
+    x = node.tensor(0)
+    return converted(g, g.greater(x, node.attribute("threshold")), x.dtype)

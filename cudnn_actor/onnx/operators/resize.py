@@ -118,24 +118,23 @@ class _Way:
 def resize(node: Node, g: GraphBuilder) -> Result:
     rank = node.rank(0)
     axes = [axis % rank for axis in node.attribute("axes") or range(rank)]
-    if node.version == 10:
-        scales, sizes, roi = node.constant(1), None, None
-    else:
-        roi, scales, sizes = (node.constant(n) if node.has(n) else None for n in (1, 2, 3))
+    numbers = (None, 1, None) if node.version == 10 else (1, 2, 3)
+    given = [None if n is None else node.constant_or_none(n) for n in numbers]
+    roi, scales, sizes = (None if each is None or not each.size else each for each in given)
     dims = [node.dims(0)[axis] for axis in axes]
-    if sizes is not None and sizes.size:
+    if sizes is not None:
         wanted = [int(size) for size in sizes]
         factors = _kept(node, [size / dim for size, dim in zip(wanted, dims, strict=True)])
         if factors[1]:
             wanted = [int(factor * dim + 0.5) for factor, dim in zip(factors[0], dims, strict=True)]
         along = list(zip(axes, wanted, factors[0], strict=True))
-    elif scales is not None and scales.size:
+    elif scales is not None:
         each = [float(scale) for scale in scales]
         along = [(a, int(s * d), s) for a, d, s in zip(axes, dims, each, strict=True)]
     else:
         raise Declined("has neither scales nor sizes")
     bounds = dict.fromkeys(axes, (0.0, 1.0))
-    if roi is not None and roi.size:
+    if roi is not None:
         half = len(axes)
         bounds = {axis: (float(roi[n]), float(roi[half + n])) for n, axis in enumerate(axes)}
     return _resized(node, g, _Way.of(node), along, bounds)

@@ -19,6 +19,7 @@ from cudnn_actor.engines.cpu.evaluation import exact
 from cudnn_actor.protocol import ConvSpec, DType, Layout, TensorSpec
 from cudnn_actor.protocol.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graph_functions import Functions
+from cudnn_actor.protocol.indexing_functions import IndexingFunctions
 from cudnn_actor.protocol.network_functions import NetworkFunctions
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
@@ -378,11 +379,11 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
 
 FUNCTION_NAMES = tuple(
     name
-    for kind in (Functions, NetworkFunctions, RandomFunctions)
+    for kind in (Functions, IndexingFunctions, NetworkFunctions, RandomFunctions)
     for name, member in vars(kind).items()
     if callable(member) and not name.startswith("_") and name != "conv"
 )
-"""The functions that are drawn: all that a builder has of elements and reductions, of networks and random."""
+"""The functions that are drawn: all of elements and reductions, of indices, of networks and random."""
 
 MOVES: tuple[tuple[Callable[[Sketch], None], int], ...] = (
     (pointwise, 3),

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from cudnn_actor.protocol import DType
-from cudnn_actor.protocol.operations import Concat, Pad, Reshape, Slice, Specs, Transpose
+from cudnn_actor.protocol.operations import BorderPad, Concat, Pad, PadMode, Reshape, Slice, Specs, Transpose
 
 from .rows import Asked, Exact, Made, Row, Sizes
 
@@ -17,6 +17,7 @@ Elements are moved as they are, bit for bit.
 """
 
 MERGED, SPLIT, REVERSED, SPACED = "dims merged", "dims split", "in reverse", "with gaps"
+FAR = "more than x has"
 ANY, LAST = "along any dim", "along the last dim"
 
 
@@ -63,6 +64,14 @@ def _pad(asked: Asked) -> Made:
     return Made({"x": dims}, {"before": before, "after": after, "steps": steps, "value": value})
 
 
+def _border_pad(asked: Asked) -> Made:
+    choose, dims = asked.choose, _dims(asked)
+    most = 20 if asked.has(FAR, 0.1) else 3
+    before, after = (tuple(choose.size(most) - 1 if choose.chance(0.5) else 0 for _ in dims) for _ in "ba")
+    mode = next((mode for mode in PadMode if asked.form == mode), None) or choose.one(PadMode)
+    return Made({"x": dims}, {"before": before, "after": after, "mode": mode})
+
+
 def _concat(asked: Asked) -> Made:
     choose, dims = asked.choose, list(_dims(asked))
     axis = len(dims) - 1 if asked.has(LAST, 0.3) else int(choose.rng.integers(len(dims)))
@@ -96,5 +105,6 @@ ROWS = (
     _row(Transpose, _transpose, REVERSED),
     _row(Slice, _slice, REVERSED, SPACED),
     _row(Pad, _pad, REVERSED, SPACED),
+    _row(BorderPad, _border_pad, *PadMode, FAR),
     _row(Concat, _concat, ANY, LAST),
 )

@@ -19,6 +19,7 @@ from cudnn_actor.engines.cuda.operations.indexing import gather_kernel, scatter_
 from cudnn_actor.engines.cuda.operations.matmul import cublas_product, lower_matmul, matmul_kernel
 from cudnn_actor.engines.cuda.operations.normalization import lower_normalization
 from cudnn_actor.engines.cuda.operations.norms import norm_launch, norm_workspace
+from cudnn_actor.engines.cuda.operations.padding import padding_kernel
 from cudnn_actor.engines.cuda.operations.pointwise import lower_pointwise
 from cudnn_actor.engines.cuda.operations.pooling import library_pooling, pooling_kernel
 from cudnn_actor.engines.cuda.operations.random import random_kernel
@@ -42,6 +43,7 @@ from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormBackward,
     BatchNormTraining,
+    BorderPad,
     Concat,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
@@ -163,6 +165,7 @@ _MATMUL = Implementation(
 _GATHER = Implementation(launchers={"kernel": Launcher(gather_kernel)})
 _SCATTER = Implementation(launchers={"kernel": Launcher(scatter_kernels, workspace=scatter_workspace)})
 _GROUPED = Implementation(launchers={"kernel": Launcher(grouped_kernels, workspace=grouped_workspace)})
+_PADDING = Implementation(launchers={"kernel": Launcher(padding_kernel)})
 IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     ConvolutionForward: _CONVOLUTION,
     ConvolutionBackwardData: _CONVOLUTION,
@@ -193,7 +196,8 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     Reshape: Implementation(),
     Transpose: Implementation(),
     Slice: Implementation(),
-    Pad: Implementation(),
+    Pad: _PADDING,
+    BorderPad: _PADDING,
     Concat: Implementation(),
     Reduction: Implementation(lower_reduction, launchers=_REDUCTION),
     ArgReduction: Implementation(launchers=_REDUCTION),

@@ -142,12 +142,15 @@ class Lines(NamedTuple):
         if self.form is Form.COLUMN:
             rows = min(_MANY_THREADS, _power_of_two(self.length))
             columns = min(_WARP, max(_power_of_two(self.across[-1][0]), _MANY_THREADS // rows))
-            rows = min(_MANY_THREADS // columns, rows)
-            return Launch((min(-(-self.total // columns), _MOST_BLOCKS), parts), (columns, rows))
+            return self.columns(columns, min(_MANY_THREADS // columns, rows), parts)
         if self.form is Form.WARP:
             return Launch((min(-(-self.total * _WARP // _THREADS), _MOST_BLOCKS), parts), (_THREADS,))
         many = self.length >= _LONG and self.total * parts < _FEW_LINES
         return Launch((min(self.total, _MOST_BLOCKS), parts), (_MANY_THREADS if many else _THREADS,))
+
+    def columns(self, columns: int, rows: int, parts: int = 1) -> Launch:
+        """Grid and block where a block has so many lines, and so many threads have a line."""
+        return Launch((min(-(-self.total // columns), _MOST_BLOCKS), parts), (columns, rows))
 
 
 def _power_of_two(least: int) -> int:

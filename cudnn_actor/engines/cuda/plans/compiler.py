@@ -100,8 +100,10 @@ def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> Cud
             except MemoryError:
                 if _has_bytes(plan):
                     continue  # unchecked, only a plan compiled for itself is used
-                log.warning("plan.unproved", plan=plan.tag, reason="no room for its self-check on the device")
-                return CudaPlan(msgspec.structs.replace(plan.recipe, tried=False), plan.graphs)
+                log.warning(
+                    "plan.unchecked", plan=plan.tag, reason="the device has no room for its self-check"
+                )
+                return CudaPlan(msgspec.structs.replace(plan.recipe, checked=False), plan.graphs)
             plan, fault = _checked(plan, check)
             if fault is None:
                 return plan

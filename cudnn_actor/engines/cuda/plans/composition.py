@@ -65,10 +65,10 @@ def compose(graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph],
         told += _parts(piece, plan)
     plan = finish(graph, steps, graphs, between + most, None)
     sizes = {tensor.uid: tensor.spec.nbytes for tensor in parts.between}
-    tried = all(plan.tried for plan in plans.values())
+    checked = all(plan.checked for plan in plans.values())
     recipe = msgspec.structs.replace(
         plan.recipe,
-        tried=tried,
+        checked=checked,
         tuning=_tuning(plans.values()),
         parts=tuple(told),
         between=tuple(
@@ -115,7 +115,7 @@ def _parts(piece: Piece, plan: CudaPlan) -> Iterator[Part]:
         yield msgspec.structs.replace(
             part,
             operations=_of_whole(piece, part.operations),
-            tried=plan.recipe.tried,
+            checked=plan.recipe.checked,
             tuning=plan.recipe.tuning,
         )
 
@@ -209,6 +209,6 @@ def _tuning(plans: Iterable[CudaPlan]) -> Tuning | None:
     return Tuning(
         heuristic_us=sum(one.heuristic_us for one in tuned),
         tuned_us=sum(one.tuned_us for one in tuned),
-        tried=sum(one.tried for one in tuned),
+        timed=sum(one.timed for one in tuned),
         discarded=tuple(text for one in tuned for text in one.discarded),
     )

@@ -63,7 +63,7 @@ def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
     steps = iter(recipe.steps)
     parts = recipe.parts
     if len(parts) == 1:  # what has become of it is noted on the whole
-        parts = (msgspec.structs.replace(parts[0], tried=recipe.tried, tuning=recipe.tuning),)
+        parts = (msgspec.structs.replace(parts[0], checked=recipe.checked, tuning=recipe.tuning),)
     for part in parts:
         yield PieceOfPlan(
             operations=part.operations,
@@ -72,7 +72,7 @@ def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
             plan=part.tag,
             why=part.refused,
             workspace=part.workspace,
-            checked=part.tried,
+            checked=part.checked,
             measured=_measured(part),
         )
 
@@ -103,4 +103,4 @@ def _measured(part: Part) -> Measured | None:
     found = part.tuning
     if found is None:
         return None
-    return Measured(heuristic_us=found.heuristic_us, tuned_us=found.tuned_us, tried=found.tried)
+    return Measured(heuristic_us=found.heuristic_us, tuned_us=found.tuned_us, timed=found.timed)

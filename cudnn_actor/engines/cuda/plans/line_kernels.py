@@ -46,7 +46,7 @@ from cudnn_actor.protocol.operations import PointwiseMode, ReductionMode
 
 __all__ = ["Lined", "LinedKernel", "Reduced", "fits", "lined", "source"]
 
-_MOST_HELD = 8
+_MOST_HELD, _THREADS = 8, 256
 """How many packs of all tensors together a thread keeps in registers."""
 _M = PointwiseMode
 _CHEAP = frozenset({_M.IDENTITY, _M.ABS, _M.NEG, _M.ADD, _M.SUB, _M.MUL, _M.MIN, _M.MAX, _M.SQUARE, _M.RELU})
@@ -97,22 +97,27 @@ class Lined(msgspec.Struct, frozen=True):
     @property
     def held(self) -> int:
         """How many packs of each operand a thread keeps in registers; 0 if it reads them again."""
-        launch = self.launch()
-        threads = 32 if self.lines.form is Form.WARP else launch.block[0]
-        packs = -(-self.lines.packs // threads)
+        threads = 32 if self.lines.form is Form.WARP else self.launch().block[-1]
+        fits = self._fits(threads) and any(isinstance(node, Reduced) for node in self.body)
+        return -(-self.lines.packs // threads) if fits else 0
+
+    def _fits(self, threads: int) -> bool:
+        """Whether a line stays in the registers of so many threads."""
         inner = sum(map(self.moves, range(len(self.operands))))
-        fits = self.lines.form is not Form.COLUMN and packs * inner <= _MOST_HELD
-        return packs if fits and any(isinstance(node, Reduced) for node in self.body) else 0
+        return -(-self.lines.packs // threads) * inner <= _MOST_HELD
 
     def launch(self) -> Launch:
-        """Grid and block: blocks so large that a line stays in their registers, if that is possible."""
+        """Grid and block: so many threads that a line stays in their registers, if that is possible."""
         launch = self.lines.launch()
-        if self.lines.form is not Form.BLOCK:
-            return launch
-        inner = sum(map(self.moves, range(len(self.operands))))
-        sizes = (threads for threads in (256, 512, 1024) if threads >= launch.block[0])
-        fitting = (size for size in sizes if -(-self.lines.packs // size) * inner <= _MOST_HELD)
-        return launch._replace(block=(next(fitting, launch.block[0]),))
+        match self.lines.form:
+            case Form.BLOCK:
+                sizes = (threads for threads in (256, 512, 1024) if threads >= launch.block[0])
+                return launch._replace(block=(next(filter(self._fits, sizes), launch.block[0]),))
+            case Form.COLUMN:  # neighbouring lines for each warp; few threads have to wait for each other
+                rows = next(filter(self._fits, (1, 2, 4, 8, 16, 32)), None)
+                return launch if rows is None else self.lines.columns(max(32, _THREADS // rows), rows)
+            case _:
+                return launch
 
 
 def lined(

@@ -33,7 +33,7 @@ class CudaPlan:
         self.graphs = graphs
         self.tag = recipe.tag
         self.workspace = recipe.workspace
-        self.tried = recipe.tried
+        self.checked = recipe.checked
         self.program: Any = None
         """The plan bound to the engine that runs it. Only that engine uses it."""
         self.tuning = recipe.tuning

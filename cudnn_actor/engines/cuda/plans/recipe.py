@@ -164,7 +164,7 @@ class Tuning(msgspec.Struct, frozen=True):
     ----------
     heuristic_us, tuned_us
         Device time of the heuristic's plan and of the fastest plan, in microseconds.
-    tried
+    timed
         How many plans were timed.
     discarded
         Why candidates failed their self-check: "engine: reason".
@@ -172,7 +172,7 @@ class Tuning(msgspec.Struct, frozen=True):
 
     heuristic_us: float
     tuned_us: float
-    tried: int
+    timed: int
     discarded: tuple[str, ...]
 
 
@@ -185,7 +185,7 @@ class Part(msgspec.Struct, frozen=True):
         Its operations' numbers in the graph.
     steps
         How many of the recipe's steps run it.
-    tag, workspace, tried, tuning
+    tag, workspace, checked, tuning
         Those of its own plan.
     refused
         Why what would have been preferred to this plan does not run.
@@ -196,7 +196,7 @@ class Part(msgspec.Struct, frozen=True):
     tag: str
     workspace: int
     refused: tuple[str, ...] = ()
-    tried: bool = True
+    checked: bool = True
     tuning: Tuning | None = None
 
 
@@ -225,7 +225,7 @@ class Recipe(msgspec.Struct, frozen=True):
         How many of each a run takes.
     tuning
         The measurements, if the plan was chosen by tuning.
-    tried
+    checked
         Whether it has passed its self-check.
     parts
         The pieces of the graph, in the order in which they run.
@@ -239,7 +239,7 @@ class Recipe(msgspec.Struct, frozen=True):
     buffers: int
     scalars: int
     tuning: Tuning | None = None
-    tried: bool = True
+    checked: bool = True
     parts: tuple[Part, ...] = ()
     between: tuple[Between, ...] = ()
 

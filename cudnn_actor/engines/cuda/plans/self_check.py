@@ -247,7 +247,7 @@ class SelfCheck:
         try:
             return of(lambda uid: self._tensors[uid].pointer, self.scalars)
         except libraries().cupy.cuda.memory.OutOfMemoryError:
-            log.warning("plan.unproved", reason="no room on the device to compute what it should compute")
+            log.warning("plan.unchecked", reason="no room on the device to compute what it should compute")
             return {}
 
 

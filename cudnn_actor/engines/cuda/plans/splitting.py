@@ -23,7 +23,6 @@ from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, computed_first, takes_bytes
 from cudnn_actor.engines.cuda.plans.joined_kernels import launches
 from cudnn_actor.engines.cuda.plans.kernels import (
-    Constant,
     Leaf,
     Result,
     elementwise,
@@ -50,7 +49,6 @@ from cudnn_actor.protocol.operations import (
     Movement,
     Node,
     Operation,
-    Pad,
     Placed,
     Pointwise,
     TensorRole,
@@ -110,7 +108,7 @@ class _Splitter:
                 self._convolve(operation)
             elif isinstance(operation, Concat):
                 self._concatenate(operation)
-            elif isinstance(operation, Movement):
+            elif isinstance(operation, Movement) and not IMPLEMENTATIONS[type(operation)].ways:
                 self._move(operation)
             else:
                 self._run(operation)
@@ -268,9 +266,6 @@ class _Splitter:
 
     def _move(self, operation: Movement[int]) -> None:
         """Add the step that moves elements: a copy of the operand as the result sees it."""
-        if isinstance(operation, Pad):
-            self._pad(operation)
-            return
         tensor, result = self._graph.tensor(operation.x), self._graph.tensor(operation.y)
         source = self._sources[operation.x]
         placed = operation.view(tensor.dims, tensor.strides)
@@ -300,17 +295,6 @@ class _Splitter:
             steps = [copies[number] for number in numbers]
             sources = tuple(source for step in steps for source in step.sources)
             self._steps.append(JoinedStep(tuple(step.kernel for step in steps), sources))
-
-    def _pad(self, operation: Pad[int]) -> None:
-        """Add the steps that fill the result, and that write the operand's elements to their places in it."""
-        tensor, result = self._graph.tensor(operation.x), self._graph.tensor(operation.y)
-        source, target = self._sources[operation.x], self._sources[operation.y]
-        if tensor.dims != result.dims:
-            fill = elementwise(Constant(operation.value), result.dtype, result.dims, [result.strides])
-            self._steps.append(KernelStep(fill, (target,)))
-        inside = _seen(result, target, tensor.dims, operation.inside(result.strides))
-        turned = _seen(tensor, source, tensor.dims, operation.turned(tensor.dims, tensor.strides))
-        self._copy(*turned, *inside)
 
     # Pointwise.
 

@@ -1,0 +1,319 @@
+"""How nodes become operations: functions, control flow, constants, and what is fused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from cudnn_actor import DType, InvalidModel, TensorSpec, UnsupportedModel, spawn
+from cudnn_actor.onnx import OnnxModel
+
+from .small_models import FLOAT, INT64, graph_of, model_of, node
+
+BOOL, HALF = TensorProto.BOOL, TensorProto.FLOAT16
+rng = np.random.default_rng(11)
+
+
+def imported(proto: onnx.ModelProto, **dims: tuple[int, ...]) -> Any:
+    """A model for inputs of these dims: what it is made into."""
+    model = OnnxModel(proto)
+    inputs: Any = model.inputs
+    specs = {each.name: TensorSpec.packed(dims.get(each.name, each.dims), each.dtype) for each in inputs}
+    return model.specialised(specs, {})
+
+
+def kinds(special: Any) -> list[str]:
+    """The operations of a graph, in order."""
+    return [str(getattr(each, "mode", each.kind)) for each in special.graph.body.operations]
+
+
+def run(proto: onnx.ModelProto, **inputs: np.ndarray) -> list[np.ndarray]:
+    async def result() -> list[np.ndarray]:
+        async with spawn(device="cpu") as gpu:
+            model = await gpu.load(proto)
+            found = list((await gpu.run(model, inputs)).values())
+            await model.close()
+            return found
+
+    return asyncio.run(result())
+
+
+def check(proto: onnx.ModelProto, **inputs: np.ndarray) -> None:
+    """Compare with ONNX's reference implementation."""
+    for value, wanted in zip(run(proto, **inputs), ReferenceEvaluator(proto).run(None, inputs), strict=True):
+        assert value.dtype == wanted.dtype
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+
+
+X = rng.standard_normal((3, 4)).astype(np.float32)
+PORTS = {"x": (FLOAT, [3, 4])}, {"y": (FLOAT, [3, 4])}
+
+
+# Constants.
+
+
+def test_what_follows_from_dims_and_constants_is_no_part_of_the_graph() -> None:
+    proto = model_of(
+        [
+            node("Shape", "x", "s"),
+            node("Gather", "s zero", "rows"),
+            node("Mul", "rows two", "twice"),
+            node("Concat", "twice rest", "dims", axis=0),
+            node("Reshape", "x dims", "y"),
+            node("Sqrt", "four", "root"),
+            node("Mul", "y root", "z"),
+        ],
+        {"x": (FLOAT, ["N", 4])},
+        {"z": (FLOAT, None)},
+        {
+            "zero": np.array([0]),
+            "two": np.array([2]),
+            "rest": np.array([-1]),
+            "four": np.array(4, np.float32),
+        },
+    )
+    special = imported(proto, x=(3, 4))
+    assert kinds(special) == ["reshape", "mul"]
+    assert special.weights == {}
+    check(proto, x=X)
+
+
+def test_a_model_of_constants_needs_no_graph() -> None:
+    proto = model_of(
+        [node("Add", "a b", "y")], {}, {"y": (FLOAT, [2])}, {"a": np.ones(2, "f4"), "b": np.ones(2, "f4")}
+    )
+    assert imported(proto).graph is None
+    np.testing.assert_array_equal(run(proto)[0], [2, 2])
+
+
+def test_an_output_may_be_an_input() -> None:
+    proto = model_of([node("Identity", "x", "y")], *PORTS)
+    np.testing.assert_array_equal(run(proto, x=X)[0], X)
+
+
+def test_a_huge_constant_is_not_computed_when_the_model_is_imported() -> None:
+    proto = model_of(
+        [
+            node("ConstantOfShape", "dims", "c"),
+            node("ReduceMax", "c", "m", keepdims=0),
+            node("Add", "x m", "y"),
+        ],
+        *PORTS,
+        {"dims": np.array([1 << 20, 1 << 10])},
+    )
+    assert kinds(imported(proto))[-1] == "add"
+
+
+def test_weights_are_named_as_the_model_names_them_and_equal_constants_are_one() -> None:
+    proto = model_of(
+        [
+            node("Mul", "x w", "a"),
+            node("Neg", "v", "b"),
+            node("Neg", "v", "c"),
+            node("Add", "a b", "d"),
+            node("Mul", "d c", "y"),
+        ],
+        *PORTS,
+        {"w": X, "v": X[0]},
+    )
+    special = imported(proto)
+    assert list(special.weights) == ["w", "constant 1"]
+    assert special.weights["w"][0] == "initialiser w"
+    check(proto, x=X)
+
+
+def test_tensors_without_elements_are_constants() -> None:
+    proto = model_of(
+        [
+            node("Concat", "x empty", "c", axis=0),
+            node("ReduceSum", "e axes", "s", keepdims=0),
+            node("Add", "c s", "y"),
+        ],
+        {"x": (FLOAT, [3, 4]), "e": (FLOAT, [0, 4]), "axes": (INT64, [1])},
+        {"y": (FLOAT, [3, 4])},
+        {"empty": np.empty((0, 4), np.float32)},
+    )
+    check(proto, x=X, e=np.empty((0, 4), np.float32), axes=np.array([0]))
+
+
+# Functions.
+
+
+def test_functions_of_the_model_with_attributes_of_their_own() -> None:
+    leaky = helper.make_node("LeakyRelu", ["t"], ["r"])
+    leaky.attribute.append(
+        helper.make_attribute_ref("alpha", onnx.AttributeProto.FLOAT, ref_attr_name="slope")
+    )
+    inner = helper.make_function(
+        "own", "Inner", ["t"], ["r"], [leaky], [helper.make_opsetid("", 21)], ["slope"]
+    )
+    call = helper.make_node("Inner", ["x"], ["y"], domain="own", slope=0.25)
+    outer = helper.make_function(
+        "own", "Outer", ["x"], ["y"], [call], [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    )
+    proto = model_of(
+        [helper.make_node("Outer", ["x"], ["y"], domain="own")],
+        *PORTS,
+        functions=[inner, outer],
+        opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("own", 1)],
+    )
+    assert kinds(imported(proto)) == ["leaky_relu"]
+    np.testing.assert_allclose(run(proto, x=X)[0], np.where(X > 0, X, X / 4), rtol=1e-6)
+
+
+def test_a_function_that_contains_itself_is_invalid() -> None:
+    call = helper.make_node("Loopy", ["x"], ["y"], domain="own")
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    loopy = helper.make_function("own", "Loopy", ["x"], ["y"], [call], opsets)
+    proto = model_of([call], *PORTS, functions=[loopy], opset_imports=opsets)
+    with pytest.raises(InvalidModel, match="must not be recursive"):
+        imported(proto)
+
+
+def test_what_is_missing_in_a_function_is_named_with_the_node_around_it() -> None:
+    call = helper.make_node("Odd", ["x"], ["y"], domain="own", name="outer")
+    inner = helper.make_node("Det", ["x"], ["y"], name="inner")
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    odd = helper.make_function("own", "Odd", ["x"], ["y"], [inner], opsets)
+    proto = model_of([call], *PORTS, functions=[odd], opset_imports=opsets)
+    with pytest.raises(UnsupportedModel, match=r"node 'outer' \(own.Odd\), in node 'inner' \(Det\)"):
+        imported(proto)
+
+
+# Control flow.
+
+
+def branch(op: str) -> onnx.GraphProto:
+    return graph_of([node(op, "x", "y")], {}, {"y": (FLOAT, [3, 4])})
+
+
+def test_a_branch_is_chosen_by_the_value_of_its_condition() -> None:
+    proto = model_of(
+        [node("If", "c", "y", then_branch=branch("Relu"), else_branch=branch("Neg"))],
+        {"x": (FLOAT, [3, 4]), "c": (BOOL, [])},
+        {"y": (FLOAT, [3, 4])},
+    )
+    for value in (True, False):
+        check(proto, x=X, c=np.array(value))
+
+
+def test_a_loop_is_unrolled() -> None:
+    body = graph_of(
+        [node("Mul", "v x", "w"), node("Identity", "go", "on"), node("ReduceSum", "w", "s", keepdims=0)],
+        {"i": (INT64, []), "go": (BOOL, []), "v": (FLOAT, [3, 4])},
+        {"on": (BOOL, []), "w": (FLOAT, [3, 4]), "s": (FLOAT, [])},
+    )
+    proto = model_of(
+        [node("Loop", "n yes x", "y sums", body=body)],
+        {"x": (FLOAT, [3, 4]), "n": (INT64, [])},
+        {"y": (FLOAT, [3, 4]), "sums": (FLOAT, [None])},
+        {"yes": np.array(True)},
+    )
+    y, sums = run(proto, x=X, n=np.array(3))
+    np.testing.assert_allclose(y, X**4, rtol=1e-5)
+    np.testing.assert_allclose(sums, [(X**power).sum() for power in (2, 3, 4)], rtol=1e-5)
+    with pytest.raises(UnsupportedModel, match="more than 1024 iterations"):
+        run(proto, x=X, n=np.array(5000))
+
+
+# Operators with a meaning of their own here.
+
+
+def test_integers_wrap_around_as_those_of_onnx() -> None:
+    large = np.array([100, -100, 127], np.int8)
+    for op in ("Add", "Mul", "Sub"):
+        proto = model_of(
+            [node(op, "a b", "c"), node("Cast", "c", "y", to=TensorProto.INT32)],
+            {"a": (TensorProto.INT8, [3]), "b": (TensorProto.INT8, [3])},
+            {"y": (TensorProto.INT32, [3])},
+        )
+        with np.errstate(over="ignore"):
+            check(proto, a=large, b=large[::-1].copy())
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "int8"])
+def test_quotients_of_integers_are_exact(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    a = np.array([7, -7, 7, -7, limits.max, limits.max, 0], dtype)
+    b = np.array([2, 2, -2, -2, 3, limits.max, 5], dtype)
+    code = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    proto = model_of([node("Div", "a b", "y")], {"a": (code, [7]), "b": (code, [7])}, {"y": (code, [7])})
+    wanted = [
+        int(abs(int(p)) // abs(int(q))) * (1 if (p < 0) == (q < 0) else -1) for p, q in zip(a, b, strict=True)
+    ]
+    np.testing.assert_array_equal(run(proto, a=a, b=b)[0], np.array(wanted, dtype))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_attention_that_is_spelled_out_in_a_half_type_is_one_operation(transposed: bool) -> None:
+    q, k, v = (rng.standard_normal((2, 3, 5, 8)).astype(np.float16) for _ in range(3))
+    mask = np.where(np.tri(5, dtype=bool), 0, -np.inf).astype(np.float16)
+    proto = model_of(
+        [
+            node("Transpose", "k", "kt", perm=[0, 1, 3, 2]),
+            node("MatMul", "q kt", "s"),
+            node("Div", "s root", "d"),
+            node("Add", "mask d" if transposed else "d mask", "b"),
+            node("Softmax", "b", "p", axis=-1),
+            node("MatMul", "p v", "y"),
+        ],
+        {name: (HALF, [2, 3, 5, 8]) for name in "qkv"},
+        {"y": (HALF, [2, 3, 5, 8])},
+        {"root": np.array(np.sqrt(8), np.float16), "mask": mask},
+    )
+    assert "attention" in kinds(imported(proto))
+    assert "softmax" not in kinds(imported(proto))
+    (y,) = run(proto, q=q, k=k, v=v)
+    scores = q.astype("f8") @ k.astype("f8").swapaxes(2, 3) / np.float16(np.sqrt(8)) + mask
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    wanted = (weights / weights.sum(-1, keepdims=True)) @ v.astype("f8")
+    np.testing.assert_allclose(y.astype("f8"), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_bfloat16_weights() -> None:
+    w = X.astype(ml_dtypes.bfloat16)
+    proto = model_of(
+        [
+            node("Cast", "x", "b", to=TensorProto.BFLOAT16),
+            node("Mul", "b w", "m"),
+            node("Cast", "m", "y", to=FLOAT),
+        ],
+        *PORTS,
+    )
+    proto.graph.initializer.append(
+        TensorProto(name="w", dims=[3, 4], data_type=TensorProto.BFLOAT16, raw_data=w.tobytes())
+    )
+    special = imported(proto)
+    assert special.weights["w"][1].dtype == DType.BFLOAT16.numpy
+    (y,) = run(proto, x=X)
+    np.testing.assert_allclose(y, X.astype(ml_dtypes.bfloat16).astype("f4") * w.astype("f4"), rtol=1e-2)
+
+
+@pytest.mark.parametrize("version", [7, 9, 11, 13, 17, 21, 23])
+def test_older_versions_of_operators(version: int) -> None:
+    """Those that a version changes: axes as attributes, flattening softmax, padding."""
+    axes_given = version >= 13
+    nodes = [
+        node("Unsqueeze", "x axes" if axes_given else "x", "u", **({} if axes_given else {"axes": [0]})),
+        node("Softmax", "u", "s", axis=1),
+        node(
+            "ReduceSum",
+            "s axes" if axes_given else "s",
+            "r",
+            keepdims=1,
+            **({} if axes_given else {"axes": [0]}),
+        ),
+        node("Squeeze", "r axes" if axes_given else "r", "y", **({} if axes_given else {"axes": [0]})),
+    ]
+    tensors = {"axes": np.array([0])} if axes_given else {}
+    proto = model_of(nodes, *PORTS, tensors, opset_imports=[helper.make_opsetid("", version)], ir_version=8)
+    e = np.exp(X - X.max())
+    wanted = e / e.sum() if version < 13 else np.exp(X) / np.exp(X).sum(0)
+    np.testing.assert_allclose(run(proto, x=X)[0], wanted, rtol=1e-5)
