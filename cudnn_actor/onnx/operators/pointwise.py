@@ -136,7 +136,7 @@ def bit_shift(node: Node, g: GraphBuilder) -> Result:
     return (g.left_shift if left else g.right_shift)(*node.operands())
 
 
-@operator("Max", "Min", "Sum", "Mean", since=8)
+@operator("Max", "Min", "Sum", "Mean", since=6)
 def variadic(node: Node, g: GraphBuilder) -> Result:
     of = {"Max": g.maximum, "Min": g.minimum}.get(node.op, g.add)
     total = functools.reduce(of, node.tensors())
