@@ -119,7 +119,7 @@ def test_a_huge_constant_is_not_computed_when_the_model_is_imported() -> None:
         *PORTS,
         {"dims": np.array([1 << 20, 1 << 10])},
     )
-    assert kinds(imported(proto))[-1] == "add"
+    assert "max" in kinds(imported(proto))
 
 
 def test_weights_are_named_as_the_model_names_them_and_equal_constants_are_one() -> None:
