@@ -338,6 +338,7 @@ class _Kernels:
             + f"constexpr int W = {width}, V = {lines.vector};\n"
             + (functions() if computes else "")
             + (_SUMS if self._pass.moments is None else _MOMENTS)
+            + _BESIDE
             + COMBINING
             + _OVER_COLUMNS
             + lines.kernel(name, ", ".join([*pointers, "State* parts"]), body, last, self._most)
@@ -410,10 +411,9 @@ class _Kernels:
         operands = {name: self._norm.operands[name] for name in self._norm.operands if name in names}
         at = self.lines.at({name: self._places[name] for name in operands if not self._shared(name)})
         loads = " ".join(
-            f"const Pack<{C_TYPES[operand.dtype]}, V * W> of_{name} = "
-            f"*(const Pack<{C_TYPES[operand.dtype]}, V * W>*)({name} + {name}_at);"
-            for name, operand in operands.items()
-            if operand.whole and not operand.written
+            f"const {pack} of_{name} = *(const {pack}*)({name} + {name}_at);"
+            for name, pack in ((name, self._pack(name)) for name in operands)
+            if pack and not operands[name].written
         )
         return _LOOP.format(at=at, loads=loads, before=before, body=_each(body), after=after)
 
@@ -424,19 +424,33 @@ class _Kernels:
         dims, (_, strides, whole, _) = self._norm.dims, self._norm.operands[name]
         return not whole and all(dims[axis] == 1 or strides[axis] == 0 for axis in self._pass.axes)
 
+    def _pack(self, name: str) -> str:
+        """What is read of an operand at a time, in C; empty if it is single elements."""
+        operand, (*slow, last) = self._norm.operands[name], self.lines.along or ((1, ()),)
+        kind, place, vector = C_TYPES[operand.dtype], self._places[name], self.lines.vector
+        if operand.whole:
+            return f"Pack<{kind}, V * W>"
+        if vector == 1 or self._width > 1 or self._shared(name) or last[1][place] != 1:
+            return ""
+        aligned = all(steps[place] % vector == 0 for _, steps in (*slow, *self.lines.across))
+        return f"Beside<{kind}, V>" if aligned else ""
+
     def _of_line(self, text: str) -> str:
         names = {name: f"{name}_of[s]" for name in self._norm.operands if f"{{{name}}}" in text}
         return text.format(state="state[s]", low="low[s]", high="high[s]", **names)
 
     def _element(self, name: str) -> str:
-        operand = self._norm.operands[name]
-        if operand.whole:
-            return load(operand.dtype, f"of_{name}.of[s + v]")
+        if self._pack(name):
+            value = load(self._norm.operands[name].dtype, f"of_{name}.of[s + v]")
+            return f"({self._kind(name)})({value})"
         if self._shared(name):
             return f"{name}_of[s]"
         if self._width > 1 or self.lines.vector == 1:
             return self._loaded(name, f"{name}_at + s * {self._apart[name]}")
-        return self._loaded(name, f"{name}_at + v * e{len(self.lines.along) - 1}_step{self._places[name]}")
+        last = len(self.lines.along) - 1
+        if not self.lines.along[last][1][self._places[name]]:
+            return self._loaded(name, f"{name}_at")
+        return self._loaded(name, f"{name}_at + v * e{last}_step{self._places[name]}")
 
     def _loaded(self, name: str, place: str) -> str:
         return f"({self._kind(name)})({load(self._norm.operands[name].dtype, f'{name}[{place}]')})"
@@ -576,6 +590,10 @@ struct State {
     }
 };
 """
+_BESIDE = """
+template <class E, int N> struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16) Beside { E of[N]; };
+"""
+"""Neighbours of a wider type than x's."""
 _OVER_COLUMNS = f"""
 template <int N, class S> __device__ void over_columns(S* state) {{
     __shared__ S parts[N][{_BLOCK_THREADS}];
