@@ -32,9 +32,17 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     source,
 )
 from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, JoinedStep, KernelStep, LinedStep, NormStep
+from cudnn_actor.engines.cuda.plans.recipe import (
+    DepthwiseStep,
+    JoinedStep,
+    KernelStep,
+    LinedStep,
+    NormStep,
+    TiledStep,
+)
 from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.engines.cuda.plans.tiled_kernels import Tiled, tiled_source
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec, Window
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
@@ -166,10 +174,16 @@ def _fused() -> Iterator[tuple[str, str]]:
 
 
 def _moved() -> Iterator[tuple[str, str]]:
-    for name, graph in moved_graphs.CONCATENATED.items():
+    for name, graph in (moved_graphs.CONCATENATED | moved_graphs.TRANSPOSED).items():
         for step in compile_split(graph.body, None, None).recipe.steps:
-            assert isinstance(step, JoinedStep)
-            yield f"joined-{name}", joined_source(step.kernels)
+            if isinstance(step, TiledStep):
+                yield f"tiled-{name}", tiled_source(step.kernel)
+            else:
+                assert isinstance(step, JoinedStep)
+                yield f"joined-{name}", joined_source(step.kernels)
+    large: Any = dict.fromkeys(("rows", "columns", "row_step", "column_step"), 1 << 16)
+    wide = Tiled(itemsize=2, batch=(), read=8, written=8, **large)
+    yield "tiled-wide", tiled_source(wide)
 
 
 def _depthwise() -> Iterator[tuple[str, str]]:

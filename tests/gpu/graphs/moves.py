@@ -231,7 +231,11 @@ def operation_of(sketch: Sketch, row: Row) -> None:
             operands[name] = sketch.input(spec.dims, spec.dtype, values[name])
     also = tuple(name for name in case.outputs if name in row.operation.optional)
     bare = msgspec.structs.replace(case.operation, **dict.fromkeys(row.operation.outputs))
-    sketch.call("apply", bare.with_operands(operands.__getitem__), **({"also": also} if also else {}))
+    given: dict[str, Any] = {"also": also} if also else {}
+    unknown = case.outputs.keys() - case.operation.infer(case.inputs).keys()
+    if unknown:
+        given["like"] = {name: _as_large(sketch, case.specs[name]) for name in sorted(unknown)}
+    sketch.call("apply", bare.with_operands(operands.__getitem__), **given)
 
 
 def _like(sketch: Sketch, spec: TensorSpec) -> Of:
@@ -248,6 +252,12 @@ def _like(sketch: Sketch, spec: TensorSpec) -> Of:
     if sketch.dims(x) != spec.dims:
         x = sketch.call("reshape", x, spec.dims)
     return x if sketch.dtype(x) is spec.dtype else sketch.call("astype", x, str(spec.dtype))
+
+
+def _as_large(sketch: Sketch, spec: TensorSpec) -> Of:
+    """A tensor with these dims and this dtype."""
+    x = sketch.input(spec.dims, spec.dtype)
+    return sketch.call("pointwise", "neg", x)
 
 
 def _with_known(case: OperationCase, values: Arrays, name: str, known: np.ndarray) -> Arrays:
