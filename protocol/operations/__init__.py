@@ -74,6 +74,13 @@ from cudnn_actor.protocol.operations.random import (
     RandomUniform,
 )
 from cudnn_actor.protocol.operations.reduction import ArgReduction, Cumulative, Reduction, ReductionMode
+from cudnn_actor.protocol.operations.resampling import (
+    Coordinates,
+    NearestRounding,
+    Resample,
+    ResampleBackward,
+    ResampleMode,
+)
 from cudnn_actor.protocol.operations.response_norm import LocalResponseNorm, LocalResponseNormBackward
 from cudnn_actor.protocol.operations.softmax import Softmax, SoftmaxBackward
 from cudnn_actor.protocol.operations.sorting import (
@@ -99,6 +106,7 @@ __all__ = [
     "ConvolutionBackwardData",
     "ConvolutionBackwardFilter",
     "ConvolutionForward",
+    "Coordinates",
     "Cumulative",
     "Gather",
     "GatherElements",
@@ -121,6 +129,7 @@ __all__ = [
     "MaxPool",
     "MaxPoolBackward",
     "Movement",
+    "NearestRounding",
     "Node",
     "Operation",
     "Pad",
@@ -137,6 +146,9 @@ __all__ = [
     "Randomness",
     "Reduction",
     "ReductionMode",
+    "Resample",
+    "ResampleBackward",
+    "ResampleMode",
     "Reshape",
     "Scatter",
     "ScatterElements",
@@ -205,6 +217,8 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     ScatterElements,
     ScatterND,
     TopK,
+    Resample,
+    ResampleBackward,
 )
 """Every operation."""
 

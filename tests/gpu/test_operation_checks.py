@@ -30,6 +30,7 @@ from cudnn_actor.protocol import (
     BatchNormBackward,
     BatchNormTraining,
     BorderPad,
+    Coordinates,
     Cumulative,
     DType,
     Gather,
@@ -64,6 +65,9 @@ from cudnn_actor.protocol import (
     RandomUniform,
     Reduction,
     ReductionMode,
+    Resample,
+    ResampleBackward,
+    ResampleMode,
     RMSNorm,
     RMSNormBackward,
     Scatter,
@@ -371,6 +375,15 @@ SORTS: dict[str, tuple[list[GraphTensor], Node]] = {
     ),
     "sorted columns": ([tensor(0, ROWS), tensor(1, ROWS)], TopK(x=0, values=1, k=3, axis=1)),
 }
+LARGER_X = (2, 3, 11, 5)
+RESAMPLED: dict[str, tuple[list[GraphTensor], Node]] = {
+    "nearest": (tensors(X, LARGER_X), Resample(x=0, y=1, sizes=LARGER_X)),
+    "linear": (tensors(X, LARGER_X), Resample(x=0, y=1, sizes=LARGER_X, mode=ResampleMode.LINEAR)),
+    "cubic backward": (
+        tensors(LARGER_X, X),
+        ResampleBackward(dy=0, dx=1, sizes=LARGER_X, mode=ResampleMode.CUBIC, antialias=True),
+    ),
+}
 SOFTMAX: dict[str, tuple[list[GraphTensor], Node]] = {
     "softmax": (tensors(ROWS, ROWS), Softmax(x=0, y=1)),
     "softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2)),
@@ -399,6 +412,7 @@ ONLY_OURS = {
     *GATHERS,
     *SCATTERS,
     *SORTS,
+    *RESAMPLED,
     *RESPONSES,
     "batch norm",
     "group norm in parts",
@@ -677,6 +691,16 @@ def narrower(step: OperationStep) -> tuple[OperationStep, ...]:
     return with_tensors(step, ("tokens", "weights", "dweights"), cut)
 
 
+def other_places(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, coordinates=Coordinates.ASYMMETRIC)
+
+
+def other_interpolation(step: OperationStep) -> tuple[OperationStep, ...]:
+    modes = [*ResampleMode]
+    mode = modes[modes.index(step.operation.mode) - 1]  # type: ignore[attr-defined]
+    return changed(step, mode=mode, antialias=False)
+
+
 def other_end(step: OperationStep) -> tuple[OperationStep, ...]:
     """The smallest for the largest."""
     return changed(step, largest=not step.operation.largest)  # type: ignore[attr-defined]
@@ -733,7 +757,7 @@ def engine() -> Iterator[CudaEngine]:
 
 
 GIVEN = GRAPHS | NORMS | IMAGES | RESPONSES | ATTENTION | LOCAL | DRAWN | PRODUCTS | GROUPED
-GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX | GATHERS | SCATTERS | SORTS | PADDED
+GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX | GATHERS | SCATTERS | SORTS | RESAMPLED | PADDED
 CASES = [
     *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
     *itertools.product(NORMS, [missing, shorter_rows, one_weight, rotated, one_sample_less, one_sample_more]),
@@ -748,6 +772,7 @@ CASES = [
     *itertools.product(GATHERS, [missing, transposed, next_row, one_index, fewer_selected]),
     *itertools.product(SCATTERS, [missing, transposed, one_index, one_update, smallest_update]),
     *itertools.product(SORTS, [missing, other_end, one_less, unordered, next_row, half_read]),
+    *itertools.product(RESAMPLED, [missing, transposed, next_row, other_places, other_interpolation]),
     *itertools.product(PRODUCTS, [missing, transposed, shorter_sums, another_b, one_sample_less]),
     *itertools.product(GROUPED, [missing, transposed, next_row, one_matrix, one_end, narrower]),
     ("product", rotated),

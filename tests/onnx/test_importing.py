@@ -59,6 +59,17 @@ PORTS = {"x": (FLOAT, [3, 4])}, {"y": (FLOAT, [3, 4])}
 # Constants.
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float64, ml_dtypes.bfloat16])
+def test_a_choice_of_two_constants_has_their_dtype(dtype: Any) -> None:
+    one, two = np.array(1, dtype), np.array(2, dtype)
+    code = helper.np_dtype_to_tensor_dtype(one.dtype)
+    choice = [node("Greater", "x zero", "c"), node("Where", "c one two", "y")]
+    tensors = {"zero": np.zeros((), np.float32), "one": one, "two": two}
+    (found,) = run(model_of(choice, PORTS[0], {"y": (code, [3, 4])}, tensors), x=X)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, np.where(X > 0, one, two))
+
+
 def test_what_follows_from_dims_and_constants_is_no_part_of_the_graph() -> None:
     proto = model_of(
         [

@@ -150,7 +150,10 @@ def where(node: Node, g: GraphBuilder) -> Result:
         chosen = node.value(1 if condition.array.all() else 2)
         if chosen.dims == np.broadcast_shapes(*(node.dims(number) for number in range(3))):
             return chosen
-    return g.where(*node.operands())
+    a, b = node.operand(1), node.operand(2)
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):  # one of them says the dtype
+        a = node.tensor(1)
+    return g.where(node.tensor(0), a, b)
 
 
 @operator("Identity", since=1)

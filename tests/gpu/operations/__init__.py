@@ -17,6 +17,7 @@ from . import (
     pooling,
     random,
     reduction,
+    resampling,
     response_norm,
     softmax,
     sorting,
@@ -40,6 +41,7 @@ _FAMILIES = (
     random,
     indexing,
     sorting,
+    resampling,
 )
 ROWS: tuple[Row, ...] = tuple(row for family in _FAMILIES for row in family.ROWS)
 EXACTNESS = {family.ROWS[0].family: family.EXACTNESS for family in _FAMILIES}

@@ -29,6 +29,7 @@ from cudnn_actor.engines.cuda.operations.reduction import (
     reduction_kernels,
     reduction_workspace,
 )
+from cudnn_actor.engines.cuda.operations.resampling import resample_kernel
 from cudnn_actor.engines.cuda.operations.response_norm import response_kernels, response_workspace
 from cudnn_actor.engines.cuda.operations.softmax import library_softmax
 from cudnn_actor.engines.cuda.operations.sorting import top_k_kernel, top_k_workspace
@@ -77,6 +78,8 @@ from cudnn_actor.protocol.operations import (
     RandomNormal,
     RandomUniform,
     Reduction,
+    Resample,
+    ResampleBackward,
     Reshape,
     RMSNorm,
     RMSNormBackward,
@@ -163,6 +166,7 @@ _MATMUL = Implementation(
     },
 )
 _GATHER = Implementation(launchers={"kernel": Launcher(gather_kernel)})
+_RESAMPLE = Implementation(launchers={"kernel": Launcher(resample_kernel)})
 _SCATTER = Implementation(launchers={"kernel": Launcher(scatter_kernels, workspace=scatter_workspace)})
 _GROUPED = Implementation(launchers={"kernel": Launcher(grouped_kernels, workspace=grouped_workspace)})
 _PADDING = Implementation(launchers={"kernel": Launcher(padding_kernel)})
@@ -217,6 +221,8 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     Scatter: _SCATTER,
     ScatterElements: _SCATTER,
     ScatterND: _SCATTER,
+    Resample: _RESAMPLE,
+    ResampleBackward: _RESAMPLE,
     TopK: Implementation(launchers={"kernel": Launcher(top_k_kernel, workspace=top_k_workspace)}),
 }
 """The order of an operation's launchers is that of their speed on most shapes, measured on an H200."""
