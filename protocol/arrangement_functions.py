@@ -19,6 +19,9 @@ Blocks = Literal["DCR", "CRD"]
 """What the channels of `depth_to_space` consist of, the slowest first: the block's rows and columns and the
 result's channel, or the result's channel and the block's rows and columns."""
 
+_FEW = 8
+"""Times that tensors are concatenated with themselves to be repeated; more often, they are broadcast."""
+
 
 class ArrangementFunctions(MovementFunctions):
     """What a `GraphBuilder` moves elements with. Each raises `InvalidRequest` for what does not fit."""
@@ -138,6 +141,10 @@ class ArrangementFunctions(MovementFunctions):
         each = (1,) * (x.rank - len(each)) + each
         if len(each) > x.rank:
             x = self.reshape(x, (1,) * (len(each) - x.rank) + x.dims)
+        for axis, count in enumerate(each):
+            if 1 < count <= _FEW and x.dims[axis] > 1:  # so the layout stays, and rows are copied as they are
+                x = self.concatenate((x,) * count, axis)
+                each = (*each[:axis], 1, *each[axis + 1 :])
         return self._repeated(x, each, inner=False)
 
     def repeat(self, x: Tensor, repeats: int, axis: int | None = None) -> Tensor:

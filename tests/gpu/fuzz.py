@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import functools
 import multiprocessing
 import os
 import secrets
@@ -39,6 +40,8 @@ __all__ = ["Report", "fuzz"]
 _TOLD_EVERY_S = 30.0
 _AHEAD = 4
 """Answers per process that wait to be compared; each takes up to 2 MB."""
+_KEPT = 256
+"""Cases, and their answers, that are kept for another engine."""
 Table = Callable[[str, OperationGraph], str | None]
 """What the engine of that name may refuse in a graph; None for a graph that it must run."""
 
@@ -100,7 +103,7 @@ def fuzz(
     report, start, tested = Report(seed, engine.name, family), time.monotonic(), FAMILIES[family]
     with builder_of(engine) as builder, _truths(family, seed, numbers, processes) as answers:
         for number, answer in answers:
-            case = tested.draw(seed, number)
+            case = _case(family, seed, number)
             try:
                 problem = _try(partial(tested.run, engine, builder=builder), case, answer, report, table)
             except StickyError as error:
@@ -141,8 +144,14 @@ def _failure(case: Any, report: Report, number: int, problem: str) -> str:
     return f"case {number}: {problem}\n  {case}\n  to repeat it: {again}"
 
 
+@functools.lru_cache(_KEPT)
+def _case(family: str, seed: int, number: int) -> Any:
+    return FAMILIES[family].draw(seed, number)
+
+
+@functools.lru_cache(_KEPT)
 def _answer(family: str, seed: int, number: int) -> Any:
-    return FAMILIES[family].truth(FAMILIES[family].draw(seed, number))
+    return FAMILIES[family].truth(_case(family, seed, number))
 
 
 @contextmanager
