@@ -19,6 +19,9 @@ Blocks = Literal["DCR", "CRD"]
 """What the channels of `depth_to_space` consist of, the slowest first: the block's rows and columns and the
 result's channel, or the result's channel and the block's rows and columns."""
 
+_FEW = 8
+"""Times that tensors are concatenated with themselves to be repeated; more often, they are broadcast."""
+
 
 class ArrangementFunctions(MovementFunctions):
     """What a `GraphBuilder` moves elements with. Each raises `InvalidRequest` for what does not fit."""
@@ -27,17 +30,20 @@ class ArrangementFunctions(MovementFunctions):
 
     def concatenate(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """The tensors, of the same dtype, one behind the other along a dim: see `Concat`."""
-        operands = tuple(tensors)
+        operands = _tensors(tensors)
+        for number, operand in enumerate(operands):
+            self._own(f"tensors[{number}]", operand)
         if operands:
             axis = axis_of("axis", axis, operands[0].rank)
         return self._result(Concat(operands=operands, axis=axis))
 
     def stack(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """The tensors, of the same dtype and dims, along a new dim."""
-        return self.concatenate([self.expand_dims(x, axis) for x in tensors], axis)
+        return self.concatenate([self.expand_dims(x, axis) for x in _tensors(tensors)], axis)
 
     def split(self, x: Tensor, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
         """Parts of x along a dim: so many of the same size, or parts of these sizes."""
+        self._own("x", x)
         axis = axis_of("axis", axis, x.rank)
         size = x.dims[axis]
         if isinstance(sections, int):
@@ -57,6 +63,7 @@ class ArrangementFunctions(MovementFunctions):
 
     def array_split(self, x: Tensor, sections: int, axis: int = 0) -> tuple[Tensor, ...]:
         """So many parts of x along a dim: the first ones are one longer where it has to be."""
+        self._own("x", x)
         axis = axis_of("axis", axis, x.rank)
         _check_count("sections", sections, 1)
         each, more = divmod(x.dims[axis], sections)
@@ -73,6 +80,7 @@ class ArrangementFunctions(MovementFunctions):
 
     def expand_dims(self, x: Tensor, axis: int | Sequence[int]) -> Tensor:
         """x with new dims of 1, at these places of the result."""
+        self._own("x", x)
         axes = _each(axis)
         rank = x.rank + len(axes)
         places = _distinct("axis", axes, rank)
@@ -81,6 +89,7 @@ class ArrangementFunctions(MovementFunctions):
 
     def squeeze(self, x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
         """x without these dims, which must be 1; None for all that are."""
+        self._own("x", x)
         if axis is None:
             places = {place for place, size in enumerate(x.dims) if size == 1}
         else:
@@ -97,6 +106,7 @@ class ArrangementFunctions(MovementFunctions):
 
     def swapaxes(self, x: Tensor, axis: int, other: int) -> Tensor:
         """x with two dims exchanged."""
+        self._own("x", x)
         one, two = (axis_of(name, n, x.rank) for name, n in (("axis", axis), ("other", other)))
         order = list(range(x.rank))
         order[one], order[two] = two, one
@@ -104,6 +114,7 @@ class ArrangementFunctions(MovementFunctions):
 
     def moveaxis(self, x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
         """x with some dims at other places; the others stay in their order."""
+        self._own("x", x)
         given, wanted = (
             tuple(_ordered(name, _each(axes), x.rank))
             for name, axes in (("source", source), ("destination", destination))
@@ -123,16 +134,22 @@ class ArrangementFunctions(MovementFunctions):
 
     def tile(self, x: Tensor, repeats: int | Sequence[int]) -> Tensor:
         """x so many times along each dim. Of different numbers of dims, the last ones belong together."""
+        self._own("x", x)
         each = _each(repeats)
         for count in each:
             _check_count("repeats", count, 0)
         each = (1,) * (x.rank - len(each)) + each
         if len(each) > x.rank:
             x = self.reshape(x, (1,) * (len(each) - x.rank) + x.dims)
+        for axis, count in enumerate(each):
+            if 1 < count <= _FEW and x.dims[axis] > 1:  # so the layout stays, and rows are copied as they are
+                x = self.concatenate((x,) * count, axis)
+                each = (*each[:axis], 1, *each[axis + 1 :])
         return self._repeated(x, each, inner=False)
 
     def repeat(self, x: Tensor, repeats: int, axis: int | None = None) -> Tensor:
         """Each element so many times in a row, along a dim; None for that of x reshaped to one dim."""
+        self._own("x", x)
         _check_count("repeats", repeats, 0)
         if axis is None:
             x, axis = self.reshape(x, (-1,)) if x.rank != 1 else x, 0
@@ -158,6 +175,7 @@ class ArrangementFunctions(MovementFunctions):
 
     def flip(self, x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
         """x with the elements along these dims in reverse; None for all dims."""
+        self._own("x", x)
         given = range(x.rank) if axis is None else _each(axis)
         axes = _distinct("axis", tuple(given), x.rank)
         return self.slice(x, tuple(slice(None, None, -1 if n in axes else 1) for n in range(x.rank)))
@@ -167,10 +185,11 @@ class ArrangementFunctions(MovementFunctions):
 
         Without an axis, those of x reshaped to one dim.
         """
+        self._own("x", x)
         if axis is None:
             return self.reshape(self.roll(self.reshape(x, (-1,)), shift, 0), x.dims)
         axes = _each(axis)
-        shifts = (shift,) * len(axes) if isinstance(shift, int) else tuple(shift)
+        shifts = tuple(shift) if isinstance(shift, Sequence) else (shift,) * len(axes)
         if len(shifts) != len(axes) or not all(map(is_whole, shifts)):
             raise InvalidRequest(
                 field="shift",
@@ -190,6 +209,7 @@ class ArrangementFunctions(MovementFunctions):
 
     def depth_to_space(self, x: Tensor, block: int, mode: Blocks = "DCR") -> Tensor:
         """Channels as squares of `block` * `block` elements, dims N, C, H, W: as ONNX's DepthToSpace."""
+        self._own("x", x)
         _check_image(x, mode)
         _check_count("block", block, 1)
         n, c, h, w = x.dims
@@ -204,6 +224,7 @@ class ArrangementFunctions(MovementFunctions):
 
     def space_to_depth(self, x: Tensor, block: int, mode: Blocks = "DCR") -> Tensor:
         """The reverse of `depth_to_space`: squares of elements as channels. With DCR, ONNX's SpaceToDepth."""
+        self._own("x", x)
         _check_image(x, mode)
         _check_count("block", block, 1)
         n, c, h, w = x.dims
@@ -214,8 +235,17 @@ class ArrangementFunctions(MovementFunctions):
         return self.reshape(moved, (n, c * block**2, h // block, w // block))
 
 
+def _tensors(given: object) -> tuple[Tensor, ...]:
+    """Several tensors; the rows of one. Raises `InvalidRequest` for what is neither."""
+    if not isinstance(given, Sequence | Tensor) or isinstance(given, str):
+        raise InvalidRequest(
+            field="tensors", value=given, problem="is no sequence of tensors", fix="give them in a tuple"
+        )
+    return tuple(given)
+
+
 def _each(given: int | Sequence[int]) -> tuple[int, ...]:
-    return (given,) if isinstance(given, int) else tuple(given)
+    return tuple(given) if isinstance(given, Sequence) else (given,)
 
 
 def _ordered(field: str, axes: Sequence[int], rank: int) -> list[int]:

@@ -15,6 +15,7 @@ from cudnn_actor.protocol.errors import InvalidRequest, Words
 
 __all__ = [
     "as_index",
+    "as_number",
     "check_result",
     "did_you_mean",
     "is_finite",
@@ -66,6 +67,24 @@ def as_index(value: object) -> int:
     if isinstance(value, bool):
         raise TypeError
     return operator.index(value)  # type: ignore[arg-type]
+
+
+def as_number(field: str, value: object) -> float | int:
+    """An int or a float of a number, also NumPy's. Raises `InvalidRequest`, which names it."""
+    problem, fix = "is neither a tensor nor a number", "declare arrays as inputs: g.input(name, dims)"
+    if isinstance(value, bool):
+        problem, fix = "is a truth value, not a number", "use 1 or 0"
+    elif isinstance(value, numbers.Real):
+        try:
+            if not isinstance(value, numbers.Integral):
+                return float(value)
+            number = int(value)
+            if -(1 << 63) <= number < 1 << 63:
+                return number
+        except OverflowError:
+            pass
+        problem, fix = "is beyond the range of numbers in graphs", "use a float, at most 1.8e308"
+    raise InvalidRequest(field=field, value=value, problem=problem, fix=fix)
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:

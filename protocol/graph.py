@@ -91,8 +91,9 @@ class OperationGraph(
     def _check_overwriting(self, tensor: GraphTensor) -> None:
         """A bound result may overwrite a bound input of the same spec, and nothing else."""
         uid = tensor.overwrites
-        inputs = self.canonical_uids.keys() - self.written
-        if uid not in inputs or tensor.uid not in self.written or tensor.role is not TensorRole.BOUND:
+        is_input = uid in self.canonical_uids and uid not in self.written
+        is_result = tensor.uid in self.written and tensor.role is TensorRole.BOUND
+        if uid is None or not is_input or not is_result:
             raise _malformed("tensors", tensor.uid, "must be a result and overwrite an input")
         if self.tensor(uid).meaning() != tensor.meaning():
             raise _malformed("tensors", tensor.uid, "overwrites an input of another spec")

@@ -117,7 +117,9 @@ class GraphBuilder(
             self._own(name, value)
         for name, value in updated.items():
             self._check_update(name, value)
-            if value.number != self._inputs[name] and value.number in map(self._inputs.get, updated):
+        overwritten = {self._inputs[name] for name in updated}
+        for name, value in updated.items():
+            if value.number != self._inputs[name] and value.number in overwritten:
                 updated[name] = self.pointwise(
                     PointwiseMode.IDENTITY, value
                 )  # what it holds before its own update

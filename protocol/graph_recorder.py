@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-import numpy as np
 
-from cudnn_actor.protocol.checks import did_you_mean, require_names, require_type
+from cudnn_actor.protocol.checks import as_number, did_you_mean, require_names, require_type
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest, Words
-from cudnn_actor.protocol.expressions import Made, Number, Tensor
+from cudnn_actor.protocol.expressions import Made, Tensor
 from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.protocol.named_outputs import named_outputs
 from cudnn_actor.protocol.numerics import Numerics
@@ -193,7 +192,7 @@ class Recorder:
 
     def _constant(self, name: str, number: Any, dims: tuple[int, ...], dtype: DType) -> Tensor:
         """A tensor of one number, which is the caller's argument of that name. Raises `InvalidRequest`."""
-        number = _number(name, number)
+        number = as_number(name, number)
         label = str(number)
         if dtype.is_floating:
             number, dtype = float(number), DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
@@ -310,24 +309,6 @@ def _check_broadcast(given: Sequence[tuple[int, ...]]) -> None:
                 problem=f"do not broadcast: dim {axis} has the sizes {' and '.join(map(str, sizes))}",
                 fix="give each dim, counted from the last, one size or 1",
             )
-
-
-def _number(name: str, value: object) -> Number:
-    """An int or a float of a caller's number, also NumPy's. Raises `InvalidRequest`, which names it."""
-    problem, fix = "is neither a tensor nor a number", "declare arrays as inputs: g.input(name, dims)"
-    if isinstance(value, bool | np.bool_):
-        problem, fix = "is a truth value, not a number", "use 1 or 0"
-    elif isinstance(value, numbers.Real):
-        try:
-            if not isinstance(value, numbers.Integral):
-                return float(value)
-            number = int(value)
-            if -(1 << 63) <= number < 1 << 63:
-                return number
-        except OverflowError:
-            pass
-        problem, fix = "is beyond the range of numbers in graphs", "use a float, at most 1.8e308"
-    raise InvalidRequest(field=name, value=value, problem=problem, fix=fix)
 
 
 def _promoted(dtypes: Sequence[DType], operands: Sequence[Any]) -> DType:

@@ -39,14 +39,15 @@ class IndexingFunctions(MovementFunctions):
         found: Tensor = self.top_k(x, self._size(x, axis), axis, largest=descending).indices
         return found
 
-    @staticmethod
-    def _size(x: Tensor, axis: int) -> int:
+    def _size(self, x: Tensor, axis: int) -> int:
+        self._own("x", x)
         return x.dims[axis_of("axis", axis, x.rank)]
 
     # Reads and writes at places that indices name.
 
     def take(self, x: Tensor, indices: Tensor, axis: int | None = None, *, batch_dims: int = 0) -> Tensor:
         """Slices of x along a dim, those that indices name; without one, elements of all: see `Gather`."""
+        self._own("x", x)
         if axis is None:
             x, axis = x.reshape(-1), 0
         return self._result(Gather(x=x, indices=indices, axis=axis, batch_dims=batch_dims))
@@ -56,8 +57,10 @@ class IndexingFunctions(MovementFunctions):
 
         See `GatherElements`.
         """
+        self._own("x", x)
+        self._own("indices", indices)
         if x.rank == indices.rank:
-            along = axis % max(x.rank, 1)
+            along = axis_of("axis", axis, x.rank)
             pairs = list(enumerate(zip(x.dims, indices.dims, strict=True)))
             x = self.broadcast_to(x, [i if s == 1 and n != along else s for n, (s, i) in pairs])
             indices = self.broadcast_to(indices, [s if i == 1 and n != along else i for n, (s, i) in pairs])

@@ -118,10 +118,12 @@ class MovementFunctions(Recorder):
 
     def astype(self, x: Tensor, dtype: DTypeLike) -> Tensor:
         """x rounded to another type: integers saturate, and NaN becomes 0."""
+        self._own("x", x)
         return self._converted(x, dtype, kept=True)
 
     def wrap(self, x: Tensor, dtype: DTypeLike) -> Tensor:
         """Integers in another integer dtype, which keeps their lowest bits: they do not saturate."""
+        self._own("x", x)
         wide = self._converted(x, DType.INT64, kept=True)
         made = self._result(Pointwise(mode=PointwiseMode.BITWISE_OR, operands=(wide, wide)))
         spec = TensorSpec.packed(x.dims, dtype, made._made.spec.layout)

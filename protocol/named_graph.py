@@ -76,18 +76,19 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if len(set(names)) < len(names):
             raise _malformed("names", Words(", ".join(names)), "repeats a name")
         known = {tensor.uid: tensor for tensor in self.body.tensors}
+        bound = frozenset(self.body.bound)
         for port in self.ports:
             if port.uid is None:
                 continue
             tensor = known.get(port.uid)
-            if tensor is None or tensor.spec != port.spec or port.uid not in self.body.bound:
+            if tensor is None or tensor.spec != port.spec or port.uid not in bound:
                 raise _malformed(port.name, port.uid, "is not the number of a bound tensor of this spec")
         for number, (ports, wanted) in enumerate([(self.inputs, False), (self.outputs, True)]):
             for port in ports:
                 written = port.uid in self.body.written
                 if written is not wanted and (number or port.uid is not None):
                     raise _malformed(port.name, port.uid, f"is {'' if written else 'not '}written")
-        missing = set(self.body.bound) - set(self.names_of)
+        missing = bound.difference(self.names_of)
         if missing:
             raise _malformed("body", sorted(missing), "has bound tensors without a name")
 

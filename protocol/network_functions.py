@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormTraining,
     ConvolutionForward,
+    Coordinates,
+    GridPadding,
+    GridSample,
     GroupedMatMul,
     GroupNorm,
     InstanceNorm,
@@ -24,14 +28,18 @@ from cudnn_actor.protocol.operations import (
     LpPool,
     MatMul,
     MaxPool,
+    NearestRounding,
     Reduction,
     ReductionMode,
+    Resample,
+    ResampleMode,
     Reshape,
     RMSNorm,
     Softmax,
     Window,
 )
 from cudnn_actor.protocol.operations.attention import alibi_slopes
+from cudnn_actor.protocol.operations.base import axis_of
 from cudnn_actor.protocol.spatial import spread
 from cudnn_actor.protocol.tensor import MAX_RANK
 
@@ -187,6 +195,81 @@ class NetworkFunctions(Recorder):
         """The p-norm of each window, which move by their size unless a stride is given."""
         window = Window.symmetric(self._spatial_dims(x), size, pad, stride, dilation)
         return self._result(LpPool(x=x, window=window, p=p))
+
+    def resize(
+        self,
+        x: Tensor,
+        *,
+        sizes: Sequence[int] | None = None,
+        scales: Sequence[float] | None = None,
+        axes: Sequence[int] | None = None,
+        mode: ResampleMode = ResampleMode.NEAREST,
+        coordinates: Coordinates = Coordinates.HALF_PIXEL,
+        rounding: NearestRounding = NearestRounding.ROUND_PREFER_FLOOR,
+        cubic_coefficient: float = -0.75,
+        exclude_outside: bool = False,
+        antialias: bool = False,
+        roi: Sequence[float] | None = None,
+        extrapolation: float = 0.0,
+    ) -> Tensor:
+        """x with other sizes, or as much larger as `scales` say; of these dims, or of all: see `Resample`.
+
+        A size that follows from a scale is rounded down. With `axes`, what is given is of those dims.
+        """
+        self._own("x", x)
+        along = range(x.rank) if axes is None else [axis_of("axes", axis, x.rank) for axis in axes]
+        known: list[Any] = list(x.dims)
+        factors = [1.0] * x.rank
+        given = scales if sizes is None else sizes
+        if (sizes is None) == (scales is None) or given is None or len(given) != len(along):
+            raise InvalidRequest(
+                field="sizes" if scales is None else "scales",
+                value=given,
+                problem=f"must be given for each of {len(along)} dims: sizes, or scales",
+                fix="give one of both",
+            )
+        for axis, value in zip(along, given, strict=True):
+            known[axis] = value if scales is None else math.floor(value * x.dims[axis])
+            factors[axis] = float(value)
+        parts = [0.0] * x.rank + [1.0] * x.rank
+        if roi is not None and len(roi) != 2 * len(along):
+            raise InvalidRequest(
+                field="roi",
+                value=roi,
+                problem="must be where a part starts along each dim, and then where it ends",
+                fix=f"give {2 * len(along)} numbers",
+            )
+        for number, axis in enumerate(along if roi is not None else ()):
+            parts[axis], parts[axis + x.rank] = roi[number], roi[number + len(along)]  # type: ignore[index]
+        return self._result(
+            Resample(
+                x=x,
+                sizes=tuple(known),
+                scales=None if scales is None else tuple(factors),
+                mode=mode,
+                coordinates=coordinates,
+                rounding=rounding,
+                cubic_coefficient=cubic_coefficient,
+                exclude_outside=exclude_outside,
+                antialias=antialias,
+                roi=None if roi is None else tuple(map(float, parts)),
+                extrapolation=extrapolation,
+            )
+        )
+
+    def grid_sample(
+        self,
+        x: Tensor,
+        grid: Tensor,
+        *,
+        mode: ResampleMode = ResampleMode.LINEAR,
+        padding: GridPadding = GridPadding.ZEROS,
+        align_corners: bool = False,
+    ) -> Tensor:
+        """x at the places that a grid holds: see `GridSample`."""
+        return self._result(
+            GridSample(x=x, grid=grid, mode=mode, padding=padding, align_corners=align_corners)
+        )
 
     def adaptive_max_pool(self, x: Tensor, output: int | Sequence[int]) -> Tensor:
         """The largest element of each of so many windows that cover x: see `AdaptiveWindow`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cudnn_actor.protocol.checks import is_whole
+from cudnn_actor.protocol.checks import as_number, is_whole
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Number, Tensor
@@ -31,6 +31,7 @@ class RangeFunctions(MovementFunctions):
         if an argument is a float.
         """
         start, stop = (0, start) if stop is None else (start, stop)
+        start, stop, step = as_number("start", start), as_number("stop", stop), as_number("step", step)
         whole = all(is_whole(number) for number in (start, stop, step))
         kind = TensorSpec.packed((0,), dtype or (DType.INT64 if whole else DType.FLOAT32)).dtype
         if step == 0 or not all(map(math.isfinite, (start, stop, step))):
@@ -53,6 +54,7 @@ class RangeFunctions(MovementFunctions):
         self, rows: int, columns: int | None = None, k: int = 0, *, dtype: DTypeLike = DType.FLOAT32
     ) -> Tensor:
         """1 on a diagonal, else 0: on that which is k places above the main one."""
+        _check_diagonal(k)
         wide = rows if columns is None else columns
         down, along = self._grid(rows, wide)
         return self._converted(along - down == k, dtype, kept=False)
@@ -79,6 +81,7 @@ class RangeFunctions(MovementFunctions):
 
         Negative indices count from the end; where one is outside, all is `off`.
         """
+        self._own("indices", indices)
         kind = TensorSpec.packed((0,), dtype).dtype
         axis = axis_of("axis", axis, indices.rank + 1)
         if not is_whole(depth) or depth < 0:
@@ -100,6 +103,7 @@ class RangeFunctions(MovementFunctions):
 
     def _triangle(self, x: Tensor, k: int, *, lower: bool) -> Tensor:
         self._own("x", x)
+        _check_diagonal(k)
         if x.rank < 2:
             raise InvalidRequest(
                 field="x", value=x.dims, problem="is no matrix", fix="give it two dims, or more in front"
@@ -119,6 +123,13 @@ class RangeFunctions(MovementFunctions):
         """0, 1, 2 and so on, int64."""
         ones = self.full((count,), 1, DType.INT64)
         return self._result(Cumulative(x=ones, mode=ReductionMode.SUM, axis=0, exclusive=True))
+
+
+def _check_diagonal(k: object) -> None:
+    if not is_whole(k):
+        raise InvalidRequest(
+            field="k", value=k, problem="must be a whole number", fix="use 0 for the main diagonal"
+        )
 
 
 def _check_holds(field: str, dtype: DType, value: Number) -> None:

@@ -88,18 +88,19 @@ def check_fill(value: object, spec: TensorSpec) -> None:
 
 def check_no_overlap(message: Compute, lowered: Lowered, slots: list[Slot]) -> None:
     """Raise `InvalidRequest` if an output is the same buffer as another operand."""
-    named = list(zip(lowered.buffers, slots, strict=True))
+    slot_of = dict(zip(lowered.buffers, slots, strict=True))
+    names: dict[int, list[str]] = {}
+    for name, slot in slot_of.items():
+        names.setdefault(id(slot), []).append(name)
     for output in lowered.outputs:
-        own = next(slot for name, slot in named if name == output)
-        if slots.count(own) == lowered.buffers.count(output):
-            continue
-        shared = next(name for name, slot in named if slot is own and name != output)
-        raise InvalidRequest(
-            field=output,
-            value=Words(operand(message, output)),
-            problem=f"is also {shared}, and the operation cannot work in place",
-            fix=f"give {output} a buffer of its own",
-        )
+        for shared in names[id(slot_of[output])]:
+            if shared != output:
+                raise InvalidRequest(
+                    field=output,
+                    value=Words(operand(message, output)),
+                    problem=f"is also {shared}, and the operation cannot work in place",
+                    fix=f"give {output} a buffer of its own",
+                )
 
 
 def check_values(values: object, spec: TensorSpec, device: str) -> None:

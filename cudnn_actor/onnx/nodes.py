@@ -169,6 +169,8 @@ class Node:
 
     def ints(self, number: int) -> tuple[int, ...]:
         """The elements of an input that decides, as whole numbers."""
+        if self.value(number).dtype.kind not in "iub":
+            raise Declined(f"input {number} is of {self.value(number).dtype}, not of integers")
         return tuple(int(each) for each in self.constant(number).reshape(-1))
 
     def operand(self, number: int) -> Tensor | float | int:

@@ -27,6 +27,10 @@ from cudnn_actor.protocol.operations.convolution import (
     ConvolutionForward,
 )
 from cudnn_actor.protocol.operations.functions import FUNCTIONS, PointwiseMode
+from cudnn_actor.protocol.operations.grid_sampling import (
+    GridPadding,
+    GridSample,
+)
 from cudnn_actor.protocol.operations.grouped_matmul import GroupedMatMul, GroupedMatMulBackwardWeights
 from cudnn_actor.protocol.operations.indexing import (
     Gather,
@@ -74,6 +78,13 @@ from cudnn_actor.protocol.operations.random import (
     RandomUniform,
 )
 from cudnn_actor.protocol.operations.reduction import ArgReduction, Cumulative, Reduction, ReductionMode
+from cudnn_actor.protocol.operations.resampling import (
+    Coordinates,
+    NearestRounding,
+    Resample,
+    ResampleBackward,
+    ResampleMode,
+)
 from cudnn_actor.protocol.operations.response_norm import LocalResponseNorm, LocalResponseNormBackward
 from cudnn_actor.protocol.operations.softmax import Softmax, SoftmaxBackward
 from cudnn_actor.protocol.operations.sorting import (
@@ -99,12 +110,15 @@ __all__ = [
     "ConvolutionBackwardData",
     "ConvolutionBackwardFilter",
     "ConvolutionForward",
+    "Coordinates",
     "Cumulative",
     "Gather",
     "GatherElements",
     "GatherND",
     "GenStats",
     "GraphTensor",
+    "GridPadding",
+    "GridSample",
     "GroupNorm",
     "GroupNormBackward",
     "GroupedMatMul",
@@ -121,6 +135,7 @@ __all__ = [
     "MaxPool",
     "MaxPoolBackward",
     "Movement",
+    "NearestRounding",
     "Node",
     "Operation",
     "Pad",
@@ -137,6 +152,9 @@ __all__ = [
     "Randomness",
     "Reduction",
     "ReductionMode",
+    "Resample",
+    "ResampleBackward",
+    "ResampleMode",
     "Reshape",
     "Scatter",
     "ScatterElements",
@@ -205,6 +223,9 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     ScatterElements,
     ScatterND,
     TopK,
+    Resample,
+    ResampleBackward,
+    GridSample,
 )
 """Every operation."""
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from cudnn_actor.protocol.checks import check_result, is_whole
+from cudnn_actor.protocol.checks import as_index, check_result
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.numerics import Numerics
@@ -319,11 +319,15 @@ def require_floating(specs: Specs, name: str) -> None:
 
 def axis_of(field: str, axis: int, rank: int) -> int:
     """A dim of x, counted from the start. Raises `InvalidRequest`, which names the field, for none."""
-    if not is_whole(axis) or not -rank <= axis < rank:
+    try:
+        place = as_index(axis)
+    except TypeError:
+        place = rank
+    if not -rank <= place < rank:
         raise InvalidRequest(
             field=field,
             value=axis,
             problem=f"is no dim of x, which has {rank}",
             fix=f"use one from {-rank} to {rank - 1}" if rank else "give it at least one dim",
         )
-    return axis % rank
+    return place % rank

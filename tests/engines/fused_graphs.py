@@ -12,7 +12,6 @@ from cudnn_actor.protocol import (
     GroupNormBackward,
     InstanceNormBackward,
     LayerNorm,
-    LayerNormBackward,
     Layout,
     ReductionMode,
     Tensor,
@@ -146,11 +145,8 @@ def gradients(kind: str, dims: tuple[int, ...], layout: Layout, dtype: DType = F
         "batch": (BatchNormBackward, dims[1:2], {}),
         "instance": (InstanceNormBackward, dims[:2], {}),
         "groups": (GroupNormBackward, (dims[0], 2), {"groups": 2}),
-        "rows": (LayerNormBackward, (*dims[:1], *[1] * (len(dims) - 1)), {"axis": 1}),
     }
     norm, statistics, others = of[kind]
-    if kind == "rows":
-        scale = g.input("weights", dims[1:], dtype)
     mean, inverse = g.input("mean", statistics, wide), g.input("inverse", statistics, wide)
     passed = g.where(y > 0.0, dy + more, 0.0)
     found = g.apply(
@@ -208,13 +204,6 @@ def gradients_in_place() -> Graph:
     return g.build(dscale=found.dscale, updates={"dy": found.dx * 0.5})
 
 
-def rows(dims: tuple[int, ...]) -> Graph:
-    """A few long rows, which a kernel over lines would not share well."""
-    g = GraphBuilder()
-    x, scale = g.input("x", dims), g.input("scale", dims[1:])
-    return g.build(y=g.relu(g.layer_norm(-x, scale, axis=1, epsilon=1.0)))
-
-
 NORMS = {
     "training": trained((2, 8, 5, 4), BFLOAT16),
     "training cut": trained((2, 8, 65, 64)),
@@ -226,7 +215,6 @@ NORMS = {
     "batch gradients cut": gradients("batch", (2, 8, 65, 64), Layout.NHWC),
     "instance gradients": gradients("instance", (2, 4, 5, 4), Layout.NCHW),
     "group gradients": gradients("groups", (2, 8, 5, 4), Layout.NHWC),
-    "row gradients": gradients("rows", (6, 40), Layout.NCHW),
     "groups": before_and_behind(Layout.NHWC),
     "groups nchw": before_and_behind(Layout.NCHW, 6),
     "running": running((2, 8, 5, 4), BFLOAT16),
@@ -234,5 +222,4 @@ NORMS = {
     "inference": inference(),
     "in place": in_place(),
     "gradients in place": gradients_in_place(),
-    "rows": rows((2, 40000)),
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_actor.protocol import Graph, GraphBuilder
+from cudnn_actor.protocol import Graph, GraphBuilder, GraphTensor, OperationGraph, TensorSpec, Transpose
 from cudnn_actor.protocol.dtypes import DTypeLike
+from cudnn_actor.protocol.named_graph import Port
 
-__all__ = ["CONCATENATED"]
+__all__ = ["CONCATENATED", "TRANSPOSED"]
 
 
 def concatenated(
@@ -31,3 +32,32 @@ CONCATENATED = {
     "many": concatenated(*range(1, 60), dims=(2, 0), axis=1, dtype="uint8"),
     "bits": concatenated(3, 5, dims=(0, 2), axis=0, dtype="bool"),
 }
+
+
+def transposed(*dims: int, axes: tuple[int, ...], dtype: DTypeLike) -> Graph:
+    """With a packed result: a builder's may lie as the operand does."""
+    specs = [TensorSpec.packed(each, dtype) for each in (dims, [dims[axis] for axis in axes])]
+    tensors = tuple(
+        GraphTensor(uid=uid, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
+        for uid, spec in enumerate(specs)
+    )
+    body = OperationGraph(tensors=tensors, operations=(Transpose(x=0, y=1, axes=axes),))
+    x, y = (Port(name="xy"[uid], spec=spec, uid=uid) for uid, spec in enumerate(specs))
+    return Graph(body=body, inputs=(x,), outputs=(y,))
+
+
+TRANSPOSED = {
+    "bytes": transposed(160, 144, axes=(1, 0), dtype="int8"),
+    "bytes, some together": transposed(132, 24, axes=(1, 0), dtype="bool"),
+    "odd bytes": transposed(131, 17, axes=(1, 0), dtype="uint8"),
+    "halves": transposed(72, 80, axes=(1, 0), dtype="float16"),
+    "odd halves": transposed(67, 130, axes=(1, 0), dtype="bfloat16"),
+    "batches": transposed(2, 20, 3, 36, axes=(0, 3, 2, 1), dtype="float32"),
+    "odd": transposed(65, 19, axes=(1, 0), dtype="float32"),
+    "wide": transposed(34, 66, axes=(1, 0), dtype="float64"),
+    "odd and wide": transposed(3, 17, 65, axes=(0, 2, 1), dtype="int64"),
+    "channels last": transposed(2, 16, 4, 8, axes=(0, 2, 3, 1), dtype="bfloat16"),
+    "channels first": transposed(2, 4, 8, 16, axes=(0, 3, 1, 2), dtype="float32"),
+    "eight axes": transposed(2, 1, 2, 16, 2, 1, 2, 16, axes=(2, 7, 1, 4, 0, 5, 6, 3), dtype="int16"),
+}
+"""Each is a copy by tiles."""

@@ -8,16 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.operations import attention, random
+from cudnn_actor.engines.cuda.operations import attention, norm_kernels, random
 from cudnn_actor.protocol import (
     Attention,
     AttentionBackward,
     DType,
+    LayerNorm,
+    LayerNormBackward,
     Operation,
     RandomBernoulli,
     RandomIntegers,
     RandomNormal,
     RandomUniform,
+    RMSNorm,
+    RMSNormBackward,
     TensorSpec,
     alibi_slopes,
 )
@@ -34,7 +38,7 @@ BEGIN = np.array([0x0123456789ABCDEF, (1 << 34) - 5])
 
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, attention, random)
+    use(monkeypatch, attention, norm_kernels, random)
 
 
 DRAWN: list[tuple[Any, DType, dict[str, Any]]] = [
@@ -61,6 +65,30 @@ def test_random_numbers_have_the_same_bits(kind: Any, dtype: DType, of: dict[str
         specs, given = {"state": STATE, "y": spec}, {"state": state}
         got = launched(operation, specs, given)["y"]
         assert got.tobytes() == defined(operation, specs, given)["y"].tobytes()
+
+
+ROWS: list[tuple[Any, dict[str, int]]] = [
+    (LayerNorm, {"mean": 1, "inverse_deviation": 1, "scale": 2, "bias": 2, "y": 0}),
+    (RMSNorm, {"inverse_rms": 1, "scale": 2, "y": 0}),
+    (LayerNormBackward, {"mean": 1, "inverse_deviation": 1, "scale": 2, "dx": 0, "dscale": 2, "dbias": 2}),
+    (RMSNormBackward, {"inverse_rms": 1, "scale": 2, "dx": 0, "dscale": 2}),
+]
+"""Norms with their operands: of x's dims, one for each row, or one for each element of a row."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts", "dims"), [*((*row, (6, 40)) for row in ROWS), (*ROWS[2], (2, 9000))]
+)
+def test_norms_of_rows_are_computed(kind: Any, parts: dict[str, int], dims: tuple[int, ...]) -> None:
+    operands = {**dict.fromkeys(kind.inputs[: 2 if "dy" in kind.inputs else 1], 0), **parts}
+    shapes = dims, (dims[0], 1), dims[1:]
+    specs = {name: TensorSpec.packed(shapes[part], F32) for name, part in operands.items()}
+    operation = kind(**{name: name for name in operands})
+    names = [name for name, _ in operation.named(operation.inputs)]
+    given = {name: normal(specs[name].dims, F32, seed) for seed, name in enumerate(names)}
+    for name, wanted in defined(operation, specs, given).items():
+        got = launched(operation, specs, given)[name]
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-3)
 
 
 ATTENDED: list[dict[str, Any]] = [

@@ -25,8 +25,10 @@ from cudnn_actor.protocol.operations import (
     ArgReduction,
     AvgPool,
     Convolution,
+    Coordinates,
     Gather,
     GatherND,
+    GridPadding,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     GroupNorm,
@@ -34,6 +36,7 @@ from cudnn_actor.protocol.operations import (
     LocalResponseNorm,
     MatMul,
     MaxPool,
+    NearestRounding,
     Node,
     Pointwise,
     PointwiseMode,
@@ -66,7 +69,7 @@ SEED = 20
 POOLING, NORMALIZATION, ATTENTION, MATMUL = "pooling", "normalization", "attention", "matmul"
 REDUCTION, SOFTMAX = "reduction", "softmax"
 POINTWISE, MOVEMENT, RANDOM, INDEXING = "pointwise", "movement", "random", "indexing"
-SORTING = "sorting"
+SORTING, RESAMPLING, GRIDS = "sorting", "resampling", "grid_sampling"
 EXACT = (MOVEMENT, RANDOM, SORTING)
 CHANNELS, RESPONSES = "channel_norms", "response_norm"
 GROUPED_MATMUL = "grouped_matmul"
@@ -634,6 +637,20 @@ class NaNLast(TopK[int], frozen=True, kw_only=True):
         return super().evaluate(xp, {"x": x}, specs)
 
 
+def rounded_down(_: NearestRounding) -> NearestRounding:
+    return NearestRounding.FLOOR
+
+
+def elsewhere(coordinates: Coordinates) -> Coordinates:
+    """Places that are often the same."""
+    changed = {
+        Coordinates.HALF_PIXEL_SYMMETRIC: Coordinates.HALF_PIXEL,
+        Coordinates.PYTORCH_HALF_PIXEL: Coordinates.HALF_PIXEL,
+        Coordinates.ASYMMETRIC: Coordinates.ALIGN_CORNERS,
+    }
+    return changed.get(coordinates, coordinates)
+
+
 class InSingle(RandomNormal[int], frozen=True, kw_only=True):
     """Rounded to float32 first."""
 
@@ -855,6 +872,37 @@ MISTAKES: list[tuple[str, str, Callable[[], CpuEngine], int, int]] = [
     ("by place", SORTING, lambda: ByDefinition(attribute("in_order", lambda _: False)), 40, 10),
     ("last of equals", SORTING, lambda: ByDefinition(instead(TopK, LastOfEqualElements)), 40, 5),
     ("NaN last", SORTING, lambda: ByDefinition(instead(TopK, NaNLast)), 150, 1),
+    ("one value missing", RESAMPLING, lambda: Misreading(one_value_missing), 40, 30),
+    ("computed in half", RESAMPLING, lambda: Misreading(computed_in_half), 40, 5),
+    ("the next number", RESAMPLING, lambda: Misreading(next_number), 40, 4),
+    ("lazy", RESAMPLING, lambda: Misrunning(lazy), 40, 30),
+    ("an input overwritten", RESAMPLING, lambda: Misrunning(first_input_zeroed), 40, 30),
+    ("gaps overwritten", RESAMPLING, lambda: Misrunning(gaps_overwritten), 60, 3),
+    ("transposed", RESAMPLING, lambda: Misrunning(transposed), 40, 5),
+    ("truncated", RESAMPLING, lambda: ByDefinition(store=truncated), 40, 2),
+    ("refusing", RESAMPLING, Refusing, 10, 10),
+    (
+        "other coordinates",
+        RESAMPLING,
+        lambda: ByDefinition(attribute("coordinates", elsewhere)),
+        60,
+        5,
+    ),
+    ("aliased", RESAMPLING, lambda: ByDefinition(attribute("antialias", lambda _: False)), 60, 4),
+    ("outside", RESAMPLING, lambda: ByDefinition(attribute("exclude_outside", lambda on: not on)), 60, 5),
+    (
+        "rounded down",
+        RESAMPLING,
+        lambda: ByDefinition(attribute("rounding", rounded_down)),
+        60,
+        3,
+    ),
+    ("one value missing", GRIDS, lambda: Misreading(one_value_missing), 40, 30),
+    ("computed in half", GRIDS, lambda: Misreading(computed_in_half), 40, 5),
+    ("lazy", GRIDS, lambda: Misrunning(lazy), 40, 30),
+    ("gaps overwritten", GRIDS, lambda: Misrunning(gaps_overwritten), 60, 3),
+    ("other corners", GRIDS, lambda: ByDefinition(attribute("align_corners", lambda on: not on)), 40, 20),
+    ("always zeros", GRIDS, lambda: ByDefinition(attribute("padding", lambda _: GridPadding.ZEROS)), 40, 10),
     ("one value missing", POINTWISE, lambda: Misreading(one_value_missing), 40, 39),
     ("computed in half", POINTWISE, lambda: Misreading(computed_in_half), 40, 6),
     ("the next number", POINTWISE, lambda: Misreading(next_number), 40, 16),

@@ -22,15 +22,12 @@ pytest.importorskip("onnx")
 
 from ..onnx.networks.programs import program, tensors  # noqa: E402 - needs them
 from ..onnx.networks.recipes import inputs_of, read  # noqa: E402
-from ..onnx.test_exported_models import DATA, NETWORKS  # noqa: E402
+from ..onnx.test_exported_models import DATA, HALVES, NETWORKS  # noqa: E402
 
 FOLDER = os.environ.get("CUDNN_ACTOR_NETWORKS")
-FILES = (
-    sorted(Path(FOLDER).glob("*.onnx"))
-    if FOLDER
-    else [DATA / f"{n}.{v}.onnx" for n in NETWORKS for v in (17, 23)]
-)
-BATCHES = (1, 2)
+SMALL = [*(f"{name}.{opset}" for name in NETWORKS for opset in (17, 23)), *HALVES]
+FILES = sorted(Path(FOLDER).glob("*.onnx")) if FOLDER else [DATA / f"{name}.onnx" for name in SMALL]
+BATCHES = (1, 3)
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """By the dtype of the outputs, which is that of the weights."""
 
@@ -67,7 +64,7 @@ def given(request: pytest.FixtureRequest, tmp_path: Path, no_tf32: None) -> Give
     return Given(path, BOUNDS[dtype], inputs, outputs)
 
 
-@pytest.mark.parametrize("given", FILES, indirect=True, ids=lambda path: path.stem)
+@pytest.mark.parametrize("given", FILES, indirect=True, ids=lambda path: f"{path.parent.name}-{path.stem}")
 async def test_results_are_those_of_pytorch(given: Given) -> None:
     async with spawn(device="cuda:0", isolation="process") as gpu:
         model = await gpu.load(given.path)

@@ -52,6 +52,8 @@ await model.close()  # frees the weights
   defines it by. Branches are chosen and loops are unrolled where their conditions and counts are known. What
   can be done in no way raises `UnsupportedModel`, which names all such nodes of the model at once.
 - **Weights** are uploaded once, and stay in buffers of the service: they survive a crash of the actor.
+  `cudnn-actor chaos --model MODEL.onnx` tries it: it runs the model while workers are killed, and compares
+  each result with ONNX's own reference.
 - **Running.** Each run is one message with one [graph](graphs.md). `print(await model.explain(inputs))`
   says how it runs, with the nodes' names.
 - **Numbers.** A tensor has the model's dtype where it is stored. Functions of elements that follow each

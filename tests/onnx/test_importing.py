@@ -59,6 +59,17 @@ PORTS = {"x": (FLOAT, [3, 4])}, {"y": (FLOAT, [3, 4])}
 # Constants.
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float64, ml_dtypes.bfloat16])
+def test_a_choice_of_two_constants_has_their_dtype(dtype: Any) -> None:
+    one, two = np.array(1, dtype), np.array(2, dtype)
+    code = helper.np_dtype_to_tensor_dtype(one.dtype)
+    choice = [node("Greater", "x zero", "c"), node("Where", "c one two", "y")]
+    tensors = {"zero": np.zeros((), np.float32), "one": one, "two": two}
+    (found,) = run(model_of(choice, PORTS[0], {"y": (code, [3, 4])}, tensors), x=X)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, np.where(X > 0, one, two))
+
+
 def test_what_follows_from_dims_and_constants_is_no_part_of_the_graph() -> None:
     proto = model_of(
         [
@@ -85,6 +96,16 @@ def test_what_follows_from_dims_and_constants_is_no_part_of_the_graph() -> None:
     check(proto, x=X)
 
 
+def test_a_constant_of_the_dtype_of_an_input_is_a_constant() -> None:
+    proto = model_of(
+        [node("CastLike", "one x", "like"), node("Exp", "like", "e"), node("Mul", "x e", "y")],
+        *PORTS,
+        {"one": np.array(1, np.int64)},
+    )
+    assert kinds(imported(proto)) == ["mul"]
+    check(proto, x=X)
+
+
 def test_a_model_of_constants_needs_no_graph() -> None:
     proto = model_of(
         [node("Add", "a b", "y")], {}, {"y": (FLOAT, [2])}, {"a": np.ones(2, "f4"), "b": np.ones(2, "f4")}
@@ -108,7 +129,7 @@ def test_a_huge_constant_is_not_computed_when_the_model_is_imported() -> None:
         *PORTS,
         {"dims": np.array([1 << 20, 1 << 10])},
     )
-    assert kinds(imported(proto))[-1] == "add"
+    assert "max" in kinds(imported(proto))
 
 
 def test_weights_are_named_as_the_model_names_them_and_equal_constants_are_one() -> None:

@@ -232,15 +232,17 @@ async def test_a_model_belongs_to_its_service_until_it_is_closed() -> None:
 
 
 async def test_a_run_that_fails_leaves_nothing() -> None:
+    dims = (FLOAT, [3])
+    proto = model_of([node("Add", "a b", "y")], {"a": dims, "b": dims}, {"y": dims})
     async with spawn(device="cpu") as gpu:
-        model = await gpu.load(image_model())
-        ref = await gpu.upload(images(1))
+        model = await gpu.load(proto)
+        x = np.ones(3, np.float32)
+        ref = await gpu.upload(x)
         await gpu.free(ref)
         with pytest.raises(StaleBufferError):
-            await gpu.run(model, {"image": ref})
-        assert await buffers(gpu) == 5
-        await model.close()
+            await gpu.run(model, {"a": x, "b": ref})
         assert await buffers(gpu) == 0
+        await model.close()
 
 
 async def test_all_nodes_that_cannot_be_run_are_named_before_anything_is_allocated() -> None:
@@ -269,6 +271,36 @@ async def test_the_explanation_names_the_nodes() -> None:
         assert "conv_fwd at node 'conv1' (Conv)" in text
         assert "matmul at node 'head' (Gemm)" in text
         await model.close()
+
+
+async def test_an_explanation_needs_inputs_where_dims_or_values_are_open() -> None:
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(image_model())
+        with pytest.raises(InvalidRequest, match="'image': is an input that is missing"):
+            await model.explain()
+        assert "conv_fwd" in str(await model.explain({"image": images(1)}))
+        await model.close()
+        shape = model_of(
+            [node("Expand", "x shape", "y")],
+            {"x": (FLOAT, [1]), "shape": (INT64, [1])},
+            {"y": (FLOAT, [None])},
+        )
+        deciding = await gpu.load(shape)
+        with pytest.raises(InvalidRequest, match="the values of shape are needed"):
+            await deciding.explain()
+
+
+async def test_a_model_that_is_closed_while_it_runs_finishes_the_run() -> None:
+    proto, x = image_model(2), images(2)
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(proto)
+        running = asyncio.ensure_future(gpu.run(model, {"image": x}))
+        await asyncio.sleep(0)
+        await model.close()
+        np.testing.assert_allclose(
+            (await running)["scores"], expected(proto, image=x)[0], rtol=1e-4, atol=1e-5
+        )
+        assert await buffers(gpu) == 0
 
 
 async def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

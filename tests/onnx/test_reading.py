@@ -169,7 +169,9 @@ def test_data_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(bytes(16))
     (inside / "link.bin").symlink_to(tmp_path / "w.bin")
     (inside / "up").symlink_to(tmp_path)
-    for location in (str(tmp_path / "w.bin"), "../w.bin", "link.bin", "up/w.bin", ""):
+    (inside / "w.bin").write_bytes(bytes(16))
+    (inside / "here").mkdir()
+    for location in (str(tmp_path / "w.bin"), "../w.bin", "link.bin", "up/w.bin", "here/../w.bin", ""):
         with pytest.raises(InvalidModel, match="outside of the model's folder") as raised:
             OnnxModel(external(inside, location))
         assert raised.value.where == "initialiser 'w'"

@@ -54,6 +54,7 @@ FUNCTIONS: dict[str, tuple[Build, Callable[[np.ndarray], Any]]] = {
     "tile": (lambda g, x: g.tile(x, (2, 1, 3)), lambda x: np.tile(x, (2, 1, 3))),
     "tile more dims": (lambda g, x: g.tile(x[0], (2, 3, 1, 2)), lambda x: np.tile(x[0], (2, 3, 1, 2))),
     "tile fewer dims": (lambda g, x: g.tile(x, 2), lambda x: np.tile(x, 2)),
+    "tile often": (lambda g, x: g.tile(x, (9, 1, 11)), lambda x: np.tile(x, (9, 1, 11))),
     "tile none": (lambda g, x: g.tile(x, (0, 2)), lambda x: np.tile(x, (0, 2))),
     "repeat": (lambda g, x: g.repeat(x, 3, 1), lambda x: np.repeat(x, 3, 1)),
     "repeat all": (lambda g, x: g.repeat(x, 2), lambda x: np.repeat(x, 2)),

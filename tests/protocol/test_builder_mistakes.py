@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -118,6 +119,16 @@ WRONG = [
     Wrong(lambda g, t: g.apply(MaxPool(x=t.x, y=t.x, window=SQUARES)), "y=<x: float32 (2, 8, 4, 4)>: is not"),
     Wrong(lambda g, t: g.apply(MatMul(a=t.m, b=t.m, numerics=Numerics())), "numerics=Numerics(tf32=False"),
     Wrong(lambda g, t: g.apply(anything(MaxPool)), "operation=MaxPool: is not an operation"),
+    # Functions of several tensors, and of places.
+    Wrong(lambda g, t: g.concatenate(anything(3)), "tensors=3: is no sequence of tensors"),
+    Wrong(lambda g, t: g.stack((t.x, anything(3))), "x=3: is a number where a tensor belongs"),
+    Wrong(lambda g, t: g.concatenate((t.x, anything(3))), "tensors[1]=3: is a number where a tensor bel"),
+    Wrong(lambda g, t: g.tile(t.m, anything(2.5)), "repeats=2.5: must be a whole number"),
+    Wrong(lambda g, t: g.flip(t.m, anything(1.5)), "axis=1.5: is no dim of x, which has 2"),
+    Wrong(lambda g, t: g.roll(t.m, anything(1.5), 0), "shift=1.5: is not a whole number"),
+    Wrong(lambda g, t: g.arange(anything("a")), "stop='a': is neither a tensor nor a number"),
+    Wrong(lambda g, t: g.eye(2, k=anything("a")), "k='a': must be a whole number"),
+    Wrong(lambda g, t: g.take_along_axis(t.m, t.i, anything("a")), "axis='a': is no dim of x"),
     # Gradients.
     Wrong(lambda g, t: g.grad(t.x * 2, t.x, anything(1.0)), "upstream=1.0: is a number where a tensor bel"),
     Wrong(lambda g, t: g.grad((), t.x), "outputs=(): are none"),
@@ -143,6 +154,45 @@ def test_a_wrong_use_names_the_argument(wrong: Wrong) -> None:
     files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert files.index(__file__) == 0
     assert files.count(__file__) == 2, "the traceback has the user's line"
+
+
+OTHERS: dict[str, Any] = {
+    "int": 1,
+    "int | Sequence[int]": 1,
+    "int | Sequence[Sequence[int]]": 1,
+    "Sequence[int]": (1,),
+    "DTypeLike": "float32",
+    "ReductionMode": "sum",
+    "Any": 0.5,
+}
+"""Arguments by their annotation; others are a tensor."""
+FUNCTIONS = {
+    name: list(inspect.signature(function).parameters.values())[1:]
+    for name, function in inspect.getmembers(GraphBuilder, inspect.isfunction)
+    if not name.startswith("_")
+}
+OF_TENSORS = [
+    (name, parameter.name)
+    for name, parameters in FUNCTIONS.items()
+    for parameter in parameters
+    if parameter.annotation in ("Tensor", "Tensor | None") and name != "grad"
+]
+
+
+@pytest.mark.parametrize(("name", "wrong"), OF_TENSORS)
+def test_a_number_where_a_function_takes_a_tensor_is_named(name: str, wrong: str) -> None:
+    g = GraphBuilder()
+    tensors = {"x": g.input("x", (1, 1, 4, 4)), "state": g.input("s", (2,), "int64")}
+    arguments: dict[str, Any] = {}
+    for parameter in FUNCTIONS[name]:
+        if parameter.name == wrong:
+            arguments[wrong] = 3
+        elif parameter.default is parameter.empty:
+            other = OTHERS.get(parameter.annotation)
+            arguments[parameter.name] = tensors.get(parameter.name, tensors["x"]) if other is None else other
+    with pytest.raises(InvalidRequest) as caught:
+        getattr(g, name)(**arguments)
+    assert str(caught.value).startswith(f"{wrong}=3: is a number where a tensor belongs")
 
 
 class TestSequences:

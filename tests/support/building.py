@@ -8,10 +8,12 @@ from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, possible_pl
 from cudnn_actor.engines.cuda.plans.composition import compose
 from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.plans.joined_kernels import joined_source
 from cudnn_actor.engines.cuda.plans.kernels import source
 from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, KernelStep
+from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, JoinedStep, KernelStep, TiledStep
+from cudnn_actor.engines.cuda.plans.tiled_kernels import tiled_source
 from cudnn_actor.protocol import Explanation
 from cudnn_actor.protocol.graph import OperationGraph
 
@@ -34,6 +36,10 @@ def first_plan(graph: OperationGraph) -> str:
     for step in plan.recipe.steps:
         if isinstance(step, KernelStep):
             compile_cuda(source(step.kernel))
+        elif isinstance(step, TiledStep):
+            compile_cuda(tiled_source(step.kernel))
+        elif isinstance(step, JoinedStep):
+            compile_cuda(joined_source(step.kernels))
         elif isinstance(step, DepthwiseStep):
             for one in launched(step.kernel):
                 compile_cuda(one.source)

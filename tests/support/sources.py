@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, indexing, sorting
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, grid_sampling, indexing, resampling, sorting
 from cudnn_actor.engines.cuda.operations import attention as attentions
 from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
@@ -32,9 +32,17 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     source,
 )
 from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, JoinedStep, KernelStep, LinedStep, NormStep
+from cudnn_actor.engines.cuda.plans.recipe import (
+    DepthwiseStep,
+    JoinedStep,
+    KernelStep,
+    LinedStep,
+    NormStep,
+    TiledStep,
+)
 from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.engines.cuda.plans.tiled_kernels import Tiled, tiled_source
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec, Window
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
@@ -47,6 +55,8 @@ from cudnn_actor.protocol.operations import (
     Gather,
     GatherElements,
     GatherND,
+    GridPadding,
+    GridSample,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     LayerNorm,
@@ -67,6 +77,9 @@ from cudnn_actor.protocol.operations import (
     RandomUniform,
     Reduction,
     ReductionMode,
+    Resample,
+    ResampleBackward,
+    ResampleMode,
     RMSNorm,
     RMSNormBackward,
     Scatter,
@@ -101,6 +114,8 @@ _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     indexing.gather_kernel: indexing.gather_source,
     indexing.scatter_kernels: indexing.scatter_source,
     sorting.top_k_kernel: sorting.top_k_source,
+    grid_sampling.grid_sample_kernel: grid_sampling.grid_sample_source,
+    resampling.resample_kernel: resampling.resample_source,
     reductions.reduction_kernels: reductions.sources,
     reductions.cumulative_kernel: reductions.cumulative_sources,
 }
@@ -159,10 +174,16 @@ def _fused() -> Iterator[tuple[str, str]]:
 
 
 def _moved() -> Iterator[tuple[str, str]]:
-    for name, graph in moved_graphs.CONCATENATED.items():
+    for name, graph in (moved_graphs.CONCATENATED | moved_graphs.TRANSPOSED).items():
         for step in compile_split(graph.body, None, None).recipe.steps:
-            assert isinstance(step, JoinedStep)
-            yield f"joined-{name}", joined_source(step.kernels)
+            if isinstance(step, TiledStep):
+                yield f"tiled-{name}", tiled_source(step.kernel)
+            else:
+                assert isinstance(step, JoinedStep)
+                yield f"joined-{name}", joined_source(step.kernels)
+    large: Any = dict.fromkeys(("rows", "columns", "row_step", "column_step"), 1 << 16)
+    wide = Tiled(itemsize=2, batch=(), read=8, written=8, **large)
+    yield "tiled-wide", tiled_source(wide)
 
 
 def _depthwise() -> Iterator[tuple[str, str]]:
@@ -216,6 +237,8 @@ def _kernels() -> Iterator[tuple[str, str]]:
         _gathers(),
         _scatters(),
         _sorts(),
+        _resamplings(),
+        _grid_samples(),
     )
     for name, graph in itertools.chain(*families):
         (operation,) = graph.operations
@@ -478,3 +501,30 @@ def _sorts() -> Iterator[tuple[str, OperationGraph]]:
         yield name, graph_of(TopK, x, y, k=4, axis=1, largest=largest, in_order=in_order)
     wide = {"x": TensorSpec.packed((1 << 16, 1 << 16), DType.FLOAT16)}
     yield "top_k-wide", graph_of(TopK, wide, {"values": None, "indices": None}, k=9)
+
+
+def _resamplings() -> Iterator[tuple[str, OperationGraph]]:
+    """Each dtype and mode, with none to three dims that change; and gradients."""
+    sizes = {0: (2, 3, 4, 5), 1: (2, 3, 4, 9), 2: (2, 3, 7, 9), 3: (2, 8, 7, 9)}
+    for (count, wanted), dtype in itertools.product(sizes.items(), DType):
+        x = TensorSpec.packed((2, 3, 4, 5), dtype, Layout.NHWC if count == 2 else Layout.NCHW)
+        y = TensorSpec.packed(wanted, dtype)
+        for mode in (ResampleMode.NEAREST, ResampleMode.LINEAR)[: 1 + dtype.is_floating]:
+            of: dict[str, Any] = {"sizes": wanted, "mode": mode}
+            yield f"resample-{dtype}-{count}-{mode}", graph_of(Resample, {"x": x}, {"y": y}, **of)
+        if dtype.is_floating:
+            of = {"sizes": wanted, "mode": ResampleMode.CUBIC}
+            yield f"resample_bwd-{dtype}-{count}", graph_of(ResampleBackward, {"dy": y}, {"dx": x}, **of)
+
+
+def _grid_samples() -> Iterator[tuple[str, OperationGraph]]:
+    """Each way to read, of each dtype and number of spatial dims."""
+    ways = itertools.product(ResampleMode, GridPadding, (False, True))
+    spatial = itertools.cycle((1, 2, 3))
+    for (mode, padding, corners), dtype in itertools.product(ways, FLOATS):
+        count = next(spatial)
+        x = TensorSpec.packed((2, 3, *(5,) * count), dtype)
+        grid = TensorSpec.packed((2, *(4,) * count, count), DType.FLOAT32)
+        of: dict[str, Any] = {"mode": mode, "padding": padding, "align_corners": corners}
+        name = f"grid_sample-{dtype}-{mode}-{padding}-{corners}"
+        yield name, graph_of(GridSample, {"x": x, "grid": grid}, {"y": None}, **of)

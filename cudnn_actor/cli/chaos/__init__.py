@@ -70,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tasks", type=_count, default=_DEFAULTS.tasks, help="tasks that send requests (%(default)s)"
     )
     parser.add_argument(
+        "--model", type=Path, metavar="FILE", help="an ONNX model that is run, too; needs the package onnx"
+    )
+    parser.add_argument(
         "--seed", type=_whole, default=0, help="determines programs, faults and pauses (%(default)s)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write all results as JSON")
@@ -111,7 +114,10 @@ def _settings(args: argparse.Namespace) -> Settings:
         if why_not[kind]:
             raise UserError(f"--faults {kind}: {why_not[kind]}; leave {kind} out, or choose another service")
     faults = possible if args.faults is None else args.faults
-    load = tuple(LoadKind) if args.load is None else args.load
+    callers = [kind for kind in LoadKind if kind is not LoadKind.MODELS or args.model is not None]
+    if LoadKind.MODELS in (args.load or ()) and args.model is None:
+        raise UserError("--load models: there is no model; give one with --model FILE")
+    load = tuple(callers) if args.load is None else args.load
     settings = Settings(
         seconds=args.seconds,
         engine=args.engine,
@@ -121,6 +127,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         faults=tuple(kind for kind in faults if kind not in args.without),
         load=tuple(kind for kind in load if kind not in args.without),
         tasks=args.tasks,
+        model="" if args.model is None else str(args.model),
         seed=args.seed,
     )
     if not set(settings.load) - {LoadKind.UPLOADS, LoadKind.CANCELS}:

@@ -38,6 +38,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -118,6 +119,19 @@ class Model:
 
 After = Callable[[], Contents]
 """Computes what a buffer holds once a request has run, from the models at the time of the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRun:
+    """A run of a whole model, which sends several requests. `case`: the number of its inputs."""
+
+    case: int
+    accumulates: ClassVar[bool] = False
+
+    @property
+    def message(self) -> ModelRun:
+        """Itself, as the counters name it."""
+        return self
 
 
 @dataclass(slots=True, eq=False)
@@ -391,8 +405,10 @@ def _story(deed: Deed) -> tuple[str, ...]:
     return tuple(f"{describe(earlier)}: {text(outcome)}" for earlier, outcome in model.story)
 
 
-def describe(deed: Deed) -> str:
+def describe(deed: Deed | ModelRun) -> str:
     """A request as one line of text."""
+    if isinstance(deed, ModelRun):
+        return str(deed)
     message, words = deed.message, [type(deed.message).__name__]
     words += [f"{name}={ref}" for name, ref in operands(message).items()]
     words += [f"spec={message.spec}"] if isinstance(message, Allocate) else []

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from cudnn_actor.cli.chaos.answers import Answers
@@ -18,6 +19,7 @@ from cudnn_actor.cli.chaos.crowd import Crowd, bursts
 from cudnn_actor.cli.chaos.graphs import LIGHT, LOAD
 from cudnn_actor.cli.chaos.injector import Injector, fault_plan, injected_errors, watch
 from cudnn_actor.cli.chaos.load import Ground, Task
+from cudnn_actor.cli.chaos.models import ModelLoad, cases_of
 from cudnn_actor.cli.chaos.oracle import Oracle
 from cudnn_actor.cli.chaos.senders import LoopSender
 from cudnn_actor.cli.chaos.settings import LoadKind, Settings
@@ -208,11 +210,14 @@ class _Run:
             problems=problems,
         )
         self._crowd = Crowd(self._ground, settings)
+        self._model: ModelLoad | None = None
 
     async def run(self) -> Outcome:
         """Do everything, in order. When it returns, all that it started has ended, except lost requests."""
         tally, deadline_s = self._tally, self._settings.deadline_s
         problems = [LOAD[number] for number in self._ground.problems]
+        if LoadKind.MODELS in self._settings.load:
+            self._model = await self._read(Path(self._settings.model))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(warm(self._gpu, problems, self._show), _WARM_S)
         tally.begin()
@@ -233,7 +238,16 @@ class _Run:
             self._ground.abandoned.set()
             for task in (injector, load, watcher):
                 await _end(task)
-            tally.give_up(LoadKind.TASKS)
+            tally.give_up(LoadKind.TASKS, LoadKind.MODELS)
+
+    async def _read(self, path: Path) -> ModelLoad:
+        """The tasks that run a model. Its weights are uploaded when it is run first."""
+        from cudnn_actor.onnx import OnnxModel  # noqa: PLC0415 - needs an extra
+
+        read = await asyncio.to_thread(OnnxModel, path)
+        cases = await asyncio.to_thread(cases_of, path, read.inputs, self._settings.seed)
+        excused = tuple(injected_errors(self._settings))
+        return ModelLoad(self._gpu, read, cases, excused, self._tally)
 
     async def _load(self) -> None:
         sender = LoopSender(self._gpu)
@@ -247,6 +261,8 @@ class _Run:
                 for number in range(1, count + 1):
                     program = bursts(self._settings, number)
                     tasks.create_task(Task(self._ground, number, sender).run(program))
+                if self._model is not None:
+                    tasks.create_task(self._model.run(self._ending))
             while self._crowd.alive() or self._ground.others:  # noqa: ASYNC110 - they are threads
                 await asyncio.sleep(_LOOK_S)
             await host.unshare()

@@ -56,6 +56,8 @@ class LoadKind(enum.StrEnum):
     """Plain threads that ask the service's pykka reference."""
     ALARMS = "alarms"
     """The main thread, with an alarm whose handler raises while it sends."""
+    MODELS = "models"
+    """Tasks of the first event loop that run the model of `--model`."""
     UPLOADS = "uploads"
     """All of the above also send arrays of over 256 KiB."""
     CANCELS = "cancels"
@@ -104,6 +106,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         The kinds of callers and of requests.
     tasks
         Asyncio tasks that send requests, on the first event loop. The others have fewer.
+    model
+        The path of an ONNX model that is run, too; empty for none.
     seed
         Determines the programs, which signal comes when, and the injected faults.
     hang_after_s
@@ -121,6 +125,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[FaultKind, ...] = tuple(FaultKind)
     load: tuple[LoadKind, ...] = tuple(LoadKind)
     tasks: int = 8
+    model: str = ""
     seed: int = 0
     hang_after_s: float = 1.0
     deadline_s: float = 30.0

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from cudnn_actor.cli.chaos.oracle import Deed, Wrong, describe
+from cudnn_actor.cli.chaos.oracle import Deed, ModelRun, Wrong, describe
 from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind
 from cudnn_actor.protocol import Receipt
 
@@ -84,7 +84,7 @@ class Waiting(Protocol):
 
 class _Sent(NamedTuple):
     sender: LoadKind
-    deed: Deed
+    deed: Deed | ModelRun
     task: int
     burst: int
     at_s: float
@@ -164,7 +164,7 @@ class Tally:
 
     # Requests.
 
-    def sent(self, request: Waiting, deed: Deed, sender: LoadKind, task: int, burst: int) -> None:
+    def sent(self, request: Waiting, deed: Deed | ModelRun, sender: LoadKind, task: int, burst: int) -> None:
         """Note that a request was sent."""
         with self._lock:
             self.requests += 1

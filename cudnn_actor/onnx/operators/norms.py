@@ -23,8 +23,10 @@ def softmax(node: Node, g: GraphBuilder) -> Result:
     return g.reshape(of(rows, 1), x.dims)
 
 
-@operator("BatchNormalization", since=9)
+@operator("BatchNormalization", since=7)
 def batch_norm(node: Node, g: GraphBuilder) -> Result:
+    if not node.attribute("spatial", 1):
+        raise Declined("has statistics of each element")
     x, scale, bias, mean, variance = node.tensors()
     epsilon = node.attribute("epsilon")
     if node.attribute("training_mode", 0):

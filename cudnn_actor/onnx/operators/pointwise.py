@@ -136,7 +136,7 @@ def bit_shift(node: Node, g: GraphBuilder) -> Result:
     return (g.left_shift if left else g.right_shift)(*node.operands())
 
 
-@operator("Max", "Min", "Sum", "Mean", since=8)
+@operator("Max", "Min", "Sum", "Mean", since=6)
 def variadic(node: Node, g: GraphBuilder) -> Result:
     of = {"Max": g.maximum, "Min": g.minimum}.get(node.op, g.add)
     total = functools.reduce(of, node.tensors())
@@ -150,7 +150,10 @@ def where(node: Node, g: GraphBuilder) -> Result:
         chosen = node.value(1 if condition.array.all() else 2)
         if chosen.dims == np.broadcast_shapes(*(node.dims(number) for number in range(3))):
             return chosen
-    return g.where(*node.operands())
+    a, b = node.operand(1), node.operand(2)
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):  # one of them says the dtype
+        a = node.tensor(1)
+    return g.where(node.tensor(0), a, b)
 
 
 @operator("Identity", since=1)

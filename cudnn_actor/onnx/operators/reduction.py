@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
@@ -35,19 +36,11 @@ def reduced(g: GraphBuilder, mode: ReductionMode, x: Tensor, axes: Any, *, keepd
         return g.reduce(mode, x, axes, keepdims=keepdims)
     if mode is _R.MEAN:
         total = g.sum(x, axes, keepdims=keepdims)
-        count = x_size(x) // max(1, x_size(total))
+        count = math.prod(x.dims) // max(1, math.prod(total.dims))
         return converted(g, quotient(g, total, count, DType.INT64), x.dtype)
     if not mode.is_exact:
         return converted(g, g.reduce(mode, g.astype(x, DType.FLOAT64), axes, keepdims=keepdims), x.dtype)
     return converted(g, g.reduce(mode, x, axes, keepdims=keepdims), x.dtype)
-
-
-def x_size(x: Tensor) -> int:
-    """How many elements a tensor has."""
-    size = 1
-    for dim in x.dims:
-        size *= dim
-    return size
 
 
 @operator(*_MODES, since=1)
@@ -82,9 +75,17 @@ def cumulative(node: Node, g: GraphBuilder) -> Result:
     return converted(g, y, x.dtype)
 
 
-@operator("Hardmax", since=13)
+@operator("Hardmax", since=1)
 def hardmax(node: Node, g: GraphBuilder) -> Result:
     x, axis = node.tensor(0), node.attribute("axis") % node.rank(0)
+    if node.version < 13:  # of all dims from the axis on
+        rows = g.reshape(x, (math.prod(x.dims[:axis]), math.prod(x.dims[axis:])))
+        return g.reshape(_largest(g, rows, 1), x.dims)
+    return _largest(g, x, axis)
+
+
+def _largest(g: GraphBuilder, x: Tensor, axis: int) -> Tensor:
+    """1 at the first of the largest elements along an axis, else 0."""
     largest = g.equal(x, g.max(x, axis, keepdims=True))
     first = g.equal(g.cumsum(largest, axis), 1)
     return converted(g, g.logical_and(largest, first), x.dtype)

@@ -24,8 +24,12 @@ from cudnn_actor.protocol.network_functions import NetworkFunctions
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
     ConvolutionBackwardData,
+    Coordinates,
+    GridPadding,
+    NearestRounding,
     PointwiseMode,
     ReductionMode,
+    ResampleMode,
     ScatterReduction,
 )
 from cudnn_actor.protocol.random_functions import RandomFunctions
@@ -330,6 +334,11 @@ def _indices(sketch: Sketch, x: Of | None) -> Of:
     return sketch.input(dims, DType.INT64, sketch.choose.rng.integers(-9, 9, dims))
 
 
+def _sizes(sketch: Sketch, x: Of | None) -> Dims:
+    """Of the first tensor, changed."""
+    return tuple(sketch.choose.size(5) for _ in (() if x is None else sketch.dims(x)))
+
+
 def _dtype(sketch: Sketch, x: Of | None) -> str:
     del x
     return str(sketch.choose.one((*FLOATS, DType.BOOL, DType.INT64, DType.INT8)))
@@ -367,6 +376,13 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
     "axis: int | None": lambda sketch, x: sketch.choose.one((None, _axis(sketch, x))),
     "ScatterReduction": lambda sketch, _: sketch.choose.one(ScatterReduction),
     "k: int": lambda sketch, _: sketch.choose.size(3),
+    "sizes: Sequence[int] | None": _sizes,
+    **dict.fromkeys(("scales:", "axes: Sequence[int] | None", "roi:"), lambda sketch, _: None),
+    "ResampleMode": lambda sketch, _: sketch.choose.one(ResampleMode),
+    "Coordinates": lambda sketch, _: sketch.choose.one(Coordinates),
+    "NearestRounding": lambda sketch, _: sketch.choose.one(NearestRounding),
+    "GridPadding": lambda sketch, _: sketch.choose.one(GridPadding),
+    "grid: Tensor": _new(lambda _, dims: (dims[0], *dims[:1:-1], len(dims) - 2)),
     "batch_dims:": lambda sketch, _: sketch.choose.one((0, 0, 1)),
     "probability:": lambda sketch, _: sketch.choose.one((0.25, 0.5, 0.75)),
     "dropout:": lambda sketch, _: 0.0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from . import (
     attention,
     channel_norms,
+    grid_sampling,
     grouped_matmul,
     indexing,
     matmul,
@@ -17,6 +18,7 @@ from . import (
     pooling,
     random,
     reduction,
+    resampling,
     response_norm,
     softmax,
     sorting,
@@ -40,6 +42,8 @@ _FAMILIES = (
     random,
     indexing,
     sorting,
+    resampling,
+    grid_sampling,
 )
 ROWS: tuple[Row, ...] = tuple(row for family in _FAMILIES for row in family.ROWS)
 EXACTNESS = {family.ROWS[0].family: family.EXACTNESS for family in _FAMILIES}

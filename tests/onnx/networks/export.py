@@ -1,6 +1,7 @@
 """Writes the networks as ONNX files without weights, with PyTorch's outputs and programs beside them.
 
     python -m tests.onnx.networks.export
+    python -m tests.onnx.networks.export --dtype bfloat16 --opsets 23
     python -m tests.onnx.networks.export --full --out FOLDER
     python -m tests.onnx.networks.export --full --dtype bfloat16 --out FOLDER
 
@@ -20,6 +21,7 @@ import copy
 import io
 import json
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -167,7 +169,10 @@ def exported(
     """The module as ONNX, with its weights."""
     names = {"input_names": list(inputs), "output_names": list(network.outputs), "opset_version": opset}
     if opset >= 18:
-        found: onnx.ModelProto = torch.onnx.export(program, dynamo=True, verbose=False, **names).model_proto
+        # Norms of bfloat16 are not folded: that would make float32 weights, which its Conv cannot have.
+        folds = not norms_of(module) or next(module.parameters()).dtype is torch.float32
+        result = torch.onnx.export(program, dynamo=True, verbose=False, optimize=folds, **names)
+        found: onnx.ModelProto = result.model_proto
         return found
     file = io.BytesIO()
     axes = {name: {0: "N"} for name in [*inputs, *network.outputs]}
@@ -186,7 +191,8 @@ def program_of(program: Any, recipes: Mapping[str, Recipe]) -> str:
             tensor = program.state_dict.get(spec.target, program.constants.get(spec.target))
             recipe = recipes.get(spec.target) or ["listed", tensor.tolist()]
             given.append([recipe, str(tensor.dtype).removeprefix("torch.")])
-    return json.dumps({"code": program.graph_module.code.strip(), "given": given}, indent=0) + "\n"
+    code = re.sub(r";  [\w =]+ = None$", "", program.graph_module.code.strip(), flags=re.MULTILINE)
+    return json.dumps({"code": code, "given": given}, indent=0) + "\n"
 
 
 def outputs_of(module: nn.Module, inputs: Mapping[str, np.ndarray], dtype: Any) -> list[np.ndarray]:
@@ -217,7 +223,11 @@ def write(name: str, folder: Path, full: bool, dtype: Any, opsets: tuple[int, ..
     program = torch.export.export(module, tuple(inputs.values()), dynamic_shapes=[{0: batch} for _ in inputs])
     (folder / f"{name}.json").write_text(program_of(program, recipes))
     for opset in opsets:
-        model = exported(module, network, inputs, program, opset)
+        try:
+            model = exported(module, network, inputs, program, opset)
+        except RuntimeError as error:  # as TorchScript's exporter has for bfloat16
+            print(f"{name}, opset {opset}: not exported, {error}")
+            continue
         data = without_weights(model, recipes, norms)
         (folder / f"{name}.{opset}.onnx").write_bytes(data)
         print(f"{name}, opset {opset}: {len(data):,} bytes")
@@ -237,7 +247,7 @@ def write(name: str, folder: Path, full: bool, dtype: Any, opsets: tuple[int, ..
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, default=_DATA)
+    parser.add_argument("--out", type=Path, help="the folder beside this file unless given")
     parser.add_argument("--full", action="store_true", help="in their usual size")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--opsets", type=int, nargs="+", default=OPSETS)
@@ -245,9 +255,10 @@ def main() -> None:
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    given.out.mkdir(parents=True, exist_ok=True)
+    folder = given.out or _DATA / ("" if given.dtype == "float32" else given.dtype)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in given.networks:
-        write(name, given.out, given.full, getattr(torch, given.dtype), tuple(given.opsets))
+        write(name, folder, given.full, getattr(torch, given.dtype), tuple(given.opsets))
 
 
 if __name__ == "__main__":

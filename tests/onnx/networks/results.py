@@ -40,8 +40,11 @@ def expected(path: Path, batch: int) -> dict[str, Expected]:
 
 
 def difference(array: np.ndarray, wanted: Expected) -> float:
-    """The largest difference of elements, in largest elements; or of sums, in sums of absolute values."""
+    """The relative error of the elements, by their norms, or that of the sums if it is larger.
+
+    An error of a sum is relative to the sum of absolute values.
+    """
     found = sampled(array)
     assert found.shape == wanted.elements.shape, "the output has other dims"
-    elements = np.abs(found - wanted.elements).max() / np.abs(wanted.elements).max()
+    elements = np.linalg.norm(found - wanted.elements) / np.linalg.norm(wanted.elements)
     return float(max(elements, np.abs(sums(array) - wanted.sums).max() / wanted.sums[1]))

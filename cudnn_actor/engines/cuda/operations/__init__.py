@@ -14,6 +14,7 @@ from cudnn_actor.engines.cuda.operations.attention import (
 )
 from cudnn_actor.engines.cuda.operations.channel_norms import lower_channel_norm
 from cudnn_actor.engines.cuda.operations.convolution import lower_convolution
+from cudnn_actor.engines.cuda.operations.grid_sampling import grid_sample_kernel
 from cudnn_actor.engines.cuda.operations.grouped_matmul import grouped_kernels, grouped_workspace
 from cudnn_actor.engines.cuda.operations.indexing import gather_kernel, scatter_kernels, scatter_workspace
 from cudnn_actor.engines.cuda.operations.matmul import cublas_product, lower_matmul, matmul_kernel
@@ -29,6 +30,7 @@ from cudnn_actor.engines.cuda.operations.reduction import (
     reduction_kernels,
     reduction_workspace,
 )
+from cudnn_actor.engines.cuda.operations.resampling import resample_kernel
 from cudnn_actor.engines.cuda.operations.response_norm import response_kernels, response_workspace
 from cudnn_actor.engines.cuda.operations.softmax import library_softmax
 from cudnn_actor.engines.cuda.operations.sorting import top_k_kernel, top_k_workspace
@@ -54,6 +56,7 @@ from cudnn_actor.protocol.operations import (
     GatherND,
     GenStats,
     GraphTensor,
+    GridSample,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     GroupNorm,
@@ -77,6 +80,8 @@ from cudnn_actor.protocol.operations import (
     RandomNormal,
     RandomUniform,
     Reduction,
+    Resample,
+    ResampleBackward,
     Reshape,
     RMSNorm,
     RMSNormBackward,
@@ -163,6 +168,7 @@ _MATMUL = Implementation(
     },
 )
 _GATHER = Implementation(launchers={"kernel": Launcher(gather_kernel)})
+_RESAMPLE = Implementation(launchers={"kernel": Launcher(resample_kernel)})
 _SCATTER = Implementation(launchers={"kernel": Launcher(scatter_kernels, workspace=scatter_workspace)})
 _GROUPED = Implementation(launchers={"kernel": Launcher(grouped_kernels, workspace=grouped_workspace)})
 _PADDING = Implementation(launchers={"kernel": Launcher(padding_kernel)})
@@ -217,6 +223,9 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     Scatter: _SCATTER,
     ScatterElements: _SCATTER,
     ScatterND: _SCATTER,
+    Resample: _RESAMPLE,
+    ResampleBackward: _RESAMPLE,
+    GridSample: Implementation(launchers={"kernel": Launcher(grid_sample_kernel)}),
     TopK: Implementation(launchers={"kernel": Launcher(top_k_kernel, workspace=top_k_workspace)}),
 }
 """The order of an operation's launchers is that of their speed on most shapes, measured on an H200."""

@@ -18,6 +18,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Part,
     Recipe,
     Step,
+    TiledStep,
 )
 from cudnn_actor.protocol.explanation import Explanation, Measured, PieceOfPlan, ScratchTensor
 from cudnn_actor.protocol.graph import OperationGraph
@@ -81,6 +82,7 @@ _GENERATED = {
     LinedStep: StepKind.LINES,
     DepthwiseStep: StepKind.DEPTHWISE,
     JoinedStep: StepKind.COPIES,
+    TiledStep: StepKind.COPY,
     KernelStep: StepKind.ELEMENTWISE,
 }
 

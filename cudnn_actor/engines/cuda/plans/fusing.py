@@ -1,7 +1,7 @@
 """Runs reductions, norms and softmaxes with the pointwise operations around them as kernels of our own.
 
-One kernel over lines is the first choice: see `line_kernels`. Norms of channels, norms of few long lines and
-gradients of norms have kernels of their own: see `operations.norm_kernels`.
+One kernel over lines is the first choice: see `line_kernels`. Norms of channels and their gradients have
+kernels of their own: see `operations.norm_kernels`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from cudnn_actor.engines.cuda.operations.in_lines import IN_LINES
 from cudnn_actor.engines.cuda.operations.norm_kernels import Normal
-from cudnn_actor.engines.cuda.operations.norms import NORMS, Normed, beside, elements
+from cudnn_actor.engines.cuda.operations.norms import FUSED, Normed, beside, elements
 from cudnn_actor.engines.cuda.plans.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.kernels import Expression, Result, Value
@@ -57,8 +57,8 @@ def compile_fused(graph: OperationGraph, limit: int | None) -> CudaPlan:
         row = IN_LINES.get(type(graph.operations[0]))
         if row is None or not row.alone:
             raise Refused("it has no neighbours to be fused")
-    norms = [operation for operation in graph.operations if type(operation) in NORMS]
-    if len(norms) == 1 and not is_lined(graph, norms[0]):
+    norms = [operation for operation in graph.operations if type(operation) in FUSED]
+    if len(norms) == 1:
         return _normed(graph, norms[0], limit)
     return _Fuser(graph).plan(limit)
 

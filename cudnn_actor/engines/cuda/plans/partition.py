@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cudnn_actor.engines.cuda.operations.norms import NORMS
+from cudnn_actor.engines.cuda.operations.norms import FUSED
 from cudnn_actor.engines.cuda.plans.depthwise import is_depthwise
 from cudnn_actor.engines.cuda.plans.fusing import is_lined, lines_of_operation
 from cudnn_actor.protocol.dtypes import DType
@@ -232,7 +232,7 @@ class _Partition:
         if is_lined(self._graph, operation):
             _, axes, compute = lines_of_operation(self._graph, operation) or ((), (), None)
             return _Along(axes, compute)
-        if type(operation) not in NORMS or 0 in self._graph.tensor(operation.reads[0]).dims:
+        if type(operation) not in FUSED or 0 in self._graph.tensor(operation.reads[0]).dims:
             return None
         return _Along(norm=place)
 

@@ -37,7 +37,9 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Number,
     OperationStep,
     Source,
+    TiledStep,
 )
+from cudnn_actor.engines.cuda.plans.tiled_kernels import TiledKernel
 
 __all__ = ["Program", "fast_launch", "public_launch"]
 
@@ -124,10 +126,12 @@ class _Kernel(Protocol):
         """Enqueue a run on the current stream."""
 
 
-def _compiled(step: KernelStep | JoinedStep | LinedStep | NormStep | DepthwiseStep) -> _Kernel:
+def _compiled(step: KernelStep | JoinedStep | TiledStep | LinedStep | NormStep | DepthwiseStep) -> _Kernel:
     match step:
         case JoinedStep():
             return JoinedKernel(step.kernels)
+        case TiledStep():
+            return TiledKernel(step.kernel)
         case NormStep():
             return NormedKernel(step.kernel)
         case DepthwiseStep():

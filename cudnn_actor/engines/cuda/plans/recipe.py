@@ -14,6 +14,7 @@ from cudnn_actor.engines.cuda.operations.norms import Normed
 from cudnn_actor.engines.cuda.plans.depthwise_kernels import Depthwise
 from cudnn_actor.engines.cuda.plans.kernels import Elementwise
 from cudnn_actor.engines.cuda.plans.line_kernels import Lined
+from cudnn_actor.engines.cuda.plans.tiled_kernels import Tiled
 from cudnn_actor.protocol.operations import GraphTensor, Node
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Scratch",
     "Source",
     "Step",
+    "TiledStep",
     "Tuning",
     "aligned",
 ]
@@ -106,6 +108,13 @@ class JoinedStep(msgspec.Struct, frozen=True, tag="joined"):
     sources: tuple[Source, ...]
 
 
+class TiledStep(msgspec.Struct, frozen=True, tag="tiled"):
+    """A step that runs a copy by tiles. `sources`: its result's location, and its operand's."""
+
+    kernel: Tiled
+    sources: tuple[Source, ...]
+
+
 class LinedStep(msgspec.Struct, frozen=True, tag="lined"):
     """A step that runs a kernel over lines. `sources`: its operands' locations, then its results'."""
 
@@ -154,7 +163,7 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
     launcher: str
 
 
-Step = GraphStep | KernelStep | JoinedStep | LinedStep | NormStep | DepthwiseStep | OperationStep
+Step = GraphStep | KernelStep | JoinedStep | TiledStep | LinedStep | NormStep | DepthwiseStep | OperationStep
 
 
 class Tuning(msgspec.Struct, frozen=True):

@@ -37,9 +37,11 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Scratch,
     Source,
     Step,
+    TiledStep,
     aligned,
 )
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
+from cudnn_actor.engines.cuda.plans.tiled_kernels import tiled
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -286,12 +288,16 @@ class _Splitter:
         result, target = self._graph.tensor(operation.y), self._sources[operation.y]
         tensors = [self._graph.tensor(uid) for uid in operation.operands]
         starts = operation.starts([tensor.dims for tensor in tensors])
-        copies = []
+        copies: list[KernelStep] = []
         for tensor, start in zip(tensors, starts, strict=True):
             placed = Placed(result.strides, start * result.strides[operation.axis])
             part, place = _seen(result, target, tensor.dims, placed)
-            copies.append(_copying(tensor, self._sources[tensor.uid], part, place))
-        for numbers in launches([step.kernel for step in copies]):
+            step = _copying(tensor, self._sources[tensor.uid], part, place)
+            if isinstance(step, TiledStep):
+                self._steps.append(step)
+            else:
+                copies.append(step)
+        for numbers in launches([step.kernel for step in copies]) if copies else ():
             steps = [copies[number] for number in numbers]
             sources = tuple(source for step in steps for source in step.sources)
             self._steps.append(JoinedStep(tuple(step.kernel for step in steps), sources))
@@ -350,9 +356,13 @@ class _Splitter:
         return place
 
 
-def _copying(tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> KernelStep:
+def _copying(tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> KernelStep | TiledStep:
     """The step that copies a tensor, perhaps converted, to another of the same dims."""
     strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
+    if tensor.dtype is to.dtype:
+        tiles = tiled(to.dims, strides, alignments, to.dtype.itemsize)
+        if tiles is not None:
+            return TiledStep(tiles, (target, source))
     kernel = fused([Result(Leaf(0, tensor.dtype), to.dtype)], [], to.dims, strides, alignments)
     return KernelStep(kernel, (target, source))
 

@@ -23,6 +23,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Recipe,
     Source,
     Step,
+    TiledStep,
 )
 from cudnn_actor.engines.support import kind_of
 from cudnn_actor.protocol.dtypes import DType
@@ -72,7 +73,7 @@ def finish(
     return CudaPlan(recipe, tuple(graphs))
 
 
-_NAMES = {LinedStep: "lines", JoinedStep: "copies", KernelStep: "elementwise"}
+_NAMES = {LinedStep: "lines", JoinedStep: "copies", TiledStep: "tiles", KernelStep: "elementwise"}
 
 
 def _name(step: Step) -> str:

@@ -1,0 +1,402 @@
+"""Tensors with other sizes: between elements, values are those of the nearest, or interpolated.
+
+The definition is ONNX's, of `Resize` since version 19. Coordinates are computed in float64, by the formulas
+of its reference implementation.
+https://onnx.ai/onnx/operators/onnx__Resize.html
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from cudnn_actor.protocol.checks import is_finite, is_whole, require_member
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.operations.base import (
+    ALLOCATED,
+    Array,
+    Operation,
+    Specs,
+    T,
+    require,
+    require_floating,
+)
+from cudnn_actor.protocol.tensor import TensorSpec
+
+__all__ = ["Coordinates", "Lists", "NearestRounding", "Resample", "ResampleBackward", "ResampleMode", "Taps"]
+
+_MOST_TAPS = 1 << 16
+"""The most elements along a dim that one of a result is made of."""
+
+
+class ResampleMode(enum.StrEnum):
+    """What lies between elements."""
+
+    NEAREST = "nearest"
+    """One of the two neighbours: see `NearestRounding`."""
+    LINEAR = "linear"
+    """Of the two neighbours, more of the nearer one. Floats only, as what follows."""
+    CUBIC = "cubic"
+    """By Keys' cubic convolution of four neighbours."""
+
+
+class Coordinates(enum.StrEnum):
+    """Which place along a dim of x an element of y is, in ONNX's words.
+
+    Of the place i in y, where `scale` is the ratio of sizes, or as it is given.
+    """
+
+    HALF_PIXEL = "half_pixel"
+    """(i + 1/2) / scale - 1/2."""
+    HALF_PIXEL_SYMMETRIC = "half_pixel_symmetric"
+    """The same, moved so that the middles agree where the size is not the scale times x's."""
+    PYTORCH_HALF_PIXEL = "pytorch_half_pixel"
+    """As HALF_PIXEL; -1/2 if x times the scale has one element."""
+    ALIGN_CORNERS = "align_corners"
+    """i times (x's size - 1) / (y's size - 1): the ends agree."""
+    ASYMMETRIC = "asymmetric"
+    """i / scale."""
+    TF_HALF_PIXEL_FOR_NN = "tf_half_pixel_for_nn"
+    """(i + 1/2) / scale."""
+    TF_CROP_AND_RESIZE = "tf_crop_and_resize"
+    """As ALIGN_CORNERS of a part of x, `roi`. Places outside of x have the value `extrapolation`."""
+
+
+class NearestRounding(enum.StrEnum):
+    """Which of two neighbours is the nearest."""
+
+    ROUND_PREFER_FLOOR = "round_prefer_floor"
+    """In the middle the first."""
+    ROUND_PREFER_CEIL = "round_prefer_ceil"
+    FLOOR = "floor"
+    """The first."""
+    CEIL = "ceil"
+
+
+class Lists(NamedTuple):
+    """What each element is a sum of: from `starts` on, up to the next one's, places and weights."""
+
+    starts: np.ndarray
+    places: np.ndarray
+    weights: np.ndarray
+
+
+class Taps(NamedTuple):
+    """What the elements of a result are sums of, along one dim.
+
+    Parameters
+    ----------
+    places
+        For each element of the result the places of those of the operand: int64, of dims (size, taps).
+    weights
+        Their weights: float64. Where a weight is 0, nothing is read.
+    outside
+        Which elements of the result have another value.
+    """
+
+    places: np.ndarray
+    weights: np.ndarray
+    outside: np.ndarray
+
+    def lists(self) -> Lists:
+        """One for each element of the result."""
+        size, count = self.places.shape
+        return Lists(np.arange(size + 1) * count, self.places.ravel(), self.weights.ravel())
+
+    def transposed(self, size: int) -> Lists:
+        """For each of so many elements of the operand: the elements of the result that it is part of."""
+        used = (self.weights != 0) & ~self.outside[:, None]
+        of, tap = np.nonzero(used)
+        place, weight = self.places[of, tap], self.weights[of, tap]
+        order = np.argsort(place, kind="stable")
+        starts = np.searchsorted(place[order], np.arange(size + 1))
+        return Lists(starts, of[order], weight[order])
+
+
+class _Resampling(Operation[T], frozen=True, kw_only=True):
+    sizes: tuple[int, ...]
+    scales: tuple[float, ...] | None = None
+    mode: ResampleMode = ResampleMode.NEAREST
+    coordinates: Coordinates = Coordinates.HALF_PIXEL
+    rounding: NearestRounding = NearestRounding.ROUND_PREFER_FLOOR
+    cubic_coefficient: float = -0.75
+    exclude_outside: bool = False
+    antialias: bool = False
+    roi: tuple[float, ...] | None = None
+    extrapolation: float = 0.0
+
+    def taps(self, x: tuple[int, ...]) -> dict[int, Taps]:
+        """For each dim of x that is not the same in y: what the elements of y are made of."""
+        found = {}
+        for axis, (size, wanted) in enumerate(zip(x, self.sizes, strict=True)):
+            scale = wanted / size if self.scales is None else self.scales[axis]
+            roi = (0.0, 1.0) if self.roi is None else (self.roi[axis], self.roi[axis + len(x)])
+            whole = math.isclose(roi[0], 0.0) and math.isclose(roi[1], 1.0)
+            if not (math.isclose(scale, 1.0) and size == wanted and whole):
+                found[axis] = self._taps(size, wanted, scale, roi)
+        return found
+
+    def _taps(self, size: int, wanted: int, scale: float, roi: tuple[float, float]) -> Taps:
+        rest = (self.rounding, self.cubic_coefficient, self.exclude_outside, self.antialias)
+        return _taps_along(size, wanted, float(scale), roi, (self.mode, self.coordinates, *rest))
+
+    def _check_parameters(self, x: TensorSpec) -> None:
+        for name, kind in (
+            ("mode", ResampleMode),
+            ("coordinates", Coordinates),
+            ("rounding", NearestRounding),
+        ):
+            require_member(name, getattr(self, name), kind)
+        per_dim: tuple[tuple[str, int, Callable[[Any], bool], str], ...] = (
+            ("sizes", x.rank, lambda size: is_whole(size) and size >= 1, "whole number ≥ 1"),
+            ("scales", x.rank, lambda scale: is_finite(scale) and scale > 0, "number > 0"),
+            ("roi", 2 * x.rank, is_finite, "finite number"),
+        )
+        for name, count, fits, what in per_dim:
+            values = getattr(self, name)
+            if values is not None and (len(values) != count or not all(map(fits, values))):
+                raise InvalidRequest(
+                    field=name,
+                    value=values,
+                    problem=f"must have a {what} for each of the {x.rank} dims of x"
+                    + (": where it starts, and then where it ends" if name == "roi" else ""),
+                    fix=f"give {count} of them",
+                )
+        for name in ("cubic_coefficient", "extrapolation"):
+            if not is_finite(value := getattr(self, name)):
+                raise InvalidRequest(field=name, value=value, problem="must be finite", fix="use 0.0")
+        if self.antialias and self.mode is ResampleMode.NEAREST:
+            raise InvalidRequest(
+                field="antialias", value=True, problem="needs values between elements", fix="use LINEAR"
+            )
+        least = min(self.scales or (1.0,), default=1.0) if self.antialias else 1.0
+        if 4 / least > _MOST_TAPS:
+            raise InvalidRequest(
+                field="scales", value=least, problem="makes too many of one element", fix="use larger ones"
+            )
+
+    def _like(self, other: type[Any], **operands: Any) -> Any:
+        """Another operation with these parameters."""
+        names = (n for n in _Resampling.__struct_fields__ if n != "numerics")
+        return other(**operands, **{name: getattr(self, name) for name in names})
+
+
+def applied(xp: Any, x: Array, taps: Mapping[int, Taps], extrapolation: float = 0.0) -> Array:
+    """Sums along each of these dims, one after the other."""
+    outside = None
+    for axis, one in taps.items():
+        along = [1] * x.ndim
+        along[axis] = -1
+        total = None
+        for places, weights in zip(one.places.T, one.weights.T, strict=True):
+            part = xp.take(x, xp.asarray(places), axis=axis)
+            if (weights != 1).any():
+                weight = xp.asarray(weights).reshape(along)
+                part = xp.where(weight == 0, 0.0, part * weight)
+            total = part if total is None else total + part
+        x = total
+        if one.outside.any():
+            mask = xp.asarray(one.outside).reshape(along)
+            outside = mask if outside is None else outside | mask
+    if outside is None:
+        return x
+    value = extrapolation if x.dtype.kind == "f" else round(extrapolation)
+    return xp.where(outside, xp.asarray(value, dtype=x.dtype), x)
+
+
+def spread(xp: Any, dy: Array, taps: Mapping[int, Taps], dims: Sequence[int]) -> Array:
+    """The reverse of `applied`: for each element of an operand of these dims, sums of what it is part of."""
+    for axis, one in taps.items():
+        along = [1] * dy.ndim
+        along[axis] = -1
+        reached = [*dy.shape]
+        reached[axis] = dims[axis]
+        total = xp.zeros(reached, dy.dtype)
+        for places, weights in zip(one.places.T, one.weights.T, strict=True):
+            weight = xp.asarray(np.where(one.outside, 0.0, weights)).reshape(along)
+            part = xp.where(weight == 0, 0.0, dy * weight)
+            xp.add.at(total, (*[slice(None)] * axis, xp.asarray(places)), part)
+        dy = total
+    return dy
+
+
+class Resample(_Resampling[T], frozen=True, kw_only=True, tag=True):
+    """y = x with other sizes. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x
+        Input, of any rank; of any dtype for the nearest element, else floating.
+    y
+        Result, of these sizes and of x's dtype.
+    sizes
+        Of y: one for each dim.
+    scales
+        Of each dim: how much larger y is than x, which decides the places; None for the ratio of the sizes.
+    mode
+        What lies between elements.
+    coordinates
+        Which place in x an element of y is.
+    rounding
+        Of the nearest element: which of two.
+    cubic_coefficient
+        Keys' a.
+    exclude_outside
+        Whether neighbours outside of x have a weight of 0, and the others more, so that they sum up to 1. If
+        not, those outside have the value of the nearest in x. Not for the nearest element.
+    antialias
+        Whether a smaller result is made of more neighbours, in proportion to the scale.
+    roi
+        For TF_CROP_AND_RESIZE: where the part of x starts along each dim, and then where it ends, as
+        fractions of the distance from the first to the last element. None for all of x.
+    extrapolation
+        The value at places outside of x, for the same.
+    """
+
+    kind = "resample"
+    inputs = ("x",)
+    outputs = ("y",)
+    x: T
+    y: T = ALLOCATED
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        x = specs["x"]
+        self._check_parameters(x)
+        if self.mode is not ResampleMode.NEAREST:
+            require_floating(specs, "x")
+        return {"y": TensorSpec.packed(self.sizes, x.dtype)}
+
+    def work(self, specs: Specs) -> int:
+        return 4 * len(self.sizes) * (specs["x"].size + specs["y"].size)
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        x = values["x"]
+        return {"y": applied(xp, x, self.taps(x.shape), self.extrapolation)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        return {"x": g.apply(self._like(ResampleBackward, dy=d["y"]), like={"dx": self.x})}
+
+
+class ResampleBackward(_Resampling[T], frozen=True, kw_only=True, tag=True):
+    """The gradient of `Resample` with respect to x. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    dy
+        Gradient of y, floating, of the dims `sizes`.
+    dx
+        Gradient of x, of x's dims and dy's dtype.
+    sizes, scales, mode, coordinates, rounding, cubic_coefficient, exclude_outside, antialias, roi
+        As in the forward pass.
+    extrapolation
+        Makes no difference.
+    """
+
+    kind = "resample_bwd"
+    inputs = ("dy",)
+    outputs = ("dx",)
+    dy: T
+    dx: T = ALLOCATED
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        require_floating(specs, "dy")
+        return {}
+
+    def check(self, specs: Specs) -> None:
+        require_floating(specs, "dy")
+        require(specs, "dx", specs["dx"].dims, specs["dy"].dtype)
+        self._check_parameters(specs["dx"])
+        require(specs, "dy", self.sizes)
+
+    def work(self, specs: Specs) -> int:
+        return 4 * len(self.sizes) * (specs["dx"].size + specs["dy"].size)
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        dims = specs["dx"].dims
+        return {"dx": spread(xp, values["dy"], self.taps(dims), dims)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        forward = self._like(Resample, x=d["dx"])
+        return {"dy": g.apply(msgspec.structs.replace(forward, extrapolation=0.0))}
+
+
+@functools.lru_cache(maxsize=64)
+def _taps_along(
+    size: int, wanted: int, scale: float, roi: tuple[float, float], given: tuple[Any, ...]
+) -> Taps:
+    """The taps along a dim of this size, by the formulas of ONNX's reference."""
+    mode, coordinates, rounding, cubic, exclude_outside, antialias = given
+    places = _coordinates(coordinates, size, wanted, scale, roi)
+    outside = np.zeros(wanted, bool)
+    if coordinates is Coordinates.TF_CROP_AND_RESIZE:
+        outside = (places < 0) | (places > size - 1)
+    floor = np.floor(places)
+    ratio = np.where(places == floor, 1.0, places - floor)  # in (0, 1]: a whole place is the second neighbour
+    if mode is ResampleMode.NEAREST:
+        second = {
+            NearestRounding.ROUND_PREFER_FLOOR: ratio > 0.5,
+            NearestRounding.ROUND_PREFER_CEIL: ratio >= 0.5,
+            NearestRounding.FLOOR: ratio == 1,
+            NearestRounding.CEIL: ratio > 0,
+        }[rounding]
+        nearest = np.ceil(places) - 1 + second
+        found = np.clip(nearest.astype(np.int64), 0, size - 1)[:, None]
+        return Taps(found, np.ones((wanted, 1)), outside)
+    weights = _weights(mode, ratio, min(scale, 1.0) if antialias else None, cubic)
+    first = np.ceil(places).astype(np.int64) - weights.shape[1] // 2
+    neighbours = first[:, None] + np.arange(weights.shape[1])
+    if exclude_outside:
+        weights = np.where((neighbours < 0) | (neighbours >= size), 0.0, weights)
+        total = weights.sum(axis=1, keepdims=True)
+        weights = weights / np.where(total == 0, 1.0, total)
+    return Taps(np.clip(neighbours, 0, size - 1), weights, outside)
+
+
+def _coordinates(
+    coordinates: Coordinates, size: int, wanted: int, scale: float, roi: tuple[float, float]
+) -> np.ndarray:
+    """The place in x of each element of y."""
+    numbers, length = np.arange(wanted, dtype=np.float64), scale * size
+    match coordinates:
+        case Coordinates.ALIGN_CORNERS:
+            return numbers * 0 if length == 1 else numbers * (size - 1) / (length - 1)
+        case Coordinates.ASYMMETRIC:
+            return numbers / scale
+        case Coordinates.TF_HALF_PIXEL_FOR_NN:
+            return (numbers + 0.5) / scale
+        case Coordinates.TF_CROP_AND_RESIZE:
+            start, end = roi
+            if length == 1:
+                found = numbers * 0 + (end - start) * (size - 1) / 2
+            else:
+                found = numbers * (end - start) * (size - 1) / (length - 1)
+            return found + start * (size - 1)
+        case Coordinates.PYTORCH_HALF_PIXEL if length == 1:
+            return numbers * 0 - 0.5
+    found = (numbers + 0.5) / scale - 0.5
+    if coordinates is Coordinates.HALF_PIXEL_SYMMETRIC:
+        found = size / 2 * (1 - wanted / length) + (numbers + 0.5) / scale - 0.5
+    return found
+
+
+def _weights(mode: ResampleMode, ratio: np.ndarray, scale: float | None, cubic: float) -> np.ndarray:
+    """The weights of each place's neighbours, as many before as behind. `scale`: None for no antialiasing."""
+    ratio = ratio[:, None]
+    reach = 1 if mode is ResampleMode.LINEAR else 2
+    before = reach - 1 if scale is None else -(math.floor(-reach / scale) + 1)
+    apart = np.abs(np.arange(-before, before + 2) - ratio) * (1.0 if scale is None else scale)
+    if mode is ResampleMode.LINEAR:
+        weights = np.clip(1 - apart, 0, 1)
+    else:
+        inner = ((cubic + 2) * apart - (cubic + 3)) * apart * apart + 1
+        outer = ((cubic * apart - 5 * cubic) * apart + 8 * cubic) * apart - 4 * cubic
+        weights = np.where(apart <= 1, inner, np.where(apart < 2, outer, 0.0))
+    found: np.ndarray = weights if scale is None else weights / weights.sum(axis=1, keepdims=True)
+    return found

@@ -1,0 +1,117 @@
+"""A model in the load of `cudnn-actor chaos`: run beside everything else, killed, and compared."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from cudnn_actor.cli.chaos.models import ModelLoad, cases_of
+from cudnn_actor.cli.chaos.tally import Tally
+from cudnn_actor.onnx import OnnxModel
+from cudnn_actor.protocol import ExecutionFailed, OutOfMemory
+
+from ..onnx.small_models import image_model
+from .terminal import cudnn_actor
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(image_model(), path)
+    return path
+
+
+def test_a_model_is_served_through_kills(path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "chaos.json"
+    words = [
+        "--seconds",
+        "4",
+        "--kill-every",
+        "0.3",
+        "--standby",
+        "1",
+        "--tasks",
+        "1",
+        "--load",
+        "tasks,models",
+    ]
+    done = cudnn_actor("chaos", "--model", str(path), *words, "--out", str(out))
+    assert out.exists(), done.stdout + done.stderr
+    record = json.loads(out.read_text())
+    counts = record["counts"]
+    assert (counts["lost"], counts["wrong"], record["stuck"], record["stopped"]) == (0, 0, [], ""), (
+        done.stdout
+    )
+    assert record["messages"]["ModelRun"] > 3
+    assert counts["restarts"] > 0
+
+
+class Answering:
+    """A service and its model in one: each run takes the next outcome, then gives what is right."""
+
+    def __init__(self, right: Any, *outcomes: Any) -> None:
+        self._right, self._outcomes = right, list(outcomes)
+        self.closed = False
+
+    async def load(self, source: object) -> Answering:
+        return self
+
+    async def run(self, inputs: Mapping[str, np.ndarray]) -> Any:
+        outcome = self._outcomes.pop(0) if self._outcomes else self._right(inputs)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+FAILED = ExecutionFailed(status="INJECTED", detail="it was asked for", plan="none")
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (lambda outputs: outputs, False),
+        (lambda outputs: FAILED, False),
+        (lambda outputs: {name: value * np.float32(1.01) for name, value in outputs.items()}, True),
+        (lambda outputs: {name: value[:, :1] for name, value in outputs.items()}, True),
+        (lambda outputs: {name: value * np.float32("nan") for name, value in outputs.items()}, True),
+        (lambda outputs: OutOfMemory(requested=1, in_use=0, limit=0), True),
+    ],
+    ids=["right", "an injected error", "off", "other dims", "NaN", "an error that was not injected"],
+)
+def test_each_result_is_judged(path: Path, change: Any, wrong: bool) -> None:
+    source = OnnxModel(path)
+    cases = cases_of(path, source.inputs, 0)[:1]
+    (case,) = cases
+    gpu: Any = Answering(lambda inputs: case.outputs, change(case.outputs))
+    tally, ending = Tally(), threading.Event()
+    ending.set()
+    load = ModelLoad(gpu, source, cases, (ExecutionFailed,), tally)
+    if isinstance(change(case.outputs), OutOfMemory):  # then it is run until it gives something
+        gpu._outcomes.append(case.outputs)
+    asyncio.run(load.run(ending))
+    assert (tally.wrong > 0) == wrong
+    assert gpu.closed
+    assert tally.lost() == []
+
+
+def test_models_need_a_file() -> None:
+    done = cudnn_actor("chaos", "--load", "models", "--seconds", "1")
+    assert done.returncode == 2
+    assert "there is no model; give one with --model FILE" in done.stderr
+
+
+def test_a_file_that_is_no_model_is_one_line(tmp_path: Path) -> None:
+    done = cudnn_actor("chaos", "--model", str(tmp_path / "none.onnx"), "--seconds", "1", "--load", "models")
+    assert done.returncode != 0
+    assert "cannot be read: No such file or directory" in done.stderr

@@ -1,0 +1,274 @@
+"""Resampling against ONNX's reference implementation, on every engine; and its kernel on the host."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cuda.operations import resampling
+from cudnn_actor.protocol import (
+    Coordinates,
+    DType,
+    GraphBuilder,
+    GraphTensor,
+    InvalidRequest,
+    NearestRounding,
+    Resample,
+    ResampleBackward,
+    ResampleMode,
+    Tensor,
+    TensorSpec,
+)
+from cudnn_actor.protocol.lowering import lower
+
+from . import host_cuda
+from .differences import check_gradients, computed
+from .onnx_reference import reference
+from .problems import normal
+from .workbench import Workbench, spread
+
+NEAREST, LINEAR, CUBIC = ResampleMode
+CROP = Coordinates.TF_CROP_AND_RESIZE
+ROI = (0.125, -0.25, 0.875, 1.5)
+COORDINATES = [one for one in Coordinates if one is not Coordinates.TF_HALF_PIXEL_FOR_NN]
+"""Those that the reference has."""
+SIZES = [((5, 4), (8, 9)), ((5, 7), (3, 2)), ((4, 6), (1, 12)), ((3, 1), (7, 3))]
+
+
+def onnx(x: np.ndarray, operation: Resample[Any]) -> np.ndarray:
+    """What ONNX's reference gives. The last of the coordinates is the one that it no longer has."""
+    roi = None if operation.roi is None else np.array(operation.roi, np.float64)
+    scales = None if operation.scales is None else np.array(operation.scales, np.float32)
+    sizes = np.array(operation.sizes) if scales is None else None
+    found: np.ndarray = reference(
+        "Resize",
+        [x, roi, scales, sizes],
+        mode=operation.mode.value,
+        coordinate_transformation_mode=operation.coordinates.value,
+        nearest_mode=operation.rounding.value,
+        cubic_coeff_a=operation.cubic_coefficient,
+        exclude_outside=int(operation.exclude_outside),
+        antialias=int(operation.antialias),
+        extrapolation_value=operation.extrapolation,
+    )
+    return found
+
+
+def asked(sizes: tuple[int, ...], mode: ResampleMode = NEAREST, **of: Any) -> Resample[Any]:
+    if of.get("coordinates") is CROP:
+        of = {"roi": ROI, "extrapolation": 7.5, **of}
+    return Resample(x="x", y="y", sizes=sizes, mode=mode, **of)
+
+
+def resampled(bench: Workbench, operation: Resample[Any], x: np.ndarray, *, gaps: bool = False) -> np.ndarray:
+    made = spread if gaps else TensorSpec.packed
+    dtype = TensorSpec.like(x).dtype
+    refs = {"x": bench.place(x, made(x.shape, dtype)), "y": bench.empty(made(operation.sizes, dtype))}
+    return bench.run(operation.with_operands(refs.__getitem__))
+
+
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize(("x", "sizes"), SIZES)
+def test_the_nearest_element_is_onnxs(
+    bench: Workbench, x: tuple[int, ...], sizes: tuple[int, ...], coordinates: Coordinates
+) -> None:
+    array = np.arange(1, 1 + np.prod(x), dtype=np.float32).reshape(x)
+    for rounding in NearestRounding:
+        operation = asked(sizes, coordinates=coordinates, rounding=rounding)
+        got = resampled(bench, operation, array, gaps=rounding is NearestRounding.CEIL)
+        np.testing.assert_array_equal(got, onnx(array, operation))
+
+
+@pytest.mark.parametrize("mode", [LINEAR, CUBIC])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize(("x", "sizes"), SIZES)
+def test_interpolation_is_onnxs(
+    bench: Workbench, x: tuple[int, ...], sizes: tuple[int, ...], coordinates: Coordinates, mode: Any
+) -> None:
+    """With neighbours outside counted and not, with antialiasing and without."""
+    array = normal(x, DType.FLOAT64, 4)
+    for exclude, antialias in itertools.product((False, True), (False, True)):
+        operation = asked(
+            sizes,
+            mode,
+            coordinates=coordinates,
+            exclude_outside=exclude,
+            antialias=antialias,
+            cubic_coefficient=-0.5 if exclude else -0.75,
+        )
+        got = resampled(bench, operation, array, gaps=antialias)
+        np.testing.assert_allclose(
+            got, onnx(array, operation), rtol=1e-5, atol=1e-5
+        )  # it has cubic weights in float32
+
+
+@pytest.mark.parametrize("mode", ResampleMode)
+@pytest.mark.parametrize("coordinates", COORDINATES)
+def test_scales_decide_the_places_though_sizes_are_rounded(
+    bench: Workbench, coordinates: Coordinates, mode: ResampleMode
+) -> None:
+    array = normal((5, 7), DType.FLOAT64, 5)
+    for scales in ((1.5, 0.6), (0.2, 2.3), (1.0, 1.0)):
+        given = tuple(float(np.float32(scale)) for scale in scales)
+        sizes = tuple(int(scale * size) for scale, size in zip(given, (5, 7), strict=True))
+        operation = asked(sizes, mode, scales=given, coordinates=coordinates)
+        np.testing.assert_allclose(resampled(bench, operation, array), onnx(array, operation), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_the_nearest_element_is_moved_as_it_is(bench: Workbench, dtype: DType) -> None:
+    x = np.random.default_rng(1).integers(0, 2, (2, 3, 4)).astype(dtype.numpy)
+    got = resampled(bench, asked((2, 6, 8)), x)
+    assert got.tobytes() == x.repeat(2, 1).repeat(2, 2).tobytes()
+
+
+def test_the_older_coordinates_of_the_nearest(bench: Workbench) -> None:
+    """(i + 1/2) / scale, rounded down: the reference does not have them any more."""
+    x = np.arange(7.0)
+    operation = asked((5,), coordinates=Coordinates.TF_HALF_PIXEL_FOR_NN, rounding=NearestRounding.FLOOR)
+    wanted = x[np.floor((np.arange(5) + 0.5) * 7 / 5).astype(int)]
+    np.testing.assert_array_equal(resampled(bench, operation, x), wanted)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+def test_more_dims_at_once_are_rounded_once(bench: Workbench, dtype: DType) -> None:
+    x = normal((2, 3, 4, 5), dtype, 6)
+    operation = asked((2, 5, 7, 3), LINEAR)
+    wanted = onnx(x.astype(np.float64), operation).astype(dtype.numpy)
+    got = resampled(bench, operation, x)
+    tolerance = {DType.FLOAT32: 1e-6}.get(dtype, 2**-8)
+    np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), atol=tolerance)
+
+
+def test_what_has_no_weight_is_not_read(bench: Workbench) -> None:
+    x = np.array([1.0, np.inf, 2.0, np.nan])
+    operation = asked((2,), LINEAR, coordinates=Coordinates.ASYMMETRIC)
+    np.testing.assert_array_equal(resampled(bench, operation, x), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"sizes": (3,)}, "sizes"),
+        ({"sizes": (3, 0)}, "sizes"),
+        ({"scales": (1.0, -2.0)}, "scales"),
+        ({"scales": (1.0,)}, "scales"),
+        ({"roi": (0.0, 1.0)}, "roi"),
+        ({"antialias": True}, "antialias"),
+        ({"mode": "bilinear"}, "mode"),
+        ({"cubic_coefficient": float("nan")}, "cubic_coefficient"),
+        ({"dtype": DType.INT32, "mode": LINEAR}, "x"),
+        ({"mode": LINEAR, "antialias": True, "scales": (1e-9, 1.0)}, "scales"),
+    ],
+)
+def test_a_mistake_names_its_field(bench: Workbench, changes: dict[str, Any], field: str) -> None:
+    given: dict[str, Any] = {"sizes": (3, 3), **changes}
+    dtype = given.pop("dtype", DType.FLOAT32)
+    x, y = (bench.empty(TensorSpec.packed(dims, dtype)) for dims in ((5, 4), (3, 3)))
+    with pytest.raises(InvalidRequest) as caught:
+        lower(Resample(x=x, y=y, **given))
+    assert caught.value.field == field
+
+
+# Graphs and gradients.
+
+
+def test_a_builder_takes_sizes_or_scales_of_some_dims() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (2, 3, 5, 4), "float64")
+    graph = g.build(
+        sizes=g.resize(x, sizes=(10, 6), axes=(2, -1), mode=LINEAR),
+        scales=g.resize(x, scales=(1.0, 1.0, 1.7, 0.5), mode=CUBIC, coordinates=Coordinates.ALIGN_CORNERS),
+        part=g.resize(x, sizes=(3,), axes=(3,), coordinates=CROP, roi=(0.5, 1.5), extrapolation=9.0),
+    )
+    given = {"x": normal((2, 3, 5, 4), DType.FLOAT64, 3)}
+    found = computed(graph, given)
+    np.testing.assert_allclose(found["sizes"], onnx(given["x"], asked((2, 3, 10, 6), LINEAR)), atol=1e-6)
+    scaled = asked((2, 3, 8, 2), CUBIC, scales=(1.0, 1.0, 1.7, 0.5), coordinates=Coordinates.ALIGN_CORNERS)
+    np.testing.assert_allclose(found["scales"], onnx(given["x"], scaled), atol=1e-5)
+    assert found["part"].shape == (2, 3, 5, 3)
+    np.testing.assert_array_equal(found["part"][..., 2], 9.0)
+    wrong: Any
+    for wrong in ({}, {"sizes": (3,), "scales": (2.0,)}, {"sizes": (3, 3)}):
+        with pytest.raises(InvalidRequest):
+            g.resize(x, axes=(2,), **wrong)
+
+
+@pytest.mark.parametrize("mode", ResampleMode)
+@pytest.mark.parametrize("coordinates", [Coordinates.HALF_PIXEL, Coordinates.ALIGN_CORNERS, CROP])
+def test_gradients(mode: ResampleMode, coordinates: Coordinates) -> None:
+    roi = {"roi": (0.2, 0.1, 1.4, 0.8), "extrapolation": 3.0} if coordinates is CROP else {}
+
+    def function(g: GraphBuilder, x: Tensor) -> list[Tensor]:
+        of: Any = {"mode": mode, "coordinates": coordinates, "antialias": mode is not NEAREST, **roi}
+        return [g.resize(x, sizes=sizes, **of) for sizes in ((3, 9), (7, 2))]
+
+    def twice(g: GraphBuilder, x: Tensor) -> Tensor:
+        y, *_ = function(g, x)
+        return g.grad(g.square(y), x)
+
+    given = {"x": normal((5, 4), DType.FLOAT64, 1)}
+    check_gradients(function, given)
+    check_gradients(twice, given, tolerance=1e-6)
+
+
+def test_lists_of_a_gradient_are_as_long_as_all_that_is_summed() -> None:
+    """Where one element of x has become all of y, too."""
+    operation = asked((3000,), LINEAR, coordinates=CROP, roi=(0.5, 0.5))
+    (taps,) = operation.taps((2001,)).values()
+    lists = taps.transposed(2001)
+    assert len(lists.places) == 3000
+    assert lists.starts[1000:1002].tolist() == [0, 3000]
+
+
+# The kernel, on the host.
+
+
+def problems() -> list[tuple[Any, dict[str, TensorSpec]]]:
+    dtypes = itertools.cycle((DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16))
+    found: list[tuple[Any, dict[str, TensorSpec]]] = []
+    dims = (((5, 4), (8, 9)), ((2, 6, 3, 7), (2, 4, 3, 12)), ((3, 4), (3, 4)))
+    for (x, sizes), mode in itertools.product(dims, ResampleMode):
+        dtype = next(dtypes)
+        made = spread if mode is CUBIC else TensorSpec.packed
+        of: dict[str, Any] = {"antialias": mode is CUBIC}
+        if len(x) == 2 and mode is not CUBIC:
+            of["coordinates"] = CROP
+        forward = asked(sizes, mode, **of)
+        found.append((forward, {"x": made(x, dtype), "y": made(sizes, dtype)}))
+        back = forward._like(ResampleBackward, dy="dy", dx="dx")
+        found.append((back, {"dy": made(sizes, dtype), "dx": made(x, dtype)}))
+    found.append((asked((8, 9)), {"x": spread((5, 4), DType.INT8), "y": spread((8, 9), DType.INT8)}))
+    return found
+
+
+PROBLEMS = problems()
+
+
+def test_the_kernel_computes_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    host_cuda.use(monkeypatch, resampling)
+    sources = []
+    for operation, specs in PROBLEMS:
+        node = operation.with_operands([*specs].index)
+        tensors = [
+            GraphTensor(uid=uid, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
+            for uid, spec in enumerate(specs.values())
+        ]
+        sources.append(resampling.resample_source(node, tensors))
+    host_cuda.compile_together(sources)
+    for operation, specs in PROBLEMS:
+        (name, given), *_ = specs.items()
+        values = {name: (normal(given.dims, DType.FLOAT64, 2) * 9).astype(given.dtype.numpy)}
+        got, wanted = (
+            {n: array.astype(np.float64) for n, array in of(operation, specs, values).items()}
+            for of in (host_cuda.launched, host_cuda.defined)
+        )
+        for result, array in wanted.items():
+            exact = getattr(operation, "mode", None) is NEAREST and result == "y"
+            tolerance = {DType.FLOAT64: 1e-12, DType.FLOAT32: 1e-5}.get(given.dtype, 2**-7)
+            np.testing.assert_allclose(
+                got[result], array, rtol=0 if exact else tolerance, atol=0 if exact else 10 * tolerance
+            )
