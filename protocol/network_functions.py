@@ -18,6 +18,8 @@ from cudnn_actor.protocol.operations import (
     BatchNormTraining,
     ConvolutionForward,
     Coordinates,
+    GridPadding,
+    GridSample,
     GroupedMatMul,
     GroupNorm,
     InstanceNorm,
@@ -253,6 +255,20 @@ class NetworkFunctions(Recorder):
                 roi=None if roi is None else tuple(map(float, parts)),
                 extrapolation=extrapolation,
             )
+        )
+
+    def grid_sample(
+        self,
+        x: Tensor,
+        grid: Tensor,
+        *,
+        mode: ResampleMode = ResampleMode.LINEAR,
+        padding: GridPadding = GridPadding.ZEROS,
+        align_corners: bool = False,
+    ) -> Tensor:
+        """x at the places that a grid holds: see `GridSample`."""
+        return self._result(
+            GridSample(x=x, grid=grid, mode=mode, padding=padding, align_corners=align_corners)
         )
 
     def adaptive_max_pool(self, x: Tensor, output: int | Sequence[int]) -> Tensor:

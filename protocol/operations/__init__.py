@@ -27,6 +27,10 @@ from cudnn_actor.protocol.operations.convolution import (
     ConvolutionForward,
 )
 from cudnn_actor.protocol.operations.functions import FUNCTIONS, PointwiseMode
+from cudnn_actor.protocol.operations.grid_sampling import (
+    GridPadding,
+    GridSample,
+)
 from cudnn_actor.protocol.operations.grouped_matmul import GroupedMatMul, GroupedMatMulBackwardWeights
 from cudnn_actor.protocol.operations.indexing import (
     Gather,
@@ -113,6 +117,8 @@ __all__ = [
     "GatherND",
     "GenStats",
     "GraphTensor",
+    "GridPadding",
+    "GridSample",
     "GroupNorm",
     "GroupNormBackward",
     "GroupedMatMul",
@@ -219,6 +225,7 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     TopK,
     Resample,
     ResampleBackward,
+    GridSample,
 )
 """Every operation."""
 

@@ -28,6 +28,7 @@ from cudnn_actor.protocol.operations import (
     Coordinates,
     Gather,
     GatherND,
+    GridPadding,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     GroupNorm,
@@ -68,7 +69,7 @@ SEED = 20
 POOLING, NORMALIZATION, ATTENTION, MATMUL = "pooling", "normalization", "attention", "matmul"
 REDUCTION, SOFTMAX = "reduction", "softmax"
 POINTWISE, MOVEMENT, RANDOM, INDEXING = "pointwise", "movement", "random", "indexing"
-SORTING, RESAMPLING = "sorting", "resampling"
+SORTING, RESAMPLING, GRIDS = "sorting", "resampling", "grid_sampling"
 EXACT = (MOVEMENT, RANDOM, SORTING)
 CHANNELS, RESPONSES = "channel_norms", "response_norm"
 GROUPED_MATMUL = "grouped_matmul"
@@ -896,6 +897,12 @@ MISTAKES: list[tuple[str, str, Callable[[], CpuEngine], int, int]] = [
         60,
         3,
     ),
+    ("one value missing", GRIDS, lambda: Misreading(one_value_missing), 40, 30),
+    ("computed in half", GRIDS, lambda: Misreading(computed_in_half), 40, 5),
+    ("lazy", GRIDS, lambda: Misrunning(lazy), 40, 30),
+    ("gaps overwritten", GRIDS, lambda: Misrunning(gaps_overwritten), 60, 3),
+    ("other corners", GRIDS, lambda: ByDefinition(attribute("align_corners", lambda on: not on)), 40, 20),
+    ("always zeros", GRIDS, lambda: ByDefinition(attribute("padding", lambda _: GridPadding.ZEROS)), 40, 10),
     ("one value missing", POINTWISE, lambda: Misreading(one_value_missing), 40, 39),
     ("computed in half", POINTWISE, lambda: Misreading(computed_in_half), 40, 6),
     ("the next number", POINTWISE, lambda: Misreading(next_number), 40, 16),

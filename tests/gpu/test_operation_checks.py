@@ -38,6 +38,8 @@ from cudnn_actor.protocol import (
     GatherND,
     GenStats,
     GraphTensor,
+    GridPadding,
+    GridSample,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     GroupNorm,
@@ -375,6 +377,14 @@ SORTS: dict[str, tuple[list[GraphTensor], Node]] = {
     ),
     "sorted columns": ([tensor(0, ROWS), tensor(1, ROWS)], TopK(x=0, values=1, k=3, axis=1)),
 }
+GRID = (2, 4, 5, 2)
+SAMPLED: dict[str, tuple[list[GraphTensor], Node]] = {
+    "grid sample": (tensors(X, GRID, (2, 3, 4, 5)), GridSample(x=0, grid=1, y=2)),
+    "nearest of a grid": (
+        tensors(X, GRID, (2, 3, 4, 5)),
+        GridSample(x=0, grid=1, y=2, mode=ResampleMode.NEAREST, padding=GridPadding.BORDER),
+    ),
+}
 LARGER_X = (2, 3, 11, 5)
 RESAMPLED: dict[str, tuple[list[GraphTensor], Node]] = {
     "nearest": (tensors(X, LARGER_X), Resample(x=0, y=1, sizes=LARGER_X)),
@@ -413,6 +423,7 @@ ONLY_OURS = {
     *SCATTERS,
     *SORTS,
     *RESAMPLED,
+    *SAMPLED,
     *RESPONSES,
     "batch norm",
     "group norm in parts",
@@ -691,6 +702,20 @@ def narrower(step: OperationStep) -> tuple[OperationStep, ...]:
     return with_tensors(step, ("tokens", "weights", "dweights"), cut)
 
 
+def shorter_result(step: OperationStep) -> tuple[OperationStep, ...]:
+    """Rows of the result without their last element."""
+    *outer, last = step.tensors[len(step.operation.reads)].dims
+    return with_output(step, dims=(*outer, last - 1))
+
+
+def other_corners(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, align_corners=True)
+
+
+def other_padding(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, padding=GridPadding.REFLECTION)
+
+
 def other_places(step: OperationStep) -> tuple[OperationStep, ...]:
     return changed(step, coordinates=Coordinates.ASYMMETRIC)
 
@@ -758,6 +783,7 @@ def engine() -> Iterator[CudaEngine]:
 
 GIVEN = GRAPHS | NORMS | IMAGES | RESPONSES | ATTENTION | LOCAL | DRAWN | PRODUCTS | GROUPED
 GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX | GATHERS | SCATTERS | SORTS | RESAMPLED | PADDED
+GIVEN |= SAMPLED
 CASES = [
     *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
     *itertools.product(NORMS, [missing, shorter_rows, one_weight, rotated, one_sample_less, one_sample_more]),
@@ -769,10 +795,11 @@ CASES = [
     *itertools.product([*LOCAL][:2], [missing, wider, left_only, steeper, scaled, rotated]),
     *itertools.product([*LOCAL][2:], [missing, causal, dropped_less, other_state, scaled, rotated]),
     *itertools.product(DRAWN, [missing, other_state, fewer, next_column, another_distribution]),
-    *itertools.product(GATHERS, [missing, transposed, next_row, one_index, fewer_selected]),
-    *itertools.product(SCATTERS, [missing, transposed, one_index, one_update, smallest_update]),
+    *itertools.product(GATHERS, [missing, shorter_result, next_row, one_index, fewer_selected]),
+    *itertools.product(SCATTERS, [missing, shorter_result, one_index, one_update, smallest_update]),
     *itertools.product(SORTS, [missing, other_end, one_less, unordered, next_row, half_read]),
-    *itertools.product(RESAMPLED, [missing, transposed, next_row, other_places, other_interpolation]),
+    *itertools.product(RESAMPLED, [missing, shorter_result, next_row, other_places, other_interpolation]),
+    *itertools.product(SAMPLED, [missing, shorter_result, next_row, other_corners, other_padding]),
     *itertools.product(PRODUCTS, [missing, transposed, shorter_sums, another_b, one_sample_less]),
     *itertools.product(GROUPED, [missing, transposed, next_row, one_matrix, one_end, narrower]),
     ("product", rotated),

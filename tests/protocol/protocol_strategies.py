@@ -47,6 +47,8 @@ from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
     BorderPad,
     Coordinates,
+    GridPadding,
+    GridSample,
     NearestRounding,
     Operation,
     PadMode,
@@ -144,11 +146,12 @@ _ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
     **dict.fromkeys(("momentum", "alpha", "beta", "bias"), NUMBERS),
     "unbiased": st.booleans(),
     "reduction": st.sampled_from(ScatterReduction),
+    "padding": st.sampled_from(GridPadding),
     **dict.fromkeys(("scales", "roi"), st.none() | st.lists(NUMBERS, max_size=3).map(tuple)),
     "coordinates": st.sampled_from(Coordinates),
     "rounding": st.sampled_from(NearestRounding),
     **dict.fromkeys(("cubic_coefficient", "extrapolation"), NUMBERS),
-    **dict.fromkeys(("exclude_outside", "antialias"), st.booleans()),
+    **dict.fromkeys(("exclude_outside", "antialias", "align_corners"), st.booleans()),
     "axes": st.lists(st.integers(-8, 7), max_size=3).map(tuple),
     **{name: st.booleans() for name in ("keep_dims", "exclusive", "reverse", "log", "largest", "in_order")},
 }
@@ -158,7 +161,7 @@ _SEVERAL = {"operands": st.lists(refs, min_size=1, max_size=3).map(tuple)}
 def operations(kind: type[Operation[BufferRef]]) -> st.SearchStrategy[Operation[BufferRef]]:
     """Messages of an operation's class, with and without its optional operands."""
     kinds: dict[type[Any], Any] = {Pointwise: PointwiseMode, BorderPad: PadMode}
-    kinds[Resample] = kinds[ResampleBackward] = ResampleMode
+    kinds[Resample] = kinds[ResampleBackward] = kinds[GridSample] = ResampleMode
     modes = kinds.get(kind, ReductionMode)
     attributes = _ATTRIBUTES | {"mode": st.sampled_from(modes)}
     if issubclass(kind, RandomIntegers):

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, indexing, resampling, sorting
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, grid_sampling, indexing, resampling, sorting
 from cudnn_actor.engines.cuda.operations import attention as attentions
 from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
@@ -55,6 +55,8 @@ from cudnn_actor.protocol.operations import (
     Gather,
     GatherElements,
     GatherND,
+    GridPadding,
+    GridSample,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     LayerNorm,
@@ -112,6 +114,7 @@ _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     indexing.gather_kernel: indexing.gather_source,
     indexing.scatter_kernels: indexing.scatter_source,
     sorting.top_k_kernel: sorting.top_k_source,
+    grid_sampling.grid_sample_kernel: grid_sampling.grid_sample_source,
     resampling.resample_kernel: resampling.resample_source,
     reductions.reduction_kernels: reductions.sources,
     reductions.cumulative_kernel: reductions.cumulative_sources,
@@ -235,6 +238,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
         _scatters(),
         _sorts(),
         _resamplings(),
+        _grid_samples(),
     )
     for name, graph in itertools.chain(*families):
         (operation,) = graph.operations
@@ -511,3 +515,16 @@ def _resamplings() -> Iterator[tuple[str, OperationGraph]]:
         if dtype.is_floating:
             of = {"sizes": wanted, "mode": ResampleMode.CUBIC}
             yield f"resample_bwd-{dtype}-{count}", graph_of(ResampleBackward, {"dy": y}, {"dx": x}, **of)
+
+
+def _grid_samples() -> Iterator[tuple[str, OperationGraph]]:
+    """Each way to read, of each dtype and number of spatial dims."""
+    ways = itertools.product(ResampleMode, GridPadding, (False, True))
+    spatial = itertools.cycle((1, 2, 3))
+    for (mode, padding, corners), dtype in itertools.product(ways, FLOATS):
+        count = next(spatial)
+        x = TensorSpec.packed((2, 3, *(5,) * count), dtype)
+        grid = TensorSpec.packed((2, *(4,) * count, count), DType.FLOAT32)
+        of: dict[str, Any] = {"mode": mode, "padding": padding, "align_corners": corners}
+        name = f"grid_sample-{dtype}-{mode}-{padding}-{corners}"
+        yield name, graph_of(GridSample, {"x": x, "grid": grid}, {"y": None}, **of)

@@ -41,6 +41,7 @@ from cudnn_actor.protocol import (
     GatherElements,
     GatherND,
     GenStats,
+    GridSample,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     GroupNorm,
@@ -434,6 +435,11 @@ def _resamplings(x: tuple[int, ...], y: tuple[int, ...]) -> Problem:
     return Problem(dims={"x": x}, operations=operations, tolerance=_ROUNDED)
 
 
+def _grid_samples(x: tuple[int, ...], grid: tuple[int, ...]) -> Problem:
+    operations = (GridSample(x="x", grid="grid", y="y"),)
+    return Problem(dims={"x": x, "grid": grid}, operations=operations, tolerance=_ROUNDED)
+
+
 def _products(a: tuple[int, ...], b: tuple[int, ...]) -> Problem:
     return Problem(dims={"a": a, "b": b}, operations=(MatMul(a="a", b="b", y="y"),))
 
@@ -493,6 +499,7 @@ PROBLEMS = (
     _selections((20, 24, 6), 9),
     _sorts((12, 3, 300), 20),
     _resamplings((2, 3, 6, 7), (2, 3, 9, 5)),
+    _grid_samples((2, 3, 6, 7), (2, 5, 4, 2)),
     _convolutions((1, 1, 260, 260), (1, 1, 1, 1)),
 )
 """Many problems, since a quarantined plan is not used again. Some write much and compute little, so that a

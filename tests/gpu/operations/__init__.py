@@ -8,6 +8,7 @@ from __future__ import annotations
 from . import (
     attention,
     channel_norms,
+    grid_sampling,
     grouped_matmul,
     indexing,
     matmul,
@@ -42,6 +43,7 @@ _FAMILIES = (
     indexing,
     sorting,
     resampling,
+    grid_sampling,
 )
 ROWS: tuple[Row, ...] = tuple(row for family in _FAMILIES for row in family.ROWS)
 EXACTNESS = {family.ROWS[0].family: family.EXACTNESS for family in _FAMILIES}

@@ -14,6 +14,7 @@ from cudnn_actor.engines.cuda.operations.attention import (
 )
 from cudnn_actor.engines.cuda.operations.channel_norms import lower_channel_norm
 from cudnn_actor.engines.cuda.operations.convolution import lower_convolution
+from cudnn_actor.engines.cuda.operations.grid_sampling import grid_sample_kernel
 from cudnn_actor.engines.cuda.operations.grouped_matmul import grouped_kernels, grouped_workspace
 from cudnn_actor.engines.cuda.operations.indexing import gather_kernel, scatter_kernels, scatter_workspace
 from cudnn_actor.engines.cuda.operations.matmul import cublas_product, lower_matmul, matmul_kernel
@@ -55,6 +56,7 @@ from cudnn_actor.protocol.operations import (
     GatherND,
     GenStats,
     GraphTensor,
+    GridSample,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     GroupNorm,
@@ -223,6 +225,7 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     ScatterND: _SCATTER,
     Resample: _RESAMPLE,
     ResampleBackward: _RESAMPLE,
+    GridSample: Implementation(launchers={"kernel": Launcher(grid_sample_kernel)}),
     TopK: Implementation(launchers={"kernel": Launcher(top_k_kernel, workspace=top_k_workspace)}),
 }
 """The order of an operation's launchers is that of their speed on most shapes, measured on an H200."""
