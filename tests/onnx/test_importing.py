@@ -96,6 +96,16 @@ def test_what_follows_from_dims_and_constants_is_no_part_of_the_graph() -> None:
     check(proto, x=X)
 
 
+def test_a_constant_of_the_dtype_of_an_input_is_a_constant() -> None:
+    proto = model_of(
+        [node("CastLike", "one x", "like"), node("Exp", "like", "e"), node("Mul", "x e", "y")],
+        *PORTS,
+        {"one": np.array(1, np.int64)},
+    )
+    assert kinds(imported(proto)) == ["mul"]
+    check(proto, x=X)
+
+
 def test_a_model_of_constants_needs_no_graph() -> None:
     proto = model_of(
         [node("Add", "a b", "y")], {}, {"y": (FLOAT, [2])}, {"a": np.ones(2, "f4"), "b": np.ones(2, "f4")}

@@ -193,10 +193,8 @@ def pad(node: Node, g: GraphBuilder) -> Result:
     crop = tuple(slice(max(0, -b), d - max(0, -a)) for d, (b, a) in zip(x.dims, widths, strict=True))
     x = g.slice(x, crop) if any(b < 0 or a < 0 for b, a in widths) else x
     around = [(max(0, b), max(0, a)) for b, a in widths]
-    if mode != "constant":
-        return g.pad(x, around, mode=mode)
-    if math.isfinite(value):
-        return g.pad(x, around, value)
+    if mode != "constant" or math.isfinite(value):
+        return g.pad(x, around, value, mode=mode)
     return g.where(g.pad(g.full(x.dims, 1, DType.BOOL), around), g.pad(x, around), value)
 
 
