@@ -54,6 +54,7 @@ _DEEPEST = 32
 _OF_DIMS = frozenset({"Shape", "Size"})
 """Operators whose results are constants wherever dims are known."""
 NO_WAY = "no operator of that name and version is known here, and ONNX defines it by no function"
+"""Why a node cannot be run whose operator is unknown."""
 
 
 class OnnxModel:

@@ -18,6 +18,7 @@ from cudnn_actor.onnx.control import CONTROL
 from cudnn_actor.onnx.expanding import has_body
 from cudnn_actor.onnx.importing import NO_WAY
 from cudnn_actor.onnx.operators import HANDLERS
+from cudnn_actor.onnx.operators.random import random
 
 from .node_suite import Outcome, Verdict, cases, judged
 
@@ -128,6 +129,8 @@ def _operators(outcomes: Sequence[Outcome]) -> Iterable[str]:
 
 def _how(domain: str, name: str, schema: defs.OpSchema) -> str | None:
     if (domain, name) in HANDLERS:
+        if random in HANDLERS[domain, name].values():
+            return "refused by name"
         return f"ours, from {min(HANDLERS[domain, name])}"
     if name in _OWN and not domain:
         return "when the model is imported"
