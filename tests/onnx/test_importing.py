@@ -298,6 +298,32 @@ def test_attention_that_is_spelled_out_in_a_half_type_is_one_operation(transpose
     np.testing.assert_allclose(y.astype("f8"), wanted, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "dtypes", [("float32", "bfloat16"), ("float16", "bfloat16"), ("bfloat16", "float32")]
+)
+@pytest.mark.parametrize("op", ["BatchNormalization", "RMSNormalization"])
+def test_norms_whose_weights_have_another_dtype(op: str, dtypes: tuple[str, str]) -> None:
+    """A batch norm's result is of its input's dtype, and an RMS norm's of its weights'."""
+    of_x, of_weights = (DType(name).numpy for name in dtypes)
+    x = X.astype(of_x)
+    weights = {name: (0.5 + rng.random(4)).astype(of_weights) for name in "sbmv"}
+    wide = {name: values.astype(np.float64) for name, values in weights.items()}
+    if op == "BatchNormalization":
+        wanted = (x - wide["m"]) / np.sqrt(wide["v"] + 1e-5) * wide["s"] + wide["b"]
+        inputs, dtype = "x s b m v", of_x
+    else:
+        wanted = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-5) * wide["s"]
+        inputs, dtype = "x s", of_weights
+    codes = [helper.np_dtype_to_tensor_dtype(each) for each in (x.dtype, dtype)]
+    ports = {"x": (codes[0], [3, 4])}, {"y": (codes[1], [3, 4])}
+    used = {name: weights[name] for name in inputs.split()[1:]}
+    (found,) = run(
+        model_of([node(op, inputs, "y")], *ports, used, opset_imports=[helper.make_opsetid("", 23)]), x=x
+    )
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=1e-2, atol=1e-2)
+
+
 def test_bfloat16_weights() -> None:
     w = X.astype(ml_dtypes.bfloat16)
     proto = model_of(
