@@ -30,7 +30,7 @@ def word(cell: AnyCell, record: Record | None) -> str:
     """What becomes of a cell."""
     outcome = record.cells.get(cell.name) if record is not None else None
     if outcome is None:
-        return "refused" if cell.refused is not None else "runs"
+        return "refused" if cell.refused is not None else "not run"
     return ("split" if outcome.split else "fused") if outcome.ran else "refused"
 
 

@@ -48,7 +48,7 @@ compared with the definition in float64 on the same operands.
 | fused | one plan of cuDNN's, or one kernel of ours, computes all of it |
 | split | two or more plans, or a copy into another layout; on the device, never by way of the host |
 | refused | the request raises `UnsupportedGraph` |
-| runs | it must run; not recorded yet how |
+| not run | a cell of the table that no recorded run on a GPU has had yet |
 | – | no cell of the table |
 
 `fused 1, 2; split 3` means: fused for 1 and 2 spatial dims, split for 3. Rows of `some` layouts are of what
