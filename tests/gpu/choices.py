@@ -57,7 +57,7 @@ class Choices:
         strides, step = [0] * len(dims), self.one((1, 1, 1, 2, 3))
         for axis in self.rng.permutation(len(dims)):
             strides[axis] = step
-            step = step * dims[axis] + self.one((0, 0, 1, 8))
+            step = step * max(dims[axis], 1) + self.one((0, 0, 1, 8))
         return TensorSpec.strided(dims, strides, dtype)
 
 
