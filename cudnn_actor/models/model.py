@@ -162,13 +162,16 @@ class Model:
         """Whether each dim of each input is a number."""
         return all(each.dtype and _is_fixed(each.dims) for each in self.inputs)
 
+    def _fixed_specs(self) -> dict[str, TensorSpec]:
+        inputs: Any = self.inputs
+        return {each.name: TensorSpec.packed(each.dims, each.dtype) for each in inputs}
+
     async def prepare(self) -> None:
         """Import the model and upload its weights now, if its inputs have fixed dims. Raises as `run`."""
         if not self.fixed:
             return
-        specs = {each.name: TensorSpec.packed(each.dims, each.dtype) for each in self.inputs}  # type: ignore[arg-type]
         try:
-            kept = await self._acquire(specs, {})
+            kept = await self._acquire(self._fixed_specs(), {})
         except NeedsValues:
             return
         self._release(kept)
@@ -177,9 +180,7 @@ class Model:
         self, inputs: Mapping[str, Any], *, keep: Collection[str] = (), timeout: float | None = None
     ) -> dict[str, Any]:
         """See `CudnnRef.run`."""
-        self._check_names(inputs, keep)
-        given = {each.name: self._given(each, inputs[each.name]) for each in self.inputs}
-        self._check_dims(given)
+        given = self._checked(inputs, keep)
         specs = {name: _spec(value) for name, value in given.items()}
         kept = await self._acquire(specs, given)
         try:
@@ -192,11 +193,17 @@ class Model:
 
         `inputs`: as for `run`; not needed where each input has fixed dims, and none decides over shapes.
         """
-        given = {} if inputs is None else {e.name: self._given(e, inputs[e.name]) for e in self.inputs}
-        specs = {name: _spec(value) for name, value in given.items()}
-        if inputs is None:
-            specs = {each.name: TensorSpec.packed(each.dims, each.dtype) for each in self.inputs}  # type: ignore[arg-type]
-        kept = await self._acquire(specs, given)
+        if inputs is None and self.fixed:
+            given, specs = {}, self._fixed_specs()
+        else:
+            given = self._checked({} if inputs is None else inputs)
+            specs = {name: _spec(value) for name, value in given.items()}
+        try:
+            kept = await self._acquire(specs, given)
+        except NeedsValues as needs:
+            raise InvalidRequest(
+                field="inputs", value=None, problem=f"must be given: {needs}", fix="pass them as for run"
+            ) from needs
         try:
             if kept.of.graph is None:
                 raise InvalidRequest(
@@ -208,13 +215,11 @@ class Model:
             self._release(kept)
 
     async def close(self) -> None:
-        """Free the weights, once earlier runs are done. Idempotent; running it afterwards is an error."""
+        """Free the weights, once no run needs them. Idempotent; running it afterwards is an error."""
         with self._lock:
             self._closed = True
-            refs = [ref for ref, _ in self._weights.values()]
-            self._weights.clear()
-            self._kept.clear()
-        for ref in refs:
+            unused = self._evicted()
+        for ref in unused:
             await self._gpu.free(ref)
 
     # One run.
@@ -250,6 +255,13 @@ class Model:
         finally:
             for ref in made:
                 self._discard(ref)
+
+    def _checked(self, inputs: Mapping[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:
+        """The inputs as references and arrays. Raises `InvalidRequest` if they do not fit the model."""
+        self._check_names(inputs, keep)
+        given = {each.name: self._given(each, inputs[each.name]) for each in self.inputs}
+        self._check_dims(given)
+        return given
 
     def _check_names(self, inputs: Mapping[str, Any], keep: Collection[str]) -> None:
         if not isinstance(inputs, Mapping):
@@ -383,10 +395,11 @@ class Model:
             self._discard(ref)
 
     def _evicted(self) -> list[BufferRef]:
-        """Forget idle graphs over the bound. Returns the weights that none needs any more."""
+        """Forget idle graphs over the bound, or all once closed. Returns the weights that none needs."""
+        bound = 0 if self._closed else MOST_KEPT
         unused: list[BufferRef] = []
         idle = [key for key, kept in self._kept.items() if not kept.runs]
-        for key in idle[: max(0, len(self._kept) - MOST_KEPT)]:
+        for key in idle[: max(0, len(self._kept) - bound)]:
             for name, _ in self._kept.pop(key).of.weights.values():
                 ref, users = self._weights[name]
                 self._weights[name] = ref, users - 1

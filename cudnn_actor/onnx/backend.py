@@ -23,7 +23,7 @@ from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupl
 
 from cudnn_actor.models import InvalidModel, Model, UnsupportedModel
 from cudnn_actor.onnx.importing import OnnxModel
-from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, Words
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, Words
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import start
 
@@ -72,7 +72,7 @@ def _service(device: str) -> _Shared:
     name = _device(device)
     with _starting:
         if name in _shared and not _shared[name].gpu.alive:
-            del _shared[name]
+            _shared.pop(name).close()
         if name not in _shared:
             _shared[name] = _Shared(name)
         return _shared[name]
@@ -209,12 +209,8 @@ class CudnnActorBackend(Backend):
         """Whether a service can run on a device: "CPU", or "CUDA:N" where there is a working GPU."""
         try:
             return bool(_service(device).gpu.alive)
-        except (InvalidRequest, ServiceStopped):
+        except CudnnActorError:
             return False
-        except Exception as error:
-            if type(error).__name__ in ("StartFailed", "EngineUnavailable"):
-                return False
-            raise
 
 
 is_compatible = CudnnActorBackend.is_compatible

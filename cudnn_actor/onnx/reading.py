@@ -108,18 +108,31 @@ def read(model: Any, limits: ModelLimits | None = None) -> ModelFile:
 
 
 def _read_proto(proto: onnx.ModelProto, folder: Path | None, limits: ModelLimits) -> ModelFile:
-    graph = proto.graph
     if len(proto.opset_import) == 0:
         raise InvalidModel(where="opset_import", problem="is empty, so that no operator has a version")
     _check_nodes(proto, limits)
-    tensors = _initialisers(graph, folder, limits)
-    opsets = versions(proto.opset_import)
+    tensors = _initialisers(proto.graph, folder, limits)
+    bare = _without_tensors(proto)
+    graph = bare.graph
     nodes = in_order(graph.node, {*tensors, *(each.name for each in graph.input)})
-    _check(proto, nodes)
     inputs = tuple(_feature(each) for each in graph.input if each.name not in tensors)
     outputs = tuple(_feature(each) for each in graph.output)
-    functions = {(each.domain, each.name, each.overload): each for each in proto.functions}
+    functions = {(each.domain, each.name, each.overload): each for each in bare.functions}
+    opsets = versions(bare.opset_import)
+    _check(bare, nodes, proto.graph.initializer)
     return ModelFile(inputs, outputs, opsets, tensors, nodes, functions)
+
+
+def _without_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model without the values of its tensors."""
+    bare = onnx.ModelProto()
+    bare.ir_version = max(3, min(proto.ir_version, onnx.IR_VERSION))
+    bare.opset_import.extend(proto.opset_import)
+    bare.functions.extend(proto.functions)
+    bare.graph.name = proto.graph.name
+    for field in ("node", "input", "output"):
+        getattr(bare.graph, field).extend(getattr(proto.graph, field))
+    return bare
 
 
 def versions(imports: Iterable[onnx.OperatorSetIdProto]) -> Opsets:
@@ -201,9 +214,7 @@ def _read(node: onnx.NodeProto) -> Iterable[str]:
 def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | None]:
     """The model's proto, and the folder that its external data is in."""
     if isinstance(model, onnx.ModelProto):
-        copy = onnx.ModelProto()
-        copy.CopyFrom(model)
-        return copy, None
+        return model, None
     folder = None
     if isinstance(model, str | os.PathLike):
         path = Path(os.fspath(model))
@@ -263,25 +274,24 @@ def _count(nodes: Sequence[onnx.NodeProto]) -> int:
     return count
 
 
-def _check(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
-    """Have ONNX's own checker look at it, without the values of its tensors, which were read already."""
-    tensors = list(proto.graph.initializer)
-    del proto.graph.initializer[:]
-    bare = onnx.ModelProto()
-    bare.CopyFrom(proto)
-    del bare.graph.node[:]
-    bare.graph.node.extend(nodes)
-    known = {each.name for each in bare.graph.input}
+def _check(
+    bare: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], tensors: Iterable[onnx.TensorProto]
+) -> None:
+    """Have ONNX's own checker look at a model, whose tensors were read already."""
+    checked = onnx.ModelProto()
+    checked.CopyFrom(bare)
+    del checked.graph.node[:]
+    checked.graph.node.extend(nodes)
+    known = {each.name for each in checked.graph.input}
     for tensor in tensors:  # what the checker needs to know of them is that they are there
         if tensor.name not in known:
             info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            bare.graph.input.append(info)
-    for value in (*bare.graph.input, *bare.graph.output):
+            checked.graph.input.append(info)
+    for value in (*checked.graph.input, *checked.graph.output):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()  # unknown ranks are not an error here
-    bare.ir_version = max(3, min(bare.ir_version, onnx.IR_VERSION))
     try:
-        checker.check_model(bare)
+        checker.check_model(checked)
     except Exception as error:
         raise InvalidModel(where="the model", problem=_first_line(error)) from error
 

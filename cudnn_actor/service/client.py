@@ -13,7 +13,7 @@ import pykka
 
 from cudnn_actor.actors import ask, submit, tell
 from cudnn_actor.broker.request_checks import no_plan
-from cudnn_actor.models import Model
+from cudnn_actor.models import Model, Source
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_seconds
 from cudnn_actor.protocol.conv import ConvSpec
@@ -507,11 +507,8 @@ class CudnnRef:
         CudnnActorError
             As `upload`. What was allocated is freed.
         """
-        if not hasattr(model, "specialised"):
-            from cudnn_actor.onnx import OnnxModel  # noqa: PLC0415 - needs an extra
-
-            model = await asyncio.to_thread(OnnxModel, model)
-        loaded = Model(self, model, self._state.discard)
+        source = model if hasattr(model, "specialised") else await asyncio.to_thread(_read, model)
+        loaded = Model(self, source, self._state.discard)
         await loaded.prepare()
         return loaded
 
@@ -611,6 +608,13 @@ class CudnnRef:
     async def drain(self) -> None:
         """Wait until all earlier requests have been answered."""
         await self.ask(Drain())
+
+
+def _read(model: Any) -> Source:
+    """An ONNX model, read and checked. Blocks, also to import what it needs."""
+    from cudnn_actor.onnx import OnnxModel  # noqa: PLC0415 - needs an extra
+
+    return OnnxModel(model)
 
 
 async def _outlast(stopped: Awaitable[Any], service: CudnnService) -> None:

@@ -8,17 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import Buffer, JoinedStep, TiledStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
-from cudnn_actor.protocol import GraphBuilder, OperationGraph, Pad, PadMode
+from cudnn_actor.protocol import GraphBuilder, OperationGraph, Pad, PadMode, Tensor
 
 from .host_cuda import Stream
 from .moved_graphs import CONCATENATED, TRANSPOSED
 from .test_self_check import on_the_host
 
-__all__ = ["on_the_host"]
+__all__ = ["CASES", "GRAPHS", "fault", "on_the_host"]
 
 TILED = ("halves", "odd", "batches")
 JOINED = ("rows", "channels last", "with none")
@@ -126,9 +127,9 @@ SABOTAGES: dict[str, tuple[Sabotage, ...]] = {
 CASES = [(name, change) for name in GRAPHS for change in SABOTAGES[name.partition(",")[0]]]
 
 
-def fault(graph: OperationGraph, change: Sabotage | None) -> str | None:
+def fault(graph: OperationGraph, change: Sabotage | None, context: BuildContext | None = None) -> str | None:
     """What a self-check says of the plan, with a change to its only step."""
-    check = SelfCheck(graph, BuildContext(None, Stream()))
+    check = SelfCheck(graph, context or BuildContext(None, Stream()))
     plan = compile_split(graph, None, None)
     (step,) = plan.recipe.steps
     steps = (step,) if change is None else change(step)
@@ -140,6 +141,25 @@ def fault(graph: OperationGraph, change: Sabotage | None) -> str | None:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_copies_pass(name: str) -> None:
     assert fault(GRAPHS[name], None) is None
+
+
+EMPTY: dict[str, Callable[[GraphBuilder, Tensor], Tensor]] = {
+    "slice": lambda _, x: x[:0],
+    "transpose": lambda _, x: x[:, :0].transpose(1, 0, 2),
+    "reshape": lambda _, x: x[:0].reshape(0, 7),
+    "concatenation": lambda g, x: g.concatenate((x[:0], x[:0])),
+    "padding": lambda g, x: g.pad(x[:0], 1, 3.0),
+    "border": lambda g, x: g.pad(x[:0], ((0, 0), (1, 1), (0, 3)), mode="wrap"),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_tensors_may_have_no_elements(name: str) -> None:
+    g = GraphBuilder()
+    graph = g.build(y=EMPTY[name](g, g.input("x", (2, 3, 4)))).body
+    parts = cut(graph)
+    for piece in [graph] if parts is None else [piece.graph for piece in parts.pieces]:
+        assert fault(piece, None) is None
 
 
 @pytest.mark.parametrize(("name", "change"), CASES, ids=lambda one: getattr(one, "__name__", one))

@@ -152,3 +152,9 @@ def test_the_erratum_of_convolutions_does_not_reach_norms() -> None:
 def test_inference_has_no_reduction() -> None:
     names = [name for name, *_ in kernels(BatchNorm(x=0, mean=0, variance=0), LARGE, BF16)]
     assert names == ["whole"]
+
+
+@pytest.mark.parametrize(("layout", "together"), [(Layout.NHWC, True), (Layout.NCHW, False)])
+def test_weights_of_neighbouring_channels_are_read_together(layout: Layout, together: bool) -> None:
+    (text,) = sources(alone(*made(GROUPS, (2, 32, 5, 8), BF16, layout)))
+    assert ("Beside<float, V> of_scale" in text) is together

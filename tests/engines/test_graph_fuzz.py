@@ -35,6 +35,7 @@ from cudnn_actor.protocol.operations import (
 )
 
 from ..gpu.choices import Choices
+from ..gpu.graphs import fuzzing
 from ..gpu.graphs.bounds import Truth, error_over_bound, truth
 from ..gpu.graphs.drawing import MOST_OPERATIONS, draw
 from ..gpu.graphs.fuzzing import GraphReport, fuzz_graphs, fuzz_in_process, fuzz_in_processes
@@ -67,7 +68,7 @@ def opened(engine: CpuEngine) -> CpuEngine:
 
 @functools.cache
 def programs() -> list[Program]:
-    return [draw(SEED, number) for number in range(150)]
+    return [draw(SEED, number) for number in range(172)]
 
 
 def test_the_cpu_engine_computes_what_the_operations_define() -> None:
@@ -176,6 +177,23 @@ def test_a_program_prints_as_python_that_builds_its_graph() -> None:
             assert names["graph"].digest() == built.graph.digest()
             compared += 1
     assert compared > 15
+
+
+def test_what_cannot_be_drawn_is_a_failure_and_all_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draws(seed: int, number: int) -> Program:
+        if number == 1:
+            raise ValueError("no dims")
+        return draw(seed, number)
+
+    monkeypatch.setattr(fuzzing, "draw", draws)
+    report = fuzz_graphs(opened(CpuEngine()), SEED, range(3))
+    assert (report.ran, [*report.failures]) == (2, [1])
+    assert "no dims" in report.failures[1]
+
+
+def test_a_tensor_without_elements_may_lie_in_any_way() -> None:
+    specs = [Choices(np.random.default_rng(n)).spec((3, 0, 2), DType.INT8, Layout.STRIDED) for n in range(20)]
+    assert {spec.dims for spec in specs} == {(3, 0, 2)}
 
 
 # What may be wrong with a result.
@@ -311,7 +329,7 @@ MISTAKES: list[tuple[type[Any], Callable[[Any], Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "change"), MISTAKES, ids=lambda one: getattr(one, "__name__", ""))
-def test_a_mistake_is_found_and_shown_as_that_one_operation(
+def test_a_mistake_is_found_and_shown_as_the_one_call_that_has_it(
     kind: type[Any], change: Callable[[Any], Any]
 ) -> None:
     engine = opened(SinglePrecision(of(kind, change)))
@@ -325,8 +343,8 @@ def test_a_mistake_is_found_and_shown_as_that_one_operation(
     drawn = itertools.chain(programs(), more)
     failing = next(one for one in drawn if _is_changed(one, of(kind, change)) and fails(one))
     small = shrunk(failing, fails)
-    (operation,) = small.build().graph.body.operations
-    assert isinstance(operation, kind)
+    (call,) = (each for each in small.statements if isinstance(each, Call))
+    assert any(isinstance(operation, kind) for operation in small.build().graph.body.operations), call
     values = [each.values.size for each in small.statements if isinstance(each, Input)]
     assert max(values) <= 32, str(small)
 

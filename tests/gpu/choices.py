@@ -64,5 +64,5 @@ class Choices:
 def _in_order(dims: tuple[int, ...], dtype: DType, order: tuple[int, ...]) -> TensorSpec:
     strides, step = [0] * len(dims), 1
     for axis in reversed(order):
-        strides[axis], step = step, step * dims[axis]
+        strides[axis], step = step, step * max(dims[axis], 1)
     return TensorSpec.strided(dims, strides, dtype)

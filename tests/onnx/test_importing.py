@@ -96,6 +96,16 @@ def test_what_follows_from_dims_and_constants_is_no_part_of_the_graph() -> None:
     check(proto, x=X)
 
 
+def test_a_constant_of_the_dtype_of_an_input_is_a_constant() -> None:
+    proto = model_of(
+        [node("CastLike", "one x", "like"), node("Exp", "like", "e"), node("Mul", "x e", "y")],
+        *PORTS,
+        {"one": np.array(1, np.int64)},
+    )
+    assert kinds(imported(proto)) == ["mul"]
+    check(proto, x=X)
+
+
 def test_a_model_of_constants_needs_no_graph() -> None:
     proto = model_of(
         [node("Add", "a b", "y")], {}, {"y": (FLOAT, [2])}, {"a": np.ones(2, "f4"), "b": np.ones(2, "f4")}
@@ -286,6 +296,32 @@ def test_attention_that_is_spelled_out_in_a_half_type_is_one_operation(transpose
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     wanted = (weights / weights.sum(-1, keepdims=True)) @ v.astype("f8")
     np.testing.assert_allclose(y.astype("f8"), wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [("float32", "bfloat16"), ("float16", "bfloat16"), ("bfloat16", "float32")]
+)
+@pytest.mark.parametrize("op", ["BatchNormalization", "RMSNormalization"])
+def test_norms_whose_weights_have_another_dtype(op: str, dtypes: tuple[str, str]) -> None:
+    """A batch norm's result is of its input's dtype, and an RMS norm's of its weights'."""
+    of_x, of_weights = (DType(name).numpy for name in dtypes)
+    x = X.astype(of_x)
+    weights = {name: (0.5 + rng.random(4)).astype(of_weights) for name in "sbmv"}
+    wide = {name: values.astype(np.float64) for name, values in weights.items()}
+    if op == "BatchNormalization":
+        wanted = (x - wide["m"]) / np.sqrt(wide["v"] + 1e-5) * wide["s"] + wide["b"]
+        inputs, dtype = "x s b m v", of_x
+    else:
+        wanted = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-5) * wide["s"]
+        inputs, dtype = "x s", of_weights
+    codes = [helper.np_dtype_to_tensor_dtype(each) for each in (x.dtype, dtype)]
+    ports = {"x": (codes[0], [3, 4])}, {"y": (codes[1], [3, 4])}
+    used = {name: weights[name] for name in inputs.split()[1:]}
+    (found,) = run(
+        model_of([node(op, inputs, "y")], *ports, used, opset_imports=[helper.make_opsetid("", 23)]), x=x
+    )
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=1e-2, atol=1e-2)
 
 
 def test_bfloat16_weights() -> None:

@@ -273,6 +273,36 @@ async def test_the_explanation_names_the_nodes() -> None:
         await model.close()
 
 
+async def test_an_explanation_needs_inputs_where_dims_or_values_are_open() -> None:
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(image_model())
+        with pytest.raises(InvalidRequest, match="'image': is an input that is missing"):
+            await model.explain()
+        assert "conv_fwd" in str(await model.explain({"image": images(1)}))
+        await model.close()
+        shape = model_of(
+            [node("Expand", "x shape", "y")],
+            {"x": (FLOAT, [1]), "shape": (INT64, [1])},
+            {"y": (FLOAT, [None])},
+        )
+        deciding = await gpu.load(shape)
+        with pytest.raises(InvalidRequest, match="the values of shape are needed"):
+            await deciding.explain()
+
+
+async def test_a_model_that_is_closed_while_it_runs_finishes_the_run() -> None:
+    proto, x = image_model(2), images(2)
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(proto)
+        running = asyncio.ensure_future(gpu.run(model, {"image": x}))
+        await asyncio.sleep(0)
+        await model.close()
+        np.testing.assert_allclose(
+            (await running)["scores"], expected(proto, image=x)[0], rtol=1e-4, atol=1e-5
+        )
+        assert await buffers(gpu) == 0
+
+
 async def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith(("cudnn_actor.onnx", "onnx"))]:
         monkeypatch.delitem(sys.modules, name)

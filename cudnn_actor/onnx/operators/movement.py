@@ -15,7 +15,7 @@ from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.graph_builder import GraphBuilder
 from cudnn_actor.protocol.operations import ConvolutionBackwardData
 
 __all__: list[str] = []
@@ -189,26 +189,13 @@ def pad(node: Node, g: GraphBuilder) -> Result:
     widths = [(0, 0)] * rank
     for place, axis in enumerate(axes):
         widths[axis] = (pads[place], pads[place + len(axes)])
-    if mode != "constant":
-        return _extended(node, g, widths, mode)
     x = node.tensor(0)
     crop = tuple(slice(max(0, -b), d - max(0, -a)) for d, (b, a) in zip(x.dims, widths, strict=True))
     x = g.slice(x, crop) if any(b < 0 or a < 0 for b, a in widths) else x
     around = [(max(0, b), max(0, a)) for b, a in widths]
-    if math.isfinite(value):
-        return g.pad(x, around, value)
+    if mode != "constant" or math.isfinite(value):
+        return g.pad(x, around, value, mode=mode)
     return g.where(g.pad(g.full(x.dims, 1, DType.BOOL), around), g.pad(x, around), value)
-
-
-def _extended(node: Node, g: GraphBuilder, widths: Sequence[tuple[int, int]], mode: Any) -> Tensor:
-    """The input with more elements around it, which it has already."""
-    x = node.tensor(0)
-    for axis, (before, after) in enumerate(widths):
-        x = g.slice(x, (*[slice(None)] * axis, slice(max(0, -before), x.dims[axis] - max(0, -after))))
-        if max(before, after) > 0:
-            places = np.pad(np.arange(x.dims[axis]), (max(0, before), max(0, after)), mode=mode)
-            x = g.take(x, node.weight(places), axis)
-    return x
 
 
 @operator("SpaceToDepth", since=1)

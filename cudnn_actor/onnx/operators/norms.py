@@ -7,6 +7,7 @@ import math
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
+from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import LayerNorm, ReductionMode
 
@@ -37,7 +38,11 @@ def batch_norm(node: Node, g: GraphBuilder) -> Result:
         return tuple(made)
     if node.version < 14 and any(node.wants(number) for number in range(1, 5)):
         raise Declined("batch statistics of a version before 14")
-    return g.batch_norm(x, mean, variance, scale, bias, epsilon=epsilon)
+    own = (DType.FLOAT32, x.dtype)
+    vectors = [
+        each if each.dtype in own else g.astype(each, own[0]) for each in (mean, variance, scale, bias)
+    ]
+    return g.batch_norm(x, *vectors, epsilon=epsilon)
 
 
 @operator("InstanceNormalization", since=6)
@@ -98,17 +103,18 @@ def layer_norm(node: Node, g: GraphBuilder) -> Result:
 
 @operator("RMSNormalization", since=23)
 def rms_norm(node: Node, g: GraphBuilder) -> Result:
-    return g.rms_norm(
-        node.tensor(0), _of_row(node, g, 1), axis=node.attribute("axis"), epsilon=node.attribute("epsilon")
-    )
+    x, scale, dtype = node.tensor(0), _of_row(node, g, 1), node.dtype(1)
+    if x.dtype is not dtype:  # which is that of the result
+        wide = DType.FLOAT64 if DType.FLOAT64 in (x.dtype, dtype) else DType.FLOAT32
+        x, scale = node.cast(x, wide), None if scale is None else node.cast(scale, wide)
+    y = g.rms_norm(x, scale, axis=node.attribute("axis"), epsilon=node.attribute("epsilon"))
+    return node.cast(y, dtype)
 
 
 def _of_row(node: Node, g: GraphBuilder, number: int) -> Tensor | None:
     """A scale or a bias, with a number for each element of a row of x."""
     if not node.has(number):
         return None
-    if node.dtype(number) is not node.dtype(0):
-        raise Declined(f"a scale of {node.dtype(number)} for {node.dtype(0)}")
     dims = node.dims(0)[node.attribute("axis") % node.rank(0) :]
     value = node.tensor(number)
     extra = max(0, value.rank - len(dims))

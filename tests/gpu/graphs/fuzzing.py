@@ -84,7 +84,11 @@ def fuzz_graphs(engine: Engine, seed: int, numbers: Iterable[int], *, shrinks: b
     report, start = GraphReport(seed, engine.name), time.monotonic()
     with builder_of(engine) as builder:
         for number in numbers:
-            program = draw(seed, number)
+            try:
+                program = draw(seed, number)
+            except Exception as error:  # noqa: BLE001 - the others are to run
+                report.failures[number] = _failure(report, number, f"it cannot be drawn: {error!r}", None)
+                continue
             shown: Program | None = program
             try:
                 problem = _problem(engine, builder, program, report)

@@ -126,23 +126,23 @@ class Lines(NamedTuple):
             steps.append(f"const I {name} = {' + '.join(parts)};")
         return " ".join(steps)
 
-    def kernel(self, name: str, pointers: str, body: str, more: str = "") -> str:
+    def kernel(self, name: str, pointers: str, body: str, more: str = "", most: int = _MANY_THREADS) -> str:
         """A kernel that runs a body for each line, with `line`, `there`, `lane` and `lanes` defined.
 
         All threads of a line's group run the body, also for lines that are not there. `more`: parameters
-        after those of the lines.
+        after those of the lines. `most`: as in `launch`.
         """
-        threads = _THREADS if self.form is Form.WARP else _MANY_THREADS
+        threads = {Form.WARP: _THREADS, Form.COLUMN: most}.get(self.form, _MANY_THREADS)
         start = f'extern "C" __global__ void __launch_bounds__({threads}) {name}'
         loop = _EACH_LINE[self.form].format(body=body)
         return f"{start}({pointers}, {self.parameters}{more}) {{{loop}\n}}\n"
 
-    def launch(self, parts: int = 1) -> Launch:
-        """Grid and block of a kernel with that loop."""
+    def launch(self, parts: int = 1, most: int = _MANY_THREADS) -> Launch:
+        """Grid and block of a kernel with that loop. `most`: threads of a block that has columns."""
         if self.form is Form.COLUMN:
-            rows = min(_MANY_THREADS, _power_of_two(self.length))
-            columns = min(_WARP, max(_power_of_two(self.across[-1][0]), _MANY_THREADS // rows))
-            return self.columns(columns, min(_MANY_THREADS // columns, rows), parts)
+            rows = min(most, _power_of_two(self.length))
+            columns = min(_WARP, max(_power_of_two(self.across[-1][0]), most // rows))
+            return self.columns(columns, min(most // columns, rows), parts)
         if self.form is Form.WARP:
             return Launch((min(-(-self.total * _WARP // _THREADS), _MOST_BLOCKS), parts), (_THREADS,))
         many = self.length >= _LONG and self.total * parts < _FEW_LINES

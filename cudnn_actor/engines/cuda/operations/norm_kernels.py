@@ -51,7 +51,7 @@ __all__ += ["backward", "forward", "launch_of", "sources_of", "workspace_of"]
 _ENOUGH_BLOCKS, _LEAST_PACKS = 528, 4
 """Lines are cut into parts where there are fewer blocks than four for each multiprocessor of an H200. Each
 thread reads at least so often."""
-_BLOCK_THREADS = 256
+_BLOCK_THREADS, _MANY_THREADS = 256, 1024
 _STATE_NUMBERS, _VALUES = 3, 2
 """The most numbers of a part of a line, and those that its elements are changed with."""
 _VECTOR = 16
@@ -280,10 +280,21 @@ class _Kernels:
         """How many parts each line is cut into."""
         if self.lines.form is Form.WARP or not self.lines.total:
             return 1
-        grid, block = self.lines.launch()
+        _, block = self.lines.launch()
+        if self._share(block) > 1:  # then smaller blocks, whose threads wait less for each other
+            grid, block = self.lines.launch(most=_BLOCK_THREADS)
+            return min(-(-_ENOUGH_BLOCKS // grid[0]), self._share(block))
+        return 1
+
+    def _share(self, block: tuple[int, ...]) -> int:
+        """Into how many parts such blocks may cut a line."""
         threads = block[1] if self.lines.form is Form.COLUMN else _BLOCK_THREADS
-        most = self.lines.packs // (threads * _LEAST_PACKS)
-        return max(1, min(-(-_ENOUGH_BLOCKS // grid[0]), most))
+        return self.lines.packs // (threads * _LEAST_PACKS)
+
+    @property
+    def _most(self) -> int:
+        """The most threads of a block that has columns."""
+        return _BLOCK_THREADS if self._parts > 1 else _MANY_THREADS
 
     @property
     def _cut(self) -> bool:
@@ -293,7 +304,8 @@ class _Kernels:
         """In the order in which they run."""
         parts = self._parts
         chunk = -(-self.lines.packs // parts)
-        launch, numbers = self.lines.launch(parts), (self._values(), self._results())
+        launch = self.lines.launch(parts, self._most)
+        numbers = (self._values(), self._results())
 
         def of_lines(name: str, *steps: str) -> _Kernel:
             return _Kernel(name, self._source(name, *steps), self.lines, launch, chunk)
@@ -326,8 +338,10 @@ class _Kernels:
             + f"constexpr int W = {width}, V = {lines.vector};\n"
             + (functions() if computes else "")
             + (_SUMS if self._pass.moments is None else _MOMENTS)
+            + _BESIDE
             + COMBINING
-            + lines.kernel(name, ", ".join([*pointers, "State* parts"]), body, last)
+            + _OVER_COLUMNS
+            + lines.kernel(name, ", ".join([*pointers, "State* parts"]), body, last, self._most)
         )
 
     # The steps of kernels.
@@ -358,6 +372,8 @@ class _Kernels:
             element.steps.append(f"state[s].take({element.text(sums[0])}, {element.text(sums[1])});")
             loop = self._loop(element, "", element.of_each())
         total = _each(f"state[s] = over_{self.lines.form.value}(state[s]);")
+        if self.lines.form is Form.COLUMN and self._cut:
+            total = "over_columns<W>(state);"
         none = _each("state[s] = State::none();")
         return f"State state[W];{none}\n        T count = 0;\n        {loop}{total}"
 
@@ -395,10 +411,9 @@ class _Kernels:
         operands = {name: self._norm.operands[name] for name in self._norm.operands if name in names}
         at = self.lines.at({name: self._places[name] for name in operands if not self._shared(name)})
         loads = " ".join(
-            f"const Pack<{C_TYPES[operand.dtype]}, V * W> of_{name} = "
-            f"*(const Pack<{C_TYPES[operand.dtype]}, V * W>*)({name} + {name}_at);"
-            for name, operand in operands.items()
-            if operand.whole and not operand.written
+            f"const {pack} of_{name} = *(const {pack}*)({name} + {name}_at);"
+            for name, pack in ((name, self._pack(name)) for name in operands)
+            if pack and not operands[name].written
         )
         return _LOOP.format(at=at, loads=loads, before=before, body=_each(body), after=after)
 
@@ -409,19 +424,33 @@ class _Kernels:
         dims, (_, strides, whole, _) = self._norm.dims, self._norm.operands[name]
         return not whole and all(dims[axis] == 1 or strides[axis] == 0 for axis in self._pass.axes)
 
+    def _pack(self, name: str) -> str:
+        """What is read of an operand at a time, in C; empty if it is single elements."""
+        operand, (*slow, last) = self._norm.operands[name], self.lines.along or ((1, ()),)
+        kind, place, vector = C_TYPES[operand.dtype], self._places[name], self.lines.vector
+        if operand.whole:
+            return f"Pack<{kind}, V * W>"
+        if vector == 1 or self._width > 1 or self._shared(name) or last[1][place] != 1:
+            return ""
+        aligned = all(steps[place] % vector == 0 for _, steps in (*slow, *self.lines.across))
+        return f"Beside<{kind}, V>" if aligned else ""
+
     def _of_line(self, text: str) -> str:
         names = {name: f"{name}_of[s]" for name in self._norm.operands if f"{{{name}}}" in text}
         return text.format(state="state[s]", low="low[s]", high="high[s]", **names)
 
     def _element(self, name: str) -> str:
-        operand = self._norm.operands[name]
-        if operand.whole:
-            return load(operand.dtype, f"of_{name}.of[s + v]")
+        if self._pack(name):
+            value = load(self._norm.operands[name].dtype, f"of_{name}.of[s + v]")
+            return f"({self._kind(name)})({value})"
         if self._shared(name):
             return f"{name}_of[s]"
         if self._width > 1 or self.lines.vector == 1:
             return self._loaded(name, f"{name}_at + s * {self._apart[name]}")
-        return self._loaded(name, f"{name}_at + v * e{len(self.lines.along) - 1}_step{self._places[name]}")
+        last = len(self.lines.along) - 1
+        if not self.lines.along[last][1][self._places[name]]:
+            return self._loaded(name, f"{name}_at")
+        return self._loaded(name, f"{name}_at + v * e{last}_step{self._places[name]}")
 
     def _loaded(self, name: str, place: str) -> str:
         return f"({self._kind(name)})({load(self._norm.operands[name].dtype, f'{name}[{place}]')})"
@@ -561,6 +590,29 @@ struct State {
     }
 };
 """
+_BESIDE = """
+template <class E, int N> struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16) Beside { E of[N]; };
+"""
+"""Neighbours of a wider type than x's."""
+_OVER_COLUMNS = f"""
+template <int N, class S> __device__ void over_columns(S* state) {{
+    __shared__ S parts[N][{_BLOCK_THREADS}];
+    const int me = threadIdx.y * blockDim.x + threadIdx.x;
+    __syncthreads();
+    #pragma unroll
+    for (int s = 0; s < N; ++s) parts[s][me] = state[s];
+    for (int apart = blockDim.y / 2; apart; apart /= 2) {{
+        __syncthreads();
+        #pragma unroll
+        for (int s = 0; s < N; ++s)
+            if (threadIdx.y < apart) parts[s][me] = parts[s][me].with(parts[s][me + apart * blockDim.x]);
+    }}
+    __syncthreads();
+    #pragma unroll
+    for (int s = 0; s < N; ++s) state[s] = parts[s][threadIdx.x];
+}}
+"""
+"""As `over_column`, of several lines at once: threads wait for each other once for all of them."""
 _TAKE = """T middle = 0, apart = 0, taken[V];
             for (int v = 0; v < V; ++v) {{
                 {element}
@@ -574,7 +626,8 @@ _TAKE = """T middle = 0, apart = 0, taken[V];
             state[s].take(middle, apart, V, share);"""
 _RANGE = """const I begin = blockIdx.y * (I)last, all = (I)length / V;
         const I end = there ? min(all, begin + (I)last) : 0;"""
-_LOOP = """for (I p = begin + lane; p < end; p += lanes) {{
+_LOOP = """#pragma unroll 2
+        for (I p = begin + lane; p < end; p += lanes) {{
             const I j = p * V;
             {at}
             {loads} {before}{body}
