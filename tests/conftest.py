@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pykka
 import pytest
@@ -118,22 +119,33 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not any(left.values()), f"leaked: {left}"
 
 
-@pytest.fixture(autouse=True, scope="session")
-def no_loop_is_blocked() -> Iterator[None]:
+@pytest.fixture(scope="session")
+def blocking_calls() -> Any:
+    """What can watch for them, made once; None without blockbuster."""
+    if not HAS_BLOCKBUSTER:
+        return None
+    from blockbuster import BlockBuster
+
+    watched = BlockBuster("cudnn_actor")
+    for function in watched.functions.values():
+        function.can_block_in("cudnn_actor/engines/cuda/diagnosis/gpus.py", "find_driver_apart")
+        function.can_block_in("cudnn_actor/actors/reply_future.py", "_wait")
+    return watched
+
+
+@pytest.fixture(autouse=True)
+def no_loop_is_blocked(blocking_calls: Any) -> Iterator[None]:
     """A call of ours that could block raises in a thread whose event loop is running.
 
     Only stacks with our own code in them count: tests may wait for their own gates. Two may wait there:
     the question whether there is a GPU, which a process asks once, and whoever waits for a pykka future.
     """
-    with contextlib.ExitStack() as watching:
-        if HAS_BLOCKBUSTER:
-            from blockbuster import blockbuster_ctx
-
-            watched = watching.enter_context(blockbuster_ctx("cudnn_actor"))
-            for function in watched.functions.values():
-                function.can_block_in("cudnn_actor/engines/cuda/diagnosis/gpus.py", "find_driver_apart")
-                function.can_block_in("cudnn_actor/actors/reply_future.py", "_wait")
+    if blocking_calls is None:
         yield
+        return
+    blocking_calls.activate()
+    yield
+    blocking_calls.deactivate()
 
 
 def _what_stays(look: Callable[[], set[str]], before: set[str]) -> list[str]:

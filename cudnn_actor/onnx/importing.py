@@ -43,7 +43,7 @@ from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["OnnxModel"]
+__all__ = ["NO_WAY", "OnnxModel"]
 
 _LIMITS = GraphLimits(operations=1_000_000, nbytes=1 << 30)
 """Of a graph while it is built; a service has its own."""
@@ -53,7 +53,8 @@ _DEEPEST = 32
 """How deep functions may lie in each other."""
 _OF_DIMS = frozenset({"Shape", "Size"})
 """Operators whose results are constants wherever dims are known."""
-_NO_WAY = "no operator of that name and version is known here, and ONNX defines it by no function"
+NO_WAY = "no operator of that name and version is known here, and ONNX defines it by no function"
+"""Why a node cannot be run whose operator is unknown."""
 
 
 class OnnxModel:
@@ -92,7 +93,7 @@ def check_operators(file: ModelFile) -> None:
         if node.op_type in _OF_DIMS or all(name in constant for name in node.input):
             constant.update(node.output)
         elif not _has_way(node, file.opsets, file):
-            problems.append(f"{label_of(node)}: {_NO_WAY}")
+            problems.append(f"{label_of(node)}: {NO_WAY}")
     if problems:
         raise UnsupportedModel(nodes=problems)
 
@@ -247,7 +248,7 @@ class _Import:
             value = place.names[name] if name else None
             if isinstance(value, _Unknown):
                 if not _has_way(node, place.opsets, self._file):
-                    self._report(label, _NO_WAY)
+                    self._report(label, NO_WAY)
                 return nothing
             inputs.append(value)
         try:
@@ -280,7 +281,7 @@ class _Import:
             return self._expanded(own, attributes, inputs, place, label)
         schema = schema_of(node.op_type, place.opsets.get(domain, 1), domain)
         if schema is None:
-            raise Declined(_NO_WAY)
+            raise Declined(NO_WAY)
         inputs = self._agreeing(node, schema, inputs)
         proto = node
         if any(each.ref_attr_name for each in node.attribute):
@@ -298,7 +299,7 @@ class _Import:
         if found is None:
             body = body_of(proto, schema, inputs, place.opsets.get("", 1))
             if body is None:
-                raise Declined(_NO_WAY)
+                raise Declined(NO_WAY)
             return self._expanded(body, {**_defaults(schema), **attributes}, inputs, place, label)
         return found
 

@@ -16,7 +16,9 @@ from onnx import defs
 from cudnn_actor.onnx import backend
 from cudnn_actor.onnx.control import CONTROL
 from cudnn_actor.onnx.expanding import has_body
+from cudnn_actor.onnx.importing import NO_WAY
 from cudnn_actor.onnx.operators import HANDLERS
+from cudnn_actor.onnx.operators.random import random
 
 from .node_suite import Outcome, Verdict, cases, judged
 
@@ -127,6 +129,8 @@ def _operators(outcomes: Sequence[Outcome]) -> Iterable[str]:
 
 def _how(domain: str, name: str, schema: defs.OpSchema) -> str | None:
     if (domain, name) in HANDLERS:
+        if random in HANDLERS[domain, name].values():
+            return "refused by name"
         return f"ours, from {min(HANDLERS[domain, name])}"
     if name in _OWN and not domain:
         return "when the model is imported"
@@ -154,6 +158,8 @@ def _reason(text: str) -> str:
     text = re.sub(r"\. docs/onnx\.md lists.*$", "", text)
     text = re.sub(r"node '[^']*' \((?:[\w.]+\.)?(\w+)\)", r"\1", text)
     text = re.sub(r"input '[^']*'", "an input", text)
+    text = re.sub(r"operands\[\d\]: (\w+) is not a dtype that [^;]*", r"no function is computed of \1", text)
+    text = text.replace(NO_WAY, "not known here, and ONNX has no function for it")
     parts = dict.fromkeys(part.rpartition(", in ")[2] for part in text.split("; "))
     return "; ".join(list(parts)[:2])
 

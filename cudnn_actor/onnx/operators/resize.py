@@ -1,4 +1,4 @@
-"""Resizing.
+"""Resizing, and images read at places that a tensor holds.
 
 https://onnx.ai/onnx/operators/onnx__Resize.html
 """
@@ -13,9 +13,23 @@ from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder
-from cudnn_actor.protocol.operations import Coordinates, NearestRounding, Resample, ResampleMode
+from cudnn_actor.protocol.operations import (
+    Coordinates,
+    GridPadding,
+    NearestRounding,
+    Resample,
+    ResampleMode,
+)
 
 __all__: list[str] = []
+
+_MODES = {
+    "bicubic": ResampleMode.CUBIC,
+    "bilinear": ResampleMode.LINEAR,
+    "cubic": ResampleMode.CUBIC,
+    "linear": ResampleMode.LINEAR,
+    "nearest": ResampleMode.NEAREST,
+}
 
 
 @operator("Resize", since=10)
@@ -89,3 +103,14 @@ def _resized(
         Resample(x=g.astype(x, DType.FLOAT32) if whole else x, sizes=sizes, scales=scales, **options)
     )
     return converted(g, g.round(y), dtype) if whole else y
+
+
+@operator("GridSample", since=16)
+def grid_sample(node: Node, g: GraphBuilder) -> Result:
+    return g.grid_sample(
+        node.tensor(0),
+        node.tensor(1),
+        mode=_MODES[node.attribute("mode")],
+        padding=GridPadding(node.attribute("padding_mode")),
+        align_corners=bool(node.attribute("align_corners")),
+    )
