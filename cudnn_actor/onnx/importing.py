@@ -112,6 +112,11 @@ def _domain(node: onnx.NodeProto) -> str:
     return "" if node.domain == "ai.onnx" else node.domain
 
 
+def _is_half(value: Value) -> bool:
+    """Whether it is no constant, and of a floating-point type of 16 bits."""
+    return not value.fixed and value.known in (DType.FLOAT16, DType.BFLOAT16)
+
+
 class _Unknown:
     """The result of a node that cannot be run."""
 
@@ -277,6 +282,7 @@ class _Import:
         schema = schema_of(node.op_type, place.opsets.get(domain, 1), domain)
         if schema is None:
             raise Declined(NO_WAY)
+        inputs = self._agreeing(node, schema, inputs)
         proto = node
         if any(each.ref_attr_name for each in node.attribute):
             proto = onnx.NodeProto()
@@ -295,6 +301,23 @@ class _Import:
             if body is None:
                 raise Declined(NO_WAY)
             return self._expanded(body, {**_defaults(schema), **attributes}, inputs, place, label)
+        return found
+
+    def _agreeing(
+        self, node: onnx.NodeProto, schema: defs.OpSchema, inputs: list[Value | None]
+    ) -> list[Value | None]:
+        """The inputs, with float32 constants in the half type of the operands that they must agree with.
+
+        PyTorch's exporter folds norms of half types into float32 weights, which ONNX does not allow.
+        """
+        kinds = [each.type_str for each in schema.inputs if each.is_homogeneous]
+        pairs = [(kind, value) for kind, value in zip(kinds, inputs, strict=False) if value is not None]
+        halves = {kind: value.dtype for kind, value in pairs if _is_half(value)}
+        found = list(inputs)
+        for number, (kind, value) in enumerate(zip(kinds, inputs, strict=False)):
+            if kind in halves and value is not None and value.fixed and value.dtype == np.float32:
+                array = value.array.astype(halves[kind])
+                found[number] = self._constant(array, fixed=True, name=node.input[number])
         return found
 
     def _folded(self, view: Node, place: _Place) -> Sequence[Value | None] | None:

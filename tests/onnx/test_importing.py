@@ -324,6 +324,25 @@ def test_norms_whose_weights_have_another_dtype(op: str, dtypes: tuple[str, str]
     np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("code", [HALF, TensorProto.BFLOAT16])
+def test_float32_weights_beside_operands_of_a_half_type_are_of_that_type(code: int) -> None:
+    """As PyTorch's exporter writes convolutions that it has folded norms into."""
+    x = X.astype(helper.tensor_dtype_to_np_dtype(code))
+    w = rng.standard_normal((4, 2)).astype(np.float32)
+    proto = model_of([node("MatMul", "x w", "y")], {"x": (code, [3, 4])}, {"y": (code, [3, 2])}, {"w": w})
+    (found,) = run(proto, x=x)
+    assert found.dtype == x.dtype
+    np.testing.assert_allclose(found.astype(np.float32), x.astype(np.float32) @ w, rtol=0.02, atol=0.05)
+
+
+def test_float64_weights_beside_float32_operands_are_reported() -> None:
+    proto = model_of(
+        [node("MatMul", "x w", "y")], {"x": (FLOAT, [3, 4])}, {"y": (FLOAT, [3, 2])}, {"w": np.ones((4, 2))}
+    )
+    with pytest.raises(UnsupportedModel, match="float64 is not a dtype that b can have"):
+        imported(proto)
+
+
 def test_bfloat16_weights() -> None:
     w = X.astype(ml_dtypes.bfloat16)
     proto = model_of(

@@ -101,8 +101,13 @@ def _range(owner: nn.Module, leaf: str, tensor: Any) -> tuple[float, float]:
     return 0.0, round(math.sqrt(3 / products), 6)
 
 
-def without_weights(model: onnx.ModelProto, recipes: Mapping[str, Recipe], norms: list[list[Any]]) -> bytes:
-    """The model with recipes in the place of its weights, and without what only debugging needs."""
+def without_weights(
+    model: onnx.ModelProto, recipes: Mapping[str, Recipe], norms: list[list[Any]], bound: float
+) -> bytes:
+    """The model with recipes in the place of its weights, and without what only debugging needs.
+
+    `bound`: by how much norms' factors may differ from those of float32.
+    """
     bare = copy.deepcopy(model)
     graph = bare.graph
     for each in (bare, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
@@ -114,7 +119,7 @@ def without_weights(model: onnx.ModelProto, recipes: Mapping[str, Recipe], norms
         array = numpy_helper.to_array(tensor)
         if array.nbytes < _SMALL or array.dtype not in (np.float32, ml_dtypes.bfloat16):
             continue
-        recipe = next(_recipes(array, known, recipes, norms), None)
+        recipe = next(_recipes(array, known, recipes, norms, bound), None)
         if recipe is not None:
             tensor.doc_string = json.dumps(recipe)
             tensor.ClearField("raw_data")
@@ -125,13 +130,16 @@ def without_weights(model: onnx.ModelProto, recipes: Mapping[str, Recipe], norms
 
 
 def _recipes(
-    array: np.ndarray, known: Mapping[str, np.ndarray], recipes: Mapping[str, Recipe], norms: list[list[Any]]
+    array: np.ndarray,
+    known: Mapping[str, np.ndarray],
+    recipes: Mapping[str, Recipe],
+    norms: list[list[Any]],
+    bound: float,
 ) -> Iterator[Recipe]:
     """What an initialiser may have been made of."""
 
     def close(values: np.ndarray) -> bool:
-        bounds = (1e-5, 1e-6) if array.dtype == np.float32 else (0.03, 0.01)
-        return np.allclose(values, array.astype(np.float32), *bounds)
+        return np.allclose(values, array.astype(np.float32), bound, bound / 3)
 
     for name, values in known.items():
         if values.size == array.size:
@@ -169,9 +177,7 @@ def exported(
     """The module as ONNX, with its weights."""
     names = {"input_names": list(inputs), "output_names": list(network.outputs), "opset_version": opset}
     if opset >= 18:
-        # Norms of bfloat16 are not folded: that would make float32 weights, which its Conv cannot have.
-        folds = not norms_of(module) or next(module.parameters()).dtype is torch.float32
-        result = torch.onnx.export(program, dynamo=True, verbose=False, optimize=folds, **names)
+        result = torch.onnx.export(program, dynamo=True, verbose=False, **names)
         found: onnx.ModelProto = result.model_proto
         return found
     file = io.BytesIO()
@@ -228,7 +234,7 @@ def write(name: str, folder: Path, full: bool, dtype: Any, opsets: tuple[int, ..
         except RuntimeError as error:  # as TorchScript's exporter has for bfloat16
             print(f"{name}, opset {opset}: not exported, {error}")
             continue
-        data = without_weights(model, recipes, norms)
+        data = without_weights(model, recipes, norms, 1e-5 if dtype is torch.float32 else 0.03)
         (folder / f"{name}.{opset}.onnx").write_bytes(data)
         print(f"{name}, opset {opset}: {len(data):,} bytes")
     found = {}
