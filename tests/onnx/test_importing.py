@@ -259,6 +259,19 @@ def test_integers_wrap_around_as_those_of_onnx() -> None:
             check(proto, a=large, b=large[::-1].copy())
 
 
+@pytest.mark.parametrize(("axis", "dims"), [(0, (2, 1)), (0, (1, 4)), (1, (2, 1)), (1, (1, 6))])
+def test_elements_are_gathered_for_the_indices_that_there_are(axis: int, dims: tuple[int, ...]) -> None:
+    """Not for those that NumPy would broadcast them to."""
+    places = rng.integers(-X.shape[axis], X.shape[axis], dims)
+    proto = model_of(
+        [node("GatherElements", "x places", "y", axis=axis)],
+        {"x": PORTS[0]["x"], "places": (INT64, dims)},
+        {"y": (FLOAT, dims)},
+    )
+    wanted = [X[(p, j) if axis == 0 else (i, p)] for (i, j), p in np.ndenumerate(places)]
+    np.testing.assert_array_equal(run(proto, x=X, places=places)[0], np.reshape(wanted, dims))
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64", "int8"])
 def test_quotients_of_integers_are_exact(dtype: str) -> None:
     limits = np.iinfo(dtype)

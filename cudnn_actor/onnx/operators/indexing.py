@@ -10,7 +10,7 @@ from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.operations import ScatterReduction
+from cudnn_actor.protocol.operations import GatherElements, ScatterReduction
 
 __all__: list[str] = []
 
@@ -40,7 +40,9 @@ def gather(node: Node, g: GraphBuilder) -> Result:
 
 @operator("GatherElements", since=11)
 def gather_elements(node: Node, g: GraphBuilder) -> Result:
-    return g.take_along_axis(node.tensor(0), _indices(node, g, 1), node.attribute("axis"))
+    # `take_along_axis` would broadcast the indices, as NumPy does.
+    operation = GatherElements(x=node.tensor(0), indices=_indices(node, g, 1), axis=node.attribute("axis"))
+    return g.apply(operation)
 
 
 @operator("GatherND", since=11)
