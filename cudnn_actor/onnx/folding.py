@@ -3,21 +3,101 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
+from onnx import shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from cudnn_actor.onnx.values import Declined
+from cudnn_actor.onnx.values import Declined, Value
 
-__all__ = ["fold"]
+__all__ = ["fold", "nothing", "slices"]
+
+_ANY = 1000
+_OTHERWISE = {
+    "AveragePool": _ANY,
+    "BatchNormalization": _ANY,
+    "ConvTranspose": _ANY,
+    "Dropout": 10,
+    "GRU": _ANY,
+    "GlobalMaxPool": _ANY,
+    "Hardmax": 13,
+    "LRN": _ANY,
+    "LSTM": _ANY,
+    "LayerNormalization": _ANY,
+    "LogSoftmax": 13,
+    "LpNormalization": _ANY,
+    "LpPool": _ANY,
+    "MaxPool": _ANY,
+    "QLinearConv": _ANY,
+    "RNN": _ANY,
+    "Shape": _ANY,
+    "Softmax": 13,
+}
+"""Operators → before which version the reference implementation gives something else than their text says."""
+
+_Arrays = Sequence[np.ndarray | None]
 
 
-def fold(
-    node: onnx.NodeProto, arrays: Sequence[np.ndarray | None], opsets: Mapping[str, int]
-) -> tuple[np.ndarray | None, ...]:
+def slices(
+    dims: Sequence[int], starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]
+) -> tuple[slice, ...]:
+    """What `Slice` takes of a tensor: starts and ends are clamped as ONNX says, not as Python does."""
+    found = [slice(None)] * len(dims)
+    for each, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        if step == 0:
+            raise Declined("has a step of 0")
+        axis = each % len(dims)
+        dim = dims[axis]
+        low, high = (0, dim) if step > 0 else (-1, dim - 1)
+        first = min(max(start + dim if start < 0 else start, 0), high)
+        last = min(max(end + dim if end < 0 else end, low), high)
+        found[axis] = slice(first, None if last < 0 else last, step)
+    return tuple(found)
+
+
+def _sliced(_: onnx.NodeProto, arrays: _Arrays) -> np.ndarray | None:
+    x, *numbers = arrays
+    if not numbers or x is None:  # of a version whose steps are 1
+        return None
+    lists = [None if each is None else each.reshape(-1).tolist() for each in (*numbers, None, None)]
+    starts, ends = lists[0] or [], lists[1] or []
+    axes = range(len(starts)) if lists[2] is None else lists[2]
+    return x[slices(x.shape, starts, ends, axes, lists[3] or [1] * len(starts))]
+
+
+def _unsqueezed(node: onnx.NodeProto, arrays: _Arrays) -> np.ndarray | None:
+    axes = [each.ints for each in node.attribute if each.name == "axes"]
+    x = arrays[0]
+    return np.expand_dims(x, tuple(axes[0])) if axes and x is not None else None
+
+
+_OWN: dict[str, Callable[[onnx.NodeProto, _Arrays], np.ndarray | None]] = {
+    "Slice": _sliced,
+    "Unsqueeze": _unsqueezed,
+}
+"""Operators that are computed here where the reference implementation errs: None where it does not."""
+_DEFAULTS: dict[str, _Arrays] = {
+    "NonMaxSuppression": [None, None, np.zeros(1, "int64"), np.zeros(1, "f4"), np.full(1, -np.inf, "f4")]
+}
+"""Values of optional inputs that the reference implementation cannot do without."""
+
+
+def fold(node: onnx.NodeProto, arrays: _Arrays, opsets: Mapping[str, int]) -> tuple[np.ndarray | None, ...]:
     """The results of a node. Raises `Declined` if the reference implementation cannot compute them."""
+    if node.domain in ("", "ai.onnx"):
+        if opsets.get("", 1) < _OTHERWISE.get(node.op_type, 0):
+            raise Declined("its constant cannot be computed: the reference implementation errs")
+        own = _OWN[node.op_type](node, arrays) if node.op_type in _OWN else None
+        if own is not None:
+            return (own,)
+        left = _DEFAULTS.get(node.op_type, ())
+        arrays = [
+            left[n] if n < len(left) and (n >= len(arrays) or arrays[n] is None) else arrays[n]
+            for n in range(max(len(arrays), len(left)))
+        ]
     names = [f"i{number}" if array is not None else "" for number, array in enumerate(arrays)]
     outputs = [f"o{number}" if name else "" for number, name in enumerate(node.output)]
     bare = onnx.NodeProto()
@@ -45,4 +125,36 @@ def fold(
     for each in found:
         if each is not None and not isinstance(each, np.ndarray | np.generic):
             raise Declined(f"gives a {type(each).__name__}, not a tensor")
+    if node.op_type == "ReduceSumSquare" and arrays[0] is not None:  # the reference widens integers
+        found = [np.asarray(each).astype(arrays[0].dtype) for each in found]
     return tuple(None if each is None else np.asarray(each) for each in found)
+
+
+def nothing(
+    node: onnx.NodeProto, schema: Any, values: Sequence[Value | None], opsets: Mapping[str, int]
+) -> tuple[np.ndarray | None, ...] | None:
+    """The results of a node none of which has elements; None if that does not follow from dims."""
+    present = [(name, value) for name, value in zip(node.input, values, strict=True) if value is not None]
+    types = {
+        name: onnx.helper.make_tensor_type_proto(
+            onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.dims
+        )
+        for name, value in present
+    }
+    data = {name: onnx.numpy_helper.from_array(value.array) for name, value in present if value.fixed}
+    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    try:
+        found = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
+    except (onnx.checker.ValidationError, shape_inference.InferenceError, RuntimeError, ValueError):
+        return None
+    results: list[np.ndarray | None] = []
+    for name in node.output:
+        if not name:
+            results.append(None)
+            continue
+        kind = found[name].tensor_type if name in found else onnx.TypeProto.Tensor()
+        dims = [each.dim_value if each.HasField("dim_value") else -1 for each in kind.shape.dim]
+        if 0 not in dims or -1 in dims:
+            return None
+        results.append(np.empty(dims, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)))
+    return tuple(results)

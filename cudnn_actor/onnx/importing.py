@@ -22,7 +22,7 @@ from cudnn_actor.models.model import Feature, NeedsValues, Specialised
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.control import CONTROL
 from cudnn_actor.onnx.expanding import body_of, has_body
-from cudnn_actor.onnx.folding import fold
+from cudnn_actor.onnx.folding import fold, nothing
 from cudnn_actor.onnx.nodes import Node, Schema, schema_of
 from cudnn_actor.onnx.reading import (
     ModelFile,
@@ -113,8 +113,8 @@ def _domain(node: onnx.NodeProto) -> str:
 
 
 def _is_half(value: Value) -> bool:
-    """Whether it is no constant, and of a floating-point type of 16 bits."""
-    return not value.fixed and value.known in (DType.FLOAT16, DType.BFLOAT16)
+    """Whether it is of a floating-point type of 16 bits."""
+    return value.known in (DType.FLOAT16, DType.BFLOAT16)
 
 
 class _Unknown:
@@ -329,7 +329,8 @@ class _Import:
         try:
             return self._constants(view, place, fixed=True)
         except Declined:
-            if operators.handler_of(_domain(view.proto), view.op, view.version) is None:
+            handler = operators.handler_of(_domain(view.proto), view.op, view.version)
+            if handler is None and not has_body(view.schema):
                 raise
             return None
 
@@ -348,7 +349,14 @@ class _Import:
         try:
             return self._handled(handler, view, place)
         except Empty:  # then nothing is computed but what follows from dims and axes
-            return self._constants(view, place, fixed=all(v is None or v.fixed for v in view.inputs))
+            fixed = all(value is None or value.fixed for value in view.inputs)
+            try:
+                return self._constants(view, place, fixed=fixed)
+            except Declined:
+                empty = nothing(view.proto, view.schema, view.inputs, place.opsets)
+                if empty is None:
+                    raise
+                return [None if each is None else self._constant(each, fixed=True) for each in empty]
         except Refused:
             raise
         except (Declined, InvalidRequest):

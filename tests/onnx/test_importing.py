@@ -396,3 +396,145 @@ def test_older_versions_of_operators(version: int) -> None:
     e = np.exp(X - X.max())
     wanted = e / e.sum() if version < 13 else np.exp(X) / np.exp(X).sum(0)
     np.testing.assert_allclose(run(proto, x=X)[0], wanted, rtol=1e-5)
+
+
+# What ONNX's text says where its reference implementation, or a range of values, is special.
+
+
+def results_of(
+    op: str, version: int, arrays: list[Any], *, constant: bool, outputs: int = 1, **attributes: Any
+) -> list[np.ndarray]:
+    """One node's outputs, on constants or on inputs; None for an input that is left out."""
+    given = {f"x{n}": np.asarray(each) for n, each in enumerate(arrays) if each is not None}
+    names = [f"x{n}" if each is not None else "" for n, each in enumerate(arrays)]
+    made = helper.make_node(op, names, [f"y{n}" for n in range(outputs)], **attributes)
+    ports = {
+        name: (helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
+        for name, each in given.items()
+        if not constant
+    }
+    types = {
+        name: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
+        for name, each in given.items()
+    }
+    imports = [helper.make_opsetid("", version)]
+    schema = onnx.defs.get_schema(op, version, "")
+    known = onnx.shape_inference.infer_node_outputs(schema, made, types, opset_imports=imports)
+    wanted = {name: (known[name].tensor_type.elem_type, None) for name in made.output}
+    tensors = given if constant else {}
+    proto = model_of([made], ports, wanted, tensors, opset_imports=imports, ir_version=8)
+    return run(proto, **({} if constant else given))
+
+
+def typed(dtype: str, values: Any) -> np.ndarray:
+    return np.array(values, dtype)
+
+
+LARGE = np.array([(1 << 64) - 3, 1 << 63, 5], np.uint64)
+SOME = np.array([7, (1 << 63) + 9, (1 << 64) - 1], np.uint64)
+E3 = np.exp(X) / np.exp(X).sum()
+CASES: list[Any] = [
+    ("Add", 14, [LARGE, SOME], {}, [LARGE + SOME]),
+    ("Sub", 14, [LARGE, SOME], {}, [LARGE - SOME]),
+    ("Mul", 14, [LARGE, SOME], {}, [LARGE * SOME]),
+    ("MatMul", 13, [LARGE[None], SOME[:, None]], {}, [(LARGE * SOME).sum(dtype="u8").reshape(1, 1)]),
+    (
+        "PRelu",
+        16,
+        [typed("int32", [-(1 << 30), 3]), typed("int32", [9, 9])],
+        {},
+        [typed("int32", [-(1 << 30), 3])],
+    ),
+    ("PRelu", 16, [LARGE, SOME], {}, [LARGE]),
+    ("Erf", 9, [typed("int32", [-9, -1, 0, 1])], {}, [typed("int32", [-1, 0, 0, 0])]),
+    ("Celu", 12, [typed("float32", 2.0)], {"alpha": -0.5}, [typed("float32", 2.0)]),
+    ("Clip", 6, [X], {"min": 1.0, "max": 0.0}, [np.zeros_like(X)]),
+    ("Dropout", 7, [X], {}, [X, np.ones_like(X)]),
+    (
+        "Pad",
+        13,
+        [typed("int64", [4]), [1, 0], typed("int64", 3817709934268155566)],
+        {},
+        [typed("int64", [3817709934268155566, 4])],
+    ),
+    ("Pad", 13, [np.array([False]), [1, 0], np.array(True)], {}, [np.array([True, False])]),
+    ("Squeeze", 13, [X[None], np.empty(0, "i8")], {}, [X[None]]),
+    ("Unsqueeze", 11, [X], {"axes": [2, 0]}, [X.reshape(1, 3, 1, 4)]),
+    ("Slice", 13, [X, [-9], [-8], [0], [-1]], {}, [X[:1]]),
+    ("Shape", 15, [X], {"start": 0, "end": -3}, [np.empty(0, "i8")]),
+    ("Softmax", 11, [X[None]], {"axis": 1}, [E3[None]]),
+    ("GlobalMaxPool", 1, [X[None]], {}, [X.max(1).reshape(1, 3, 1)]),
+    ("LpNormalization", 1, [-np.ones((1, 4), "f4")], {"p": 1}, [np.full((1, 4), -0.25, "f4")]),
+    ("ReduceSumSquare", 11, [typed("int32", [1, 2])], {"keepdims": 0}, [typed("int32", 5)]),
+    ("Flatten", 13, [np.empty(0, "f4")], {"axis": 1}, [np.empty((0, 1), "f4")]),
+    ("CumSum", 14, [np.empty((3, 0), "f4"), [0]], {}, [np.empty((3, 0), "f4")]),
+    ("Gelu", 20, [np.empty(0, "f4")], {}, [np.empty(0, "f4")]),
+    (
+        "ScatterElements",
+        18,
+        [typed("int8", [100, 1]), [0], typed("int8", [5])],
+        {"reduction": "mul"},
+        [typed("int8", [-12, 1])],
+    ),
+    (
+        "QuantizeLinear",
+        21,
+        [typed("float32", [1, 2, 8, 8]), typed("float32", [1, 2]), typed("uint8", [0, 1])],
+        {"axis": 0, "block_size": 2},
+        [typed("uint8", [1, 2, 5, 5])],
+    ),
+    (
+        "Col2Im",
+        18,
+        [typed("int32", [[[1, 2], [3, 4]]]), [3], [2]],
+        {},
+        [typed("int32", [[[1, 5, 4]]])],
+    ),
+    (
+        "NonMaxSuppression",
+        11,
+        [typed("float32", [[[0, 0, 1, 1]]]), typed("float32", [[[0.5]]]), typed("int64", [3])],
+        {},
+        [typed("int64", [[0, 0, 0]])],
+    ),
+]
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_nodes_that_the_suite_does_not_have(case: Any, constant: bool) -> None:
+    op, version, arrays, attributes, wanted = case
+    found = results_of(op, version, arrays, constant=constant, outputs=len(wanted), **attributes)
+    for value, right in zip(found, wanted, strict=True):
+        assert (value.dtype, value.shape) == (right.dtype, right.shape)
+        np.testing.assert_allclose(value, right, rtol=1e-5, atol=1e-6)
+
+
+def test_the_statistics_of_a_norm_are_of_the_stashed_dtype() -> None:
+    x = X.astype(np.float64)
+    y, mean, deviation = results_of("LayerNormalization", 17, [x, np.ones(4)], constant=False, outputs=3)
+    assert [str(each.dtype) for each in (y, mean, deviation)] == ["float64", "float32", "float32"]
+    np.testing.assert_allclose(mean, x.mean(-1, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_batch_norm_of_float64_whose_weights_are_float32(training: bool) -> None:
+    x, one = X.astype(np.float64), np.ones(4, np.float32)
+    arrays = [x, one, 0 * one, 0 * one, one]
+    found = results_of(
+        "BatchNormalization",
+        15,
+        arrays,
+        constant=False,
+        outputs=3 if training else 1,
+        training_mode=int(training),
+    )
+    mean, variance = (x.mean(0), x.var(0)) if training else (0.0, 1.0)
+    assert [str(each.dtype) for each in found] == ["float64", "float32", "float32"][: len(found)]
+    np.testing.assert_allclose(found[0], (x - mean) / np.sqrt(variance + 1e-5), rtol=1e-6)
+
+
+def test_a_function_of_half_constants_keeps_their_dtype() -> None:
+    x = X.reshape(1, 1, 3, 4).astype(np.float16)
+    (found,) = results_of("MeanVarianceNormalization", 13, [x], constant=True)
+    assert found.dtype == np.float16

@@ -7,8 +7,10 @@ import math
 import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operators.casts import wrapped
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
+from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import GatherElements, ScatterReduction
 
@@ -54,16 +56,32 @@ def _reduction(node: Node) -> ScatterReduction:
     return ScatterReduction(node.attribute("reduction", "none"))
 
 
+def _summands(node: Node, g: GraphBuilder) -> tuple[Tensor, Tensor]:
+    """What is scattered, and onto what: as int64 where sums and products of integers have to wrap around."""
+    x, updates, dtype = node.tensor(0), node.tensor(2), node.dtype(0)
+    if _reduction(node) not in (ScatterReduction.ADD, ScatterReduction.MUL) or not _narrow(dtype):
+        return x, updates
+    return g.astype(x, DType.INT64), g.astype(updates, DType.INT64)
+
+
+def _narrow(dtype: DType) -> bool:
+    """Whether they are integers that int64 holds."""
+    return dtype not in (DType.BOOL, DType.INT64, DType.UINT64) and not dtype.is_floating
+
+
 @operator("Scatter", since=9)
 @operator("ScatterElements", since=11)
 def scatter_elements(node: Node, g: GraphBuilder) -> Result:
-    where = node.tensor(0), _indices(node, g, 1), node.tensor(2), node.attribute("axis")
-    return g.put_along_axis(*where, reduction=_reduction(node))
+    x, updates = _summands(node, g)
+    y = g.put_along_axis(x, _indices(node, g, 1), updates, node.attribute("axis"), reduction=_reduction(node))
+    return wrapped(g, y, node.dtype(0)) if x.dtype is not node.dtype(0) else y
 
 
 @operator("ScatterND", since=11)
 def scatter_nd(node: Node, g: GraphBuilder) -> Result:
-    return g.scatter_nd(node.tensor(0), _indices(node, g, 1), node.tensor(2), reduction=_reduction(node))
+    x, updates = _summands(node, g)
+    y = g.scatter_nd(x, _indices(node, g, 1), updates, reduction=_reduction(node))
+    return wrapped(g, y, node.dtype(0)) if x.dtype is not node.dtype(0) else y
 
 
 @operator("TensorScatter", since=24)

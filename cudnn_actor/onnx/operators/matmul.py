@@ -7,10 +7,12 @@ from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import wrapped
+from cudnn_actor.onnx.operators.pointwise import unsigned
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined, Value
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.operations import PointwiseMode
 
 __all__ = ["product", "turned"]
 
@@ -25,7 +27,7 @@ def turned(g: GraphBuilder, x: Tensor) -> Tensor:
     return g.transpose(x, (*batch, column, row))
 
 
-def product(g: GraphBuilder, a: Tensor, b: Tensor) -> Tensor:
+def product(node: Node, g: GraphBuilder, a: Tensor, b: Tensor) -> Tensor:
     """a @ b, of their dtype."""
     if a.dtype.is_floating:
         return g.matmul(a, b)
@@ -34,8 +36,11 @@ def product(g: GraphBuilder, a: Tensor, b: Tensor) -> Tensor:
     left, right = a[..., :, :, None], b[..., None, :, :]
     if a.dims[-2] * a.dims[-1] * b.dims[-1] > _MOST:
         raise Declined(f"a product of large matrices of {a.dtype}")
-    wide = (g.astype(each, DType.INT64) for each in (left, right))
-    y = wrapped(g, g.sum(g.multiply(*wide), -2), a.dtype)
+    if a.dtype is DType.UINT64:
+        y = g.sum(unsigned(node, g, PointwiseMode.MUL, left, right), -2)
+    else:
+        wide = (g.astype(each, DType.INT64) for each in (left, right))
+        y = wrapped(g, g.sum(g.multiply(*wide), -2), a.dtype)
     y = y[..., 0] if column else y
     return (y[..., 0] if column else y[..., 0, :]) if row else y
 
@@ -45,13 +50,14 @@ def mat_mul(node: Node, g: GraphBuilder) -> Result:
     fused = _attention(node, g)
     if fused is not None:
         return fused
-    return product(g, node.tensor(0), node.tensor(1))
+    return product(node, g, node.tensor(0), node.tensor(1))
 
 
 @operator("Gemm", since=7)
 def gemm(node: Node, g: GraphBuilder) -> Result:
     a, b = node.tensor(0), node.tensor(1)
     y: Any = product(
+        node,
         g,
         turned(g, a) if node.attribute("transA") else a,
         turned(g, b) if node.attribute("transB") else b,

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from cudnn_actor.onnx.folding import slices
 from cudnn_actor.onnx.nodes import Node, Result
-from cudnn_actor.onnx.operators.casts import dtype_of
+from cudnn_actor.onnx.operators.casts import converted, dtype_of
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.conv import ConvSpec
@@ -80,7 +81,7 @@ def flatten(node: Node, g: GraphBuilder) -> Result:
 def squeeze(node: Node, g: GraphBuilder) -> Result:
     dims = node.dims(0)
     given = node.attribute("axes") if node.version < 13 else (node.ints(1) if node.has(1) else None)
-    axes = {a % len(dims) for a in given} if given else {a for a, d in enumerate(dims) if d == 1}
+    axes = {a % len(dims) for a in given} if given is not None else {a for a, d in enumerate(dims) if d == 1}
     if any(dims[axis] != 1 for axis in axes):
         raise Declined(f"axes {given} of dims {dims} are not of size 1")
     return _reshaped(node, g, [d for a, d in enumerate(dims) if a not in axes])
@@ -114,22 +115,12 @@ def slice_(node: Node, g: GraphBuilder) -> Result:
         starts, ends = node.ints(1), node.ints(2)
         axes = node.ints(3) if node.has(3) else None
         steps = node.ints(4) if node.has(4) else None
-    axes = range(len(starts)) if axes is None else [a % len(dims) for a in axes]
-    index = [slice(None)] * len(dims)
-    for axis, start, end, step in zip(axes, starts, ends, steps or [1] * len(starts), strict=True):
-        if step == 0:
-            raise Declined("has a step of 0")
-        dim = dims[axis]
-        first = start + dim if start < 0 else start
-        last = end + dim if end < 0 else end
-        low, high = (0, dim) if step > 0 else (-1, dim - 1)
-        first = min(max(first, 0), dim if step > 0 else dim - 1)
-        last = min(max(last, low), high if step > 0 else dim)
-        index[axis] = slice(first, None if last < 0 else last, step)
+    along = range(len(starts)) if axes is None else axes
+    index = slices(dims, starts, ends, along, steps or [1] * len(starts))
     sizes = [len(range(dim)[each]) for dim, each in zip(dims, index, strict=True)]
     if 0 in sizes:
         return np.empty(sizes, node.value(0).dtype)
-    return g.slice(node.tensor(0), tuple(index)) if index else node.value(0)
+    return g.slice(node.tensor(0), index) if index else node.value(0)
 
 
 @operator("Expand", since=8)
@@ -185,6 +176,7 @@ def pad(node: Node, g: GraphBuilder) -> Result:
         pads = node.ints(1)
         if node.has(2):
             value = node.constant(2).reshape(-1)[0].item()
+            value = int(value) if isinstance(value, bool) else value
     axes = [a % rank for a in node.ints(3)] if node.has(3) else list(range(rank))
     widths = [(0, 0)] * rank
     for place, axis in enumerate(axes):
@@ -193,9 +185,10 @@ def pad(node: Node, g: GraphBuilder) -> Result:
     crop = tuple(slice(max(0, -b), d - max(0, -a)) for d, (b, a) in zip(x.dims, widths, strict=True))
     x = g.slice(x, crop) if any(b < 0 or a < 0 for b, a in widths) else x
     around = [(max(0, b), max(0, a)) for b, a in widths]
-    if mode != "constant" or math.isfinite(value):
+    if mode != "constant" or (math.isfinite(value) and float(value) == value):
         return g.pad(x, around, value, mode=mode)
-    return g.where(g.pad(g.full(x.dims, 1, DType.BOOL), around), g.pad(x, around), value)
+    filled: Any = node.weight(np.array(value, x.dtype.numpy))  # a number that no attribute holds
+    return g.where(g.pad(g.full(x.dims, 1, DType.BOOL), around), g.pad(x, around), filled)
 
 
 @operator("SpaceToDepth", since=1)
@@ -224,7 +217,9 @@ def col2im(node: Node, g: GraphBuilder) -> Result:
     strides = node.attribute("strides") or (1,) * rank
     dilations = node.attribute("dilations") or (1,) * rank
     pads = node.attribute("pads") or (0,) * (2 * rank)
-    channels = x.dims[1] // taps
+    channels, whole = x.dims[1] // taps, x.dtype
+    if not whole.is_floating and whole.numpy.itemsize <= 4 and whole is not DType.BOOL:
+        x = g.astype(x, DType.FLOAT64)  # which holds the sums
     spec = ConvSpec(
         pre_padding=pads[:rank],
         post_padding=pads[rank:],
@@ -235,6 +230,6 @@ def col2im(node: Node, g: GraphBuilder) -> Result:
     one = np.tile(np.eye(taps).reshape(taps, 1, *block), (channels, *[1] * (rank + 1)))
     places = spec.output_dims((1, channels, *image), one.shape)[2:]
     blocks = g.reshape(x, (*x.dims[:2], *places))
-    whole = g.full((x.dims[0], channels, *image), 0.0, x.dtype)
+    full = g.full((x.dims[0], channels, *image), 0.0, x.dtype)
     operation = ConvolutionBackwardData(dy=blocks, w=node.weight(one.astype(x.dtype.numpy)), conv=spec)
-    return g.apply(operation, like={"dx": whole})
+    return converted(g, g.apply(operation, like={"dx": full}), whole)

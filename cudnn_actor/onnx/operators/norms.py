@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operators.casts import dtype_of
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.dtypes import DType
@@ -31,18 +32,25 @@ def batch_norm(node: Node, g: GraphBuilder) -> Result:
     x, scale, bias, mean, variance = node.tensors()
     epsilon = node.attribute("epsilon")
     if node.attribute("training_mode", 0):
-        momentum = node.attribute("momentum")
-        made = g.batch_norm_training(
-            x, scale, bias, mean, variance, epsilon=epsilon, momentum=1 - momentum, unbiased=False
-        )
-        return tuple(made)
+        return _training(node, g, epsilon)
     if node.version < 14 and any(node.wants(number) for number in range(1, 5)):
         raise Declined("batch statistics of a version before 14")
-    own = (DType.FLOAT32, x.dtype)
+    own = (DType.FLOAT32 if x.dtype is not DType.FLOAT64 else DType.FLOAT64, x.dtype)
     vectors = [
         each if each.dtype in own else g.astype(each, own[0]) for each in (mean, variance, scale, bias)
     ]
     return g.batch_norm(x, *vectors, epsilon=epsilon)
+
+
+def _training(node: Node, g: GraphBuilder, epsilon: float) -> Result:
+    """With the statistics of the batch. The results are of the dtypes of x and of the running statistics."""
+    operands, dtypes = node.tensors(), [node.dtype(number) for number in range(5)]
+    if len(set(dtypes)) > 1:
+        wide = DType.FLOAT64 if DType.FLOAT64 in dtypes else DType.FLOAT32
+        operands = [node.cast(each, wide) for each in operands]
+    momentum = 1 - node.attribute("momentum")
+    made = g.batch_norm_training(*operands, epsilon=epsilon, momentum=momentum, unbiased=False)
+    return tuple(node.cast(each, dtypes[number]) for each, number in zip(made, (0, 3, 3), strict=False))
 
 
 @operator("InstanceNormalization", since=6)
@@ -98,7 +106,8 @@ def layer_norm(node: Node, g: GraphBuilder) -> Result:
     made = g.apply(operation, also=wanted)
     if not wanted:
         return made
-    return made.y, *(getattr(made, name, None) for name in names)
+    stash = dtype_of(node.attribute("stash_type"))
+    return made.y, *(node.cast(getattr(made, name), stash) if name in wanted else None for name in names)
 
 
 @operator("RMSNormalization", since=23)

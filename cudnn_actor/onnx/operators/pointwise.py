@@ -15,9 +15,9 @@ from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Refused
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.operations import PointwiseMode
+from cudnn_actor.protocol.operations import PointwiseMode, ReductionMode
 
-__all__ = ["quotient"]
+__all__ = ["quotient", "unsigned"]
 
 _M = PointwiseMode
 
@@ -38,7 +38,6 @@ _FUNCTIONS: dict[str, tuple[PointwiseMode, int]] = {
     "Cos": (_M.COS, 7),
     "Cosh": (_M.COSH, 9),
     "Equal": (_M.EQ, 7),
-    "Erf": (_M.ERF, 9),
     "Exp": (_M.EXP, 6),
     "Floor": (_M.FLOOR, 6),
     "Greater": (_M.GT, 7),
@@ -52,7 +51,6 @@ _FUNCTIONS: dict[str, tuple[PointwiseMode, int]] = {
     "Neg": (_M.NEG, 6),
     "Not": (_M.LOGICAL_NOT, 1),
     "Or": (_M.LOGICAL_OR, 7),
-    "PRelu": (_M.PRELU, 7),
     "Reciprocal": (_M.RECIPROCAL, 6),
     "Relu": (_M.RELU, 6),
     "Round": (_M.ROUND, 11),
@@ -86,10 +84,26 @@ def _arithmetic(mode: PointwiseMode) -> Callable[[Node, GraphBuilder], Result]:
         dtype = node.dtype(0)
         if dtype.is_floating or dtype is DType.INT64:
             return g.pointwise(mode, *node.operands())
+        if dtype is DType.UINT64:
+            return unsigned(node, g, mode, *node.tensors())
         wide = (g.astype(x, DType.INT64) if isinstance(x, Tensor) else x for x in node.operands())
         return wrapped(g, g.pointwise(mode, *wide), dtype)
 
     return handler
+
+
+def unsigned(node: Node, g: GraphBuilder, mode: PointwiseMode, a: Tensor, b: Tensor) -> Tensor:
+    """uint64, of which reductions are computed, and no functions of elements."""
+    dims = np.broadcast_shapes(a.dims, b.dims)
+
+    def reduced(of: ReductionMode, *operands: Tensor) -> Tensor:
+        return g.reduce(of, g.stack([g.broadcast_to(x, dims) for x in operands]), 0)
+
+    if mode is _M.MUL:
+        return reduced(ReductionMode.PRODUCT, a, b)
+    if mode is _M.SUB:  # minus one is 2**64 - 1
+        b = reduced(ReductionMode.PRODUCT, b, node.weight(np.array((1 << 64) - 1, np.uint64)))
+    return reduced(ReductionMode.SUM, a, b)
 
 
 for _name, _mode in {"Add": _M.ADD, "Sub": _M.SUB, "Mul": _M.MUL}.items():
@@ -109,6 +123,17 @@ def quotient(g: GraphBuilder, a: Any, b: Any, dtype: DType) -> Tensor:
         return converted(g, first, dtype)
     left = g.subtract(whole, g.multiply(first, b))  # float64 does not hold every int64
     return g.add(first, divided(left))
+
+
+@operator("PRelu", since=7)
+def prelu(node: Node, g: GraphBuilder) -> Result:
+    if node.dtype(0).is_floating or node.dtype(0) is DType.INT64:
+        return g.pointwise(_M.PRELU, *node.operands())
+    if node.value(0).dtype.kind == "u":
+        return node.value(0)
+    x, slope = node.tensors()
+    wide = g.pointwise(_M.PRELU, g.astype(x, DType.INT64), g.astype(slope, DType.INT64))
+    return wrapped(g, wide, x.dtype)
 
 
 @operator("Div", since=7)
@@ -166,7 +191,8 @@ def identity(node: Node, g: GraphBuilder) -> Result:
 def dropout(node: Node, g: GraphBuilder) -> Result:
     if node.has(2) and bool(node.constant(2)) and not (node.has(1) and float(node.constant(1)) == 0):
         raise Refused(UNDEFINED)
-    mask = g.full(node.dims(0), 1, DType.BOOL) if node.wants(1) else None
+    dtype = DType.BOOL if node.version >= 10 else node.dtype(0)
+    mask = g.full(node.dims(0), 1, dtype) if node.wants(1) else None
     return node.value(0), mask
 
 
@@ -177,11 +203,20 @@ def dropout(node: Node, g: GraphBuilder) -> Result:
 def clip(node: Node, g: GraphBuilder) -> Result:
     x = node.tensor(0)
     if node.version < 11:
-        return g.clip(x, node.attribute("min"), node.attribute("max"))
+        low, high = node.attribute("min"), node.attribute("max")
+        return g.clip(x, low, high) if low <= high else g.minimum(g.maximum(x, low), high)
     for number, of in ((1, g.maximum), (2, g.minimum)):
         if node.has(number):
             x = of(x, node.operand(number))
     return node.value(0) if x is node.tensor(0) else x
+
+
+@operator("Erf", since=9)
+def erf(node: Node, g: GraphBuilder) -> Result:
+    x = node.tensor(0)
+    if x.dtype.is_floating:
+        return g.erf(x)
+    return converted(g, g.erf(g.astype(x, DType.FLOAT64)), x.dtype)
 
 
 @operator("Elu", since=6)
@@ -191,7 +226,10 @@ def elu(node: Node, g: GraphBuilder) -> Result:
 
 @operator("Celu", since=12)
 def celu(node: Node, g: GraphBuilder) -> Result:
-    return g.celu(node.tensor(0), node.attribute("alpha"))
+    x, alpha = node.tensor(0), node.attribute("alpha")
+    if alpha > 0:
+        return g.celu(x, alpha)
+    return g.maximum(x, 0.0) + g.minimum((g.exp(x / alpha) - 1.0) * alpha, 0.0)
 
 
 @operator("Selu", since=6)

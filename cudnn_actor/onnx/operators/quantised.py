@@ -34,9 +34,9 @@ def _along(node: Node, g: GraphBuilder, number: int, x: tuple[int, ...]) -> Any:
     if value.size == 1 and value.rank <= 1:
         return g.reshape(value.tensor, ()) if value.rank else value.tensor
     axis = node.attribute("axis", 1) % len(x)
-    if value.rank == 1:
-        return g.reshape(value.tensor, [-1 if n == axis else 1 for n in range(len(x))])
     block = node.attribute("block_size", 0)
+    if value.rank == 1 and not block:
+        return g.reshape(value.tensor, [-1 if n == axis else 1 for n in range(len(x))])
     if value.rank != len(x) or not block:
         raise Declined(f"a scale of dims {value.dims} for dims {x}")
     before, after = value.dims[: axis + 1], value.dims[axis + 1 :]
