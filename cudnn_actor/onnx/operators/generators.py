@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
@@ -23,9 +25,10 @@ def range_(node: Node, g: GraphBuilder) -> Result:
     start, limit, delta = (node.constant(number).reshape(()) for number in range(3))
     if not delta:
         raise Declined("a range with steps of 0")
-    count = max(
-        0, int(np.ceil((limit.astype("float64") - start.astype("float64")) / delta.astype("float64")))
-    )
+    if start.dtype.kind in "iu":
+        count = max(0, -((int(start) - int(limit)) // int(delta)))
+    else:
+        count = max(0, math.ceil((float(limit) - float(start)) / float(delta)))
     if count > _MOST:
         raise Declined(f"a range of {count:,} numbers")
     steps = np.arange(count, dtype=np.float64 if start.dtype.kind not in "iu" else np.int64)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
-from cudnn_actor.onnx.operators.casts import wrapped
+from cudnn_actor.onnx.operators.casts import converted, wrapped
 from cudnn_actor.onnx.operators.pointwise import unsigned
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined, Value
@@ -63,12 +63,20 @@ def gemm(node: Node, g: GraphBuilder) -> Result:
         turned(g, b) if node.attribute("transB") else b,
     )
     alpha, beta = node.attribute("alpha"), node.attribute("beta")
-    whole = not y.dtype.is_floating
-    y = y if alpha == 1 else y * (int(alpha) if whole else alpha)
-    if node.has(2) and beta:
+    dtype, bias = y.dtype, node.has(2) and beta
+    if dtype.is_floating or dtype is DType.UINT64:
+        wide = dtype
+    else:  # which wraps around, or holds fractions
+        wide = DType.INT64 if alpha % 1 == beta % 1 == 0 else DType.FLOAT64
+    if wide is DType.UINT64 and (alpha != 1 or bias):
+        raise Declined("a sum of matrices of uint64")
+    y = y if alpha == 1 else g.astype(y, wide) * (int(alpha) if wide is DType.INT64 else alpha)
+    if bias:
         c: Any = node.operand(2)
-        y = y + (c if beta == 1 else c * (int(beta) if whole else beta))
-    return y
+        c = g.astype(c, wide) if wide is not dtype and isinstance(c, Tensor) else c
+        c = c if beta == 1 else c * (int(beta) if wide is DType.INT64 else beta)
+        y = (g.astype(y, wide) if wide is not dtype else y) + c
+    return converted(g, y, dtype)
 
 
 # Attention that a model spells out: softmax(scale * q @ k^T + bias) @ v, of half types.

@@ -22,7 +22,6 @@ __all__ = ["quotient", "unsigned"]
 _M = PointwiseMode
 
 _FUNCTIONS: dict[str, tuple[PointwiseMode, int]] = {
-    "Abs": (_M.ABS, 6),
     "Acos": (_M.ACOS, 7),
     "Acosh": (_M.ACOSH, 9),
     "And": (_M.LOGICAL_AND, 7),
@@ -48,7 +47,6 @@ _FUNCTIONS: dict[str, tuple[PointwiseMode, int]] = {
     "LessOrEqual": (_M.LE, 12),
     "Log": (_M.LOG, 6),
     "Mish": (_M.MISH, 18),
-    "Neg": (_M.NEG, 6),
     "Not": (_M.LOGICAL_NOT, 1),
     "Or": (_M.LOGICAL_OR, 7),
     "Reciprocal": (_M.RECIPROCAL, 6),
@@ -108,6 +106,14 @@ def unsigned(node: Node, g: GraphBuilder, mode: PointwiseMode, a: Tensor, b: Ten
 
 for _name, _mode in {"Add": _M.ADD, "Sub": _M.SUB, "Mul": _M.MUL}.items():
     operator(_name, since=7)(_arithmetic(_mode))
+
+
+@operator("Abs", "Neg", since=6)
+def magnitude(node: Node, g: GraphBuilder) -> Result:
+    x, mode = node.tensor(0), _M.ABS if node.op == "Abs" else _M.NEG
+    if x.dtype.numpy.kind != "i" or x.dtype is DType.INT64:
+        return g.pointwise(mode, x)
+    return wrapped(g, g.pointwise(mode, g.astype(x, DType.INT64)), x.dtype)
 
 
 def quotient(g: GraphBuilder, a: Any, b: Any, dtype: DType) -> Tensor:
