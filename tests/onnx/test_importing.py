@@ -446,7 +446,8 @@ CASES: list[Any] = [
         [typed("int32", [-(1 << 30), 3])],
     ),
     ("PRelu", 16, [LARGE, SOME], {}, [LARGE]),
-    ("Erf", 9, [typed("int32", [-9, -1, 0, 1])], {}, [typed("int32", [-1, 0, 0, 0])]),
+    ("Erf", 9, [typed("int32", [-4, -3, 0, 6])], {}, [typed("int32", [-1, 0, 0, 1])]),
+    ("Erf", 9, [typed("uint8", [3, 4])], {}, [typed("uint8", [0, 1])]),
     ("Abs", 13, [typed("int8", [-128, -7])], {}, [typed("int8", [-128, 7])]),
     ("Neg", 13, [typed("int8", [-128, -7])], {}, [typed("int8", [-128, 7])]),
     ("Range", 11, [(1 << 60) + 1, (1 << 60) + 3, 1], {}, [typed("int64", [(1 << 60) + 1, (1 << 60) + 2])]),
@@ -503,6 +504,12 @@ CASES: list[Any] = [
         [typed("int64", [[0, 0, 0]])],
     ),
 ]
+
+
+def test_quotients_are_rounded_to_a_half_type_before_they_are_quantised() -> None:
+    x, scale = np.arange(-300, 4000, dtype=np.float16) / np.float16(16), np.array(1.1, np.float16)
+    (found,) = results_of("QuantizeLinear", 21, [x, scale, np.array(7, np.uint16)], constant=False)
+    np.testing.assert_array_equal(found, np.clip(np.rint(x / scale) + np.float32(7), 0, None))
 
 
 @pytest.mark.parametrize("constant", [False, True])
