@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cudnn_actor.actors import forks
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
@@ -144,6 +145,11 @@ class Model:
         )
         """Of each event loop: the turn to import and upload."""
         self._closed = False
+        forks.watch(self)
+
+    def forget_parent(self) -> None:
+        """Take a new lock in a forked child. The service refuses its requests there."""
+        self._lock = threading.RLock()
 
     @property
     def inputs(self) -> tuple[Feature, ...]:
