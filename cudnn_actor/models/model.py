@@ -337,6 +337,11 @@ class Model:
                 )
 
     # Specialised graphs and weights.
+    #
+    # A run counts from `_found` or `_bound` until `_release`, and awaits nothing between them but in a
+    # `try`: so it is released however it ends. A weight belongs to `made` from the moment `upload` returns
+    # it until `_bound` takes it out; else it is discarded. `upload` itself frees what it cannot return. What
+    # is awaited may change all else, so `_found` and `_bound` look again, under the lock.
 
     async def _acquire(self, specs: Mapping[str, TensorSpec], given: Mapping[str, Any]) -> _Kept:
         """The graph for these inputs, with its weights uploaded. It is kept until `_release` at least."""

@@ -109,7 +109,7 @@ def test_a_call_ends_when_the_services_are_closed_and_the_next_one_says_so() -> 
 
 
 FORKING = """
-import os, sys
+import asyncio, os, sys, threading
 import numpy as np
 from cudnn_actor import ServiceStopped
 from cudnn_actor.onnx import backend
@@ -118,16 +118,29 @@ from tests.onnx.small_models import image_model
 x = [np.ones((1, 3, 8, 8), np.float32)]
 model = backend.prepare(image_model())
 model.run(x)
+gpu, held, stay = model._service.gpu, threading.Event(), threading.Event()
+
+def hold():
+    with model.model._lock:
+        held.set()
+        stay.wait()
+
+holding = threading.Thread(target=hold)
+holding.start()
+held.wait()
 child = os.fork()
 if not child:
-    try:
-        model.run(x)
-    except ServiceStopped as error:
-        assert error.forked
-        model.close()
-        backend.prepare(image_model()).run(x)
-        sys.exit(7)
-    sys.exit("the parent's model ran")
+    refused = 0
+    for run in (lambda: model.run(x), lambda: asyncio.run(gpu.run(model.model, {"image": x[0]}))):
+        try:
+            run()
+        except ServiceStopped as error:
+            refused += error.forked
+    model.close()
+    backend.prepare(image_model()).run(x)
+    sys.exit(5 + refused)
+stay.set()
+holding.join()
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 model.run(x)
 print("done")
