@@ -31,6 +31,7 @@ __all__ = [
     "StickyError",
     "blame",
     "blamed",
+    "no_progress",
 ]
 
 Binding = Any
@@ -68,6 +69,10 @@ def blamed(error: BaseException) -> tuple[int, ...]:
     """The numbers of the graph's operations that an error is about; empty if that is unknown."""
     found: tuple[int, ...] = getattr(error, "operations", ())
     return found
+
+
+def no_progress() -> None:
+    """What is called on progress that nobody watches."""
 
 
 class ContextDead(Crash):
@@ -158,6 +163,9 @@ class Builder(Protocol):
 
 class Engine(Protocol):
     """A device library behind one interface. Not thread-safe: one thread opens, uses and closes it."""
+
+    on_progress: Callable[[], None]
+    """A synchronous engine calls it in `execute`, after each part of the work. Its owner may set it."""
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cudnn_actor.actors import forks
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
@@ -131,14 +133,23 @@ class Model:
         self._gpu = gpu
         self._source = source
         self._discard = discard
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         """Guards what follows; held for moments only."""
         self._kept: OrderedDict[object, _Kept] = OrderedDict()
         self._weights: dict[str, tuple[BufferRef, int]] = {}
         """Weights by key: the buffer, and how many of the kept graphs use it."""
         self._deciding: set[str] = set()
         """Inputs whose values have decided over shapes."""
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            weakref.WeakKeyDictionary()
+        )
+        """Of each event loop: the turn to import and upload."""
         self._closed = False
+        forks.watch(self)
+
+    def forget_parent(self) -> None:
+        """Take a new lock in a forked child. The service refuses its requests there."""
+        self._lock = threading.RLock()
 
     @property
     def inputs(self) -> tuple[Feature, ...]:
@@ -219,8 +230,8 @@ class Model:
         with self._lock:
             self._closed = True
             unused = self._evicted()
-        for ref in unused:
-            await self._gpu.free(ref)
+        for ref in unused:  # all of them, whatever becomes of one
+            self._discard(ref)
 
     # One run.
 
@@ -326,6 +337,11 @@ class Model:
                 )
 
     # Specialised graphs and weights.
+    #
+    # A run counts from `_found` or `_bound` until `_release`, and awaits nothing between them but in a
+    # `try`: so it is released however it ends. A weight belongs to `made` from the moment `upload` returns
+    # it until `_bound` takes it out; else it is discarded. `upload` itself frees what it cannot return. What
+    # is awaited may change all else, so `_found` and `_bound` look again, under the lock.
 
     async def _acquire(self, specs: Mapping[str, TensorSpec], given: Mapping[str, Any]) -> _Kept:
         """The graph for these inputs, with its weights uploaded. It is kept until `_release` at least."""
@@ -335,21 +351,38 @@ class Model:
                 deciding = frozenset(self._deciding)
             values = {name: await self._value(given, name) for name in deciding}
             key = _key(specs, values)
-            with self._lock:
-                kept = self._kept.get(key)
-                if kept is not None:
-                    kept.runs += 1
-                    self._kept.move_to_end(key)
+            if (kept := self._found(key)) is not None:
+                return kept
+            async with self._making():
+                if (kept := self._found(key)) is not None:
                     return kept
-            try:
-                of = await asyncio.to_thread(self._source.specialised, specs, values)
-            except NeedsValues as needs:
-                if not needs.names <= given.keys() or needs.names <= deciding:
-                    raise
-                with self._lock:
-                    self._deciding |= needs.names
-                continue
-            return await self._keep(key, of)
+                try:
+                    of = await asyncio.to_thread(self._source.specialised, specs, values)
+                except NeedsValues as needs:
+                    if not needs.names <= given.keys() or needs.names <= deciding:
+                        raise
+                    with self._lock:
+                        self._deciding |= needs.names
+                else:
+                    return await self._keep(key, of)
+
+    def _making(self) -> asyncio.Lock:
+        """Has the tasks of one event loop import and upload in turns: what one has made, the next ones use.
+
+        Tasks of other loops may do the same work at the same time; see `_keep`.
+        """
+        with self._lock:
+            return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+
+    def _found(self, key: object) -> _Kept | None:
+        """The graph that is kept for a key, for one more run; None if there is none."""
+        with self._lock:
+            self._check_open()
+            kept = self._kept.get(key)
+            if kept is not None:
+                kept.runs += 1
+                self._kept.move_to_end(key)
+            return kept
 
     async def _value(self, given: Mapping[str, Any], name: str) -> np.ndarray:
         if name not in given:
@@ -374,8 +407,7 @@ class Model:
         """Keep the graph, with weights that are there or in `made`; None if one is missing."""
         with self._lock:
             self._check_open()
-            kept = self._kept.get(key)
-            if kept is None:
+            if key not in self._kept:
                 if any(name not in self._weights and name not in made for name, _ in of.weights.values()):
                     return None
                 kept = self._kept[key] = _Kept(of)
@@ -383,9 +415,7 @@ class Model:
                     ref, users = self._weights.get(name) or (made.pop(name), 0)
                     self._weights[name] = ref, users + 1
                     kept.weights[port] = ref
-            kept.runs += 1
-            self._kept.move_to_end(key)
-            return kept
+            return self._found(key)
 
     def _release(self, kept: _Kept) -> None:
         with self._lock:

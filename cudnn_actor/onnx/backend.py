@@ -4,7 +4,8 @@
     model = backend.prepare(onnx.load("model.onnx"), device="CUDA")
     (y,) = model.run([x])
 
-One service for each device is shared by all models. It ends with the process, or with `close`.
+One service for each device is shared by all models and threads. It ends with the process, or with `close`.
+A forked child starts services of its own, for models that it prepares itself.
 https://onnx.ai/onnx/repo-docs/ImplementingAnOnnxBackend.html
 """
 
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import threading
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,9 +24,10 @@ import onnx
 from onnx import defs, helper, shape_inference
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupledict
 
+from cudnn_actor.actors import forks
 from cudnn_actor.models import InvalidModel, Model, UnsupportedModel
 from cudnn_actor.onnx.importing import OnnxModel
-from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, Words
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, ServiceStopped, Words
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import start
 
@@ -45,37 +49,91 @@ class _Shared:
     """The service of one device, and a thread whose event loop talks to it."""
 
     def __init__(self, device: str) -> None:
-        self.gpu = CudnnRef(start(device=device, name=f"onnx on {device}"))
+        name = f"onnx on {device}"
+        self.gpu = CudnnRef(start(device=device, name=name))
+        self._lock = threading.Lock()
+        """Held while a call is handed to the loop, so that none is handed to a loop that ends."""
+        self._open, self._forked = True, False
+        self._threads = ThreadPoolExecutor(thread_name_prefix=name)
+        """The loop's own could not be shut down while the interpreter exits: that starts a thread."""
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"onnx on {device}", daemon=True)
+        self._loop.set_default_executor(self._threads)
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
+        forks.watch(self)
+
+    def forget_parent(self) -> None:
+        """Refuse calls in a forked child, which has no such thread."""
+        self._open, self._forked, self._lock = False, True, threading.Lock()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop, and wait for its result."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        """Run a coroutine on the loop, and wait for its result. Raises `ServiceStopped` once it is closed."""
+        with self._lock:
+            if not self._open:
+                coroutine.close()
+                raise ServiceStopped(reason="closed", forked=self._forked)
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # this thread may have been interrupted
+            raise
 
     def close(self) -> None:
-        """Stop the service and the thread."""
-        self.call(self.gpu.aclose())
-        self.call(self._loop.shutdown_default_executor())
+        """Stop the service and the thread, once all calls have ended."""
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+            ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        ended.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._threads.shutdown()
+
+    async def _end(self) -> None:
+        """Stop the service; then all that the other tasks ask it fails, and they end."""
+        await self.gpu.aclose()
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
 
 
-_shared: dict[str, _Shared] = {}
-_starting = threading.Lock()
+class _Services:
+    """The shared services of this process, by device."""
+
+    def __init__(self) -> None:
+        self._shared: dict[str, _Shared] = {}
+        self._of_parent: list[_Shared] = []
+        """In a forked child: kept, since an event loop that is dropped while it runs warns."""
+        self._lock = threading.Lock()
+
+    def forget_parent(self) -> None:
+        """Have a forked child start services of its own."""
+        self._of_parent.extend(self._shared.values())
+        self._shared.clear()
+        self._lock = threading.Lock()
+
+    def of(self, device: str) -> _Shared:
+        """That of a device, started if there is none that is alive."""
+        with self._lock:
+            if device in self._shared and not self._shared[device].gpu.alive:
+                self._shared.pop(device).close()
+            if device not in self._shared:
+                self._shared[device] = _Shared(device)
+            return self._shared[device]
+
+    def close(self) -> None:
+        """End all of them."""
+        with self._lock:
+            ending = list(self._shared.values())
+            self._shared.clear()
+        for each in ending:
+            each.close()
 
 
-def _service(device: str) -> _Shared:
-    """The shared service of a device, started if there is none that is alive."""
-    name = _device(device)
-    with _starting:
-        if name in _shared and not _shared[name].gpu.alive:
-            _shared.pop(name).close()
-        if name not in _shared:
-            _shared[name] = _Shared(name)
-        return _shared[name]
+_services = forks.watch(_Services())
+atexit.register(_services.close)
 
 
 def _device(device: str) -> str:
@@ -91,14 +149,7 @@ def _device(device: str) -> str:
 
 def close() -> None:
     """End the shared services. Models that were prepared cannot run any more."""
-    with _starting:
-        ending = list(_shared.values())
-        _shared.clear()
-    for each in ending:
-        each.close()
-
-
-atexit.register(close)
+    _services.close()
 
 
 class Prepared(BackendRep):
@@ -128,8 +179,9 @@ class Prepared(BackendRep):
         return namedtupledict("Outputs", outputs)(*(results[name] for name in outputs))
 
     def close(self) -> None:
-        """Free the weights."""
-        self._service.call(self.model.close())
+        """Free the weights, unless the service has ended and they with it. Idempotent."""
+        with contextlib.suppress(ServiceStopped):
+            self._service.call(self.model.close())
 
 
 def _array(value: Any) -> Any:
@@ -161,7 +213,7 @@ class CudnnActorBackend(Backend):
         """Load a model. Raises as `CudnnRef.load`."""
         del kwargs
         source = OnnxModel(model)
-        service = _service(device)
+        service = _services.of(_device(device))
         return Prepared(service, service.call(service.gpu.load(source)))
 
     @classmethod
@@ -186,8 +238,8 @@ class CudnnActorBackend(Backend):
     ) -> tuple[Any, ...]:
         """Run one node. `opset_version` (a keyword) is its domain's; the newest unless given."""
         del outputs_info
-        listed = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
         present = [name for name in node.input if name]
+        listed = [inputs[name] for name in present] if isinstance(inputs, dict) else list(inputs)
         domain = "" if node.domain == "ai.onnx" else node.domain
         newest = defs.onnx_opset_version() if not domain else 1
         version = kwargs.get("opset_version", newest)
@@ -208,7 +260,7 @@ class CudnnActorBackend(Backend):
     def supports_device(cls, device: str) -> bool:
         """Whether a service can run on a device: "CPU", or "CUDA:N" where there is a working GPU."""
         try:
-            return bool(_service(device).gpu.alive)
+            return bool(_services.of(_device(device)).gpu.alive)
         except CudnnActorError:
             return False
 

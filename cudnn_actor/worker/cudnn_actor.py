@@ -85,7 +85,7 @@ class CudnnActor(Actor):
             View: lambda work: self._runner.view(work, work.slots[0]),
             Copy: lambda work: self._runner.copy(work, *work.slots),
             Fill: lambda work: self._runner.fill(work, work.slots[0], work.request.value),
-            Warm: lambda work: self._runner.warm(work.request, work.envelope, self._note_build),
+            Warm: lambda work: self._runner.warm(work.request, work.envelope),
             Explain: lambda work: self._runner.explain(work.request, work.envelope),
             Ping: lambda _: self._generation,
             GetStatistics: lambda _: state.statistics(self._runner.plans.statistics()),
@@ -276,9 +276,6 @@ class CudnnActor(Actor):
                 raise broker.refused_again(work, error) from error
             raise
 
-    def _note_build(self) -> None:
-        self.busy_since = time.monotonic()  # each build is progress
-
     # As the host of the broker.
 
     def waits_for(self, number: int) -> bool:
@@ -312,6 +309,10 @@ class CudnnActor(Actor):
             self._runner.executor.drop_arena(number)
 
     # As the host of the runner.
+
+    def note_progress(self) -> None:
+        """Note for the watchdog that the current message made progress."""
+        self.busy_since = time.monotonic()
 
     def proof(self, task: Work, tag: str, now_ns: int) -> Receipt:
         """The receipt of a finished request."""

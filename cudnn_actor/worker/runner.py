@@ -85,6 +85,9 @@ class RunnerHost(Protocol[T_contra]):
     def flush(self) -> None:
         """Deliver the answers so far, because the next step may take long."""
 
+    def note_progress(self) -> None:
+        """Note for the watchdog that the current task made progress."""
+
 
 class Runner(Generic[T]):
     """Owns an engine from its start to its end. Used by one thread.
@@ -137,6 +140,7 @@ class Runner(Generic[T]):
         """Open the engine, map the existing arenas, and start the build thread."""
         executor: Executor[T] = Executor(self._make(), self._memory)
         self._executor = executor
+        executor.engine.on_progress = self._host.note_progress
         executor.open()
         self._planner = Planner(executor, self.plans, self._state, self._nudge)
         if self._planner.builds_elsewhere:
@@ -364,8 +368,8 @@ class Runner(Generic[T]):
         place = self.executor.binding(slot)
         return self._enqueue(task, "fill", [slot], self.executor.engine.fill, place, value)
 
-    def warm(self, message: Warm, key: object, on_build: Callable[[], None]) -> int:
-        """Build the plans that are missing. Returns how many; calls `on_build` before each build."""
+    def warm(self, message: Warm, key: object) -> int:
+        """Build the plans that are missing. Returns how many."""
         wanted = self._state.warmed(message)
         outcomes = {} if self.deferred is None else self.deferred.warmed_for(key)
         self.faults.inject("warm")
@@ -373,7 +377,7 @@ class Runner(Generic[T]):
         for digest, graph in wanted.items():
             known = outcomes.get(digest)
             if known is not None or digest not in self.plans:
-                on_build()
+                self._host.note_progress()  # each build is progress
                 with contextlib.suppress(UnsupportedGraph, OutOfMemory, QuarantinedRequest):
                     self._plan(graph, known)
                     built += 1

@@ -97,10 +97,10 @@ def test_each_result_is_judged(path: Path, change: Any, wrong: bool) -> None:
     tally, ending = Tally(), threading.Event()
     ending.set()
     load = ModelLoad(gpu, source, cases, (ExecutionFailed,), tally)
-    if isinstance(change(case.outputs), OutOfMemory):  # then it is run until it gives something
-        gpu._outcomes.append(case.outputs)
+    if isinstance(change(case.outputs), OutOfMemory):  # it is wrong once, however often it would come
+        gpu._outcomes += [change(case.outputs)] * 100
     asyncio.run(load.run(ending))
-    assert (tally.wrong > 0) == wrong
+    assert (0 < tally.wrong < 3) == wrong  # at most once for each output
     assert gpu.closed
     assert tally.lost() == []
 

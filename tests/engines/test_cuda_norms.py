@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from cudnn_actor.engines.cuda.operations.norm_kernels import Norm
 from cudnn_actor.engines.cuda.operations.norms import alone, norm_of, norm_workspace, sources
 from cudnn_actor.engines.cuda.plans.errata import erratum
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
+from cudnn_actor.engines.cuda.plans.graphs import check_whole
 from cudnn_actor.protocol import (
     BatchNorm,
     BatchNormBackward,
@@ -25,7 +27,9 @@ from cudnn_actor.protocol import (
     GroupNormBackward,
     InstanceNorm,
     Layout,
+    MatMul,
     OperationGraph,
+    TensorRole,
     TensorSpec,
 )
 
@@ -158,3 +162,30 @@ def test_inference_has_no_reduction() -> None:
 def test_weights_of_neighbouring_channels_are_read_together(layout: Layout, together: bool) -> None:
     (text,) = sources(alone(*made(GROUPS, (2, 32, 5, 8), BF16, layout)))
     assert ("Beside<float, V> of_scale" in text) is together
+
+
+def test_cudnn_overwrites_nothing_that_it_reads_but_a_norms_running_statistics() -> None:
+    norm, tensors = made(BatchNormTraining(x=0, y=1), (2, 8, 5, 4), F32, Layout.NHWC)
+    new, old = norm.new_running_mean, norm.running_mean
+    for over, refused in ((old, False), (norm.bias, True)):
+        given = [
+            msgspec.structs.replace(tensor, role=TensorRole.BOUND, overwrites=over if uid == new else None)
+            for uid, tensor in enumerate(tensors)
+        ]
+        graph = OperationGraph(tensors=tuple(given), operations=(norm,))
+        with pytest.raises(Refused, match="may still read") if refused else contextlib.nullcontext():
+            check_whole(graph)
+    square = GraphTensor(uid=0, dims=(1, 4, 4), strides=(16, 4, 1), dtype=F32)
+    squares = [
+        msgspec.structs.replace(square, uid=uid, overwrites=0 if uid == 2 else None) for uid in (0, 1, 2)
+    ]
+    product: Any = MatMul(a=0, b=1, y=2)
+    with pytest.raises(Refused, match="may still read"):
+        check_whole(OperationGraph(tensors=tuple(squares), operations=(product,)))
+
+
+def test_the_compiler_is_told_that_new_statistics_may_lie_where_the_old_ones_do() -> None:
+    (text,) = sources(alone(*made(BatchNormTraining(x=0, y=1), (2, 8, 5, 4), F32, Layout.NHWC)))
+    assert "* __restrict__ in0" in text
+    assert "float* running_mean" in text
+    assert "float* new_running_mean" in text

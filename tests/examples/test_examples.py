@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
+
+from tests.onnx.small_models import image_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -51,6 +54,21 @@ def test_the_gradients_of_a_step_are_those_that_numpy_finds() -> None:
     assert found == pytest.approx(wanted, rel=1e-4)
     before, after = numbers(r"loss (\S+)", output)
     assert after < 0.95 * before
+
+
+def test_a_model_runs_with_two_batch_sizes(tmp_path: Path) -> None:
+    output = run(str(EXAMPLES / "onnx_model.py"))
+    for line in (
+        "<model: image: float32 (N, 3, 32, 32) -> scores: float32 (N, 5)>",
+        "batch 1: scores (1, 5)",
+        "batch 8: scores (8, 5)",
+        "conv_fwd at node 'filter' (Conv)",
+        "the same values: True",
+    ):
+        assert line in output
+    path = tmp_path / "model.onnx"
+    onnx.save(image_model(2), path)
+    assert "batch 8: scores (2, 5), features (2, 4, 2, 2)" in run(str(EXAMPLES / "onnx_model.py"), str(path))
 
 
 def test_the_pykka_actor_hears_the_escalation_and_starts_a_fresh_service() -> None:

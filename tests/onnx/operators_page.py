@@ -40,7 +40,8 @@ outputs = await gpu.run(model, {{"image": image}}, keep=("features",))  # output
 await model.close()  # frees the weights
 ```
 
-`pip install ".[onnx]"` in a clone brings the package onnx. On the command line: `cudnn-actor run MODEL.onnx`.
+`pip install ".[onnx]"` in a clone brings the package onnx. [onnx_model.py](../examples/onnx_model.py) is a
+program to start from. On the command line: `cudnn-actor run MODEL.onnx`.
 
 - **Reading.** The model is checked when it is loaded. One that is cut off, contradicts itself or refers to
   data outside of its folder raises `InvalidModel`, which names the node or the initialiser. Nothing is

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
-from cudnn_actor import InvalidRequest, UnsupportedModel
+from cudnn_actor import InvalidRequest, ServiceStopped, UnsupportedModel
 from cudnn_actor.onnx import backend
 
 from .small_models import FLOAT, image_model, model_of, node
@@ -26,6 +30,11 @@ def the_shared_service_ends() -> Iterator[None]:
 def test_a_node_runs() -> None:
     (y,) = backend.run_node(node("Relu", "x", "y"), [X])
     np.testing.assert_array_equal(y, np.maximum(X, 0))
+
+
+def test_inputs_of_a_node_by_name_may_be_in_any_order() -> None:
+    (y,) = backend.run_node(node("Sub", "a b", "y"), {"b": X, "a": 2 * X})
+    np.testing.assert_array_equal(y, X)
 
 
 def test_a_node_of_an_older_version_runs() -> None:
@@ -71,3 +80,80 @@ def test_what_is_compatible() -> None:
     assert not backend.is_compatible(strange)
     with pytest.raises(UnsupportedModel, match="StringSplit"):
         backend.prepare(strange)
+
+
+def test_a_call_ends_when_the_services_are_closed_and_the_next_one_says_so() -> None:
+    model = backend.prepare(image_model())
+    ran, ends = threading.Event(), []
+
+    def runs() -> None:
+        try:
+            while True:
+                model.run([np.ones((1, 3, 8, 8), np.float32)])
+                ran.set()
+        except ServiceStopped as error:
+            ends.append(error)
+
+    threads = [threading.Thread(target=runs) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert ran.wait(60)
+    backend.close()
+    for thread in threads:
+        thread.join(60)
+    assert len(ends) == 4
+    with pytest.raises(ServiceStopped):
+        model.run([np.ones((1, 3, 8, 8), np.float32)])
+    model.close()
+    assert backend.prepare(image_model()).run([np.ones((1, 3, 8, 8), np.float32)])
+
+
+FORKING = """
+import asyncio, os, sys, threading
+import numpy as np
+from cudnn_actor import ServiceStopped
+from cudnn_actor.onnx import backend
+from tests.onnx.small_models import image_model
+
+x = [np.ones((1, 3, 8, 8), np.float32)]
+model = backend.prepare(image_model())
+model.run(x)
+gpu, held, stay = model._service.gpu, threading.Event(), threading.Event()
+
+def hold():
+    with model.model._lock:
+        held.set()
+        stay.wait()
+
+holding = threading.Thread(target=hold)
+holding.start()
+held.wait()
+child = os.fork()
+if not child:
+    refused = 0
+    for run in (lambda: model.run(x), lambda: asyncio.run(gpu.run(model.model, {"image": x[0]}))):
+        try:
+            run()
+        except ServiceStopped as error:
+            refused += error.forked
+    model.close()
+    backend.prepare(image_model()).run(x)
+    sys.exit(5 + refused)
+stay.set()
+holding.join()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+model.run(x)
+print("done")
+"""
+
+
+def test_a_forked_child_has_services_of_its_own_and_all_end_with_their_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", FORKING],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,22 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from cudnn_actor import (
+    Allocate,
     BufferRef,
+    CudnnRef,
+    Download,
     Fault,
     FaultPlan,
     InvalidRequest,
+    OutOfMemory,
     RunGraph,
     StaleBufferError,
     UnsupportedModel,
     spawn,
+    start,
 )
 from cudnn_actor.models import model as models
+from cudnn_actor.protocol.messages import Message
 
 from .small_models import FLOAT, INT64, image_model, model_of, node
 
@@ -148,6 +156,113 @@ async def test_a_crash_loses_nothing() -> None:
             np.testing.assert_allclose(result["scores"], expected(proto, image=x)[0], rtol=1e-4, atol=1e-5)
         assert gpu.generation == 2
         await model.close()
+
+
+async def test_a_crash_while_weights_are_uploaded_or_results_are_read_loses_nothing() -> None:
+    proto, x = image_model(2), images(2)
+    faults = FaultPlan().at(3, Fault.KILL, of=Allocate).at(1, Fault.KILL, of=Download)
+    async with spawn(device="cpu", isolation="process", standby=1, faults=faults) as gpu:
+        model = await gpu.load(proto)
+        result = await gpu.run(model, {"image": x})
+        np.testing.assert_allclose(result["scores"], expected(proto, image=x)[0], rtol=1e-4, atol=1e-5)
+        assert gpu.generation == 3
+        assert await buffers(gpu) == 5
+        await model.close()
+        assert await buffers(gpu) == 0
+
+
+async def test_tasks_that_come_first_share_one_import_and_one_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(image_model())
+        called: list[str] = []
+
+        def noted(owner: Any, name: str) -> None:
+            function = getattr(owner, name)
+
+            def note(*given: Any) -> Any:
+                called.append(name)
+                return function(*given)
+
+            monkeypatch.setattr(owner, name, note)
+
+        noted(model._source, "specialised")
+        noted(gpu, "upload")
+        await asyncio.gather(*(gpu.run(model, {"image": images(2)}) for _ in range(6)))
+        assert called.count("specialised") == 1
+        assert called.count("upload") == 5 + 6
+        await model.close()
+
+
+def test_event_loops_share_a_model() -> None:
+    """They may import and upload the same at a time; one of both is kept."""
+    proto = image_model()
+    service = start(device="cpu")
+    gpu = CudnnRef(service)
+    model = asyncio.run(gpu.load(proto))
+    given = [images(1 + number % 2) for number in range(4)]
+
+    async def runs() -> list[dict[str, Any]]:
+        return await asyncio.gather(*(gpu.run(model, {"image": x}) for x in given))
+
+    async def end() -> None:
+        assert await buffers(gpu) == 5
+        await model.close()
+        assert await buffers(gpu) == 0
+        await gpu.aclose()
+
+    with ThreadPoolExecutor(3) as threads:
+        for results in threads.map(lambda _: asyncio.run(runs()), range(3)):
+            for x, result in zip(given, results, strict=True):
+                wanted = expected(proto, image=x)[0]
+                np.testing.assert_allclose(result["scores"], wanted, rtol=1e-4, atol=1e-5)
+    asyncio.run(end())
+
+
+@pytest.mark.parametrize("how", ["cancelled", "out of memory"])
+async def test_a_run_that_ends_at_any_request_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async with spawn(device="cpu") as gpu:
+        ask, left = gpu.ask, 0
+
+        async def ask_some(message: Message, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if not left and how == "out of memory":
+                raise OutOfMemory(requested=1, in_use=0, limit=0)
+            if not left:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            return await ask(message, **options)
+
+        monkeypatch.setattr(gpu, "ask", ask_some)
+        for last in itertools.count(1):
+            model = await gpu.load(image_model())
+            left = last
+            running = asyncio.ensure_future(gpu.run(model, {"image": images(1)}, keep=("features",)))
+            await asyncio.wait([running])
+            if left > 0:
+                break
+            wanted = asyncio.CancelledError if how == "cancelled" else OutOfMemory
+            with pytest.raises(wanted):
+                running.result()
+            assert not any(kept.runs for kept in model._kept.values())
+            await model.close()
+            assert await buffers(gpu) == 0
+        left = 0
+        assert last > 5 + 3  # five weights, an input, outputs
+        await gpu.free(running.result()["features"])
+        await model.close()
+        assert await buffers(gpu) == 0
+
+
+async def test_closing_frees_all_weights_whatever_has_become_of_one() -> None:
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(image_model(1))
+        await gpu.free(next(iter(model._weights.values()))[0])
+        await model.close()
+        assert await buffers(gpu) == 0
 
 
 RESHAPED = model_of(

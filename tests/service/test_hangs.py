@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import pytest
 from structlog.typing import EventDict
 
@@ -19,14 +22,17 @@ from cudnn_actor import (
     Fault,
     FaultPlan,
     Fill,
+    GraphBuilder,
     OutcomeUnknown,
     Restarting,
     ServiceStopped,
+    Spawning,
     StaleBufferError,
     StartFailed,
     TensorSpec,
     Upload,
 )
+from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.protocol.messages import Message
 from cudnn_actor.supervision import supervisor
 
@@ -90,6 +96,35 @@ async def test_work_that_keeps_coming_is_no_hang() -> None:
         while loop.time() < end:
             await asyncio.gather(*(gpu.ask(trio.product()) for _ in range(64)))
         assert gpu.generation == 1
+
+
+@THREAD_ONLY
+@pytest.mark.parametrize("operation", ["relu", "sort"])  # by tiles, and by its definition
+async def test_a_request_of_many_operations_is_no_hang(operation: str) -> None:
+    """However long they take in all: each one is progress."""
+    last: list[float] = []
+
+    class Watched(CpuEngine):
+        def execute(self, plan: Any, buffers: Sequence[Any], scalars: Sequence[float]) -> None:
+            note = self.on_progress
+
+            def noted() -> None:
+                note()
+                last.append(service._isolation.progress().last_s)
+
+            self.on_progress = noted
+            last.append(service._isolation.progress().last_s)
+            super().execute(plan, buffers, scalars)
+
+    g = GraphBuilder()
+    y = g.input("x", (4, 4))
+    for _ in range(3):
+        y = y * getattr(g, operation)(y)
+    service = service_on(Watched)
+    async with Spawning(service) as gpu:
+        await gpu.apply(g.build(y=y), x=await gpu.upload(np.ones((4, 4), "float32")))
+    assert len(last) > 6
+    assert all(earlier < later for earlier, later in itertools.pairwise(last))
 
 
 async def test_an_idle_service_is_no_hang() -> None:

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cudnn_actor.engines.base import BuilderAccess, EngineFailure, Plan, blamed
+from cudnn_actor.engines.base import BuilderAccess, EngineFailure, Plan, blamed, no_progress
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.engines.cpu.compiler import compile_plan
@@ -35,6 +35,7 @@ class CpuEngine:
     synchronous = True
 
     def __init__(self) -> None:
+        self.on_progress: Callable[[], None] = no_progress
         self._arenas = Arenas()
         self._workspace = aligned_bytes(0)
         self._programs: WeakKeyDictionary[CpuPlan | EvaluatedPlan, Program | Evaluation] = WeakKeyDictionary()
@@ -85,7 +86,7 @@ class CpuEngine:
             raise EngineFailure("BAD_BINDINGS", f"{len(buffers)} and {len(scalars)} given, not {wanted}")
         program = self._programs.get(plan) or self._bind(plan)
         try:
-            program.run(buffers, scalars)
+            program.run(buffers, scalars, self.on_progress)
         except ValueError as error:
             raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
 

@@ -7,13 +7,13 @@ workspace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from cudnn_actor.engines.base import blame
+from cudnn_actor.engines.base import blame, no_progress
 from cudnn_actor.engines.cpu.rounding import clipped, rounding_to
 from cudnn_actor.engines.cpu.scratch import Bytes
 from cudnn_actor.engines.cpu.special import erf, erfc
@@ -49,7 +49,12 @@ class Evaluation:
     graph: OperationGraph
     last: tuple[frozenset[int], ...]
 
-    def run(self, buffers: Iterable[np.ndarray], scalars: Iterable[float]) -> None:
+    def run(
+        self,
+        buffers: Iterable[np.ndarray],
+        scalars: Iterable[float],
+        on_progress: Callable[[], None] = no_progress,
+    ) -> None:
         """Compute. Raises `ValueError` if a buffer's dims do not match the graph's."""
         graph = self.graph
         bound = dict(zip(graph.bound, buffers, strict=True))
@@ -67,6 +72,7 @@ class Evaluation:
                     raise
                 for uid in unread:
                     values.pop(uid, None)
+                on_progress()
 
     def _run(self, operation: Node, bound: Mapping[int, np.ndarray], values: dict[int, Array]) -> None:
         graph = self.graph

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cpu.boxes import Box, Dims, box_dims, boxes, count_boxes, whole
 from cudnn_actor.engines.cpu.convolution import Kernel
 from cudnn_actor.engines.cpu.pointwise import Elementwise
@@ -140,13 +141,19 @@ class Program:
     intermediates: tuple[Array, ...]
     steps: Callable[[], Iterable[Step]]
 
-    def run(self, buffers: Iterable[object], scalars: Iterable[float]) -> None:
+    def run(
+        self,
+        buffers: Iterable[object],
+        scalars: Iterable[float],
+        on_progress: Callable[[], None] = no_progress,
+    ) -> None:
         """Compute. Raises `ValueError` if a buffer's dims do not match the graph's."""
         values = (*self.intermediates, *buffers, *scalars)
         # Overflow to infinity, and NaN, are valid results, as on a GPU.
         with np.errstate(all="ignore"):
             for step in self.steps():
                 step(values)
+                on_progress()
 
 
 @dataclass(frozen=True, eq=False)

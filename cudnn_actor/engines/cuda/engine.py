@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.base import Builder, BuilderAccess, EngineFailure, Fence, Plan, StickyError
+from cudnn_actor.engines.base import (
+    Builder,
+    BuilderAccess,
+    EngineFailure,
+    Fence,
+    Plan,
+    StickyError,
+    no_progress,
+)
 from cudnn_actor.engines.cuda.device.arenas import Arenas
 from cudnn_actor.engines.cuda.device.fences import Fences
 from cudnn_actor.engines.cuda.device.place import Place
@@ -61,6 +69,7 @@ class CudaEngine:
 
     def __init__(self, ordinal: int = 0, *, fast: bool = True) -> None:
         self.device = f"cuda:{ordinal}"
+        self.on_progress = no_progress
         self._ordinal = ordinal
         self._fast = fast
         self._arenas = Arenas(ordinal)

@@ -84,7 +84,7 @@ class WorkerLoop:
             Fill: lambda task: self._runner.fill(
                 task, self._resolved(task.message.dst, "dst"), task.message.value
             ),
-            Warm: lambda task: self._runner.warm(task.message, task, self._note_build),
+            Warm: lambda task: self._runner.warm(task.message, task),
             Explain: lambda task: self._runner.explain(task.message, task),
             InjectFault: lambda task: self._runner.faults.inject(task.message.tag),
             Ping: lambda _: state.generation,
@@ -218,9 +218,6 @@ class WorkerLoop:
     def _malformed(self, task: Task) -> Any:
         raise task.message
 
-    def _note_build(self) -> None:
-        self._busy_since = time.monotonic()  # each build is progress
-
     # As the host of the runner.
 
     def proof(self, task: Task, tag: str, now_ns: int) -> Any:
@@ -245,6 +242,10 @@ class WorkerLoop:
             self._outbox.internal_done(task.number, error)
         else:
             self._outbox.refused(task, error)
+
+    def note_progress(self) -> None:
+        """Note for the watchdog that the current request made progress."""
+        self._busy_since = time.monotonic()
 
     def flush(self) -> None:
         """Send the queued answers and log lines, because the next step may take long or end the process."""

@@ -323,9 +323,8 @@ class _Kernels:
     def _source(self, name: str, *steps: str, lines: Lines | None = None) -> str:
         """A kernel that does this for each line, one at a time if `lines` are given."""
         operands = self._norm.operands.items()
-        restrict = "" if self._norm.in_place else " __restrict__"
         pointers = [
-            f"{'' if operand.written else 'const '}{C_TYPES[operand.dtype]}*{restrict} {name}"
+            f"{'' if operand.written else 'const '}{C_TYPES[operand.dtype]}*{self._restrict(name)} {name}"
             for name, operand in operands
         ]
         width, lines = (self._width, self.lines) if lines is None else (1, lines)
@@ -343,6 +342,10 @@ class _Kernels:
             + _OVER_COLUMNS
             + lines.kernel(name, ", ".join([*pointers, "State* parts"]), body, last, self._most)
         )
+
+    def _restrict(self, name: str) -> str:
+        """New running statistics may lie in the place of the old ones, also of a norm alone."""
+        return "" if self._norm.in_place or "running" in name else " __restrict__"
 
     # The steps of kernels.
 

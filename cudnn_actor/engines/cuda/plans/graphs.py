@@ -121,8 +121,7 @@ def check_whole(graph: OperationGraph) -> None:
     """
     overwritten = {tensor.overwrites for tensor in graph.tensors}
     for operation in graph.operations:
-        # A norm's new statistics may lie where the old ones do.
-        others = overwritten - {graph.tensor(uid).overwrites for uid in operation.writes}
+        others = overwritten - _statistics_in_place(graph, operation)
         if not isinstance(operation, Pointwise) and not others.isdisjoint(operation.reads):
             raise Refused(f"cuDNN's {operation.kind} may still read what a result overwrites")
         if computed_first(graph, operation):
@@ -133,6 +132,13 @@ def check_whole(graph: OperationGraph) -> None:
         tensors = [graph.tensor(uid) for uid in (*operation.reads, *operation.writes)]
         if isinstance(operation, Convolution) and not takes_bytes(tensors):
             raise Refused("cuDNN supports only one 8-bit type: int8, in NHWC, with a multiple of 4 channels")
+
+
+def _statistics_in_place(graph: OperationGraph, operation: Node) -> set[int]:
+    """A norm's running statistics that the new ones overwrite: a channel's old number makes its new one."""
+    named = dict(operation.named())
+    pairs = ((uid, named.get(f"new_{name}")) for name, uid in named.items())
+    return {uid for uid, new in pairs if new is not None and graph.tensor(new).overwrites == uid}
 
 
 def computed_first(graph: OperationGraph, operation: Node) -> Mapping[str, Computed]:
