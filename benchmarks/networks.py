@@ -33,6 +33,7 @@ from cudnn_actor.protocol import Graph, GraphBuilder, Layout, Tensor, TensorSpec
 
 from .blocks import BLOCKS
 from .gpu.setting import gpu_versions
+from .operations import torch_module, torch_us
 
 _RUNS = 20
 _BERT = ((1, 128), (1, 512), (32, 128), (32, 512))
@@ -43,37 +44,15 @@ _STAGES = ((64, 56, 3), (128, 28, 4), (256, 14, 6), (512, 7, 3))
 Row = dict[str, Any]
 
 
-@functools.cache
-def _torch() -> Any:
-    return importlib.import_module("torch")
-
-
-def torch_us(call: Callable[[], object], runs: int = _RUNS) -> float:
-    """Microseconds of a call, on the device: the best of three batches."""
-    torch = _torch()
-    for _ in range(5):
-        call()
-    best = float("inf")
-    for _ in range(3):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(runs):
-            call()
-        end.record()
-        end.synchronize()
-        best = min(best, float(begin.elapsed_time(end)) * 1e3 / runs)
-    return round(best, 1)
-
-
 def kernels(call: Callable[[], object]) -> int:
     """How many kernels and copies a call enqueues."""
     profiler = importlib.import_module("torch.profiler")
     call()
-    _torch().cuda.synchronize()
+    torch_module().cuda.synchronize()
     with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile:
         call()
-        _torch().cuda.synchronize()
-    device = _torch().autograd.DeviceType.CUDA
+        torch_module().cuda.synchronize()
+    device = torch_module().autograd.DeviceType.CUDA
     return sum(event.device_type() == device for event in profile.profiler.kineto_results.events())
 
 
@@ -110,7 +89,7 @@ class Ours:
 
 def on_gpu(spec: TensorSpec) -> Any:
     """A tensor of a spec, with small values, and its channels last where the spec's are."""
-    torch = _torch()
+    torch = torch_module()
     tensor = torch.randn(spec.dims, device="cuda").mul_(0.1).to(getattr(torch, spec.dtype.value))
     last = spec.layout is Layout.NHWC
     return tensor.contiguous(memory_format=torch.channels_last) if last else tensor
@@ -118,7 +97,7 @@ def on_gpu(spec: TensorSpec) -> Any:
 
 def blocks(ours: Ours) -> Iterator[Row]:
     """Each block, forward and with its backward."""
-    torch = _torch()
+    torch = torch_module()
     for name, make in BLOCKS.items():
         torch.compiler.reset()
         block = make()
@@ -143,7 +122,7 @@ def blocks(ours: Ours) -> Iterator[Row]:
 
 def _run(call: Callable[[Any], Any], inputs: dict[str, Any], upstream: Any = None) -> None:
     """Run a block of PyTorch's, with its backward if there is an upstream gradient."""
-    torch = _torch()
+    torch = torch_module()
     torch.compiler.cudagraph_mark_step_begin()
     if upstream is not None:
         torch.autograd.grad(call(inputs), list(inputs.values()), upstream)
@@ -180,7 +159,7 @@ def convolutions(ours: Ours, batch: int = 32) -> Iterator[Row]:
         given = {port.name: on_gpu(port.spec) for port in graph.inputs}
         eager = functools.partial(_eager, given, stride, taps // 2, relu="projection" not in name)
         row: Row = {"part": f"conv {name}", "count": count, **ours.measure(graph)}
-        with _torch().no_grad():
+        with torch_module().no_grad():
             yield row | {"eager": torch_us(eager), "eager: kernels": kernels(eager)}
 
 
@@ -239,8 +218,8 @@ def encoders(ours: Ours) -> Iterator[Row]:
         graph, call = bert(batch, length), bert_in_torch(batch, length)
         inputs = {port.name: on_gpu(port.spec) for port in graph.inputs}
         row: Row = {"part": f"BERT-base's layer, {batch} x {length}", **ours.measure(graph)}
-        _torch().compiler.reset()
-        compiled = _torch().compile(call, mode="reduce-overhead")
+        torch_module().compiler.reset()
+        compiled = torch_module().compile(call, mode="reduce-overhead")
         for way, layer in (("eager", call), ("compiled, CUDA graphs", compiled)):
             run = functools.partial(_run, layer, inputs)
             row[way] = torch_us(run)

@@ -76,7 +76,7 @@ class Problem(NamedTuple):
 
 
 @functools.cache
-def _torch() -> Any:
+def torch_module() -> Any:
     return importlib.import_module("torch")
 
 
@@ -91,7 +91,7 @@ def graph_of(kind: Any, specs: dict[str, TensorSpec], **attributes: Any) -> Oper
 
 def pools(dtype: DType, layout: Layout) -> Iterator[Problem]:
     """ResNet-50's first pooling at a batch of 32: windows of 3 by 3, stride 2, padding 1."""
-    torch = _torch()
+    torch = torch_module()
     functional, back = torch.nn.functional, torch.ops.aten
     window = Window.symmetric(2, size=3, pad=1, stride=2)
     dims = (32, 64, 112, 112)
@@ -136,7 +136,7 @@ def pools(dtype: DType, layout: Layout) -> Iterator[Problem]:
 
 def global_pools(dtype: DType) -> Iterator[Problem]:
     """ResNet-50's last pooling at a batch of 32, as a reduction and as a pooling."""
-    torch = _torch()
+    torch = torch_module()
     dims = (32, 2048, 7, 7)
     x, y = (TensorSpec.packed(d, dtype, Layout.NHWC) for d in (dims, (*dims[:2], 1, 1)))
     form = torch.channels_last
@@ -160,7 +160,7 @@ def global_pools(dtype: DType) -> Iterator[Problem]:
 
 def grouped(dtype: DType, sizes: tuple[int, int, int, int]) -> Iterator[Problem]:
     """Tokens, K, N, experts. Our groups have several sizes; PyTorch's, of bfloat16 only, are equal."""
-    torch = _torch()
+    torch = torch_module()
     rows, inner, columns, experts = sizes
     tokens, dy = TensorSpec.packed((rows, inner), dtype), TensorSpec.packed((rows, columns), dtype)
     weights, offsets = (
@@ -186,7 +186,7 @@ def grouped(dtype: DType, sizes: tuple[int, int, int, int]) -> Iterator[Problem]
 
 def norms(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
     """With what training needs: statistics out, gradients of scale and bias."""
-    torch = _torch()
+    torch = torch_module()
     functional, back = torch.nn.functional, torch.ops.aten
     x, weights = TensorSpec.packed((rows, length), dtype), TensorSpec.packed((length,), dtype)
     kept = TensorSpec.packed((rows, 1), DType.FLOAT32)
@@ -234,7 +234,7 @@ def norms(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
 
 def channel_norms(dtype: DType, layout: Layout) -> Iterator[Problem]:
     """Batch and group norm of a layer of ResNet-50, with what training needs."""
-    torch = _torch()
+    torch = torch_module()
     back = torch.ops.aten
     dims, groups = (32, 64, 56, 56), 32
     x, weights = TensorSpec.packed(dims, dtype, layout), TensorSpec.packed(dims[1:2])
@@ -292,7 +292,7 @@ def channel_norms(dtype: DType, layout: Layout) -> Iterator[Problem]:
 
 def reductions(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
     """Over the rows, the columns and all of a matrix; and softmax of rows."""
-    torch = _torch()
+    torch = torch_module()
     x = TensorSpec.packed((rows, length), dtype)
     given = torch.randn(rows, length, device="cuda").to(getattr(torch, dtype.value))
 
@@ -332,7 +332,7 @@ def reductions(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
 
 def attentions(dtype: DType, dims: tuple[int, int, int, int], *, causal: bool) -> Iterator[Problem]:
     """Forward with statistics, and backward."""
-    torch = _torch()
+    torch = torch_module()
     functional = torch.nn.functional
     heads, kept = TensorSpec.packed(dims, dtype), TensorSpec.packed((*dims[:3], 1), DType.FLOAT32)
     lengths = TensorSpec.packed(dims[:1], DType.INT32)
@@ -398,25 +398,26 @@ def measure(builder: CudaBuilder, problem: Problem) -> dict[str, Any]:
         }
     finally:
         check.close()
-    found["torch_us"] = None if problem.torch is None else round(_torch_us(problem.torch), 1)
+    found["torch_us"] = None if problem.torch is None else torch_us(problem.torch)
     found["measured_in_s"] = round(time.monotonic() - start, 1)
     return found
 
 
-def _torch_us(call: Callable[[], object]) -> float:
-    torch = _torch()
+def torch_us(call: Callable[[], object], runs: int = _RUNS) -> float:
+    """Microseconds of a call, on the device: the best of three batches."""
+    torch = torch_module()
     for _ in range(5):
         call()
     best = float("inf")
     for _ in range(3):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        for _ in range(_RUNS):
+        for _ in range(runs):
             call()
         end.record()
         end.synchronize()
-        best = min(best, float(begin.elapsed_time(end)) * 1e3 / _RUNS)
-    return best
+        best = min(best, float(begin.elapsed_time(end)) * 1e3 / runs)
+    return round(best, 1)
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudnn_actor.onnx.operators import (
+from cudnn_actor.onnx.operators import (  # noqa: F401 - importing them fills the table
     attention,
     casts,
     convolution,
@@ -26,26 +26,3 @@ from cudnn_actor.onnx.operators import (
 from cudnn_actor.onnx.table import HANDLERS, Handler, handler_of
 
 __all__ = ["HANDLERS", "Handler", "handler_of"]
-
-FAMILIES = (
-    attention,
-    casts,
-    convolution,
-    einsum,
-    extents,
-    generators,
-    indexing,
-    matmul,
-    movement,
-    norms,
-    pointwise,
-    pooling,
-    quantised,
-    random,
-    recurrent,
-    reduction,
-    resize,
-    spectra,
-    training,
-)
-"""Importing them fills the table."""
