@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.operations.lines import Form
@@ -10,31 +9,17 @@ from cudnn_actor.engines.cuda.plans import line_kernels
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.fusing import compile_fused
 from cudnn_actor.engines.cuda.plans.line_kernels import LinedKernel, source
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, LinedStep
-from cudnn_actor.protocol import DType, Graph, GraphBuilder
+from cudnn_actor.engines.cuda.plans.recipe import LinedStep
+from cudnn_actor.protocol import GraphBuilder
 
 from . import host_cuda
 from .fused_graphs import IN_LINES as GRAPHS
-from .test_partition import array_in, evaluated, filled
-
-
-def piece_of(graph: Graph) -> tuple[LinedStep, list[int]]:
-    """The only piece of a graph that is not a view, as one kernel, and the numbers of its buffers."""
-    parts = cut(graph.body)
-    body, uids = graph.body, graph.body.bound
-    if parts is not None:
-        ((body, tensors, _),) = parts.pieces
-        uids = tuple(parts.stored[uid].root for uid in tensors)
-    (step,) = compile_fused(body, None).recipe.steps
-    assert isinstance(step, LinedStep)
-    places = (place for place in step.sources if isinstance(place, Buffer))
-    return step, [graph.body.bound.index(uids[place.number]) for place in places]
+from .fused_pieces import check_results, only_step
 
 
 @pytest.fixture(scope="module")
 def compiled() -> None:
-    host_cuda.compile_together(source(piece_of(graph)[0].kernel) for graph in GRAPHS.values())
+    host_cuda.compile_together(source(only_step(graph, LinedStep)[0].kernel) for graph in GRAPHS.values())
 
 
 @pytest.mark.usefixtures("compiled")
@@ -42,25 +27,17 @@ def compiled() -> None:
 def test_a_kernel_computes_all_results_of_its_graph(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     host_cuda.use(monkeypatch, line_kernels)
     graph = GRAPHS[name]
-    step, numbers = piece_of(graph)
-    tensors = [graph.body.tensor(uid) for uid in graph.body.bound]
-    wanted, found = filled(graph), filled(graph)
-    arrays = [array_in(memory, tensor) for memory, tensor in zip(wanted, tensors, strict=True)]
-    evaluated(graph.body, arrays)
-    LinedKernel(step.kernel).launch([found[number].ctypes.data for number in numbers], ())
-    for memory, tensor, expected in zip(found, tensors, arrays, strict=True):
-        got = np.asarray(array_in(memory, tensor), np.float64)
-        tolerance = 2**-7 if tensor.dtype is DType.BFLOAT16 else 1e-5
-        np.testing.assert_allclose(got, np.asarray(expected, np.float64), rtol=tolerance, atol=tolerance)
+    step, numbers = only_step(graph, LinedStep)
+    check_results(graph, numbers, lambda addresses: LinedKernel(step.kernel).launch(addresses, ()))
 
 
 def test_each_form_of_lines_is_covered() -> None:
-    forms = {name: piece_of(graph)[0].kernel.lines.form for name, graph in GRAPHS.items()}
+    forms = {name: only_step(graph, LinedStep)[0].kernel.lines.form for name, graph in GRAPHS.items()}
     assert forms["short"] is Form.WARP
     assert forms["long"] is Form.BLOCK
     assert forms["columns"] is Form.COLUMN
-    assert piece_of(GRAPHS["long"])[0].kernel.launch().block == (1024,)
-    held = {name: "held0" in source(piece_of(graph)[0].kernel) for name, graph in GRAPHS.items()}
+    assert only_step(GRAPHS["long"], LinedStep)[0].kernel.launch().block == (1024,)
+    held = {name: "held0" in source(only_step(graph, LinedStep)[0].kernel) for name, graph in GRAPHS.items()}
     assert held["short"]
     assert held["long"]
     assert not held["longer"]

@@ -11,30 +11,17 @@ from cudnn_actor.engines.cuda.operations.norms import NormedKernel, sources
 from cudnn_actor.engines.cuda.plans.composition import compose
 from cudnn_actor.engines.cuda.plans.fusing import compile_fused
 from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, NormStep, Recipe
-from cudnn_actor.protocol import DType, Graph
+from cudnn_actor.engines.cuda.plans.recipe import NormStep, Recipe
+from cudnn_actor.protocol import DType
 
 from . import host_cuda
 from .fused_graphs import NORMS as GRAPHS
-from .test_partition import array_in, evaluated, filled
-
-
-def piece_of(graph: Graph) -> tuple[NormStep, list[int]]:
-    """The graph as one norm's kernels, and the numbers of their buffers."""
-    parts = cut(graph.body)
-    body, uids = graph.body, graph.body.bound
-    if parts is not None:  # what updates do is left out
-        ((body, tensors, _),) = parts.pieces
-        uids = tuple(parts.stored[uid].root for uid in tensors)
-    (step,) = compile_fused(body, None).recipe.steps
-    assert isinstance(step, NormStep)
-    places = (place for place in step.sources if isinstance(place, Buffer))
-    return step, [graph.body.bound.index(uids[place.number]) for place in places]
+from .fused_pieces import check_results, only_step
 
 
 @pytest.fixture(scope="module")
 def compiled() -> None:
-    kernels = (piece_of(graph)[0].kernel for graph in GRAPHS.values())
+    kernels = (only_step(graph, NormStep)[0].kernel for graph in GRAPHS.values())
     host_cuda.compile_together(text for kernel in kernels for text in sources(kernel))
 
 
@@ -43,18 +30,14 @@ def compiled() -> None:
 def test_kernels_compute_all_results_of_their_graph(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     host_cuda.use(monkeypatch, norm_kernels)
     graph = GRAPHS[name]
-    step, numbers = piece_of(graph)
-    tensors = [graph.body.tensor(uid) for uid in graph.body.bound]
-    wanted, found = filled(graph), filled(graph)
-    arrays = [array_in(memory, tensor) for memory, tensor in zip(wanted, tensors, strict=True)]
-    evaluated(graph.body, arrays)
+    step, numbers = only_step(graph, NormStep)
     workspace = np.full(step.kernel.workspace, 0x77, np.uint8)
-    addresses = [found[number].ctypes.data for number in numbers] + [workspace.ctypes.data]
-    NormedKernel(step.kernel).launch(addresses, ())
-    for memory, tensor, expected in zip(found, tensors, arrays, strict=True):
-        got = np.asarray(array_in(memory, tensor), np.float64)
-        tolerance = {DType.BFLOAT16: 2**-7, DType.FLOAT16: 2**-10}.get(tensor.dtype, 1e-5)
-        np.testing.assert_allclose(got, np.asarray(expected, np.float64), rtol=tolerance, atol=tolerance)
+    check_results(
+        graph,
+        numbers,
+        lambda addresses: NormedKernel(step.kernel).launch([*addresses, workspace.ctypes.data], ()),
+        {DType.BFLOAT16: 2**-7, DType.FLOAT16: 2**-10},
+    )
 
 
 def test_a_plan_survives_being_bytes_and_says_how_many_kernels_run() -> None:
@@ -71,7 +54,7 @@ def test_a_plan_survives_being_bytes_and_says_how_many_kernels_run() -> None:
 
 
 def test_lines_are_cut_where_they_are_few_and_long() -> None:
-    counts = {name: len(sources(piece_of(graph)[0].kernel)) for name, graph in GRAPHS.items()}
+    counts = {name: len(sources(only_step(graph, NormStep)[0].kernel)) for name, graph in GRAPHS.items()}
     assert counts["training"] == counts["groups"] == counts["inference"] == 1
     cut_ones = {name for name in GRAPHS if name.endswith("cut")}
     assert {name for name, count in counts.items() if count == 3} == cut_ones
