@@ -46,7 +46,7 @@ from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol import Graph, GraphBuilder, OperationGraph
 
 from .blocks import bottleneck
-from .gpu.setting import gpu_versions
+from .gpu.setting import gpu_versions, write_found
 
 COUNTS = (10, 100, 500)
 LAYER = 10
@@ -276,16 +276,7 @@ def main() -> None:
         if not given.dry_run:
             with tempfile.TemporaryDirectory() as folder:
                 known |= apart("versions", 0, Path(folder))
-        record = {
-            "versions": known,
-            "machine": machine(),
-            "date": time.strftime("%Y-%m-%dT%H:%M:%S"),
-            "dry_run": given.dry_run,
-            "found": found,
-        }
-        path = given.out / time.strftime("building-%Y%m%dT%H%M%S.json")
-        path.write_text(json.dumps(record, indent=1) + "\n")
-        print(path)
+        write_found(given.out, "building", found, versions=known, machine=machine(), dry_run=given.dry_run)
 
 
 if __name__ == "__main__":

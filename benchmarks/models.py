@@ -46,7 +46,7 @@ from cudnn_actor.onnx import OnnxModel
 from tests.onnx.networks.programs import program, tensors
 from tests.onnx.networks.recipes import inputs_of, read
 
-from .gpu.setting import gpu_versions
+from .gpu.setting import gpu_versions, write_found
 
 _SMALL = Path(__file__).parents[1] / "tests" / "onnx" / "networks" / "data"
 _COLUMNS = ("load_ms", "import_ms", "first_ms", "run_ms", "stored_first_ms", "eager_ms", "compiled_ms")
@@ -218,17 +218,9 @@ def main() -> None:
             print(json.dumps(row), flush=True)
     Console(width=160).print(sheet(found))
     if given.out is not None:
-        record = {
-            "versions": versions(("numpy", "msgspec", "onnx", "torch"))
-            | ({} if given.device == "cpu" else gpu_versions()),
-            "machine": machine(),
-            "date": time.strftime("%Y-%m-%dT%H:%M:%S"),
-            "device": given.device,
-            "found": found,
-        }
-        out = given.out / time.strftime("models-%Y%m%dT%H%M%S.json")
-        out.write_text(json.dumps(record, indent=1) + "\n")
-        print(out)
+        known = versions(("numpy", "msgspec", "onnx", "torch"))
+        known |= {} if given.device == "cpu" else gpu_versions()
+        write_found(given.out, "models", found, versions=known, machine=machine(), device=given.device)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu.setting import gpu_versions
+from benchmarks.gpu.setting import gpu_versions, write_found
 from benchmarks.operations import Problem as Timed
 from benchmarks.operations import graph_of
 from benchmarks.operations import measure as measured
@@ -157,10 +156,7 @@ def main() -> None:
     builder.close()
     Console(width=160).print(sheet(found))
     if given.out is not None:
-        record = {"versions": gpu_versions(), "date": time.strftime("%Y-%m-%dT%H:%M:%S"), "found": found}
-        path = given.out / time.strftime("movement-%Y%m%dT%H%M%S.json")
-        path.write_text(json.dumps(record, indent=1) + "\n")
-        print(path)
+        write_found(given.out, "movement", found, versions=gpu_versions())
 
 
 def sheet(found: list[dict[str, Any]]) -> Table:

@@ -32,7 +32,7 @@ from cudnn_actor.engines.cuda.plans.tuning import time_plan
 from cudnn_actor.protocol import Graph, GraphBuilder, Layout, Tensor, TensorSpec
 
 from .blocks import BLOCKS
-from .gpu.setting import gpu_versions
+from .gpu.setting import gpu_versions, write_found
 from .operations import torch_module, torch_us
 
 _RUNS = 20
@@ -247,15 +247,13 @@ def main() -> None:
         libraries().cupy.get_default_memory_pool().free_all_blocks()
     Console(width=200).print(sheet(found))
     if given.out is not None:
-        record = {
-            "versions": gpu_versions() | {"PyTorch": importlib.metadata.version("torch")},
-            "date": time.strftime("%Y-%m-%dT%H:%M:%S"),
-            "tuned": given.tuned,
-            "found": found,
-        }
-        path = given.out / time.strftime("networks-%Y%m%dT%H%M%S.json")
-        path.write_text(json.dumps(record, indent=1) + "\n")
-        print(path)
+        write_found(
+            given.out,
+            "networks",
+            found,
+            versions=gpu_versions() | {"PyTorch": importlib.metadata.version("torch")},
+            tuned=given.tuned,
+        )
 
 
 def sheet(found: list[Row]) -> Table:

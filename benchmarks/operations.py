@@ -62,7 +62,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.lowering import lower
 
-from .gpu.setting import gpu_versions
+from .gpu.setting import gpu_versions, write_found
 
 _RUNS = 20
 
@@ -434,14 +434,12 @@ def main() -> None:
     builder.close()
     Console(width=200).print(sheet(found))
     if given.out is not None:
-        record = {
-            "versions": gpu_versions() | {"PyTorch": importlib.metadata.version("torch")},
-            "date": time.strftime("%Y-%m-%dT%H:%M:%S"),
-            "found": found,
-        }
-        path = given.out / time.strftime("operations-%Y%m%dT%H%M%S.json")
-        path.write_text(json.dumps(record, indent=1) + "\n")
-        print(path)
+        write_found(
+            given.out,
+            "operations",
+            found,
+            versions=gpu_versions() | {"PyTorch": importlib.metadata.version("torch")},
+        )
 
 
 def sheet(found: list[dict[str, Any]]) -> Table:

@@ -16,7 +16,7 @@ import pytest
 from cudnn_actor.cli.chaos.models import ModelLoad, cases_of
 from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.onnx import OnnxModel
-from cudnn_actor.protocol import ExecutionFailed, OutOfMemory
+from cudnn_actor.protocol import ExecutionFailed, OutcomeUnknown, OutOfMemory
 
 from ..onnx.small_models import image_model
 from .terminal import cudnn_actor
@@ -103,6 +103,20 @@ def test_each_result_is_judged(path: Path, change: Any, wrong: bool) -> None:
     assert (0 < tally.wrong < 3) == wrong  # at most once for each output
     assert gpu.closed
     assert tally.lost() == []
+
+
+@pytest.mark.parametrize("injected", [True, False])
+def test_a_second_run_may_be_short_of_memory_only_if_that_is_injected(path: Path, injected: bool) -> None:
+    source = OnnxModel(path)
+    (case,) = cases_of(path, source.inputs, 0)[:1]
+    why = "its second run was refused: out of memory: 0 bytes requested, 0 bytes in use"
+    refused = OutcomeUnknown(request_id=1, cause="a worker that has died", why=why)
+    gpu: Any = Answering(lambda inputs: case.outputs, refused)
+    tally, ending = Tally(), threading.Event()
+    ending.set()
+    excused = (ExecutionFailed, OutOfMemory) if injected else (ExecutionFailed,)
+    asyncio.run(ModelLoad(gpu, source, [case], excused, tally).run(ending))
+    assert tally.wrong == (0 if injected else 1)
 
 
 def test_models_need_a_file() -> None:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.cli.chaos.oracle import ModelRun, Wrong, text
+from cudnn_actor.cli.chaos.oracle import ModelRun, Wrong, text, was_refused
 from cudnn_actor.cli.chaos.settings import LoadKind
 from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.models import Feature, Model
-from cudnn_actor.protocol import QuarantinedRequest, ServiceStopped
+from cudnn_actor.protocol import OutOfMemory, QuarantinedRequest, ServiceStopped
 from cudnn_actor.service.client import CudnnRef
 
 __all__ = ["ModelCase", "ModelLoad", "cases_of"]
@@ -125,9 +125,16 @@ class ModelLoad:
             raise outcome
         if isinstance(outcome, QuarantinedRequest):
             self._cases.pop(number, None)
-        elif not isinstance(outcome, self._excused):
+        elif not self._is_excused(outcome):
             self._tally.judged(task, burst, _wrongs(str(deed), case.outputs, outcome))
-        return not isinstance(outcome, self._excused)
+        return not self._is_excused(outcome)
+
+    def _is_excused(self, outcome: object) -> bool:
+        if was_refused(
+            outcome
+        ):  # the crash tears nothing that a run reads, so its second run was short of memory
+            return OutOfMemory in self._excused
+        return isinstance(outcome, self._excused)
 
 
 def _wrongs(request: str, expected: Mapping[str, np.ndarray], got: object) -> list[Wrong]:

@@ -72,6 +72,7 @@ __all__ = [
     "both",
     "describe",
     "text",
+    "was_refused",
 ]
 
 Contents = tuple[np.ndarray, ...] | None
@@ -238,7 +239,7 @@ class Oracle:
         match outcome:
             case OutcomeUnknown():
                 torn = any(model.torn is not Torn.NO or _shook(shaken, model) for model in deed.uses)
-                refused = _was_refused(outcome) and (torn or OutOfMemory in self._injected)
+                refused = was_refused(outcome) and (torn or OutOfMemory in self._injected)
                 _tear(deed, Torn.YES)
                 if not (deed.accumulates or self._excusable or refused or _overwritten(deed, later)):
                     return "to be run again, being pure", text(outcome)
@@ -283,14 +284,14 @@ def _may_have_torn(outcome: object) -> bool:
     return False
 
 
-def _was_refused(outcome: object) -> bool:
-    """Whether the second run was refused, because another request had torn what it names."""
+def was_refused(outcome: object) -> bool:
+    """Whether a second run was refused: what it names was torn by another request, or memory was short."""
     return isinstance(outcome, OutcomeUnknown) and "refused" in outcome.why
 
 
 def _shook(shaken: _Shaken, model: Model) -> bool:
     """Whether a request of the burst, which was not itself refused for it, may have torn a buffer."""
-    return any(not (deed.harmless or _was_refused(outcome)) for deed, outcome in shaken.get(model, ()))
+    return any(not (deed.harmless or was_refused(outcome)) for deed, outcome in shaken.get(model, ()))
 
 
 def _overwritten(deed: Deed, later: Sequence[Deed]) -> bool:
