@@ -13,6 +13,7 @@ from rich.text import Text
 from cudnn_actor.cli.agreement import allowed_error, relative_error
 from cudnn_actor.cli.graph_bench import graph_bench, made_up_scalars, made_up_values, opened, tensor_name
 from cudnn_actor.cli.problem_form import FORM, read_problem
+from cudnn_actor.cli.user_error import whole_number
 from cudnn_actor.engines import EngineFailure
 from cudnn_actor.engines.cpu.evaluation import exact
 from cudnn_actor.engines.cuda.plans.evaluated_reference import OnHost, result_magnitudes
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "problem", nargs="+", metavar="PROBLEM", help=f"the token from an error, or a problem like {FORM}"
     )
     parser.add_argument("--device", default="auto", help='"cuda:0", "cpu" or "auto" (the default)')
-    parser.add_argument("--seed", type=int, default=0, help="seed of the made-up inputs (0)")
+    parser.add_argument("--seed", type=whole_number(), default=0, help="seed of the made-up inputs (0)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     graph = read_problem(" ".join(args.problem)).graph
     for line in _described(graph):
         console.print(Text(line))
-    values = made_up_values(graph, abs(args.seed))
+    values = made_up_values(graph, args.seed)
     try:
         outcome = _outcome(graph, values, args.device, measured=True)
     except _FAILURES as error:

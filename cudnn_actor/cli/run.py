@@ -129,7 +129,7 @@ def _made_up(feature: Feature, dims: dict[str, str], rng: np.random.Generator) -
     sizes = []
     for dim in feature.dims:
         size = dims.get(dim) if isinstance(dim, str) else dim
-        if size is None or not str(size).isdigit():
+        if size is None or not str(size).isdecimal():
             raise UserError(f"give the size of {dim or '?'} in {feature}: --dim {dim}=1, or a file")
         sizes.append(int(size))
     if feature.dtype.is_floating:
