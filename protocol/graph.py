@@ -18,7 +18,7 @@ from cudnn_actor.protocol.canonical import blake, canonical_bytes
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.numerics import Numerics
-from cudnn_actor.protocol.operations import GraphTensor, Node, TensorRole
+from cudnn_actor.protocol.operations import GraphTensor, Node, Pointwise, TensorRole
 from cudnn_actor.protocol.operations.base import Array
 from cudnn_actor.protocol.tensor import TensorSpec
 
@@ -46,7 +46,8 @@ class OperationGraph(
     ------
     InvalidRequest
         The graph is malformed: an unknown or repeated uid, a result that is read before it is written, two
-        writers, a virtual tensor that nothing writes.
+        writers, a virtual tensor that nothing writes, an input that is read after it is overwritten, or that
+        is overwritten by anything but a function of each element or a norm's new running statistics.
     """
 
     tensors: tuple[GraphTensor, ...]
@@ -59,9 +60,13 @@ class OperationGraph(
         if not self.operations:
             raise _malformed("operations", (), "is empty")
         written: set[int] = set()
+        overwritten: set[int | None] = set()
         for operation in self.operations:
             self._check_operation(operation, written)
             written.update(operation.writes)
+            if not overwritten.isdisjoint(operation.reads):
+                raise _malformed("operations", operation.kind, "reads what an operation before it overwrites")
+            overwritten.update(self._overwritten(operation))
         for tensor in self.tensors:
             if tensor.role is TensorRole.VIRTUAL and tensor.uid not in written:
                 raise _malformed("tensors", tensor.uid, "is virtual and nothing writes it")
@@ -97,6 +102,24 @@ class OperationGraph(
             raise _malformed("tensors", tensor.uid, "must be a result and overwrite an input")
         if self.tensor(uid).meaning() != tensor.meaning():
             raise _malformed("tensors", tensor.uid, "overwrites an input of another spec")
+
+    def _overwritten(self, operation: Node) -> list[int]:
+        """What an operation overwrites. Most operations may still read what they have written over."""
+        found = []
+        operands = dict(operation.named())
+        for name, uid in operation.named(operation.outputs):
+            before = self.tensor(uid).overwrites
+            if before is None:
+                continue
+            if not isinstance(operation, Pointwise) and operands.get(name.removeprefix("new_")) != before:
+                raise InvalidRequest(
+                    field="operations",
+                    value=operation.kind,
+                    problem="overwrites an input, which only functions of each element may do",
+                    fix="write to another tensor, and overwrite the input by a Pointwise identity of that",
+                )
+            found.append(before)
+        return found
 
     def tensor(self, uid: int) -> GraphTensor:
         """The tensor with that uid. Raises `KeyError` if there is none."""
