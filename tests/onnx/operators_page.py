@@ -61,7 +61,7 @@ program to start from. On the command line: `cudnn-actor run MODEL.onnx`.
   says how it runs, with the nodes' names.
 - **Numbers.** A tensor has the model's dtype where it is stored. Functions of elements that follow each
   other are computed in float32 and not rounded in between. Integers wrap around where ONNX's do in
-  arithmetic; a product of integers saturates at int32's limits.
+  arithmetic, powers too; a product of integers saturates at int32's limits.
 - **Indices** that are out of range count as the nearest in range: a device cannot raise for them.
 
 `cudnn_actor.onnx.backend` is ONNX's

@@ -259,6 +259,25 @@ def test_integers_wrap_around_as_those_of_onnx() -> None:
             check(proto, a=large, b=large[::-1].copy())
 
 
+@pytest.mark.parametrize("exponents", [np.int32, np.float32])
+def test_powers_of_integers_wrap_around_and_lose_no_digits_to_float32(exponents: type[Any]) -> None:
+    a = np.array([3, -3, 2, 10, 46341, -46341, 0, 7] if exponents is np.int32 else [7, -3, 13, 8], np.int32)
+    b = np.array([40, 41, 31, 10, 2, 3, 0, 10] if exponents is np.int32 else [10, 19, 8, 10], exponents)
+    of = helper.np_dtype_to_tensor_dtype(b.dtype)
+    ports = {"a": (TensorProto.INT32, a.shape), "b": (of, b.shape)}
+    proto = model_of([node("Pow", "a b", "y")], ports, {"y": (TensorProto.INT32, a.shape)})
+    (wanted,) = ReferenceEvaluator(proto).run(None, {"a": a, "b": b})
+    np.testing.assert_array_equal(run(proto, a=a, b=b)[0], wanted)
+
+
+def test_powers_below_0_of_integers_lose_their_fractions() -> None:
+    """As in onnxruntime; NumPy, and so ONNX's reference, refuses them."""
+    a, b = np.array([1, -1, 2, -1, -7], np.int64), np.array([-2, -3, -1, -4, -1], np.int64)
+    ports = {name: (INT64, [5]) for name in ("a", "b")}
+    proto = model_of([node("Pow", "a b", "y")], ports, {"y": (INT64, [5])})
+    assert run(proto, a=a, b=b)[0].tolist() == [1, -1, 0, 1, 0]
+
+
 @pytest.mark.parametrize(("axis", "dims"), [(0, (2, 1)), (0, (1, 4)), (1, (2, 1)), (1, (1, 6))])
 def test_elements_are_gathered_for_the_indices_that_there_are(axis: int, dims: tuple[int, ...]) -> None:
     """Not for those that NumPy would broadcast them to."""

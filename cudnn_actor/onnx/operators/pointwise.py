@@ -153,6 +153,11 @@ def div(node: Node, g: GraphBuilder) -> Result:
 def power(node: Node, g: GraphBuilder) -> Result:
     a, b = node.operands()
     dtype = node.dtype(0)
+    if not dtype.is_floating:  # of integers to the power of floats, float32 would lose digits
+        wide, number = (DType.FLOAT64, float) if node.dtype(1).is_floating else (DType.INT64, int)
+        a, b = (g.astype(x, wide) if isinstance(x, Tensor) else number(x) for x in (a, b))
+    elif isinstance(b, Tensor) and b.dtype is DType.UINT64:
+        b = g.astype(b, DType.FLOAT64)
     return converted(g, g.power(a, b), dtype)
 
 
