@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
@@ -117,7 +118,8 @@ class _Kept:
 class Model:
     """A model that a service runs. Made by `CudnnRef.load`, and run by `CudnnRef.run`.
 
-    Any number of tasks may run it at a time. Its weights stay in buffers of the service until `close`.
+    Any number of tasks may run it at a time. Its weights stay in buffers of the service until `close`. If it
+    is collected before that, they are freed too, with a `ResourceWarning`.
 
     Parameters
     ----------
@@ -146,6 +148,7 @@ class Model:
         """Of each event loop: the turn to import and upload."""
         self._closed = False
         forks.watch(self)
+        forks.finalize(self, _dropped, gpu, discard, self._weights, repr(self)).atexit = False
 
     def forget_parent(self) -> None:
         """Take a new lock in a forked child. The service refuses its requests there."""
@@ -440,6 +443,16 @@ class Model:
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidRequest(field="model", value=self, problem="is closed", fix="load it again")
+
+
+def _dropped(
+    gpu: Any, discard: Callable[[BufferRef], None], weights: Mapping[str, tuple[BufferRef, int]], shown: str
+) -> None:
+    """Free the weights of a model that nobody can close any more. Any thread, also by the collector."""
+    for ref, _ in weights.values():
+        discard(ref)
+    if weights and gpu.alive:
+        warnings.warn(f"unclosed {shown}: use `await model.close()`", ResourceWarning, stacklevel=2)
 
 
 def _is_fixed(dims: Dims | None) -> bool:

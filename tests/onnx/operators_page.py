@@ -55,6 +55,7 @@ program to start from. On the command line: `cudnn-actor run MODEL.onnx`.
   defines it by. Branches are chosen and loops are unrolled where their conditions and counts are known. What
   can be done in no way raises `UnsupportedModel`, which names all such nodes of the model at once.
 - **Weights** are uploaded once, and stay in buffers of the service: they survive a crash of the actor.
+  `close` frees them. A model that is dropped without it frees them too, with a `ResourceWarning`.
   `cudnn-actor chaos --model MODEL.onnx` tries it: it runs the model while workers are killed, and compares
   each result with ONNX's own reference.
 - **Running.** Each run is one message with one [graph](graphs.md). `print(await model.explain(inputs))`

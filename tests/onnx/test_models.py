@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from cudnn_actor import (
 )
 from cudnn_actor.models import model as models
 from cudnn_actor.protocol.messages import Message
+from cudnn_actor.service.options import Isolation
 
 from .small_models import FLOAT, INT64, image_model, model_of, node
 
@@ -344,6 +346,31 @@ async def test_a_model_belongs_to_its_service_until_it_is_closed() -> None:
         await model.close()
         with pytest.raises(InvalidRequest, match="is closed"):
             await gpu.run(model, {"image": images(1)})
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_a_model_that_is_dropped_frees_its_weights_and_says_so(isolation: Isolation) -> None:
+    async with spawn(device="cpu", isolation=isolation) as gpu:
+        model = await gpu.load(image_model())
+        await gpu.run(model, {"image": images(1)})
+        cycle: list[Any] = [model]  # so that the collector finds it, on a thread of its choice
+        cycle.append(cycle)
+        assert await buffers(gpu) > 0
+        del model, cycle
+        with pytest.warns(ResourceWarning, match="unclosed <model: image: .*: use `await model.close"):
+            await asyncio.to_thread(gc.collect)
+        assert await buffers(gpu) == 0
+
+
+async def test_a_model_that_is_closed_or_outlives_its_service_needs_no_warning() -> None:
+    """Warnings are errors here, and the collector's are reported."""
+    async with spawn(device="cpu") as gpu:
+        loaded = [await gpu.load(image_model()) for _ in range(2)]
+        for model in loaded:
+            await gpu.run(model, {"image": images(1)})
+        await loaded.pop().close()
+    del loaded, model
+    gc.collect()
 
 
 async def test_a_run_that_fails_leaves_nothing() -> None:
