@@ -230,6 +230,10 @@ class Model:
 
     async def close(self) -> None:
         """Free the weights, once no run needs them. Idempotent; running it afterwards is an error."""
+        self.end()
+
+    def end(self) -> None:
+        """The same as `close`, from any thread, also by the collector."""
         with self._lock:
             self._closed = True
             unused = self._evicted()
