@@ -221,7 +221,10 @@ class Model:
         try:
             if kept.of.graph is None:
                 raise InvalidRequest(
-                    field="model", value=self, problem="computes nothing with these inputs", fix="run it"
+                    field="model",
+                    value=self,
+                    problem="has outputs that are constants, so that nothing is computed",
+                    fix="run it: there is nothing to explain",
                 )
             explanation: Explanation = await self._gpu.explain(kept.of.graph)
             return explanation

@@ -223,7 +223,10 @@ def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | No
             _check_bytes(size, limits)
             data = path.read_bytes()
         except OSError as error:
-            raise InvalidModel(where=str(path), problem=f"cannot be read: {error.strerror}") from error
+            problem = f"cannot be read: {error.strerror}"
+            raise InvalidModel(
+                where=str(path), problem=problem, fix="give a file that you can read"
+            ) from error
         folder = path.parent
     elif isinstance(model, bytes | bytearray | memoryview):
         data = bytes(model)
