@@ -15,6 +15,8 @@ import numpy as np
 
 from cudnn_actor.actors import forks
 from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.checks import require_names
+from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.explanation import Explanation
@@ -129,12 +131,21 @@ class Model:
         What it is made from.
     discard
         Frees a buffer without waiting.
+    values
+        Makes an array of what a user gives. Raises `InvalidRequest`.
     """
 
-    def __init__(self, gpu: Any, source: Source, discard: Callable[[BufferRef], None]) -> None:
+    def __init__(
+        self,
+        gpu: Any,
+        source: Source,
+        discard: Callable[[BufferRef], None],
+        values: Callable[[Any], np.ndarray | DeviceArray],
+    ) -> None:
         self._gpu = gpu
         self._source = source
         self._discard = discard
+        self._values = values
         self._lock = threading.RLock()
         """Guards what follows; held for moments only."""
         self._kept: OrderedDict[object, _Kept] = OrderedDict()
@@ -299,25 +310,31 @@ class Model:
                 raise InvalidRequest(
                     field="inputs", value=name, problem=problem, fix=f"give {', '.join(sorted(wanted))}"
                 )
-        outputs = [each.name for each in self.outputs]
-        for name in keep:
-            if name not in outputs:
-                raise InvalidRequest(
-                    field="keep", value=name, problem="is no output", fix=f"use {', '.join(outputs)}"
-                )
+        require_names("keep", keep, [each.name for each in self.outputs], "the model")
 
-    @staticmethod
-    def _given(feature: Feature, value: Any) -> Any:
+    def _given(self, feature: Feature, value: Any) -> Any:
         """An input: a reference, or an array of the input's dtype."""
         if not isinstance(value, BufferRef):
-            value = np.asarray(value)
+            try:
+                value = self._values(value)
+            except InvalidRequest as error:
+                raise error.about(feature.name) from error
+        if isinstance(value, DeviceArray):
+            raise InvalidRequest(
+                field=feature.name,
+                value=Words("array"),
+                problem="is on the device, where a model takes references only",
+                fix="upload it first: await gpu.upload(array)",
+            )
         dtype = value.spec.dtype if isinstance(value, BufferRef) else DType.of(value.dtype)
         if dtype is None or dtype is not feature.dtype:
             raise InvalidRequest(
                 field=feature.name,
                 value=Words(str(dtype or value.dtype)),
                 problem=f"is not the dtype of the input, which is {feature.dtype or feature.kind}",
-                fix="convert it" if feature.dtype else "models with such inputs cannot be run",
+                fix=f"convert it: numpy.asarray(x, {str(feature.dtype)!r})"
+                if feature.dtype
+                else "models with such inputs cannot be run",
             )
         if isinstance(value, BufferRef) and value.spec.layout is Layout.STRIDED:
             raise InvalidRequest(

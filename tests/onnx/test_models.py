@@ -337,6 +337,32 @@ async def test_dims_with_one_name_must_agree() -> None:
             await gpu.run(model, {"a": np.zeros(3, np.float32), "b": np.zeros(1, np.float32)})
 
 
+async def test_what_is_no_input_at_all_is_told_with_what_to_pass() -> None:
+    async with spawn(device="cpu") as gpu:
+        model, image = await gpu.load(image_model()), images(1)
+        wrong: list[tuple[Any, dict[str, Any], str]] = [
+            (image, {}, "inputs=ndarray: is not a mapping of names to arrays; name each: image"),
+            ({"image": None}, {}, "image=None: is of type NoneType, not an array of numbers"),
+            (
+                {"image": [[1.0], [1.0, 2.0]]},
+                {},
+                "image=list: cannot be converted to an array: .*; pass rows",
+            ),
+            ({"image": image.tolist()}, {}, "image=float64: .*; convert it: numpy.asarray\\(x, 'float32'\\)"),
+            ({"image": image}, {"keep": "scores"}, "keep='scores': is not a sequence of names"),
+            ({"image": image}, {"keep": ("score",)}, 'not an output of the model; did you mean "scores"?'),
+        ]
+        for inputs, options, told in wrong:
+            with pytest.raises(InvalidRequest, match=told):
+                await gpu.run(model, inputs, **options)
+        given: Any = model
+        with pytest.raises(InvalidRequest, match=r"run it: await gpu\.run"):
+            await gpu.apply(given)
+        with pytest.raises(InvalidRequest, match=r"ask it: await model\.explain"):
+            await gpu.explain(given)
+        await model.close()
+
+
 async def test_a_model_belongs_to_its_service_until_it_is_closed() -> None:
     async with spawn(device="cpu") as gpu, spawn(device="cpu") as other:
         model = await gpu.load(image_model())
