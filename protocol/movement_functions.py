@@ -41,7 +41,11 @@ class MovementFunctions(Recorder):
         """x with other dims; one of them may be -1. Raises `InvalidRequest`."""
         self._own("x", x)
         wanted = list(whole_numbers("dims", dims))
-        if wanted.count(-1) == 1:
+        if wanted.count(-1) > 1:
+            raise InvalidRequest(
+                field="dims", value=tuple(wanted), problem="leave more than one size open", fix="use one -1"
+            )
+        if -1 in wanted:
             others = -math.prod(wanted)
             if others > 0 and math.prod(x.dims) % others == 0:
                 wanted[wanted.index(-1)] = math.prod(x.dims) // others
@@ -212,9 +216,9 @@ def _part(index: Any) -> _Index:
         return as_index(index)
     except TypeError:
         pass
-    raise _no_index(
-        index, "is not a whole number, a slice of them, ... or None", "select elements with those"
-    )
+    given = isinstance(index, Tensor | list | np.ndarray)
+    fix = "use g.take(x, indices, axis), or g.where for a mask" if given else "select elements with those"
+    raise _no_index(index, "is not a whole number, a slice of them, ... or None", fix)
 
 
 def _picked(index: _Index, axis: int, size: int) -> range:
