@@ -507,6 +507,7 @@ class CudnnRef:
         CudnnActorError
             As `upload`. What was allocated is freed.
         """
+        self._state.mailbox.check_open()
         source = model if hasattr(model, "specialised") else await asyncio.to_thread(_read, model)
         loaded = Model(self, source, self._state.discard, self._service.values)
         await loaded.prepare()

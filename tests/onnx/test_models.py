@@ -25,6 +25,7 @@ from cudnn_actor import (
     InvalidRequest,
     OutOfMemory,
     RunGraph,
+    ServiceStopped,
     StaleBufferError,
     UnsupportedModel,
     spawn,
@@ -397,6 +398,13 @@ async def test_a_model_that_is_closed_or_outlives_its_service_needs_no_warning()
         await loaded.pop().close()
     del loaded, model
     gc.collect()
+
+
+async def test_a_service_that_has_stopped_loads_no_model() -> None:
+    async with spawn(device="cpu") as gpu:
+        pass
+    with pytest.raises(ServiceStopped):
+        await gpu.load(image_model())
 
 
 async def test_a_run_that_fails_leaves_nothing() -> None:
