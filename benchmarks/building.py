@@ -8,6 +8,7 @@ pieces of a graph are built once.
 
 "Cold" is a process of its own with an empty folder for the kernels that CuPy compiles, and with what CUDA
 initialises at the first use; "stored" is another process, later, that has these kernels and the plan's bytes.
+Both build as a service does.
 A first run is one without a replay, on buffers that are there. For new batch sizes, one builder builds a
 ResNet bottleneck for one batch size after the other: with cuDNN's kernel cache, and without. Each plan is
 built, its self-check included, in the process that measures; as bytes it goes to a worker. At the end, a
@@ -46,7 +47,8 @@ from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol import Graph, GraphBuilder, OperationGraph
 
 from .blocks import bottleneck
-from .gpu.setting import gpu_versions, write_found
+from .gpu.setting import gpu_versions
+from .recording import Row, write_found
 
 COUNTS = (10, 100, 500)
 LAYER = 10
@@ -65,8 +67,6 @@ _TOLD = {
     "composition.compose": "all pieces",
 }
 """Functions of a build, by module and name, and what they do. Times include those of the functions called."""
-
-Row = dict[str, Any]
 
 
 def chain(count: int) -> Graph:
@@ -96,10 +96,13 @@ def ms(call: Callable[[], Any]) -> tuple[float, Any]:
 class Side:
     """What one process measures, with a builder of its own."""
 
-    def __init__(self, *, cached: bool = True) -> None:
+    def __init__(self, *, cached: bool | None = None) -> None:
+        """`cached`: whether with cuDNN's kernel cache; None for what a service has."""
         self.builder = CudaBuilder(0)
         self.opened_ms, _ = ms(self.builder.open)
-        self._context = self.builder.context._replace(kernels=KernelCaches() if cached else None)
+        self._context = self.builder.context
+        if cached is not None:
+            self._context = self._context._replace(kernels=KernelCaches() if cached else None)
 
     def build(self, graph: OperationGraph) -> CudaPlan:
         """A plan. Blocks for milliseconds to seconds."""
