@@ -36,7 +36,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from rich.console import Console
 from rich.table import Table
 
 from cudnn_actor import CudnnRef, TensorSpec, spawn
@@ -46,12 +45,11 @@ from cudnn_actor.onnx import OnnxModel
 from tests.onnx.networks.programs import program, tensors
 from tests.onnx.networks.recipes import inputs_of, read
 
-from .gpu.setting import gpu_versions, write_found
+from .gpu.setting import gpu_versions
+from .recording import Row, attempted, keep
 
 _SMALL = Path(__file__).parents[1] / "tests" / "onnx" / "networks" / "data"
 _COLUMNS = ("load_ms", "import_ms", "first_ms", "run_ms", "stored_first_ms", "eager_ms", "compiled_ms")
-
-Row = dict[str, Any]
 
 
 def ms(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -175,11 +173,22 @@ def measure(path: Path, batches: Sequence[int], device: str, runs: int) -> Itera
         onnx.save(read(path), job.path)
         _program(Path(job.path)).write_bytes(_program(path).read_bytes())
         cold, stored = apart("service", job), apart("service", job)
-        torch = apart("torch", job) if importlib.util.find_spec("torch") is not None else {}
+        torch: Row = {}
+        for row in attempted(
+            f"{path.name} in PyTorch", lambda: [apart("torch", job)] if _has_torch() else []
+        ):
+            if "error" in row:
+                yield row
+            else:
+                torch = row
         for batch in map(str, batches):
             row = {"network": name, "opset": int(opset), "batch": int(batch), "load_ms": cold["load_ms"]}
             row |= cold[batch] | {"stored_first_ms": stored[batch]["first_ms"]}
             yield row | torch.get(batch, {})
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
 
 
 def sheet(found: Sequence[Row]) -> Table:
@@ -211,16 +220,18 @@ def main() -> None:
         return
     paths = sorted(given.folder.glob(f"*.{given.opset}.onnx"))
     chosen = [path for path in paths if not given.networks or path.name.split(".")[0] in given.networks]
-    found = []
-    for path in chosen:
-        for row in measure(path, given.batches, given.device, given.runs):
-            found.append(row)
-            print(json.dumps(row), flush=True)
-    Console(width=160).print(sheet(found))
-    if given.out is not None:
-        known = versions(("numpy", "msgspec", "onnx", "torch"))
-        known |= {} if given.device == "cpu" else gpu_versions()
-        write_found(given.out, "models", found, versions=known, machine=machine(), device=given.device)
+    if not chosen:
+        parser.error(f"no such networks of opset {given.opset} in {given.folder}")
+    known = versions(("numpy", "msgspec", "onnx", "torch"))
+    known |= {} if given.device == "cpu" else gpu_versions()
+
+    def rows() -> Iterator[Row]:
+        for path in chosen:
+            measured = functools.partial(measure, path, given.batches, given.device, given.runs)
+            yield from attempted(path.name, measured)
+
+    about = {"machine": machine(), "device": given.device, "files": given.folder.name}
+    keep(rows(), sheet, given.out, "models", versions=known, **about)
 
 
 if __name__ == "__main__":
