@@ -44,7 +44,7 @@ class Side:
     def __init__(self, tree: Path, loop: str, threads: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(_SIDE), loop, threads],
-            env={**os.environ, "PYTHONPATH": str(tree.resolve()), "PYTHONHASHSEED": "0"},
+            env={**environment(tree), "PYTHONHASHSEED": "0"},
             cwd=tree,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -157,12 +157,20 @@ def table(found: list[Found], old: str, new: str) -> Table:
     return sheet
 
 
+def environment(tree: Path) -> dict[str, str]:
+    """This process's, in which a checkout's packages come before those that are found by PYTHONPATH here."""
+    places = [str(tree.resolve()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+
+
 def commit(tree: Path) -> str:
-    """A checkout's commit, as git describes it."""
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=tree, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+    """A checkout's commit, as git describes it; the folder's name where that is no checkout of its own."""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return tree.resolve().name
+    return done.stdout.strip() if (tree / ".git").exists() else tree.resolve().name
 
 
 def main() -> None:
@@ -195,6 +203,7 @@ def main() -> None:
             "threads": given.threads,
             "found": [row._asdict() for row in found],
         }
+        given.out.mkdir(parents=True, exist_ok=True)
         path = given.out / time.strftime("against-%Y%m%dT%H%M%S.json")
         path.write_text(json.dumps(record, indent=1) + "\n")
         print(path)

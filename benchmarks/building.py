@@ -48,7 +48,7 @@ from cudnn_actor.protocol import Graph, GraphBuilder, OperationGraph
 
 from .blocks import bottleneck
 from .gpu.setting import gpu_versions
-from .recording import Row, attempted, write_found
+from .recording import Row, attempted, ends_at_sigterm, write_found
 
 COUNTS = (10, 100, 500)
 LAYER = 10
@@ -286,6 +286,7 @@ def main() -> None:
     if not given.dry_run:
         known |= next(alone("versions", count=0))
     found: dict[str, list[Row]] = {"graphs": [], "batches": []}
+    ends_at_sigterm()
     try:
         for part, rows in on_cpu() if given.dry_run else on_gpu(given.counts):
             for row in rows:

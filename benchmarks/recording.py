@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Row", "attempted", "keep", "write_found"]
+__all__ = ["Row", "attempted", "ends_at_sigterm", "keep", "write_found"]
 
 Row = dict[str, Any]
 
@@ -33,10 +34,11 @@ def keep(
     name: str,
     **known: Any,
 ) -> None:
-    """Print each row at once; at the end, be it an error or ^C, write the file and print the table.
+    """Print each row at once; at the end, be it an error, ^C or SIGTERM, write the file and print the table.
 
     `known` is what the file says besides. What failed is in the file, and below the table.
     """
+    ends_at_sigterm()
     found = list[Row]()
     try:
         for row in rows:
@@ -50,6 +52,11 @@ def keep(
         for row in found:
             if "error" in row:
                 console.print(f"failed: {row['part']}: {row['error']}", markup=False)
+
+
+def ends_at_sigterm() -> None:
+    """Have SIGTERM, which `timeout` sends, do what ^C does, also where that is ignored."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def write_found(folder: Path, name: str, found: list[Row] | Row, **known: Any) -> None:
