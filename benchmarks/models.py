@@ -165,30 +165,31 @@ def apart(what: str, job: Job) -> Row:
     return row
 
 
-def measure(path: Path, batches: Sequence[int], device: str, runs: int) -> Iterator[Row]:
+def measure(
+    path: Path, batches: Sequence[int], device: str, runs: int, sides: Sequence[str]
+) -> Iterator[Row]:
     """A row for each batch size of a network's file, which lacks its weights."""
     name, opset = path.stem.split(".")
+    rows: dict[str, Row] = {
+        str(batch): {"network": name, "opset": int(opset), "batch": batch} for batch in batches
+    }
     with tempfile.TemporaryDirectory() as folder:
         job = Job(str(Path(folder) / path.name), list(batches), device, folder, runs)
         onnx.save(read(path), job.path)
         _program(Path(job.path)).write_bytes(_program(path).read_bytes())
-        cold, stored = apart("service", job), apart("service", job)
-        torch: Row = {}
-        for row in attempted(
-            f"{path.name} in PyTorch", lambda: [apart("torch", job)] if _has_torch() else []
-        ):
-            if "error" in row:
-                yield row
-            else:
-                torch = row
-        for batch in map(str, batches):
-            row = {"network": name, "opset": int(opset), "batch": int(batch), "load_ms": cold["load_ms"]}
-            row |= cold[batch] | {"stored_first_ms": stored[batch]["first_ms"]}
-            yield row | torch.get(batch, {})
-
-
-def _has_torch() -> bool:
-    return importlib.util.find_spec("torch") is not None
+        if "service" in sides:
+            cold, stored = apart("service", job), apart("service", job)
+            for batch, row in rows.items():
+                row |= {"load_ms": cold["load_ms"], **cold[batch]}
+                row["stored_first_ms"] = stored[batch]["first_ms"]
+        if "torch" in sides and importlib.util.find_spec("torch") is not None:
+            for found in attempted(f"{path.name} in PyTorch", lambda: [apart("torch", job)]):
+                if "error" in found:
+                    yield found
+                else:
+                    for batch, row in rows.items():
+                        row |= found[batch]
+    yield from rows.values()
 
 
 def sheet(found: Sequence[Row]) -> Table:
@@ -210,6 +211,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--sides", nargs="+", choices=("service", "torch"), default=["service", "torch"])
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -227,7 +229,7 @@ def main() -> None:
 
     def rows() -> Iterator[Row]:
         for path in chosen:
-            measured = functools.partial(measure, path, given.batches, given.device, given.runs)
+            measured = functools.partial(measure, path, given.batches, given.device, given.runs, given.sides)
             yield from attempted(path.name, measured)
 
     about = {"machine": machine(), "device": given.device, "files": given.folder.name}

@@ -295,7 +295,7 @@ def channel_norms(dtype: DType, layout: Layout) -> Iterator[Problem]:
 
 
 def reductions(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
-    """Over the rows, the columns and all of a matrix; and softmax of rows."""
+    """Over the rows, the columns and all of a matrix."""
     torch = torch_module()
     x = TensorSpec.packed((rows, length), dtype)
     given = torch.randn(rows, length, device="cuda").to(getattr(torch, dtype.value))
@@ -316,6 +316,17 @@ def reductions(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
             graph_of(Reduction, {"x": x, "y": y}, mode=mode, axes=axes),
             functools.partial(function, given, axes),
         )
+
+
+def softmaxes(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
+    """Of the rows of a matrix."""
+    torch = torch_module()
+    x = TensorSpec.packed((rows, length), dtype)
+    given = torch.randn(rows, length, device="cuda").to(getattr(torch, dtype.value))
+
+    def name(what: str) -> str:
+        return f"{what}, {dtype.value}, {rows}x{length}"
+
     for log in (False, True):
         function, back = (
             (torch.log_softmax, torch.ops.aten._log_softmax_backward_data)
@@ -370,18 +381,23 @@ def attentions(dtype: DType, dims: tuple[int, int, int, int], *, causal: bool) -
 
 
 def problems() -> Iterator[Problem]:
-    """All of them; each holds its tensors until the next is asked for."""
+    """All of them; each holds its tensors until the next is asked for.
+
+    What is compared most comes first, for runs that end early.
+    """
+    yield from attentions(DType.BFLOAT16, (4, 16, 4096, 128), causal=True)
     for dtype in (DType.BFLOAT16, DType.FLOAT32):
+        for rows, length in ((16384, 768), (8192, 4096)):
+            yield from norms(dtype, rows, length)
+            yield from softmaxes(dtype, rows, length)
         for layout in (Layout.NHWC, Layout.NCHW):
-            yield from pools(dtype, layout)
             yield from channel_norms(dtype, layout)
+            yield from pools(dtype, layout)
         yield from global_pools(dtype)
         yield from grouped(dtype, (8192, 2048, 1024, 64))
         yield from grouped(dtype, (4096, 4096, 2048, 8))
         for rows, length in ((16384, 768), (8192, 4096)):
-            yield from norms(dtype, rows, length)
             yield from reductions(dtype, rows, length)
-    yield from attentions(DType.BFLOAT16, (4, 16, 4096, 128), causal=True)
     yield from attentions(DType.BFLOAT16, (32, 12, 512, 64), causal=False)
     yield from attentions(DType.FLOAT32, (4, 16, 1024, 64), causal=True)
 
