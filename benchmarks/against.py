@@ -16,6 +16,7 @@ all others on another.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import math
@@ -31,9 +32,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-CASES = tuple(
-    itertools.product(("asyncio", "uvloop"), ("thread", "process"), ("ping", "convolution"), (1, 64))
-)
+LOOPS = ("asyncio", "uvloop") if importlib.util.find_spec("uvloop") else ("asyncio",)
+CASES = tuple(itertools.product(LOOPS, ("thread", "process"), ("ping", "convolution"), (1, 64)))
 """Event loop, isolation, request, requests in flight."""
 _SIDE = Path(__file__).with_name("against_side.py")
 
@@ -92,7 +92,7 @@ def compare(
     """Measure every case in every round, and print each round's number."""
     found = {case: Found(case, [], []) for case in CASES}
     for number in range(rounds):
-        for loop in ("asyncio", "uvloop"):
+        for loop in LOOPS:
             sides = _started(old, new, loop, threads, new_first=bool(number % 2))
             try:
                 for case in CASES:

@@ -180,7 +180,7 @@ def measure(
         if "service" in sides:
             cold, stored = apart("service", job), apart("service", job)
             for batch, row in rows.items():
-                row |= {"load_ms": cold["load_ms"], **cold[batch]}
+                row.update({"load_ms": cold["load_ms"], **cold[batch]})
                 row["stored_first_ms"] = stored[batch]["first_ms"]
         if "torch" in sides and importlib.util.find_spec("torch") is not None:
             for found in attempted(f"{path.name} in PyTorch", lambda: [apart("torch", job)]):
@@ -188,7 +188,7 @@ def measure(
                     yield found
                 else:
                     for batch, row in rows.items():
-                        row |= found[batch]
+                        row.update(found[batch])
     yield from rows.values()
 
 
@@ -221,7 +221,8 @@ def main() -> None:
         print(json.dumps(torch_side(job) if what == "torch" else asyncio.run(service(job))))
         return
     paths = sorted(given.folder.glob(f"*.{given.opset}.onnx"))
-    chosen = [path for path in paths if not given.networks or path.name.split(".")[0] in given.networks]
+    names = given.networks or [path.name.split(".")[0] for path in paths]
+    chosen = [path for name in names for path in paths if path.name.split(".")[0] == name]
     if not chosen:
         parser.error(f"no such networks of opset {given.opset} in {given.folder}")
     known = versions(("numpy", "msgspec", "onnx", "torch"))
