@@ -287,6 +287,7 @@ def main() -> None:
         known |= next(alone("versions", count=0))
     found: dict[str, list[Row]] = {"graphs": [], "batches": []}
     ends_at_sigterm()
+    start = time.monotonic()
     try:
         for part, rows in on_cpu() if given.dry_run else on_gpu(given.counts):
             for row in rows:
@@ -294,7 +295,8 @@ def main() -> None:
                 print(json.dumps(row), flush=True)
     finally:
         if given.out is not None:
-            about = {"versions": known, "machine": machine(), "dry_run": given.dry_run}
+            seconds = round(time.monotonic() - start, 1)
+            about = {"versions": known, "machine": machine(), "dry_run": given.dry_run, "seconds": seconds}
             write_found(given.out, "building", found, **about)
         for table in tables(found):
             Console(width=160).print(table)

@@ -36,17 +36,18 @@ def keep(
 ) -> None:
     """Print each row at once; at the end, be it an error, ^C or SIGTERM, write the file and print the table.
 
-    `known` is what the file says besides. What failed is in the file, and below the table.
+    `known` is what the file says besides; it also says how many seconds that took. What failed is in the
+    file, and below the table.
     """
     ends_at_sigterm()
-    found = list[Row]()
+    found, start = list[Row](), time.monotonic()
     try:
         for row in rows:
             found.append(row)
             print(json.dumps(row), flush=True)
     finally:
         if out is not None:
-            write_found(out, name, found, **known)
+            write_found(out, name, found, **known, seconds=round(time.monotonic() - start, 1))
         console = Console(width=200)
         console.print(sheet([row for row in found if "error" not in row]))
         for row in found:
