@@ -63,6 +63,7 @@ _TOLD = {
     "self_check.__init__": "self-check: memory, values, reference",
     "self_check.fault": "self-check: run and comparison",
     "self_check.close": "self-check: memory freed",
+    "program.__init__": "launches prepared, our kernels compiled",
     "partition.cut": "the cut into pieces",
     "composition.compose": "all pieces",
 }
