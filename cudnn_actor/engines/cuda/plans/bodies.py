@@ -1,10 +1,14 @@
-"""Pointwise operations of a graph as the body of a kernel: expressions of what it reads of memory."""
+"""Pointwise operations of a graph as the body of a kernel: expressions of what it reads of memory.
+
+What a gather gives is read of memory, too, at places that depend on what the kernel reads of the indices.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from cudnn_actor.engines.cuda.operations.indexing import strides_of
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.kernels import (
     Constant,
@@ -12,12 +16,14 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     Expression,
     Leaf,
     Scalar,
+    Selection,
     Value,
     expression,
 )
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, Node, Pointwise, PointwiseMode, TensorRole
+from cudnn_actor.protocol.operations.indexing import Gathering
 
 __all__ = ["Body", "broadcast"]
 
@@ -56,8 +62,12 @@ class Body:
         self._written = {uid for operation in operations for uid in operation.writes}
         self._values: dict[int, Value] = {}
         self.nodes: list[Any] = []
-        self.leaves: list[tuple[GraphTensor, Steps]] = []
+        self._leaves: dict[tuple[GraphTensor, Steps, int, tuple[Selection, ...]], Leaf] = {}
+
+    @property
+    def leaves(self) -> list[tuple[GraphTensor, Steps]]:
         """The tensors that the kernel reads, and their strides over all dims."""
+        return [(tensor, steps) for tensor, steps, *_ in self._leaves]
 
     def put(self, node: Any) -> Earlier:
         """Add what is computed next."""
@@ -70,6 +80,23 @@ class Body:
         dtype, used = self._graph.tensor(operation.result).dtype, operation.result in self._read
         node = expression(operation, operands, self._graph.compute(operation), dtype, used=used)
         self._values[operation.result] = self.put(node)
+
+    def gather(self, operation: Gathering[int]) -> None:
+        """Add a gather. Raises `Refused` if the kernel computes what it reads."""
+        if not self._written.isdisjoint(operation.reads):
+            raise Refused("what the kernel computes is read at places that indices name")
+        x, indices = map(self._form, operation.reads)
+        places = operation.places(x.dims, indices.dims)
+        of_x, of_indices = (
+            tuple(0 if size == 1 else step for size, step in zip(places.dims, steps, strict=True))
+            for steps in strides_of(places, x, indices)
+        )
+        component = indices.strides[-1] if places.stacked else 0
+        selects = tuple(
+            Selection(self.leaf(indices, of_indices, n * component), x.dims[axis], x.strides[axis])
+            for n, axis in enumerate(places.selected)
+        )
+        self._values[operation.y] = self.leaf(x, of_x, selects=selects)
 
     def define(self, uid: int, value: Value, compute: DType) -> None:
         """Say what a tensor is, computed in that type; it is rounded if something reads it."""
@@ -92,12 +119,13 @@ class Body:
         form = self._form(uid)
         return self.leaf(form, broadcast(form, self._dims) if steps is None else steps)
 
-    def leaf(self, tensor: GraphTensor, steps: Steps) -> Leaf:
-        """What is read of a tensor."""
+    def leaf(
+        self, tensor: GraphTensor, steps: Steps, offset: int = 0, selects: tuple[Selection, ...] = ()
+    ) -> Leaf:
+        """What is read of a tensor: see `Leaf`."""
         steps = tuple(0 if size == 1 else step for size, step in zip(self._dims, steps, strict=True))
-        if (tensor, steps) not in self.leaves:
-            self.leaves.append((tensor, steps))
-        return Leaf(self._first + self.leaves.index((tensor, steps)), tensor.dtype)
+        leaf = Leaf(self._first + len(self._leaves), tensor.dtype, offset, selects)
+        return self._leaves.setdefault((tensor, steps, offset, selects), leaf)
 
     def of(self, uids: Iterable[int]) -> list[Value]:
         """The values of what has been computed."""

@@ -31,6 +31,7 @@ __all__ += [
     "Leaf",
     "Result",
     "Scalar",
+    "Selection",
     "Source",
     "Value",
     "blocks",
@@ -43,7 +44,7 @@ __all__ += [
     "merged",
     "merged_axes",
 ]
-__all__ += ["PACK", "preamble", "source", "store", "value_type"]
+__all__ += ["PACK", "PLACED", "preamble", "source", "store", "value_type"]
 
 THREADS, _MOST_BLOCKS = 256, 1 << 16
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
@@ -132,11 +133,42 @@ __device__ __forceinline__ unsigned long long whole(unsigned long long value, do
 """
 
 
+PLACED = """
+// An index below 0 counts from the end; one out of range counts as the nearest.
+__device__ __forceinline__ long long placed(long long index, long long size) {
+    if (index < 0) index += size;
+    return index < 0 ? 0 : index < size ? index : size - 1;
+}
+"""
+
+
 class Leaf(msgspec.Struct, frozen=True, tag="leaf"):
-    """A tensor that the kernel reads: its index among the operands, and its element type."""
+    """A tensor that the kernel reads.
+
+    Parameters
+    ----------
+    number
+        Its index among the operands.
+    dtype
+        The element type.
+    offset
+        How many elements further its first one lies.
+    selects
+        Indices that select along further axes of it.
+    """
 
     number: int
     dtype: DType
+    offset: int = 0
+    selects: tuple[Selection, ...] = ()
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Indices that select along an axis: what is read of them, the axis' size, and its stride in elements."""
+
+    indices: Leaf
+    size: int
+    step: int
 
 
 class Scalar(msgspec.Struct, frozen=True, tag="scalar"):
@@ -233,18 +265,31 @@ class Elementwise(msgspec.Struct, frozen=True):
         """The kernel's arguments behind the pointers: sizes, in neighbours, and strides."""
         *slow, last = self.dims
         sizes = (*slow, last // self.together)
+        selects = (select for leaf in self.leaves() for select in leaf.selects)
         return (
             math.prod(sizes),
             *((last,) if self.rest else ()),
             *sizes[1:],
             *(step for steps in self.strides for step in steps),
+            *(number for select in selects for number in (select.size, select.step)),
         )
+
+    def leaves(self) -> tuple[Leaf, ...]:
+        """What it reads, by number."""
+        found = {node.number: node for node in self._nodes() if isinstance(node, Leaf)}
+        return tuple(found[number] for number in sorted(found))
 
     def operands(self) -> tuple[DType, ...]:
         """The element types of the operands, by number."""
-        leaves = (node for node in self._nodes() if isinstance(node, Leaf))
-        found = {leaf.number: leaf.dtype for leaf in leaves}
-        return tuple(found[number] for number in sorted(found))
+        return tuple(leaf.dtype for leaf in self.leaves())
+
+    def steps(self, leaf: Leaf) -> tuple[int, ...]:
+        """The strides of what it reads."""
+        return self.strides[len(self.results) + leaf.number]
+
+    def selects_alike(self, leaf: Leaf) -> bool:
+        """Whether neighbours in the last axis have the same indices, or none."""
+        return not any(self.steps(select.indices)[-1] for select in leaf.selects)
 
     def scalars(self) -> tuple[int, ...]:
         """The indices of the plan's scalars that the kernel takes, in the kernel's own order."""
@@ -257,6 +302,8 @@ class Elementwise(msgspec.Struct, frozen=True):
             yield node
             if isinstance(node, Expression):
                 waiting += node.operands
+            elif isinstance(node, Leaf):
+                waiting += (select.indices for select in node.selects)
 
 
 Value = Expression | Leaf | Scalar | Constant | Earlier
@@ -308,11 +355,14 @@ def fused(
 
 def _together(kernel: Elementwise, alignments: Sequence[int]) -> int:
     """How many neighbours in the last axis can be read and written at once."""
-    dtypes = (*(result.dtype for result in kernel.results), *kernel.operands())
+    apart = [(result.dtype, True, ()) for result in kernel.results] + [
+        (leaf.dtype, kernel.selects_alike(leaf), (leaf.offset, *(select.step for select in leaf.selects)))
+        for leaf in kernel.leaves()
+    ]
     beside = [
-        (dtype.itemsize, steps, alignment)
-        for dtype, steps, alignment in zip(dtypes, kernel.strides, alignments, strict=False)
-        if steps[-1] == 1
+        (dtype.itemsize, (*further, *steps), alignment)
+        for (dtype, alike, further), steps, alignment in zip(apart, kernel.strides, alignments, strict=False)
+        if steps[-1] == 1 and alike
     ]
     if not beside or any(steps[-1] != 1 for steps in kernel.strides[: len(kernel.results)]):
         return 1
@@ -388,18 +438,22 @@ class Source:
         self._kernel = kernel
         self._rank, self._together = len(kernel.dims), kernel.together
         self._stored = [result.dtype for result in kernel.results]
-        self._read = kernel.operands()
+        self._read = kernel.leaves()
         # Whether offsets need 64 bits.
-        spans = (
+        spans = [
             sum((size - 1) * abs(step) for size, step in zip(kernel.dims, steps, strict=True))
             for steps in kernel.strides
-        )
+        ]
+        for leaf in self._read:
+            selected = sum((select.size - 1) * abs(select.step) for select in leaf.selects)
+            spans[len(self._stored) + leaf.number] += leaf.offset + selected
         self._wide = max(math.prod(kernel.dims), *spans) >= _SMALL
 
     def text(self) -> str:
         """The kernel alone."""
         packs = PACK if self._together > 1 else ""
-        return f"""{preamble()}{packs}
+        placed = PLACED if any(leaf.selects for leaf in self._read) else ""
+        return f"""{preamble()}{packs}{placed}
 typedef {self._index()} I;
 extern "C" __global__ void elementwise({", ".join(self.arguments())}) {{
     const long long stride = (long long)gridDim.x * blockDim.x;
@@ -424,11 +478,14 @@ struct {name} {{
         """The kernel's parameters in C."""
         rank = self._rank
         arguments = [f"{C_TYPES[dtype]}* out{i}" for i, dtype in enumerate(self._stored)]
-        arguments += [f"const {C_TYPES[dtype]}* in{i}" for i, dtype in enumerate(self._read)]
+        arguments += [f"const {C_TYPES[leaf.dtype]}* in{leaf.number}" for leaf in self._read]
         tensors = len(self._stored) + len(self._read)
         arguments += ["long long count", *(["long long all"] if self._kernel.rest else [])]
         arguments += [f"long long d{axis}" for axis in range(1, rank)]
         arguments += [f"long long s{i}_{axis}" for i in range(tensors) for axis in range(rank)]
+        for leaf in self._read:
+            for n in range(len(leaf.selects)):
+                arguments += [f"long long {name}{leaf.number}_{n}" for name in ("size", "step")]
         return arguments + [f"double scalar{number}" for number in self._kernel.scalars()]
 
     def _index(self) -> str:
@@ -469,18 +526,23 @@ struct {name} {{
         after: list[str] = []
         self._elements: list[str] = []
         """What is read of each operand."""
-        for i, dtype in enumerate(self._read):
+        for i, leaf in enumerate(self._read):
             tensor = len(self._stored) + i
-            step, place = self._kernel.strides[tensor][-1], f"in{i}[{self._place(tensor)}]"
-            if together > 1 and step == 1:
-                pack = f"Pack<{C_TYPES[dtype]}, {together}>"
+            step, alike = self._kernel.steps(leaf)[-1], together > 1 and self._kernel.selects_alike(leaf)
+            at = self._place(tensor) + (f" + {leaf.offset}" if leaf.offset else "")
+            if leaf.selects:
+                (before if alike else inside).append(f"const I at{i} = {_selected(leaf)};")
+                at += f" + at{i}"
+            place = f"in{i}[{at}]"
+            if alike and step == 1:
+                pack = f"Pack<{C_TYPES[leaf.dtype]}, {together}>"
                 before.append(f"const {pack} p{i} = *(const {pack}*)&{place};")
                 place = f"p{i}.of[v]"
             elif together > 1 and step:
-                place = f"in{i}[{self._place(tensor)} + v * (I)s{tensor}_{self._rank - 1}]"
+                place = f"in{i}[{at} + v * (I)s{tensor}_{self._rank - 1}]"
             self._elements.append(place)
-            to = before if together > 1 and not step else inside
-            to.append(f"const {value_type(dtype)} v{i} = {load(dtype, place)};")
+            to = before if alike and not step else inside
+            to.append(f"const {value_type(leaf.dtype)} v{i} = {load(leaf.dtype, place)};")
         if together > 1:
             for i, dtype in enumerate(self._stored):
                 pack = f"Pack<{C_TYPES[dtype]}, {together}>"
@@ -506,6 +568,14 @@ struct {name} {{
 
     def _place(self, tensor: int) -> str:
         return " + ".join(f"i{axis} * (I)s{tensor}_{axis}" for axis in range(self._rank))
+
+
+def _selected(leaf: Leaf) -> str:
+    """How many elements further the indices select, in C."""
+    return " + ".join(
+        f"(I)placed(v{select.indices.number}, size{leaf.number}_{n}) * (I)step{leaf.number}_{n}"
+        for n, select in enumerate(leaf.selects)
+    )
 
 
 PACK = """

@@ -8,6 +8,8 @@ slices are views of what is stored where that is possible. What is concatenated
 is written to its part of the result where that is possible.
 
 A group has any number of pointwise operations and results, all of the same dims.
+A gather with results of these dims belongs to it, too, if a pointwise operation
+behind it reads them: the group then has no reductions.
 Reductions, norms and softmaxes of these dims belong to it too if all are along
 the same axes; then results may also have one element for each line. A norm with
 kernels of its own belongs to it if it is the only one. A tree of
@@ -52,6 +54,7 @@ from cudnn_actor.protocol.operations import (
     TensorRole,
     Transpose,
 )
+from cudnn_actor.protocol.operations.indexing import Gathering
 from cudnn_actor.protocol.tensor import packed_strides, settled_strides
 
 __all__ = ["Cut", "Piece", "Stored", "cut"]
@@ -124,10 +127,11 @@ class _Anchored(_Draft):
 
 @dataclass(eq=False)
 class _Group(_Draft):
-    """`dims`: of its results. `along`: its lines, if it has any."""
+    """`dims`: of its results. `along`: its lines, if it has any. `gathers`: whether it has a gather."""
 
     dims: tuple[int, ...]
     along: _Along | None = None
+    gathers: bool = False
 
     @property
     def norm(self) -> int | None:
@@ -153,9 +157,14 @@ class _Partition:
     def __init__(self, graph: OperationGraph) -> None:
         self._graph = graph
         self._readers: dict[int, int] = {}
+        self._read_alike: set[int] = set()
+        """What a pointwise operation with a result of the same dims reads."""
         for operation in graph.operations:
             for uid in set(operation.reads):
                 self._readers[uid] = self._readers.get(uid, 0) + 1
+            if isinstance(operation, Pointwise):
+                dims = graph.tensor(operation.result).dims
+                self._read_alike.update(uid for uid in operation.reads if graph.tensor(uid).dims == dims)
         self._drafts: dict[int, _Draft] = {}
         """Results → the piece that computes them; not for views."""
         self._places: dict[int, int] = {}
@@ -181,7 +190,11 @@ class _Partition:
                 continue
             for uid in operation.reads:
                 self._store(uid)
-            if isinstance(operation, Concat):
+            if isinstance(operation, Gathering) and self._is_fused(operation):
+                group = _Group(place, self._graph.tensor(operation.y).dims, gathers=True)
+                self._begin(group)
+                self._add(group, place, operation)
+            elif isinstance(operation, Concat):
                 self._concatenate(place, operation)
             elif not (
                 isinstance(operation, Movement) and (self._written_as(operation) or self._view(operation))
@@ -200,6 +213,15 @@ class _Partition:
         draft = _Anchored(place, operation, is_depthwise(operation, self._forms.__getitem__))
         self._begin(draft)
         self._add(draft, place, operation)
+
+    def _is_fused(self, operation: Gathering[int]) -> bool:
+        """Whether a gather is computed with pointwise operations behind it.
+
+        Not if something overwrites what it reads: the kernel would read it at other places than it writes.
+        """
+        x, indices, y = map(self._graph.tensor, (operation.x, operation.indices, operation.y))
+        kept = self._overwritten.isdisjoint((x.uid, indices.uid))
+        return kept and y.uid in self._read_alike and 0 not in y.dims
 
     def _begin(self, draft: _Draft) -> None:
         self._pieces[draft] = None
@@ -288,7 +310,8 @@ class _Partition:
                 continue
             if isinstance(draft.anchor, MatMul) and operation.mode in _SLOW_BEHIND_PRODUCTS:
                 continue
-            trees = [*{t: None for t in inside.values() if isinstance(t, _Group) and t.along is None}]
+            groups = {t: None for t in inside.values() if isinstance(t, _Group)}
+            trees = [group for group in groups if group.along is None and not group.gathers]
             parts = [draft, *trees]
             computed = {other for part in parts for op in part.operations.values() for other in op.writes}
             read = {*operation.reads, *(other for tree in trees for other in tree.reads)} - computed
@@ -349,7 +372,11 @@ class _Partition:
         if lined:  # of those with other lines, the last
             last = max(lined, key=lambda draft: draft.place)
             wanted = (last.along, last.dims) if along is None else (along, dims)
-            joined = [draft for draft in joined if draft.along is None or (draft.along, draft.dims) == wanted]
+            joined = [
+                draft
+                for draft in joined
+                if ((draft.along, draft.dims) == wanted if draft.along is not None else not draft.gathers)
+            ]
         if not joined:
             large = {uid for uid in operation.reads if self._graph.tensor(uid).dims == dims}
             beside = (
@@ -358,6 +385,7 @@ class _Partition:
                 if draft.dims == dims
                 and not large.isdisjoint(draft.reads)
                 and (None in (along, draft.along) or along == draft.along)
+                and (along is None or not draft.gathers)
             )
             joined = list(itertools.islice(beside, 1))
         joined = [*dict.fromkeys(joined)]
@@ -377,6 +405,8 @@ class _Partition:
         """Whether an operation of these dims may be computed with the group that computes its operand."""
         if along is not None and draft.dims != dims:
             return False  # a reduction of what is broadcast
+        if along is not None and draft.gathers:
+            return False
         return draft.holds(dims) or (draft.along is None and self._only_exit(uid, draft))
 
     def _merge(self, draft: _Group, into: _Draft) -> None:
@@ -384,6 +414,7 @@ class _Partition:
         into.reads |= draft.reads
         if isinstance(into, _Group):
             into.along = into.along or draft.along
+            into.gathers |= draft.gathers
         for operation in draft.operations.values():
             self._drafts.update(dict.fromkeys(operation.writes, into))
         del self._pieces[draft], self._open[draft]

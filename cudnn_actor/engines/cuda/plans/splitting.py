@@ -2,7 +2,7 @@
 
 Each operation but the pointwise ones runs alone, if necessary on packed or wider
 copies of its operands. Pointwise operations become one kernel for all results of
-the same dims. All data stays on the device.
+the same dims, and at first so do gathers beside them. All data stays on the device.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from cudnn_actor.protocol.operations import (
     Pointwise,
     TensorRole,
 )
+from cudnn_actor.protocol.operations.indexing import Gathering
 from cudnn_actor.protocol.tensor import Layout, TensorSpec, packed_strides
 
 __all__ = ["MOST_FORMS", "compile_split", "ways"]
@@ -65,8 +66,18 @@ MOST_FORMS = 9
 
 def ways(graph: OperationGraph) -> int:
     """How many choices a graph without convolutions has: the ways of that operation which has the most."""
-    others = (type(operation) for operation in graph.operations if not isinstance(operation, Pointwise))
-    return max((IMPLEMENTATIONS[operation].ways for operation in others), default=1) or 1
+    others = (operation for operation in graph.operations if not isinstance(operation, Pointwise))
+    alone = len(graph.operations) == 1
+    return (
+        max(
+            (
+                IMPLEMENTATIONS[type(other)].ways + (isinstance(other, Gathering) and not alone)
+                for other in others
+            ),
+            default=1,
+        )
+        or 1
+    )
 
 
 def compile_split(
@@ -93,8 +104,10 @@ class _Splitter:
         self._sources = given_sources(graph)
         self._forms = {tensor.uid: tensor for tensor in graph.tensors}
         """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
-        self._waiting: dict[int, Pointwise[int]] = {}
-        """Pointwise operations that are in no step yet, by their results."""
+        self._waiting: dict[int, Pointwise[int] | Gathering[int]] = {}
+        """Pointwise operations, and gathers, that are in no step yet, by their results."""
+        self._gathers = choice == 0 and len(graph.operations) > 1
+        """Whether gathers are computed with pointwise operations."""
         self._steps: list[Step] = []
         self._graphs: list[Any] = []
         self._scratch = 0
@@ -106,7 +119,9 @@ class _Splitter:
                 self._waiting[operation.result] = operation
                 continue
             self._compute([uid for uid in operation.reads if uid in self._waiting])
-            if isinstance(operation, Convolution):
+            if isinstance(operation, Gathering) and self._gathers:
+                self._waiting[operation.y] = operation
+            elif isinstance(operation, Convolution):
                 self._convolve(operation)
             elif isinstance(operation, Concat):
                 self._concatenate(operation)
@@ -321,14 +336,17 @@ class _Splitter:
     def _add_kernel(self, dims: tuple[int, ...], uids: Sequence[int]) -> None:
         """Add the kernel that computes these results, of these dims."""
         wanted = set(uids)
-        operations: list[Pointwise[int]] = []
+        operations: list[Pointwise[int] | Gathering[int]] = []
         for uid, operation in reversed(self._waiting.items()):
             if uid in wanted:
                 operations.insert(0, operation)
                 wanted.update(operation.reads)
         body = Body(self._graph, operations, dims, form=self._forms.__getitem__)
         for operation in operations:
-            body.add(operation)
+            if isinstance(operation, Gathering):
+                body.gather(operation)
+            else:
+                body.add(operation)
         stored = [self._graph.tensor(uid) for uid in uids]
         for tensor in stored:
             if tensor.uid not in self._sources:
