@@ -13,6 +13,7 @@ from cudnn_actor.protocol import (
     InstanceNormBackward,
     LayerNorm,
     Layout,
+    PadMode,
     ReductionMode,
     Tensor,
 )
@@ -56,7 +57,7 @@ def chain(length: int) -> Graph:
     return g.build(y=y)
 
 
-def looked_up(dtype: DType, columns: int, of_indices: str = "int64") -> Graph:
+def looked_up(dtype: DType, columns: int, of_indices: DType = DType.INT64) -> Graph:
     """Rows of a table, scaled and added to others; some of them are also a result as they are."""
     g = GraphBuilder()
     table, tokens = g.input("table", (9, columns), dtype), g.input("tokens", (2, 5), of_indices)
@@ -87,6 +88,20 @@ def selected_twice() -> Graph:
     return g.build(y=g.take(x, n, 0) + g.take(x, one, 0) * 2)
 
 
+def around(mode: PadMode, layout: Layout) -> Graph:
+    g = GraphBuilder()
+    x, y = g.input("x", (2, 8, 3, 4), layout=layout), g.input("y", (2, 8, 6, 8), layout=layout)
+    wide = g.pad(x, [(0, 0), (0, 0), (2, 1), (3, 1)], mode=mode)
+    return g.build(z=g.relu(wide * 2.0 - y))
+
+
+def enlarged(layout: Layout) -> Graph:
+    """What a feature pyramid does: a coarser picture is added to a finer one."""
+    g = GraphBuilder()
+    coarse = g.input("coarse", (2, 8, 3, 4), layout=layout)
+    return g.build(y=g.resize(coarse, sizes=(2, 8, 6, 8)) + g.input("fine", (2, 8, 6, 8), layout=layout))
+
+
 ELEMENTWISE = {
     "nchw": several(FLOAT32, Layout.NCHW, 4),
     "nhwc": several(BFLOAT16, Layout.NHWC, 8),
@@ -95,12 +110,16 @@ ELEMENTWISE = {
     "single": single(),
     "chain": chain(60),
     "looked up": looked_up(FLOAT32, 8),
-    "looked up in bfloat16": looked_up(BFLOAT16, 24, "int32"),
+    "looked up in bfloat16": looked_up(BFLOAT16, 24, DType.INT32),
     "looked up in odd rows": looked_up(FLOAT32, 5),
     "selected in rows": selected_in_lines(2),
     "selected in columns": selected_in_lines(0),
     "selected by lists": selected_by_lists(FLOAT32),
     "selected twice": selected_twice(),
+    "mirrored": around(PadMode.REFLECT, Layout.NCHW),
+    "mirrored channels last": around(PadMode.SYMMETRIC, Layout.NHWC),
+    "enlarged": enlarged(Layout.NCHW),
+    "enlarged channels last": enlarged(Layout.NHWC),
 }
 
 

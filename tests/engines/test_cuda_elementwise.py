@@ -86,6 +86,10 @@ def test_neighbours_are_computed_together_where_memory_allows() -> None:
         "selected in columns": 4,
         "selected by lists": 4,
         "selected twice": 4,
+        "mirrored": 4,
+        "mirrored channels last": 4,
+        "enlarged": 4,
+        "enlarged channels last": 4,
     }
     found = {name: kernel.together for name, kernel in COPIES.items()}
     wanted = {

@@ -23,10 +23,11 @@ from cudnn_actor.protocol import (
     Layout,
     MaxPool,
     OperationGraph,
+    PadMode,
     Tensor,
     Window,
 )
-from cudnn_actor.protocol.operations import GraphTensor, Pointwise
+from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pointwise, Resample
 from cudnn_actor.protocol.operations.indexing import Gathering
 
 
@@ -82,17 +83,17 @@ def check(graph: Graph) -> Cut:
     for one, other in zip(whole, pieces, strict=True):
         np.testing.assert_array_equal(one, other)
     for piece in parts.pieces:
-        check_gathers(piece.graph)
+        check_reads(piece.graph)
     return parts
 
 
-def check_gathers(piece: OperationGraph) -> None:
-    """A gather stands with functions only, and nothing that it reads is computed or overwritten beside it."""
-    gathers = [operation for operation in piece.operations if isinstance(operation, Gathering)]
-    if gathers and len(piece.operations) > 1:
-        assert {type(operation) for operation in piece.operations} <= {Pointwise, *map(type, gathers)}
+def check_reads(piece: OperationGraph) -> None:
+    """A gather or the like is with functions only; nothing that it reads is computed or overwritten there."""
+    reads = [op for op in piece.operations if isinstance(op, Gathering | BorderPad | Resample)]
+    if reads and len(piece.operations) > 1:
+        assert {type(operation) for operation in piece.operations} <= {Pointwise, *map(type, reads)}
         written = piece.written | {tensor.overwrites for tensor in piece.tensors}
-        assert written.isdisjoint(uid for gather in gathers for uid in gather.reads)
+        assert written.isdisjoint(uid for operation in reads for uid in operation.reads)
 
 
 def bottleneck() -> Graph:
@@ -279,6 +280,7 @@ UPDATES: dict[str, Callable[[GraphBuilder, Tensor, Tensor, Tensor], dict[str, Te
     "swapped": lambda _, a, b, c: {"a": b, "b": a},
     "turned around": lambda _, a, b, c: {"a": b, "b": c, "c": a},
     "product": lambda g, a, b, c: {"a": g.relu(a @ b)},
+    "around": lambda g, a, b, c: {"a": g.pad(a[1:3], [(1, 1), (0, 0)], mode=PadMode.WRAP) + b, "b": a},
     "taken": lambda g, a, b, c: {"a": g.take(a, b[0].astype("int32"), 0) + a},
     "taken by another": lambda g, a, b, c: {"b": g.take(a, b[0].astype("int32"), 0) + a},
 }
@@ -335,6 +337,8 @@ STEPS: dict[str, Callable[[GraphBuilder, Tensor, Tensor], Tensor]] = {
     "gradient": lambda g, a, _: g.grad(g.relu(a * 3.0 + 1.0).sum(axis=(0, 2)), a),
     "take": lambda g, a, b: g.take(a, b[0, 0, 0, :4].astype("int32"), 1),
     "take rows": lambda g, a, b: g.take_along_axis(a, b.astype("int64"), 3) * b,
+    "mirror": lambda g, a, _: g.pad(a[:, :, 1:-1], [(0, 0), (0, 0), (2, 0), (0, 0)], mode=PadMode.REFLECT),
+    "enlarge": lambda g, a, _: g.resize(a[:, :, ::2, ::2], sizes=a.dims),
     "half": lambda _, a, __: a.astype("float16").astype("float32"),
 }
 

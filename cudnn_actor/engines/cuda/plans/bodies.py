@@ -1,15 +1,12 @@
-"""Pointwise operations of a graph as the body of a kernel: expressions of what it reads of memory.
-
-What a gather gives is read of memory, too, at places that depend on what the kernel reads of the indices.
-"""
+"""Pointwise operations of a graph as the body of a kernel: expressions of what it reads of memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from cudnn_actor.engines.cuda.operations.indexing import strides_of
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.plans.indexed_reads import read_of
 from cudnn_actor.engines.cuda.plans.kernels import (
     Constant,
     Earlier,
@@ -17,13 +14,14 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     Leaf,
     Scalar,
     Selection,
+    Table,
+    Tabled,
     Value,
     expression,
 )
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, Node, Pointwise, PointwiseMode, TensorRole
-from cudnn_actor.protocol.operations.indexing import Gathering
 
 __all__ = ["Body", "broadcast"]
 
@@ -62,12 +60,18 @@ class Body:
         self._written = {uid for operation in operations for uid in operation.writes}
         self._values: dict[int, Value] = {}
         self.nodes: list[Any] = []
+        self._tables: dict[Table, Tabled] = {}
         self._leaves: dict[tuple[GraphTensor, Steps, int, tuple[Selection, ...]], Leaf] = {}
 
     @property
     def leaves(self) -> list[tuple[GraphTensor, Steps]]:
         """The tensors that the kernel reads, and their strides over all dims."""
         return [(tensor, steps) for tensor, steps, *_ in self._leaves]
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables that it reads."""
+        return [*self._tables]
 
     def put(self, node: Any) -> Earlier:
         """Add what is computed next."""
@@ -81,22 +85,24 @@ class Body:
         node = expression(operation, operands, self._graph.compute(operation), dtype, used=used)
         self._values[operation.result] = self.put(node)
 
-    def gather(self, operation: Gathering[int]) -> None:
-        """Add a gather. Raises `Refused` if the kernel computes what it reads."""
+    def read(self, operation: Node) -> None:
+        """Add an operation that reads one element for each. Raises `Refused` if the kernel computes those."""
         if not self._written.isdisjoint(operation.reads):
-            raise Refused("what the kernel computes is read at places that indices name")
-        x, indices = map(self._form, operation.reads)
-        places = operation.places(x.dims, indices.dims)
-        of_x, of_indices = (
-            tuple(0 if size == 1 else step for size, step in zip(places.dims, steps, strict=True))
-            for steps in strides_of(places, x, indices)
-        )
-        component = indices.strides[-1] if places.stacked else 0
-        selects = tuple(
-            Selection(self.leaf(indices, of_indices, n * component), x.dims[axis], x.strides[axis])
-            for n, axis in enumerate(places.selected)
-        )
-        self._values[operation.y] = self.leaf(x, of_x, selects=selects)
+            raise Refused("what the kernel computes is read at other places")
+        x, *given = map(self._form, operation.reads)
+        (result,) = operation.writes
+        read = read_of(operation, x, self._graph.tensor(result).dims, *given)
+        selects: list[Selection] = []
+        for n, (axis, known) in enumerate(read.axes.items()):
+            indices: Leaf | Tabled
+            if known is None:
+                steps, component = read.of_indices
+                indices = self.leaf(given[0], steps, n * component)
+            else:
+                table = Table(known, tuple(int(other == axis) for other in range(len(self._dims))))
+                indices = self._tables.setdefault(table, Tabled(len(self._tables)))
+            selects.append(Selection(indices, x.dims[axis], x.strides[axis]))
+        self._values[result] = self.leaf(x, read.steps, selects=tuple(selects))
 
     def define(self, uid: int, value: Value, compute: DType) -> None:
         """Say what a tensor is, computed in that type; it is rounded if something reads it."""

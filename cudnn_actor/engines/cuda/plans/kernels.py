@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.dtypes import DType
@@ -33,6 +34,8 @@ __all__ += [
     "Scalar",
     "Selection",
     "Source",
+    "Table",
+    "Tabled",
     "Value",
     "blocks",
     "elementwise",
@@ -163,12 +166,25 @@ class Leaf(msgspec.Struct, frozen=True, tag="leaf"):
     selects: tuple[Selection, ...] = ()
 
 
+class Tabled(msgspec.Struct, frozen=True, tag="tabled"):
+    """What the kernel reads of a table: its index among the tables."""
+
+    number: int
+
+
 class Selection(msgspec.Struct, frozen=True):
     """Indices that select along an axis: what is read of them, the axis' size, and its stride in elements."""
 
-    indices: Leaf
+    indices: Leaf | Tabled
     size: int
     step: int
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Indices that are known beforehand, all in range, and their strides over all dims."""
+
+    indices: tuple[int, ...]
+    steps: tuple[int, ...]
 
 
 class Scalar(msgspec.Struct, frozen=True, tag="scalar"):
@@ -242,7 +258,9 @@ class Elementwise(msgspec.Struct, frozen=True):
     dims
         Dims to iterate over, slowest axis first.
     strides
-        The results', then the operands', in elements; 0 where an operand is broadcast.
+        The results', then the operands' and the tables', in elements; 0 where an operand is broadcast.
+    tables
+        The indices of each table. The kernel has them.
     together
         How many neighbours in the last axis a thread computes. Every place in memory at which the axis begins
         is a multiple of it, of a tensor whose elements lie side by side there; and so is its size, unless it
@@ -253,6 +271,7 @@ class Elementwise(msgspec.Struct, frozen=True):
     body: tuple[Expression, ...]
     dims: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
+    tables: tuple[tuple[int, ...], ...] = ()
     together: int = 1
 
     @property
@@ -265,13 +284,13 @@ class Elementwise(msgspec.Struct, frozen=True):
         """The kernel's arguments behind the pointers: sizes, in neighbours, and strides."""
         *slow, last = self.dims
         sizes = (*slow, last // self.together)
-        selects = (select for leaf in self.leaves() for select in leaf.selects)
         return (
             math.prod(sizes),
             *((last,) if self.rest else ()),
             *sizes[1:],
             *(step for steps in self.strides for step in steps),
-            *(number for select in selects for number in (select.size, select.step)),
+            *(select.step for leaf in self.leaves() for select in leaf.selects),
+            *(select.size for leaf in self.leaves() for select in leaf.selects if _is_read(select)),
         )
 
     def leaves(self) -> tuple[Leaf, ...]:
@@ -283,13 +302,14 @@ class Elementwise(msgspec.Struct, frozen=True):
         """The element types of the operands, by number."""
         return tuple(leaf.dtype for leaf in self.leaves())
 
-    def steps(self, leaf: Leaf) -> tuple[int, ...]:
-        """The strides of what it reads."""
-        return self.strides[len(self.results) + leaf.number]
+    def tensor(self, read: Leaf | Tabled) -> int:
+        """The place of something that it reads among the strides."""
+        first = len(self.strides) - len(self.tables) if isinstance(read, Tabled) else len(self.results)
+        return first + read.number
 
     def selects_alike(self, leaf: Leaf) -> bool:
         """Whether neighbours in the last axis have the same indices, or none."""
-        return not any(self.steps(select.indices)[-1] for select in leaf.selects)
+        return not any(self.strides[self.tensor(select.indices)][-1] for select in leaf.selects)
 
     def scalars(self) -> tuple[int, ...]:
         """The indices of the plan's scalars that the kernel takes, in the kernel's own order."""
@@ -303,7 +323,12 @@ class Elementwise(msgspec.Struct, frozen=True):
             if isinstance(node, Expression):
                 waiting += node.operands
             elif isinstance(node, Leaf):
-                waiting += (select.indices for select in node.selects)
+                waiting += (select.indices for select in node.selects if isinstance(select.indices, Leaf))
+
+
+def _is_read(select: Selection) -> bool:
+    """Whether the indices are read of memory that others write, and so may be out of range."""
+    return isinstance(select.indices, Leaf)
 
 
 Value = Expression | Leaf | Scalar | Constant | Earlier
@@ -338,17 +363,21 @@ def fused(
     dims: Sequence[int],
     strides: Sequence[Sequence[int]],
     alignments: Sequence[int] = (),
+    *,
+    tables: Sequence[Table] = (),
 ) -> Elementwise:
     """A kernel over `dims`. `strides` and `alignments`, in bytes, are the results', then the operands'.
 
     Without alignments, a thread computes one element at a time.
     """
+    strides = [*strides, *(table.steps for table in tables)]
     axes = merged(dims, strides) or [(1, (0,) * len(strides))]
     made = Elementwise(
         results=tuple(results),
         body=tuple(body),
         dims=tuple(size for size, _ in axes),
         strides=tuple(tuple(steps[i] for _, steps in axes) for i in range(len(strides))),
+        tables=tuple(table.indices for table in tables),
     )
     return msgspec.structs.replace(made, together=_together(made, alignments))
 
@@ -408,6 +437,9 @@ class Kernel:
         options = ("--std=c++17", "--fmad=false")
         self._function = cupy.RawKernel(source(description), "elementwise", options=options)
         self._function.compile()
+        self._tables = [cupy.asarray(np.asarray(indices, np.int32)) for indices in description.tables]
+        if self._tables:
+            cupy.cuda.get_current_stream().synchronize()  # other streams read them, too
         self._geometry = description.geometry
         self._grid = (blocks(description),)
         self._number = cupy.float64
@@ -418,7 +450,7 @@ class Kernel:
         if not self._grid[0]:  # there are no elements, and CUDA refuses an empty grid
             return
         numbers = [self._number(scalars[place]) for place in self._scalars]
-        self._function(self._grid, (THREADS,), (*pointers, *self._geometry, *numbers))
+        self._function(self._grid, (THREADS,), (*pointers, *self._tables, *self._geometry, *numbers))
 
 
 def blocks(description: Elementwise) -> int:
@@ -452,7 +484,7 @@ class Source:
     def text(self) -> str:
         """The kernel alone."""
         packs = PACK if self._together > 1 else ""
-        placed = PLACED if any(leaf.selects for leaf in self._read) else ""
+        placed = PLACED if any(_is_read(select) for leaf in self._read for select in leaf.selects) else ""
         return f"""{preamble()}{packs}{placed}
 typedef {self._index()} I;
 extern "C" __global__ void elementwise({", ".join(self.arguments())}) {{
@@ -479,13 +511,14 @@ struct {name} {{
         rank = self._rank
         arguments = [f"{C_TYPES[dtype]}* out{i}" for i, dtype in enumerate(self._stored)]
         arguments += [f"const {C_TYPES[leaf.dtype]}* in{leaf.number}" for leaf in self._read]
-        tensors = len(self._stored) + len(self._read)
+        arguments += [f"const int* table{number}" for number in range(len(self._kernel.tables))]
+        tensors = len(self._kernel.strides)
         arguments += ["long long count", *(["long long all"] if self._kernel.rest else [])]
         arguments += [f"long long d{axis}" for axis in range(1, rank)]
         arguments += [f"long long s{i}_{axis}" for i in range(tensors) for axis in range(rank)]
-        for leaf in self._read:
-            for n in range(len(leaf.selects)):
-                arguments += [f"long long {name}{leaf.number}_{n}" for name in ("size", "step")]
+        selects = [(leaf, n, select) for leaf in self._read for n, select in enumerate(leaf.selects)]
+        arguments += [f"long long step{leaf.number}_{n}" for leaf, n, _ in selects]
+        arguments += [f"long long size{leaf.number}_{n}" for leaf, n, select in selects if _is_read(select)]
         return arguments + [f"double scalar{number}" for number in self._kernel.scalars()]
 
     def _index(self) -> str:
@@ -527,11 +560,11 @@ struct {name} {{
         self._elements: list[str] = []
         """What is read of each operand."""
         for i, leaf in enumerate(self._read):
-            tensor = len(self._stored) + i
-            step, alike = self._kernel.steps(leaf)[-1], together > 1 and self._kernel.selects_alike(leaf)
+            tensor = self._kernel.tensor(leaf)
+            step, alike = self._kernel.strides[tensor][-1], together > 1 and self._kernel.selects_alike(leaf)
             at = self._place(tensor) + (f" + {leaf.offset}" if leaf.offset else "")
             if leaf.selects:
-                (before if alike else inside).append(f"const I at{i} = {_selected(leaf)};")
+                (before if alike else inside).append(f"const I at{i} = {self._selected(leaf, together)};")
                 at += f" + at{i}"
             place = f"in{i}[{at}]"
             if alike and step == 1:
@@ -566,16 +599,21 @@ struct {name} {{
             steps.append(f"{target} = {stored};")
         return steps
 
+    def _selected(self, leaf: Leaf, together: int) -> str:
+        """How many elements further the indices select."""
+        found = []
+        for n, select in enumerate(leaf.selects):
+            index = f"(I)placed(v{select.indices.number}, size{leaf.number}_{n})"
+            if not _is_read(select):
+                tensor = self._kernel.tensor(select.indices)
+                along = together > 1 and self._kernel.strides[tensor][-1]
+                further = f" + v * (I)s{tensor}_{self._rank - 1}" if along else ""
+                index = f"(I)table{select.indices.number}[{self._place(tensor)}{further}]"
+            found.append(f"{index} * (I)step{leaf.number}_{n}")
+        return " + ".join(found)
+
     def _place(self, tensor: int) -> str:
         return " + ".join(f"i{axis} * (I)s{tensor}_{axis}" for axis in range(self._rank))
-
-
-def _selected(leaf: Leaf) -> str:
-    """How many elements further the indices select, in C."""
-    return " + ".join(
-        f"(I)placed(v{select.indices.number}, size{leaf.number}_{n}) * (I)step{leaf.number}_{n}"
-        for n, select in enumerate(leaf.selects)
-    )
 
 
 PACK = """

@@ -8,8 +8,9 @@ slices are views of what is stored where that is possible. What is concatenated
 is written to its part of the result where that is possible.
 
 A group has any number of pointwise operations and results, all of the same dims.
-A gather with results of these dims belongs to it, too, if a pointwise operation
-behind it reads them: the group then has no reductions.
+A gather, a padding or a resampling to the nearest with a result of these dims
+belongs to it, too, if a pointwise operation behind it reads that: the group then
+has no reductions.
 Reductions, norms and softmaxes of these dims belong to it too if all are along
 the same axes; then results may also have one element for each line. A norm with
 kernels of its own belongs to it if it is the only one. A tree of
@@ -37,6 +38,7 @@ import msgspec
 from cudnn_actor.engines.cuda.operations.norms import FUSED
 from cudnn_actor.engines.cuda.plans.depthwise import is_depthwise
 from cudnn_actor.engines.cuda.plans.fusing import is_lined, lines_of_operation
+from cudnn_actor.engines.cuda.plans.indexed_reads import is_reading
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -54,7 +56,6 @@ from cudnn_actor.protocol.operations import (
     TensorRole,
     Transpose,
 )
-from cudnn_actor.protocol.operations.indexing import Gathering
 from cudnn_actor.protocol.tensor import packed_strides, settled_strides
 
 __all__ = ["Cut", "Piece", "Stored", "cut"]
@@ -127,11 +128,11 @@ class _Anchored(_Draft):
 
 @dataclass(eq=False)
 class _Group(_Draft):
-    """`dims`: of its results. `along`: its lines, if it has any. `gathers`: whether it has a gather."""
+    """`dims`: of its results. `along`: its lines, if it has any. `places`: whether it reads other places."""
 
     dims: tuple[int, ...]
     along: _Along | None = None
-    gathers: bool = False
+    places: bool = False
 
     @property
     def norm(self) -> int | None:
@@ -190,8 +191,8 @@ class _Partition:
                 continue
             for uid in operation.reads:
                 self._store(uid)
-            if isinstance(operation, Gathering) and self._is_fused(operation):
-                group = _Group(place, self._graph.tensor(operation.y).dims, gathers=True)
+            if self._is_read_fused(operation):
+                group = _Group(place, self._graph.tensor(operation.writes[0]).dims, places=True)
                 self._begin(group)
                 self._add(group, place, operation)
             elif isinstance(operation, Concat):
@@ -214,14 +215,16 @@ class _Partition:
         self._begin(draft)
         self._add(draft, place, operation)
 
-    def _is_fused(self, operation: Gathering[int]) -> bool:
-        """Whether a gather is computed with pointwise operations behind it.
+    def _is_read_fused(self, operation: Node) -> bool:
+        """Whether an operation is computed with pointwise operations behind it, being a read at other places.
 
         Not if something overwrites what it reads: the kernel would read it at other places than it writes.
         """
-        x, indices, y = map(self._graph.tensor, (operation.x, operation.indices, operation.y))
-        kept = self._overwritten.isdisjoint((x.uid, indices.uid))
-        return kept and y.uid in self._read_alike and 0 not in y.dims
+        result, *others = operation.writes
+        if others or result not in self._read_alike or 0 in self._graph.tensor(result).dims:
+            return False
+        kept = self._overwritten.isdisjoint(operation.reads)
+        return kept and is_reading(operation, self._graph.tensor(operation.reads[0]))
 
     def _begin(self, draft: _Draft) -> None:
         self._pieces[draft] = None
@@ -311,7 +314,7 @@ class _Partition:
             if isinstance(draft.anchor, MatMul) and operation.mode in _SLOW_BEHIND_PRODUCTS:
                 continue
             groups = {t: None for t in inside.values() if isinstance(t, _Group)}
-            trees = [group for group in groups if group.along is None and not group.gathers]
+            trees = [group for group in groups if group.along is None and not group.places]
             parts = [draft, *trees]
             computed = {other for part in parts for op in part.operations.values() for other in op.writes}
             read = {*operation.reads, *(other for tree in trees for other in tree.reads)} - computed
@@ -375,7 +378,7 @@ class _Partition:
             joined = [
                 draft
                 for draft in joined
-                if ((draft.along, draft.dims) == wanted if draft.along is not None else not draft.gathers)
+                if ((draft.along, draft.dims) == wanted if draft.along is not None else not draft.places)
             ]
         if not joined:
             large = {uid for uid in operation.reads if self._graph.tensor(uid).dims == dims}
@@ -385,7 +388,7 @@ class _Partition:
                 if draft.dims == dims
                 and not large.isdisjoint(draft.reads)
                 and (None in (along, draft.along) or along == draft.along)
-                and (along is None or not draft.gathers)
+                and (along is None or not draft.places)
             )
             joined = list(itertools.islice(beside, 1))
         joined = [*dict.fromkeys(joined)]
@@ -405,7 +408,7 @@ class _Partition:
         """Whether an operation of these dims may be computed with the group that computes its operand."""
         if along is not None and draft.dims != dims:
             return False  # a reduction of what is broadcast
-        if along is not None and draft.gathers:
+        if along is not None and draft.places:
             return False
         return draft.holds(dims) or (draft.along is None and self._only_exit(uid, draft))
 
@@ -414,7 +417,7 @@ class _Partition:
         into.reads |= draft.reads
         if isinstance(into, _Group):
             into.along = into.along or draft.along
-            into.gathers |= draft.gathers
+            into.places |= draft.places
         for operation in draft.operations.values():
             self._drafts.update(dict.fromkeys(operation.writes, into))
         del self._pieces[draft], self._open[draft]

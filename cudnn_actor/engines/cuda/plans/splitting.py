@@ -2,7 +2,8 @@
 
 Each operation but the pointwise ones runs alone, if necessary on packed or wider
 copies of its operands. Pointwise operations become one kernel for all results of
-the same dims, and at first so do gathers beside them. All data stays on the device.
+the same dims, at first with gathers and the like before them. All data stays on
+the device.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.bodies import Body
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, computed_first, takes_bytes
+from cudnn_actor.engines.cuda.plans.indexed_reads import is_reading
 from cudnn_actor.engines.cuda.plans.joined_kernels import launches
 from cudnn_actor.engines.cuda.plans.kernels import (
     Leaf,
@@ -55,7 +57,6 @@ from cudnn_actor.protocol.operations import (
     Pointwise,
     TensorRole,
 )
-from cudnn_actor.protocol.operations.indexing import Gathering
 from cudnn_actor.protocol.tensor import Layout, TensorSpec, packed_strides
 
 __all__ = ["MOST_FORMS", "compile_split", "ways"]
@@ -66,18 +67,9 @@ MOST_FORMS = 9
 
 def ways(graph: OperationGraph) -> int:
     """How many choices a graph without convolutions has: the ways of that operation which has the most."""
-    others = (operation for operation in graph.operations if not isinstance(operation, Pointwise))
-    alone = len(graph.operations) == 1
-    return (
-        max(
-            (
-                IMPLEMENTATIONS[type(other)].ways + (isinstance(other, Gathering) and not alone)
-                for other in others
-            ),
-            default=1,
-        )
-        or 1
-    )
+    others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
+    most = max((IMPLEMENTATIONS[type(operation)].ways for operation in others), default=1) or 1
+    return most + any(_is_fused(graph, operation) for operation in others)
 
 
 def compile_split(
@@ -92,6 +84,11 @@ def compile_split(
     return _Splitter(graph, handle, limit, form, choice).plan()
 
 
+def _is_fused(graph: OperationGraph, operation: Node) -> bool:
+    """Whether an operation can be computed in one kernel with pointwise ones: see `partition`."""
+    return len(graph.operations) > 1 and is_reading(operation, graph.tensor(operation.reads[0]))
+
+
 class _Splitter:
     """Splits one graph into steps."""
 
@@ -104,10 +101,8 @@ class _Splitter:
         self._sources = given_sources(graph)
         self._forms = {tensor.uid: tensor for tensor in graph.tensors}
         """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
-        self._waiting: dict[int, Pointwise[int] | Gathering[int]] = {}
-        """Pointwise operations, and gathers, that are in no step yet, by their results."""
-        self._gathers = choice == 0 and len(graph.operations) > 1
-        """Whether gathers are computed with pointwise operations."""
+        self._waiting: dict[int, Node] = {}
+        """Pointwise operations, and gathers and the like, that are in no step yet, by their results."""
         self._steps: list[Step] = []
         self._graphs: list[Any] = []
         self._scratch = 0
@@ -119,8 +114,8 @@ class _Splitter:
                 self._waiting[operation.result] = operation
                 continue
             self._compute([uid for uid in operation.reads if uid in self._waiting])
-            if isinstance(operation, Gathering) and self._gathers:
-                self._waiting[operation.y] = operation
+            if not self._choice and _is_fused(self._graph, operation):
+                self._waiting[operation.writes[0]] = operation
             elif isinstance(operation, Convolution):
                 self._convolve(operation)
             elif isinstance(operation, Concat):
@@ -336,17 +331,17 @@ class _Splitter:
     def _add_kernel(self, dims: tuple[int, ...], uids: Sequence[int]) -> None:
         """Add the kernel that computes these results, of these dims."""
         wanted = set(uids)
-        operations: list[Pointwise[int] | Gathering[int]] = []
+        operations: list[Node] = []
         for uid, operation in reversed(self._waiting.items()):
             if uid in wanted:
                 operations.insert(0, operation)
                 wanted.update(operation.reads)
         body = Body(self._graph, operations, dims, form=self._forms.__getitem__)
         for operation in operations:
-            if isinstance(operation, Gathering):
-                body.gather(operation)
-            else:
+            if isinstance(operation, Pointwise):
                 body.add(operation)
+            else:
+                body.read(operation)
         stored = [self._graph.tensor(uid) for uid in uids]
         for tensor in stored:
             if tensor.uid not in self._sources:
@@ -358,6 +353,7 @@ class _Splitter:
             dims,
             [*(tensor.strides for tensor in stored), *(steps for _, steps in body.leaves)],
             [tensor.alignment for tensor in tensors],
+            tables=body.tables,
         )
         self._steps.append(KernelStep(kernel, tuple(self._sources[tensor.uid] for tensor in tensors)))
 
