@@ -55,6 +55,7 @@ from cudnn_actor.protocol.operations import (
     Operation,
     Placed,
     Pointwise,
+    PointwiseMode,
     TensorRole,
 )
 from cudnn_actor.protocol.tensor import Layout, TensorSpec, packed_strides
@@ -336,16 +337,21 @@ class _Splitter:
             if uid in wanted:
                 operations.insert(0, operation)
                 wanted.update(operation.reads)
+        stored = [self._graph.tensor(uid) for uid in uids]
+        for tensor in stored:
+            if tensor.uid not in self._sources:
+                self._sources[tensor.uid] = self._take(tensor)
+        copied = self._copied(operations)
+        if copied is not None:
+            (result,) = stored
+            self._copy(copied, self._sources[copied.uid], result, self._sources[result.uid])
+            return
         body = Body(self._graph, operations, dims, form=self._forms.__getitem__)
         for operation in operations:
             if isinstance(operation, Pointwise):
                 body.add(operation)
             else:
                 body.read(operation)
-        stored = [self._graph.tensor(uid) for uid in uids]
-        for tensor in stored:
-            if tensor.uid not in self._sources:
-                self._sources[tensor.uid] = self._take(tensor)
         tensors = [*stored, *(tensor for tensor, _ in body.leaves)]
         kernel = fused(
             [Result(value, tensor.dtype) for value, tensor in zip(body.of(uids), stored, strict=True)],
@@ -356,6 +362,15 @@ class _Splitter:
             tables=body.tables,
         )
         self._steps.append(KernelStep(kernel, tuple(self._sources[tensor.uid] for tensor in tensors)))
+
+    def _copied(self, operations: Sequence[Node]) -> GraphTensor | None:
+        """The tensor that operations only bring into another layout; None if they do something else."""
+        match operations:
+            case [Pointwise(mode=PointwiseMode.IDENTITY, operands=(uid,), result=result)]:
+                x, y = self._graph.tensor(uid), self._graph.tensor(result)
+                same = x.value is None and (x.dims, x.dtype) == (y.dims, y.dtype)
+                return self._forms[uid] if same and x.role is not TensorRole.SCALAR else None
+        return None
 
     def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
         self._steps.append(_copying(tensor, source, to, target))
