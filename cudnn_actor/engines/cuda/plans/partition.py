@@ -430,7 +430,7 @@ class _Partition:
     def _written_as(self, operation: Movement[int]) -> bool:
         """Whether the operand's piece can write the result in the operand's place; then have it do so.
 
-        Of a transposed value that is not bound, the operand is only laid out so that the result is packed.
+        Of a transposed value that is not bound, the operand is only laid out as its reader wants it.
         """
         uid, result, form = operation.x, self._graph.tensor(operation.y), self._forms[operation.x]
         draft = self._drafts.get(uid)
@@ -443,12 +443,10 @@ class _Partition:
             or result.overwrites is not None
         ):
             return False
-        packed = packed_strides(result.dims)
         if isinstance(operation, Transpose):
-            given = result.strides if bound else packed
-            steps = dict(zip(operation.axes, given, strict=True))
+            steps = dict(zip(operation.axes, result.strides, strict=True))
             strides = tuple(steps[axis] for axis in range(len(form.dims)))
-        elif isinstance(operation, Reshape) and bound and result.strides == packed:
+        elif isinstance(operation, Reshape) and bound and result.strides == packed_strides(result.dims):
             strides = packed_strides(form.dims)
         else:
             return False
