@@ -94,7 +94,7 @@ test-gpu: $(GPU_READY)
 	$(GPU_PYTHON) -m pytest -m gpu --timeout 600 tests
 
 bench-gpu: $(GPU_READY)
-	@failed=; for part in gpu networks operations movement building "models --device cuda:0" depthwise; do \
+	@failed=; for part in gpu networks operations movement building "models --device cuda:0" depthwise epilogues; do \
 	  echo "benchmarks.$$part"; $(GPU_PYTHON) -m benchmarks.$$part --out benchmarks/results || failed="$$failed $$part"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; false; }
 
