@@ -16,6 +16,7 @@ import argparse
 import functools
 import importlib
 import importlib.metadata
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -119,9 +120,17 @@ def _block(ours: Ours, name: str, make: Callable[[], Block]) -> Iterator[Row]:
         row |= ours.measure(graph)
         for way, call in ways.items():
             run = functools.partial(_run, call, inputs, upstream if training else None)
-            row[way] = torch_us(run)
-            row[f"{way}: kernels"] = kernels(run)
+            row |= _in_torch(way, lambda run=run: run)  # type: ignore[misc]
         yield row
+
+
+def _in_torch(way: str, make: Callable[[], Callable[[], object]]) -> Row:
+    """The time and the kernels of a way to run something in PyTorch, or its error."""
+    try:
+        run = make()
+        return {way: torch_us(run), f"{way}: kernels": kernels(run)}
+    except Exception as error:  # noqa: BLE001 - ours is measured all the same
+        return {f"{way}: error": f"{type(error).__name__}: {error}"}
 
 
 def _run(call: Callable[[Any], Any], inputs: dict[str, Any], upstream: Any = None) -> None:
@@ -187,8 +196,8 @@ def _convolution(ours: Ours, layer: Layer, batch: int = 32) -> Iterator[Row]:
     eager = functools.partial(_eager, given, layer.stride, pad, relu=layer.relu)
     row: Row = {"part": f"conv {layer.name}", "count": layer.number, **ours.measure(graph)}
     with torch_module().no_grad():
-        row |= {"eager": torch_us(eager), "eager: kernels": kernels(eager)}
-        yield row | {"eager, CUDA graph": torch_us(captured(eager))}
+        row |= _in_torch("eager", lambda: eager)
+        yield row | _in_torch("eager, CUDA graph", lambda: captured(eager))
 
 
 def captured(call: Callable[[], object]) -> Callable[[], object]:
@@ -263,8 +272,7 @@ def _encoder(ours: Ours, name: str, batch: int, length: int) -> Iterator[Row]:
     compiled = torch_module().compile(call, mode="reduce-overhead")
     for way, layer in (("eager", call), ("compiled, CUDA graphs", compiled)):
         run = functools.partial(_run, layer, inputs)
-        row[way] = torch_us(run)
-        row[f"{way}: kernels"] = kernels(run)
+        row |= _in_torch(way, lambda run=run: run)  # type: ignore[misc]
     yield row
 
 
@@ -302,7 +310,7 @@ def sheet(found: list[Row]) -> Table:
     for row in found:
         others = (_cell(row, way) for way in ("by hand", *_WAYS))
         ours = (str(row[name]) for name in ("part", "us", "kernels", "built_in_s"))
-        table.add_row(*ours, *others, f"{row['eager'] / row['us']:.2f}")
+        table.add_row(*ours, *others, f"{row.get('eager', math.nan) / row['us']:.2f}")
     for parts, what in (
         (("in", "3x3", "stem"), "conv+bias+relu"),
         (("out",), "conv+bias+add+relu"),
@@ -327,7 +335,8 @@ def _named(row: Row, parts: Sequence[str]) -> bool:
 def _sums(rows: Sequence[Row]) -> Iterator[str]:
     """Cells: times of all layers together, and how many times as long PyTorch's separate kernels take."""
     ours, eager, graph = (
-        sum(row["count"] * row[way] for row in rows) for way in ("us", "eager", "eager, CUDA graph")
+        sum(row["count"] * row.get(way, math.nan) for row in rows)
+        for way in ("us", "eager", "eager, CUDA graph")
     )
     yield from (f"{ours:.1f}", "", "", "", f"{eager:.1f}", f"{graph:.1f} ({graph / ours:.2f} x ours)", "", "")
     yield f"{eager / ours:.2f}"

@@ -458,7 +458,11 @@ def measure(builder: CudaBuilder, problem: Problem) -> Row:
         }
     finally:
         check.close()
-    found |= {"us": us, "torch_us": None if problem.torch is None else torch_us(problem.torch)}
+    found |= {"us": us, "torch_us": None}
+    try:
+        found["torch_us"] = None if problem.torch is None else torch_us(problem.torch)
+    except Exception as error:  # noqa: BLE001 - ours is measured all the same
+        found["torch_error"] = f"{type(error).__name__}: {error}"
     found |= beside_copy(us["chosen"], moved_bytes(graph))
     found["measured_in_s"] = round(time.monotonic() - start, 1)
     return found
