@@ -70,7 +70,16 @@ async def _run(args: argparse.Namespace) -> int:
         model = await gpu.load(args.model)
         files, dims = _once("--input", args.input), _once("--dim", args.dim)
         inputs = await asyncio.to_thread(_inputs, model, files, dims)
-        outputs = await gpu.run(model, inputs)
+        try:
+            outputs = await gpu.run(model, inputs)
+        except UnsupportedModel as error:
+            random = [
+                name for name, value in inputs.items() if name not in files and value.dtype.kind in "iu"
+            ]
+            if not random:
+                raise
+            hint = f"The values of {', '.join(random)} are random: give files if they decide over shapes"
+            raise UserError(f"{error}. {hint}") from error
         first = time.perf_counter() - began
         for name, value in outputs.items():
             print(f"{name}: {value.dtype} {value.shape}, {_summary(value)}")

@@ -11,7 +11,7 @@ import pytest
 
 from cudnn_actor.cli import main
 
-from ..onnx.small_models import FLOAT, image_model, model_of, node
+from ..onnx.small_models import FLOAT, INT64, image_model, model_of, node
 from .terminal import cudnn_actor
 
 
@@ -95,3 +95,16 @@ def test_sizes_follow_from_the_inputs_that_are_given(
     assert "file: float32 (4, 3)" in capsys.readouterr().out
     with np.load(tmp_path / "out") as written:
         assert written["file"].shape == (4, 3)
+
+
+def test_random_values_that_decide_over_shapes_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proto = model_of(
+        [node("Reshape", "x sizes", "y")], {"x": (FLOAT, [6]), "sizes": (INT64, [2])}, {"y": (FLOAT, None)}
+    )
+    onnx.save(proto, tmp_path / "model.onnx")
+    assert main(["run", str(tmp_path / "model.onnx"), "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert "The values of sizes are random: give files if they decide over shapes" in error
+    assert error.count("\n") == 1
