@@ -72,7 +72,7 @@ def test_a_kernel_computes_all_results_of_its_graph(launch: Launch, name: str) -
 
 def test_neighbours_are_computed_together_where_memory_allows() -> None:
     together = {name: kernel_of(graph).kernel.together for name, graph in GRAPHS.items()}
-    assert together == {"nchw": 8, "nhwc": 8, "odd": 1, "mixed": 8, "single": 1, "chain": 4}
+    assert together == {"nchw": 8, "nhwc": 8, "odd": 1, "mixed": 8, "unsigned": 4, "single": 1, "chain": 4}
     found = {name: kernel.together for name, kernel in COPIES.items()}
     wanted = {
         "with a rest": 8,

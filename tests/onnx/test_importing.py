@@ -431,13 +431,30 @@ def typed(dtype: str, values: Any) -> np.ndarray:
 
 
 LARGE = np.array([(1 << 64) - 3, 1 << 63, 5], np.uint64)
+DIVIDED = np.array([1, 3, 10**9, (1 << 53) + 1, (1 << 63) - 1, (1 << 63) + 9, (1 << 64) - 1], np.uint64)
 SOME = np.array([7, (1 << 63) + 9, (1 << 64) - 1], np.uint64)
 E3 = np.exp(X) / np.exp(X).sum()
 CASES: list[Any] = [
     ("Add", 14, [LARGE, SOME], {}, [LARGE + SOME]),
     ("Sub", 14, [LARGE, SOME], {}, [LARGE - SOME]),
     ("Mul", 14, [LARGE, SOME], {}, [LARGE * SOME]),
+    ("Div", 14, [np.repeat(DIVIDED, 7), np.tile(DIVIDED, 7)], {}, [(DIVIDED[:, None] // DIVIDED).ravel()]),
+    ("ReduceMean", 18, [LARGE // 2], {"keepdims": 0}, [np.array((1 << 62), np.uint64)]),
+    ("Mod", 13, [LARGE, SOME], {}, [LARGE % SOME]),
+    ("Less", 13, [LARGE, SOME], {}, [LARGE < SOME]),
+    ("Cast", 21, [LARGE], {"to": TensorProto.INT64}, [LARGE.astype("int64")]),
+    ("Cast", 21, [SOME], {"to": TensorProto.INT8}, [SOME.astype("int8")]),
+    ("Cast", 21, [SOME], {"to": TensorProto.UINT32}, [SOME.astype("uint32")]),
+    (
+        "Cast",
+        21,
+        [typed("int16", [-1, 5])],
+        {"to": TensorProto.UINT64},
+        [typed("uint64", [(1 << 64) - 1, 5])],
+    ),
+    ("Cast", 21, [SOME], {"to": TensorProto.FLOAT}, [SOME.astype("float32")]),
     ("MatMul", 13, [LARGE[None], SOME[:, None]], {}, [(LARGE * SOME).sum(dtype="u8").reshape(1, 1)]),
+    ("Gemm", 13, [LARGE[:1, None]] * 3, {"alpha": 2.0, "beta": -1.0}, [typed("uint64", [[21]])]),
     (
         "PRelu",
         16,
