@@ -433,6 +433,9 @@ def typed(dtype: str, values: Any) -> np.ndarray:
 LARGE = np.array([(1 << 64) - 3, 1 << 63, 5], np.uint64)
 DIVIDED = np.array([1, 3, 10**9, (1 << 53) + 1, (1 << 63) - 1, (1 << 63) + 9, (1 << 64) - 1], np.uint64)
 SOME = np.array([7, (1 << 63) + 9, (1 << 64) - 1], np.uint64)
+MATRICES = np.random.default_rng(2).standard_normal((2, 3, 5, 5)).astype(np.float32)
+MATRICES[0, 0, :, 1] = MATRICES[0, 0, :, 3]  # whose determinant is 0
+MATRICES[0, 1] = np.eye(5)[::-1]  # which cannot be done without changing rows
 E3 = np.exp(X) / np.exp(X).sum()
 CASES: list[Any] = [
     ("Add", 14, [LARGE, SOME], {}, [LARGE + SOME]),
@@ -463,6 +466,29 @@ CASES: list[Any] = [
         [typed("int32", [-(1 << 30), 3])],
     ),
     ("PRelu", 16, [LARGE, SOME], {}, [LARGE]),
+    ("Det", 22, [MATRICES], {}, [np.linalg.det(MATRICES)]),
+    ("Det", 11, [np.full((1, 1), 3.0)], {}, [np.array(3.0)]),
+    (
+        "MaxPool",
+        22,
+        [typed("float32", [[[-2.0]]])],
+        {"kernel_shape": [2], "dilations": [2], "auto_pad": "SAME_UPPER"},
+        [np.full((1, 1, 1), np.finfo("f4").min)],
+    ),
+    (
+        "MaxPool",
+        22,
+        [typed("int8", [[[5, 7]]])],
+        {"kernel_shape": [2], "pads": [2, 0]},
+        [typed("int8", [[[-128, 5, 7]]])],
+    ),
+    (
+        "AveragePool",
+        22,
+        [typed("float32", [[[6, 8]]])],
+        {"kernel_shape": [2], "pads": [2, 0], "count_include_pad": 1},
+        [typed("float32", [[[0, 3, 7]]])],
+    ),
     ("Erf", 9, [typed("int32", [-4, -3, 0, 6])], {}, [typed("int32", [-1, 0, 0, 1])]),
     ("Erf", 9, [typed("uint8", [3, 4])], {}, [typed("uint8", [0, 1])]),
     ("Abs", 13, [typed("int8", [-128, -7])], {}, [typed("int8", [-128, 7])]),
@@ -568,3 +594,21 @@ def test_a_function_of_half_constants_keeps_their_dtype() -> None:
     x = X.reshape(1, 1, 3, 4).astype(np.float16)
     (found,) = results_of("MeanVarianceNormalization", 13, [x], constant=True)
     assert found.dtype == np.float16
+
+
+@pytest.mark.parametrize("backwards", [0, 1])
+def test_a_scan_of_version_8_is_of_each_sample(backwards: int) -> None:
+    body = graph_of(
+        [node("Add", "state x", "next"), node("Mul", "next next", "square")],
+        {"state": (FLOAT, [4]), "x": (FLOAT, [4])},
+        {"next": (FLOAT, [4]), "square": (FLOAT, [4])},
+    )
+    x, initial = np.stack([X, X + 1, -X]), np.ones((3, 4), np.float32)
+    scan = node("Scan", "- initial x", "last all", body=body, num_scan_inputs=1, directions=[backwards])
+    ports = {"initial": (FLOAT, initial.shape), "x": (FLOAT, x.shape)}
+    wanted = {"last": (FLOAT, None), "all": (FLOAT, None)}
+    proto = model_of([scan], ports, wanted, opset_imports=[helper.make_opsetid("", 8)], ir_version=8)
+    sums = np.cumsum(x[:, :: -1 if backwards else 1], axis=1) + initial[:, None]
+    last, every = run(proto, initial=initial, x=x)
+    np.testing.assert_allclose(last, sums[:, -1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(every, sums**2, rtol=1e-5, atol=1e-6)

@@ -6,6 +6,7 @@ from cudnn_actor.onnx.operators import (  # noqa: F401 - importing them fills th
     attention,
     casts,
     convolution,
+    determinants,
     einsum,
     extents,
     generators,
