@@ -75,7 +75,7 @@ def _padded(g: GraphBuilder, x: Tensor, window: Window, value: float) -> tuple[T
 def _least(dtype: DType) -> float:
     """The least finite number of a dtype."""
     if not dtype.is_floating:
-        return int(np.iinfo(dtype.numpy).min)
+        return int(np.iinfo(dtype.value).min)
     return float(np.nextafter(dtype.numpy.type(-np.inf), dtype.numpy.type(0)))
 
 
