@@ -15,6 +15,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Number, Tensor
 from cudnn_actor.protocol.graph_recorder import Recorder
 from cudnn_actor.protocol.operations import (
+    BitCast,
     BorderPad,
     Pad,
     PadMode,
@@ -128,6 +129,12 @@ class MovementFunctions(Recorder):
         spec = TensorSpec.packed(x.dims, dtype, made._made.spec.layout)
         self._tensors[made.number] = made._made._replace(spec=spec, kept=True)
         return made
+
+    def bit_cast(self, x: Tensor, dtype: DTypeLike) -> Tensor:
+        """The bits of x, read as another dtype of the same size: see `BitCast`."""
+        self._own("x", x)
+        wanted = TensorSpec.packed((), dtype).dtype
+        return x if wanted is x.dtype else self._result(BitCast(x=x, source=x.dtype, dtype=wanted))
 
     # Broadcasting.
 

@@ -141,7 +141,7 @@ _ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
     **dict.fromkeys(["window_left", "window_right"], st.none() | st.integers(0, 2**31 - 1)),
     "slopes": st.none() | st.lists(NUMBERS, max_size=3).map(tuple),
     **dict.fromkeys(["dropout", "probability", "mean", "deviation", "low", "high"], NUMBERS),
-    "dtype": st.sampled_from(DType),
+    **dict.fromkeys(("dtype", "source"), st.sampled_from(DType)),
     **{name: st.integers(-9, 9) for name in ("groups", "size", "batch_dims", "k")},
     **dict.fromkeys(("momentum", "alpha", "beta", "bias"), NUMBERS),
     "unbiased": st.booleans(),
