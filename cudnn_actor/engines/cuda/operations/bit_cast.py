@@ -1,4 +1,4 @@
-"""Bits read as another dtype, on CUDA: a copy of unsigned integers of that size."""
+"""Bits read as another dtype, on CUDA: a copy of its elements."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.plans.kernels import Elementwise, Kernel, Leaf, Result, fused, source
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import BitCast, GraphTensor
 
 __all__ = ["bit_cast_kernel", "bit_cast_source"]
-
-_UNSIGNED = {dtype.itemsize: dtype for dtype in (DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64)}
 
 
 def bit_cast_kernel(
@@ -31,6 +28,5 @@ def bit_cast_source(operation: BitCast[int], tensors: Sequence[GraphTensor]) -> 
 
 def _copy(tensors: Sequence[GraphTensor]) -> Elementwise:
     x, y = tensors
-    kind = _UNSIGNED[x.dtype.itemsize]
-    result = Result(Leaf(0, kind), kind)
+    result = Result(Leaf(0, x.dtype), x.dtype)  # from and to one type: it copies bits
     return fused([result], [], y.dims, [y.strides, x.strides], [y.alignment, x.alignment])
