@@ -33,6 +33,7 @@ _OTHERWISE = {
     "MaxPool": _ANY,
     "QLinearConv": _ANY,
     "RNN": _ANY,
+    "RoiAlign": 16,
     "Shape": _ANY,
     "Softmax": 13,
 }

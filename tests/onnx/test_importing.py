@@ -612,3 +612,36 @@ def test_a_scan_of_version_8_is_of_each_sample(backwards: int) -> None:
     last, every = run(proto, initial=initial, x=x)
     np.testing.assert_allclose(last, sums[:, -1], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(every, sums**2, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_convolution_that_is_deformed_alike_everywhere_is_one_of_a_moved_image(rank: int) -> None:
+    """Of one dim and of three, which the reference implementation does not have."""
+    rng = np.random.default_rng(rank)
+    x, w = (rng.standard_normal(dims).astype("f4") for dims in ((2, 4, *(6,) * rank), (6, 2, *(3,) * rank)))
+    x[:, :, -1] = 0
+    moved = x.copy()  # the second group of offsets reads the element before, along the first dim
+    moved[:, 2:, 1:] = x[:, 2:, :-1]
+    moved[:, 2:, 0] = 0
+    of: dict[str, Any] = {
+        "group": 2,
+        "pads": [1, 0, 1][:rank] * 2,
+        "strides": [1, 2, 1][:rank],
+        "dilations": [2, 1, 1][:rank],
+    }
+    (wanted,) = results_of("Conv", 22, [moved, w], constant=False, **of)
+    offset = np.zeros((2, 2, 3**rank, rank, *wanted.shape[2:]), np.float32)
+    offset[:, 1, :, 0] = -1
+    arrays = [x, w, offset.reshape(2, -1, *wanted.shape[2:])]
+    (found,) = results_of("DeformConv", 22, arrays, constant=False, offset_group=2, **of)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_regions_of_version_10_begin_at_the_corners_of_elements() -> None:
+    """The reference implementation gives what version 16 does."""
+    x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    arrays = [x, typed("float32", [[0, 0, 2, 2]]), typed("int64", [0])]
+    of = {"output_height": 2, "output_width": 2, "sampling_ratio": 1}
+    for constant in (False, True):
+        (found,) = results_of("RoiAlign", 10, arrays, constant=constant, **of)
+        np.testing.assert_allclose(found, [[[[2.5, 3.5], [6.5, 7.5]]]])

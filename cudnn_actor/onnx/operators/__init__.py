@@ -20,6 +20,7 @@ from cudnn_actor.onnx.operators import (  # noqa: F401 - importing them fills th
     random,
     recurrent,
     reduction,
+    regions,
     resize,
     spectra,
     training,
