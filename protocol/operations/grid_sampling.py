@@ -147,7 +147,7 @@ class GridSample(Operation[T], frozen=True, kw_only=True, tag=True):
         return {"y": xp.moveaxis(total, -1, 1)}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
-        """That of x is added up where it was read, and the grid's is that of the weights: 0 of the nearest."""
+        """x's is added up where x was read. The grid's is that of the weights: 0 of the nearest element."""
         x: Any = self.x
         (images, channels, *sizes), spatial = x.dims, x.rank - 2
         wide = self.compute((x.dtype,))
@@ -158,12 +158,14 @@ class GridSample(Operation[T], frozen=True, kw_only=True, tag=True):
             [*zip(*self._taps(_OfGraph(g), grid[..., spatial - 1 - axis], size, wide), strict=True)]
             for axis, size in enumerate(sizes)
         ]
+        # From here on, dims are (images, places of y, taps along each dim, channels).
         weights = [g.stack(of, -1).reshape(images, count, -1) for _, of in along]
 
         def beside(values: Any, axis: int) -> Any:
             """Those of each tap along a dim, with dims of 1 for the other dims' taps."""
             return values.reshape(images, count, *(-1 if n == axis else 1 for n in range(spatial)))
 
+        # x as a table with a row for each element of each image: which rows are read.
         rows = g.arange(0, images).reshape(-1, *[1] * (1 + spatial))
         for axis, (places, _) in enumerate(along):
             rows = rows * sizes[axis] + beside(g.stack(places, -1), axis)
