@@ -27,7 +27,7 @@ from cudnn_actor.protocol.operations import (
     Slice,
     Transpose,
 )
-from cudnn_actor.protocol.tensor import TensorSpec, whole_numbers
+from cudnn_actor.protocol.tensor import LayoutLike, TensorSpec, settled_strides, whole_numbers
 
 __all__ = ["MovementFunctions"]
 
@@ -120,6 +120,19 @@ class MovementFunctions(Recorder):
         """x rounded to another type: integers saturate, and NaN becomes 0."""
         self._own("x", x)
         return self._converted(x, dtype, kept=True)
+
+    def to_layout(self, x: Tensor, layout: LayoutLike) -> Tensor:
+        """x with another order in memory, and the same values; x itself if it has that order.
+
+        What is computed of a tensor with its channels last has them last as well.
+        """
+        self._own("x", x)
+        spec = TensorSpec.packed(x.dims, x.dtype, layout)
+        if settled_strides(x.dims, spec.strides) == settled_strides(x.dims, x._made.spec.strides):
+            return x
+        made = self._converted(x, x.dtype, kept=False)
+        self._tensors[made.number] = made._made._replace(spec=spec)
+        return made
 
     def wrap(self, x: Tensor, dtype: DTypeLike) -> Tensor:
         """Integers in another integer dtype, which keeps their lowest bits: they do not saturate."""

@@ -395,9 +395,10 @@ class Model:
         made: dict[str, BufferRef] = {}
         try:
             while (kept := self._bound(key, of, made)) is None:
-                for name, array in of.weights.values():
+                layouts = {} if of.graph is None else {p.name: p.spec.layout for p in of.graph.inputs}
+                for port, (name, array) in of.weights.items():
                     if name not in made and name not in self._weights:
-                        made[name] = await self._gpu.upload(array)
+                        made[name] = await self._gpu.upload(array, layout=layouts[port])
         finally:  # what another run uploaded as well is left
             for ref in made.values():
                 self._discard(ref)

@@ -41,7 +41,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.protocol.named_graph import Graph
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
 __all__ = ["NO_WAY", "OnnxModel"]
 
@@ -195,12 +195,14 @@ class _Import:
     ) -> Value:
         """A value whose elements are known. As a tensor, it is a weight."""
 
-        def tensor() -> Tensor:
-            return self._weight(array, key, name)
+        def weight(layout: Layout = Layout.NCHW) -> Tensor:
+            return self._weight(array, key, name, layout)
 
-        return Value(array.shape, array.dtype, tensor, array, fixed=fixed, origins=origins)
+        return Value(array.shape, array.dtype, weight, array, fixed=fixed, origins=origins, weight=weight)
 
-    def _weight(self, array: np.ndarray, key: str = "", name: str = "") -> Tensor:
+    def _weight(
+        self, array: np.ndarray, key: str = "", name: str = "", layout: Layout = Layout.NCHW
+    ) -> Tensor:
         dtype = DType.of(array.dtype)
         if dtype is None:
             raise Declined(f"has a constant of {array.dtype}")
@@ -210,9 +212,10 @@ class _Import:
             data = np.ascontiguousarray(array)
             digest = hashlib.blake2b(data.reshape(-1).view(np.uint8).data, digest_size=16)
             key = f"{dtype} {array.shape} {digest.hexdigest()}"
+        key = key if layout is Layout.NCHW else f"{key}, {layout}"
         if key not in self._of_weight:
             port = self._port(name or f"constant {len(self._weights)}")
-            self._of_weight[key] = self._g.input(port, array.shape, dtype)
+            self._of_weight[key] = self._g.input(port, array.shape, dtype, layout=layout)
             self._weights[port] = key, array
         return self._of_weight[key]
 

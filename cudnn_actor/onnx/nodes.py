@@ -14,6 +14,7 @@ from cudnn_actor.onnx.folding import fold
 from cudnn_actor.onnx.values import Declined, Value
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.tensor import Layout
 
 __all__ = ["Node", "Result", "Schema", "schema_of"]
 
@@ -136,9 +137,12 @@ class Node:
             raise Declined(f"input {number} is of {value.dtype}")
         return value.known
 
-    def tensor(self, number: int) -> Tensor:
-        """An input as a tensor of the graph."""
-        return self.value(number).tensor
+    def tensor(self, number: int, layout: Layout | None = None) -> Tensor:
+        """An input as a tensor of the graph, in that layout if one is given: weights are uploaded in it."""
+        value = self.value(number)
+        if layout is None:
+            return value.tensor
+        return self.g.to_layout(value.tensor, layout) if value.weight is None else value.weight(layout)
 
     def tensor_or_none(self, number: int) -> Tensor | None:
         """An input as a tensor of the graph; None if it was left out."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import Tensor
+from cudnn_actor.protocol.tensor import Layout
 
 __all__ = ["Declined", "Empty", "Refused", "Undecided", "Value"]
 
@@ -46,6 +47,8 @@ class Value:
         NumPy's dtype of its elements.
     tensor
         Gives it as a tensor of the graph, or raises `Declined`.
+    weight
+        Gives it as a weight with that layout, if its elements are known.
     array
         Gives its elements, or raises `Undecided`.
     fixed
@@ -59,7 +62,7 @@ class Value:
         The `Node` whose result it is; None if it is an input, a constant or the result of a function.
     """
 
-    __slots__ = ("_array", "_tensor", "dims", "dtype", "fixed", "made_by", "origins")
+    __slots__ = ("_array", "_tensor", "dims", "dtype", "fixed", "made_by", "origins", "weight")
 
     def __init__(
         self,
@@ -70,8 +73,10 @@ class Value:
         *,
         fixed: bool = False,
         origins: frozenset[str] = _NOTHING,
+        weight: Callable[[Layout], Tensor] | None = None,
     ) -> None:
         self.dims, self.dtype, self.fixed, self.origins = dims, dtype, fixed, origins
+        self.weight = weight
         self._tensor, self._array = tensor, array
         self.made_by: Any = None
 

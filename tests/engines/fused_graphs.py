@@ -13,6 +13,7 @@ from cudnn_actor.protocol import (
     InstanceNormBackward,
     LayerNorm,
     Layout,
+    PadMode,
     ReductionMode,
     Tensor,
 )
@@ -65,6 +66,51 @@ def chain(length: int) -> Graph:
     return g.build(y=y)
 
 
+def looked_up(dtype: DType, columns: int, of_indices: DType = DType.INT64) -> Graph:
+    """Rows of a table, scaled and added to others; some of them are also a result as they are."""
+    g = GraphBuilder()
+    table, tokens = g.input("table", (9, columns), dtype), g.input("tokens", (2, 5), of_indices)
+    places, gain = g.input("places", (1, 5, columns), dtype), g.input("gain", (1, 1, columns), dtype)
+    rows = g.take(table, tokens, 0)
+    return g.build(rows=rows, y=rows * gain + places)
+
+
+def selected_in_lines(axis: int) -> Graph:
+    """Elements that indices of their own select, and the indices, which the kernel reads as well."""
+    g = GraphBuilder()
+    x, n = g.input("x", (3, 4, 6)), g.input("n", (3, 4, 6), "int32")
+    return g.build(y=g.take_along_axis(x, n, axis) * 2.0 + x, next=n + 1)
+
+
+def selected_by_lists(dtype: DType) -> Graph:
+    """Parts that lists of indices name, of tensors with different layouts."""
+    g = GraphBuilder()
+    x, lists = g.input("x", (8, 3, 4, 2), dtype, layout=Layout.NHWC), g.input("lists", (6, 2), "int64")
+    z = g.input("z", (8, 3, 4, 2), dtype)
+    return g.build(y=g.gather_nd(x, lists) - g.gather_nd(z, lists))
+
+
+def selected_twice() -> Graph:
+    """A row that is selected is broadcast over others."""
+    g = GraphBuilder()
+    x, n, one = g.input("x", (5, 8), "int32"), g.input("n", (7,), "int32"), g.input("one", (1,), "int32")
+    return g.build(y=g.take(x, n, 0) + g.take(x, one, 0) * 2)
+
+
+def around(mode: PadMode, layout: Layout) -> Graph:
+    g = GraphBuilder()
+    x, y = g.input("x", (2, 8, 3, 4), layout=layout), g.input("y", (2, 8, 6, 8), layout=layout)
+    wide = g.pad(x, [(0, 0), (0, 0), (2, 1), (3, 1)], mode=mode)
+    return g.build(z=g.relu(wide * 2.0 - y))
+
+
+def enlarged(layout: Layout) -> Graph:
+    """What a feature pyramid does: a coarser picture is added to a finer one."""
+    g = GraphBuilder()
+    coarse = g.input("coarse", (2, 8, 3, 4), layout=layout)
+    return g.build(y=g.resize(coarse, sizes=(2, 8, 6, 8)) + g.input("fine", (2, 8, 6, 8), layout=layout))
+
+
 ELEMENTWISE = {
     "nchw": several(FLOAT32, Layout.NCHW, 4),
     "nhwc": several(BFLOAT16, Layout.NHWC, 8),
@@ -73,6 +119,17 @@ ELEMENTWISE = {
     "unsigned": unsigned(),
     "single": single(),
     "chain": chain(60),
+    "looked up": looked_up(FLOAT32, 8),
+    "looked up in bfloat16": looked_up(BFLOAT16, 24, DType.INT32),
+    "looked up in odd rows": looked_up(FLOAT32, 5),
+    "selected in rows": selected_in_lines(2),
+    "selected in columns": selected_in_lines(0),
+    "selected by lists": selected_by_lists(FLOAT32),
+    "selected twice": selected_twice(),
+    "mirrored": around(PadMode.REFLECT, Layout.NCHW),
+    "mirrored channels last": around(PadMode.SYMMETRIC, Layout.NHWC),
+    "enlarged": enlarged(Layout.NCHW),
+    "enlarged channels last": enlarged(Layout.NHWC),
 }
 
 

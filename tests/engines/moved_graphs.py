@@ -7,6 +7,7 @@ from typing import Any
 from cudnn_actor.protocol import Graph, GraphBuilder, GraphTensor, OperationGraph, TensorSpec, Transpose
 from cudnn_actor.protocol.dtypes import DTypeLike
 from cudnn_actor.protocol.named_graph import Port
+from cudnn_actor.protocol.tensor import LayoutLike
 
 __all__ = ["CONCATENATED", "TRANSPOSED"]
 
@@ -46,6 +47,12 @@ def transposed(*dims: int, axes: tuple[int, ...], dtype: DTypeLike) -> Graph:
     return Graph(body=body, inputs=(x,), outputs=(y,))
 
 
+def laid_out(*dims: int, dtype: DTypeLike, layouts: tuple[LayoutLike, LayoutLike]) -> Graph:
+    g = GraphBuilder()
+    before, after = layouts
+    return g.build(y=g.to_layout(g.input("x", dims, dtype, layout=before), after))
+
+
 TRANSPOSED = {
     "bytes": transposed(160, 144, axes=(1, 0), dtype="int8"),
     "bytes, some together": transposed(132, 24, axes=(1, 0), dtype="bool"),
@@ -58,6 +65,8 @@ TRANSPOSED = {
     "odd and wide": transposed(3, 17, 65, axes=(0, 2, 1), dtype="int64"),
     "channels last": transposed(2, 16, 4, 8, axes=(0, 2, 3, 1), dtype="bfloat16"),
     "channels first": transposed(2, 4, 8, 16, axes=(0, 3, 1, 2), dtype="float32"),
+    "to channels last": laid_out(2, 16, 4, 8, dtype="bfloat16", layouts=("NCHW", "NHWC")),
+    "from channels last": laid_out(2, 16, 4, 8, dtype="float32", layouts=("NHWC", "NCHW")),
     "eight axes": transposed(2, 1, 2, 16, 2, 1, 2, 16, axes=(2, 7, 1, 4, 0, 5, 6, 3), dtype="int16"),
 }
 """Each is a copy by tiles."""

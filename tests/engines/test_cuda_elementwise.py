@@ -72,7 +72,26 @@ def test_a_kernel_computes_all_results_of_its_graph(launch: Launch, name: str) -
 
 def test_neighbours_are_computed_together_where_memory_allows() -> None:
     together = {name: kernel_of(graph).kernel.together for name, graph in GRAPHS.items()}
-    assert together == {"nchw": 8, "nhwc": 8, "odd": 1, "mixed": 8, "unsigned": 4, "single": 1, "chain": 4}
+    assert together == {
+        "nchw": 8,
+        "nhwc": 8,
+        "odd": 1,
+        "mixed": 8,
+        "unsigned": 4,
+        "single": 1,
+        "chain": 4,
+        "looked up": 4,
+        "looked up in bfloat16": 8,
+        "looked up in odd rows": 1,
+        "selected in rows": 2,
+        "selected in columns": 4,
+        "selected by lists": 4,
+        "selected twice": 4,
+        "mirrored": 4,
+        "mirrored channels last": 4,
+        "enlarged": 4,
+        "enlarged channels last": 4,
+    }
     found = {name: kernel.together for name, kernel in COPIES.items()}
     wanted = {
         "with a rest": 8,

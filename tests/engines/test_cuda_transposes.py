@@ -59,6 +59,8 @@ def test_as_many_bytes_are_accessed_at_once_as_memory_allows() -> None:
         "odd and wide": (1, 1),
         "channels last": (8, 8),
         "channels first": (4, 4),
+        "to channels last": (8, 8),
+        "from channels last": (4, 4),
         "eight axes": (8, 8),
     }
 

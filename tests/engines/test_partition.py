@@ -23,10 +23,12 @@ from cudnn_actor.protocol import (
     Layout,
     MaxPool,
     OperationGraph,
+    PadMode,
     Tensor,
     Window,
 )
-from cudnn_actor.protocol.operations import GraphTensor
+from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pointwise, Resample
+from cudnn_actor.protocol.operations.indexing import Gathering
 
 
 def evaluated(graph: OperationGraph, buffers: list[np.ndarray]) -> None:
@@ -80,7 +82,18 @@ def check(graph: Graph) -> Cut:
     in_pieces(graph.body, parts, pieces)
     for one, other in zip(whole, pieces, strict=True):
         np.testing.assert_array_equal(one, other)
+    for piece in parts.pieces:
+        check_reads(piece.graph)
     return parts
+
+
+def check_reads(piece: OperationGraph) -> None:
+    """A gather or the like is with functions only; nothing that it reads is computed or overwritten there."""
+    reads = [op for op in piece.operations if isinstance(op, Gathering | BorderPad | Resample)]
+    if reads and len(piece.operations) > 1:
+        assert {type(operation) for operation in piece.operations} <= {Pointwise, *map(type, reads)}
+        written = piece.written | {tensor.overwrites for tensor in piece.tensors}
+        assert written.isdisjoint(uid for operation in reads for uid in operation.reads)
 
 
 def bottleneck() -> Graph:
@@ -151,6 +164,31 @@ def test_a_group_ends_where_something_else_reads_it() -> None:
     parts = check(g.build(y=g.cumsum(a, 1) * a, z=a * 2.0))
     kinds = [[operation.kind for operation in piece.graph.operations] for piece in parts.pieces]
     assert kinds == [["pointwise"], ["cumulative"], ["pointwise", "pointwise"]]
+
+
+def test_a_gather_is_one_piece_with_the_functions_behind_it() -> None:
+    g = GraphBuilder()
+    table, tokens = g.input("table", (9, 8)), g.input("tokens", (2, 5), "int64")
+    places = g.input("places", (1, 5, 8))
+    rows = g.take(table, tokens, 0)
+    parts = check(g.build(y=g.relu(rows * 2.0 + places), sums=g.sum(rows + 1.0, axis=2)))
+    kinds = [[operation.kind for operation in piece.graph.operations] for piece in parts.pieces]
+    assert kinds == [["gather", "pointwise", "pointwise", "pointwise", "pointwise"], ["reduction"]]
+
+
+def test_a_gather_is_no_epilogue() -> None:
+    g = GraphBuilder()
+    a, b, table = (g.input(name, (4, 4)) for name in "abc")
+    rows = g.take(table, g.input("n", (4,), "int64"), 0) * 0.5
+    parts = check(g.build(y=a @ b + rows))
+    assert [len(piece.numbers) for piece in parts.pieces] == [2, 2]
+
+
+def test_a_gather_alone_keeps_its_own_kernel() -> None:
+    g = GraphBuilder()
+    table, tokens = g.input("table", (9, 8)), g.input("tokens", (6,), "int64")
+    parts = check(g.build(y=g.softmax(g.take(table, tokens, 0)), z=g.sum(table + 1.0, axis=0)))
+    assert [len(piece.numbers) for piece in parts.pieces] == [1, 1, 2]
 
 
 def test_lines_of_the_same_axes_are_one_piece() -> None:
@@ -242,6 +280,9 @@ UPDATES: dict[str, Callable[[GraphBuilder, Tensor, Tensor, Tensor], dict[str, Te
     "swapped": lambda _, a, b, c: {"a": b, "b": a},
     "turned around": lambda _, a, b, c: {"a": b, "b": c, "c": a},
     "product": lambda g, a, b, c: {"a": g.relu(a @ b)},
+    "around": lambda g, a, b, c: {"a": g.pad(a[1:3], [(1, 1), (0, 0)], mode=PadMode.WRAP) + b, "b": a},
+    "taken": lambda g, a, b, c: {"a": g.take(a, b[0].astype("int32"), 0) + a},
+    "taken by another": lambda g, a, b, c: {"b": g.take(a, b[0].astype("int32"), 0) + a},
 }
 
 
@@ -294,6 +335,10 @@ STEPS: dict[str, Callable[[GraphBuilder, Tensor, Tensor], Tensor]] = {
     "pad": lambda g, a, _: g.pad(a[:, 1:, 2:-1], [(0, 0), (0, 1), (1, 2), (0, 0)], value=2),
     "ones": lambda g, a, _: g.full(a.dims, 1) + a,
     "gradient": lambda g, a, _: g.grad(g.relu(a * 3.0 + 1.0).sum(axis=(0, 2)), a),
+    "take": lambda g, a, b: g.take(a, b[0, 0, 0, :4].astype("int32"), 1),
+    "take rows": lambda g, a, b: g.take_along_axis(a, b.astype("int64"), 3) * b,
+    "mirror": lambda g, a, _: g.pad(a[:, :, 1:-1], [(0, 0), (0, 0), (2, 0), (0, 0)], mode=PadMode.REFLECT),
+    "enlarge": lambda g, a, _: g.resize(a[:, :, ::2, ::2], sizes=a.dims),
     "half": lambda _, a, __: a.astype("float16").astype("float32"),
 }
 

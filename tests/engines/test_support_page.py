@@ -80,3 +80,14 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
     assert read(path) == latest(tmp_path) == record
     assert path.name == "support-20260102T030405.json"
     assert len(path.read_text().splitlines()) < 20
+
+
+def test_the_processes_of_a_run_share_a_record(tmp_path: Path) -> None:
+    outcome = Outcome(ran=True, error=0.5, plan="eng1")
+    run = tmp_path.name
+    paths = {
+        write(Record(setting=SETTING, cells={cell: outcome}), tmp_path, run) for cell in ("one", "other")
+    }
+    (path,) = paths
+    assert read(path).cells == {"one": outcome, "other": outcome}
+    assert write(Record(setting=SETTING, cells={}), tmp_path, "another") != path

@@ -57,6 +57,8 @@ program to start from. On the command line: `cudnn-actor run MODEL.onnx`.
 - **Weights** are uploaded once, and stay in buffers of the service: they survive a crash of the actor.
   `cudnn-actor chaos --model MODEL.onnx` tries it: it runs the model while workers are killed, and compares
   each result with ONNX's own reference.
+- **Layout.** In bfloat16 and float16, convolutions have their channels last, and so has what follows from
+  them. Filters are uploaded so. An output that is kept as a reference may be one of those.
 - **Running.** Each run is one message with one [graph](graphs.md). `print(await model.explain(inputs))`
   says how it runs, with the nodes' names.
 - **Numbers.** A tensor has the model's dtype where it is stored. Functions of elements that follow each

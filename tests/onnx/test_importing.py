@@ -14,6 +14,8 @@ from onnx.reference import ReferenceEvaluator
 
 from cudnn_actor import DType, InvalidModel, TensorSpec, UnsupportedModel, spawn
 from cudnn_actor.onnx import OnnxModel
+from cudnn_actor.protocol import Layout
+from cudnn_actor.protocol.operations import Convolution
 
 from .small_models import FLOAT, INT64, graph_of, model_of, node
 
@@ -148,6 +150,30 @@ def test_weights_are_named_as_the_model_names_them_and_equal_constants_are_one()
     assert list(special.weights) == ["w", "constant 1"]
     assert special.weights["w"][0] == "initialiser w"
     check(proto, x=X)
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.BFLOAT16, HALF, FLOAT])
+def test_networks_of_half_types_have_their_channels_last(dtype: int) -> None:
+    """From the first convolution on; filters are uploaded so, where they are constants."""
+    proto = model_of(
+        [
+            node("Conv", "x w", "a", pads=[1] * 4),
+            node("MaxPool", "a", "b", kernel_shape=[2, 2]),
+            node("Mul", "w s", "v"),
+            node("Conv", "b v", "c", pads=[1] * 4),
+            node("ConvTranspose", "c w", "y"),
+        ],
+        {"x": (dtype, [1, 4, 6, 6]), "s": (dtype, [1, 1, 1, 1])},
+        {"y": (dtype, [1, 4, 7, 7])},
+        {"w": rng.standard_normal((4, 4, 3, 3)).astype(helper.tensor_dtype_to_np_dtype(dtype))},
+    )
+    special = imported(proto)
+    last = [port.name for port in special.graph.inputs if port.spec.layout is Layout.NHWC]
+    assert last == ([] if dtype == FLOAT else ["w"])
+    for operation in special.graph.body.operations:
+        if isinstance(operation, Convolution):
+            tensors = map(special.graph.body.tensor, (*operation.reads, *operation.writes))
+            assert {tensor.spec.layout is Layout.NHWC for tensor in tensors} == {dtype != FLOAT}
 
 
 def test_tensors_without_elements_are_constants() -> None:

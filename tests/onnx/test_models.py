@@ -179,9 +179,9 @@ async def test_tasks_that_come_first_share_one_import_and_one_upload(monkeypatch
         def noted(owner: Any, name: str) -> None:
             function = getattr(owner, name)
 
-            def note(*given: Any) -> Any:
+            def note(*given: Any, **options: Any) -> Any:
                 called.append(name)
-                return function(*given)
+                return function(*given, **options)
 
             monkeypatch.setattr(owner, name, note)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.protocol import DType, Graph, GraphBuilder, InvalidRequest, Tensor
+from cudnn_actor.protocol import DType, Graph, GraphBuilder, InvalidRequest, Layout, Tensor
 
 from ..engines.differences import check_gradients, computed
 
@@ -96,6 +96,22 @@ def test_every_dtype(name: str, dtype: DType) -> None:
     x = (X.astype(np.uint64) * 0x0101_0101_0101_0101 if dtype is DType.UINT64 else X).astype(dtype.numpy)
     (found,) = results(build, x)
     np.testing.assert_array_equal(found, wanted(x), strict=True)
+
+
+def test_what_has_its_channels_last_gives_them_last() -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (2, 4, 5, 6)), g.input("w", (3, 4, 1, 1))
+    last = g.to_layout(x, "NHWC")
+    assert g.to_layout(last, Layout.NHWC) is last
+    assert g.to_layout(x, "NCHW") is x
+    assert g.to_layout(w, "NHWC") is w  # one order in memory is both
+    graph = g.build(y=g.relu(g.conv(last, w)), z=g.to_layout(last * 2.0, "NCHW"))
+    assert [port.spec.layout for port in graph.outputs] == [Layout.NHWC, Layout.NCHW]
+    given = np.arange(240.0, dtype=np.float32).reshape(x.dims)
+    found = computed(graph, {"x": given, "w": np.ones(w.dims, np.float32)})
+    np.testing.assert_array_equal(found["z"], given * 2)
+    with pytest.raises(InvalidRequest, match="layout"):
+        g.to_layout(g.input("m", (2, 3)), "NHWC")
 
 
 def test_every_dim_of_eight_is_repeated() -> None:

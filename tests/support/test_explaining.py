@@ -39,6 +39,33 @@ def test_a_convolution_of_a_graph_is_fused_with_its_bias_and_its_activation(chil
     assert [view.split()[0] for view in found.views] == ["reshape", "transpose", "slice"]
 
 
+def first_layer() -> OperationGraph:
+    """Of images, with an activation between 0 and 6."""
+    g = GraphBuilder()
+    x = g.input("x", (8, 3, 32, 32), "bfloat16", layout="NHWC")
+    w = g.input("w", (32, 3, 3, 3), "bfloat16", layout="NHWC")
+    y = g.conv(x, w, pad=1, bias=g.input("b", (32,), "bfloat16"))
+    return g.build(y=g.minimum(g.maximum(y, 0.0), 6.0)).body
+
+
+def test_a_first_layer_is_fused_with_its_activation_on_copies_with_channels_of_zeros(child: Child) -> None:
+    (piece,) = child.call(explanation, first_layer()).pieces
+    assert piece.steps[:2] == ("kernel of pad", "kernel of pad")
+    assert piece.steps[2].startswith("cuDNN eng")
+    assert len(piece.steps) == 3
+
+
+def test_bounds_are_part_of_a_convolution(child: Child) -> None:
+    g = GraphBuilder()
+    x = g.input("x", (8, 64, 28, 28), "bfloat16", layout="NHWC")
+    w = g.input("w", (64, 64, 3, 3), "bfloat16", layout="NHWC")
+    y = g.conv(x, w, pad=1, bias=g.input("b", (64,), "bfloat16"))
+    graph = g.build(y=g.clip(y, -1.5, 2.5)).body
+    (piece,) = child.call(explanation, graph).pieces
+    assert len(piece.steps) == 1
+    assert piece.steps[0].startswith("cuDNN eng")
+
+
 def test_a_norm_of_a_bottleneck_is_fused_with_the_sum_and_the_relu_behind_it(child: Child) -> None:
     found = child.call(explanation, bottleneck().forward.body)
     assert [[label.split()[0] for label in piece.labels] for piece in found.pieces] == [

@@ -14,6 +14,7 @@ from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import ConvolutionBackwardData, ConvolutionForward
+from cudnn_actor.protocol.tensor import Layout
 
 __all__ = ["conv_spec", "pads_of", "with_bias"]
 
@@ -66,16 +67,25 @@ def with_bias(g: GraphBuilder, y: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else g.add(y, g.reshape(bias, (1, *bias.dims, *(1 for _ in y.dims[2:]))))
 
 
+def _layout(node: Node) -> Layout | None:
+    """The layout that a convolution runs in; None for that of its operands.
+
+    Those of half types need their channels last to be fused with what follows them.
+    """
+    halves = node.dtype(0) in (DType.FLOAT16, DType.BFLOAT16)
+    return Layout.NHWC if halves and node.rank(0) == node.rank(1) and 3 <= node.rank(0) <= 5 else None
+
+
 @operator("Conv", since=1)
 def conv(node: Node, g: GraphBuilder) -> Result:
-    x, w = node.tensor(0), node.tensor(1)
+    x, w = (node.tensor(number, _layout(node)) for number in range(2))
     y: Tensor = g.apply(ConvolutionForward(x=x, w=w, conv=conv_spec(node, x.dims, w.dims)))
     return with_bias(g, y, node.tensor_or_none(2))
 
 
 @operator("ConvTranspose", since=1)
 def conv_transpose(node: Node, g: GraphBuilder) -> Result:
-    x, w = node.tensor(0), node.tensor(1)
+    x, w = (node.tensor(number, _layout(node)) for number in range(2))
     rank = w.rank - 2
     if not 1 <= rank <= 3:
         raise Declined(f"a convolution with {rank} spatial dims")

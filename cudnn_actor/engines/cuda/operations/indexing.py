@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.lines import beginning, rounded, value_of
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, Axis, merged, merged_axes
+from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PLACED, Axis, merged, merged_axes
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.operations.indexing import Gathering, Places, Scattering, ScatterReduction
 
@@ -160,7 +160,7 @@ def gather_source(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> 
     element = _MOVED[gather.nbytes]
     wide = gather.walk.span + sum(size * step for size, step in gather.selects) >= _FEW
     return f"""typedef {"long long" if wide else "int"} I;
-{PLACED}
+{PLACED}{_SIXTEEN}
 extern "C" __global__ void gather(
     const {element}* __restrict__ x, const {C_TYPES[tensors[1].dtype]}* __restrict__ indices,
     {element}* __restrict__ y, {gather.walk.parameters}, {selection(len(gather.selects))}) {{
@@ -178,7 +178,7 @@ def selection(count: int) -> str:
 def selected(count: int) -> str:
     """The C expression of how many steps further the indices select."""
     return " + ".join(
-        f"placed(indices[indices_at + {n} * (I)component], size{n}) * (I)step{n}" for n in range(count)
+        f"(I)placed(indices[indices_at + {n} * (I)component], size{n}) * (I)step{n}" for n in range(count)
     )
 
 
@@ -219,13 +219,8 @@ def _packed(gather: _Gather, alignment: int) -> _Gather:
     return gather
 
 
-PLACED = """
+_SIXTEEN = """
 struct alignas(16) Sixteen { unsigned int of[4]; };
-// An index below 0 counts from the end; one out of range counts as the nearest.
-__device__ __forceinline__ I placed(long long index, long long size) {
-    if (index < 0) index += size;
-    return (I)(index < 0 ? 0 : index < size ? index : size - 1);
-}
 """
 
 

@@ -5,10 +5,12 @@ https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Pointwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode, TensorRole
 
@@ -175,9 +177,43 @@ template <class T> __device__ __forceinline__ T softplus(T a, T p) {
 """Functions that the formulas call."""
 
 
+def _bounds(graph: FrontendGraph, operation: Pointwise[int]) -> list[tuple[str, float]]:
+    """The numbers that an operation keeps its operand between, and what cuDNN compares it with them by.
+
+    None of another operation, and of one that is not behind a convolution: cuDNN has conditions only there.
+    """
+    replaced = {PointwiseMode.MAX: "cmp_lt", PointwiseMode.MIN: "cmp_gt"}
+    given = operation.effective_parameters
+    if not graph.convolves:
+        return []
+    if operation.mode is PointwiseMode.CLIP:
+        found = [("cmp_lt", given["lower"]), ("cmp_gt", given["upper"])]
+        return [(compare, number) for compare, number in found if math.isfinite(number)]
+    if operation.mode not in replaced or (number := graph.spec(operation.operands[1]).value) is None:
+        return []
+    return [(replaced[operation.mode], number)]
+
+
+def _lower_bounds(
+    graph: FrontendGraph, operation: Pointwise[int], bounds: Sequence[tuple[str, float]]
+) -> None:
+    """Add what compares and selects: NaN stays NaN, which cuDNN's min and max may replace."""
+    options = {"compute_data_type": graph.compute(operation)}
+    value = graph.tensor(operation.operands[0])
+    for compare, number in bounds:
+        condition = getattr(graph.pygraph, compare)(value, graph.number(number), **options)
+        condition.set_data_type(libraries().cudnn.data_type.BOOLEAN)
+        value = graph.pygraph.binary_select(graph.number(number), value, condition, **options)
+    graph.write(operation.result, value)
+
+
 def lower_pointwise(graph: FrontendGraph, operation: Pointwise[int]) -> None:
     """Add a pointwise operation. Raises `Refused` if the frontend does not have it."""
     mode, function, parameters = operation.mode, IN_C[operation.mode], operation.effective_parameters
+    bounds = _bounds(graph, operation)
+    if bounds:
+        _lower_bounds(graph, operation, bounds)
+        return
     if not function.frontend:
         raise Refused(f"{mode} is not one of cuDNN's pointwise modes")
     for name, default in FUNCTIONS[mode].parameters.items():

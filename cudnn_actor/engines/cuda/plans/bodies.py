@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.plans.indexed_reads import read_of
 from cudnn_actor.engines.cuda.plans.kernels import (
     Constant,
     Earlier,
     Expression,
     Leaf,
     Scalar,
+    Selection,
+    Table,
+    Tabled,
     Value,
     expression,
 )
@@ -56,8 +60,18 @@ class Body:
         self._written = {uid for operation in operations for uid in operation.writes}
         self._values: dict[int, Value] = {}
         self.nodes: list[Any] = []
-        self.leaves: list[tuple[GraphTensor, Steps]] = []
+        self._tables: dict[Table, Tabled] = {}
+        self._leaves: dict[tuple[GraphTensor, Steps, int, tuple[Selection, ...]], Leaf] = {}
+
+    @property
+    def leaves(self) -> list[tuple[GraphTensor, Steps]]:
         """The tensors that the kernel reads, and their strides over all dims."""
+        return [(tensor, steps) for tensor, steps, *_ in self._leaves]
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables that it reads."""
+        return [*self._tables]
 
     def put(self, node: Any) -> Earlier:
         """Add what is computed next."""
@@ -70,6 +84,25 @@ class Body:
         dtype, used = self._graph.tensor(operation.result).dtype, operation.result in self._read
         node = expression(operation, operands, self._graph.compute(operation), dtype, used=used)
         self._values[operation.result] = self.put(node)
+
+    def read(self, operation: Node) -> None:
+        """Add an operation that reads one element for each. Raises `Refused` if the kernel computes those."""
+        if not self._written.isdisjoint(operation.reads):
+            raise Refused("what the kernel computes is read at other places")
+        x, *given = map(self._form, operation.reads)
+        (result,) = operation.writes
+        read = read_of(operation, x, self._graph.tensor(result).dims, *given)
+        selects: list[Selection] = []
+        for n, (axis, known) in enumerate(read.axes.items()):
+            indices: Leaf | Tabled
+            if known is None:
+                steps, component = read.of_indices
+                indices = self.leaf(given[0], steps, n * component)
+            else:
+                table = Table(known, tuple(int(other == axis) for other in range(len(self._dims))))
+                indices = self._tables.setdefault(table, Tabled(len(self._tables)))
+            selects.append(Selection(indices, x.dims[axis], x.strides[axis]))
+        self._values[result] = self.leaf(x, read.steps, selects=tuple(selects))
 
     def define(self, uid: int, value: Value, compute: DType) -> None:
         """Say what a tensor is, computed in that type; it is rounded if something reads it."""
@@ -92,12 +125,13 @@ class Body:
         form = self._form(uid)
         return self.leaf(form, broadcast(form, self._dims) if steps is None else steps)
 
-    def leaf(self, tensor: GraphTensor, steps: Steps) -> Leaf:
-        """What is read of a tensor."""
+    def leaf(
+        self, tensor: GraphTensor, steps: Steps, offset: int = 0, selects: tuple[Selection, ...] = ()
+    ) -> Leaf:
+        """What is read of a tensor: see `Leaf`."""
         steps = tuple(0 if size == 1 else step for size, step in zip(self._dims, steps, strict=True))
-        if (tensor, steps) not in self.leaves:
-            self.leaves.append((tensor, steps))
-        return Leaf(self._first + self.leaves.index((tensor, steps)), tensor.dtype)
+        leaf = Leaf(self._first + len(self._leaves), tensor.dtype, offset, selects)
+        return self._leaves.setdefault((tensor, steps, offset, selects), leaf)
 
     def of(self, uids: Iterable[int]) -> list[Value]:
         """The values of what has been computed."""

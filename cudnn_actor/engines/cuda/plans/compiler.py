@@ -29,6 +29,7 @@ from cudnn_actor.engines.cuda.plans.recipe import GraphStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.plans.splitting import MOST_FORMS, compile_split, ways
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
+from cudnn_actor.engines.cuda.plans.widening import compile_widened, is_widened
 from cudnn_actor.engines.support import check_graph, unsupported
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
@@ -148,7 +149,8 @@ def possible_plans(
     """Every plan for a graph, each built when the iterator reaches it: in one piece first, then in steps.
 
     Pointwise operations alone, reductions and the like with such around them, and depthwise convolutions with
-    such behind them are one kernel of our own, which comes first. Appends the reasons why there are no others
+    such behind them are one kernel of our own, which comes first; so do convolutions of few channels with
+    channels of zeros. Appends the reasons why there are no others
     to `refusals`. With `kernels`, the plan of cuDNN's first candidate may come twice: with the kernel of a
     similar graph, then compiled for itself.
 
@@ -160,7 +162,7 @@ def possible_plans(
     steps = _in_steps(graph, handle, limit)
     if all(isinstance(operation, Pointwise) for operation in graph.operations):
         whole, steps = steps, whole
-    for make in itertools.chain(_of_our_own(graph, limit), whole, steps):
+    for make in itertools.chain(_of_our_own(graph, handle, limit), whole, steps):
         try:
             plan = make()
         except Refused as refusal:
@@ -175,13 +177,16 @@ def possible_plans(
 _Make = Callable[[], CudaPlan]
 
 
-def _of_our_own(graph: OperationGraph, limit: int | None) -> Iterator[_Make]:
-    """The graph as one kernel of our own, if there may be one."""
+def _of_our_own(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[_Make]:
+    """The graph as one kernel of our own, if there may be one, or with channels of zeros."""
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     if any(is_depthwise(operation, graph.tensor) for operation in others):
         yield partial(compile_depthwise, graph, limit)
     elif others and not any(isinstance(operation, Convolution) for operation in others):
         yield partial(compile_fused, graph, limit)
+    elif is_widened(graph):
+        for candidate in range(_CHOICES):
+            yield partial(compile_widened, graph, handle, limit, candidate)
 
 
 def _in_one_piece(

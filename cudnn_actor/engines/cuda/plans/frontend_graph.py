@@ -69,8 +69,8 @@ class FrontendGraph:
         self._tensors: dict[int, Any] = {}
         self._shapes: dict[int, tuple[list[int], list[int]]] = {}
         self._numbers = 0
-        self._widens = any(isinstance(operation, Convolution) for operation in graph.operations)
-        """Whether tensors need at least two spatial dims."""
+        self.convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
+        """Whether tensors need at least two spatial dims, and may be conditions."""
         self.fold: Callable[[GraphTensor], tuple[list[int], list[int]]] | None = None
         """Gives a tensor's dims and strides where an operation needs fewer dims of all that follow it."""
 
@@ -127,7 +127,7 @@ class FrontendGraph:
         # Sums of int8 products are exact as int32. Between operations they are float32, like what follows.
         dtype = tensor.dtype if bound or tensor.dtype is not DType.INT32 else DType.FLOAT32
         # Of comparisons behind a convolution; others are kernels of our own.
-        condition = dtype is DType.BOOL and self._widens and not bound
+        condition = dtype is DType.BOOL and self.convolves and not bound
         kind = libraries().cudnn.data_type.BOOLEAN if condition else data_type(dtype)
         output.set_uid(self._uids[uid])
         output.set_output(bound).set_data_type(kind)
@@ -141,7 +141,7 @@ class FrontendGraph:
             raise Refused("cuDNN has no tensors without dims or without elements")
         if dims:
             shape = list(dims), list(strides)
-        elif self._widens:
+        elif self.convolves:
             shape = spatial(tensor)
         elif self.fold is not None:
             shape = self.fold(tensor)

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.dtypes import DType
@@ -32,7 +33,10 @@ __all__ += [
     "Leaf",
     "Result",
     "Scalar",
+    "Selection",
     "Source",
+    "Table",
+    "Tabled",
     "Value",
     "blocks",
     "elementwise",
@@ -44,7 +48,7 @@ __all__ += [
     "merged",
     "merged_axes",
 ]
-__all__ += ["PACK", "preamble", "source", "store", "value_type"]
+__all__ += ["PACK", "PLACED", "preamble", "source", "store", "value_type"]
 
 THREADS, _MOST_BLOCKS = 256, 1 << 16
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
@@ -133,11 +137,55 @@ __device__ __forceinline__ unsigned long long whole(unsigned long long value, do
 """
 
 
+PLACED = """
+// An index below 0 counts from the end; one out of range counts as the nearest.
+__device__ __forceinline__ long long placed(long long index, long long size) {
+    if (index < 0) index += size;
+    return index < 0 ? 0 : index < size ? index : size - 1;
+}
+"""
+
+
 class Leaf(msgspec.Struct, frozen=True, tag="leaf"):
-    """A tensor that the kernel reads: its index among the operands, and its element type."""
+    """A tensor that the kernel reads.
+
+    Parameters
+    ----------
+    number
+        Its index among the operands.
+    dtype
+        The element type.
+    offset
+        How many elements further its first one lies.
+    selects
+        Indices that select along further axes of it.
+    """
 
     number: int
     dtype: DType
+    offset: int = 0
+    selects: tuple[Selection, ...] = ()
+
+
+class Tabled(msgspec.Struct, frozen=True, tag="tabled"):
+    """What the kernel reads of a table: its index among the tables."""
+
+    number: int
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Indices that select along an axis: what is read of them, the axis' size, and its stride in elements."""
+
+    indices: Leaf | Tabled
+    size: int
+    step: int
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Indices that are known beforehand, all in range, and their strides over all dims."""
+
+    indices: tuple[int, ...]
+    steps: tuple[int, ...]
 
 
 class Scalar(msgspec.Struct, frozen=True, tag="scalar"):
@@ -211,7 +259,9 @@ class Elementwise(msgspec.Struct, frozen=True):
     dims
         Dims to iterate over, slowest axis first.
     strides
-        The results', then the operands', in elements; 0 where an operand is broadcast.
+        The results', then the operands' and the tables', in elements; 0 where an operand is broadcast.
+    tables
+        The indices of each table. The kernel has them.
     together
         How many neighbours in the last axis a thread computes. Every place in memory at which the axis begins
         is a multiple of it, of a tensor whose elements lie side by side there; and so is its size, unless it
@@ -222,6 +272,7 @@ class Elementwise(msgspec.Struct, frozen=True):
     body: tuple[Expression, ...]
     dims: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
+    tables: tuple[tuple[int, ...], ...] = ()
     together: int = 1
 
     @property
@@ -239,13 +290,27 @@ class Elementwise(msgspec.Struct, frozen=True):
             *((last,) if self.rest else ()),
             *sizes[1:],
             *(step for steps in self.strides for step in steps),
+            *(select.step for leaf in self.leaves() for select in leaf.selects),
+            *(select.size for leaf in self.leaves() for select in leaf.selects if _is_read(select)),
         )
+
+    def leaves(self) -> tuple[Leaf, ...]:
+        """What it reads, by number."""
+        found = {node.number: node for node in self._nodes() if isinstance(node, Leaf)}
+        return tuple(found[number] for number in sorted(found))
 
     def operands(self) -> tuple[DType, ...]:
         """The element types of the operands, by number."""
-        leaves = (node for node in self._nodes() if isinstance(node, Leaf))
-        found = {leaf.number: leaf.dtype for leaf in leaves}
-        return tuple(found[number] for number in sorted(found))
+        return tuple(leaf.dtype for leaf in self.leaves())
+
+    def tensor(self, read: Leaf | Tabled) -> int:
+        """The place of something that it reads among the strides."""
+        first = len(self.strides) - len(self.tables) if isinstance(read, Tabled) else len(self.results)
+        return first + read.number
+
+    def selects_alike(self, leaf: Leaf) -> bool:
+        """Whether neighbours in the last axis have the same indices, or none."""
+        return not any(self.strides[self.tensor(select.indices)][-1] for select in leaf.selects)
 
     def scalars(self) -> tuple[int, ...]:
         """The indices of the plan's scalars that the kernel takes, in the kernel's own order."""
@@ -258,6 +323,13 @@ class Elementwise(msgspec.Struct, frozen=True):
             yield node
             if isinstance(node, Expression):
                 waiting += node.operands
+            elif isinstance(node, Leaf):
+                waiting += (select.indices for select in node.selects if isinstance(select.indices, Leaf))
+
+
+def _is_read(select: Selection) -> bool:
+    """Whether the indices are read of memory that others write, and so may be out of range."""
+    return isinstance(select.indices, Leaf)
 
 
 Value = Expression | Leaf | Scalar | Constant | Earlier
@@ -292,28 +364,35 @@ def fused(
     dims: Sequence[int],
     strides: Sequence[Sequence[int]],
     alignments: Sequence[int] = (),
+    *,
+    tables: Sequence[Table] = (),
 ) -> Elementwise:
     """A kernel over `dims`. `strides` and `alignments`, in bytes, are the results', then the operands'.
 
     Without alignments, a thread computes one element at a time.
     """
+    strides = [*strides, *(table.steps for table in tables)]
     axes = merged(dims, strides) or [(1, (0,) * len(strides))]
     made = Elementwise(
         results=tuple(results),
         body=tuple(body),
         dims=tuple(size for size, _ in axes),
         strides=tuple(tuple(steps[i] for _, steps in axes) for i in range(len(strides))),
+        tables=tuple(table.indices for table in tables),
     )
     return msgspec.structs.replace(made, together=_together(made, alignments))
 
 
 def _together(kernel: Elementwise, alignments: Sequence[int]) -> int:
     """How many neighbours in the last axis can be read and written at once."""
-    dtypes = (*(result.dtype for result in kernel.results), *kernel.operands())
+    apart = [(result.dtype, True, ()) for result in kernel.results] + [
+        (leaf.dtype, kernel.selects_alike(leaf), (leaf.offset, *(select.step for select in leaf.selects)))
+        for leaf in kernel.leaves()
+    ]
     beside = [
-        (dtype.itemsize, steps, alignment)
-        for dtype, steps, alignment in zip(dtypes, kernel.strides, alignments, strict=False)
-        if steps[-1] == 1
+        (dtype.itemsize, (*further, *steps), alignment)
+        for (dtype, alike, further), steps, alignment in zip(apart, kernel.strides, alignments, strict=False)
+        if steps[-1] == 1 and alike
     ]
     if not beside or any(steps[-1] != 1 for steps in kernel.strides[: len(kernel.results)]):
         return 1
@@ -359,6 +438,9 @@ class Kernel:
         options = ("--std=c++17", "--fmad=false")
         self._function = cupy.RawKernel(source(description), "elementwise", options=options)
         self._function.compile()
+        self._tables = [cupy.asarray(np.asarray(indices, np.int32)) for indices in description.tables]
+        if self._tables:
+            cupy.cuda.get_current_stream().synchronize()  # other streams read them, too
         self._geometry = description.geometry
         self._grid = (blocks(description),)
         self._number = cupy.float64
@@ -369,7 +451,7 @@ class Kernel:
         if not self._grid[0]:  # there are no elements, and CUDA refuses an empty grid
             return
         numbers = [self._number(scalars[place]) for place in self._scalars]
-        self._function(self._grid, (THREADS,), (*pointers, *self._geometry, *numbers))
+        self._function(self._grid, (THREADS,), (*pointers, *self._tables, *self._geometry, *numbers))
 
 
 def blocks(description: Elementwise) -> int:
@@ -389,18 +471,22 @@ class Source:
         self._kernel = kernel
         self._rank, self._together = len(kernel.dims), kernel.together
         self._stored = [result.dtype for result in kernel.results]
-        self._read = kernel.operands()
+        self._read = kernel.leaves()
         # Whether offsets need 64 bits.
-        spans = (
+        spans = [
             sum((size - 1) * abs(step) for size, step in zip(kernel.dims, steps, strict=True))
             for steps in kernel.strides
-        )
+        ]
+        for leaf in self._read:
+            selected = sum((select.size - 1) * abs(select.step) for select in leaf.selects)
+            spans[len(self._stored) + leaf.number] += leaf.offset + selected
         self._wide = max(math.prod(kernel.dims), *spans) >= _SMALL
 
     def text(self) -> str:
         """The kernel alone."""
         packs = PACK if self._together > 1 else ""
-        return f"""{preamble()}{packs}
+        placed = PLACED if any(_is_read(select) for leaf in self._read for select in leaf.selects) else ""
+        return f"""{preamble()}{packs}{placed}
 typedef {self._index()} I;
 extern "C" __global__ void elementwise({", ".join(self.arguments())}) {{
     const long long stride = (long long)gridDim.x * blockDim.x;
@@ -425,11 +511,15 @@ struct {name} {{
         """The kernel's parameters in C."""
         rank = self._rank
         arguments = [f"{C_TYPES[dtype]}* out{i}" for i, dtype in enumerate(self._stored)]
-        arguments += [f"const {C_TYPES[dtype]}* in{i}" for i, dtype in enumerate(self._read)]
-        tensors = len(self._stored) + len(self._read)
+        arguments += [f"const {C_TYPES[leaf.dtype]}* in{leaf.number}" for leaf in self._read]
+        arguments += [f"const int* table{number}" for number in range(len(self._kernel.tables))]
+        tensors = len(self._kernel.strides)
         arguments += ["long long count", *(["long long all"] if self._kernel.rest else [])]
         arguments += [f"long long d{axis}" for axis in range(1, rank)]
         arguments += [f"long long s{i}_{axis}" for i in range(tensors) for axis in range(rank)]
+        selects = [(leaf, n, select) for leaf in self._read for n, select in enumerate(leaf.selects)]
+        arguments += [f"long long step{leaf.number}_{n}" for leaf, n, _ in selects]
+        arguments += [f"long long size{leaf.number}_{n}" for leaf, n, select in selects if _is_read(select)]
         return arguments + [f"double scalar{number}" for number in self._kernel.scalars()]
 
     def _index(self) -> str:
@@ -470,18 +560,23 @@ struct {name} {{
         after: list[str] = []
         self._elements: list[str] = []
         """What is read of each operand."""
-        for i, dtype in enumerate(self._read):
-            tensor = len(self._stored) + i
-            step, place = self._kernel.strides[tensor][-1], f"in{i}[{self._place(tensor)}]"
-            if together > 1 and step == 1:
-                pack = f"Pack<{C_TYPES[dtype]}, {together}>"
+        for i, leaf in enumerate(self._read):
+            tensor = self._kernel.tensor(leaf)
+            step, alike = self._kernel.strides[tensor][-1], together > 1 and self._kernel.selects_alike(leaf)
+            at = self._place(tensor) + (f" + {leaf.offset}" if leaf.offset else "")
+            if leaf.selects:
+                (before if alike else inside).append(f"const I at{i} = {self._selected(leaf, together)};")
+                at += f" + at{i}"
+            place = f"in{i}[{at}]"
+            if alike and step == 1:
+                pack = f"Pack<{C_TYPES[leaf.dtype]}, {together}>"
                 before.append(f"const {pack} p{i} = *(const {pack}*)&{place};")
                 place = f"p{i}.of[v]"
             elif together > 1 and step:
-                place = f"in{i}[{self._place(tensor)} + v * (I)s{tensor}_{self._rank - 1}]"
+                place = f"in{i}[{at} + v * (I)s{tensor}_{self._rank - 1}]"
             self._elements.append(place)
-            to = before if together > 1 and not step else inside
-            to.append(f"const {value_type(dtype)} v{i} = {load(dtype, place)};")
+            to = before if alike and not step else inside
+            to.append(f"const {value_type(leaf.dtype)} v{i} = {load(leaf.dtype, place)};")
         if together > 1:
             for i, dtype in enumerate(self._stored):
                 pack = f"Pack<{C_TYPES[dtype]}, {together}>"
@@ -504,6 +599,19 @@ struct {name} {{
             target = f"r{i}.of[v]" if together > 1 else f"out{i}[{self._place(i)}]"
             steps.append(f"{target} = {stored};")
         return steps
+
+    def _selected(self, leaf: Leaf, together: int) -> str:
+        """How many elements further the indices select."""
+        found = []
+        for n, select in enumerate(leaf.selects):
+            index = f"(I)placed(v{select.indices.number}, size{leaf.number}_{n})"
+            if not _is_read(select):
+                tensor = self._kernel.tensor(select.indices)
+                along = together > 1 and self._kernel.strides[tensor][-1]
+                further = f" + v * (I)s{tensor}_{self._rank - 1}" if along else ""
+                index = f"(I)table{select.indices.number}[{self._place(tensor)}{further}]"
+            found.append(f"{index} * (I)step{leaf.number}_{n}")
+        return " + ".join(found)
 
     def _place(self, tensor: int) -> str:
         return " + ".join(f"i{axis} * (I)s{tensor}_{axis}" for axis in range(self._rank))

@@ -8,6 +8,9 @@ slices are views of what is stored where that is possible. What is concatenated
 is written to its part of the result where that is possible.
 
 A group has any number of pointwise operations and results, all of the same dims.
+A gather, a padding or a resampling to the nearest with a result of these dims
+belongs to it, too, if a pointwise operation behind it reads that: the group then
+has no reductions.
 Reductions, norms and softmaxes of these dims belong to it too if all are along
 the same axes; then results may also have one element for each line. A norm with
 kernels of its own belongs to it if it is the only one. A tree of
@@ -35,6 +38,7 @@ import msgspec
 from cudnn_actor.engines.cuda.operations.norms import FUSED
 from cudnn_actor.engines.cuda.plans.depthwise import is_depthwise
 from cudnn_actor.engines.cuda.plans.fusing import is_lined, lines_of_operation
+from cudnn_actor.engines.cuda.plans.indexed_reads import is_reading
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -124,10 +128,11 @@ class _Anchored(_Draft):
 
 @dataclass(eq=False)
 class _Group(_Draft):
-    """`dims`: of its results. `along`: its lines, if it has any."""
+    """`dims`: of its results. `along`: its lines, if it has any. `places`: whether it reads other places."""
 
     dims: tuple[int, ...]
     along: _Along | None = None
+    places: bool = False
 
     @property
     def norm(self) -> int | None:
@@ -153,9 +158,14 @@ class _Partition:
     def __init__(self, graph: OperationGraph) -> None:
         self._graph = graph
         self._readers: dict[int, int] = {}
+        self._read_alike: set[int] = set()
+        """What a pointwise operation with a result of the same dims reads."""
         for operation in graph.operations:
             for uid in set(operation.reads):
                 self._readers[uid] = self._readers.get(uid, 0) + 1
+            if isinstance(operation, Pointwise):
+                dims = graph.tensor(operation.result).dims
+                self._read_alike.update(uid for uid in operation.reads if graph.tensor(uid).dims == dims)
         self._drafts: dict[int, _Draft] = {}
         """Results → the piece that computes them; not for views."""
         self._places: dict[int, int] = {}
@@ -181,7 +191,11 @@ class _Partition:
                 continue
             for uid in operation.reads:
                 self._store(uid)
-            if isinstance(operation, Concat):
+            if self._is_read_fused(operation):
+                group = _Group(place, self._graph.tensor(operation.writes[0]).dims, places=True)
+                self._begin(group)
+                self._add(group, place, operation)
+            elif isinstance(operation, Concat):
                 self._concatenate(place, operation)
             elif not (
                 isinstance(operation, Movement) and (self._written_as(operation) or self._view(operation))
@@ -200,6 +214,17 @@ class _Partition:
         draft = _Anchored(place, operation, is_depthwise(operation, self._forms.__getitem__))
         self._begin(draft)
         self._add(draft, place, operation)
+
+    def _is_read_fused(self, operation: Node) -> bool:
+        """Whether an operation is computed with pointwise operations behind it, being a read at other places.
+
+        Not if something overwrites what it reads: the kernel would read it at other places than it writes.
+        """
+        result, *others = operation.writes
+        if others or result not in self._read_alike or 0 in self._graph.tensor(result).dims:
+            return False
+        kept = self._overwritten.isdisjoint(operation.reads)
+        return kept and is_reading(operation, self._graph.tensor(operation.reads[0]))
 
     def _begin(self, draft: _Draft) -> None:
         self._pieces[draft] = None
@@ -288,7 +313,8 @@ class _Partition:
                 continue
             if isinstance(draft.anchor, MatMul) and operation.mode in _SLOW_BEHIND_PRODUCTS:
                 continue
-            trees = [*{t: None for t in inside.values() if isinstance(t, _Group) and t.along is None}]
+            groups = {t: None for t in inside.values() if isinstance(t, _Group)}
+            trees = [group for group in groups if group.along is None and not group.places]
             parts = [draft, *trees]
             computed = {other for part in parts for op in part.operations.values() for other in op.writes}
             read = {*operation.reads, *(other for tree in trees for other in tree.reads)} - computed
@@ -349,7 +375,11 @@ class _Partition:
         if lined:  # of those with other lines, the last
             last = max(lined, key=lambda draft: draft.place)
             wanted = (last.along, last.dims) if along is None else (along, dims)
-            joined = [draft for draft in joined if draft.along is None or (draft.along, draft.dims) == wanted]
+            joined = [
+                draft
+                for draft in joined
+                if ((draft.along, draft.dims) == wanted if draft.along is not None else not draft.places)
+            ]
         if not joined:
             large = {uid for uid in operation.reads if self._graph.tensor(uid).dims == dims}
             beside = (
@@ -358,6 +388,7 @@ class _Partition:
                 if draft.dims == dims
                 and not large.isdisjoint(draft.reads)
                 and (None in (along, draft.along) or along == draft.along)
+                and (along is None or not draft.places)
             )
             joined = list(itertools.islice(beside, 1))
         joined = [*dict.fromkeys(joined)]
@@ -377,6 +408,8 @@ class _Partition:
         """Whether an operation of these dims may be computed with the group that computes its operand."""
         if along is not None and draft.dims != dims:
             return False  # a reduction of what is broadcast
+        if along is not None and draft.places:
+            return False
         return draft.holds(dims) or (draft.along is None and self._only_exit(uid, draft))
 
     def _merge(self, draft: _Group, into: _Draft) -> None:
@@ -384,6 +417,7 @@ class _Partition:
         into.reads |= draft.reads
         if isinstance(into, _Group):
             into.along = into.along or draft.along
+            into.places |= draft.places
         for operation in draft.operations.values():
             self._drafts.update(dict.fromkeys(operation.writes, into))
         del self._pieces[draft], self._open[draft]
@@ -396,7 +430,7 @@ class _Partition:
     def _written_as(self, operation: Movement[int]) -> bool:
         """Whether the operand's piece can write the result in the operand's place; then have it do so.
 
-        Of a transposed value that is not bound, the operand is only laid out so that the result is packed.
+        Of a transposed value that is not bound, the operand is only laid out as its reader wants it.
         """
         uid, result, form = operation.x, self._graph.tensor(operation.y), self._forms[operation.x]
         draft = self._drafts.get(uid)
@@ -409,12 +443,10 @@ class _Partition:
             or result.overwrites is not None
         ):
             return False
-        packed = packed_strides(result.dims)
         if isinstance(operation, Transpose):
-            given = result.strides if bound else packed
-            steps = dict(zip(operation.axes, given, strict=True))
+            steps = dict(zip(operation.axes, result.strides, strict=True))
             strides = tuple(steps[axis] for axis in range(len(form.dims)))
-        elif isinstance(operation, Reshape) and bound and result.strides == packed:
+        elif isinstance(operation, Reshape) and bound and result.strides == packed_strides(result.dims):
             strides = packed_strides(form.dims)
         else:
             return False

@@ -2,7 +2,8 @@
 
 Each operation but the pointwise ones runs alone, if necessary on packed or wider
 copies of its operands. Pointwise operations become one kernel for all results of
-the same dims. All data stays on the device.
+the same dims, at first with gathers and the like before them. All data stays on
+the device.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.bodies import Body
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, computed_first, takes_bytes
+from cudnn_actor.engines.cuda.plans.indexed_reads import is_reading
 from cudnn_actor.engines.cuda.plans.joined_kernels import launches
 from cudnn_actor.engines.cuda.plans.kernels import (
     Leaf,
@@ -53,6 +55,7 @@ from cudnn_actor.protocol.operations import (
     Operation,
     Placed,
     Pointwise,
+    PointwiseMode,
     TensorRole,
 )
 from cudnn_actor.protocol.tensor import Layout, TensorSpec, packed_strides
@@ -65,8 +68,9 @@ MOST_FORMS = 9
 
 def ways(graph: OperationGraph) -> int:
     """How many choices a graph without convolutions has: the ways of that operation which has the most."""
-    others = (type(operation) for operation in graph.operations if not isinstance(operation, Pointwise))
-    return max((IMPLEMENTATIONS[operation].ways for operation in others), default=1) or 1
+    others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
+    most = max((IMPLEMENTATIONS[type(operation)].ways for operation in others), default=1) or 1
+    return most + any(_is_fused(graph, operation) for operation in others)
 
 
 def compile_split(
@@ -81,6 +85,11 @@ def compile_split(
     return _Splitter(graph, handle, limit, form, choice).plan()
 
 
+def _is_fused(graph: OperationGraph, operation: Node) -> bool:
+    """Whether an operation can be computed in one kernel with pointwise ones: see `partition`."""
+    return len(graph.operations) > 1 and is_reading(operation, graph.tensor(operation.reads[0]))
+
+
 class _Splitter:
     """Splits one graph into steps."""
 
@@ -93,8 +102,8 @@ class _Splitter:
         self._sources = given_sources(graph)
         self._forms = {tensor.uid: tensor for tensor in graph.tensors}
         """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
-        self._waiting: dict[int, Pointwise[int]] = {}
-        """Pointwise operations that are in no step yet, by their results."""
+        self._waiting: dict[int, Node] = {}
+        """Pointwise operations, and gathers and the like, that are in no step yet, by their results."""
         self._steps: list[Step] = []
         self._graphs: list[Any] = []
         self._scratch = 0
@@ -106,7 +115,9 @@ class _Splitter:
                 self._waiting[operation.result] = operation
                 continue
             self._compute([uid for uid in operation.reads if uid in self._waiting])
-            if isinstance(operation, Convolution):
+            if not self._choice and _is_fused(self._graph, operation):
+                self._waiting[operation.writes[0]] = operation
+            elif isinstance(operation, Convolution):
                 self._convolve(operation)
             elif isinstance(operation, Concat):
                 self._concatenate(operation)
@@ -321,18 +332,26 @@ class _Splitter:
     def _add_kernel(self, dims: tuple[int, ...], uids: Sequence[int]) -> None:
         """Add the kernel that computes these results, of these dims."""
         wanted = set(uids)
-        operations: list[Pointwise[int]] = []
+        operations: list[Node] = []
         for uid, operation in reversed(self._waiting.items()):
             if uid in wanted:
                 operations.insert(0, operation)
                 wanted.update(operation.reads)
-        body = Body(self._graph, operations, dims, form=self._forms.__getitem__)
-        for operation in operations:
-            body.add(operation)
         stored = [self._graph.tensor(uid) for uid in uids]
         for tensor in stored:
             if tensor.uid not in self._sources:
                 self._sources[tensor.uid] = self._take(tensor)
+        copied = self._copied(operations)
+        if copied is not None:
+            (result,) = stored
+            self._copy(copied, self._sources[copied.uid], result, self._sources[result.uid])
+            return
+        body = Body(self._graph, operations, dims, form=self._forms.__getitem__)
+        for operation in operations:
+            if isinstance(operation, Pointwise):
+                body.add(operation)
+            else:
+                body.read(operation)
         tensors = [*stored, *(tensor for tensor, _ in body.leaves)]
         kernel = fused(
             [Result(value, tensor.dtype) for value, tensor in zip(body.of(uids), stored, strict=True)],
@@ -340,8 +359,18 @@ class _Splitter:
             dims,
             [*(tensor.strides for tensor in stored), *(steps for _, steps in body.leaves)],
             [tensor.alignment for tensor in tensors],
+            tables=body.tables,
         )
         self._steps.append(KernelStep(kernel, tuple(self._sources[tensor.uid] for tensor in tensors)))
+
+    def _copied(self, operations: Sequence[Node]) -> GraphTensor | None:
+        """The tensor that operations only bring into another layout; None if they do something else."""
+        match operations:
+            case [Pointwise(mode=PointwiseMode.IDENTITY, operands=(uid,), result=result)]:
+                x, y = self._graph.tensor(uid), self._graph.tensor(result)
+                same = x.value is None and (x.dims, x.dtype) == (y.dims, y.dtype)
+                return self._forms[uid] if same and x.role is not TensorRole.SCALAR else None
+        return None
 
     def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
         self._steps.append(_copying(tensor, source, to, target))

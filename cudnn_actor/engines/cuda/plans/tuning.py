@@ -25,6 +25,7 @@ from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.recipe import Tuning
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.plans.splitting import compile_split, ways
+from cudnn_actor.engines.cuda.plans.widening import compile_widened, is_widened
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution
 
@@ -33,6 +34,8 @@ __all__ = ["time_plan", "tune"]
 log = Log("cudnn_actor")
 
 _WARM_UPS, _ROUGH_RUNS, _FINE_RUNS, _FINALISTS, _ROUNDS = 5, 5, 20, 4, 3
+_WIDENED = 8
+"""How many plans of a graph with channels of zeros are timed."""
 
 
 def tune(
@@ -63,8 +66,8 @@ class _Candidate(NamedTuple):
 
 
 def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[_Candidate]:
-    """All candidates: cuDNN's, our kernels of depthwise convolutions, and the ways to run the graph in steps
-    unless it is a convolution alone.
+    """All candidates: cuDNN's, those with channels of zeros, our kernels of depthwise convolutions, and the
+    ways to run the graph in steps unless it is a convolution alone.
     """
     try:
         check_whole(graph)
@@ -82,7 +85,12 @@ def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[
     def depthwise(choice: int) -> Callable[[], CudaPlan]:
         return lambda: compile_depthwise(graph, limit, choice)
 
+    def widened(choice: int) -> Callable[[], CudaPlan]:
+        return lambda: compile_widened(graph, handle, limit, choice)
+
     rivals = [_Candidate(name, whole(index)) for index, name in enumerate(names)]
+    wider = range(_WIDENED if is_widened(graph) else 0)
+    rivals += [_Candidate(f"with channels of zeros, {n + 1}", widened(n)) for n in wider]
     rivals += [_Candidate(f"depthwise, {n + 1}", depthwise(n)) for n in range(1, ways_of_depthwise(graph))]
     convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
     choices = (len(graph.operations) > 1) if convolves else ways(graph)

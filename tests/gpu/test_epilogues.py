@@ -1,0 +1,74 @@
+"""What stands behind a convolution in cuDNN's graph, on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from cudnn_actor import spawn
+from cudnn_actor.protocol import DType, Graph, GraphBuilder, Tensor
+
+from ..engines.differences import computed
+from ..engines.references import relative_error
+from ..service.example_graphs import downloaded, uploaded
+from .bounds import UNIT
+
+BOUNDS: dict[str, Callable[[GraphBuilder, Tensor], Tensor]] = {
+    "clip": lambda g, y: g.clip(y, -1.5, 2.5),
+    "only an upper bound": lambda g, y: g.clip(y, None, 2.5),
+    "between 0 and 6": lambda g, y: g.minimum(g.maximum(y, 0.0), 6.0),
+}
+SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 3.0, 7.0, -2.0]
+
+
+def behind(name: str) -> Graph:
+    """Each pixel of one channel as it is, and then between bounds."""
+    g = GraphBuilder()
+    x = g.input("x", (1, 16, 3, 3), "bfloat16", layout="NHWC")
+    w = g.input("w", (16, 16, 1, 1), "bfloat16", layout="NHWC")
+    return g.build(y=BOUNDS[name](g, g.conv(x, w)))
+
+
+async def run(graph: Graph, values: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Its results on the GPU, and the steps that give them."""
+    async with spawn(device="cuda:0", isolation="thread") as gpu:
+        buffers = await uploaded(gpu, graph, values)
+        found = await downloaded(gpu, graph, buffers, await gpu.apply(graph, buffers))
+        explained = await gpu.explain(graph)
+    return found, [step for piece in explained.pieces for step in piece.steps]
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+async def test_bounds_keep_what_is_no_number(name: str) -> None:
+    graph, kind = behind(name), DType.BFLOAT16.numpy
+    x = np.zeros((1, 16, 3, 3), kind)
+    x[0, 0] = np.reshape(SPECIAL, (3, 3))
+    w = np.zeros((16, 16, 1, 1), kind)
+    w[0, 0] = 1  # of the others, nothing reaches: 0 * inf would be NaN
+    values = {"x": x, "w": w}
+    found, steps = await run(graph, values)
+    np.testing.assert_array_equal(found["y"][0, 0], computed(graph, values)["y"][0, 0])
+    assert [step.split()[0] for step in steps] == ["cuDNN"]
+
+
+def first_layer(dtype: DType) -> Graph:
+    """Of a network for images, with its gradients."""
+    g = GraphBuilder()
+    x = g.input("x", (4, 3, 30, 30), dtype, layout="NHWC")
+    w = g.input("w", (32, 3, 5, 5), dtype, layout="NHWC")
+    y = g.relu(g.conv(x, w, pad=2, stride=2, bias=g.input("b", (32,), dtype)))
+    dx, dw = g.grad(y, (x, w))
+    return g.build(y=y, dx=dx, dw=dw)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+async def test_a_first_layer_has_channels_of_zeros(dtype: DType) -> None:
+    rng, graph = np.random.default_rng(5), first_layer(dtype)
+    values = {port.name: rng.uniform(-1, 1, port.spec.dims).astype(dtype.numpy) for port in graph.inputs}
+    found, steps = await run(graph, values)
+    assert steps.count("kernel of pad") == 4
+    wanted = computed(graph, values)
+    for name, value in wanted.items():
+        assert relative_error(found[name], value.astype(np.float64)) < 4 * UNIT[dtype], name
