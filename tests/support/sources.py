@@ -145,8 +145,8 @@ def sources() -> Iterator[tuple[str, str]]:
 
 def _elementwise() -> Iterator[tuple[str, str]]:
     for mode, function in FUNCTIONS.items():
-        for compute in (DType.FLOAT32, DType.FLOAT64, DType.INT64):
-            if function.whole if compute is DType.INT64 else not function.bits:
+        for compute in (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.UINT64):
+            if not function.bits if compute.is_floating else function.whole:
                 operands: tuple[Value, ...] = (Leaf(0, compute), Scalar(0), Leaf(0, compute))
                 yield f"{mode}-{compute}", _kernel(_expression(mode, operands, compute))
     for dtype, compute in itertools.product(DType, (DType.FLOAT32, DType.FLOAT64, DType.INT64)):
@@ -212,7 +212,7 @@ def _expression(
     """An expression of as many of the operands as the mode takes. Infinite parameters stay as they are."""
     function = FUNCTIONS[mode]
     parameters = tuple(
-        value + 2 if compute is DType.INT64 else value + 0.5 for value in function.parameters.values()
+        value + 0.5 if compute.is_floating else value + 2 for value in function.parameters.values()
     )
     return Expression(mode, operands[: function.arity], parameters, compute, dtype)
 
