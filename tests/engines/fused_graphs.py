@@ -13,6 +13,7 @@ from cudnn_actor.protocol import (
     InstanceNormBackward,
     LayerNorm,
     Layout,
+    Pad,
     PadMode,
     ReductionMode,
     Tensor,
@@ -104,6 +105,16 @@ def around(mode: PadMode, layout: Layout) -> Graph:
     return g.build(z=g.relu(wide * 2.0 - y))
 
 
+def parts_added(dtype: DType, layout: Layout) -> Graph:
+    """What the gradient of slices is: a sum of parts with a number around them, one of them in reverse."""
+    g = GraphBuilder()
+    x, a = g.input("x", (2, 8, 3, 5), dtype, layout=layout), g.input("a", (2, 8, 3, 4), dtype, layout=layout)
+    b = g.input("b", (2, 4, 3, 3), dtype, layout=layout)
+    one = g.apply(Pad(x=a, before=(0, 0, 0, 1), after=(0, 0, 0, 0), steps=(1, 1, 1, 1)))
+    other = g.apply(Pad(x=b, before=(0, 1, 0, 0), after=(0, 0, 0, 2), steps=(1, -2, 1, 1), value=-2))
+    return g.build(one=one, y=one + other * 3 + x)
+
+
 def enlarged(layout: Layout) -> Graph:
     """What a feature pyramid does: a coarser picture is added to a finer one."""
     g = GraphBuilder()
@@ -128,6 +139,9 @@ ELEMENTWISE = {
     "selected twice": selected_twice(),
     "mirrored": around(PadMode.REFLECT, Layout.NCHW),
     "mirrored channels last": around(PadMode.SYMMETRIC, Layout.NHWC),
+    "parts": parts_added(FLOAT32, Layout.NCHW),
+    "parts in bfloat16": parts_added(BFLOAT16, Layout.NHWC),
+    "parts of integers": parts_added(DType.INT8, Layout.NCHW),
     "enlarged": enlarged(Layout.NCHW),
     "enlarged channels last": enlarged(Layout.NHWC),
 }

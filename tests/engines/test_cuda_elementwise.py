@@ -89,6 +89,9 @@ def test_neighbours_are_computed_together_where_memory_allows() -> None:
         "selected twice": 4,
         "mirrored": 4,
         "mirrored channels last": 4,
+        "parts": 1,
+        "parts in bfloat16": 8,
+        "parts of integers": 1,
         "enlarged": 4,
         "enlarged channels last": 4,
     }

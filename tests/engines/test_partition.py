@@ -27,7 +27,7 @@ from cudnn_actor.protocol import (
     Tensor,
     Window,
 )
-from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pointwise, Resample
+from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pad, Pointwise, Resample
 from cudnn_actor.protocol.operations.indexing import Gathering
 
 
@@ -89,7 +89,7 @@ def check(graph: Graph) -> Cut:
 
 def check_reads(piece: OperationGraph) -> None:
     """A gather or the like is with functions only; nothing that it reads is computed or overwritten there."""
-    reads = [op for op in piece.operations if isinstance(op, Gathering | BorderPad | Resample)]
+    reads = [op for op in piece.operations if isinstance(op, Gathering | BorderPad | Pad | Resample)]
     if reads and len(piece.operations) > 1:
         assert {type(operation) for operation in piece.operations} <= {Pointwise, *map(type, reads)}
         written = piece.written | {tensor.overwrites for tensor in piece.tensors}
@@ -174,6 +174,15 @@ def test_a_gather_is_one_piece_with_the_functions_behind_it() -> None:
     parts = check(g.build(y=g.relu(rows * 2.0 + places), sums=g.sum(rows + 1.0, axis=2)))
     kinds = [[operation.kind for operation in piece.graph.operations] for piece in parts.pieces]
     assert kinds == [["gather", "pointwise", "pointwise", "pointwise", "pointwise"], ["reduction"]]
+
+
+def test_the_gradient_of_slices_is_one_piece() -> None:
+    g = GraphBuilder()
+    x, dy = g.input("x", (4, 12)), g.input("dy", (4, 6))
+    parts = [x[:, :6], x[:, 6:], x[:, 3:9]]
+    dx = g.grad(parts[0] * parts[1] + parts[2], x, dy)
+    pieces = check(g.build(dx=dx)).pieces
+    assert [operation.kind for operation in pieces[-1].graph.operations].count("pad") == 3
 
 
 def test_a_gather_is_no_epilogue() -> None:

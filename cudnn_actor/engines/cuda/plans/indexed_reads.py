@@ -1,4 +1,4 @@
-"""Operations of which each element of the result is one of x, and which one of those it is.
+"""Operations of which each element of the result is one of x, or a number, and which one of those it is.
 
 A kernel of pointwise operations reads it there, so that it computes such an operation, too.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cudnn_actor.engines.cuda.operations.indexing import strides_of
-from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Node, Resample, ResampleMode
+from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Node, Pad, Resample, ResampleMode
 from cudnn_actor.protocol.operations.indexing import Gathering
 
 __all__ = ["Read", "indices_of", "is_reading", "read_of"]
@@ -31,11 +31,14 @@ class Read(NamedTuple):
         Those: each axis of x, and the indices along it, or None for those that are an operand.
     of_indices
         The strides of that operand over the dims of the result, and the one from index to index of a list.
+    filling
+        The number where an index is below 0; None if none is.
     """
 
     steps: tuple[int, ...]
     axes: dict[int, tuple[int, ...] | None]
     of_indices: tuple[tuple[int, ...], int] = ((), 0)
+    filling: float | int | None = None
 
 
 def is_reading(operation: Node, x: GraphTensor) -> bool:
@@ -53,6 +56,9 @@ def indices_of(operation: Node, dims: tuple[int, ...]) -> dict[int, tuple[int, .
         case BorderPad(before=before, after=after, mode=mode):
             widths = enumerate(zip(dims, before, after, strict=True))
             found = {axis: mode.places(np, *width) for axis, width in widths if any(width[1:])}
+        case Pad(before=before, after=after, steps=steps):
+            gaps = enumerate(zip(dims, before, after, steps, strict=True))
+            found = {axis: _between(*gap) for axis, gap in gaps if gap[1:] != (0, 0, 1)}
         case Resample(mode=ResampleMode.NEAREST):
             taps = operation.taps(dims)
             if any(of.outside.any() for of in taps.values()):
@@ -75,7 +81,16 @@ def read_of(operation: Node, x: GraphTensor, dims: tuple[int, ...], *given: Grap
         return Read(steps, dict.fromkeys(places.selected), (of_indices, component))
     axes = indices_of(operation, x.dims)
     assert axes is not None, "the operation is no such one"
-    return Read(_over(dims, [0 if n in axes else step for n, step in enumerate(x.strides)]), {**axes})
+    steps = _over(dims, [0 if n in axes else step for n, step in enumerate(x.strides)])
+    return Read(steps, {**axes}, filling=operation.value if isinstance(operation, Pad) else None)
+
+
+def _between(size: int, before: int, after: int, step: int) -> np.ndarray:
+    """The indices along an axis of a `Pad`: -1 where its number is."""
+    length = (size - 1) * abs(step) + 1 if size else 0
+    found = np.full(before + length + after, -1)
+    found[before : before + length : abs(step)] = np.arange(size)[:: 1 if step > 0 else -1]
+    return found
 
 
 def _over(dims: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:

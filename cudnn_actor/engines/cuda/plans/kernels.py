@@ -159,12 +159,15 @@ class Leaf(msgspec.Struct, frozen=True, tag="leaf"):
         How many elements further its first one lies.
     selects
         Indices that select along further axes of it.
+    filling
+        The value where an index of a table is below 0; None if none is.
     """
 
     number: int
     dtype: DType
     offset: int = 0
     selects: tuple[Selection, ...] = ()
+    filling: float | int | None = None
 
 
 class Tabled(msgspec.Struct, frozen=True, tag="tabled"):
@@ -182,7 +185,7 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Indices that are known beforehand, all in range, and their strides over all dims."""
+    """Indices that are known beforehand, in range or below 0, and their strides over all dims."""
 
     indices: tuple[int, ...]
     steps: tuple[int, ...]
@@ -565,15 +568,21 @@ struct {name} {{
             step, alike = self._kernel.strides[tensor][-1], together > 1 and self._kernel.selects_alike(leaf)
             at = self._place(tensor) + (f" + {leaf.offset}" if leaf.offset else "")
             if leaf.selects:
-                (before if alike else inside).append(f"const I at{i} = {self._selected(leaf, together)};")
+                (before if alike else inside).extend(self._selected(leaf, together))
                 at += f" + at{i}"
-            place = f"in{i}[{at}]"
+            place, filled = f"in{i}[{at}]", ""
+            if leaf.filling is not None:
+                value = _literal(leaf.filling, value_type(leaf.dtype))
+                filled = f"({C_TYPES[leaf.dtype]}){store(leaf.dtype, value)}"
             if alike and step == 1:
                 pack = f"Pack<{C_TYPES[leaf.dtype]}, {together}>"
-                before.append(f"const {pack} p{i} = *(const {pack}*)&{place};")
+                read = f"*(const {pack}*)&{place}"
+                before.append(f"const {pack} p{i} = {f'outside{i} ? {pack}() : ' if filled else ''}{read};")
                 place = f"p{i}.of[v]"
             elif together > 1 and step:
                 place = f"in{i}[{at} + v * (I)s{tensor}_{self._rank - 1}]"
+            if filled:
+                place = f"(outside{i} ? {filled} : {place})"
             self._elements.append(place)
             to = before if alike and not step else inside
             to.append(f"const {value_type(leaf.dtype)} v{i} = {load(leaf.dtype, place)};")
@@ -600,18 +609,22 @@ struct {name} {{
             steps.append(f"{target} = {stored};")
         return steps
 
-    def _selected(self, leaf: Leaf, together: int) -> str:
-        """How many elements further the indices select."""
-        found = []
-        for n, select in enumerate(leaf.selects):
+    def _selected(self, leaf: Leaf, together: int) -> list[str]:
+        """Statements that define how many elements further the indices select, and if one is below 0."""
+        statements, names = [], [f"index{leaf.number}_{n}" for n in range(len(leaf.selects))]
+        for n, (name, select) in enumerate(zip(names, leaf.selects, strict=True)):
             index = f"(I)placed(v{select.indices.number}, size{leaf.number}_{n})"
             if not _is_read(select):
                 tensor = self._kernel.tensor(select.indices)
                 along = together > 1 and self._kernel.strides[tensor][-1]
                 further = f" + v * (I)s{tensor}_{self._rank - 1}" if along else ""
                 index = f"(I)table{select.indices.number}[{self._place(tensor)}{further}]"
-            found.append(f"{index} * (I)step{leaf.number}_{n}")
-        return " + ".join(found)
+            statements.append(f"const I {name} = {index};")
+        further = " + ".join(f"{name} * (I)step{leaf.number}_{n}" for n, name in enumerate(names))
+        statements.append(f"const I at{leaf.number} = {further};")
+        if leaf.filling is not None:
+            statements.append(f"const bool outside{leaf.number} = {' || '.join(f'{n} < 0' for n in names)};")
+        return statements
 
     def _place(self, tensor: int) -> str:
         return " + ".join(f"i{axis} * (I)s{tensor}_{axis}" for axis in range(self._rank))
