@@ -166,10 +166,7 @@ class OperationGraph(
     def given_values(self, xp: Any, scalars: Sequence[float]) -> dict[int, Array]:
         """The values of the scalars, given in canonical order, and of the constants: see `evaluate`."""
         given: dict[int, float | int] = {**dict(zip(self.scalars, scalars, strict=True)), **self.constants}
-        return {
-            uid: xp.full(self.tensor(uid).dims, value, "float64" if isinstance(value, float) else "int64")
-            for uid, value in given.items()
-        }
+        return {uid: _filled(xp, self.tensor(uid), value) for uid, value in given.items()}
 
     def _with_role(self, role: TensorRole) -> tuple[int, ...]:
         return tuple(uid for uid in self.canonical_uids if self.tensor(uid).role is role)
@@ -258,6 +255,15 @@ class OperationGraph(
     def _meaning(self, tensor: GraphTensor) -> tuple[object, ...]:
         before = None if tensor.overwrites is None else self.canonical_uids[tensor.overwrites]
         return (*tensor.meaning(), before)
+
+
+def _filled(xp: Any, tensor: GraphTensor, value: float | int) -> Array:
+    """A tensor's elements, all of one value, as `evaluate` takes them."""
+    if isinstance(value, float):
+        return xp.full(tensor.dims, value, "float64")
+    if tensor.dtype is DType.UINT64:
+        return xp.full(tensor.dims, value % (1 << 64), "uint64")
+    return xp.full(tensor.dims, value, "int64")
 
 
 def _malformed(field: str, value: object, problem: str) -> InvalidRequest:

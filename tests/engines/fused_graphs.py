@@ -44,6 +44,15 @@ def mixed() -> Graph:
     return g.build(chosen=chosen, whole=n * 3 + 1, wide=d + chosen, bytes=chosen.astype("uint8"))
 
 
+def unsigned() -> Graph:
+    """uint64 with numbers and other integers."""
+    g = GraphBuilder()
+    x, n = g.input("x", (3, 4), "uint64"), g.input("n", (1, 4), "uint8")
+    y = x - n - (2**63 + 5)  # below 0, but modulo 2**64
+    of = {"y": y, "larger": y > 2**63, "low": g.wrap(y, "int16"), "bits": g.right_shift(y, n)}
+    return g.build(of, rest=y % 1000, floats=y.astype("float32"), most=y.astype("int64"))
+
+
 def single() -> Graph:
     g = GraphBuilder()
     x = g.input("x", (), "float32")
@@ -118,6 +127,7 @@ ELEMENTWISE = {
     "nhwc": several(BFLOAT16, Layout.NHWC, 8),
     "odd": several(FLOAT32, Layout.NHWC, 5),
     "mixed": mixed(),
+    "unsigned": unsigned(),
     "single": single(),
     "chain": chain(60),
     "looked up": looked_up(FLOAT32, 8),

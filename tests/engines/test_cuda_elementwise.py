@@ -77,6 +77,7 @@ def test_neighbours_are_computed_together_where_memory_allows() -> None:
         "nhwc": 8,
         "odd": 1,
         "mixed": 8,
+        "unsigned": 4,
         "single": 1,
         "chain": 4,
         "looked up": 4,

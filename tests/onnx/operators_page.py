@@ -162,7 +162,6 @@ def _reason(text: str) -> str:
     text = re.sub(r"\. docs/onnx\.md lists.*$", "", text)
     text = re.sub(r"node '[^']*' \((?:[\w.]+\.)?(\w+)\)", r"\1", text)
     text = re.sub(r"input '[^']*'", "an input", text)
-    text = re.sub(r"operands\[\d\]: (\w+) is not a dtype that [^;]*", r"no function is computed of \1", text)
     text = text.replace(NO_WAY, "not known here, and ONNX has no function for it")
     parts = dict.fromkeys(part.rpartition(", in ")[2] for part in text.split("; "))
     return "; ".join(list(parts)[:2])

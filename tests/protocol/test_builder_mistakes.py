@@ -72,6 +72,7 @@ WRONG = [
     Wrong(lambda g, t: t.x + np.ones(4), "operand=ndarray of float64 (4,): is neither a tensor nor a number"),
     Wrong(lambda g, t: t.x + 10**400, "operand=1000000"),
     Wrong(lambda g, t: t.i + 2**70, "operand=1180591620717411303424: is beyond the range"),
+    Wrong(lambda g, t: t.i + 2**63, "operand=9223372036854775808: is beyond the range"),
     Wrong(lambda g, t: g.where(t.m > 0, True, t.m), "operand=True: is a truth value, not a number"),
     Wrong(lambda g, t: g.full((2,), anything("a")), "value='a': is neither a tensor nor a number"),
     Wrong(lambda g, t: g.full((2,), float("nan"), "int32"), "value=nan: is no number of int32"),

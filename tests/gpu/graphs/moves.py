@@ -339,6 +339,13 @@ def _new(dims: Callable[[Sketch, Dims], Dims]) -> Callable[[Sketch, Of | None], 
     return new
 
 
+def _grid(dims: Dims) -> Dims:
+    """Of a grid of places in a tensor of these dims."""
+    if len(dims) < 3:
+        raise Refused
+    return dims[0], *dims[:1:-1], len(dims) - 2
+
+
 def _state(sketch: Sketch, x: Of | None) -> Of:
     """Of random numbers."""
     del x
@@ -401,7 +408,7 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
     "Coordinates": lambda sketch, _: sketch.choose.one(Coordinates),
     "NearestRounding": lambda sketch, _: sketch.choose.one(NearestRounding),
     "GridPadding": lambda sketch, _: sketch.choose.one(GridPadding),
-    "grid: Tensor": _new(lambda _, dims: (*dims[:1], *dims[:1:-1], max(len(dims) - 2, 0))),
+    "grid: Tensor": _new(lambda _, dims: _grid(dims)),
     "batch_dims:": lambda sketch, _: sketch.choose.one((0, 0, 1)),
     "probability:": lambda sketch, _: sketch.choose.one((0.25, 0.5, 0.75)),
     "dropout:": lambda sketch, _: 0.0,

@@ -24,6 +24,7 @@ import numpy as np
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import FUNCTIONS, Operation, Pointwise, PointwiseMode
+from cudnn_actor.protocol.operations.functions import limited
 
 __all__ = ["C_TYPES", "PREAMBLE", "THREADS", "Computed", "Constant", "Elementwise", "Expression", "Kernel"]
 __all__ += [
@@ -218,7 +219,7 @@ class Expression(msgspec.Struct, frozen=True, tag="expression"):
     parameters
         Its parameters, in the order of its row of the table.
     compute
-        The type that it is computed in: float32, float64 or int64.
+        The type that it is computed in: float32, float64, int64 or uint64.
     dtype
         The type that the value is rounded to before it is used; None for the type that is computed in.
     """
@@ -691,14 +692,16 @@ def formula(node: Value, steps: list[str], wanted: str = "", known: Known = Mapp
 def _step(node: Expression, steps: list[str], known: Known) -> str:
     """The name of an expression's value, which the statements appended to `steps` compute."""
     function, in_c = FUNCTIONS[node.mode], _pointwise().IN_C[node.mode]
-    kind = value_type(node.compute)
+    kind, parameters = value_type(node.compute), node.parameters
+    if not node.compute.is_floating:
+        parameters = tuple(limited(parameters, unsigned=node.compute is DType.UINT64))
     given = {
         name: formula(value, steps, kind, known) for name, value in zip("abc", node.operands, strict=False)
     }
     given |= {
-        name: _literal(value, kind) for name, value in zip(function.parameters, node.parameters, strict=True)
+        name: _literal(value, kind) for name, value in zip(function.parameters, parameters, strict=True)
     }
-    text = (in_c.whole or in_c.formula) if node.compute is DType.INT64 else in_c.formula
+    text = in_c.formula if node.compute.is_floating else in_c.whole or in_c.formula
     name = f"t{len(steps)}"
     steps.append(f"const {kind} {name} = {text.format(**given, T=kind)};")
     if node.dtype is None:
@@ -711,10 +714,12 @@ def _step(node: Expression, steps: list[str], known: Known) -> str:
 
 
 def _literal(value: float, kind: str) -> str:
-    """A number in C, of a type; of an integer type it saturates."""
+    """A number in C, of a type; of long long it saturates, and of unsigned long long it is modulo 2**64."""
     if kind == "long long":
-        whole = int(min(max(value, -(1 << 63)), (1 << 63) - 1))
+        (whole,) = limited((value,), unsigned=False)
         return f"({whole + 1}ll - 1)" if whole < 0 else f"{whole}ll"
+    if kind == "unsigned long long":
+        return f"{int(value) % (1 << 64)}ull"
     if math.isfinite(value):
         return f"(({kind}){float(value)!r})"
     bits = 0x7FFFFFFF if math.isnan(value) else 0x7F800000
