@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import multiprocessing.resource_tracker
@@ -44,7 +45,7 @@ from ..gpu.graphs.moves import FUNCTION_NAMES, argument_of, operation_of, parame
 from ..gpu.graphs.programs import Call, Input, Of, Program, operands_of
 from ..gpu.graphs.running import run
 from ..gpu.graphs.shrinking import shrunk
-from ..gpu.graphs.sketch import Sketch
+from ..gpu.graphs.sketch import Refused, Sketch
 from ..gpu.operations import ROWS
 from ..gpu.operations.cases import OperationCase
 from ..gpu.operations.drawing import draw as draw_operation
@@ -111,7 +112,8 @@ def test_inputs_that_follow_from_a_tensor_are_drawn_for_any_rank() -> None:
             for rank in range(6):
                 sketch = Sketch(Choices(np.random.default_rng(SEED)))
                 x = sketch.input((2,) * rank, DType.FLOAT32)
-                argument_of(parameter)(sketch, x)
+                with contextlib.suppress(Refused):
+                    argument_of(parameter)(sketch, x)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.operation.__name__ for row in ROWS])
