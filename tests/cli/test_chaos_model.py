@@ -14,11 +14,13 @@ import onnx
 import pytest
 
 from cudnn_actor.cli.chaos.models import ModelLoad, cases_of
+from cudnn_actor.cli.chaos.settings import FaultKind
 from cudnn_actor.cli.chaos.tally import Tally
+from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol import ExecutionFailed, OutcomeUnknown, OutOfMemory
 
-from ..onnx.small_models import image_model
+from ..onnx.small_models import FLOAT, image_model, model_of, node
 from .terminal import cudnn_actor
 
 
@@ -59,6 +61,7 @@ class Answering:
 
     def __init__(self, right: Any, *outcomes: Any) -> None:
         self._right, self._outcomes = right, list(outcomes)
+        self.generation = 2
         self.closed = False
 
     async def load(self, source: object) -> Answering:
@@ -91,7 +94,7 @@ FAILED = ExecutionFailed(status="INJECTED", detail="it was asked for", plan="non
 )
 def test_each_result_is_judged(path: Path, change: Any, wrong: bool) -> None:
     source = OnnxModel(path)
-    cases = cases_of(path, source.inputs, 0)[:1]
+    cases = cases_of(path, source, 0)[:1]
     (case,) = cases
     gpu: Any = Answering(lambda inputs: case.outputs, change(case.outputs))
     tally, ending = Tally(), threading.Event()
@@ -108,7 +111,7 @@ def test_each_result_is_judged(path: Path, change: Any, wrong: bool) -> None:
 @pytest.mark.parametrize("injected", [True, False])
 def test_a_second_run_may_be_short_of_memory_only_if_that_is_injected(path: Path, injected: bool) -> None:
     source = OnnxModel(path)
-    (case,) = cases_of(path, source.inputs, 0)[:1]
+    (case,) = cases_of(path, source, 0)[:1]
     why = "its second run was refused: out of memory: 0 bytes requested, 0 bytes in use"
     refused = OutcomeUnknown(request_id=1, cause="a worker that has died", why=why)
     gpu: Any = Answering(lambda inputs: case.outputs, refused)
@@ -119,13 +122,49 @@ def test_a_second_run_may_be_short_of_memory_only_if_that_is_injected(path: Path
     assert tally.wrong == (0 if injected else 1)
 
 
+def test_a_run_that_a_later_worker_was_sent_ends_a_fault(path: Path) -> None:
+    source = OnnxModel(path)
+    (case,) = cases_of(path, source, 0)[:1]
+    gpu: Any = Answering(lambda inputs: case.outputs)
+    tally, ending = Tally(), threading.Event()
+    ending.set()
+    tally.note_fault(FaultKind.KILL, generation=1)
+    tally.note_fault(FaultKind.KILL, generation=2)
+    asyncio.run(ModelLoad(gpu, source, [case], (), tally).run(ending))
+    assert (len(tally.recoveries), tally.unrecovered) == (1, 1)
+
+
 def test_models_need_a_file() -> None:
     done = cudnn_actor("chaos", "--load", "models", "--seconds", "1")
     assert done.returncode == 2
     assert "there is no model; give one with --model FILE" in done.stderr
 
 
-def test_a_file_that_is_no_model_is_one_line(tmp_path: Path) -> None:
-    done = cudnn_actor("chaos", "--model", str(tmp_path / "none.onnx"), "--seconds", "1", "--load", "models")
-    assert done.returncode != 0
-    assert "cannot be read: No such file or directory" in done.stderr
+@pytest.mark.parametrize(
+    ("operator", "problem"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("RandomUniformLike", "node 'n' (RandomUniformLike): its numbers are those of a generator"),
+        ("Bernoulli", "node 'n' (Bernoulli): its numbers are those of a generator"),
+    ],
+)
+def test_a_model_that_cannot_be_run_is_one_line(operator: str | None, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    if operator is not None:
+        port: Any = (FLOAT, ["N", 3])
+        onnx.save(model_of([node(operator, "x", "y", name="n")], {"x": port}, {"y": port}), path)
+    done = cudnn_actor("chaos", "--model", str(path), "--seconds", "1", "--load", "models")
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_model_that_the_reference_cannot_run_is_a_user_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("it cannot")
+
+    monkeypatch.setattr("cudnn_actor.onnx.reference.reference_outputs", fail)
+    with pytest.raises(UserError, match="ONNX's reference fails, so there is nothing to compare: it cannot"):
+        cases_of(path, OnnxModel(path), 0)

@@ -51,13 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--faults",
         type=_kinds(FaultKind),
         metavar="KINDS",
-        help=f"faults to inject, from {','.join(FaultKind)}, or none; default: all that are possible",
+        help=f"faults to inject, from {', '.join(FaultKind)}, or none; default: all that are possible",
     )
     parser.add_argument(
         "--load",
         type=_kinds(LoadKind),
         metavar="KINDS",
-        help=f"kinds of callers, from {','.join(LoadKind)}; default: all",
+        help=f"kinds of callers, from {', '.join(LoadKind)}; default: all",
     )
     parser.add_argument(
         "--without",

@@ -28,6 +28,7 @@ from cudnn_actor.cli.chaos.settings import LoadKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.cli.chaos.watchdog import Watchdog
 from cudnn_actor.cli.user_error import UserError
+from cudnn_actor.models import InvalidModel, UnsupportedModel
 from cudnn_actor.processes.launching import close_launchers
 from cudnn_actor.protocol import InvalidRequest
 
@@ -174,7 +175,7 @@ class Harness:
         left = processes.end_all()
         if isinstance(result, Interrupted):
             return _INTERRUPTED
-        if isinstance(result, InvalidRequest):
+        if isinstance(result, (InvalidRequest, InvalidModel, UnsupportedModel, ImportError)):
             raise UserError(str(result)) from result
         if isinstance(result, Exception):
             raise result

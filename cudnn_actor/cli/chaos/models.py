@@ -16,8 +16,10 @@ import numpy as np
 from cudnn_actor.cli.chaos.oracle import ModelRun, Wrong, text, was_refused
 from cudnn_actor.cli.chaos.settings import LoadKind
 from cudnn_actor.cli.chaos.tally import Tally
+from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.models import Feature, Model
-from cudnn_actor.protocol import OutOfMemory, QuarantinedRequest, ServiceStopped
+from cudnn_actor.models.model import NeedsValues, Source
+from cudnn_actor.protocol import OutOfMemory, QuarantinedRequest, ServiceStopped, TensorSpec
 from cudnn_actor.service.client import CudnnRef
 
 __all__ = ["ModelCase", "ModelLoad", "cases_of"]
@@ -38,16 +40,39 @@ class ModelCase(NamedTuple):
     outputs: dict[str, np.ndarray]
 
 
-def cases_of(path: Path, inputs: Collection[Feature], seed: int) -> list[ModelCase]:
-    """Cases with drawn inputs: floats around 0, and integers of 0 and 1. Blocks while the reference runs."""
+def cases_of(path: Path, source: Source, seed: int) -> list[ModelCase]:
+    """Cases with drawn inputs: floats around 0, and integers of 0 and 1. Blocks while the reference runs.
+
+    Raises `InvalidModel` or `UnsupportedModel` if the model cannot be run with these inputs, and `UserError`
+    if the reference cannot.
+    """
     from cudnn_actor.onnx.reference import reference_outputs  # noqa: PLC0415 - needs an extra
 
     found = []
     for size in _SIZES:
         rng = np.random.default_rng([seed, size])
-        given = {feature.name: _drawn(feature, size, rng) for feature in inputs}
-        found.append(ModelCase(given, reference_outputs(path, given)))
+        given = {feature.name: _drawn(feature, size, rng) for feature in source.inputs}
+        _check_support(source, given)
+        try:
+            expected = reference_outputs(path, given)
+        except Exception as error:
+            problem = "ONNX's reference fails, so there is nothing to compare"
+            raise UserError(f"{path}: {problem}: {error}") from error
+        found.append(ModelCase(given, expected))
     return found
+
+
+def _check_support(source: Source, given: Mapping[str, np.ndarray]) -> None:
+    """Raise `InvalidModel` or `UnsupportedModel` unless the model can be run with these inputs."""
+    specs = {name: TensorSpec.packed(value.shape, value.dtype) for name, value in given.items()}
+    values: dict[str, np.ndarray] = {}
+    while True:
+        try:
+            source.specialised(specs, values)
+        except NeedsValues as needs:
+            values |= {name: given[name] for name in needs.names}
+        else:
+            return
 
 
 def _drawn(feature: Feature, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -114,13 +139,14 @@ class ModelLoad:
     async def _run_once(self, model: Model, task: int, burst: int, number: int) -> bool:
         """Run a case, and judge what it gives unless a fault was injected. Whether there was none."""
         case = self._cases[number]
+        generation = self._gpu.generation
         running = asyncio.ensure_future(model.run(case.inputs))
         deed = ModelRun(number)
         self._tally.sent(running, deed, LoadKind.MODELS, task, burst)
         await asyncio.wait([running])
         outcome: object = running.exception() if not running.cancelled() else asyncio.CancelledError()
         outcome = running.result() if outcome is None else outcome
-        self._tally.ended(running, outcome)
+        self._tally.ended(running, outcome, generation)
         if isinstance(outcome, ServiceStopped | asyncio.CancelledError):
             raise outcome
         if isinstance(outcome, QuarantinedRequest):

@@ -245,7 +245,7 @@ class _Run:
         from cudnn_actor.onnx import OnnxModel  # noqa: PLC0415 - needs an extra
 
         read = await asyncio.to_thread(OnnxModel, path)
-        cases = await asyncio.to_thread(cases_of, path, read.inputs, self._settings.seed)
+        cases = await asyncio.to_thread(cases_of, path, read, self._settings.seed)
         excused = tuple(injected_errors(self._settings))
         return ModelLoad(self._gpu, read, cases, excused, self._tally)
 

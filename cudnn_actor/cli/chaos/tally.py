@@ -172,8 +172,18 @@ class Tally:
             self.messages[type(deed.message).__name__] += 1
             self._outstanding[request] = _Sent(sender, deed, task, burst, self.now_s, self._excused_s)
 
-    def ended(self, request: Waiting | None, outcome: object) -> None:
-        """Note a request's outcome; `request` is None if it was refused before it was sent."""
+    def ended(self, request: Waiting | None, outcome: object, generation: int | None = None) -> None:
+        """Note a request's outcome.
+
+        Parameters
+        ----------
+        request
+            None if it was refused before it was sent.
+        outcome
+            The answer or the error. A receipt says which incarnation has answered.
+        generation
+            For other answers: the incarnation that served when the request was sent, if that is known.
+        """
         with self._lock:
             sent = None if request is None else self._outstanding.pop(request, None)
             if sent is None:
@@ -188,7 +198,7 @@ class Tally:
                     if isinstance(outcome, error):
                         self.note_fault(kind)
             else:
-                self._finished(outcome.generation if isinstance(outcome, Receipt) else None)
+                self._finished(outcome.generation if isinstance(outcome, Receipt) else generation)
 
     def _note_duration(self, sent: _Sent) -> None:
         took_s = self._waited_s(sent)
