@@ -9,7 +9,7 @@ import time
 import zipfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -34,12 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=_pair,
         metavar="NAME=FILE.npy",
-        help="an input's values; random numbers for inputs that are not given",
+        help="an input's values, as numpy.save writes them; random numbers for inputs that are not given",
     )
     parser.add_argument(
-        "--dim", action="append", default=[], type=_size, metavar="NAME=SIZE", help="the size of a named dim"
+        "--dim",
+        action="append",
+        default=[],
+        type=_size,
+        metavar="NAME=SIZE",
+        help="the size of a named dim, such as N=8; may be given for each",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE.npz", help="write the outputs")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.npz",
+        help="write the outputs; those of bfloat16 as two bytes each: array.view(ml_dtypes.bfloat16)",
+    )
     parser.add_argument("--time", action="store_true", help=f"run it {_RUNS} times more, and time it")
     parser.add_argument("--explain", action="store_true", help="say what runs each part of it")
 
@@ -131,15 +141,19 @@ def _inputs(model: Model, files: dict[str, str], dims: dict[str, int]) -> dict[s
     named = [dim for each in model.inputs for dim in each.dims or () if isinstance(dim, str)]
     _check_names("is no named dim of the model", dims, dict.fromkeys(named))
     read = {each.name: _read(each, files[each.name]) for each in model.inputs if each.name in files}
+    sizes = dict(dims)
     for each in model.inputs:  # what is not given follows from the files, as far as it has the same names
         shape = read[each.name].shape if each.name in read else ()
-        of_file = {
-            dim: size for dim, size in zip(each.dims or (), shape, strict=False) if isinstance(dim, str)
-        }
-        dims = of_file | dims
+        for dim, size in zip(each.dims or (), shape, strict=False):
+            if isinstance(dim, str) and sizes.setdefault(dim, size) != size and dim in dims:
+                raise UserError(
+                    f"--dim {dim}={dims[dim]}: {files[each.name]} has {dim}={size}; leave --dim {dim} out"
+                )
+    made_up = [each for each in model.inputs if each.name not in read]
+    _check_sizes(made_up, sizes)
     rng = np.random.default_rng(_SEED)
     return {
-        each.name: read[each.name] if each.name in read else _made_up(each, dims, rng)
+        each.name: read[each.name] if each.name in read else _made_up(each, sizes, rng)
         for each in model.inputs
     }
 
@@ -148,6 +162,23 @@ def _check_names(problem: str, given: Iterable[str], known: Collection[str]) -> 
     for name in given:
         if name not in known:
             raise UserError(f"{name!r} {problem}: it has {', '.join(known) or 'none'}")
+
+
+def _check_sizes(made_up: Iterable[Feature], sizes: Collection[str]) -> None:
+    """Raise `UserError` unless the dims of these inputs are known; it names all that are missing."""
+    missing: dict[str, None] = {}
+    lacking = []
+    for each in made_up:
+        if each.dims is None or None in each.dims:
+            raise UserError(f"give a file for {each}: --input {each.name}=FILE.npy")
+        unknown = [dim for dim in each.dims if isinstance(dim, str) and dim not in sizes]
+        missing |= dict.fromkeys(unknown)
+        lacking += [each] if unknown else []
+    if missing:
+        options = " ".join(f"--dim {dim}=1" for dim in missing)
+        files = " ".join(f"--input {each.name}=FILE.npy" for each in lacking)
+        inputs = ", ".join(map(str, lacking))
+        raise UserError(f"give the size of {', '.join(missing)} in {inputs}: {options}; or files: {files}")
 
 
 def _read(feature: Feature, path: str) -> np.ndarray:
@@ -163,14 +194,9 @@ def _read(feature: Feature, path: str) -> np.ndarray:
 
 
 def _made_up(feature: Feature, dims: dict[str, int], rng: np.random.Generator) -> np.ndarray:
-    if feature.dims is None or feature.dtype is None or None in feature.dims:
-        raise UserError(f"give a file for {feature}: --input {feature.name}=FILE.npy")
-    sizes = []
-    for dim in feature.dims:
-        size = dims.get(dim) if isinstance(dim, str) else dim
-        if size is None:
-            raise UserError(f"give the size of {dim} in {feature}: --dim {dim}=1, or a file")
-        sizes.append(size)
+    assert feature.dims is not None, "sizes were checked"
+    assert feature.dtype is not None, "a model that was loaded has tensors only"
+    sizes = [dims[dim] if isinstance(dim, str) else cast("int", dim) for dim in feature.dims]
     try:
         if feature.dtype.is_floating:
             return rng.standard_normal(sizes).astype(feature.dtype.numpy)

@@ -332,9 +332,7 @@ class Model:
                 field=feature.name,
                 value=Words(str(dtype or value.dtype)),
                 problem=f"is not the dtype of the input, which is {feature.dtype or feature.kind}",
-                fix=f"convert it: numpy.asarray(x, {str(feature.dtype)!r})"
-                if feature.dtype
-                else "models with such inputs cannot be run",
+                fix=_conversion(feature.dtype),
             )
         if isinstance(value, BufferRef) and value.spec.layout is Layout.STRIDED:
             raise InvalidRequest(
@@ -478,6 +476,14 @@ def _dropped(
         discard(ref)
     if weights and gpu.alive:
         warnings.warn(f"unclosed {shown}: use `await model.close()`", ResourceWarning, stacklevel=2)
+
+
+def _conversion(dtype: DType | None) -> str:
+    """How an array gets a dtype. NumPy itself does not know bfloat16 by its name."""
+    if dtype is None:
+        return "models with such inputs cannot be run"
+    name = "ml_dtypes.bfloat16" if dtype is DType.BFLOAT16 else repr(str(dtype))
+    return f"convert it: numpy.asarray(x, {name})"
 
 
 def _is_fixed(dims: Dims | None) -> bool:

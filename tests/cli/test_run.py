@@ -42,7 +42,7 @@ def test_inputs_that_are_not_given_are_made_up(path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ((), "give the size of N in image"),
+        ((), "give the size of N in image: float32 (N, 3, 8, 8): --dim N=1; or files: --input image="),
         (("--input", "picture=x.npy"), "'picture' is no input of the model: it has image"),
         (("--input", "image=gone.npy"), "gone.npy cannot be read: No such file or directory"),
         (("--dim", "N=1", "--out", "/nowhere/out.npz"), "cannot be written"),
@@ -95,6 +95,28 @@ def test_sizes_follow_from_the_inputs_that_are_given(
     assert "file: float32 (4, 3)" in capsys.readouterr().out
     with np.load(tmp_path / "out") as written:
         assert written["file"].shape == (4, 3)
+
+
+def test_all_dims_without_a_size_are_named_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port: Any = (FLOAT, ["N", "L"])
+    onnx.save(model_of([node("Add", "a b", "c")], {"a": port, "b": port}, {"c": port}), tmp_path / "add.onnx")
+    assert main(["run", str(tmp_path / "add.onnx"), "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert "give the size of N, L in a: float32 (N, L), b: float32 (N, L): --dim N=1 --dim L=1; or " in error
+    assert "files: --input a=FILE.npy --input b=FILE.npy" in error
+
+
+def test_a_size_that_differs_from_the_file_is_refused(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = tmp_path / "image.npy"
+    np.save(image, np.ones((2, 3, 8, 8), np.float32))
+    options = ["--device", "cpu", "--input", f"image={image}"]
+    assert main(["run", str(path), *options, "--dim", "N=3"]) == 2
+    assert f"--dim N=3: {image} has N=2; leave --dim N out" in capsys.readouterr().err
+    assert main(["run", str(path), *options, "--dim", "N=2"]) == 0
 
 
 def test_random_values_that_decide_over_shapes_are_named(
