@@ -220,7 +220,7 @@ class OperationGraph(
         Of a gradient: "mul, gradient of relu at model.py:12".
         """
         operation = self.operations[number]
-        name = str(getattr(operation, "mode", operation.kind))
+        name = operation.title
         told = self.tensor(operation.writes[0]).name
         if told.startswith(f"{name} at "):
             return told

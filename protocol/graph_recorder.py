@@ -100,8 +100,7 @@ class Recorder:
                 raise InvalidRequest(field=name, value=None, problem=problem, fix=fix)
         if given:
             node.check(specs | {name: inferred[name] for name in names})
-        name = getattr(operation, "mode", operation.kind)
-        label = self._gradient_of or f"{name} at {self.place or _line()}"
+        label = self._gradient_of or f"{operation.title} at {self.place or _line()}"
         results = {
             name: self._add(Made(self._laid_out(node, inferred[name], specs), TensorRole.VIRTUAL, label))
             for name in names

@@ -46,7 +46,10 @@ class IndexingFunctions(MovementFunctions):
     # Reads and writes at places that indices name.
 
     def take(self, x: Tensor, indices: Tensor, axis: int | None = None, *, batch_dims: int = 0) -> Tensor:
-        """Slices of x along a dim, those that indices name; without one, elements of all: see `Gather`."""
+        """Slices of x along a dim, those that indices name; without one, elements of all: see `Gather`.
+
+        `indices`: a tensor of int32 or int64; for places that never change, use `x[...]` or an input.
+        """
         self._own("x", x)
         if axis is None:
             x, axis = x.reshape(-1), 0

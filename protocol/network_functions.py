@@ -214,19 +214,29 @@ class NetworkFunctions(Recorder):
     ) -> Tensor:
         """x with other sizes, or as much larger as `scales` say; of these dims, or of all: see `Resample`.
 
-        A size that follows from a scale is rounded down. With `axes`, what is given is of those dims.
+        Give `sizes` or `scales`: one number for each dim, or for each of `axes`. A size that follows from a
+        scale is rounded down. `mode`, `coordinates` and `rounding` may be texts: `mode="linear"`.
         """
         self._own("x", x)
         along = range(x.rank) if axes is None else [axis_of("axes", axis, x.rank) for axis in axes]
         known: list[Any] = list(x.dims)
         factors = [1.0] * x.rank
-        given = scales if sizes is None else sizes
-        if (sizes is None) == (scales is None) or given is None or len(given) != len(along):
+        given: Any = scales if sizes is None else sizes
+        if (sizes is None) == (scales is None) or given is None:
+            raise InvalidRequest(
+                field="sizes",
+                value=sizes,
+                problem="is left out, and so is scales" if given is None else "is given, and so is scales",
+                fix="give either sizes or scales",
+            )
+        if not hasattr(given, "__len__") or len(given) != len(along):
             raise InvalidRequest(
                 field="sizes" if scales is None else "scales",
                 value=given,
-                problem=f"must be given for each of {len(along)} dims: sizes, or scales",
-                fix="give one of both",
+                problem=f"must have one number for each dim to resize, {len(along)} in all",
+                fix="name the dims to resize, as in sizes=(64, 64), axes=(2, 3)"
+                if axes is None
+                else "give one for each of axes",
             )
         for axis, value in zip(along, given, strict=True):
             known[axis] = value if scales is None else math.floor(value * x.dims[axis])

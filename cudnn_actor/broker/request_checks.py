@@ -33,17 +33,16 @@ __all__ = [
 ]
 
 
-def not_a_message(given: object) -> InvalidRequest:
-    """The error for an object that was sent and is not a message of a service."""
+def not_a_message(given: object, fix: str | None = None) -> InvalidRequest:
+    """The error for an object that was sent and is not a message of a service; `fix` if that is known."""
     is_class = isinstance(given, type)
-    fix = "send an object of a message's class, as in Ping(): see cudnn_actor.protocol.messages"
     if isinstance(given, Graph | GraphBuilder):
         fix = "run the graph that g.build(...) gives: await gpu.apply(graph, x=x)"
     return InvalidRequest(
         field="message",
         value=kind_of(given),
         problem="is a class, not a message" if is_class else "is not a message of this service",
-        fix=fix,
+        fix=fix or "send an object of a message's class, as in Ping(): see cudnn_actor.protocol.messages",
     )
 
 

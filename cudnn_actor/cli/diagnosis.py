@@ -34,8 +34,14 @@ _PACKAGES = {
     "CuPy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
     "CUDA bindings": ("cuda-bindings",),
     "matplotlib": ("matplotlib",),
+    "onnx": ("onnx",),
 }
-_CUDA_PACKAGES = tuple(name for name in _PACKAGES if name != "matplotlib")
+_OPTIONAL = {
+    "matplotlib": ("cudnn-actor demo", "demo"),
+    "onnx": ("ONNX models: gpu.load and cudnn-actor run", "onnx"),
+}
+"""What needs a package, and the extra that has it. All others of `_PACKAGES` are for a GPU."""
+_CUDA_PACKAGES = tuple(name for name in _PACKAGES if name not in _OPTIONAL)
 _REQUIRED = ("numpy", "pykka", "msgspec", "ml-dtypes", "structlog", "rich")
 
 
@@ -199,9 +205,7 @@ async def _convolve(device: str, isolation: Literal["thread", "process"]) -> str
 def _missing(
     packages: dict[str, str | None], driver: Driver, problems: tuple[Problem, ...]
 ) -> tuple[Missing, ...]:
-    missing = []
-    if packages["matplotlib"] is None:
-        missing.append(_extra("matplotlib", "cudnn-actor demo", "demo"))
+    missing = [_extra(name, *of) for name, of in _OPTIONAL.items() if packages[name] is None]
     absent = [name for name in _CUDA_PACKAGES if packages[name] is None]
     if absent and not problems:  # the problems report it themselves
         # A driver of CUDA 12 runs no program of CUDA 13; the other way round is fine.

@@ -488,7 +488,9 @@ class CudnnRef:
     # Models.
 
     async def load(self, model: Any) -> Model:
-        """Load a model: read it, import it and upload its weights. See `docs/onnx.md`.
+        """Load a model: read it and check it. See `docs/onnx.md`.
+
+        Its weights are uploaded now if the dims of all inputs are numbers, else at its first run.
 
         Parameters
         ----------

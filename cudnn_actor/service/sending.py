@@ -86,7 +86,7 @@ def check_message(state: ServiceState, message: Message) -> None:
     elif isinstance(message, Explain):
         require_type("graph", message.graph, OperationGraph)
     elif kind not in _OTHERS:
-        raise not_a_message(message)
+        raise not_a_message(message, _METHODS.get(Model) if isinstance(message, Model) else None)
 
 
 def _resolve(state: ServiceState, message: Message, fields: Sequence[str]) -> None:

@@ -134,6 +134,11 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
     numerics: Numerics | None = None
 
     @property
+    def title(self) -> str:
+        """What labels call it: its kind; functions of elements and reductions by their mode."""
+        return self.kind
+
+    @property
     def reads(self) -> tuple[T, ...]:
         """The operands read, in order; those left out are skipped."""
         return tuple(operand for _, operand in self.named(self.inputs))

@@ -469,7 +469,7 @@ def _check_widths(operation: Pad[Any] | BorderPad[Any]) -> None:
                 field=name,
                 value=getattr(operation, name),
                 problem="must not be negative",
-                fix="take elements away with Slice",
+                fix="to take elements away, use Slice; in a graph, x[1:-1]",
             )
 
 

@@ -56,6 +56,11 @@ class Pointwise(Operation[T], frozen=True, kw_only=True, tag=True):
     upper: float | None = None
 
     @property
+    def title(self) -> str:
+        """The mode."""
+        return str(self.mode)
+
+    @property
     def effective_parameters(self) -> dict[str, float]:
         """The parameters in effect, in the order of the mode's row: those given, and defaults.
 

@@ -86,6 +86,11 @@ class _Reducing(Operation[T], frozen=True, kw_only=True):
     y: T = ALLOCATED
     mode: ReductionMode
 
+    @property
+    def title(self) -> str:
+        """The mode."""
+        return str(self.mode)
+
     def _check_mode(self, *modes: ReductionMode) -> None:
         if self.mode not in modes:
             raise InvalidRequest(

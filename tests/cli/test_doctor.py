@@ -14,9 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cudnn_actor.cli import diagnosis
+
 from ..engines.broken_machines import WITHOUT_DRIVER, Machine, bare_machine, whole_machine
 from .terminal import CLONE, cudnn_actor, python
 from .test_chaos import HANGING_FORKSERVER
+
+TRIED = diagnosis.Check(isolation="thread", ok=True, detail="not tried here", device="cpu")
 
 
 def test_the_doctor_tries_the_service_and_says_what_serves() -> None:
@@ -148,6 +152,14 @@ def test_without_driver_and_packages_nothing_is_wrong_and_what_is_missing_has_it
     assert (status, found["problems"], found["gpu_wanted"]) == (0, [], False)
     (missing,) = (one for one in found["missing"] if "CuPy" in one["what"])
     assert missing["command"] == f'pip install -e "{CLONE}[cuda13]"'
+
+
+def test_packages_that_only_some_commands_need_have_their_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "_first_version", lambda names: None)
+    monkeypatch.setattr(diagnosis, "_try_both", lambda device: {"thread": TRIED, "process": TRIED})
+    commands = {one.what: one.command for one in diagnosis.diagnose("cpu").missing}
+    assert commands["onnx"] == f'pip install -e "{CLONE}[onnx]"'
+    assert commands["matplotlib"] == f'pip install -e "{CLONE}[demo]"'
 
 
 def test_a_gpu_that_nobody_installed_packages_for_is_named_and_no_failure(tmp_path: Path) -> None:

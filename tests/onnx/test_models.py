@@ -369,6 +369,9 @@ async def test_a_model_belongs_to_its_service_until_it_is_closed() -> None:
         model = await gpu.load(image_model())
         with pytest.raises(InvalidRequest, match="is not a model that this service loaded"):
             await other.run(model, {"image": images(1)})
+        mistaken: Any = model
+        with pytest.raises(InvalidRequest, match=r"run it: await gpu\.run\(model, inputs\)"):
+            await gpu.ask(mistaken)
         await model.close()
         await model.close()
         with pytest.raises(InvalidRequest, match="is closed"):

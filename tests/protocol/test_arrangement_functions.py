@@ -171,6 +171,15 @@ def test_operations_have_the_line_of_their_caller() -> None:
     assert graph.body.label(0).startswith("slice at test_arrangement_functions.py:")
 
 
+def test_only_functions_of_elements_and_reductions_are_labelled_by_their_mode() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (1, 2, 4, 4))
+    y = g.resize(g.pad(g.relu(x), 1, mode="reflect"), sizes=(8, 8), axes=(2, 3)).sum()
+    graph = g.build(y=y).body
+    labels = [graph.label(number).partition(" at ")[0] for number in range(len(graph.operations))]
+    assert labels == ["relu", "border_pad", "resample", "sum"]
+
+
 @pytest.mark.parametrize("dtype", ["int8", "float16", "bool"])
 def test_what_is_chosen_has_the_type_of_the_choices(dtype: Any) -> None:
     g = GraphBuilder()

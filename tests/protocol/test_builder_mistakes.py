@@ -108,6 +108,16 @@ WRONG = [
     Wrong(lambda g, t: g.pad(t.x, anything(1.5)), "widths=1.5: must be a whole number, or a pair"),
     Wrong(lambda g, t: g.pad(t.x, [(1, 1)]), "widths=[(1, 1)]: must be a whole number, or a pair"),
     Wrong(lambda g, t: g.pad(t.x, -1), "widths=(-1, -1, -1, -1): must not be negative"),
+    Wrong(lambda g, t: g.resize(t.x), "sizes=None: is left out, and so is scales; give either"),
+    Wrong(lambda g, t: g.resize(t.x, sizes=(4,), scales=(2.0,)), "sizes=(4,): is given, and so is scales"),
+    Wrong(
+        lambda g, t: g.resize(t.x, scales=anything(2.0)),
+        "scales=2.0: must have one number for each dim to resize, 4 in",
+    ),
+    Wrong(
+        lambda g, t: g.resize(t.x, sizes=(4, 4), axes=(2,)),
+        "sizes=(4, 4): must have one number for each dim to resize",
+    ),
     Wrong(lambda g, t: g.pad(t.x, 1, ANY), "value=None: is not what Pad takes"),
     Wrong(lambda g, t: t.x.reshape(anything(2.5), -1), "dims=(2.5, -1): must be a sequence of whole numbers"),
     Wrong(lambda g, t: t.x.transpose(anything("ab")), "axes=('a', 'b'): must be a sequence of whole numbers"),
