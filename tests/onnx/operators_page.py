@@ -41,11 +41,12 @@ await model.close()  # frees the weights
 ```
 
 `pip install ".[onnx]"` in a clone brings the package onnx. [onnx_model.py](../examples/onnx_model.py) is a
-program to start from. On the command line: `cudnn-actor run MODEL.onnx`.
+program to start from. On the command line: `cudnn-actor run MODEL.onnx`, with `--dim N=8` for a dim that
+has the name N.
 
 - **Reading.** The model is checked when it is loaded. One that is cut off, contradicts itself or refers to
   data outside of its folder raises `InvalidModel`, which names the node or the initialiser. Nothing is
-  allocated. `OnnxModel(path, ModelLimits(...))` reads one with limits of your own.
+  allocated. `OnnxModel(path, ModelLimits(...))` of `cudnn_actor.onnx` reads one with limits of your own.
 - **Dims.** A model is made into a graph for the dims of its inputs, at the first run with them. The {kept}
   newest graphs are kept. Inputs whose dims have one name must agree.
 - **Values that decide.** Where the values of an input decide over shapes, axes or attributes, the graph is
@@ -55,13 +56,15 @@ program to start from. On the command line: `cudnn-actor run MODEL.onnx`.
   defines it by. Branches are chosen and loops are unrolled where their conditions and counts are known. What
   can be done in no way raises `UnsupportedModel`, which names all such nodes of the model at once.
 - **Weights** are uploaded once, and stay in buffers of the service: they survive a crash of the actor.
+  `load` uploads them if the dims of all inputs are numbers, else the first run: run it once before you serve.
   `close` frees them. A model that is dropped without it frees them too, with a `ResourceWarning`.
   `cudnn-actor chaos --model MODEL.onnx` tries it: it runs the model while workers are killed, and compares
   each result with ONNX's own reference.
 - **Layout.** In bfloat16 and float16, convolutions have their channels last, and so has what follows from
   them. Filters are uploaded so. An output that is kept as a reference may be one of those.
-- **Running.** Each run is one message with one [graph](graphs.md). `print(await model.explain(inputs))`
-  says how it runs, with the nodes' names.
+- **Running.** Each run is one message, `RunGraph`, with one [graph](graphs.md). So
+  `FaultPlan().at(1, Fault.FAIL_EXECUTION, of=RunGraph)` makes the first run fail, for a test of your program.
+  `print(await model.explain(inputs))` says how a model runs, with the nodes' names.
 - **Numbers.** A tensor has the model's dtype where it is stored. Functions of elements that follow each
   other are computed in float32 and not rounded in between. Integers wrap around where ONNX's do in
   arithmetic, powers too; a product of integers saturates at int32's limits.
