@@ -50,7 +50,8 @@ def _read(path: Path) -> Graph:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except InvalidRequest as error:
-        raise UserError(f"{path} cannot be read: {error.problem}; {error.fix}") from error
+        fix = "use cudnn-actor run --explain" if path.suffix == ".onnx" else error.fix
+        raise UserError(f"{path} cannot be read: {error.problem}; {fix}") from error
 
 
 def _write(path: Path | None, text: str) -> None:

@@ -29,9 +29,9 @@ class InvalidModel(CudnnActorError, ValueError):
 
 
 class UnsupportedModel(CudnnActorError):
-    """Raised when a valid model has nodes that cannot be run. Nothing was allocated.
+    """Raised when a valid model has nodes or inputs that cannot be run. Nothing was allocated.
 
-    Carries `nodes`: of each such node its name, its operator and the reason.
+    Carries `nodes`: of each such node its name, its operator and the reason; of each such input its name and type.
     """
 
     nodes: tuple[str, ...]
@@ -39,7 +39,8 @@ class UnsupportedModel(CudnnActorError):
     def __init__(self, *, nodes: Sequence[str]) -> None:
         nodes = tuple(nodes)
         more = f"; and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
-        count = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+        part = "node" if all(node.startswith("node ") for node in nodes) else "part"
+        count = f"1 {part}" if len(nodes) == 1 else f"{len(nodes)} {part}s"
         super().__init__(
             f"the model has {count} that cannot be run: {'; '.join(nodes[:_SHOWN])}{more}. "
             "docs/onnx.md lists what is supported",

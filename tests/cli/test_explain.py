@@ -63,3 +63,9 @@ def test_what_cannot_be_carried_out_is_one_line(
     assert problem in told
     assert told.count("\n") == 1
     assert told.count("is not a graph") <= 1
+
+
+def test_a_model_is_explained_by_another_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"\x08\x08")
+    assert main(["explain", str(tmp_path / "model.onnx"), "--device", "cpu"]) == 2
+    assert "use cudnn-actor run --explain" in capsys.readouterr().err

@@ -97,6 +97,13 @@ def test_sizes_follow_from_the_inputs_that_are_given(
         assert written["file"].shape == (4, 3)
 
 
+def test_an_input_that_no_tensor_holds_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port: Any = (onnx.TensorProto.STRING, [2])
+    onnx.save(model_of([node("Identity", "x", "y")], {"x": port}, {"y": port}), tmp_path / "text.onnx")
+    assert main(["run", str(tmp_path / "text.onnx"), "--device", "cpu"]) == 2
+    assert "the model has 1 part that cannot be run: input 'x': is a string" in capsys.readouterr().err
+
+
 def test_all_dims_without_a_size_are_named_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
