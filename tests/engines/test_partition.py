@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cuda.plans.composition import _places
 from cudnn_actor.engines.cuda.plans.errata import erratum
+from cudnn_actor.engines.cuda.plans.indexed_reads import indices_of
 from cudnn_actor.engines.cuda.plans.kernels import source
 from cudnn_actor.engines.cuda.plans.partition import Cut, cut
 from cudnn_actor.engines.cuda.plans.recipe import KernelStep
@@ -189,6 +190,17 @@ def test_a_gather_alone_keeps_its_own_kernel() -> None:
     table, tokens = g.input("table", (9, 8)), g.input("tokens", (6,), "int64")
     parts = check(g.build(y=g.softmax(g.take(table, tokens, 0)), z=g.sum(table + 1.0, axis=0)))
     assert [len(piece.numbers) for piece in parts.pieces] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("operation", "size"),
+    [
+        (BorderPad(x=0, y=1, before=(3,), after=(0,), mode=PadMode.WRAP), 1 << 40),
+        (Resample(x=0, y=1, sizes=(4,)), 1 << 33),
+    ],
+)
+def test_what_would_need_large_tables_is_not_fused(operation: BorderPad[int] | Resample[int], size: int) -> None:
+    assert indices_of(operation, (size,)) is None
 
 
 def test_lines_of_the_same_axes_are_one_piece() -> None:

@@ -18,6 +18,8 @@ __all__ = ["Read", "indices_of", "is_reading", "read_of"]
 
 _MOST_INDICES = 1 << 14
 """Of all tables of an operation: a recipe has them as numbers."""
+_LARGEST = (1 << 31) - 1
+"""An index in a table has 32 bits."""
 
 
 class Read(NamedTuple):
@@ -46,13 +48,16 @@ def is_reading(operation: Node, x: GraphTensor) -> bool:
 def indices_of(operation: Node, dims: tuple[int, ...]) -> dict[int, tuple[int, ...]] | None:
     """The indices along each axis of an x of these dims that is not read as it is, where they are known.
 
-    None for other operations, and if they are too many.
+    None for other operations, and if they are too many or too large.
     """
     found: dict[int, np.ndarray]
     match operation:
         case BorderPad(before=before, after=after, mode=mode):
             widths = enumerate(zip(dims, before, after, strict=True))
-            found = {axis: mode.places(np, *width) for axis, width in widths if any(width[1:])}
+            padded = {axis: width for axis, width in widths if any(width[1:])}
+            if sum(map(sum, padded.values())) > _MOST_INDICES:  # not computed: an axis may be long
+                return None
+            found = {axis: mode.places(np, *width) for axis, width in padded.items()}
         case Resample(mode=ResampleMode.NEAREST):
             taps = operation.taps(dims)
             if any(of.outside.any() for of in taps.values()):
@@ -60,7 +65,7 @@ def indices_of(operation: Node, dims: tuple[int, ...]) -> dict[int, tuple[int, .
             found = {axis: of.places[:, 0] for axis, of in taps.items()}
         case _:
             return None
-    if not 0 < sum(map(len, found.values())) <= _MOST_INDICES:
+    if not 0 < sum(map(len, found.values())) <= _MOST_INDICES or max(map(np.max, found.values())) > _LARGEST:
         return None
     return {axis: tuple(indices.tolist()) for axis, indices in found.items()}
 
