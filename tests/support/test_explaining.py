@@ -74,6 +74,13 @@ def test_bounds_of_given_integers_are_not_compared_in_float32(child: Child) -> N
         assert plan.endswith("+elementwise")
 
 
+def test_a_convolution_of_a_tensor_with_itself_has_a_plan(child: Child) -> None:
+    g = GraphBuilder()
+    x = g.input("x", (8, 8, 12, 12), "bfloat16", layout="NHWC")
+    for plan in child.call(first_plans, g.build(y=g.relu(g.conv(x, x))).body):
+        assert plan.endswith("+elementwise")
+
+
 def test_a_norm_of_a_bottleneck_is_fused_with_the_sum_and_the_relu_behind_it(child: Child) -> None:
     found = child.call(explanation, bottleneck().forward.body)
     assert [[label.split()[0] for label in piece.labels] for piece in found.pieces] == [

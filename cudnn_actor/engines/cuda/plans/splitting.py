@@ -133,31 +133,42 @@ class _Splitter:
 
     def _convolve(self, operation: Convolution[int]) -> None:
         """Add a convolution on tensors of the wanted form, copied where they differ. Raises `Refused`."""
-        tensors = [self._forms[uid] for uid in (*operation.reads, *operation.writes)]
+        tensors = [self._forms[uid] for _, uid in operation.named()]
         forms = next(itertools.islice(_forms(tensors), self._form, None), None)
         if forms is None:
             raise Refused("there is no other form for its tensors")
         alone, lowered = self._built(operation, tensors, forms)
         *inputs, (result, form) = zip(tensors, forms, strict=True)
-        sources = {tensor.uid: self._packed(tensor, wanted) for tensor, wanted in inputs}
+        sources = {number: self._packed(*pair) for number, pair in enumerate(inputs)}
         place = self._sources.get(result.uid)
-        sources[result.uid] = place if place is not None and _serves(result, form) else self._take(form)
-        self._steps.append(graph_step(alone, lowered, sources))
+        target = place if place is not None and _serves(result, form) else self._take(form)
+        self._steps.append(graph_step(alone, lowered, {**sources, len(inputs): target}))
         self._graphs.append(lowered)
         if place is None:
-            self._sources[result.uid], self._forms[result.uid] = sources[result.uid], form
-        elif place != sources[result.uid]:
-            self._copy(form, sources[result.uid], result, place)
+            self._sources[result.uid], self._forms[result.uid] = target, form
+        elif place != target:
+            self._copy(form, target, result, place)
 
     def _built(
         self, operation: Convolution[int], tensors: Sequence[GraphTensor], forms: Sequence[GraphTensor]
     ) -> tuple[OperationGraph, Any]:
-        """A convolution of those forms as its own graph, and cuDNN's built graph. Raises `Refused`."""
+        """A convolution of those forms as its own graph, and cuDNN's built graph. Raises `Refused`.
+
+        Each operand is a tensor of its own there, with its number as uid: see `check_whole`.
+        """
         # Values of half types and bytes are exact in float32, and in TF32, with ten bits and float32's range.
         numerics = self._graph.numerics
         if tensors[0].dtype is not forms[0].dtype:
             numerics = msgspec.structs.replace(numerics, tf32=True)
-        alone = OperationGraph(tensors=tuple(forms), operations=(operation,), numerics=numerics)
+        numbers = {name: number for number, (name, _) in enumerate(operation.named())}
+        alone = OperationGraph(
+            tensors=tuple(
+                msgspec.structs.replace(form, uid=number, overwrites=None)
+                for number, form in enumerate(forms)
+            ),
+            operations=(operation.with_operands(numbers.__getitem__),),
+            numerics=numerics,
+        )
         return alone, self._candidate(alone, self._choice)
 
     def _candidate(self, alone: OperationGraph, choice: int) -> Any:
