@@ -60,7 +60,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.tensor import Layout, TensorSpec, packed_strides
 
-__all__ = ["MOST_FORMS", "compile_split", "ways"]
+__all__ = ["MOST_FORMS", "compile_split", "is_elementwise", "ways"]
 
 MOST_FORMS = 9
 """The most forms (layouts and dtypes) that `_forms` yields for a convolution's tensors."""
@@ -71,6 +71,11 @@ def ways(graph: OperationGraph) -> int:
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     most = max((IMPLEMENTATIONS[type(operation)].ways for operation in others), default=1) or 1
     return most + any(_is_fused(graph, operation) for operation in others)
+
+
+def is_elementwise(graph: OperationGraph) -> bool:
+    """Whether a graph is one kernel: pointwise operations, perhaps with gathers and the like before them."""
+    return all(isinstance(each, Pointwise) or _is_fused(graph, each) for each in graph.operations)
 
 
 def compile_split(
