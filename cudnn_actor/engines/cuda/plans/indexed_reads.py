@@ -14,7 +14,7 @@ from cudnn_actor.engines.cuda.operations.indexing import strides_of
 from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Node, Resample, ResampleMode
 from cudnn_actor.protocol.operations.indexing import Gathering
 
-__all__ = ["Read", "indices_of", "is_reading", "read_of"]
+__all__ = ["Read", "indices_of", "is_indexed_read", "read_of"]
 
 _MOST_INDICES = 1 << 14
 """Of all tables of an operation: a recipe has them as numbers."""
@@ -40,7 +40,7 @@ class Read(NamedTuple):
     of_indices: tuple[tuple[int, ...], int] = ((), 0)
 
 
-def is_reading(operation: Node, x: GraphTensor) -> bool:
+def is_indexed_read(operation: Node, x: GraphTensor) -> bool:
     """Whether a kernel of pointwise operations can compute an operation on such a tensor."""
     return isinstance(operation, Gathering) or indices_of(operation, x.dims) is not None
 

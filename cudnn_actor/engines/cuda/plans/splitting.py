@@ -22,7 +22,7 @@ from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.bodies import Body
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, computed_first, takes_bytes
-from cudnn_actor.engines.cuda.plans.indexed_reads import is_reading
+from cudnn_actor.engines.cuda.plans.indexed_reads import is_indexed_read
 from cudnn_actor.engines.cuda.plans.joined_kernels import launches
 from cudnn_actor.engines.cuda.plans.kernels import (
     Leaf,
@@ -92,7 +92,7 @@ def compile_split(
 
 def _is_fused(graph: OperationGraph, operation: Node) -> bool:
     """Whether an operation can be computed in one kernel with pointwise ones: see `partition`."""
-    return len(graph.operations) > 1 and is_reading(operation, graph.tensor(operation.reads[0]))
+    return len(graph.operations) > 1 and is_indexed_read(operation, graph.tensor(operation.reads[0]))
 
 
 class _Splitter:
