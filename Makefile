@@ -24,7 +24,7 @@ help:
 	@echo "make test-support"
 	@echo "               builds what is claimed to run on a GPU, with cuDNN but without a GPU: installs 1.5 GB"
 	@echo "make test-gpu  the tests that need an NVIDIA GPU; skipped, with the reason, where there is none"
-	@echo "make bench-gpu the measurements on a GPU, written to benchmarks/results/"
+	@echo "make bench-gpu the measurements on a GPU, one by one, written to benchmarks/results/; needs PyTorch"
 	@echo "               both: CUDA=cuda12 for a driver of CUDA 12, GPU_PYTHON=python3 for an interpreter that"
 	@echo "               has the packages already; else they are installed here, some gigabytes"
 	@echo "make fmt       format the code"
@@ -94,7 +94,9 @@ test-gpu: $(GPU_READY)
 	$(GPU_PYTHON) -m pytest -m gpu --timeout 600 tests
 
 bench-gpu: $(GPU_READY)
-	$(GPU_PYTHON) -m benchmarks.gpu --out benchmarks/results
+	@failed=; for part in gpu networks operations movement building "models --device cuda:0" depthwise epilogues; do \
+	  echo "benchmarks.$$part"; $(GPU_PYTHON) -m benchmarks.$$part --out benchmarks/results || failed="$$failed $$part"; \
+	done; test -z "$$failed" || { echo "failed:$$failed"; false; }
 
 fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix --select I .

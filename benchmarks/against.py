@@ -16,6 +16,7 @@ all others on another.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import math
@@ -31,9 +32,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-CASES = tuple(
-    itertools.product(("asyncio", "uvloop"), ("thread", "process"), ("ping", "convolution"), (1, 64))
-)
+LOOPS = ("asyncio", "uvloop") if importlib.util.find_spec("uvloop") else ("asyncio",)
+CASES = tuple(itertools.product(LOOPS, ("thread", "process"), ("ping", "convolution"), (1, 64)))
 """Event loop, isolation, request, requests in flight."""
 _SIDE = Path(__file__).with_name("against_side.py")
 
@@ -44,7 +44,7 @@ class Side:
     def __init__(self, tree: Path, loop: str, threads: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(_SIDE), loop, threads],
-            env={**os.environ, "PYTHONPATH": str(tree.resolve()), "PYTHONHASHSEED": "0"},
+            env={**environment(tree), "PYTHONHASHSEED": "0"},
             cwd=tree,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -92,7 +92,7 @@ def compare(
     """Measure every case in every round, and print each round's number."""
     found = {case: Found(case, [], []) for case in CASES}
     for number in range(rounds):
-        for loop in ("asyncio", "uvloop"):
+        for loop in LOOPS:
             sides = _started(old, new, loop, threads, new_first=bool(number % 2))
             try:
                 for case in CASES:
@@ -157,12 +157,20 @@ def table(found: list[Found], old: str, new: str) -> Table:
     return sheet
 
 
+def environment(tree: Path) -> dict[str, str]:
+    """This process's, in which a checkout's packages come before those that are found by PYTHONPATH here."""
+    places = [str(tree.resolve()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+
+
 def commit(tree: Path) -> str:
-    """A checkout's commit, as git describes it."""
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=tree, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+    """A checkout's commit, as git describes it; the folder's name where that is no checkout of its own."""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return tree.resolve().name
+    return done.stdout.strip() if (tree / ".git").exists() else tree.resolve().name
 
 
 def main() -> None:
@@ -195,6 +203,7 @@ def main() -> None:
             "threads": given.threads,
             "found": [row._asdict() for row in found],
         }
+        given.out.mkdir(parents=True, exist_ok=True)
         path = given.out / time.strftime("against-%Y%m%dT%H%M%S.json")
         path.write_text(json.dumps(record, indent=1) + "\n")
         print(path)

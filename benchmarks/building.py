@@ -8,10 +8,11 @@ pieces of a graph are built once.
 
 "Cold" is a process of its own with an empty folder for the kernels that CuPy compiles, and with what CUDA
 initialises at the first use; "stored" is another process, later, that has these kernels and the plan's bytes.
+Both build as a service does.
 A first run is one without a replay, on buffers that are there. For new batch sizes, one builder builds a
-ResNet bottleneck for one batch size after the other: with cuDNN's kernel cache, and without. Each plan is
-built, its self-check included, in the process that measures; as bytes it goes to a worker. At the end, a
-build for another batch size is profiled.
+ResNet bottleneck for one batch size after the other, as for inference and as for training: with cuDNN's
+kernel cache, and without. Each plan is built, its self-check included, in the process that measures; as bytes
+it goes to a worker. At the end, a build for another batch size is profiled.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol import Graph, GraphBuilder, OperationGraph
 
 from .blocks import bottleneck
-from .gpu.setting import gpu_versions, write_found
+from .gpu.setting import gpu_versions
+from .recording import Row, attempted, ends_at_sigterm, write_found
 
 COUNTS = (10, 100, 500)
 LAYER = 10
@@ -61,12 +63,11 @@ _TOLD = {
     "self_check.__init__": "self-check: memory, values, reference",
     "self_check.fault": "self-check: run and comparison",
     "self_check.close": "self-check: memory freed",
+    "program.__init__": "launches prepared, our kernels compiled",
     "partition.cut": "the cut into pieces",
     "composition.compose": "all pieces",
 }
 """Functions of a build, by module and name, and what they do. Times include those of the functions called."""
-
-Row = dict[str, Any]
 
 
 def chain(count: int) -> Graph:
@@ -96,10 +97,13 @@ def ms(call: Callable[[], Any]) -> tuple[float, Any]:
 class Side:
     """What one process measures, with a builder of its own."""
 
-    def __init__(self, *, cached: bool = True) -> None:
+    def __init__(self, *, cached: bool | None = None) -> None:
+        """`cached`: whether with cuDNN's kernel cache; None for what a service has."""
         self.builder = CudaBuilder(0)
         self.opened_ms, _ = ms(self.builder.open)
-        self._context = self.builder.context._replace(kernels=KernelCaches() if cached else None)
+        self._context = self.builder.context
+        if cached is not None:
+            self._context = self._context._replace(kernels=KernelCaches() if cached else None)
 
     def build(self, graph: OperationGraph) -> CudaPlan:
         """A plan. Blocks for milliseconds to seconds."""
@@ -164,17 +168,18 @@ def stored(count: int, store: PlanStore) -> Row:
     return {"restore_ms": restored_ms, "restored_first_run_ms": side.first_run(body, plan)}
 
 
-def batches(*, cached: bool) -> Row:
+def batches(*, cached: bool, inference: bool) -> Row:
     """Builds of a bottleneck for one batch size after the other, and a profile of one more."""
     side = Side(cached=cached)
     found = {}
     for batch in BATCHES:
-        body = bottleneck(batch=batch).forward.body
+        body = bottleneck(batch=batch, inference=inference).forward.body
         found[str(batch)] = ms(functools.partial(side.build, body))[0]
-    body = bottleneck(batch=_PROFILED).forward.body
+    body = bottleneck(batch=_PROFILED, inference=inference).forward.body
     with cProfile.Profile() as profile:
         side.build(body)
-    return {"kernel cache": cached, "build_ms": found, "profile_ms": told(profile)}
+    block = "for inference" if inference else "for training"
+    return {"block": block, "kernel cache": cached, "build_ms": found, "profile_ms": told(profile)}
 
 
 def told(profile: cProfile.Profile) -> dict[str, float]:
@@ -190,13 +195,16 @@ def told(profile: cProfile.Profile) -> dict[str, float]:
 SIDES: dict[str, Callable[[int, Path], Row]] = {
     "cold": lambda count, folder: cold(count, PlanStore(folder / "plans")),
     "stored": lambda count, folder: stored(count, PlanStore(folder / "plans")),
-    "batches": lambda count, _: batches(cached=bool(count)),
+    "batches": lambda count, _: batches(cached=bool(count & 1), inference=bool(count & 2)),
     "versions": lambda _, __: dict(gpu_versions()),
 }
 
 
 def apart(side: str, count: int, folder: Path) -> Row:
-    """What a process of its own measures, whose kernels are kept in the folder. Blocks."""
+    """What a process of its own measures, whose kernels are kept in the folder. Blocks.
+
+    `count` is passed on to one of `SIDES`.
+    """
     command = [sys.executable, "-m", "benchmarks.building", "--side", side, str(count), str(folder)]
     environment = {**os.environ, "CUPY_CACHE_DIR": str(folder / "kernels")}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
@@ -204,32 +212,39 @@ def apart(side: str, count: int, folder: Path) -> Row:
     return row
 
 
-def on_gpu(counts: Sequence[int]) -> Iterator[tuple[str, Row]]:
+def alone(*sides: str, count: int) -> Iterator[Row]:
+    """What these processes measure, one after the other, with a folder that was empty before."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = [apart(side, count, Path(folder)) for side in sides]
+    yield {name: value for row in found for name, value in row.items()}
+
+
+Parts = Iterator[tuple[str, Iterator[Row]]]
+
+
+def on_gpu(counts: Sequence[int]) -> Parts:
     """Each part's name and rows."""
     for count in counts:
-        with tempfile.TemporaryDirectory() as folder:
-            yield (
-                "graphs",
-                apart("cold", count, Path(folder)) | apart("stored", count, Path(folder)),
-            )
-    for cached in (True, False):
-        with tempfile.TemporaryDirectory() as folder:
-            yield "batches", apart("batches", int(cached), Path(folder))
+        what = f"{count} operations"
+        yield "graphs", attempted(what, functools.partial(alone, "cold", "stored", count=count))
+    for number in (3, 2, 1, 0):
+        what = f"batch sizes, {number}"
+        yield "batches", attempted(what, functools.partial(alone, "batches", count=number))
 
 
-def on_cpu() -> Iterator[tuple[str, Row]]:
+def on_cpu() -> Parts:
     """Small graphs on the CPU engine, to see that all is in order."""
     engine = CpuEngine()
     engine.open()
     for count in (10, 20):
         graph_ms, graph = ms(functools.partial(chain, count))
         built_ms, _ = ms(functools.partial(engine.build, graph.body, workspace_limit=None))
-        yield "graphs", {"operations": count, "graph_ms": graph_ms, "build_ms": built_ms}
+        yield "graphs", iter([{"operations": count, "graph_ms": graph_ms, "build_ms": built_ms}])
     found = {}
     for batch in (4, 2, 3):
         body = bottleneck(batch=batch, channels=64, width=16, size=14).forward.body
         found[str(batch)], _ = ms(functools.partial(engine.build, body, workspace_limit=None))
-    yield "batches", {"kernel cache": False, "build_ms": found}
+    yield "batches", iter([{"block": "for training", "kernel cache": False, "build_ms": found}])
     engine.close()
 
 
@@ -240,14 +255,17 @@ def tables(found: Mapping[str, Sequence[Row]]) -> Iterator[Table]:
     for row in found["graphs"]:
         graphs.add_row(*(str(row.get(name, "")) for name in names))
     yield graphs
-    sizes = list(found["batches"][0]["build_ms"])
-    builds = Table("kernel cache", *(f"batch {size}, ms" for size in sizes), title="a bottleneck, in order")
-    for row in found["batches"]:
-        builds.add_row(str(row["kernel cache"]), *(str(row["build_ms"][size]) for size in sizes))
+    built = [row for row in found["batches"] if "error" not in row]
+    sizes = dict.fromkeys(size for row in built for size in row["build_ms"])
+    heads = ("a bottleneck", "kernel cache", *(f"batch {size}, ms" for size in sizes))
+    builds = Table(*heads, title="one batch size after the other")
+    for row in built:
+        times = (str(row["build_ms"][size]) for size in sizes)
+        builds.add_row(row["block"], str(row["kernel cache"]), *times)
     yield builds
-    for row in found["batches"]:
+    for row in built:
         if "profile_ms" in row:
-            title = f"one more build, profiled; kernel cache: {row['kernel cache']}"
+            title = f"one more build {row['block']}, profiled; kernel cache: {row['kernel cache']}"
             profile = Table("part", "ms", title=title)
             for part, part_ms in row["profile_ms"].items():
                 profile.add_row(part, str(part_ms))
@@ -265,18 +283,24 @@ def main() -> None:
         what, count, folder = given.side
         print(json.dumps(SIDES[what](int(count), Path(folder))))
         return
+    known = versions(("numpy", "msgspec"))
+    if not given.dry_run:
+        known |= next(alone("versions", count=0))
     found: dict[str, list[Row]] = {"graphs": [], "batches": []}
-    for part, row in on_cpu() if given.dry_run else on_gpu(given.counts):
-        found[part].append(row)
-        print(json.dumps(row), flush=True)
-    for table in tables(found):
-        Console(width=160).print(table)
-    if given.out is not None:
-        known = versions(("numpy", "msgspec"))
-        if not given.dry_run:
-            with tempfile.TemporaryDirectory() as folder:
-                known |= apart("versions", 0, Path(folder))
-        write_found(given.out, "building", found, versions=known, machine=machine(), dry_run=given.dry_run)
+    ends_at_sigterm()
+    start = time.monotonic()
+    try:
+        for part, rows in on_cpu() if given.dry_run else on_gpu(given.counts):
+            for row in rows:
+                found[part].append(row)
+                print(json.dumps(row), flush=True)
+    finally:
+        if given.out is not None:
+            seconds = round(time.monotonic() - start, 1)
+            about = {"versions": known, "machine": machine(), "dry_run": given.dry_run, "seconds": seconds}
+            write_found(given.out, "building", found, **about)
+        for table in tables(found):
+            Console(width=160).print(table)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Depthwise convolutions on a GPU: microseconds of device time of our kernels and of cuDNN's plans.
 
-    python -m benchmarks.depthwise
+    python -m benchmarks.depthwise --out benchmarks/results
 
 Needs a GPU. Each plan is checked first, and then timed as a captured CUDA graph: the best of three batches of
 20 runs.
@@ -8,11 +8,15 @@ Needs a GPU. Each plan is checked first, and then timed as a captured CUDA graph
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
-import json
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from rich.table import Table
 
 from cudnn_actor.engines.cuda.plans.compiler import compile_whole
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
@@ -29,6 +33,9 @@ from cudnn_actor.protocol.operations import (
     ConvolutionBackwardFilter,
     ConvolutionForward,
 )
+
+from .gpu.setting import gpu_versions
+from .recording import Row, attempted, keep
 
 _RUNS = 20
 _CANDIDATES = 3
@@ -113,12 +120,46 @@ def measure(graph: OperationGraph, context: BuildContext) -> dict[str, float | s
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, help="directory for the JSON")
+    given = parser.parse_args()
+    versions = gpu_versions()
     builder = CudaBuilder(0)
     builder.open()
-    for dtype, shape, what in itertools.product((DType.BFLOAT16, DType.FLOAT32), SHAPES, PASSES):
-        found = measure(problem(shape, dtype, what), builder.context)
-        print(json.dumps({"dtype": dtype, **shape._asdict(), "pass": what, "us": found}), flush=True)
+    keep(_rows(builder.context), sheet, given.out, "depthwise", versions=versions)
     builder.close()
+
+
+def _rows(context: BuildContext) -> Iterator[Row]:
+    for dtype, shape, what in itertools.product((DType.BFLOAT16, DType.FLOAT32), SHAPES, PASSES):
+
+        def row(dtype: DType = dtype, shape: Shape = shape, what: str = what) -> Iterator[Row]:
+            start = time.monotonic()
+            us = measure(problem(shape, dtype, what), context)
+            seconds = round(time.monotonic() - start, 1)
+            yield {"dtype": dtype, **shape._asdict(), "pass": what, "us": us, "measured_in_s": seconds}
+
+        yield from attempted(f"{what}, {dtype.value}, {shape}", row)
+
+
+def sheet(found: list[Row]) -> Table:
+    """The results as a table: the fastest plan of ours, and of cuDNN's, of those that are right."""
+    table = Table("", "image and filter", "ours, µs", "cuDNN's, µs", "all")
+    for row in found:
+        shape = Shape(*(row[name] for name in Shape._fields))
+        right = {tag: us for tag, us in row["us"].items() if not isinstance(us, str)}
+        of = [
+            [us for tag, us in right.items() if tag.startswith("depthwise") is ours] for ours in (True, False)
+        ]
+        fastest = (str(min(times, default="")) for times in of)
+        what = f"{row['pass']}, {row['dtype']}"
+        table.add_row(
+            what,
+            ", ".join(f"{name} {size}" for name, size in shape._asdict().items()),
+            *fastest,
+            ", ".join(f"{tag} {us}" for tag, us in row["us"].items()),
+        )
+    return table
 
 
 if __name__ == "__main__":

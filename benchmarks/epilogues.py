@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu.setting import gpu_versions, write_found
+from benchmarks.gpu.setting import gpu_versions
+from benchmarks.recording import Row, attempted, keep
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.compiler import compile_whole
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
@@ -68,31 +67,32 @@ def convolution(g: GraphBuilder) -> Tensor:
 BEFORE = {"product": product, "convolution": convolution}
 
 
-def rows(builder: CudaBuilder) -> Iterator[dict[str, Any]]:
+def rows(builder: CudaBuilder) -> Iterator[Row]:
     """Each function behind each of them."""
-    for name, make in BEFORE.items():
+    for name in BEFORE:
+        yield from attempted(name, functools.partial(_behind, builder, name))
+
+
+def _behind(builder: CudaBuilder, name: str) -> Iterator[Row]:
+    make = BEFORE[name]
+    g = GraphBuilder()
+    result = make(g)
+    graph = g.build(y=result)
+    alone = timed(builder, graph.body)
+    for mode in _MODES:
+        assert FUNCTIONS[mode].arity == 1, "it has one operand"
         g = GraphBuilder()
-        result = make(g)
-        graph = g.build(y=result)
-        alone = timed(builder, graph.body)
-        for mode in _MODES:
-            assert FUNCTIONS[mode].arity == 1, "it has one operand"
-            g = GraphBuilder()
-            whole = piece(g.build(y=g.pointwise(mode, make(g))).body)
-            g = GraphBuilder()
-            spec = graph.outputs[0].spec
-            x = g.input("x", spec.dims, spec.dtype, layout=spec.layout)
-            apart = timed(builder, g.build(y=g.pointwise(mode, x)).body)
-            row: dict[str, Any] = {
-                "before": name,
-                "function": mode.value,
-                "alone_us": alone,
-                "kernel_us": apart,
-            }
-            with contextlib.suppress(Refused):
-                plan = compile_whole(whole, builder.context.handle, None, 0)
-                row |= {"fused_us": timed(builder, whole, plan), "plan": plan.tag}
-            yield row
+        whole = piece(g.build(y=g.pointwise(mode, make(g))).body)
+        g = GraphBuilder()
+        spec = graph.outputs[0].spec
+        x = g.input("x", spec.dims, spec.dtype, layout=spec.layout)
+        apart = timed(builder, g.build(y=g.pointwise(mode, x)).body)
+        row: Row = {"before": name, "function": mode.value, "alone_us": alone, "kernel_us": apart}
+        with contextlib.suppress(Refused):
+            plan = compile_whole(whole, builder.context.handle, None, 0)
+            row |= {"fused_us": timed(builder, whole, plan), "plan": plan.tag}
+        yield row
+        libraries().cupy.get_default_memory_pool().free_all_blocks()
 
 
 def piece(graph: OperationGraph) -> OperationGraph:
@@ -111,7 +111,7 @@ def timed(builder: CudaBuilder, graph: OperationGraph, plan: CudaPlan | None = N
         check.close()
 
 
-def sheet(found: list[dict[str, Any]]) -> Table:
+def sheet(found: list[Row]) -> Table:
     table = Table("behind", "function", "alone µs", "kernel µs", "in one graph µs", "of both")
     for row in found:
         both, fused = row["alone_us"] + row["kernel_us"], row.get("fused_us")
@@ -124,17 +124,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     given = parser.parse_args()
+    versions = gpu_versions()
     builder = CudaBuilder(0)
     builder.open()
-    found = []
-    for row in rows(builder):
-        found.append(row)
-        print(json.dumps(row), flush=True)
-        libraries().cupy.get_default_memory_pool().free_all_blocks()
+    keep(rows(builder), sheet, given.out, "epilogues", versions=versions)
     builder.close()
-    Console(width=120).print(sheet(found))
-    if given.out is not None:
-        write_found(given.out, "epilogues", found, versions=gpu_versions())
 
 
 if __name__ == "__main__":

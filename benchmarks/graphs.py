@@ -24,7 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.against import commit
+from benchmarks.against import commit, environment
 
 _SIDE = Path(__file__).with_name("graphs_side.py")
 _PRODUCT = ("actors", "protocol", "supervision", "cudnn_actor")
@@ -37,7 +37,7 @@ def sample(tree: Path, counts: tuple[int, ...]) -> dict[str, Any]:
     """What one process of a checkout measures. Blocks."""
     done = subprocess.run(
         [sys.executable, str(_SIDE), *map(str, counts)],
-        env={**os.environ, "PYTHONPATH": str(tree.resolve())},
+        env=environment(tree),
         cwd=tree,
         capture_output=True,
         text=True,

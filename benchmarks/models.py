@@ -6,7 +6,8 @@
 Without a folder, the small networks of `tests/onnx/networks`; `python -m tests.onnx.networks.export --full`
 writes those in their usual size. Each file is measured in processes of its own:
 
-- cold: a new service with an empty plan store, and an empty folder for the kernels that CuPy compiles.
+- cold: a new service with an empty plan store, and an empty folder for the kernels that CuPy compiles; its
+  worker has started, and nothing has been built.
   `load` reads the file; `import` makes the graph for a batch size; `first` is the first run with this batch
   size, in which the graph is made again, weights are uploaded and plans are built.
 - stored: the first run of a new service in another process, with what the first one stored.
@@ -36,7 +37,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from rich.console import Console
 from rich.table import Table
 
 from cudnn_actor import CudnnRef, TensorSpec, spawn
@@ -46,12 +46,11 @@ from cudnn_actor.onnx import OnnxModel
 from tests.onnx.networks.programs import program, tensors
 from tests.onnx.networks.recipes import inputs_of, read
 
-from .gpu.setting import gpu_versions, write_found
+from .gpu.setting import gpu_versions
+from .recording import Row, attempted, keep
 
 _SMALL = Path(__file__).parents[1] / "tests" / "onnx" / "networks" / "data"
 _COLUMNS = ("load_ms", "import_ms", "first_ms", "run_ms", "stored_first_ms", "eager_ms", "compiled_ms")
-
-Row = dict[str, Any]
 
 
 def ms(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -92,7 +91,7 @@ async def service(job: Job) -> Row:
     proto = onnx.load(job.path)
     store = Path(job.folder) / "plans"
     async with spawn(device=job.device, isolation="process", plan_store=store, hang_after_s=600.0) as gpu:
-        await gpu.drain()
+        await gpu.free(await gpu.upload(np.zeros(1, np.float32)))  # the worker has started, and runs requests
         begin = time.perf_counter()
         model = await gpu.load(job.path)
         found["load_ms"] = median_ms([time.perf_counter() - begin])
@@ -167,19 +166,31 @@ def apart(what: str, job: Job) -> Row:
     return row
 
 
-def measure(path: Path, batches: Sequence[int], device: str, runs: int) -> Iterator[Row]:
+def measure(
+    path: Path, batches: Sequence[int], device: str, runs: int, sides: Sequence[str]
+) -> Iterator[Row]:
     """A row for each batch size of a network's file, which lacks its weights."""
     name, opset = path.stem.split(".")
+    rows: dict[str, Row] = {
+        str(batch): {"network": name, "opset": int(opset), "batch": batch} for batch in batches
+    }
     with tempfile.TemporaryDirectory() as folder:
         job = Job(str(Path(folder) / path.name), list(batches), device, folder, runs)
         onnx.save(read(path), job.path)
         _program(Path(job.path)).write_bytes(_program(path).read_bytes())
-        cold, stored = apart("service", job), apart("service", job)
-        torch = apart("torch", job) if importlib.util.find_spec("torch") is not None else {}
-        for batch in map(str, batches):
-            row = {"network": name, "opset": int(opset), "batch": int(batch), "load_ms": cold["load_ms"]}
-            row |= cold[batch] | {"stored_first_ms": stored[batch]["first_ms"]}
-            yield row | torch.get(batch, {})
+        if "service" in sides:
+            cold, stored = apart("service", job), apart("service", job)
+            for batch, row in rows.items():
+                row.update({"load_ms": cold["load_ms"], **cold[batch]})
+                row["stored_first_ms"] = stored[batch]["first_ms"]
+        if "torch" in sides and importlib.util.find_spec("torch") is not None:
+            for found in attempted(f"{path.name} in PyTorch", lambda: [apart("torch", job)]):
+                if "error" in found:
+                    yield found
+                else:
+                    for batch, row in rows.items():
+                        row.update(found[batch])
+    yield from rows.values()
 
 
 def sheet(found: Sequence[Row]) -> Table:
@@ -201,6 +212,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--sides", nargs="+", choices=("service", "torch"), default=["service", "torch"])
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -210,17 +222,20 @@ def main() -> None:
         print(json.dumps(torch_side(job) if what == "torch" else asyncio.run(service(job))))
         return
     paths = sorted(given.folder.glob(f"*.{given.opset}.onnx"))
-    chosen = [path for path in paths if not given.networks or path.name.split(".")[0] in given.networks]
-    found = []
-    for path in chosen:
-        for row in measure(path, given.batches, given.device, given.runs):
-            found.append(row)
-            print(json.dumps(row), flush=True)
-    Console(width=160).print(sheet(found))
-    if given.out is not None:
-        known = versions(("numpy", "msgspec", "onnx", "torch"))
-        known |= {} if given.device == "cpu" else gpu_versions()
-        write_found(given.out, "models", found, versions=known, machine=machine(), device=given.device)
+    names = given.networks or [path.name.split(".")[0] for path in paths]
+    chosen = [path for name in names for path in paths if path.name.split(".")[0] == name]
+    if not chosen:
+        parser.error(f"no such networks of opset {given.opset} in {given.folder}")
+    known = versions(("numpy", "msgspec", "onnx", "torch"))
+    known |= {} if given.device == "cpu" else gpu_versions()
+
+    def rows() -> Iterator[Row]:
+        for path in chosen:
+            measured = functools.partial(measure, path, given.batches, given.device, given.runs, given.sides)
+            yield from attempted(path.name, measured)
+
+    about = {"machine": machine(), "device": given.device, "files": given.folder.name}
+    keep(rows(), sheet, given.out, "models", versions=known, **about)
 
 
 if __name__ == "__main__":

@@ -3,33 +3,34 @@
     python -m benchmarks.movement --out benchmarks/results
 
 Needs a GPU, not PyTorch. Each plan is the one that a service would use, checked, and timed as a captured CUDA
-graph. The plain copy is the driver's; it reads and writes as many bytes together as the operation. Tensors
-are larger than the caches.
+graph: the best of three batches, as of the plain copy. This is the driver's; it reads and writes as many
+bytes together as the operation must. Tensors are larger than the caches.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu.setting import gpu_versions, write_found
-from benchmarks.operations import Problem as Timed
-from benchmarks.operations import graph_of
-from benchmarks.operations import measure as measured
+from benchmarks.gpu.setting import gpu_versions
+from benchmarks.operations import beside_copy, best, graph_of
+from benchmarks.recording import Row, attempted, keep
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
+from cudnn_actor.engines.cuda.plans.tuning import time_plan
 from cudnn_actor.protocol import (
     DType,
     Graph,
     GraphBuilder,
     Layout,
     OperationGraph,
+    ResampleMode,
     Tensor,
     TensorSpec,
     Transpose,
@@ -106,60 +107,78 @@ def functions(dtype: DType) -> Iterator[Problem]:
             yield Problem(f"{name}, {dtype.value}, {layout.value}", graph.body, nbytes)
 
 
+def indexed(dtype: DType) -> Iterator[Problem]:
+    """Reads and writes at places that indices name, and larger images."""
+    # Indices as the self-check draws them: anywhere in the tensor.
+    rows, images, some = _ROWS, (_IMAGES[0] // 4, *_IMAGES[1:]), _ROWS[0] // 4
+    of: dict[str, tuple[tuple[int, ...], tuple[int, ...], _Function]] = {
+        "rows by index": (rows, rows[:1], lambda g, x, places: g.take(x, places, 0)),
+        "elements by index in rows": (rows, rows, lambda g, x, places: g.take_along_axis(x, places, 1)),
+        "a quarter of the rows changed": (
+            rows,
+            (some,),
+            lambda g, x, places: g.put(x, places, g.input("updates", (some, rows[1]), dtype)),
+        ),
+        "twice as large, nearest": (images, (), lambda g, x, _: g.resize(x, scales=(2, 2), axes=(2, 3))),
+        "twice as large, linear": (
+            images,
+            (),
+            lambda g, x, _: g.resize(x, scales=(2, 2), axes=(2, 3), mode=ResampleMode.LINEAR),
+        ),
+    }
+    for name, (dims, places, build) in of.items():
+        g = GraphBuilder()
+        x = g.input("x", dims, dtype)
+        graph = g.build(y=build(g, x, g.input("places", places, DType.INT64) if places else x))
+        yield Problem(f"{name}, {dtype.value}", graph.body, _whole(graph))
+
+
+_Function = Callable[[GraphBuilder, Tensor, Tensor], Tensor]
 _AROUND = ((0, 0), (0, 0), (1, 1), (1, 1))
 
 
 def problems() -> Iterator[Problem]:
     """All of them."""
     yield from transposes()
+    yield from indexed(DType.BFLOAT16)
+    yield from indexed(DType.FLOAT32)
     for dtype in (DType.BFLOAT16, DType.FLOAT32):
         yield from functions(dtype)
 
 
-def copying_us(nbytes: int) -> float:
-    """Microseconds of device time of a plain copy that reads and writes so many bytes together."""
-    cupy, runtime = libraries().cupy, libraries().runtime
-    half = nbytes // 2
-    source, target = cupy.zeros(half, "uint8"), cupy.zeros(half, "uint8")
-    stream = cupy.cuda.get_current_stream()
-    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-    for number in range(3 + _RUNS):
-        if number == 3:
-            begin.record(stream)
-        kind = runtime.memcpyDeviceToDevice
-        runtime.memcpyAsync(int(target.data.ptr), int(source.data.ptr), half, kind, stream.ptr)
-    end.record(stream)
-    end.synchronize()
-    return float(cupy.cuda.get_elapsed_time(begin, end)) * 1e3 / _RUNS
-
-
-def measure(builder: CudaBuilder, problem: Problem) -> dict[str, Any]:
+def measure(builder: CudaBuilder, problem: Problem) -> Row:
     """Microseconds of the plan and of the copy, and the bandwidth as a fraction of the copy's."""
-    found = measured(builder, Timed(problem.name, problem.graph, None))
-    us = found["us"]["chosen"]
-    copied = round(copying_us(problem.nbytes), 1)
-    fraction = round(copied / us, 3) if isinstance(us, float) else None
-    return {**found, "us": us, "nbytes": problem.nbytes, "copy_us": copied, "fraction": fraction}
+    start = time.monotonic()
+    plan = builder.build(problem.graph, workspace_limit=None)
+    check = SelfCheck(problem.graph, builder.context)
+    try:
+        us = check.fault(plan) or best(lambda: time_plan(check, plan, _RUNS))
+    finally:
+        check.close()
+    found = {"problem": problem.name, "chosen": plan.tag, "us": us} | beside_copy(us, problem.nbytes)
+    return found | {"measured_in_s": round(time.monotonic() - start, 1)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="directory for the JSON")
+    parser.add_argument("--only", default="", help="problems whose name holds this")
     given = parser.parse_args()
+    versions = gpu_versions()
     builder = CudaBuilder(0)
     builder.open()
-    found = []
-    for problem in problems():
-        found.append(measure(builder, problem))
-        print(json.dumps(found[-1]), flush=True)
-        libraries().cupy.get_default_memory_pool().free_all_blocks()
+    keep(_rows(builder, given.only), sheet, given.out, "movement", versions=versions)
     builder.close()
-    Console(width=160).print(sheet(found))
-    if given.out is not None:
-        write_found(given.out, "movement", found, versions=gpu_versions())
 
 
-def sheet(found: list[dict[str, Any]]) -> Table:
+def _rows(builder: CudaBuilder, only: str) -> Iterator[Row]:
+    for problem in problems():
+        if only in problem.name:
+            yield from attempted(problem.name, lambda problem=problem: [measure(builder, problem)])  # type: ignore[misc]
+            libraries().cupy.get_default_memory_pool().free_all_blocks()
+
+
+def sheet(found: list[Row]) -> Table:
     """The results as a table."""
     table = Table("", "plan", "µs", "copy, µs", "of the copy's bandwidth")
     for row in found:

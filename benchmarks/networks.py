@@ -5,7 +5,9 @@
 Needs a GPU and PyTorch. Blocks are timed forward, and forward and backward by `g.grad`, as the plan that
 a service would use, replayed as a CUDA graph. PyTorch's are timed eagerly, compiled, and compiled to CUDA
 graphs. Each time is the best of three batches. Convolutions of ResNet-50 are timed with what follows them
-fused, and as PyTorch's separate kernels. Layers of BERT-base are timed alone.
+fused (bias and relu, or bias, residual and relu), and as PyTorch's separate kernels: called one by one, and
+captured in a CUDA graph, so that no launch is waited for. Layers of BERT-base are timed as one graph each,
+beside `_BY_HAND`.
 """
 
 from __future__ import annotations
@@ -14,14 +16,12 @@ import argparse
 import functools
 import importlib
 import importlib.metadata
-import itertools
-import json
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
@@ -31,17 +31,18 @@ from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
 from cudnn_actor.engines.cuda.plans.tuning import time_plan
 from cudnn_actor.protocol import Graph, GraphBuilder, Layout, Tensor, TensorSpec
 
-from .blocks import BLOCKS
-from .gpu.setting import gpu_versions, write_found
+from .blocks import BLOCKS, Block
+from .gpu.setting import gpu_versions
 from .operations import torch_module, torch_us
+from .recording import Row, attempted, keep
 
 _RUNS = 20
-_BERT = ((1, 128), (1, 512), (32, 128), (32, 512))
-"""Sequences of a batch, and tokens of each."""
+_BY_HAND = {(1, 128): 44.0, (1, 512): 52.8, (32, 128): 150.8, (32, 512): 580.8}
+"""Sequences of a batch and tokens of each → microseconds of a layer, from an earlier run on an H200 with
+cuDNN 9.19: a twelfth of BERT-base's encoder of 12 layers, as 84 plans of cuDNN, fused by hand, in one CUDA
+graph."""
 _STAGES = ((64, 56, 3), (128, 28, 4), (256, 14, 6), (512, 7, 3))
 """Width, size and blocks of each stage of ResNet-50."""
-
-Row = dict[str, Any]
 
 
 def kernels(call: Callable[[], object]) -> int:
@@ -97,27 +98,39 @@ def on_gpu(spec: TensorSpec) -> Any:
 
 def blocks(ours: Ours) -> Iterator[Row]:
     """Each block, forward and with its backward."""
-    torch = torch_module()
     for name, make in BLOCKS.items():
-        torch.compiler.reset()
-        block = make()
-        inputs = {port.name: on_gpu(port.spec) for port in block.training.inputs}
-        upstream = inputs.pop("upstream")
-        for tensor in inputs.values():
-            tensor.requires_grad_()
-        ways = {
-            "eager": block.torch,
-            "compiled": torch.compile(block.torch),
-            "compiled, CUDA graphs": torch.compile(block.torch, mode="reduce-overhead"),
-        }
-        for training, graph in ((False, block.forward), (True, block.training)):
-            row: Row = {"part": f"{name}, {'forward and backward' if training else 'forward'}"}
-            row |= ours.measure(graph)
-            for way, call in ways.items():
-                run = functools.partial(_run, call, inputs, upstream if training else None)
-                row[way] = torch_us(run)
-                row[f"{way}: kernels"] = kernels(run)
-            yield row
+        yield from attempted(name, functools.partial(_block, ours, name, make))
+
+
+def _block(ours: Ours, name: str, make: Callable[[], Block]) -> Iterator[Row]:
+    torch = torch_module()
+    torch.compiler.reset()
+    block = make()
+    inputs = {port.name: on_gpu(port.spec) for port in block.training.inputs}
+    upstream = inputs.pop("upstream")
+    for tensor in inputs.values():
+        tensor.requires_grad_()
+    ways = {
+        "eager": block.torch,
+        "compiled": torch.compile(block.torch),
+        "compiled, CUDA graphs": torch.compile(block.torch, mode="reduce-overhead"),
+    }
+    for training, graph in ((False, block.forward), (True, block.training)):
+        row: Row = {"part": f"{name}, {'forward and backward' if training else 'forward'}"}
+        row |= ours.measure(graph)
+        for way, call in ways.items():
+            run = functools.partial(_run, call, inputs, upstream if training else None)
+            row |= _in_torch(way, lambda run=run: run)  # type: ignore[misc]
+        yield row
+
+
+def _in_torch(way: str, make: Callable[[], Callable[[], object]]) -> Row:
+    """The time and the kernels of a way to run something in PyTorch, or its error."""
+    try:
+        run = make()
+        return {way: torch_us(run), f"{way}: kernels": kernels(run)}
+    except Exception as error:  # noqa: BLE001 - ours is measured all the same
+        return {f"{way}: error": f"{type(error).__name__}: {error}"}
 
 
 def _run(call: Callable[[Any], Any], inputs: dict[str, Any], upstream: Any = None) -> None:
@@ -131,36 +144,68 @@ def _run(call: Callable[[Any], Any], inputs: dict[str, Any], upstream: Any = Non
         call(inputs)
 
 
-def layers() -> Iterator[tuple[str, int, tuple[int, ...], int, int, int, bool]]:
-    """The convolutions of ResNet-50: name, number, dims of an image, filters, taps, stride, residual."""
-    yield "stem", 1, (3, 224, 224), 64, 7, 2, False
+class Layer(NamedTuple):
+    """Convolutions of ResNet-50: so many of them, all with these dims of an image.
+
+    What follows is a bias, the residual or nothing, and relu, but behind projections.
+    """
+
+    name: str
+    number: int
+    dims: tuple[int, ...]
+    filters: int
+    taps: int
+    stride: int
+    residual: bool
+
+    @property
+    def relu(self) -> bool:
+        return "projection" not in self.name
+
+
+def layers() -> Iterator[Layer]:
+    """All of them."""
+    yield Layer("stem", 1, (3, 224, 224), 64, 7, 2, False)
     before, size_before = 64, 56
     for width, size, count in _STAGES:
         stride = size_before // size
-        yield f"{width} in, first", 1, (before, size_before, size_before), width, 1, 1, False
-        yield f"{width} 3x3, first", 1, (width, size_before, size_before), width, 3, stride, False
-        yield f"{width} projection", 1, (before, size_before, size_before), 4 * width, 1, stride, False
-        yield f"{width} in", count - 1, (4 * width, size, size), width, 1, 1, False
-        yield f"{width} 3x3", count - 1, (width, size, size), width, 3, 1, False
-        yield f"{width} out", count, (width, size, size), 4 * width, 1, 1, True
+        yield Layer(f"{width} in, first", 1, (before, size_before, size_before), width, 1, 1, False)
+        yield Layer(f"{width} 3x3, first", 1, (width, size_before, size_before), width, 3, stride, False)
+        yield Layer(f"{width} projection", 1, (before, size_before, size_before), 4 * width, 1, stride, False)
+        yield Layer(f"{width} in", count - 1, (4 * width, size, size), width, 1, 1, False)
+        yield Layer(f"{width} 3x3", count - 1, (width, size, size), width, 3, 1, False)
+        yield Layer(f"{width} out", count, (width, size, size), 4 * width, 1, 1, True)
         before, size_before = 4 * width, size
 
 
-def convolutions(ours: Ours, batch: int = 32) -> Iterator[Row]:
+def convolutions(ours: Ours) -> Iterator[Row]:
     """Each convolution of ResNet-50 with what follows it."""
-    for name, count, dims, filters, taps, stride, residual in layers():
-        g = GraphBuilder()
-        x = g.input("x", (batch, *dims), "bfloat16", layout="NHWC")
-        w = g.input("w", (filters, dims[0], taps, taps), "bfloat16", layout="NHWC")
-        y = g.conv(x, w, pad=taps // 2, stride=stride, bias=g.input("b", (filters,), "bfloat16"))
-        if residual:
-            y = y + g.input("r", y.dims, "bfloat16", layout="NHWC")
-        graph = g.build(y=y if "projection" in name else g.relu(y))
-        given = {port.name: on_gpu(port.spec) for port in graph.inputs}
-        eager = functools.partial(_eager, given, stride, taps // 2, relu="projection" not in name)
-        row: Row = {"part": f"conv {name}", "count": count, **ours.measure(graph)}
-        with torch_module().no_grad():
-            yield row | {"eager": torch_us(eager), "eager: kernels": kernels(eager)}
+    for layer in layers():
+        yield from attempted(layer.name, functools.partial(_convolution, ours, layer))
+
+
+def _convolution(ours: Ours, layer: Layer, batch: int = 32) -> Iterator[Row]:
+    g, pad, layout = GraphBuilder(), layer.taps // 2, Layout.NHWC
+    x = g.input("x", (batch, *layer.dims), "bfloat16", layout=layout)
+    w = g.input("w", (layer.filters, layer.dims[0], layer.taps, layer.taps), "bfloat16", layout=layout)
+    y = g.conv(x, w, pad=pad, stride=layer.stride, bias=g.input("b", (layer.filters,), "bfloat16"))
+    if layer.residual:
+        y = y + g.input("r", y.dims, "bfloat16", layout=layout)
+    graph = g.build(y=g.relu(y) if layer.relu else y)
+    given = {port.name: on_gpu(port.spec) for port in graph.inputs}
+    eager = functools.partial(_eager, given, layer.stride, pad, relu=layer.relu)
+    row: Row = {"part": f"conv {layer.name}", "count": layer.number, **ours.measure(graph)}
+    with torch_module().no_grad():
+        row |= _in_torch("eager", lambda: eager)
+        yield row | _in_torch("eager, CUDA graph", lambda: captured(eager))
+
+
+def captured(call: Callable[[], object]) -> Callable[[], object]:
+    """What replays a call of PyTorch's, which has been called before, as a CUDA graph."""
+    graph = torch_module().cuda.CUDAGraph()
+    with torch_module().cuda.graph(graph, capture_error_mode="thread_local"):
+        call()
+    return graph.replay  # type: ignore[no-any-return]
 
 
 def _eager(given: dict[str, Any], stride: int, pad: int, *, relu: bool) -> Any:
@@ -214,17 +259,21 @@ def bert_in_torch(batch: int, length: int) -> Callable[[dict[str, Any]], Any]:
 
 def encoders(ours: Ours) -> Iterator[Row]:
     """BERT-base's layer at each size."""
-    for batch, length in _BERT:
-        graph, call = bert(batch, length), bert_in_torch(batch, length)
-        inputs = {port.name: on_gpu(port.spec) for port in graph.inputs}
-        row: Row = {"part": f"BERT-base's layer, {batch} x {length}", **ours.measure(graph)}
-        torch_module().compiler.reset()
-        compiled = torch_module().compile(call, mode="reduce-overhead")
-        for way, layer in (("eager", call), ("compiled, CUDA graphs", compiled)):
-            run = functools.partial(_run, layer, inputs)
-            row[way] = torch_us(run)
-            row[f"{way}: kernels"] = kernels(run)
-        yield row
+    for batch, length in _BY_HAND:
+        name = f"BERT-base's layer, {batch} x {length}"
+        yield from attempted(name, functools.partial(_encoder, ours, name, batch, length))
+
+
+def _encoder(ours: Ours, name: str, batch: int, length: int) -> Iterator[Row]:
+    graph, call = bert(batch, length), bert_in_torch(batch, length)
+    inputs = {port.name: on_gpu(port.spec) for port in graph.inputs}
+    row: Row = {"part": name, "by hand": _BY_HAND[batch, length], **ours.measure(graph)}
+    torch_module().compiler.reset()
+    compiled = torch_module().compile(call, mode="reduce-overhead")
+    for way, layer in (("eager", call), ("compiled, CUDA graphs", compiled)):
+        run = functools.partial(_run, layer, inputs)
+        row |= _in_torch(way, lambda run=run: run)  # type: ignore[misc]
+    yield row
 
 
 PARTS: dict[str, Callable[[Ours], Iterator[Row]]] = {
@@ -240,39 +289,57 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--tuned", action="store_true", help="choose plans by measuring")
     given = parser.parse_args()
-    ours, found = Ours(tuned=given.tuned), list[Row]()
-    for row in itertools.chain.from_iterable(PARTS[part](ours) for part in given.parts):
-        found.append(row)
-        print(json.dumps(row), flush=True)
-        libraries().cupy.get_default_memory_pool().free_all_blocks()
-    Console(width=200).print(sheet(found))
-    if given.out is not None:
-        write_found(
-            given.out,
-            "networks",
-            found,
-            versions=gpu_versions() | {"PyTorch": importlib.metadata.version("torch")},
-            tuned=given.tuned,
-        )
+    versions = gpu_versions() | {"PyTorch": importlib.metadata.version("torch")}
+    ours = Ours(tuned=given.tuned)
+    keep(_rows(ours, given.parts), sheet, given.out, "networks", versions=versions, tuned=given.tuned)
+
+
+def _rows(ours: Ours, parts: Sequence[str]) -> Iterator[Row]:
+    for part in parts:
+        for row in attempted(part, functools.partial(PARTS[part], ours)):
+            yield row
+            libraries().cupy.get_default_memory_pool().free_all_blocks()
+
+
+_WAYS = ("eager", "eager, CUDA graph", "compiled", "compiled, CUDA graphs")
 
 
 def sheet(found: list[Row]) -> Table:
-    """The results as a table, and the sum over ResNet-50's convolutions."""
-    table = Table("", "µs", "kernels", "built in s", "eager", "compiled", "CUDA graphs", "eager / ours")
+    """The results as a table, in µs and numbers of kernels, and the sums over ResNet-50's convolutions."""
+    table = Table("", "ours, µs", "kernels", "built in s", "by hand", *_WAYS, "eager / ours")
     for row in found:
-        beside = f"{row['eager'] / row['us']:.2f}"
-        others = [
-            f"{row[way]} ({row[f'{way}: kernels']})" if way in row else ""
-            for way in ("eager", "compiled", "compiled, CUDA graphs")
-        ]
-        table.add_row(
-            row["part"], str(row["us"]), str(row["kernels"]), str(row["built_in_s"]), *others, beside
-        )
-    counted = [row for row in found if "count" in row]
-    if counted:
-        ours, eager = (sum(row["count"] * row[way] for row in counted) for way in ("us", "eager"))
-        table.add_row("ResNet-50's", f"{ours:.1f}", "", "", f"{eager:.1f}", "", "", f"{eager / ours:.2f}")
+        others = (_cell(row, way) for way in ("by hand", *_WAYS))
+        ours = (str(row[name]) for name in ("part", "us", "kernels", "built_in_s"))
+        table.add_row(*ours, *others, f"{row.get('eager', math.nan) / row['us']:.2f}")
+    for parts, what in (
+        (("in", "3x3", "stem"), "conv+bias+relu"),
+        (("out",), "conv+bias+add+relu"),
+        ((), "all"),
+    ):
+        counted = [row for row in found if "count" in row and (not parts or _named(row, parts))]
+        if counted:
+            table.add_row(f"ResNet-50's, {what}", *_sums(counted))
     return table
+
+
+def _cell(row: Row, way: str) -> str:
+    count = f" ({row[name]})" if (name := f"{way}: kernels") in row else ""
+    return f"{row[way]}{count}" if way in row else ""
+
+
+def _named(row: Row, parts: Sequence[str]) -> bool:
+    """Whether a convolution's name, but for its width and its place, is one of these."""
+    return any(part in row["part"].partition(",")[0].split() for part in parts)
+
+
+def _sums(rows: Sequence[Row]) -> Iterator[str]:
+    """Cells: times of all layers together, and how many times as long PyTorch's separate kernels take."""
+    ours, eager, graph = (
+        sum(row["count"] * row.get(way, math.nan) for row in rows)
+        for way in ("us", "eager", "eager, CUDA graph")
+    )
+    yield from (f"{ours:.1f}", "", "", "", f"{eager:.1f}", f"{graph:.1f} ({graph / ours:.2f} x ours)", "", "")
+    yield f"{eager / ours:.2f}"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,15 @@
-"""Pooling, norms, attention and grouped products on a GPU, beside PyTorch: microseconds of device time.
+"""Pooling, norms, softmax, sums, attention and grouped products on a GPU, beside PyTorch and a plain copy.
 
     python -m benchmarks.operations --out benchmarks/results
 
-Needs a GPU and PyTorch. The plan that a service would use is timed as a captured CUDA graph, and so is the
-first plan of each other way to run the operation alone: cuDNN's graph, a kernel of ours, libcudnn's function.
-Each is checked first. PyTorch's function is timed eagerly in the same process: the best of three batches.
+Needs a GPU and PyTorch. Times are microseconds of device time. The plan that a service would use is timed as
+a captured CUDA graph, and so is the first plan of each other way to run the operation alone: cuDNN's graph, a
+kernel of ours, libcudnn's function. Each is checked first. PyTorch's function is timed eagerly in the same
+process. The plan's time, PyTorch's and the copy's are the best of three batches.
+
+The plain copy is the driver's. It reads and writes as many bytes together as the operation's operands and
+results have: what takes as long as it has all of the copy's bandwidth. Products and attention, which compute
+more than they move, take longer by their nature.
 """
 
 from __future__ import annotations
@@ -15,13 +20,11 @@ import functools
 import importlib
 import importlib.metadata
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
@@ -62,9 +65,10 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.lowering import lower
 
-from .gpu.setting import gpu_versions, write_found
+from .gpu.setting import gpu_versions
+from .recording import Row, attempted, keep
 
-_RUNS = 20
+_RUNS, _BATCHES = 20, 3
 
 
 class Problem(NamedTuple):
@@ -291,7 +295,7 @@ def channel_norms(dtype: DType, layout: Layout) -> Iterator[Problem]:
 
 
 def reductions(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
-    """Over the rows, the columns and all of a matrix; and softmax of rows."""
+    """Over the rows, the columns and all of a matrix."""
     torch = torch_module()
     x = TensorSpec.packed((rows, length), dtype)
     given = torch.randn(rows, length, device="cuda").to(getattr(torch, dtype.value))
@@ -312,6 +316,17 @@ def reductions(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
             graph_of(Reduction, {"x": x, "y": y}, mode=mode, axes=axes),
             functools.partial(function, given, axes),
         )
+
+
+def softmaxes(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
+    """Of the rows of a matrix."""
+    torch = torch_module()
+    x = TensorSpec.packed((rows, length), dtype)
+    given = torch.randn(rows, length, device="cuda").to(getattr(torch, dtype.value))
+
+    def name(what: str) -> str:
+        return f"{what}, {dtype.value}, {rows}x{length}"
+
     for log in (False, True):
         function, back = (
             (torch.log_softmax, torch.ops.aten._log_softmax_backward_data)
@@ -366,39 +381,89 @@ def attentions(dtype: DType, dims: tuple[int, int, int, int], *, causal: bool) -
 
 
 def problems() -> Iterator[Problem]:
-    """All of them; each holds its tensors until the next is asked for."""
+    """All of them; each holds its tensors until the next is asked for.
+
+    What is compared most comes first, for runs that end early.
+    """
+    yield from attentions(DType.BFLOAT16, (4, 16, 4096, 128), causal=True)
     for dtype in (DType.BFLOAT16, DType.FLOAT32):
+        for rows, length in ((16384, 768), (8192, 4096)):
+            yield from norms(dtype, rows, length)
+            yield from softmaxes(dtype, rows, length)
         for layout in (Layout.NHWC, Layout.NCHW):
-            yield from pools(dtype, layout)
             yield from channel_norms(dtype, layout)
+            yield from pools(dtype, layout)
         yield from global_pools(dtype)
         yield from grouped(dtype, (8192, 2048, 1024, 64))
         yield from grouped(dtype, (4096, 4096, 2048, 8))
         for rows, length in ((16384, 768), (8192, 4096)):
-            yield from norms(dtype, rows, length)
             yield from reductions(dtype, rows, length)
-    yield from attentions(DType.BFLOAT16, (4, 16, 4096, 128), causal=True)
     yield from attentions(DType.BFLOAT16, (32, 12, 512, 64), causal=False)
     yield from attentions(DType.FLOAT32, (4, 16, 1024, 64), causal=True)
 
 
-def measure(builder: CudaBuilder, problem: Problem) -> dict[str, Any]:
-    """Microseconds of each way, and PyTorch's; what is wrong with a plan, where something is."""
+def best(batch: Callable[[], float]) -> float:
+    """The least of a few batches' microseconds, to a tenth."""
+    return round(min(batch() for _ in range(_BATCHES)), 1)
+
+
+def moved_bytes(graph: OperationGraph) -> int:
+    """The bytes of all operands and results."""
+    return sum(graph.tensor(uid).spec.nbytes for uid in graph.bound)
+
+
+def copying_us(nbytes: int) -> float:
+    """Microseconds of device time of a plain copy that reads and writes so many bytes together."""
+    cupy, runtime = libraries().cupy, libraries().runtime
+    half = nbytes // 2
+    source, target = cupy.zeros(half, "uint8"), cupy.zeros(half, "uint8")
+    stream = cupy.cuda.get_current_stream()
+
+    def batch() -> float:
+        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        for number in range(3 + _RUNS):
+            if number == 3:
+                begin.record(stream)
+            kind = runtime.memcpyDeviceToDevice
+            runtime.memcpyAsync(int(target.data.ptr), int(source.data.ptr), half, kind, stream.ptr)
+        end.record(stream)
+        end.synchronize()
+        return float(cupy.cuda.get_elapsed_time(begin, end)) * 1e3 / _RUNS
+
+    return best(batch)
+
+
+def beside_copy(us: float | str, nbytes: int) -> Row:
+    """The bytes, the copy's time, and the share of its bandwidth; None if `us` says what is wrong instead."""
+    copied = copying_us(nbytes)
+    fraction = None if isinstance(us, str) else round(copied / us, 3)
+    return {"nbytes": nbytes, "copy_us": copied, "fraction": fraction}
+
+
+def measure(builder: CudaBuilder, problem: Problem) -> Row:
+    """Microseconds of each way, PyTorch's and a copy's; what is wrong with a plan, where something is."""
     start, graph, context = time.monotonic(), problem.graph, builder.context
     plans = {"chosen": builder.build(graph, workspace_limit=None)}
     for choice in range(ways(graph)):
         with contextlib.suppress(Refused):
             plan = compile_split(graph, context.handle, None, choice=choice)
             plans.setdefault(plan.tag, plan)
-    found: dict[str, Any] = {"problem": problem.name, "chosen": plans["chosen"].tag}
+    found: Row = {"problem": problem.name, "chosen": plans["chosen"].tag}
     check = SelfCheck(graph, context)
     try:
-        found["us"] = {
+        chosen = plans.pop("chosen")
+        us = {"chosen": check.fault(chosen) or best(lambda: time_plan(check, chosen, _RUNS))}
+        us |= {
             way: check.fault(plan) or round(time_plan(check, plan, _RUNS), 1) for way, plan in plans.items()
         }
     finally:
         check.close()
-    found["torch_us"] = None if problem.torch is None else torch_us(problem.torch)
+    found |= {"us": us, "torch_us": None}
+    try:
+        found["torch_us"] = None if problem.torch is None else torch_us(problem.torch)
+    except Exception as error:  # noqa: BLE001 - ours is measured all the same
+        found["torch_error"] = f"{type(error).__name__}: {error}"
+    found |= beside_copy(us["chosen"], moved_bytes(graph))
     found["measured_in_s"] = round(time.monotonic() - start, 1)
     return found
 
@@ -408,48 +473,51 @@ def torch_us(call: Callable[[], object], runs: int = _RUNS) -> float:
     torch = torch_module()
     for _ in range(5):
         call()
-    best = float("inf")
-    for _ in range(3):
+
+    def batch() -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         for _ in range(runs):
             call()
         end.record()
         end.synchronize()
-        best = min(best, float(begin.elapsed_time(end)) * 1e3 / runs)
-    return round(best, 1)
+        return float(begin.elapsed_time(end)) * 1e3 / runs
+
+    return best(batch)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="directory for the JSON")
+    parser.add_argument("--only", default="", help="problems whose name holds this")
     given = parser.parse_args()
+    versions = gpu_versions() | {"PyTorch": importlib.metadata.version("torch")}
     builder = CudaBuilder(0)
     builder.open()
-    found = []
-    for problem in problems():
-        found.append(measure(builder, problem))
-        print(json.dumps(found[-1]), flush=True)
-        libraries().cupy.get_default_memory_pool().free_all_blocks()
+    keep(_rows(builder, given.only), sheet, given.out, "operations", versions=versions)
     builder.close()
-    Console(width=200).print(sheet(found))
-    if given.out is not None:
-        write_found(
-            given.out,
-            "operations",
-            found,
-            versions=gpu_versions() | {"PyTorch": importlib.metadata.version("torch")},
-        )
 
 
-def sheet(found: list[dict[str, Any]]) -> Table:
+def _rows(builder: CudaBuilder, only: str) -> Iterator[Row]:
+    for problem in problems():
+        if only in problem.name:
+            yield from attempted(problem.name, lambda problem=problem: [measure(builder, problem)])  # type: ignore[misc]
+            libraries().cupy.get_default_memory_pool().free_all_blocks()
+
+
+def sheet(found: list[Row]) -> Table:
     """The results as a table."""
-    table = Table("", "plan", "µs", "PyTorch, µs", "ratio", "other ways, µs")
+    table = Table(
+        "", "plan", "µs", "PyTorch, µs", "PyTorch / ours", "of a copy's bandwidth", "other ways, µs"
+    )
     for row in found:
-        chosen, *others = row["us"].items()
-        rest = ", ".join(f"{way} {us}" for way, us in others if way != row["chosen"])
-        beside = f"{row['torch_us'] / chosen[1]:.2f}" if row["torch_us"] else ""
-        table.add_row(row["problem"], row["chosen"], str(chosen[1]), str(row["torch_us"] or ""), beside, rest)
+        us, theirs, fraction = row["us"]["chosen"], row["torch_us"], row["fraction"]
+        rest = ", ".join(
+            f"{way} {us}" for way, us in row["us"].items() if way not in ("chosen", row["chosen"])
+        )
+        ratio = "" if theirs is None or isinstance(us, str) else f"{theirs / us:.2f}"
+        cells = ("" if cell is None else str(cell) for cell in (us, theirs, ratio, fraction, rest))
+        table.add_row(row["problem"], row["chosen"], *cells)
     return table
 
 

@@ -69,8 +69,11 @@ def as_index(value: object) -> int:
     return operator.index(value)  # type: ignore[arg-type]
 
 
-def as_number(field: str, value: object) -> float | int:
-    """An int or a float of a number, also NumPy's. Raises `InvalidRequest`, which names it."""
+def as_number(field: str, value: object, *, unsigned: bool = False) -> float | int:
+    """An int or a float of a number, also NumPy's. Raises `InvalidRequest`, which names it.
+
+    `unsigned`: it may be as large as an uint64.
+    """
     problem, fix = "is neither a tensor nor a number", "declare arrays as inputs: g.input(name, dims)"
     if isinstance(value, bool):
         problem, fix = "is a truth value, not a number", "use 1 or 0"
@@ -79,7 +82,7 @@ def as_number(field: str, value: object) -> float | int:
             if not isinstance(value, numbers.Integral):
                 return float(value)
             number = int(value)
-            if -(1 << 63) <= number < 1 << 63:
+            if -(1 << 63) <= number < 1 << (64 if unsigned else 63):
                 return number
         except OverflowError:
             pass

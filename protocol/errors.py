@@ -156,8 +156,9 @@ def _shown(value: object) -> str:
     if isinstance(value, str):  # also a member of a string enum, shown by its value
         value = value if isinstance(value, Words) else repr(str(value))
         return str(value) if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
-    if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape:
-        return f"{type(value).__name__} of {value.dtype} {tuple(value.shape)}"
+    dims: Any = None if isinstance(value, type) else getattr(value, "shape", None)
+    if dims and hasattr(value, "dtype"):
+        return f"{type(value).__name__} of {value.dtype} {tuple(dims)}"
     try:
         text = repr(value) if type(value).__str__ is object.__str__ else str(value).split("\n", 1)[0]
     except Exception:  # noqa: BLE001 - too many digits, a half-constructed object: the text must not fail

@@ -18,7 +18,7 @@ from cudnn_actor.protocol.canonical import blake, canonical_bytes
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.numerics import Numerics
-from cudnn_actor.protocol.operations import GraphTensor, Node, TensorRole
+from cudnn_actor.protocol.operations import GraphTensor, Node, Pointwise, TensorRole
 from cudnn_actor.protocol.operations.base import Array
 from cudnn_actor.protocol.tensor import TensorSpec
 
@@ -46,7 +46,8 @@ class OperationGraph(
     ------
     InvalidRequest
         The graph is malformed: an unknown or repeated uid, a result that is read before it is written, two
-        writers, a virtual tensor that nothing writes.
+        writers, a virtual tensor that nothing writes, an input that is read after it is overwritten, or that
+        is overwritten by anything but a function of each element or a norm's new running statistics.
     """
 
     tensors: tuple[GraphTensor, ...]
@@ -59,9 +60,13 @@ class OperationGraph(
         if not self.operations:
             raise _malformed("operations", (), "is empty")
         written: set[int] = set()
+        overwritten: set[int | None] = set()
         for operation in self.operations:
             self._check_operation(operation, written)
             written.update(operation.writes)
+            if not overwritten.isdisjoint(operation.reads):
+                raise _malformed("operations", operation.kind, "reads what an operation before it overwrites")
+            overwritten.update(self._overwritten(operation))
         for tensor in self.tensors:
             if tensor.role is TensorRole.VIRTUAL and tensor.uid not in written:
                 raise _malformed("tensors", tensor.uid, "is virtual and nothing writes it")
@@ -97,6 +102,24 @@ class OperationGraph(
             raise _malformed("tensors", tensor.uid, "must be a result and overwrite an input")
         if self.tensor(uid).meaning() != tensor.meaning():
             raise _malformed("tensors", tensor.uid, "overwrites an input of another spec")
+
+    def _overwritten(self, operation: Node) -> list[int]:
+        """What an operation overwrites. Most operations may still read what they have written over."""
+        found = []
+        operands = dict(operation.named())
+        for name, uid in operation.named(operation.outputs):
+            before = self.tensor(uid).overwrites
+            if before is None:
+                continue
+            if not isinstance(operation, Pointwise) and operands.get(name.removeprefix("new_")) != before:
+                raise InvalidRequest(
+                    field="operations",
+                    value=operation.kind,
+                    problem="overwrites an input, which only functions of each element may do",
+                    fix="write to another tensor, and overwrite the input by a Pointwise identity of that",
+                )
+            found.append(before)
+        return found
 
     def tensor(self, uid: int) -> GraphTensor:
         """The tensor with that uid. Raises `KeyError` if there is none."""
@@ -143,10 +166,7 @@ class OperationGraph(
     def given_values(self, xp: Any, scalars: Sequence[float]) -> dict[int, Array]:
         """The values of the scalars, given in canonical order, and of the constants: see `evaluate`."""
         given: dict[int, float | int] = {**dict(zip(self.scalars, scalars, strict=True)), **self.constants}
-        return {
-            uid: xp.full(self.tensor(uid).dims, value, "float64" if isinstance(value, float) else "int64")
-            for uid, value in given.items()
-        }
+        return {uid: _filled(xp, self.tensor(uid), value) for uid, value in given.items()}
 
     def _with_role(self, role: TensorRole) -> tuple[int, ...]:
         return tuple(uid for uid in self.canonical_uids if self.tensor(uid).role is role)
@@ -235,6 +255,15 @@ class OperationGraph(
     def _meaning(self, tensor: GraphTensor) -> tuple[object, ...]:
         before = None if tensor.overwrites is None else self.canonical_uids[tensor.overwrites]
         return (*tensor.meaning(), before)
+
+
+def _filled(xp: Any, tensor: GraphTensor, value: float | int) -> Array:
+    """A tensor's elements, all of one value, as `evaluate` takes them."""
+    if isinstance(value, float):
+        return xp.full(tensor.dims, value, "float64")
+    if tensor.dtype is DType.UINT64:
+        return xp.full(tensor.dims, value % (1 << 64), "uint64")
+    return xp.full(tensor.dims, value, "int64")
 
 
 def _malformed(field: str, value: object, problem: str) -> InvalidRequest:

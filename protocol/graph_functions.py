@@ -228,3 +228,8 @@ class Functions(Recorder):
 
     def _running(self, mode: ReductionMode, x: Tensor, axis: int, exclusive: bool, reverse: bool) -> Tensor:
         return self._result(Cumulative(x=x, mode=mode, axis=axis, exclusive=exclusive, reverse=reverse))
+
+
+for _name, _function in vars(Functions).items():
+    if getattr(_function, "__name__", "") == "function":  # Python's own errors about its arguments name it
+        _function.__name__, _function.__qualname__ = _name, f"GraphBuilder.{_name}"

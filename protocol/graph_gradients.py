@@ -131,9 +131,10 @@ class Gradients:
 
     @contextlib.contextmanager
     def _labelled(self, label: str) -> Iterator[None]:
-        """Let what is added be known as the gradient of what has this label."""
-        self._builder._gradient_of = f"gradient of {label}"
+        """Let what is added be known as the gradient of what has this label, or of what that is part of."""
+        outer = self._builder._gradient_of
+        self._builder._gradient_of = outer or f"gradient of {label}"
         try:
             yield
         finally:
-            self._builder._gradient_of = ""
+            self._builder._gradient_of = outer

@@ -192,7 +192,7 @@ class Recorder:
 
     def _constant(self, name: str, number: Any, dims: tuple[int, ...], dtype: DType) -> Tensor:
         """A tensor of one number, which is the caller's argument of that name. Raises `InvalidRequest`."""
-        number = as_number(name, number)
+        number = as_number(name, number, unsigned=dtype is DType.UINT64)
         label = str(number)
         if dtype.is_floating:
             number, dtype = float(number), DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
@@ -312,7 +312,10 @@ def _check_broadcast(given: Sequence[tuple[int, ...]]) -> None:
 
 
 def _promoted(dtypes: Sequence[DType], operands: Sequence[Any]) -> DType:
-    """The type of the result of arithmetic: the widest, floating if any is; two half types give float32."""
+    """The type of the result of arithmetic: the widest, floating if any is; two half types give float32.
+
+    uint64 is wider than int64.
+    """
     floats = {dtype for dtype in dtypes if dtype.is_floating}
     if floats:
         if DType.FLOAT64 in floats:
@@ -320,7 +323,7 @@ def _promoted(dtypes: Sequence[DType], operands: Sequence[Any]) -> DType:
         return floats.pop() if len(floats) == 1 else DType.FLOAT32
     if any(isinstance(operand, float) for operand in operands):
         return DType.FLOAT32
-    return max(dtypes, key=lambda dtype: dtype.itemsize)
+    return max(dtypes, key=lambda dtype: (dtype.itemsize, dtype is DType.UINT64))
 
 
 def _line() -> str:

@@ -15,8 +15,8 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Number, Tensor
 from cudnn_actor.protocol.graph_recorder import Recorder
 from cudnn_actor.protocol.operations import (
+    BitCast,
     BorderPad,
-    Concat,
     Pad,
     PadMode,
     Pointwise,
@@ -41,7 +41,11 @@ class MovementFunctions(Recorder):
         """x with other dims; one of them may be -1. Raises `InvalidRequest`."""
         self._own("x", x)
         wanted = list(whole_numbers("dims", dims))
-        if wanted.count(-1) == 1:
+        if wanted.count(-1) > 1:
+            raise InvalidRequest(
+                field="dims", value=tuple(wanted), problem="leave more than one size open", fix="use one -1"
+            )
+        if -1 in wanted:
             others = -math.prod(wanted)
             if others > 0 and math.prod(x.dims) % others == 0:
                 wanted[wanted.index(-1)] = math.prod(x.dims) // others
@@ -137,11 +141,17 @@ class MovementFunctions(Recorder):
     def wrap(self, x: Tensor, dtype: DTypeLike) -> Tensor:
         """Integers in another integer dtype, which keeps their lowest bits: they do not saturate."""
         self._own("x", x)
-        wide = self._converted(x, DType.INT64, kept=True)
+        wide = x if x.dtype is DType.UINT64 else self._converted(x, DType.INT64, kept=True)
         made = self._result(Pointwise(mode=PointwiseMode.BITWISE_OR, operands=(wide, wide)))
         spec = TensorSpec.packed(x.dims, dtype, made._made.spec.layout)
         self._tensors[made.number] = made._made._replace(spec=spec, kept=True)
         return made
+
+    def bit_cast(self, x: Tensor, dtype: DTypeLike) -> Tensor:
+        """The bits of x, read as another dtype of the same size: see `BitCast`."""
+        self._own("x", x)
+        wanted = TensorSpec.packed((), dtype).dtype
+        return x if wanted is x.dtype else self._result(BitCast(x=x, source=x.dtype, dtype=wanted))
 
     # Broadcasting.
 
@@ -174,25 +184,8 @@ class MovementFunctions(Recorder):
                 problem=f"cannot be reached from dims {x.dims}",
                 fix="keep the last dims of x, but for those of 1",
             )
-        if x.dtype is DType.UINT64:  # no function is computed of that
-            return self._copied_to(x, wanted)
         made = self.pointwise(PointwiseMode.MUL, x, self._constant("x", 1, wanted, x.dtype))
         return made if made.dtype is x.dtype else self._converted(made, x.dtype, kept=False)
-
-    def _copied_to(self, x: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """As `broadcast_to`, without any arithmetic."""
-        made = self.reshape(x, (1,) * (len(dims) - x.rank) + x.dims) if len(dims) > x.rank else x
-        for axis, (size, wanted) in enumerate(zip(made.dims, dims, strict=True)):
-            if size != 1 or wanted == 1:
-                continue
-            double = made
-            parts: list[Tensor] = []
-            for digit in reversed(f"{wanted:b}"):  # as many copies as the number has binary digits
-                parts += [double] if digit == "1" else []
-                double = self._result(Concat(operands=(double, double), axis=axis))
-            parts = parts or [self.slice(made, (*(slice(None),) * axis, slice(0)))]
-            made = self._result(Concat(operands=tuple(parts), axis=axis))
-        return made
 
     def sum_to(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """The reverse of `broadcast_to`: the sum over the dims that are 1 in `dims`, or missing in front."""
@@ -225,9 +218,9 @@ def _part(index: Any) -> _Index:
         return as_index(index)
     except TypeError:
         pass
-    raise _no_index(
-        index, "is not a whole number, a slice of them, ... or None", "select elements with those"
-    )
+    given = isinstance(index, Tensor | list | np.ndarray)
+    fix = "use g.take(x, indices, axis), or g.where for a mask" if given else "select elements with those"
+    raise _no_index(index, "is not a whole number, a slice of them, ... or None", fix)
 
 
 def _picked(index: _Index, axis: int, size: int) -> range:

@@ -16,7 +16,7 @@ import msgspec
 
 from cudnn_actor.protocol import pictures
 from cudnn_actor.protocol.canonical import blake, canonical_bytes
-from cudnn_actor.protocol.checks import require_type
+from cudnn_actor.protocol.checks import require_name, require_type
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.explanation import Explanation
 from cudnn_actor.protocol.graph import OperationGraph
@@ -73,6 +73,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         names = [port.name for port in self.ports]
+        for name in names:
+            require_name("name", name)
         if len(set(names)) < len(names):
             raise _malformed("names", Words(", ".join(names)), "repeats a name")
         known = {tensor.uid: tensor for tensor in self.body.tensors}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from cudnn_actor.cli.bench.cpu_time import actor_thread
 from cudnn_actor.cli.bench.cpu_time import thread_cpu_s as cpu_s
 from cudnn_actor.service.options import Isolation
 
-__all__ = ["Setting", "actor_thread", "cpu_s", "cudnn", "cupy", "gpu_versions", "torch", "write_found"]
+__all__ = ["Setting", "actor_thread", "cpu_s", "cudnn", "cupy", "gpu_versions", "torch"]
 
 
 class Setting(NamedTuple):
@@ -103,11 +102,3 @@ def gpu_versions() -> dict[str, str]:
         "frontend": frontend.__version__,
         "CuPy": cupy().__version__,
     }
-
-
-def write_found(folder: Path, name: str, found: list[dict[str, Any]] | dict[str, Any], **known: Any) -> None:
-    """Write what a benchmark has found, and what is known of the run, to a new file; print its path."""
-    record = {**known, "date": time.strftime("%Y-%m-%dT%H:%M:%S"), "found": found}
-    path = folder / time.strftime(f"{name}-%Y%m%dT%H%M%S.json")
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    print(path)

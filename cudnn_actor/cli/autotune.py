@@ -16,7 +16,7 @@ from rich.text import Text
 
 from cudnn_actor.cli.graph_bench import GraphBench, graph_bench, made_up_values, opened
 from cudnn_actor.cli.problem_form import FORM, Problem, read_problem, read_problems
-from cudnn_actor.cli.user_error import UserError
+from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.engines import Builder, Engine, EngineFailure, Plan
 from cudnn_actor.engines.cuda.plans.recipe import Tuning
 from cudnn_actor.engines.remote import BuilderHost
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help='"cuda:0" or "auto" (the default)')
     parser.add_argument(
         "--workspace-limit",
-        type=int,
+        type=whole_number(least=1),
         metavar="BYTES",
         help="the value that you give spawn(workspace_limit=): a plan is stored for one limit",
     )

@@ -7,7 +7,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from cudnn_actor.cli.user_error import UserError
+from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.extras import install_command
 
 __all__ = ["add_arguments", "run"]
@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("demo.png"), help="the picture to write (%(default)s)"
     )
-    parser.add_argument("--seed", type=_whole, default=0, help="determines the camera shake (%(default)s)")
+    parser.add_argument(
+        "--seed", type=whole_number(), default=0, help="determines the camera shake (%(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,9 +61,3 @@ def _check_writable(out: Path) -> None:
         raise UserError(f"--out {out}: there is no directory {out.parent}; create it first")
     if not os.access(out if out.exists() else out.parent, os.W_OK):
         raise UserError(f"--out {out} cannot be written; give a path that you can write")
-
-
-def _whole(word: str) -> int:
-    if not word.isdecimal() or int(word) >= 1 << 63:
-        raise argparse.ArgumentTypeError(f"{word} must be a whole number from 0 to 2**63 - 1")
-    return int(word)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from cudnn_actor.cli.graph_bench import opened
-from cudnn_actor.cli.user_error import UserError
+from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.engines import EngineFailure
 from cudnn_actor.protocol import Graph, InvalidRequest
 from cudnn_actor.protocol.errors import OperationError
@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("graph", type=Path, metavar="GRAPH.json", help="what Graph.to_json wrote")
     parser.add_argument("--device", default="auto", help='"cuda:0", "cpu" or "auto" (the default)')
-    parser.add_argument("--workspace-limit", type=int, metavar="BYTES", help="as in spawn(workspace_limit=)")
+    parser.add_argument(
+        "--workspace-limit", type=whole_number(least=1), metavar="BYTES", help="as in spawn(workspace_limit=)"
+    )
     parser.add_argument("--dot", type=Path, metavar="FILE", help="write the graph for Graphviz")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="write the graph as a picture")
 

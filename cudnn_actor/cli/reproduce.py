@@ -11,9 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from cudnn_actor.cli.agreement import allowed_error, relative_error
-from cudnn_actor.cli.graph_bench import graph_bench, made_up_values, opened, tensor_name
+from cudnn_actor.cli.graph_bench import graph_bench, made_up_scalars, made_up_values, opened, tensor_name
 from cudnn_actor.cli.problem_form import FORM, read_problem
+from cudnn_actor.cli.user_error import whole_number
 from cudnn_actor.engines import EngineFailure
+from cudnn_actor.engines.cpu.evaluation import exact
+from cudnn_actor.engines.cuda.plans.evaluated_reference import OnHost, result_magnitudes
 from cudnn_actor.protocol import CudnnActorError, OperationGraph, TensorRole
 
 __all__ = ["add_arguments", "run"]
@@ -36,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "problem", nargs="+", metavar="PROBLEM", help=f"the token from an error, or a problem like {FORM}"
     )
     parser.add_argument("--device", default="auto", help='"cuda:0", "cpu" or "auto" (the default)')
-    parser.add_argument("--seed", type=int, default=0, help="seed of the made-up inputs (0)")
+    parser.add_argument("--seed", type=whole_number(), default=0, help="seed of the made-up inputs (0)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     graph = read_problem(" ".join(args.problem)).graph
     for line in _described(graph):
         console.print(Text(line))
-    values = made_up_values(graph, abs(args.seed))
+    values = made_up_values(graph, args.seed)
     try:
         outcome = _outcome(graph, values, args.device, measured=True)
     except _FAILURES as error:
@@ -75,13 +78,21 @@ def _compare(
         _show(console, {"no comparison": f"the CPU engine fails: {error}"})
         return 0
     differs = False
+    magnitudes = _magnitudes(graph, values)
     for uid in graph.results:
         name, allowed = tensor_name(graph, uid), allowed_error(graph, uid)
-        distance = relative_error(outcome.outputs[name], wanted[name])
+        distance = relative_error(outcome.outputs[name], wanted[name], magnitudes.get(uid, 0.0))
         differs |= distance > allowed
         verdict = "DIFFERS" if distance > allowed else "agrees"
         _show(console, {f"error of {name}": f"{distance:.2e} of its norm, at most {allowed:.2e}: {verdict}"})
     return int(differs)
+
+
+def _magnitudes(graph: OperationGraph, values: Mapping[str, np.ndarray]) -> dict[int, float]:
+    """How large results would be if their terms did not cancel."""
+    return result_magnitudes(
+        graph, OnHost, lambda uid: exact(values[tensor_name(graph, uid)]), made_up_scalars(graph)
+    )
 
 
 def _described(graph: OperationGraph) -> Iterator[str]:

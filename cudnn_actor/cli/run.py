@@ -6,13 +6,15 @@ import argparse
 import asyncio
 import statistics
 import time
+import zipfile
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cudnn_actor import spawn
-from cudnn_actor.cli.user_error import UserError
+from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.models import Feature, InvalidModel, Model, UnsupportedModel
 from cudnn_actor.protocol.errors import InvalidRequest
 
@@ -35,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an input's values; random numbers for inputs that are not given",
     )
     parser.add_argument(
-        "--dim", action="append", default=[], type=_pair, metavar="NAME=SIZE", help="the size of a named dim"
+        "--dim", action="append", default=[], type=_size, metavar="NAME=SIZE", help="the size of a named dim"
     )
     parser.add_argument("--out", type=Path, metavar="FILE.npz", help="write the outputs")
     parser.add_argument("--time", action="store_true", help=f"run it {_RUNS} times more, and time it")
@@ -47,6 +49,11 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
     return name, value
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, value = _pair(text)
+    return name, whole_number()(value)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,8 +68,18 @@ async def _run(args: argparse.Namespace) -> int:
     async with spawn(device=args.device) as gpu:
         began = time.perf_counter()
         model = await gpu.load(args.model)
-        inputs = _inputs(model, dict(args.input), dict(args.dim))
-        outputs = await gpu.run(model, inputs)
+        files, dims = _once("--input", args.input), _once("--dim", args.dim)
+        inputs = await asyncio.to_thread(_inputs, model, files, dims)
+        try:
+            outputs = await gpu.run(model, inputs)
+        except UnsupportedModel as error:
+            random = [
+                name for name, value in inputs.items() if name not in files and value.dtype.kind in "iu"
+            ]
+            if not random:
+                raise
+            hint = f"The values of {', '.join(random)} are random: give files if they decide over shapes"
+            raise UserError(f"{error}. {hint}") from error
         first = time.perf_counter() - began
         for name, value in outputs.items():
             print(f"{name}: {value.dtype} {value.shape}, {_summary(value)}")
@@ -71,7 +88,7 @@ async def _run(args: argparse.Namespace) -> int:
         if args.explain:
             print(await model.explain(inputs))
         if args.out is not None:
-            _write(args.out, outputs)
+            await asyncio.to_thread(_write, args.out, outputs)
         await model.close()
     return 0
 
@@ -102,43 +119,71 @@ async def _time(gpu: Any, model: Model, inputs: dict[str, np.ndarray], first: fl
     )
 
 
-def _inputs(model: Model, files: dict[str, str], dims: dict[str, str]) -> dict[str, np.ndarray]:
-    names = {each.name for each in model.inputs}
-    for name in files:
-        if name not in names:
-            raise UserError(f"{name!r} is no input of the model: it has {', '.join(sorted(names))}")
+def _once(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise UserError(f"{option} is given twice for one name; give it once for each")
+    return found
+
+
+def _inputs(model: Model, files: dict[str, str], dims: dict[str, int]) -> dict[str, np.ndarray]:
+    _check_names("is no input of the model", files, [each.name for each in model.inputs])
+    named = [dim for each in model.inputs for dim in each.dims or () if isinstance(dim, str)]
+    _check_names("is no named dim of the model", dims, dict.fromkeys(named))
+    read = {each.name: _read(each, files[each.name]) for each in model.inputs if each.name in files}
+    for each in model.inputs:  # what is not given follows from the files, as far as it has the same names
+        shape = read[each.name].shape if each.name in read else ()
+        of_file = {
+            dim: size for dim, size in zip(each.dims or (), shape, strict=False) if isinstance(dim, str)
+        }
+        dims = of_file | dims
     rng = np.random.default_rng(_SEED)
     return {
-        each.name: _read(each, files[each.name]) if each.name in files else _made_up(each, dims, rng)
+        each.name: read[each.name] if each.name in read else _made_up(each, dims, rng)
         for each in model.inputs
     }
 
 
+def _check_names(problem: str, given: Iterable[str], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise UserError(f"{name!r} {problem}: it has {', '.join(known) or 'none'}")
+
+
 def _read(feature: Feature, path: str) -> np.ndarray:
     try:
-        array: np.ndarray = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as an array: {error}") from error
+        with open(path, "rb") as file:
+            array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read as one array; write it with numpy.save ({error})") from error
     wanted = feature.dtype
     return array.view(wanted.numpy) if wanted == "bfloat16" and array.dtype.itemsize == 2 else array
 
 
-def _made_up(feature: Feature, dims: dict[str, str], rng: np.random.Generator) -> np.ndarray:
-    if feature.dims is None or feature.dtype is None:
-        raise UserError(f"give a file for {feature}")
+def _made_up(feature: Feature, dims: dict[str, int], rng: np.random.Generator) -> np.ndarray:
+    if feature.dims is None or feature.dtype is None or None in feature.dims:
+        raise UserError(f"give a file for {feature}: --input {feature.name}=FILE.npy")
     sizes = []
     for dim in feature.dims:
         size = dims.get(dim) if isinstance(dim, str) else dim
-        if size is None or not str(size).isdigit():
-            raise UserError(f"give the size of {dim or '?'} in {feature}: --dim {dim}=1, or a file")
-        sizes.append(int(size))
-    if feature.dtype.is_floating:
-        return rng.standard_normal(sizes).astype(feature.dtype.numpy)
-    return rng.integers(0, 2, sizes).astype(feature.dtype.numpy)
+        if size is None:
+            raise UserError(f"give the size of {dim} in {feature}: --dim {dim}=1, or a file")
+        sizes.append(size)
+    try:
+        if feature.dtype.is_floating:
+            return rng.standard_normal(sizes).astype(feature.dtype.numpy)
+        return rng.integers(0, 2, sizes).astype(feature.dtype.numpy)
+    except (MemoryError, ValueError) as error:
+        raise UserError(f"{feature} is too large with the dims {tuple(sizes)}: {error}") from error
 
 
 def _write(path: Path, outputs: dict[str, Any]) -> None:
     try:
-        np.savez(path, **outputs)
+        with zipfile.ZipFile(path, "w") as archive:  # as numpy.savez, which takes no output named "file"
+            for name, value in outputs.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    np.lib.format.write_array(file, np.asanyarray(value), allow_pickle=False)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from error

@@ -14,18 +14,18 @@ _SHOWN = 20
 class InvalidModel(CudnnActorError, ValueError):
     """Raised when a model cannot be read, or contradicts itself. Nothing was allocated.
 
-    Carries `where` (the node, the initialiser or the part of the file) and `problem`.
+    Carries `where` (the node, the initialiser or the part of the file), `problem` and `fix`.
     """
 
     where: str
     problem: str
+    fix: str
 
-    def __init__(self, *, where: str, problem: str) -> None:
-        super().__init__(
-            f"the model is invalid: {where}: {problem}; export it again, or check it with onnx.checker",
-            where=where,
-            problem=problem,
-        )
+    def __init__(
+        self, *, where: str, problem: str, fix: str = "export it again, or check it with onnx.checker"
+    ) -> None:
+        text = f"the model is invalid: {where}: {problem}; {fix}"
+        super().__init__(text, where=where, problem=problem, fix=fix)
 
 
 class UnsupportedModel(CudnnActorError):

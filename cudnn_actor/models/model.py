@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
@@ -14,6 +15,8 @@ import numpy as np
 
 from cudnn_actor.actors import forks
 from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.checks import require_names
+from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.explanation import Explanation
@@ -117,7 +120,8 @@ class _Kept:
 class Model:
     """A model that a service runs. Made by `CudnnRef.load`, and run by `CudnnRef.run`.
 
-    Any number of tasks may run it at a time. Its weights stay in buffers of the service until `close`.
+    Any number of tasks may run it at a time. Its weights stay in buffers of the service until `close`. If it
+    is collected before that, they are freed too, with a `ResourceWarning`.
 
     Parameters
     ----------
@@ -127,12 +131,21 @@ class Model:
         What it is made from.
     discard
         Frees a buffer without waiting.
+    values
+        Makes an array of what a user gives. Raises `InvalidRequest`.
     """
 
-    def __init__(self, gpu: Any, source: Source, discard: Callable[[BufferRef], None]) -> None:
+    def __init__(
+        self,
+        gpu: Any,
+        source: Source,
+        discard: Callable[[BufferRef], None],
+        values: Callable[[Any], np.ndarray | DeviceArray],
+    ) -> None:
         self._gpu = gpu
         self._source = source
         self._discard = discard
+        self._values = values
         self._lock = threading.RLock()
         """Guards what follows; held for moments only."""
         self._kept: OrderedDict[object, _Kept] = OrderedDict()
@@ -146,6 +159,7 @@ class Model:
         """Of each event loop: the turn to import and upload."""
         self._closed = False
         forks.watch(self)
+        forks.finalize(self, _dropped, gpu, discard, self._weights, repr(self)).atexit = False
 
     def forget_parent(self) -> None:
         """Take a new lock in a forked child. The service refuses its requests there."""
@@ -218,7 +232,10 @@ class Model:
         try:
             if kept.of.graph is None:
                 raise InvalidRequest(
-                    field="model", value=self, problem="computes nothing with these inputs", fix="run it"
+                    field="model",
+                    value=self,
+                    problem="has outputs that are constants, so that nothing is computed",
+                    fix="run it: there is nothing to explain",
                 )
             explanation: Explanation = await self._gpu.explain(kept.of.graph)
             return explanation
@@ -227,6 +244,10 @@ class Model:
 
     async def close(self) -> None:
         """Free the weights, once no run needs them. Idempotent; running it afterwards is an error."""
+        self.end()
+
+    def end(self) -> None:
+        """The same as `close`, from any thread, also by the collector."""
         with self._lock:
             self._closed = True
             unused = self._evicted()
@@ -289,25 +310,31 @@ class Model:
                 raise InvalidRequest(
                     field="inputs", value=name, problem=problem, fix=f"give {', '.join(sorted(wanted))}"
                 )
-        outputs = [each.name for each in self.outputs]
-        for name in keep:
-            if name not in outputs:
-                raise InvalidRequest(
-                    field="keep", value=name, problem="is no output", fix=f"use {', '.join(outputs)}"
-                )
+        require_names("keep", keep, [each.name for each in self.outputs], "the model")
 
-    @staticmethod
-    def _given(feature: Feature, value: Any) -> Any:
+    def _given(self, feature: Feature, value: Any) -> Any:
         """An input: a reference, or an array of the input's dtype."""
         if not isinstance(value, BufferRef):
-            value = np.asarray(value)
+            try:
+                value = self._values(value)
+            except InvalidRequest as error:
+                raise error.about(feature.name) from error
+        if isinstance(value, DeviceArray):
+            raise InvalidRequest(
+                field=feature.name,
+                value=Words("array"),
+                problem="is on the device, where a model takes references only",
+                fix="upload it first: await gpu.upload(array)",
+            )
         dtype = value.spec.dtype if isinstance(value, BufferRef) else DType.of(value.dtype)
         if dtype is None or dtype is not feature.dtype:
             raise InvalidRequest(
                 field=feature.name,
                 value=Words(str(dtype or value.dtype)),
                 problem=f"is not the dtype of the input, which is {feature.dtype or feature.kind}",
-                fix="convert it" if feature.dtype else "models with such inputs cannot be run",
+                fix=f"convert it: numpy.asarray(x, {str(feature.dtype)!r})"
+                if feature.dtype
+                else "models with such inputs cannot be run",
             )
         if isinstance(value, BufferRef) and value.spec.layout is Layout.STRIDED:
             raise InvalidRequest(
@@ -441,6 +468,16 @@ class Model:
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidRequest(field="model", value=self, problem="is closed", fix="load it again")
+
+
+def _dropped(
+    gpu: Any, discard: Callable[[BufferRef], None], weights: Mapping[str, tuple[BufferRef, int]], shown: str
+) -> None:
+    """Free the weights of a model that nobody can close any more. Any thread, also by the collector."""
+    for ref, _ in weights.values():
+        discard(ref)
+    if weights and gpu.alive:
+        warnings.warn(f"unclosed {shown}: use `await model.close()`", ResourceWarning, stacklevel=2)
 
 
 def _is_fixed(dims: Dims | None) -> bool:

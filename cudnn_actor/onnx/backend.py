@@ -153,10 +153,11 @@ def close() -> None:
 
 
 class Prepared(BackendRep):
-    """A model that is loaded. Its weights are freed by `close`, or with the service."""
+    """A model that is loaded. Its weights are freed by `close`, when it is collected, or with the service."""
 
     def __init__(self, service: _Shared, model: Model) -> None:
         self._service, self.model = service, model
+        forks.finalize(self, model.end).atexit = False
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """The outputs, in order, of inputs in order, by name, or of one array. Blocks."""

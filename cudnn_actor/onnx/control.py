@@ -42,7 +42,7 @@ def _if(node: Node, inline: Inliner) -> list[Value]:
 
 def _scan(node: Node, inline: Inliner) -> list[Value]:
     if node.version < 9:
-        raise Declined("a Scan of version 8, with batches")
+        return _batches(node, inline)
     scanned = node.attribute("num_scan_inputs")
     states = [node.value(number) for number in range(len(node.inputs) - scanned)]
     inputs = [node.value(number) for number in range(len(states), len(node.inputs))]
@@ -52,22 +52,51 @@ def _scan(node: Node, inline: Inliner) -> list[Value]:
         for axis, value in zip(node.attribute("scan_input_axes") or (0,) * scanned, inputs, strict=True)
     ]
     backwards = node.attribute("scan_input_directions") or (0,) * scanned
-    length = inputs[0].dims[axes[0]]
+    states, found = _scanned(node, inline, states, list(zip(inputs, axes, backwards, strict=True)))
+    towards = node.attribute("scan_output_directions") or (0,) * outputs
+    behind = node.attribute("scan_output_axes") or (0,) * outputs
+    ordered = (each[::-1] if back else each for each, back in zip(found, towards, strict=True))
+    return states + [_stacked(inline, each, axis) for each, axis in zip(ordered, behind, strict=True)]
+
+
+def _batches(node: Node, inline: Inliner) -> list[Value]:
+    """A scan of version 8: each sample of a batch has a sequence of its own."""
+    if node.has(0):
+        raise Declined("a Scan of version 8 with lengths of sequences")
+    scanned = node.attribute("num_scan_inputs")
+    values = [node.value(number) for number in range(1, len(node.inputs))]
+    backwards = node.attribute("directions") or (0,) * scanned
+    batch = values[-1].dims[0]
+    _check_length(batch * values[-1].dims[1])
+    samples: list[list[Value]] = []
+    for sample in range(batch):
+        own = [_part(inline, value, 0, sample) for value in values]
+        along = [(value, 0, back) for value, back in zip(own[-scanned:], backwards, strict=True)]
+        states, found = _scanned(node, inline, own[:-scanned], along)
+        samples.append(states + [_stacked(inline, each, 0) for each in found])
+    return [_stacked(inline, each, 0) for each in zip(*samples, strict=True)]
+
+
+def _scanned(
+    node: Node, inline: Inliner, states: list[Value], inputs: Sequence[tuple[Value, int, int]]
+) -> tuple[list[Value], list[list[Value]]]:
+    """The last states of a scan, and each output of each step.
+
+    `inputs`: what it is of, along which axis, and whether backwards.
+    """
+    first, of, _ = inputs[0]
+    length = first.dims[of]
     _check_length(length)
-    found: list[list[Value]] = [[] for _ in range(outputs)]
+    found: list[list[Value]] = [[] for _ in range(len(node.proto.output) - len(states))]
     for step in range(length):
         parts = [
-            _part(inline, value, axis, length - 1 - step if back else step)
-            for value, axis, back in zip(inputs, axes, backwards, strict=True)
+            _part(inline, value, axis, length - 1 - step if back else step) for value, axis, back in inputs
         ]
         made = inline.inlined(node.attribute("body"), [*states, *parts])
         states, rest = made[: len(states)], made[len(states) :]
         for each, value in zip(found, rest, strict=True):
             each.append(value)
-    towards = node.attribute("scan_output_directions") or (0,) * outputs
-    behind = node.attribute("scan_output_axes") or (0,) * outputs
-    ordered = (each[::-1] if back else each for each, back in zip(found, towards, strict=True))
-    return states + [_stacked(inline, each, axis) for each, axis in zip(ordered, behind, strict=True)]
+    return states, found
 
 
 def _loop(node: Node, inline: Inliner) -> list[Value]:

@@ -33,10 +33,14 @@ _OTHERWISE = {
     "MaxPool": _ANY,
     "QLinearConv": _ANY,
     "RNN": _ANY,
+    "RoiAlign": 16,
     "Shape": _ANY,
     "Softmax": 13,
 }
 """Operators → before which version the reference implementation gives something else than their text says."""
+
+_OF_FLOATS = frozenset({"Gemm"})
+"""Operators of which the reference implementation computes integers in float64."""
 
 _Arrays = Sequence[np.ndarray | None]
 
@@ -88,7 +92,8 @@ _DEFAULTS: dict[str, _Arrays] = {
 def fold(node: onnx.NodeProto, arrays: _Arrays, opsets: Mapping[str, int]) -> tuple[np.ndarray | None, ...]:
     """The results of a node. Raises `Declined` if the reference implementation cannot compute them."""
     if node.domain in ("", "ai.onnx"):
-        if opsets.get("", 1) < _OTHERWISE.get(node.op_type, 0):
+        whole = any(each is not None and each.dtype.kind in "iu" for each in arrays[:1])
+        if opsets.get("", 1) < _OTHERWISE.get(node.op_type, 0) or (whole and node.op_type in _OF_FLOATS):
             raise Declined("its constant cannot be computed: the reference implementation errs")
         own = _OWN[node.op_type](node, arrays) if node.op_type in _OWN else None
         if own is not None:

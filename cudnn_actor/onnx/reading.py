@@ -222,8 +222,11 @@ def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | No
             size = path.stat().st_size
             _check_bytes(size, limits)
             data = path.read_bytes()
-        except OSError as error:
-            raise InvalidModel(where=str(path), problem=f"cannot be read: {error.strerror}") from error
+        except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+            problem = f"cannot be read: {getattr(error, 'strerror', error)}"
+            raise InvalidModel(
+                where=str(path), problem=problem, fix="give a file that you can read"
+            ) from error
         folder = path.parent
     elif isinstance(model, bytes | bytearray | memoryview):
         data = bytes(model)
@@ -235,6 +238,8 @@ def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | No
             problem="is no model",
             fix="give a path, the bytes of a file, or an onnx.ModelProto",
         )
+    if not data:
+        raise InvalidModel(where="the file", problem="is empty")
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)

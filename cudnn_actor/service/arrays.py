@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_awaited
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
@@ -24,8 +25,11 @@ _HOST = {1, 3}
 """DLPack's kDLCPU and kDLCUDAHost: the host can read both."""
 _CUDA = {2, 13}
 """kDLCUDA and kDLCUDAManaged."""
-_REFUSALS = (TypeError, ValueError, RuntimeError, BufferError, AttributeError)
-"""What libraries raise when they cannot export an array."""
+_REFUSALS = (
+    *(TypeError, ValueError, RuntimeError, BufferError, AttributeError),
+    *(ArithmeticError, AssertionError, LookupError, OSError),
+)
+"""What libraries raise when they cannot export an array, and what an object raises that is none."""
 
 
 def as_values(values: Any, device: str, adopt: Callable[[object], DeviceArray] | None) -> Values:
@@ -103,14 +107,24 @@ def _on_host(values: Any) -> np.ndarray:
     except _REFUSALS as error:
         raise _refused(values, error) from error
     if DType.of(array.dtype) is None and array.dtype.kind not in "iufb":
-        fix = "pass an array of real numbers, for example of float32"
-        raise InvalidRequest(
-            field="array",
-            value=values if values is None or isinstance(values, str) else Words(f"dtype {array.dtype}"),
-            problem="does not hold real numbers of a fixed size",
-            fix="pass its .real and .imag" if array.dtype.kind == "c" else fix,
-        )
+        raise _not_numbers(values, array)
     return array
+
+
+def _not_numbers(values: Any, array: np.ndarray) -> InvalidRequest:
+    """The error about values that NumPy has made an array of, but of objects, strings or complex numbers."""
+    shown: object = Words(f"dtype {array.dtype}")
+    problem = "does not hold real numbers of a fixed size"
+    fix = "pass an array of real numbers, for example of float32"
+    if array.dtype.kind == "c":
+        fix = "pass its .real and .imag"
+    elif array.size and isinstance(held := array.flat[0], BufferRef):
+        shown, problem = held, "is a buffer, whose values are on the device already"
+        fix = "pass it to requests as it is; Copy(src=..., dst=...) copies it"
+    elif not array.ndim and not isinstance(values, int | np.ndarray):
+        shown, problem = values, f"is of type {type(values).__name__}, not an array of numbers"
+        fix = "pass a NumPy array, nested lists of numbers, or an array of PyTorch, JAX or CuPy"
+    return InvalidRequest(field="array", value=shown, problem=problem, fix=fix)
 
 
 def _from_dlpack(values: Any) -> np.ndarray | None:
@@ -132,6 +146,6 @@ def _refused(values: Any, error: Exception) -> InvalidRequest:
     return InvalidRequest(
         field="array",
         value=Words(type(values).__name__),
-        problem=f"cannot be converted to an array: {str(error).rstrip('.')}",
+        problem=f"cannot be converted to an array: {str(error).rstrip('.') or type(error).__name__}",
         fix=fix,
     )

@@ -507,8 +507,9 @@ class CudnnRef:
         CudnnActorError
             As `upload`. What was allocated is freed.
         """
+        self._state.mailbox.check_open()
         source = model if hasattr(model, "specialised") else await asyncio.to_thread(_read, model)
-        loaded = Model(self, source, self._state.discard)
+        loaded = Model(self, source, self._state.discard, self._service.values)
         await loaded.prepare()
         return loaded
 
@@ -556,7 +557,7 @@ class CudnnRef:
                 problem="is not a model that this service loaded",
                 fix="load it: model = await gpu.load(path)",
             )
-        return await model.run(inputs or {}, keep=keep, timeout=timeout)
+        return await model.run({} if inputs is None else inputs, keep=keep, timeout=timeout)
 
     # Control.
 
@@ -601,6 +602,13 @@ class CudnnRef:
         if isinstance(what, Graph):
             self._state.check_graph(what)
             return await self.ask(Explain(graph=what.body), timeout=timeout)
+        if isinstance(what, Model):
+            raise InvalidRequest(
+                field="what",
+                value=what,
+                problem="is a model, which has a plan for each set of dims",
+                fix="ask it: await model.explain(inputs)",
+            )
         if type(what) not in COMPUTE:
             raise no_plan("what", what)
         return await self.ask(Explain(graph=self._state.lowered(what).graph), timeout=timeout)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from cudnn_actor.broker.request_checks import check_device_array, check_warm, kind_of, not_a_message
 from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.models.model import Model
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_names, require_type
 from cudnn_actor.protocol.conv import ConvSpec
@@ -53,6 +54,7 @@ _METHODS: dict[type, str] = {
     ConvFwd: "use `await gpu.conv_fwd(x, w, conv=...)`",
     ConvBwdData: "use `await gpu.conv_bwd_data(dy, w, conv=...)`",
     GraphBuilder: "build the graph: graph = g.build(y=y)",
+    Model: "run it: await gpu.run(model, inputs)",
     RunGraph: "send it, `await gpu.ask(message)`, or apply its graph",
     ConvBwdFilter: "use `await gpu.conv_bwd_filter(x, dy, conv=..., dims=...)`",
 }

@@ -43,6 +43,7 @@ from cudnn_actor.protocol.operations.indexing import (
 )
 from cudnn_actor.protocol.operations.matmul import MatMul
 from cudnn_actor.protocol.operations.movement import (
+    BitCast,
     BorderPad,
     Concat,
     Movement,
@@ -103,6 +104,7 @@ __all__ = [
     "BatchNorm",
     "BatchNormBackward",
     "BatchNormTraining",
+    "BitCast",
     "BorderPad",
     "ChannelNorm",
     "Concat",
@@ -204,6 +206,7 @@ OPERATIONS: tuple[type[Operation[Any]], ...] = (
     Pad,
     BorderPad,
     Concat,
+    BitCast,
     Reduction,
     ArgReduction,
     Cumulative,

@@ -23,7 +23,12 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
-from cudnn_actor.protocol.operations.normalization import check_epsilon, given_gradients, through_statistics
+from cudnn_actor.protocol.operations.normalization import (
+    check_epsilon,
+    given_gradients,
+    gradient_of_rows,
+    through_statistics,
+)
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
 __all__ = [
@@ -420,19 +425,25 @@ class _Gradients(ChannelNorm[T], frozen=True, kw_only=True):
         require(specs, "dx", specs["x"].dims, specs["x"].dtype)
         self._check_weights(specs, "dscale", "dbias")
 
-    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
-        del xp, specs
+    def _rows_of(self, values: Mapping[str, Array]) -> tuple[Array, Array, Array, tuple[int, ...]]:
+        """What `gradient_of_rows` takes."""
         dy, x = (self._parted(values[name]) for name in ("dy", "x"))
         mean, inverse = (values[name].reshape(-1, x.shape[1], 1, 1) for name in ("mean", "inverse_deviation"))
-        normal = (x - mean) * inverse
-        slope = dy * self._of_channels(values, "scale", 1.0)
-        along = (slope * normal).mean(axis=self.axes, keepdims=True)
-        dx = (slope - slope.mean(axis=self.axes, keepdims=True) - normal * along) * inverse
-        sums = {"dscale": dy * normal, "dbias": dy}
+        return dy * self._of_channels(values, "scale", 1.0), (x - mean) * inverse, inverse, self.axes
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del xp, specs
+        rows, dy = self._rows_of(values), self._parted(values["dy"])
+        sums = {"dscale": dy * rows[1], "dbias": dy}
         return {
-            "dx": dx.reshape(values["x"].shape),
+            "dx": gradient_of_rows(*rows).reshape(values["x"].shape),
             **{name: array.sum(axis=(0, 3)).reshape(-1) for name, array in sums.items()},
         }
+
+    def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        squares = gradient_of_rows(*self._rows_of(values), power=2)
+        return {"dx": xp.sqrt(squares).reshape(values["x"].shape)}
 
 
 class BatchNormBackward(_Gradients[T], frozen=True, kw_only=True, tag=True):

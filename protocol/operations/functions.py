@@ -7,18 +7,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.epilogue import DEFAULTS, Activation
 from cudnn_actor.protocol.operations.base import Array
 
-__all__ = ["FUNCTIONS", "SELU", "SELU_ALPHA", "TRUTH", "Function", "PointwiseMode"]
+__all__ = ["FUNCTIONS", "SELU", "SELU_ALPHA", "TRUTH", "Function", "PointwiseMode", "limited"]
 
 TRUTH = DType.BOOL
 """The dtype of truth values."""
 _INF = math.inf
-_INT64 = (-(1 << 63), (1 << 63) - 1)
+_LIMITS = {"i": (-(1 << 63), (1 << 63) - 1), "u": (0, (1 << 64) - 1)}
+"""The least and the largest number of the types that integers are computed in, by their kinds."""
 
 
 class PointwiseMode(enum.StrEnum):
@@ -133,6 +134,7 @@ class PointwiseMode(enum.StrEnum):
     IS_INF = "is_inf"
 
 
+_Operand = TypeVar("_Operand")
 Sample = Callable[[Any, Array], Array] | None
 """From a library and random whole numbers from -3 to 4: values of an operand. None for the numbers."""
 
@@ -149,7 +151,7 @@ class Function(NamedTuple):
     parameters
         The names of those that it has, and their defaults.
     whole
-        It gives whole numbers for whole numbers. Of integers it is computed in int64, modulo 2**64.
+        It gives whole numbers for whole numbers. Of integers it is computed in int64 or uint64, modulo 2**64.
     truth
         It gives truth values.
     bits
@@ -167,21 +169,32 @@ class Function(NamedTuple):
     samples: tuple[Sample, ...] = ()
 
     def exact(self, parameters: Sequence[float], *, integers: bool) -> bool:
-        """Whether it is computed in int64. `integers`: whether its operands are."""
+        """Whether it is computed in int64 or uint64. `integers`: whether its operands are integers."""
         whole = all(math.isinf(value) or value.is_integer() for value in parameters)
         return self.whole and integers and whole
 
+    def deciding(self, operands: Sequence[_Operand]) -> Sequence[_Operand]:
+        """Those operands that decide whether it is computed in uint64: a condition does not."""
+        return operands[1:] if self.arity == 3 else operands
+
     def __call__(self, xp: Any, operands: Sequence[Array], parameters: Sequence[float]) -> Array:
-        """The values as float64 or int64. `xp` and the operands are as in `Operation.evaluate`."""
+        """The values as float64, int64 or uint64. `xp` and the operands are as in `Operation.evaluate`."""
         given: Sequence[float] = parameters
         if self.exact(parameters, integers=all(value.dtype.kind != "f" for value in operands)):
-            given = [int(min(max(value, _INT64[0]), _INT64[1])) for value in parameters]
-            operands = [x.astype(xp.int64, copy=False) for x in operands]
+            unsigned = any(value.dtype.kind == "u" for value in self.deciding(operands))
+            given = limited(parameters, unsigned=unsigned)
+            operands = [x.astype(xp.uint64 if unsigned else xp.int64, copy=False) for x in operands]
         else:
             operands = [x if x.dtype.kind == "f" else x.astype(xp.float64) for x in operands]
         of = getattr(xp, self.formula) if isinstance(self.formula, str) else partial(self.formula, xp)
         result: Array = of(*operands, *given)
         return result.astype(xp.int64) if result.dtype.kind == "b" else result
+
+
+def limited(parameters: Sequence[float], *, unsigned: bool) -> list[int]:
+    """Parameters as the integers that a function of integers is computed with: they saturate."""
+    least, largest = _LIMITS["u" if unsigned else "i"]
+    return [int(min(max(value, least), largest)) for value in parameters]
 
 
 # Of floats.
@@ -229,14 +242,16 @@ def _remainder(name: str) -> Callable[..., Array]:
     def remainder(xp: Any, a: Array, b: Array) -> Array:
         if not _integers(a, b):
             return getattr(xp, name)(a, b)
-        usual = (b != 0) & (b != -1)  # the remainder of the least integer by -1 traps on some processors
+        usual = b != 0
+        if b.dtype.kind == "i":
+            usual &= b != -1  # the remainder of the least integer by -1 traps on some processors
         return xp.where(usual, getattr(xp, name)(a, xp.where(usual, b, 1)), 0)
 
     return remainder
 
 
 def _power(xp: Any, a: Array, b: Array) -> Array:
-    if not _integers(a, b):
+    if not _integers(a, b) or b.dtype.kind == "u":
         return xp.power(a, b)
     unit = xp.where(a == -1, 1 - 2 * (b & 1), a == 1)
     return xp.where(b < 0, unit, xp.power(a, xp.maximum(b, 0)))
@@ -248,7 +263,10 @@ def _shift_left(xp: Any, a: Array, b: Array) -> Array:
 
 
 def _shift_right(xp: Any, a: Array, b: Array) -> Array:
-    return xp.right_shift(a, xp.where((b >= 0) & (b < 64), b, 63))
+    inside = (b >= 0) & (b < 64)
+    if a.dtype.kind == "u":
+        return xp.where(inside, xp.right_shift(a, xp.where(inside, b, 0)), 0)
+    return xp.right_shift(a, xp.where(inside, b, 63))
 
 
 def _truth(name: str, arity: int = 2) -> Function:
@@ -385,4 +403,4 @@ FUNCTIONS: Mapping[PointwiseMode, Function] = {
     _M.IS_NAN: _truth("isnan", 1)._replace(samples=(_special(math.nan),)),
     _M.IS_INF: _truth("isinf", 1)._replace(samples=(_special(_INF),)),
 }
-"""Every function's row. Formulas are exact of int64, and stable of floats of any size."""
+"""Every function's row. Formulas are exact of int64 and uint64, and stable of floats of any size."""

@@ -16,6 +16,7 @@ from cudnn_actor.protocol.checks import require_member
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T, require_floating
+from cudnn_actor.protocol.operations.indexing import ScatterReduction
 from cudnn_actor.protocol.operations.resampling import ResampleMode
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
@@ -35,6 +36,23 @@ class GridPadding(enum.StrEnum):
     """The nearest element of the image."""
     REFLECTION = "reflection"
     """The image, again and again, reflected at its borders."""
+
+
+class _OfGraph:
+    """A `GraphBuilder` with NumPy's names, for what is computed of a grid."""
+
+    int64 = DType.INT64
+
+    def __init__(self, g: Any) -> None:
+        self._g = g
+        self.rint = g.round
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._g, name)
+
+    def ones_like(self, x: Any) -> Any:
+        """Ones of x's dims and dtype."""
+        return self._g.full(x.dims, 1.0, x.dtype)
 
 
 class GridSample(Operation[T], frozen=True, kw_only=True, tag=True):
@@ -127,6 +145,46 @@ class GridSample(Operation[T], frozen=True, kw_only=True, tag=True):
                 found = xp.where(weight[..., None] == 0, 0.0, found * weight[..., None])
             total = found if total is None else total + found
         return {"y": xp.moveaxis(total, -1, 1)}
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        """x's is added up where x was read. The grid's is that of the weights: 0 of the nearest element."""
+        x: Any = self.x
+        (images, channels, *sizes), spatial = x.dims, x.rank - 2
+        wide = self.compute((x.dtype,))
+        grid = g.astype(self.grid, wide)
+        dy = g.moveaxis(d["y"].astype(wide).reshape(images, channels, -1), 1, 2)[:, :, None]
+        count = dy.dims[1]
+        along = [
+            [*zip(*self._taps(_OfGraph(g), grid[..., spatial - 1 - axis], size, wide), strict=True)]
+            for axis, size in enumerate(sizes)
+        ]
+        # From here on, dims are (images, places of y, taps along each dim, channels).
+        weights = [g.stack(of, -1).reshape(images, count, -1) for _, of in along]
+
+        def beside(values: Any, axis: int) -> Any:
+            """Those of each tap along a dim, with dims of 1 for the other dims' taps."""
+            return values.reshape(images, count, *(-1 if n == axis else 1 for n in range(spatial)))
+
+        # x as a table with a row for each element of each image: which rows are read.
+        rows = g.arange(0, images).reshape(-1, *[1] * (1 + spatial))
+        for axis, (places, _) in enumerate(along):
+            rows = rows * sizes[axis] + beside(g.stack(places, -1), axis)
+        rows = rows.reshape(images * count, -1)
+        spread = [beside(weight, axis) for axis, weight in enumerate(weights)]
+        parts = dy * math.prod(spread[1:], start=spread[0]).reshape(images, count, -1, 1)
+        total = g.full((images * math.prod(sizes), channels), 0.0, wide)
+        dx = g.put(total, rows, parts.reshape(*rows.dims, channels), reduction=ScatterReduction.ADD)
+        read = g.take(g.moveaxis(x, 1, -1).reshape(-1, channels), rows, 0).reshape(*parts.dims)
+        of_weights = g.sum(read * dy, -1).reshape(images, count, *(weight.dims[-1] for weight in weights))
+        upstream = []
+        for axis in range(spatial):
+            others = [each for n, each in enumerate(spread) if n != axis]
+            axes = tuple(2 + n for n in range(spatial) if n != axis)
+            upstream.append(g.sum(math.prod(others, start=of_weights), axes) if axes else of_weights)
+        return {
+            "x": g.moveaxis(dx.reshape(images, *sizes, channels), -1, 1),
+            "grid": g.grad(weights, grid, upstream),
+        }
 
     def _taps(self, xp: Any, grid: Array, size: int, dtype: Any) -> Iterator[tuple[Array, Array]]:
         """The places along one dim that each element is made of, and their weights, of this dtype."""

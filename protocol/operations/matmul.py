@@ -79,7 +79,14 @@ class MatMul(Operation[T], frozen=True, kw_only=True, tag=True):
                 problem="is not a dtype that matrices can have",
                 fix=f"use {', '.join(_RESULTS)}",
             )
-        require(specs, "b", (*b.dims[:-2], a.dims[-1], b.dims[-1]), a.dtype)
+        if a.dims[-1] != b.dims[-2]:
+            raise InvalidRequest(
+                field="b",
+                value=b.dims,
+                problem=f"has {b.dims[-2]} rows, but a, of dims {a.dims}, has {a.dims[-1]} columns",
+                fix="give b as many rows as a has columns",
+            )
+        require(specs, "b", b.dims, a.dtype)
         dims = (*self._batch(a.dims[:-2], b.dims), a.dims[-2], b.dims[-1])
         return {"y": TensorSpec.packed(dims, _RESULTS[a.dtype][0])}
 

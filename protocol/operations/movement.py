@@ -1,4 +1,4 @@
-"""Operations that move elements and compute nothing: reshape, transpose, slice, pad, concatenate.
+"""Operations that move elements and compute nothing: reshape, transpose, slice, pad, concatenate, bit cast.
 
 The results of reshapes, transposes and slices may lie in their operand's memory: `view` says how.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from cudnn_actor.protocol.checks import is_finite
+from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
@@ -25,6 +26,7 @@ from cudnn_actor.protocol.operations.base import (
 from cudnn_actor.protocol.tensor import TensorSpec, packed_strides
 
 __all__ = [
+    "BitCast",
     "BorderPad",
     "Concat",
     "Movement",
@@ -469,3 +471,78 @@ def _check_widths(operation: Pad[Any] | BorderPad[Any]) -> None:
                 problem="must not be negative",
                 fix="take elements away with Slice",
             )
+
+
+class BitCast(Operation[T], frozen=True, kw_only=True, tag=True):
+    """y = the bits of x, read as another dtype of the same size. Answered by a `Receipt`.
+
+    As NumPy's `view`; but NaN may become another NaN.
+
+    Parameters
+    ----------
+    x
+        Input, of any dims.
+    y
+        Result, of x's dims.
+    source, dtype
+        The dtypes of x and y, of the same size. y is not bool, which not all bits are.
+    """
+
+    kind = "bit_cast"
+    inputs = ("x",)
+    outputs = ("y",)
+    takes_empty = True
+    x: T
+    y: T = ALLOCATED
+    source: DType
+    dtype: DType
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        x = specs["x"]
+        require(specs, "x", x.dims, self.source)
+        if self.dtype.itemsize != self.source.itemsize or self.dtype is DType.BOOL:
+            fitting = [d for d in DType if d.itemsize == self.source.itemsize and d is not DType.BOOL]
+            raise InvalidRequest(
+                field="dtype",
+                value=self.dtype,
+                problem=f"is no dtype that the bits of {self.source} can be read as",
+                fix=f"use {' or '.join(fitting)}",
+            )
+        return {"y": TensorSpec.packed(x.dims, self.dtype)}
+
+    def compute(self, dtypes: tuple[DType, ...]) -> DType:
+        """The result's: nothing is computed."""
+        del dtypes
+        return self.dtype
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region]:
+        del specs
+        return {"x": wanted["y"]}
+
+    def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        """Bits of small numbers of y's dtype if that is of floats, which most integers' bits are not."""
+        if not self.dtype.is_floating:
+            return {}
+        drawn = draw(specs["x"])
+        bits = _bits(xp, abs(drawn) if self.source is DType.UINT64 else drawn, self.dtype)
+        return {"x": _values(xp, bits, DType.INT64 if self.source is DType.UINT64 else self.source)}
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        return {"y": _values(xp, _bits(xp, values["x"], self.source), self.dtype)}
+
+
+def _bits(xp: Any, x: Array, dtype: DType) -> Array:
+    """The bits of values of a dtype, as unsigned integers."""
+    if dtype is DType.BFLOAT16:  # not a type of all libraries: the upper half of float32
+        return (xp.ascontiguousarray(x.astype(xp.float32)).view(xp.uint32) >> 16).astype(xp.uint16)
+    return xp.ascontiguousarray(x.astype(dtype.numpy)).view(f"u{dtype.itemsize}").reshape(x.shape)
+
+
+def _values(xp: Any, bits: Array, dtype: DType) -> Array:
+    """The values that bits mean, of the types that `evaluate` gives."""
+    if dtype is DType.BFLOAT16:
+        found = (bits.astype(xp.uint32) << 16).view(xp.float32)
+    else:
+        found = bits.view(dtype.value)
+    return found.astype(xp.float64 if dtype.is_floating else found.dtype).reshape(bits.shape)

@@ -31,6 +31,7 @@ __all__ = [
     "RMSNormBackward",
     "check_epsilon",
     "given_gradients",
+    "gradient_of_rows",
     "through_statistics",
 ]
 
@@ -61,6 +62,36 @@ def through_statistics(g: Any, centred: Any, count: int, d_mean: Any, d_variance
     if d_variance is not None:
         parts.append(centred * d_variance * 2.0)
     return sum(parts[1:], parts[0]) / count
+
+
+def gradient_of_rows(
+    slope: Array,
+    normal: Array,
+    inverse: Array,
+    axes: tuple[int, ...],
+    *,
+    centred: bool = True,
+    power: int = 1,
+) -> Array:
+    """The gradient of x; with a power of 2, the sum of the squares of its terms.
+
+    Of one or two elements with one mean, the terms may all cancel: what is left is their rounding.
+
+    Parameters
+    ----------
+    slope, normal, inverse
+        dy * scale, the normalised elements, and the inverse deviations or RMSs.
+    axes
+        Along which the elements lie that have one mean.
+    centred
+        Whether they are normalised by their mean too.
+    """
+    count = (slope.size // inverse.size) ** (power - 1)
+    slope, normal = slope**power, normal**power
+    others = normal * (slope * normal).mean(axis=axes, keepdims=True)
+    if centred:
+        others = others + slope.mean(axis=axes, keepdims=True)
+    return (slope + others / (-1 if power == 1 else count)) * inverse**power
 
 
 class _Norm(Operation[T], frozen=True, kw_only=True):
@@ -204,7 +235,27 @@ class LayerNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
         return self._gradient(g, d, "inverse_deviation", LayerNormBackward)
 
 
-class LayerNormBackward(_Norm[T], frozen=True, kw_only=True, tag=True):
+class _BackwardNorm(_Norm[T], frozen=True, kw_only=True):
+    def _rows(self, values: Mapping[str, Array]) -> tuple[Array, Array, Array, tuple[int, ...]]:
+        """What `gradient_of_rows` takes."""
+        inverse = values["inverse_deviation" if "mean" in values else "inverse_rms"]
+        normal = (values["x"] - values.get("mean", 0.0)) * inverse
+        return values["dy"] * values.get("scale", 1.0), normal, inverse, self._axes(normal)
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del xp, specs
+        dy, (slope, normal, inverse, axes) = values["dy"], self._rows(values)
+        dx = gradient_of_rows(slope, normal, inverse, axes, centred="mean" in values)
+        over = tuple(range(axes[0]))
+        found = {"dx": dx, "dscale": (dy * normal).sum(axis=over), "dbias": dy.sum(axis=over)}
+        return {name: array for name, array in found.items() if name in self.outputs}
+
+    def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        return {"dx": xp.sqrt(gradient_of_rows(*self._rows(values), centred="mean" in values, power=2))}
+
+
+class LayerNormBackward(_BackwardNorm[T], frozen=True, kw_only=True, tag=True):
     """The gradients of `LayerNorm` with respect to x, scale and bias. Answered by a `Receipt`.
 
     Parameters
@@ -248,17 +299,6 @@ class LayerNormBackward(_Norm[T], frozen=True, kw_only=True, tag=True):
         require(specs, "dx", specs["x"].dims, specs["x"].dtype)
         self._check_weights(specs, "dscale", "dbias")
 
-    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
-        del xp, specs
-        dy, x, inverse = values["dy"], values["x"], values["inverse_deviation"]
-        axes = self._axes(x)
-        rows = tuple(range(axes[0]))
-        normal = (x - values["mean"]) * inverse
-        slope = dy * values.get("scale", 1.0)
-        along = (slope * normal).mean(axis=axes, keepdims=True)
-        dx = (slope - slope.mean(axis=axes, keepdims=True) - normal * along) * inverse
-        return {"dx": dx, "dscale": (dy * normal).sum(axis=rows), "dbias": dy.sum(axis=rows)}
-
 
 class RMSNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
     """y = x * inverse_rms * scale, over each row. Answered by a `Receipt`.
@@ -297,7 +337,7 @@ class RMSNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
         return self._gradient(g, d, "inverse_rms", RMSNormBackward)
 
 
-class RMSNormBackward(_Norm[T], frozen=True, kw_only=True, tag=True):
+class RMSNormBackward(_BackwardNorm[T], frozen=True, kw_only=True, tag=True):
     """The gradients of `RMSNorm` with respect to x and scale. Answered by a `Receipt`.
 
     The fields are `LayerNormBackward`'s, with `inverse_rms` for the statistics.
@@ -326,12 +366,3 @@ class RMSNormBackward(_Norm[T], frozen=True, kw_only=True, tag=True):
         self.infer(specs)
         require(specs, "dx", specs["x"].dims, specs["x"].dtype)
         self._check_weights(specs, "dscale")
-
-    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
-        del xp, specs
-        dy, x, inverse = values["dy"], values["x"], values["inverse_rms"]
-        axes = self._axes(x)
-        normal = x * inverse
-        slope = dy * values.get("scale", 1.0)
-        dx = (slope - normal * (slope * normal).mean(axis=axes, keepdims=True)) * inverse
-        return {"dx": dx, "dscale": (dy * normal).sum(axis=tuple(range(axes[0])))}

@@ -17,9 +17,7 @@ from cudnn_actor.protocol.tensor import TensorSpec
 __all__ = ["Pointwise"]
 
 _FIELDS = ("parameter", "lower", "upper")
-_COMPUTED = tuple(dtype for dtype in DType if dtype is not DType.UINT64)
-"""The dtypes that functions are computed of: int64 does not hold every uint64."""
-_INTEGERS = tuple(dtype for dtype in _COMPUTED if not dtype.is_floating)
+_INTEGERS = tuple(dtype for dtype in DType if not dtype.is_floating)
 _POSITIVE = frozenset({PointwiseMode.SOFTPLUS, PointwiseMode.CELU})
 """Modes whose parameter must be > 0."""
 
@@ -28,8 +26,9 @@ class Pointwise(Operation[T], frozen=True, kw_only=True, tag=True):
     """result = mode(operands), of each element. Answered by a `Receipt`.
 
     Functions of floats are computed in float32, or in float64 if an operand is. Arithmetic of integers alone,
-    where it gives integers, is exact, modulo 2**64. The result is rounded to its dtype, once: to nearest,
-    ties to even; of integers it saturates, and NaN becomes 0. Bitwise functions keep the lowest bits instead.
+    where it gives integers, is exact, modulo 2**64: in int64, or in uint64 if an operand is, but for a
+    condition. The result is rounded to its dtype, once: to nearest, ties to even; of integers it saturates,
+    and NaN becomes 0. Bitwise functions keep the lowest bits instead.
 
     Parameters
     ----------
@@ -115,8 +114,6 @@ class Pointwise(Operation[T], frozen=True, kw_only=True, tag=True):
                 )
             if function.bits:
                 require(specs, name, spec.dims, *_INTEGERS)
-            elif self.mode is not PointwiseMode.IDENTITY:
-                require(specs, name, spec.dims, *_COMPUTED)
         dtype = TRUTH if function.truth else self.compute(tuple(spec.dtype for spec in given))
         return {"result": TensorSpec.packed(dims, dtype)}
 
@@ -141,11 +138,9 @@ class Pointwise(Operation[T], frozen=True, kw_only=True, tag=True):
         }
 
     def compute(self, dtypes: tuple[DType, ...]) -> DType:
-        integers = not any(dtype.is_floating for dtype in dtypes)
-        if self.mode is PointwiseMode.IDENTITY and dtypes == (DType.UINT64,):
-            return DType.UINT64
-        if FUNCTIONS[self.mode].exact(tuple(self.effective_parameters.values()), integers=integers):
-            return DType.INT64
+        function, integers = FUNCTIONS[self.mode], not any(dtype.is_floating for dtype in dtypes)
+        if function.exact(tuple(self.effective_parameters.values()), integers=integers):
+            return DType.UINT64 if DType.UINT64 in function.deciding(dtypes) else DType.INT64
         return super().compute(dtypes)
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.table import Table
 
 from benchmarks import building, floor, two_gpus
+from benchmarks.against import environment
+from benchmarks.recording import Row, attempted, keep
 from cudnn_actor.engines.cuda.plans.partition import cut
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +69,43 @@ def test_networks_are_imported_run_and_recorded(tmp_path: Path) -> None:
     assert [(row["network"], row["batch"]) for row in found] == [("mobilenet_v2", 2)]
     for name in ("load_ms", "import_ms", "first_ms", "run_ms", "stored_first_ms"):
         assert all(row[name] > 0 for row in found)
+
+
+def test_what_was_found_before_the_end_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A part that fails does not end the others; SIGTERM ends them all, and what was found is there."""
+
+    def rows() -> Iterator[Row]:
+        yield {"part": "one"}
+        yield from attempted("two", lambda: [{"part": 1 // 0}])
+        yield {"part": "three"}
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield {"part": "four"}
+
+    def sheet(found: list[Row]) -> Table:
+        table = Table("part")
+        for row in found:
+            table.add_row(row["part"])
+        return table
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            keep(rows(), sheet, tmp_path / "new", "test", versions={})
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (path,) = (tmp_path / "new").iterdir()
+    found = json.loads(path.read_text())["found"]
+    assert [row["part"] for row in found] == ["one", "two", "three"]
+    printed = capsys.readouterr().out
+    assert [line.strip("│ ") for line in printed.splitlines() if line[:1] == "│"] == ["one", "three"]
+    assert "failed: two: ZeroDivisionError" in printed
+
+
+def test_another_checkout_comes_first_and_installed_packages_are_still_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/packages", "/new"]))
+    assert environment(tmp_path)["PYTHONPATH"].split(os.pathsep) == [str(tmp_path), "/packages", "/new"]
 
 
 @pytest.mark.parametrize("count", building.COUNTS)

@@ -9,7 +9,7 @@ import pytest
 
 from cudnn_actor import __version__
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.cli import _run
+from cudnn_actor.cli import _run, main
 from cudnn_actor.cli.logbook import LogBook
 from cudnn_actor.protocol import ServiceStopped
 
@@ -41,6 +41,32 @@ def test_the_version_is_told() -> None:
 
 def test_a_number_that_is_none_is_named_with_what_would_be_one() -> None:
     assert "x must be a whole number from 0" in cudnn_actor("demo", "--seed", "x").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (
+            ("explain", "graph.json", "--workspace-limit", "-5"),
+            "--workspace-limit: -5 must be a whole number from 1",
+        ),
+        (("explain", "graph.json", "--workspace-limit", "0"), "0 must be a whole number from 1"),
+        (
+            ("autotune", "f.txt", "--store", "d", "--workspace-limit", "-1"),
+            "-1 must be a whole number from 1",
+        ),
+        (("reproduce", "conv_fwd", "--seed", "-1"), "--seed: -1 must be a whole number from 0"),
+        (("chaos", "--tasks", "1001"), "1001 must be a whole number from 1 to 1000"),
+        (("chaos", "--seed", str(2**63)), "must be a whole number from 0 to 2**63 - 1"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_before_anything_runs(
+    words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 2
+    assert problem in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_importing_the_command_line_imports_no_command() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from cudnn_actor.cli import graph_bench as graph_benches
 from cudnn_actor.cli import main
 from cudnn_actor.cli.agreement import allowed_error, relative_error
 from cudnn_actor.cli.chaos.computations import PROBLEMS, Computation, Problem, message
@@ -18,16 +21,19 @@ from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.protocol import (
     AttentionBackward,
     BufferRef,
+    GraphBuilder,
     GraphTensor,
     OperationGraph,
     Pointwise,
     PointwiseMode,
+    RMSNorm,
     TensorRole,
     TensorSpec,
 )
 from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.reproduction import token
 
+from ..engines.single_precision import SinglePrecision
 from .terminal import cudnn_actor
 
 PROBLEM = "conv_fwd x=2x6x7x7 w=4x3x3x3 pad=1 groups=2 dtype=float16 layout=NHWC bias=yes beta=2"
@@ -153,6 +159,27 @@ def test_attention_whose_last_sample_has_no_keys_is_compared(capsys: pytest.Capt
     assert np.isneginf(values["statistics"][1]).all()
     assert main(["reproduce", token(graph), "--device", "cpu"]) == 0
     assert capsys.readouterr().out.count("agrees") == 3
+
+
+@pytest.mark.parametrize(("epsilon", "status"), [(1e-5, 0), (0.1, 1)])
+def test_what_is_left_of_terms_that_cancel_agrees_as_far_as_these_do(
+    epsilon: float, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of a norm of rows of one element, in float32; and where the norm has another epsilon."""
+
+    def changed(operation: Any) -> Any:
+        return (
+            msgspec.structs.replace(operation, epsilon=epsilon)
+            if isinstance(operation, RMSNorm)
+            else operation
+        )
+
+    engines = {"auto": lambda: SinglePrecision(changed), "cpu": CpuEngine}
+    monkeypatch.setattr(graph_benches, "choose_engine", lambda device: SimpleNamespace(make=engines[device]))
+    g = GraphBuilder()
+    x, scale, dy = g.input("x", (64, 1)), g.input("scale", (1,)), g.input("dy", (64, 1))
+    graph = g.build(dx=g.grad(g.apply(RMSNorm(x=x, scale=scale)), x, dy))
+    assert main(["reproduce", token(graph.body)]) == status
 
 
 def test_made_up_indices_are_those_of_a_forward_pass() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,7 +11,7 @@ import pytest
 
 from cudnn_actor.cli import main
 
-from ..onnx.small_models import image_model
+from ..onnx.small_models import FLOAT, INT64, image_model, model_of, node
 from .terminal import cudnn_actor
 
 
@@ -43,8 +44,19 @@ def test_inputs_that_are_not_given_are_made_up(path: Path, capsys: pytest.Captur
     [
         ((), "give the size of N in image"),
         (("--input", "picture=x.npy"), "'picture' is no input of the model: it has image"),
-        (("--input", "image=gone.npy"), "gone.npy cannot be read as an array"),
+        (("--input", "image=gone.npy"), "gone.npy cannot be read: No such file or directory"),
         (("--dim", "N=1", "--out", "/nowhere/out.npz"), "cannot be written"),
+        (("--dim", "N=1", "--out", "/"), "/ cannot be written: Is a directory"),
+        (("--dim", "M=1"), "'M' is no named dim of the model: it has N"),
+        (("--dim", "N=1", "--dim", "N=2"), "--dim is given twice for one name"),
+        (
+            ("--dim", "N=99999999999"),
+            "image: float32 (N, 3, 8, 8) is too large with the dims (99999999999, 3, 8, 8)",
+        ),
+        (
+            ("--input", f"image={__file__}"),
+            "test_run.py cannot be read as one array; write it with numpy.save",
+        ),
     ],
 )
 def test_what_cannot_be_carried_out_is_one_line(
@@ -60,3 +72,39 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "model.onnx").write_bytes(b"nothing")
     assert main(["run", str(tmp_path / "model.onnx"), "--device", "cpu"]) == 2
     assert "is not an ONNX model" in capsys.readouterr().err
+    assert main(["run", str(tmp_path / "gone.onnx"), "--device", "cpu"]) == 2
+    assert "gone.onnx: cannot be read: No such file or directory; give a file" in capsys.readouterr().err
+
+
+def test_a_size_that_is_no_number_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "model.onnx", "--dim", "N=-1"])
+    assert "argument --dim: -1 must be a whole number from 0" in capsys.readouterr().err
+
+
+def test_sizes_follow_from_the_inputs_that_are_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And an output may have any name."""
+    port: Any = (FLOAT, ["N", 3])
+    proto = model_of([node("Add", "a b", "file")], {"a": port, "b": port}, {"file": port})
+    onnx.save(proto, tmp_path / "add.onnx")
+    np.save(tmp_path / "b.npy", np.ones((4, 3), np.float32))
+    options = ("--device", "cpu", "--input", f"b={tmp_path / 'b.npy'}", "--out", str(tmp_path / "out"))
+    assert main(["run", str(tmp_path / "add.onnx"), *options]) == 0
+    assert "file: float32 (4, 3)" in capsys.readouterr().out
+    with np.load(tmp_path / "out") as written:
+        assert written["file"].shape == (4, 3)
+
+
+def test_random_values_that_decide_over_shapes_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proto = model_of(
+        [node("Reshape", "x sizes", "y")], {"x": (FLOAT, [6]), "sizes": (INT64, [2])}, {"y": (FLOAT, None)}
+    )
+    onnx.save(proto, tmp_path / "model.onnx")
+    assert main(["run", str(tmp_path / "model.onnx"), "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert "The values of sizes are random: give files if they decide over shapes" in error
+    assert error.count("\n") == 1

@@ -13,6 +13,7 @@ from cudnn_actor.protocol import (
     InstanceNormBackward,
     LayerNorm,
     Layout,
+    Pad,
     PadMode,
     ReductionMode,
     Tensor,
@@ -41,6 +42,15 @@ def mixed() -> Graph:
     d = g.input("d", (4, 16), "float64")
     chosen = g.where(t, x * 2.0, 3.0)
     return g.build(chosen=chosen, whole=n * 3 + 1, wide=d + chosen, bytes=chosen.astype("uint8"))
+
+
+def unsigned() -> Graph:
+    """uint64 with numbers and other integers."""
+    g = GraphBuilder()
+    x, n = g.input("x", (3, 4), "uint64"), g.input("n", (1, 4), "uint8")
+    y = x - n - (2**63 + 5)  # below 0, but modulo 2**64
+    of = {"y": y, "larger": y > 2**63, "low": g.wrap(y, "int16"), "bits": g.right_shift(y, n)}
+    return g.build(of, rest=y % 1000, floats=y.astype("float32"), most=y.astype("int64"))
 
 
 def single() -> Graph:
@@ -95,6 +105,16 @@ def around(mode: PadMode, layout: Layout) -> Graph:
     return g.build(z=g.relu(wide * 2.0 - y))
 
 
+def parts_added(dtype: DType, layout: Layout) -> Graph:
+    """What the gradient of slices is: a sum of parts with a number around them, one of them in reverse."""
+    g = GraphBuilder()
+    x, a = g.input("x", (2, 8, 3, 5), dtype, layout=layout), g.input("a", (2, 8, 3, 4), dtype, layout=layout)
+    b = g.input("b", (2, 4, 3, 3), dtype, layout=layout)
+    one = g.apply(Pad(x=a, before=(0, 0, 0, 1), after=(0, 0, 0, 0), steps=(1, 1, 1, 1)))
+    other = g.apply(Pad(x=b, before=(0, 1, 0, 0), after=(0, 0, 0, 2), steps=(1, -2, 1, 1), value=-2))
+    return g.build(one=one, y=one + other * 3 + x)
+
+
 def enlarged(layout: Layout) -> Graph:
     """What a feature pyramid does: a coarser picture is added to a finer one."""
     g = GraphBuilder()
@@ -114,6 +134,7 @@ ELEMENTWISE = {
     "nhwc": several(BFLOAT16, Layout.NHWC, 8),
     "odd": several(FLOAT32, Layout.NHWC, 5),
     "mixed": mixed(),
+    "unsigned": unsigned(),
     "single": single(),
     "chain": chain(60),
     "looked up": looked_up(FLOAT32, 8),
@@ -125,6 +146,9 @@ ELEMENTWISE = {
     "selected twice": selected_twice(),
     "mirrored": around(PadMode.REFLECT, Layout.NCHW),
     "mirrored channels last": around(PadMode.SYMMETRIC, Layout.NHWC),
+    "parts": parts_added(FLOAT32, Layout.NCHW),
+    "parts in bfloat16": parts_added(BFLOAT16, Layout.NHWC),
+    "parts of integers": parts_added(DType.INT8, Layout.NCHW),
     "enlarged": enlarged(Layout.NCHW),
     "enlarged channels last": enlarged(Layout.NHWC),
     "reduced to a row": reduced_to_a_row(),

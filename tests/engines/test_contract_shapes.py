@@ -180,7 +180,7 @@ def test_which_operations_take_tensors_without_elements() -> None:
     """Functions of each element, or of all along some dims, of which there may be none; and movement."""
     drawing = {"RandomUniform", "RandomNormal", "RandomBernoulli", "RandomIntegers"}
     reducing = {"Reduction", "ArgReduction", "Cumulative", "Softmax", "SoftmaxBackward"}
-    moving = {"Reshape", "Transpose", "Slice", "Pad", "BorderPad", "Concat"}
+    moving = {"Reshape", "Transpose", "Slice", "Pad", "BorderPad", "Concat", "BitCast"}
     selecting = {"Gather", "GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND", "TopK"}
     assert {operation.__name__ for operation in OPERATIONS if operation.takes_empty} == {
         "Pointwise",

@@ -121,7 +121,7 @@ def test_a_graph_without_a_convolution_has_a_tag_too(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("role", [TensorRole.VIRTUAL, TensorRole.BOUND])
-@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype is not DType.UINT64])
+@pytest.mark.parametrize("dtype", DType)
 def test_what_passes_between_operations_is_rounded_to_its_dtype(
     bench: Workbench, dtype: DType, role: TensorRole
 ) -> None:

@@ -21,23 +21,31 @@ from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.operations import FUNCTIONS, PointwiseMode
 
 from . import host_cuda
-from .test_pointwise import FAR, VALUES, WHOLE, columns
+from .test_pointwise import FAR, UNSIGNED, VALUES, WHOLE, columns
 
-COMPUTED = (DType.FLOAT64, DType.FLOAT32, DType.INT64)
+COMPUTED = (DType.FLOAT64, DType.FLOAT32, DType.INT64, DType.UINT64)
 CASES = [
     (mode, compute)
     for mode, compute in itertools.product(PointwiseMode, COMPUTED)
-    if (FUNCTIONS[mode].whole if compute is DType.INT64 else not FUNCTIONS[mode].bits)
+    if (not FUNCTIONS[mode].bits if compute.is_floating else FUNCTIONS[mode].whole)
 ]
 OTHERS: list[tuple[PointwiseMode, tuple[float, ...]]] = [
     (PointwiseMode.RELU, (0.5, 0.0, np.inf)),
     (PointwiseMode.RELU, (2.0, -1.0, 6.0)),
     (PointwiseMode.CLIP, (-2.0, 3.0)),
+    (PointwiseMode.CLIP, (2.0, 2.0**63)),
     (PointwiseMode.CELU, (3.0,)),
     (PointwiseMode.SOFTPLUS, (0.25,)),
 ]
 LONG, SINGLE = DType.INT64, DType.FLOAT32
 Compiled = Callable[[str, Sequence[np.ndarray], DType], np.ndarray]
+
+
+def of(compute: DType) -> tuple[float, ...]:
+    """Values that functions are computed of."""
+    if compute.is_floating:
+        return VALUES + FAR
+    return UNSIGNED if compute is DType.UINT64 else WHOLE
 
 
 def named(mode: PointwiseMode, compute: DType, number: int = 0) -> str:
@@ -80,7 +88,7 @@ def sources() -> list[str]:
     return parts
 
 
-INTS = [dtype for dtype in DType if dtype.numpy.kind == "i" or dtype is DType.UINT8]
+INTS = [d for d in DType if d.numpy.kind == "i" or d in (DType.UINT8, DType.UINT64)]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +106,7 @@ def compiled() -> Compiled:
 
 
 def defined(mode: PointwiseMode, operands: Sequence[np.ndarray], parameters: Sequence[float]) -> np.ndarray:
-    exact = [array.astype(np.int64 if array.dtype.kind == "i" else np.float64) for array in operands]
+    exact = [array.astype(np.float64) if array.dtype.kind == "f" else array for array in operands]
     with np.errstate(all="ignore"):
         return np.asarray(FUNCTIONS[mode](NumPy(), exact, parameters))
 
@@ -109,13 +117,13 @@ def test_a_formula_computes_what_the_definition_says(
 ) -> None:
     every = [tuple(FUNCTIONS[mode].parameters.values()), *(other for of, other in OTHERS if of is mode)]
     with np.errstate(over="ignore"):
-        operands = columns(mode, WHOLE if compute is DType.INT64 else VALUES + FAR, compute)
+        operands = columns(mode, of(compute), compute)
     for number, parameters in enumerate(every):
-        if compute is DType.INT64 and not FUNCTIONS[mode].exact(parameters, integers=True):
+        if not compute.is_floating and not FUNCTIONS[mode].exact(parameters, integers=True):
             continue
         got = compiled(named(mode, compute, number), operands, compute)
         wanted = defined(mode, operands, parameters)
-        if compute is DType.INT64:
+        if not compute.is_floating:
             assert got.tolist() == wanted.tolist()
             continue
         with np.errstate(over="ignore"):
@@ -129,13 +137,13 @@ def test_a_formula_computes_what_the_definition_says(
 def test_values_are_stored_as_integers_as_the_cpu_engine_does(
     compiled: Compiled, dtype: DType, compute: DType
 ) -> None:
-    values = (
-        WHOLE if compute is DType.INT64 else (*VALUES, *FAR, 127.5, 128.5, 255.5, -0.51, 2.0**31, -(2.0**63))
-    )
+    values = of(compute)
+    if compute.is_floating:
+        values = (*values, 127.5, 128.5, 255.5, -0.51, 2.0**31, -(2.0**63))
     with np.errstate(over="ignore"):
-        given = np.array(values).astype(compute.numpy)
+        given = np.array(values, compute.numpy)
     wanted = np.empty(given.shape, dtype.numpy)
-    round_into(given.astype(np.int64 if compute is DType.INT64 else np.float64), dtype, wanted)
+    round_into(given.astype(np.float64) if compute.is_floating else given, dtype, wanted)
     got = compiled(f"store_{dtype}_{compute}", [given], dtype)
     assert got.tolist() == wanted.tolist()
 
@@ -144,7 +152,7 @@ def test_values_are_stored_as_integers_as_the_cpu_engine_does(
 def test_bits_that_a_type_has_no_room_for_are_cut_off(compiled: Compiled, dtype: DType) -> None:
     a, b = columns(PointwiseMode.SHIFT_LEFT, WHOLE, LONG)
     exact = [n << by if 0 <= by < 64 else 0 for n, by in zip(a.tolist(), b.tolist(), strict=True)]
-    wanted = np.array([value % (1 << 64) for value in exact], np.uint64).astype(dtype.numpy)
+    wanted = np.array([value % (1 << 64) for value in exact], np.uint64).astype(dtype.numpy).astype(np.int64)
     assert compiled(f"shift_{dtype}", [a, b], LONG).tolist() == wanted.tolist()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import multiprocessing.resource_tracker
@@ -21,6 +22,7 @@ from cudnn_actor.protocol.operations import (
     Attention,
     AttentionBackward,
     AvgPool,
+    ConvolutionBackwardFilter,
     ConvolutionForward,
     Cumulative,
     LayerNorm,
@@ -40,10 +42,10 @@ from ..gpu.graphs.bounds import Truth, error_over_bound, truth
 from ..gpu.graphs.drawing import MOST_OPERATIONS, draw
 from ..gpu.graphs.fuzzing import GraphReport, fuzz_graphs, fuzz_in_process, fuzz_in_processes
 from ..gpu.graphs.moves import FUNCTION_NAMES, argument_of, operation_of, parameters_of
-from ..gpu.graphs.programs import Call, Input, Program, operands_of
+from ..gpu.graphs.programs import Call, Input, Of, Program, operands_of
 from ..gpu.graphs.running import run
 from ..gpu.graphs.shrinking import shrunk
-from ..gpu.graphs.sketch import Sketch
+from ..gpu.graphs.sketch import Refused, Sketch
 from ..gpu.operations import ROWS
 from ..gpu.operations.cases import OperationCase
 from ..gpu.operations.drawing import draw as draw_operation
@@ -104,6 +106,16 @@ def test_every_function_of_the_builder_can_be_drawn() -> None:
             assert callable(argument_of(parameter)), name
 
 
+def test_inputs_that_follow_from_a_tensor_are_drawn_for_any_rank() -> None:
+    for name in FUNCTION_NAMES:
+        for parameter in parameters_of(name):
+            for rank in range(6):
+                sketch = Sketch(Choices(np.random.default_rng(SEED)))
+                x = sketch.input((2,) * rank, DType.FLOAT32)
+                with contextlib.suppress(Refused):
+                    argument_of(parameter)(sketch, x)
+
+
 @pytest.mark.parametrize("row", ROWS, ids=[row.operation.__name__ for row in ROWS])
 def test_every_operation_is_drawn_that_a_builder_takes(row: Row) -> None:
     knows = issubclass(row.operation, Randomness)  # its only input is a state
@@ -149,7 +161,9 @@ def draw_case(family: str, row: Row) -> OperationCase:
 def test_everything_that_a_graph_can_have_is_drawn() -> None:
     built = [program.build() for program in programs()]
     bodies = [one.graph.body for one in built]
-    assert {len(body.operations) for body in bodies} == {*range(1, MOST_OPERATIONS + 1)}
+    forward = [body for body, program in zip(bodies, programs(), strict=True) if not gradients(program)]
+    assert {len(body.operations) for body in forward} == {*range(1, MOST_OPERATIONS + 1)}
+    assert 0.7 < len(forward) / len(bodies) < 0.8
     tensors = [tensor for body in bodies for tensor in body.tensors]
     assert {tensor.dtype for tensor in tensors} == {*DType}
     assert {tensor.role for tensor in tensors} == {*TensorRole} - {TensorRole.SCALAR}
@@ -162,6 +176,23 @@ def test_everything_that_a_graph_can_have_is_drawn() -> None:
     assert any("again" in outputs for outputs in names)
     calls = [each for program in programs() for each in program.statements if isinstance(each, Call)]
     assert any(len(set(read)) < len(read) for read in map(operands_of, calls)), "one operand twice"
+
+
+def gradients(program: Program) -> list[Call]:
+    calls = [each for each in program.statements if isinstance(each, Call)]
+    return [each for each in calls if each.function == "grad"]
+
+
+def test_gradients_are_drawn_of_results_by_inputs_and_by_results() -> None:
+    by_inputs = set()
+    for program in programs():
+        for call in gradients(program):
+            assert program.statements[-1] is call
+            inputs = {Of(number) for number, each in program.given() if isinstance(each, Input)}
+            _, wrt, upstream = call.arguments
+            assert inputs.issuperset(upstream)
+            by_inputs |= {of in inputs for of in (wrt if isinstance(wrt, tuple) else (wrt,))}
+    assert by_inputs == {True, False}
 
 
 def test_a_program_prints_as_python_that_builds_its_graph() -> None:
@@ -325,11 +356,12 @@ MISTAKES: list[tuple[type[Any], Callable[[Any], Any]]] = [
     (AvgPool, attribute("include_padding", lambda on: not on)),
     (Slice, attribute("starts", lambda starts: tuple(0 for _ in starts))),
     (ConvolutionForward, padded_before),
+    (ConvolutionBackwardFilter, padded_before),  # which only gradients have
 ]
 
 
 @pytest.mark.parametrize(("kind", "change"), MISTAKES, ids=lambda one: getattr(one, "__name__", ""))
-def test_a_mistake_is_found_and_shown_as_the_one_call_that_has_it(
+def test_a_mistake_is_found_and_shown_as_the_one_call_that_has_it_or_its_gradient(
     kind: type[Any], change: Callable[[Any], Any]
 ) -> None:
     engine = opened(SinglePrecision(of(kind, change)))
@@ -343,8 +375,9 @@ def test_a_mistake_is_found_and_shown_as_the_one_call_that_has_it(
     drawn = itertools.chain(programs(), more)
     failing = next(one for one in drawn if _is_changed(one, of(kind, change)) and fails(one))
     small = shrunk(failing, fails)
-    (call,) = (each for each in small.statements if isinstance(each, Call))
+    (call,) = (each for each in small.statements if isinstance(each, Call) and each.function != "grad")
     assert any(isinstance(operation, kind) for operation in small.build().graph.body.operations), call
+    assert kind is not ConvolutionBackwardFilter or gradients(small)
     values = [each.values.size for each in small.statements if isinstance(each, Input)]
     assert max(values) <= 32, str(small)
 

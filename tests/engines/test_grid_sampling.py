@@ -17,12 +17,13 @@ from cudnn_actor.protocol import (
     GridSample,
     InvalidRequest,
     ResampleMode,
+    Tensor,
     TensorSpec,
 )
 from cudnn_actor.protocol.lowering import lower
 
 from . import host_cuda
-from .differences import computed
+from .differences import check_gradients, computed
 from .onnx_reference import reference
 from .problems import normal
 from .workbench import Workbench, spread
@@ -105,6 +106,55 @@ def test_a_builder_samples() -> None:
     given = drawn(*DIMS[0])
     wanted = reference("GridSample", [given["x"], given["grid"]], padding_mode="border", align_corners=1)
     np.testing.assert_allclose(computed(graph, given)["y"], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("number", "options"), [*enumerate(EVERY)], ids=[" ".join(map(str, of)) for of in EVERY]
+)
+def test_gradients_are_differences(number: int, options: tuple[ResampleMode, GridPadding, bool]) -> None:
+    """Of an image, and of the places in it, which for the nearest element have a gradient of 0."""
+    (mode, padding, corners), (x, spatial), rng = options, DIMS[number % len(DIMS)], np.random.default_rng(4)
+    values = {"x": rng.normal(size=x), "grid": rng.uniform(-1.3, 1.3, (x[0], *spatial, len(spatial)))}
+
+    def function(g: GraphBuilder, x: Tensor, grid: Tensor) -> Tensor:
+        return g.grid_sample(x, grid, mode=mode, padding=padding, align_corners=corners)
+
+    found = check_gradients(function, values, tolerance=1e-6)
+    assert bool(found["grid"].any()) is (mode is not ResampleMode.NEAREST)
+
+
+def test_a_grid_may_follow_from_the_image() -> None:
+    """Whose gradient is then the sum of both, and is not counted twice."""
+    values = {"x": np.random.default_rng(5).uniform(-0.9, 0.9, (1, 2, 3, 3))}
+
+    def function(g: GraphBuilder, x: Tensor) -> Tensor:
+        return g.grid_sample(x, g.moveaxis(x, 1, -1))
+
+    check_gradients(function, values, tolerance=1e-6)
+
+
+def test_all_of_a_gradient_is_known_as_that() -> None:
+    g = GraphBuilder()
+    x, grid = g.input("x", (1, 2, 5, 4)), g.input("grid", (1, 3, 2, 2))
+    graph = g.build(dgrid=g.grad(g.grid_sample(x, grid), grid)).body
+    labels = [graph.label(number) for number in range(len(graph.operations))]
+    assert len(labels) > 20
+    assert all(label.count("gradient of") == 1 for label in labels), labels
+
+
+def test_gradients_of_halves_are_of_their_dtypes() -> None:
+    halves = {"x": DType.BFLOAT16, "grid": DType.FLOAT16}
+    given = {name: array.astype(halves[name].numpy) for name, array in drawn(*DIMS[0]).items()}
+    found = []
+    for dtypes in (halves, dict.fromkeys(halves, DType.FLOAT64)):
+        g = GraphBuilder()
+        x, grid = (g.input(name, given[name].shape, dtype) for name, dtype in dtypes.items())
+        dx, dgrid = g.grad(g.grid_sample(x, grid), [x, grid])
+        assert (dx.dtype, dgrid.dtype) == (dtypes["x"], dtypes["grid"])
+        values = {name: array.astype(dtypes[name].numpy) for name, array in given.items()}
+        found.append(computed(g.build(dx=dx, dgrid=dgrid), values))
+    for name, wanted in found[1].items():
+        np.testing.assert_allclose(found[0][name].astype(np.float64), wanted, rtol=2**-7, atol=2**-7)
 
 
 def test_the_kernel_computes_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from cudnn_actor.protocol import (
     Tensor,
     Window,
 )
-from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Node, Pointwise, Resample
+from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Node, Pad, Pointwise, Resample
 from cudnn_actor.protocol.operations.indexing import Gathering
 
 
@@ -90,7 +90,7 @@ def check(graph: Graph) -> Cut:
 
 def check_reads(piece: OperationGraph) -> None:
     """A gather or the like is with functions only; nothing that it reads is computed or overwritten there."""
-    reads = [op for op in piece.operations if isinstance(op, Gathering | BorderPad | Resample)]
+    reads = [op for op in piece.operations if isinstance(op, Gathering | BorderPad | Pad | Resample)]
     if reads and len(piece.operations) > 1:
         assert {type(operation) for operation in piece.operations} <= {Pointwise, *map(type, reads)}
         written = piece.written | {tensor.overwrites for tensor in piece.tensors}
@@ -177,6 +177,15 @@ def test_a_gather_is_one_piece_with_the_functions_behind_it() -> None:
     assert kinds == [["gather", "pointwise", "pointwise", "pointwise", "pointwise"], ["reduction"]]
 
 
+def test_the_gradient_of_slices_is_one_piece() -> None:
+    g = GraphBuilder()
+    x, dy = g.input("x", (4, 12)), g.input("dy", (4, 6))
+    parts = [x[:, :6], x[:, 6:], x[:, 3:9]]
+    dx = g.grad(parts[0] * parts[1] + parts[2], x, dy)
+    pieces = check(g.build(dx=dx)).pieces
+    assert [operation.kind for operation in pieces[-1].graph.operations].count("pad") == 3
+
+
 def test_a_gather_is_no_epilogue() -> None:
     g = GraphBuilder()
     a, b, table = (g.input(name, (4, 4)) for name in "abc")
@@ -193,14 +202,15 @@ def test_a_gather_alone_keeps_its_own_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "size"),
+    ("operation", "size", "wanted"),
     [
-        (BorderPad(x=0, y=1, before=(3,), after=(0,), mode=PadMode.WRAP), 1 << 40),
-        (Resample(x=0, y=1, sizes=(4,)), 1 << 33),
+        (BorderPad(x=0, y=1, before=(3,), after=(0,), mode=PadMode.WRAP), 1 << 40, (1 << 40) + 3),
+        (Pad(x=0, y=1, before=(0,), after=(0,), steps=(-1,)), 1 << 40, 1 << 40),
+        (Resample(x=0, y=1, sizes=(4,)), 1 << 33, 4),
     ],
 )
-def test_what_would_need_large_tables_is_not_fused(operation: Node, size: int) -> None:
-    assert indices_of(operation, (size,)) is None
+def test_what_would_need_large_tables_is_not_fused(operation: Node, size: int, wanted: int) -> None:
+    assert indices_of(operation, (size,), (wanted,)) is None
 
 
 def test_lines_of_the_same_axes_are_one_piece() -> None:

@@ -43,6 +43,7 @@ WHOLE = (
     MOST,
     -MOST - 1,
 )
+UNSIGNED = (*(value for value in WHOLE if value >= 0), MOST + 1, MOST + 12, 2 * MOST, 2 * MOST + 1)
 FLOATING = [dtype for dtype in DType if dtype.is_floating]
 INTS = [dtype for dtype in DType if dtype.numpy.kind in "iu" and dtype is not DType.UINT64]
 NARROW = [dtype for dtype in INTS if dtype.itemsize < 8]
@@ -94,6 +95,17 @@ def test_functions_of_integers_are_exact(bench: Workbench, mode: PointwiseMode) 
     got = run(bench, mode, operands, DType.INT64)
     assert got.tolist() == wanted
     assert run(bench, mode, operands, DType.FLOAT32).tolist() == np.array(wanted).astype(np.float32).tolist()
+
+
+@pytest.mark.parametrize("mode", OF_INTEGERS)
+def test_functions_of_uint64_are_exact(bench: Workbench, mode: PointwiseMode) -> None:
+    operands = columns(mode, UNSIGNED, DType.UINT64)
+    given = PARAMETERS.get(mode, {}).values()
+    exact = [int(INTEGERS[mode](*map(int, row), *given)) for row in zip(*operands, strict=True)]
+    wanted = np.array([value % (1 << 64) for value in exact], np.uint64)
+    assert run(bench, mode, operands, DType.UINT64).tolist() == wanted.tolist()
+    if not FUNCTIONS[mode].bits:
+        assert run(bench, mode, operands, DType.INT64).tolist() == np.minimum(wanted, MOST).tolist()
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -336,13 +348,27 @@ def test_samples_tell_functions_apart(mode: PointwiseMode) -> None:
     assert max(counts) <= 180
 
 
-def test_uint64_is_copied_and_converted_and_nothing_else(bench: Workbench) -> None:
+def test_uint64_is_copied_and_converted(bench: Workbench) -> None:
     x = np.array([0, 1, (1 << 64) - 1, 1 << 63], np.uint64)
     np.testing.assert_array_equal(run(bench, PointwiseMode.IDENTITY, (x,), DType.UINT64), x)
     np.testing.assert_array_equal(run(bench, PointwiseMode.IDENTITY, (x,), DType.INT8), [0, 1, 127, 127])
     np.testing.assert_array_equal(run(bench, PointwiseMode.IDENTITY, (x,), DType.FLOAT64), x.astype(float))
-    with pytest.raises(InvalidRequest, match=r"is not a dtype that .* can have here"):
-        run(bench, PointwiseMode.ADD, (x, x), DType.UINT64)
+
+
+def test_integers_beside_uint64_are_taken_modulo_2_to_the_64th(bench: Workbench) -> None:
+    """But for a condition, which decides no type."""
+    x, y = np.array([0, 5, (1 << 64) - 1], np.uint64), np.array([-1, 7, 3], np.int32)
+    assert run(bench, PointwiseMode.ADD, (x, y), DType.UINT64).tolist() == [(1 << 64) - 1, 12, 2]
+    assert run(bench, PointwiseMode.MAX, (y, x), DType.UINT64).tolist() == [(1 << 64) - 1, 7, (1 << 64) - 1]
+    assert run(bench, PointwiseMode.SELECT, (x, y, y), DType.INT64).tolist() == [-1, 7, 3]
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(-3, 4), (4, 2.0**70), (-4, -2)])
+def test_bounds_of_uint64_saturate(bench: Workbench, lower: float, upper: float) -> None:
+    x = np.array([0, 5, (1 << 64) - 1], np.uint64)
+    got = run(bench, PointwiseMode.CLIP, (x,), DType.UINT64, lower=lower, upper=upper)
+    most = (1 << 64) - 1
+    assert got.tolist() == [min(max(min(max(n, lower), upper), 0), most) for n in x.tolist()]
 
 
 def test_bits_of_bools_are_truth_values(bench: Workbench) -> None:

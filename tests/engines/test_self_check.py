@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,17 @@ from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import OperationStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
-from cudnn_actor.protocol import AttentionBackward, DType, GraphBuilder, OperationGraph
+from cudnn_actor.protocol import (
+    AttentionBackward,
+    BatchNormTraining,
+    DType,
+    GraphBuilder,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    OperationGraph,
+    RMSNorm,
+)
 
 from .host_cuda import CUPY, Stream
 
@@ -142,3 +153,34 @@ def test_a_plan_that_computes_something_else_is_found(
 ) -> None:
     """In bfloat16, of which most is allowed."""
     assert "are wrong" in (fault(alone(DType.BFLOAT16, keys=keys), change) or "")
+
+
+def of_norm(operation: Callable[..., Any], dims: tuple[int, ...], dtype: DType) -> OperationGraph:
+    """A norm and its gradients: of rows of one or two elements, little or nothing is left of dx."""
+    g = GraphBuilder()
+    weights = dims[-1:] if operation in (LayerNorm, RMSNorm) else dims[1:2]
+    x, scale, dy = (g.input(n, of, dtype) for n, of in (("x", dims), ("scale", weights), ("dy", dims)))
+    dx, dscale = g.grad(g.apply(operation(x=x, scale=scale)), (x, scale), dy)
+    return g.build(dx=dx, dscale=dscale).body
+
+
+@pytest.mark.parametrize(
+    ("operation", "dims", "dtype"),
+    [
+        (LayerNorm, (5, 9, 2), DType.FLOAT32),
+        (LayerNorm, (5, 9, 2), DType.FLOAT64),
+        (RMSNorm, (5, 9, 1), DType.BFLOAT16),
+        (BatchNormTraining, (2, 9), DType.FLOAT32),
+        (InstanceNorm, (5, 9, 2), DType.FLOAT32),
+        (functools.partial(GroupNorm, groups=3), (5, 6, 1), DType.FLOAT32),
+    ],
+)
+def test_so_it_is_in_gradients_of_norms_of_one_or_two_elements(
+    operation: Callable[..., Any], dims: tuple[int, ...], dtype: DType
+) -> None:
+    assert fault(of_norm(operation, dims, dtype)) is None
+
+
+def test_and_there_too_a_plan_that_computes_something_else_is_found() -> None:
+    graph = of_norm(LayerNorm, (5, 9, 2), DType.BFLOAT16)
+    assert "are wrong" in (fault(graph, swapped("mean", "inverse_deviation")) or "")

@@ -25,12 +25,17 @@ def test_the_page_is_what_its_generator_makes() -> None:
 
 
 def test_the_newest_record_knows_every_cell_of_its_operations() -> None:
-    """Of a new operation it knows none: the page says that it was not run."""
+    """Of a new operation, or a new dtype of one, it knows none: the page says that it was not run."""
     record = latest()
     assert record is not None
-    recorded = {name.partition("-")[0] for name in record.cells}
+    recorded = {_of(name) for name in record.cells}
     names = {cell.name for family in FAMILIES.values() for cell in family.cells()}
-    assert set(record.cells) == {name for name in names if name.partition("-")[0] in recorded}
+    assert set(record.cells) == {name for name in names if _of(name) in recorded}
+
+
+def _of(name: str) -> tuple[str, ...]:
+    """The operation and the dtype of a cell."""
+    return tuple(name.split("-")[:2])
 
 
 def test_no_two_cells_have_one_name() -> None:
@@ -75,3 +80,14 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
     assert read(path) == latest(tmp_path) == record
     assert path.name == "support-20260102T030405.json"
     assert len(path.read_text().splitlines()) < 20
+
+
+def test_the_processes_of_a_run_share_a_record(tmp_path: Path) -> None:
+    outcome = Outcome(ran=True, error=0.5, plan="eng1")
+    run = tmp_path.name
+    paths = {
+        write(Record(setting=SETTING, cells={cell: outcome}), tmp_path, run) for cell in ("one", "other")
+    }
+    (path,) = paths
+    assert read(path).cells == {"one": outcome, "other": outcome}
+    assert write(Record(setting=SETTING, cells={}), tmp_path, "another") != path

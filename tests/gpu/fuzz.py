@@ -5,7 +5,7 @@ python -m tests.gpu.fuzz --operations pooling          of one family
 python -m tests.gpu.fuzz --seed 123 --only 45          one case of each again, in every detail
 python -m tests.gpu.fuzz --engine cpu --count 200      the CPU engine in its own dtypes
 python -m tests.gpu.fuzz --engine float32 --count 200  the definitions in float32: the bounds, without a GPU
-python -m tests.gpu.fuzz --graphs --count 3000         graphs of 1 to 12 operations; failures are made small
+python -m tests.gpu.fuzz --graphs --count 3000         1 to 12 operations, gradients; failures are made small
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ Everything else runs. A graph that this page does not promise and that cuDNN has
 ```sh
 python -m tests.gpu.support_page --run      # every cell, a record of what ran how, and this page from it
 python -m tests.gpu.fuzz --count 2000       # random problems, so many of each family
-python -m tests.gpu.fuzz --graphs --count 3000              # random graphs of 1 to 12 operations
+python -m tests.gpu.fuzz --graphs --count 3000   # random graphs of 1 to 12 operations and gradients
 ```
 
 Without a GPU, `make test-support` holds the page against cuDNN itself. For every cell that runs, it builds

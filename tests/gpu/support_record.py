@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import importlib.metadata
 import platform
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +76,23 @@ class Found:
         return Record(setting=_setting(self._seed), cells=self._cells)
 
 
-def write(record: Record, folder: Path) -> Path:
-    """Write a record to a file of its own in `folder`: one line a cell, so that two can be compared."""
-    stamp = record.setting.date.replace("-", "").replace(":", "")[:15]
-    path = folder / f"support-{stamp}.json"
+def write(record: Record, folder: Path, run: str = "") -> Path:
+    """Write a record to a file of its own in `folder`: one line a cell, so that two can be compared.
+
+    The processes of one run, which `run` names, share a file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(_lines(record)), indent=1) + b"\n")
+    stamp = record.setting.date.replace("-", "").replace(":", "")[:15]
+    with contextlib.ExitStack() as stack:
+        path = folder / f"support-{stamp}.json"
+        if run:
+            lock = stack.enter_context((Path(tempfile.gettempdir()) / f"support-{run}.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            path = next(folder.glob(f"support-*-{run}.json"), folder / f"support-{stamp}-{run}.json")
+            if path.exists():
+                before = read(path)
+                record = Record(setting=before.setting, cells=before.cells | record.cells)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(_lines(record)), indent=1) + b"\n")
     return path
 
 

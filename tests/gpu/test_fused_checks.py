@@ -251,7 +251,8 @@ CASES: list[tuple[str, Sabotage]] = [
     *itertools.product([*NORMS, *BY_HAND, "long"], [swapped_results, another_result]),
     *itertools.product(["long", "longer"], [*OF_LINES[2:], another_function, another_operand]),
     *itertools.product(["masked", "masked columns"], [*OF_LINES, one_line_more]),
-    *itertools.product(OF_NORMS, [rotated]),
+    # Of the cut ones, whose tensors are large, that would be far outside of the others.
+    *itertools.product([name for name in OF_NORMS if not name.endswith("cut")], [rotated]),
     *itertools.product([*OF_NORMS][:12], [another_function]),
     *itertools.product([*OF_NORMS][:6], [swapped_results, another_result, another_epsilon, turned]),
     *itertools.product([*OF_NORMS][:9], [another_element, swapped_weights]),

@@ -2,7 +2,8 @@
 
     python -m pytest -m gpu tests/gpu/test_node_suite.py
 
-Every case is a plan of its own, so that it takes some minutes.
+Every case is a plan of its own, so that it takes some minutes. The same cases are run and recorded, in as
+many processes as `--jobs` says, by `python -m tests.onnx.node_suite --device CUDA --out DIR`.
 """
 
 from __future__ import annotations

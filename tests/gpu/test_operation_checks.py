@@ -29,6 +29,7 @@ from cudnn_actor.protocol import (
     BatchNorm,
     BatchNormBackward,
     BatchNormTraining,
+    BitCast,
     BorderPad,
     Coordinates,
     Cumulative,
@@ -405,6 +406,16 @@ PADDED: dict[str, tuple[list[GraphTensor], Node]] = {
     "pad": (tensors(ROWS, WIDER), Pad(**WIDTHS, steps=(1, 1, 1), value=2.0)),
     **{f"pad, {mode}": (tensors(ROWS, WIDER), BorderPad(**WIDTHS, mode=mode)) for mode in PadMode},
 }
+CAST: dict[str, tuple[list[GraphTensor], Node]] = {
+    "bits of floats": (
+        [tensor(0, ROWS), tensor(1, ROWS, DType.INT32)],
+        BitCast(x=0, y=1, source=DType.FLOAT32, dtype=DType.INT32),
+    ),
+    "bits of integers": (
+        [tensor(0, ROWS, DType.INT64), tensor(1, ROWS, DType.FLOAT64)],
+        BitCast(x=0, y=1, source=DType.INT64, dtype=DType.FLOAT64),
+    ),
+}
 OURS = ("-kernel", "lines")
 """How the names of ways end that are kernels of our own."""
 ONLY_OURS = {
@@ -418,6 +429,7 @@ ONLY_OURS = {
     *PLACES,
     *RUNNING,
     *PADDED,
+    *CAST,
     *DRAWN,
     *GATHERS,
     *SCATTERS,
@@ -783,7 +795,7 @@ def engine() -> Iterator[CudaEngine]:
 
 GIVEN = GRAPHS | NORMS | IMAGES | RESPONSES | ATTENTION | LOCAL | DRAWN | PRODUCTS | GROUPED
 GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX | GATHERS | SCATTERS | SORTS | RESAMPLED | PADDED
-GIVEN |= SAMPLED
+GIVEN |= SAMPLED | CAST
 CASES = [
     *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
     *itertools.product(NORMS, [missing, shorter_rows, one_weight, rotated, one_sample_less, one_sample_more]),
@@ -807,6 +819,7 @@ CASES = [
     *itertools.product(REDUCTIONS, [missing, another_mode, half_read, next_row, one_sample_less]),
     *itertools.product(PLACES, [missing, smallest, half_read, next_row, one_sample_less, one_sample_more]),
     *itertools.product(PADDED, [missing, other_border, other_widths, next_row, transposed]),
+    *itertools.product(CAST, [missing, shorter_result, next_row, transposed, swapped]),
     *itertools.product(RUNNING, [missing, reverse, exclusive, longer_rows, one_sample_less, one_sample_more]),
 ]
 

@@ -28,7 +28,7 @@ def found(seed: int) -> Iterator[Found]:
     found = Found(seed)
     yield found
     if folder := os.environ.get("CUDNN_ACTOR_RECORD"):
-        write(found.record(), Path(folder))
+        write(found.record(), Path(folder), os.environ.get("PYTEST_XDIST_TESTRUNUID", "")[:8])
 
 
 @pytest.mark.parametrize(("family", "cell"), CELLS, ids=[cell.name for _, cell in CELLS])

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import enum
+import functools
+import multiprocessing
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from benchmarks.gpu.setting import gpu_versions
+from benchmarks.recording import write_found
 from cudnn_actor.models import InvalidModel, UnsupportedModel
 from cudnn_actor.onnx import backend
 from cudnn_actor.protocol.errors import CudnnActorError
@@ -127,28 +133,56 @@ def counts(outcomes: Iterable[Outcome]) -> dict[tuple[bool, Verdict], int]:
     return collections.Counter((each.expanded, each.verdict) for each in outcomes)
 
 
+def timed(device: str, only: str, part: int, parts: int) -> list[tuple[Outcome, float]]:
+    """The outcomes of a part of the cases whose name holds `only`, and seconds, by a service of their own."""
+    found = []
+    for case in [case for case in cases() if only in case.name][part::parts]:
+        start = time.perf_counter()
+        (outcome,) = judged([case], device)
+        found.append((outcome, round(time.perf_counter() - start, 3)))
+    backend.close()
+    return found
+
+
+def by_processes(device: str, only: str, jobs: int) -> Iterator[list[tuple[Outcome, float]]]:
+    """The same of all of them, in the order in which parts are done."""
+    if jobs == 1:
+        yield timed(device, only, 0, 1)
+        return
+    parts = 2 * jobs
+    run = functools.partial(timed, device, only, parts=parts)
+    with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for done in concurrent.futures.as_completed([pool.submit(run, part) for part in range(parts)]):
+            yield done.result()
+
+
 def main() -> None:
     """Print the outcomes that are not right, and the counts."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", default="CPU")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="CPU", help='"CPU" or "CUDA"')
     parser.add_argument("--only", default="", help="cases whose name holds this")
-    parser.add_argument("--verdict", default="")
-    parser.add_argument("--time", action="store_true")
+    parser.add_argument("--verdict", default="", help="print those of this verdict alone")
+    parser.add_argument("--time", action="store_true", help="print the slowest")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with a service of its own")
+    parser.add_argument("--out", type=Path, help="directory for the JSON")
     args = parser.parse_args()
-    outcomes, slow = [], []
-    for case in cases():
-        if args.only in case.name:
-            start = time.perf_counter()
-            outcomes += judged([case], args.device)
-            slow.append((time.perf_counter() - start, case.name))
-    for each in outcomes:
-        if each.verdict != Verdict.RIGHT and args.verdict in each.verdict:
-            print(f"{each.verdict}: {each.name}: {each.reason[:300]}")
+    start, found = time.perf_counter(), list[tuple[Outcome, float]]()
+    for part in by_processes(args.device, args.only, args.jobs):
+        found += part
+        for each, _ in part:
+            if each.verdict != Verdict.RIGHT and args.verdict in each.verdict:
+                print(f"{each.verdict}: {each.name}: {each.reason[:300]}", flush=True)
+    seconds = round(time.perf_counter() - start, 1)
     if args.time:
-        print(f"{sum(seconds for seconds, _ in slow):.1f} s; slowest:", sorted(slow)[-20:])
+        print(f"{seconds} s; slowest:", sorted((each, outcome.name) for outcome, each in found)[-20:])
+    outcomes = [outcome for outcome, _ in found]
     for (expanded, verdict), count in sorted(counts(outcomes).items()):
         print("expanded" if expanded else "direct", verdict, count)
-    backend.close()
+    if args.out is not None:
+        about = {"device": args.device, "onnx": onnx.__version__, "seconds": seconds}
+        about |= {} if args.device == "CPU" else {"versions": gpu_versions()}
+        by_name = {each.name: [each.verdict, each.reason[:200]] for each in sorted(outcomes)}
+        write_found(args.out, "node-suite", by_name, **about)
 
 
 if __name__ == "__main__":

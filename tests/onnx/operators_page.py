@@ -55,6 +55,7 @@ program to start from. On the command line: `cudnn-actor run MODEL.onnx`.
   defines it by. Branches are chosen and loops are unrolled where their conditions and counts are known. What
   can be done in no way raises `UnsupportedModel`, which names all such nodes of the model at once.
 - **Weights** are uploaded once, and stay in buffers of the service: they survive a crash of the actor.
+  `close` frees them. A model that is dropped without it frees them too, with a `ResourceWarning`.
   `cudnn-actor chaos --model MODEL.onnx` tries it: it runs the model while workers are killed, and compares
   each result with ONNX's own reference.
 - **Layout.** In bfloat16 and float16, convolutions have their channels last, and so has what follows from
@@ -63,7 +64,7 @@ program to start from. On the command line: `cudnn-actor run MODEL.onnx`.
   says how it runs, with the nodes' names.
 - **Numbers.** A tensor has the model's dtype where it is stored. Functions of elements that follow each
   other are computed in float32 and not rounded in between. Integers wrap around where ONNX's do in
-  arithmetic; a product of integers saturates at int32's limits.
+  arithmetic, powers too; a product of integers saturates at int32's limits.
 - **Indices** that are out of range count as the nearest in range: a device cannot raise for them.
 
 `cudnn_actor.onnx.backend` is ONNX's
@@ -161,7 +162,6 @@ def _reason(text: str) -> str:
     text = re.sub(r"\. docs/onnx\.md lists.*$", "", text)
     text = re.sub(r"node '[^']*' \((?:[\w.]+\.)?(\w+)\)", r"\1", text)
     text = re.sub(r"input '[^']*'", "an input", text)
-    text = re.sub(r"operands\[\d\]: (\w+) is not a dtype that [^;]*", r"no function is computed of \1", text)
     text = text.replace(NO_WAY, "not known here, and ONNX has no function for it")
     parts = dict.fromkeys(part.rpartition(", in ")[2] for part in text.split("; "))
     return "; ".join(list(parts)[:2])

@@ -66,6 +66,23 @@ def conv_transpose(draw: Draw) -> Drawn:
     return "ConvTranspose", [x, draw.floats(x.shape[1], draw.randint(1, 3), *taps)], attributes, 1
 
 
+def deform_conv(draw: Draw) -> Drawn:
+    groups, shared = draw.sizes(2, 1, 2)
+    taps, strides, dilations = (draw.sizes(2, 1, most) for most in (3, 2, 2))
+    spatial = [(tap - 1) * by + draw.randint(2, 4) for tap, by in zip(taps, dilations, strict=True)]
+    pads = draw.sizes(4, 0, 1)
+    out = [
+        (size + pads[n] + pads[n + 2] - (taps[n] - 1) * dilations[n] - 1) // strides[n] + 1
+        for n, size in enumerate(spatial)
+    ]
+    channels, count = groups * shared, taps[0] * taps[1]
+    x, w = draw.floats(1, channels, *spatial), draw.floats(groups, shared, *taps)
+    arrays = [x, w, 2 * draw.floats(1, shared * count * 2, *out)]
+    arrays += [draw.floats(groups), draw.floats(1, shared * count, *out)][: draw.randint(0, 2)]
+    attributes = {"strides": strides, "dilations": dilations, "pads": pads, "group": groups}
+    return "DeformConv", [*arrays], attributes | {"offset_group": shared}, 1
+
+
 def einsum(draw: Draw) -> Drawn:
     sizes = {letter: draw.randint(1, 4) for letter in "abcde"}
     terms = ["".join(draw.choices("abcde", k=draw.randint(1, 3))) for _ in range(draw.randint(1, 3))]
@@ -108,6 +125,22 @@ def resize(draw: Draw) -> Drawn:
     return "Resize", [x, None, None, np.array([1, 2, *draw.sizes(2, 1, 12)])], attributes, 1
 
 
+def roi_align(draw: Draw) -> Drawn:
+    """Regions of any size, also outside of images; and a number of samples that follows from their sizes."""
+    x, count = draw.floats(2, 2, *draw.sizes(2, 1, 6)), draw.randint(1, 3)
+    corners = draw.floats(count, 2) * 4
+    rois = np.concatenate([corners, corners + np.abs(draw.floats(count, 2)) * 4 - 1], axis=1)
+    attributes = {
+        "output_height": draw.randint(1, 3),
+        "output_width": draw.randint(1, 3),
+        "sampling_ratio": draw.choice([0, 0, 1, 2]),
+        "spatial_scale": draw.choice([0.5, 1.0]),
+        "mode": draw.choice(["avg", "max"]),
+        "coordinate_transformation_mode": draw.choice(["half_pixel", "output_half_pixel"]),
+    }
+    return "RoiAlign", [x, rois, draw.whole(0, 2, count)], attributes, 1
+
+
 def recurrent(draw: Draw) -> Drawn:
     op, gates = draw.choice([("RNN", 1), ("GRU", 3), ("LSTM", 4)])
     steps, batch, inputs, hidden = draw.sizes(4, 1, 3)
@@ -147,7 +180,20 @@ def quantised(draw: Draw) -> Drawn:
 
 @pytest.mark.parametrize(
     "family",
-    [conv, conv_transpose, einsum, gather, pad, reduction, resize, recurrent, integers, quantised],
+    [
+        conv,
+        conv_transpose,
+        deform_conv,
+        einsum,
+        gather,
+        pad,
+        reduction,
+        resize,
+        roi_align,
+        recurrent,
+        integers,
+        quantised,
+    ],
     ids=lambda family: family.__name__,
 )
 def test_an_operator_gives_what_the_reference_gives(family: Callable[[Draw], Drawn]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -62,6 +63,17 @@ def test_all_models_of_a_device_share_one_service() -> None:
     one.close()
     (scores, _) = other.run([np.ones((2, 3, 8, 8), np.float32)])
     assert scores.shape == (2, 5)
+
+
+def test_a_prepared_model_that_is_dropped_frees_its_weights() -> None:
+    """Without a warning: ONNX's interface has nothing to close it by."""
+    model = backend.prepare(image_model())
+    model.run([np.ones((2, 3, 8, 8), np.float32)])
+    service = model._service
+    del model
+    gc.collect()
+    service.call(service.gpu.drain())
+    assert service.call(service.gpu.statistics()).live_buffers == 0
 
 
 def test_devices() -> None:

@@ -297,6 +297,25 @@ def test_integers_wrap_around_as_those_of_onnx() -> None:
             check(proto, a=large, b=large[::-1].copy())
 
 
+@pytest.mark.parametrize("exponents", [np.int32, np.float32])
+def test_powers_of_integers_wrap_around_and_lose_no_digits_to_float32(exponents: type[Any]) -> None:
+    a = np.array([3, -3, 2, 10, 46341, -46341, 0, 7] if exponents is np.int32 else [7, -3, 13, 8], np.int32)
+    b = np.array([40, 41, 31, 10, 2, 3, 0, 10] if exponents is np.int32 else [10, 19, 8, 10], exponents)
+    of = helper.np_dtype_to_tensor_dtype(b.dtype)
+    ports = {"a": (TensorProto.INT32, a.shape), "b": (of, b.shape)}
+    proto = model_of([node("Pow", "a b", "y")], ports, {"y": (TensorProto.INT32, a.shape)})
+    (wanted,) = ReferenceEvaluator(proto).run(None, {"a": a, "b": b})
+    np.testing.assert_array_equal(run(proto, a=a, b=b)[0], wanted)
+
+
+def test_powers_below_0_of_integers_lose_their_fractions() -> None:
+    """As in onnxruntime; NumPy, and so ONNX's reference, refuses them."""
+    a, b = np.array([1, -1, 2, -1, -7], np.int64), np.array([-2, -3, -1, -4, -1], np.int64)
+    ports = {name: (INT64, [5]) for name in ("a", "b")}
+    proto = model_of([node("Pow", "a b", "y")], ports, {"y": (INT64, [5])})
+    assert run(proto, a=a, b=b)[0].tolist() == [1, -1, 0, 1, 0]
+
+
 @pytest.mark.parametrize(("axis", "dims"), [(0, (2, 1)), (0, (1, 4)), (1, (2, 1)), (1, (1, 6))])
 def test_elements_are_gathered_for_the_indices_that_there_are(axis: int, dims: tuple[int, ...]) -> None:
     """Not for those that NumPy would broadcast them to."""
@@ -469,13 +488,33 @@ def typed(dtype: str, values: Any) -> np.ndarray:
 
 
 LARGE = np.array([(1 << 64) - 3, 1 << 63, 5], np.uint64)
+DIVIDED = np.array([1, 3, 10**9, (1 << 53) + 1, (1 << 63) - 1, (1 << 63) + 9, (1 << 64) - 1], np.uint64)
 SOME = np.array([7, (1 << 63) + 9, (1 << 64) - 1], np.uint64)
+MATRICES = np.random.default_rng(2).standard_normal((2, 3, 5, 5)).astype(np.float32)
+MATRICES[0, 0, :, 1] = MATRICES[0, 0, :, 3]  # whose determinant is 0
+MATRICES[0, 1] = np.eye(5)[::-1]  # which cannot be done without changing rows
 E3 = np.exp(X) / np.exp(X).sum()
 CASES: list[Any] = [
     ("Add", 14, [LARGE, SOME], {}, [LARGE + SOME]),
     ("Sub", 14, [LARGE, SOME], {}, [LARGE - SOME]),
     ("Mul", 14, [LARGE, SOME], {}, [LARGE * SOME]),
+    ("Div", 14, [np.repeat(DIVIDED, 7), np.tile(DIVIDED, 7)], {}, [(DIVIDED[:, None] // DIVIDED).ravel()]),
+    ("ReduceMean", 18, [LARGE // 2], {"keepdims": 0}, [np.array((1 << 62), np.uint64)]),
+    ("Mod", 13, [LARGE, SOME], {}, [LARGE % SOME]),
+    ("Less", 13, [LARGE, SOME], {}, [LARGE < SOME]),
+    ("Cast", 21, [LARGE], {"to": TensorProto.INT64}, [LARGE.astype("int64")]),
+    ("Cast", 21, [SOME], {"to": TensorProto.INT8}, [SOME.astype("int8")]),
+    ("Cast", 21, [SOME], {"to": TensorProto.UINT32}, [SOME.astype("uint32")]),
+    (
+        "Cast",
+        21,
+        [typed("int16", [-1, 5])],
+        {"to": TensorProto.UINT64},
+        [typed("uint64", [(1 << 64) - 1, 5])],
+    ),
+    ("Cast", 21, [SOME], {"to": TensorProto.FLOAT}, [SOME.astype("float32")]),
     ("MatMul", 13, [LARGE[None], SOME[:, None]], {}, [(LARGE * SOME).sum(dtype="u8").reshape(1, 1)]),
+    ("Gemm", 13, [LARGE[:1, None]] * 3, {"alpha": 2.0, "beta": -1.0}, [typed("uint64", [[21]])]),
     (
         "PRelu",
         16,
@@ -484,6 +523,29 @@ CASES: list[Any] = [
         [typed("int32", [-(1 << 30), 3])],
     ),
     ("PRelu", 16, [LARGE, SOME], {}, [LARGE]),
+    ("Det", 22, [MATRICES], {}, [np.linalg.det(MATRICES)]),
+    ("Det", 11, [np.full((1, 1), 3.0)], {}, [np.array(3.0)]),
+    (
+        "MaxPool",
+        22,
+        [typed("float32", [[[-2.0]]])],
+        {"kernel_shape": [2], "dilations": [2], "auto_pad": "SAME_UPPER"},
+        [np.full((1, 1, 1), np.finfo("f4").min)],
+    ),
+    (
+        "MaxPool",
+        22,
+        [typed("int8", [[[5, 7]]])],
+        {"kernel_shape": [2], "pads": [2, 0]},
+        [typed("int8", [[[-128, 5, 7]]])],
+    ),
+    (
+        "AveragePool",
+        22,
+        [typed("float32", [[[6, 8]]])],
+        {"kernel_shape": [2], "pads": [2, 0], "count_include_pad": 1},
+        [typed("float32", [[[0, 3, 7]]])],
+    ),
     ("Erf", 9, [typed("int32", [-4, -3, 0, 6])], {}, [typed("int32", [-1, 0, 0, 1])]),
     ("Erf", 9, [typed("uint8", [3, 4])], {}, [typed("uint8", [0, 1])]),
     ("Abs", 13, [typed("int8", [-128, -7])], {}, [typed("int8", [-128, 7])]),
@@ -589,3 +651,54 @@ def test_a_function_of_half_constants_keeps_their_dtype() -> None:
     x = X.reshape(1, 1, 3, 4).astype(np.float16)
     (found,) = results_of("MeanVarianceNormalization", 13, [x], constant=True)
     assert found.dtype == np.float16
+
+
+@pytest.mark.parametrize("backwards", [0, 1])
+def test_a_scan_of_version_8_is_of_each_sample(backwards: int) -> None:
+    body = graph_of(
+        [node("Add", "state x", "next"), node("Mul", "next next", "square")],
+        {"state": (FLOAT, [4]), "x": (FLOAT, [4])},
+        {"next": (FLOAT, [4]), "square": (FLOAT, [4])},
+    )
+    x, initial = np.stack([X, X + 1, -X]), np.ones((3, 4), np.float32)
+    scan = node("Scan", "- initial x", "last all", body=body, num_scan_inputs=1, directions=[backwards])
+    ports = {"initial": (FLOAT, initial.shape), "x": (FLOAT, x.shape)}
+    wanted = {"last": (FLOAT, None), "all": (FLOAT, None)}
+    proto = model_of([scan], ports, wanted, opset_imports=[helper.make_opsetid("", 8)], ir_version=8)
+    sums = np.cumsum(x[:, :: -1 if backwards else 1], axis=1) + initial[:, None]
+    last, every = run(proto, initial=initial, x=x)
+    np.testing.assert_allclose(last, sums[:, -1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(every, sums**2, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_convolution_that_is_deformed_alike_everywhere_is_one_of_a_moved_image(rank: int) -> None:
+    """Of one dim and of three, which the reference implementation does not have."""
+    rng = np.random.default_rng(rank)
+    x, w = (rng.standard_normal(dims).astype("f4") for dims in ((2, 4, *(6,) * rank), (6, 2, *(3,) * rank)))
+    x[:, :, -1] = 0
+    moved = x.copy()  # the second group of offsets reads the element before, along the first dim
+    moved[:, 2:, 1:] = x[:, 2:, :-1]
+    moved[:, 2:, 0] = 0
+    of: dict[str, Any] = {
+        "group": 2,
+        "pads": [1, 0, 1][:rank] * 2,
+        "strides": [1, 2, 1][:rank],
+        "dilations": [2, 1, 1][:rank],
+    }
+    (wanted,) = results_of("Conv", 22, [moved, w], constant=False, **of)
+    offset = np.zeros((2, 2, 3**rank, rank, *wanted.shape[2:]), np.float32)
+    offset[:, 1, :, 0] = -1
+    arrays = [x, w, offset.reshape(2, -1, *wanted.shape[2:])]
+    (found,) = results_of("DeformConv", 22, arrays, constant=False, offset_group=2, **of)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_regions_of_version_10_begin_at_the_corners_of_elements() -> None:
+    """The reference implementation gives what version 16 does."""
+    x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    arrays = [x, typed("float32", [[0, 0, 2, 2]]), typed("int64", [0])]
+    of = {"output_height": 2, "output_width": 2, "sampling_ratio": 1}
+    for constant in (False, True):
+        (found,) = results_of("RoiAlign", 10, arrays, constant=constant, **of)
+        np.testing.assert_allclose(found, [[[[2.5, 3.5], [6.5, 7.5]]]])

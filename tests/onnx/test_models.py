@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from cudnn_actor import (
     InvalidRequest,
     OutOfMemory,
     RunGraph,
+    ServiceStopped,
     StaleBufferError,
     UnsupportedModel,
     spawn,
@@ -31,6 +33,7 @@ from cudnn_actor import (
 )
 from cudnn_actor.models import model as models
 from cudnn_actor.protocol.messages import Message
+from cudnn_actor.service.options import Isolation
 
 from .small_models import FLOAT, INT64, image_model, model_of, node
 
@@ -335,6 +338,32 @@ async def test_dims_with_one_name_must_agree() -> None:
             await gpu.run(model, {"a": np.zeros(3, np.float32), "b": np.zeros(1, np.float32)})
 
 
+async def test_what_is_no_input_at_all_is_told_with_what_to_pass() -> None:
+    async with spawn(device="cpu") as gpu:
+        model, image = await gpu.load(image_model()), images(1)
+        wrong: list[tuple[Any, dict[str, Any], str]] = [
+            (image, {}, "inputs=ndarray: is not a mapping of names to arrays; name each: image"),
+            ({"image": None}, {}, "image=None: is of type NoneType, not an array of numbers"),
+            (
+                {"image": [[1.0], [1.0, 2.0]]},
+                {},
+                "image=list: cannot be converted to an array: .*; pass rows",
+            ),
+            ({"image": image.tolist()}, {}, "image=float64: .*; convert it: numpy.asarray\\(x, 'float32'\\)"),
+            ({"image": image}, {"keep": "scores"}, "keep='scores': is not a sequence of names"),
+            ({"image": image}, {"keep": ("score",)}, 'not an output of the model; did you mean "scores"?'),
+        ]
+        for inputs, options, told in wrong:
+            with pytest.raises(InvalidRequest, match=told):
+                await gpu.run(model, inputs, **options)
+        given: Any = model
+        with pytest.raises(InvalidRequest, match=r"run it: await gpu\.run"):
+            await gpu.apply(given)
+        with pytest.raises(InvalidRequest, match=r"ask it: await model\.explain"):
+            await gpu.explain(given)
+        await model.close()
+
+
 async def test_a_model_belongs_to_its_service_until_it_is_closed() -> None:
     async with spawn(device="cpu") as gpu, spawn(device="cpu") as other:
         model = await gpu.load(image_model())
@@ -344,6 +373,38 @@ async def test_a_model_belongs_to_its_service_until_it_is_closed() -> None:
         await model.close()
         with pytest.raises(InvalidRequest, match="is closed"):
             await gpu.run(model, {"image": images(1)})
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_a_model_that_is_dropped_frees_its_weights_and_says_so(isolation: Isolation) -> None:
+    async with spawn(device="cpu", isolation=isolation) as gpu:
+        model = await gpu.load(image_model())
+        await gpu.run(model, {"image": images(1)})
+        cycle: list[Any] = [model]  # so that the collector finds it, on a thread of its choice
+        cycle.append(cycle)
+        assert await buffers(gpu) > 0
+        del model, cycle
+        with pytest.warns(ResourceWarning, match="unclosed <model: image: .*: use `await model.close"):
+            await asyncio.to_thread(gc.collect)
+        assert await buffers(gpu) == 0
+
+
+async def test_a_model_that_is_closed_or_outlives_its_service_needs_no_warning() -> None:
+    """Warnings are errors here, and the collector's are reported."""
+    async with spawn(device="cpu") as gpu:
+        loaded = [await gpu.load(image_model()) for _ in range(2)]
+        for model in loaded:
+            await gpu.run(model, {"image": images(1)})
+        await loaded.pop().close()
+    del loaded, model
+    gc.collect()
+
+
+async def test_a_service_that_has_stopped_loads_no_model() -> None:
+    async with spawn(device="cpu") as gpu:
+        pass
+    with pytest.raises(ServiceStopped):
+        await gpu.load(image_model())
 
 
 async def test_a_run_that_fails_leaves_nothing() -> None:

@@ -116,6 +116,10 @@ def test_bytes_that_are_no_model(data: bytes) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match="cannot be read: No such file"):
         OnnxModel(tmp_path / "gone.onnx")
+    with pytest.raises(InvalidModel, match="cannot be read: embedded null byte"):
+        OnnxModel("model.onnx\0")
+    with pytest.raises(InvalidModel, match="the file: is empty"):
+        OnnxModel(b"")
     with pytest.raises(InvalidRequest, match="is no model"):
         OnnxModel(7)
 

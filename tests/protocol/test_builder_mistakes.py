@@ -55,6 +55,14 @@ WRONG = [
     Wrong(lambda g, t: g.max_pool(anything(2.0), 2), "x=2.0: is a number where a tensor belongs"),
     Wrong(lambda g, t: t.x @ anything(3), "b=3: is a number where a tensor belongs"),
     Wrong(lambda g, t: np.ones((4, 4)) @ t.m, "a=ndarray of float64 (4, 4): is no tensor of this builder"),
+    Wrong(
+        lambda g, t: t.m @ t.m, "b=(4, 6): has 4 rows, but a, of dims (4, 6), has 6 columns; give b as many"
+    ),
+    Wrong(
+        lambda g, t: t.m[t.i],
+        "index=<i: int32 (4, 6)>: is not a whole number, a slice of them, ... or None; use g.take",
+    ),
+    Wrong(lambda g, t: t.m.reshape((-1, -1)), "dims=(-1, -1): leave more than one size open; use one -1"),
     Wrong(lambda g, t: g.transpose(anything("x")), "x='x': is no tensor of this builder"),
     Wrong(lambda g, t: g.slice(anything(3), 0), "x=3: is a number"),
     Wrong(lambda g, t: g.global_avg_pool(anything(3)), "x=3: is a number"),
@@ -64,6 +72,7 @@ WRONG = [
     Wrong(lambda g, t: t.x + np.ones(4), "operand=ndarray of float64 (4,): is neither a tensor nor a number"),
     Wrong(lambda g, t: t.x + 10**400, "operand=1000000"),
     Wrong(lambda g, t: t.i + 2**70, "operand=1180591620717411303424: is beyond the range"),
+    Wrong(lambda g, t: t.i + 2**63, "operand=9223372036854775808: is beyond the range"),
     Wrong(lambda g, t: g.where(t.m > 0, True, t.m), "operand=True: is a truth value, not a number"),
     Wrong(lambda g, t: g.full((2,), anything("a")), "value='a': is neither a tensor nor a number"),
     Wrong(lambda g, t: g.full((2,), float("nan"), "int32"), "value=nan: is no number of int32"),
@@ -233,3 +242,11 @@ def test_minus_zero_is_a_number_of_its_own() -> None:
     x = g.input("x", (1,))
     values = [t.value for t in g.build(y=x * 0.0, z=x * -0.0).body.tensors if t.value is not None]
     assert [str(value) for value in values] == ["0.0", "-0.0"]
+
+
+def test_a_missing_argument_is_told_with_the_name_of_the_function() -> None:
+    g: Any = GraphBuilder()
+    with pytest.raises(TypeError, match=r"^GraphBuilder.exp\(\) missing 1 required positional argument: 'x'"):
+        g.exp()
+    with pytest.raises(TypeError, match=r"^GraphBuilder.maximum\(\) missing 2"):
+        g.maximum()

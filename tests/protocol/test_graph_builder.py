@@ -273,6 +273,23 @@ class TestForms:
         assert str(caught.value).startswith(shown)
         assert str(caught.value).endswith("; pass what `Graph.to_json` gave")
 
+    def test_mistakes_of_graphs_written_by_hand_are_named(self) -> None:
+        g = GraphBuilder()
+        x = g.input("x", (4, 4))
+        text = g.build(y=x @ g.input("w", (4, 4))).to_json().decode()
+        assert '"overwrites":null,"value":null,"name":"matmul' in text
+        for old, new, told in (
+            ('"name":"w","spec"', '"name":"","spec"', "name='': must be a non-empty string"),
+            (
+                '"overwrites":null,"value":null,"name":"matmul',
+                '"overwrites":0,"value":null,"name":"matmul',
+                "'matmul': overwrites an input, which only functions of each element may do",
+            ),
+        ):
+            assert old in text
+            with pytest.raises(InvalidRequest, match=told):
+                Graph.from_json(text.replace(old, new))
+
     def test_limits_are_limits(self) -> None:
         with pytest.raises(InvalidRequest, match="limits=5: is of type int where a GraphLimits"):
             Graph.from_json(self.graph().to_json(), limits=5)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -13,6 +14,8 @@ from cudnn_actor.protocol import (
     DType,
     GraphTensor,
     InvalidRequest,
+    MatMul,
+    Node,
     Numerics,
     OperationGraph,
     Pointwise,
@@ -29,7 +32,7 @@ def add(result: int, *operands: int) -> Pointwise[int]:
     return Pointwise(mode=PointwiseMode.ADD, operands=operands, result=result)
 
 
-def graph(tensors: list[GraphTensor], operations: list[Pointwise[int]]) -> OperationGraph:
+def graph(tensors: list[GraphTensor], operations: Sequence[Node]) -> OperationGraph:
     return OperationGraph(tensors=tuple(tensors), operations=tuple(operations))
 
 
@@ -107,6 +110,24 @@ def test_a_graph_that_overwrites_what_it_reads_is_not_pure() -> None:
 def test_a_result_overwrites_an_input_of_its_own_spec_only(tensors: list[GraphTensor], problem: str) -> None:
     with pytest.raises(InvalidRequest, match=problem):
         graph(tensors, [add(1, 0)])
+
+
+def test_only_functions_of_each_element_and_new_statistics_overwrite_an_input() -> None:
+    """A sum of products would read elements that it has overwritten; cut into pieces, others would too."""
+    tensors = [msgspec.structs.replace(tensor(uid), dims=(3, 3), strides=(3, 1)) for uid in range(4)]
+    for before in (0, 1, 2):
+        over = msgspec.structs.replace(tensors[3], overwrites=before)
+        with pytest.raises(
+            InvalidRequest, match="'matmul': overwrites an input, which only functions of each"
+        ):
+            graph([*tensors[:3], over, tensor(4)], [add(4, 2), MatMul(a=0, b=1, y=3)])
+
+
+def test_what_is_overwritten_is_not_read_after_that() -> None:
+    tensors = [tensor(0), overwriting(1, 0), tensor(2)]
+    graph(tensors, [add(2, 0), add(1, 0)])
+    with pytest.raises(InvalidRequest, match="reads what an operation before it overwrites"):
+        graph(tensors, [add(1, 0), add(2, 0)])
 
 
 def test_numerics_belong_to_the_graph() -> None:

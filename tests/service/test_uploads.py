@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -169,3 +170,31 @@ async def test_what_is_no_tensor_is_named_with_its_field_and_a_fix(
         assert caught.value.fix in str(caught.value)
         assert (await gpu.statistics()).live_buffers == 0
         await gpu.upload([1.0])
+
+
+class Unreadable:
+    """An array by its methods, which fail."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, place: int) -> float:
+        raise OSError("the file is gone")
+
+
+async def test_what_is_no_array_at_all_is_named_with_what_to_pass() -> None:
+    async with spawn(device="cpu") as gpu:
+        ref = await gpu.upload([1.0])
+        wrong: list[tuple[Any, str]] = [
+            (ref, "array=<buffer .*>: is a buffer, .*; pass it to requests as it is; Copy"),
+            ([ref, ref], "is a buffer"),
+            ({"x": 1.0}, "array={'x': 1.0}: is of type dict, .*; pass a NumPy array"),
+            ((x for x in (1, 2)), "is of type generator"),
+            (np.ndarray, "is of type type"),
+            (Unreadable(), "array=Unreadable: cannot be converted to an array: the file is gone"),
+        ]
+        for given, told in wrong:
+            for send in (gpu.upload, functools.partial(gpu.write, ref)):
+                with pytest.raises(InvalidRequest, match=told) as caught:
+                    await send(given)
+                assert caught.value.field == "array"

@@ -7,7 +7,14 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, grid_sampling, indexing, resampling, sorting
+from cudnn_actor.engines.cuda.operations import (
+    IMPLEMENTATIONS,
+    bit_cast,
+    grid_sampling,
+    indexing,
+    resampling,
+    sorting,
+)
 from cudnn_actor.engines.cuda.operations import attention as attentions
 from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
@@ -50,6 +57,7 @@ from cudnn_actor.protocol.operations import (
     ArgReduction,
     AvgPool,
     AvgPoolBackward,
+    BitCast,
     BorderPad,
     Cumulative,
     Gather,
@@ -110,6 +118,7 @@ _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     products.matmul_kernel: products.source,
     randoms.random_kernel: randoms.source,
     paddings.padding_kernel: paddings.source,
+    bit_cast.bit_cast_kernel: bit_cast.bit_cast_source,
     grouped.grouped_kernels: grouped.source,
     indexing.gather_kernel: indexing.gather_source,
     indexing.scatter_kernels: indexing.scatter_source,
@@ -136,8 +145,8 @@ def sources() -> Iterator[tuple[str, str]]:
 
 def _elementwise() -> Iterator[tuple[str, str]]:
     for mode, function in FUNCTIONS.items():
-        for compute in (DType.FLOAT32, DType.FLOAT64, DType.INT64):
-            if function.whole if compute is DType.INT64 else not function.bits:
+        for compute in (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.UINT64):
+            if not function.bits if compute.is_floating else function.whole:
                 operands: tuple[Value, ...] = (Leaf(0, compute), Scalar(0), Leaf(0, compute))
                 yield f"{mode}-{compute}", _kernel(_expression(mode, operands, compute))
     for dtype, compute in itertools.product(DType, (DType.FLOAT32, DType.FLOAT64, DType.INT64)):
@@ -203,7 +212,7 @@ def _expression(
     """An expression of as many of the operands as the mode takes. Infinite parameters stay as they are."""
     function = FUNCTIONS[mode]
     parameters = tuple(
-        value + 2 if compute is DType.INT64 else value + 0.5 for value in function.parameters.values()
+        value + 0.5 if compute.is_floating else value + 2 for value in function.parameters.values()
     )
     return Expression(mode, operands[: function.arity], parameters, compute, dtype)
 
@@ -234,6 +243,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
         _reductions(),
         _randoms(),
         _paddings(),
+        _bit_casts(),
         _gathers(),
         _scatters(),
         _sorts(),
@@ -442,6 +452,21 @@ def _paddings() -> Iterator[tuple[str, OperationGraph]]:
             apart = TensorSpec.strided(y.dims, [2 * step for step in y.strides], dtype)
             for layout, spec in (("packed", y), ("apart", apart)):
                 yield f"{mode}_pad-{dtype}-{name}-{layout}", graph_of(kind, {"x": x}, {"y": spec}, **of)
+
+
+def _bit_casts() -> Iterator[tuple[str, OperationGraph]]:
+    """Each size, packed and with gaps."""
+    pairs = (
+        (DType.INT8, DType.UINT8),
+        (DType.FLOAT16, DType.BFLOAT16),
+        (DType.FLOAT32, DType.INT32),
+        (DType.INT64, DType.FLOAT64),
+    )
+    for before, dtype in pairs:
+        x = TensorSpec.packed((2, 3, 8), before)
+        for name, spec in {"packed": x, "apart": TensorSpec.strided(x.dims, (60, 20, 2), before)}.items():
+            of: dict[str, Any] = {"source": before, "dtype": dtype}
+            yield f"bit_cast-{before}-{name}", graph_of(BitCast, {"x": spec}, {"y": None}, **of)
 
 
 def _gathers() -> Iterator[tuple[str, OperationGraph]]:

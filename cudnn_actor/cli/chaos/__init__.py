@@ -21,7 +21,7 @@ from cudnn_actor.cli.chaos import processes
 from cudnn_actor.cli.chaos.harness import Harness
 from cudnn_actor.cli.chaos.report import Report, print_report, write
 from cudnn_actor.cli.chaos.settings import FaultKind, LoadKind, Settings, possible_faults
-from cudnn_actor.cli.user_error import UserError
+from cudnn_actor.cli.user_error import UserError, whole_number
 
 __all__ = ["add_arguments", "run"]
 
@@ -67,13 +67,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="kinds of faults and of load to leave out",
     )
     parser.add_argument(
-        "--tasks", type=_count, default=_DEFAULTS.tasks, help="tasks that send requests (%(default)s)"
+        "--tasks",
+        type=whole_number(1, 1000),
+        default=_DEFAULTS.tasks,
+        help="tasks that send requests (%(default)s)",
     )
     parser.add_argument(
         "--model", type=Path, metavar="FILE", help="an ONNX model that is run, too; needs the package onnx"
     )
     parser.add_argument(
-        "--seed", type=_whole, default=0, help="determines programs, faults and pauses (%(default)s)"
+        "--seed", type=whole_number(), default=0, help="determines programs, faults and pauses (%(default)s)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write all results as JSON")
 
@@ -182,15 +185,3 @@ def _seconds(word: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{word} must be a number of seconds > 0")
     return seconds
-
-
-def _count(word: str) -> int:
-    if not word.isdecimal() or not 1 <= int(word) <= 1000:
-        raise argparse.ArgumentTypeError(f"{word} must be a whole number from 1 to 1000")
-    return int(word)
-
-
-def _whole(word: str) -> int:
-    if not word.isdecimal() or int(word) >= 1 << 63:
-        raise argparse.ArgumentTypeError(f"{word} must be a whole number from 0 to 2**63 - 1")
-    return int(word)

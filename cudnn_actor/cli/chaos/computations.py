@@ -25,6 +25,7 @@ from cudnn_actor.protocol import (
     BatchNorm,
     BatchNormBackward,
     BatchNormTraining,
+    BitCast,
     BorderPad,
     BufferRef,
     Concat,
@@ -399,6 +400,7 @@ def _movements(x: tuple[int, ...], dims: tuple[int, ...], axes: tuple[int, ...])
         Pad(x="x", y="padded", before=(1,) * len(x), after=(2,) * len(x), steps=(-1,) * len(x), value=5.0),
         BorderPad(x="x", y="bordered", before=(3,) * len(x), after=(1,) * len(x), mode=PadMode.REFLECT),
         Concat(operands=("x", "x"), y="joined", axis=1),
+        BitCast(x="x", y="bits", source=DType.FLOAT32, dtype=DType.INT32),
     )
     return Problem(dims={"x": x}, operations=operations)
 

@@ -52,6 +52,11 @@ def cast(node: Node, g: GraphBuilder) -> Result:
     return converted(g, node.tensor(0), wanted)
 
 
+@operator("BitCast", since=26)
+def bit_cast(node: Node, g: GraphBuilder) -> Result:
+    return g.bit_cast(node.tensor(0), dtype_of(node.attribute("to")))
+
+
 @operator("CastLike", since=15)
 def cast_like(node: Node, g: GraphBuilder) -> Result:
     wanted = node.dtype(1)

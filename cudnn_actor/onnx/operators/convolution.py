@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.table import operator
@@ -121,3 +124,46 @@ def conv_transpose(node: Node, g: GraphBuilder) -> Result:
     if any(pair != (0, 0) for pair in missing):
         y = g.pad(y, [(0, 0), (0, 0), *missing])
     return with_bias(g, y, node.tensor_or_none(2))
+
+
+@operator("DeformConv", since=19)
+def deform_conv(node: Node, g: GraphBuilder) -> Result:
+    """Columns that are read between elements, at places that an input moves; and a product of matrices."""
+    x, w, offset = node.tensor(0), node.tensor(1), node.tensor(2)
+    spec, (images, channels, *sizes), taps = conv_spec(node, x.dims, w.dims), x.dims, w.dims[2:]
+    spatial = spec.output_dims(x.dims, w.dims)[2:]
+    rank, count, shared = len(taps), math.prod(taps), node.attribute("offset_group")
+    rows = (count * spatial[0], *spatial[1:])  # of all taps, as one image
+    base, scale = _places(spec, sizes, taps, spatial)
+    moved = g.reshape(offset, (images * shared, count, rank, *spatial))
+    moved = g.transpose(moved, (0, 1, *range(3, 3 + rank), 2))[..., ::-1]
+    if x.dtype is not DType.FLOAT64:
+        moved, base, scale = g.astype(moved, DType.FLOAT32), base.astype("f4"), scale.astype("f4")
+    grid = g.add(g.multiply(moved, node.weight(scale)), node.weight(base))
+    grid = g.reshape(grid, (images * shared, *rows, rank))
+    columns = g.grid_sample(g.reshape(x, (images * shared, channels // shared, *sizes)), grid)
+    if node.has(4):
+        columns = g.multiply(columns, g.reshape(node.tensor(4), (images * shared, 1, *rows)))
+    length = channels // spec.groups * count
+    columns = g.reshape(columns, (images, spec.groups, length, math.prod(spatial)))
+    filters = g.reshape(w, (1, spec.groups, w.dims[0] // spec.groups, length))
+    y = g.reshape(g.matmul(filters, columns), (images, w.dims[0], *spatial))
+    return with_bias(g, y, node.tensor_or_none(3))
+
+
+def _places(
+    spec: ConvSpec, sizes: Sequence[int], taps: Sequence[int], spatial: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where each tap lies for each result, as `GridSample` counts, and how long a step is there.
+
+    Dims (taps, spatial of the result, rank): along the last spatial dim first.
+    """
+    rank = len(taps)
+    tap = np.indices(taps).reshape(rank, -1, *[1] * rank)
+    result = np.indices(spatial)[:, None]
+    dilation, stride, before = (
+        np.reshape(each, (rank, *[1] * (rank + 1))) for each in (spec.dilation, spec.stride, spec.pre_padding)
+    )
+    places = np.moveaxis(tap * dilation + result * stride - before, 0, -1)[..., ::-1]
+    scale = 2 / np.array(sizes[::-1])
+    return (places + 0.5) * scale - 1, scale

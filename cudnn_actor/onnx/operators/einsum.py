@@ -29,7 +29,7 @@ def einsum(node: Node, g: GraphBuilder) -> Result:
     while len(left) > 1:
         first, second, *rest = left
         needed = set(result).union(*(labels for labels, _ in rest))
-        left = [_joined(node, g, first, second, needed), *rest]
+        left = [_joined(g, first, second, needed), *rest]
     labels, x = _summed(g, left[0], set(result))
     return g.transpose(x, [labels.index(each) for each in result]) if labels != result else x
 
@@ -81,7 +81,7 @@ def _summed(g: GraphBuilder, term: _Term, kept: set[str]) -> _Term:
     )
 
 
-def _joined(node: Node, g: GraphBuilder, first: _Term, second: _Term, needed: set[str]) -> _Term:
+def _joined(g: GraphBuilder, first: _Term, second: _Term, needed: set[str]) -> _Term:
     """The product of two tensors, summed over the labels that only they have."""
     a_labels, a = _summed(g, first, needed | set(second[0]))
     b_labels, b = _summed(g, second, needed | set(a_labels))
@@ -107,6 +107,6 @@ def _joined(node: Node, g: GraphBuilder, first: _Term, second: _Term, needed: se
             ),
         )
 
-    y = product(node, g, arranged(a_labels, a, rows, inner), arranged(b_labels, b, inner, columns))
+    y = product(g, arranged(a_labels, a, rows, inner), arranged(b_labels, b, inner, columns))
     labels = "".join((*batch, *rows, *columns))
     return labels, g.reshape(y, [sizes[each] for each in labels])

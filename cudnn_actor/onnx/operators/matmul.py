@@ -7,12 +7,10 @@ from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import converted, wrapped
-from cudnn_actor.onnx.operators.pointwise import unsigned
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined, Value
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.operations import PointwiseMode
 
 __all__ = ["product", "turned"]
 
@@ -27,7 +25,7 @@ def turned(g: GraphBuilder, x: Tensor) -> Tensor:
     return g.transpose(x, (*batch, column, row))
 
 
-def product(node: Node, g: GraphBuilder, a: Tensor, b: Tensor) -> Tensor:
+def product(g: GraphBuilder, a: Tensor, b: Tensor) -> Tensor:
     """a @ b, of their dtype."""
     if a.dtype.is_floating:
         return g.matmul(a, b)
@@ -36,13 +34,15 @@ def product(node: Node, g: GraphBuilder, a: Tensor, b: Tensor) -> Tensor:
     left, right = a[..., :, :, None], b[..., None, :, :]
     if a.dims[-2] * a.dims[-1] * b.dims[-1] > _MOST:
         raise Declined(f"a product of large matrices of {a.dtype}")
-    if a.dtype is DType.UINT64:
-        y = g.sum(unsigned(node, g, PointwiseMode.MUL, left, right), -2)
-    else:
-        wide = (g.astype(each, DType.INT64) for each in (left, right))
-        y = wrapped(g, g.sum(g.multiply(*wide), -2), a.dtype)
+    wide = (converted(g, each, _wide(a.dtype)) for each in (left, right))
+    y = wrapped(g, g.sum(g.multiply(*wide), -2), a.dtype)
     y = y[..., 0] if column else y
     return (y[..., 0] if column else y[..., 0, :]) if row else y
+
+
+def _wide(dtype: DType) -> DType:
+    """The type that sums and products of integers wrap around in."""
+    return DType.UINT64 if dtype is DType.UINT64 else DType.INT64
 
 
 @operator("MatMul", since=1)
@@ -50,31 +50,26 @@ def mat_mul(node: Node, g: GraphBuilder) -> Result:
     fused = _attention(node, g)
     if fused is not None:
         return fused
-    return product(node, g, node.tensor(0), node.tensor(1))
+    return product(g, node.tensor(0), node.tensor(1))
 
 
 @operator("Gemm", since=7)
 def gemm(node: Node, g: GraphBuilder) -> Result:
     a, b = node.tensor(0), node.tensor(1)
     y: Any = product(
-        node,
         g,
         turned(g, a) if node.attribute("transA") else a,
         turned(g, b) if node.attribute("transB") else b,
     )
     alpha, beta = node.attribute("alpha"), node.attribute("beta")
     dtype, bias = y.dtype, node.has(2) and beta
-    if dtype.is_floating or dtype is DType.UINT64:
-        wide = dtype
-    else:  # which wraps around, or holds fractions
-        wide = DType.INT64 if alpha % 1 == beta % 1 == 0 else DType.FLOAT64
-    if wide is DType.UINT64 and (alpha != 1 or bias):
-        raise Declined("a sum of matrices of uint64")
-    y = y if alpha == 1 else g.astype(y, wide) * (int(alpha) if wide is DType.INT64 else alpha)
+    whole = not dtype.is_floating and alpha % 1 == beta % 1 == 0
+    wide = dtype if dtype.is_floating else _wide(dtype) if whole else DType.FLOAT64  # it holds fractions
+    y = y if alpha == 1 else g.astype(y, wide) * (int(alpha) if whole else alpha)
     if bias:
         c: Any = node.operand(2)
         c = g.astype(c, wide) if wide is not dtype and isinstance(c, Tensor) else c
-        c = c if beta == 1 else c * (int(beta) if wide is DType.INT64 else beta)
+        c = c if beta == 1 else c * (int(beta) if whole else beta)
         y = (g.astype(y, wide) if wide is not dtype else y) + c
     return converted(g, y, dtype)
 

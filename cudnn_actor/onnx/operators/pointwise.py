@@ -15,11 +15,13 @@ from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Refused
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.operations import PointwiseMode, ReductionMode
+from cudnn_actor.protocol.operations import PointwiseMode
 
-__all__ = ["quotient", "unsigned"]
+__all__ = ["quotient"]
 
 _M = PointwiseMode
+_WIDE = (DType.INT64, DType.UINT64)
+"""Integers that functions are computed in: they wrap around by themselves."""
 
 _FUNCTIONS: dict[str, tuple[PointwiseMode, int]] = {
     "Acos": (_M.ACOS, 7),
@@ -80,28 +82,12 @@ for _name, (_mode, _since) in _FUNCTIONS.items():
 def _arithmetic(mode: PointwiseMode) -> Callable[[Node, GraphBuilder], Result]:
     def handler(node: Node, g: GraphBuilder) -> Result:
         dtype = node.dtype(0)
-        if dtype.is_floating or dtype is DType.INT64:
+        if dtype.is_floating or dtype in _WIDE:
             return g.pointwise(mode, *node.operands())
-        if dtype is DType.UINT64:
-            return unsigned(node, g, mode, *node.tensors())
         wide = (g.astype(x, DType.INT64) if isinstance(x, Tensor) else x for x in node.operands())
         return wrapped(g, g.pointwise(mode, *wide), dtype)
 
     return handler
-
-
-def unsigned(node: Node, g: GraphBuilder, mode: PointwiseMode, a: Tensor, b: Tensor) -> Tensor:
-    """uint64, of which reductions are computed, and no functions of elements."""
-    dims = np.broadcast_shapes(a.dims, b.dims)
-
-    def reduced(of: ReductionMode, *operands: Tensor) -> Tensor:
-        return g.reduce(of, g.stack([g.broadcast_to(x, dims) for x in operands]), 0)
-
-    if mode is _M.MUL:
-        return reduced(ReductionMode.PRODUCT, a, b)
-    if mode is _M.SUB:  # minus one is 2**64 - 1
-        b = reduced(ReductionMode.PRODUCT, b, node.weight(np.array((1 << 64) - 1, np.uint64)))
-    return reduced(ReductionMode.SUM, a, b)
 
 
 for _name, _mode in {"Add": _M.ADD, "Sub": _M.SUB, "Mul": _M.MUL}.items():
@@ -119,21 +105,21 @@ def magnitude(node: Node, g: GraphBuilder) -> Result:
 def quotient(g: GraphBuilder, a: Any, b: Any, dtype: DType) -> Tensor:
     """a / b of integers, without the fraction."""
 
-    def divided(whole: Any) -> Tensor:
+    def divided(whole: Any, dtype: DType) -> Tensor:
         pair = (g.astype(x, DType.FLOAT64) if isinstance(x, Tensor) else float(x) for x in (whole, b))
-        return g.astype(g.trunc(g.divide(*pair)), DType.INT64)
+        return g.astype(g.trunc(g.divide(*pair)), dtype)
 
     whole = g.subtract(a, g.fmod(a, b))
-    first = divided(whole)
-    if dtype is not DType.INT64:
-        return converted(g, first, dtype)
-    left = g.subtract(whole, g.multiply(first, b))  # float64 does not hold every int64
-    return g.add(first, divided(left))
+    if dtype not in _WIDE:
+        return converted(g, divided(whole, DType.INT64), dtype)
+    first = divided(whole, dtype)  # float64 does not hold every int64: it may be a little off, up or down
+    left = wrapped(g, g.subtract(whole, g.multiply(first, b)), DType.INT64)
+    return g.add(first, wrapped(g, divided(left, DType.INT64), dtype))
 
 
 @operator("PRelu", since=7)
 def prelu(node: Node, g: GraphBuilder) -> Result:
-    if node.dtype(0).is_floating or node.dtype(0) is DType.INT64:
+    if node.dtype(0).is_floating or node.dtype(0) in _WIDE:
         return g.pointwise(_M.PRELU, *node.operands())
     if node.value(0).dtype.kind == "u":
         return node.value(0)
@@ -153,6 +139,11 @@ def div(node: Node, g: GraphBuilder) -> Result:
 def power(node: Node, g: GraphBuilder) -> Result:
     a, b = node.operands()
     dtype = node.dtype(0)
+    if not dtype.is_floating:  # of integers to the power of floats, float32 would lose digits
+        wide, number = (DType.FLOAT64, float) if node.dtype(1).is_floating else (DType.INT64, int)
+        a, b = (g.astype(x, wide) if isinstance(x, Tensor) else number(x) for x in (a, b))
+    elif isinstance(b, Tensor) and b.dtype is DType.UINT64:
+        b = g.astype(b, DType.FLOAT64)
     return converted(g, g.power(a, b), dtype)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+import numpy as np
+
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.convolution import pads_of
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import AvgPool, LpPool, MaxPool, Window
 
@@ -44,9 +49,34 @@ def _window(node: Node) -> tuple[Window, tuple[int, ...]]:
 def max_pool(node: Node, g: GraphBuilder) -> Result:
     x, (window, _) = node.tensor(0), _window(node)
     if not node.wants(1):
+        if _covers_padding(x, window):
+            x, window = _padded(g, x, window, _least(x.dtype))
         return g.apply(MaxPool(x=x, window=window))
     y, index = g.apply(MaxPool(x=x, window=window), also=("index",))
     return y, _by_column(g, index, x) if node.attribute("storage_order", 0) else index
+
+
+def _covers_padding(x: Tensor, window: Window) -> bool:
+    """Whether a window has no element of x."""
+    try:
+        window.output_dims(x.dims)
+    except InvalidRequest:
+        return True
+    return False
+
+
+def _padded(g: GraphBuilder, x: Tensor, window: Window, value: float) -> tuple[Tensor, Window]:
+    """x with that value as its padding, and windows over it without any."""
+    widths = [(0, 0), (0, 0), *zip(window.pre_padding, window.post_padding, strict=True)]
+    none = (0,) * window.spatial_dims
+    return g.pad(x, widths, value), msgspec.structs.replace(window, pre_padding=none, post_padding=none)
+
+
+def _least(dtype: DType) -> float:
+    """The least finite number of a dtype."""
+    if not dtype.is_floating:
+        return int(np.iinfo(dtype.value).min)
+    return float(np.nextafter(dtype.numpy.type(-np.inf), dtype.numpy.type(0)))
 
 
 def _by_column(g: GraphBuilder, index: Tensor, x: Tensor) -> Tensor:
@@ -72,6 +102,8 @@ def average_pool(node: Node, g: GraphBuilder) -> Result:
     if not node.attribute("count_include_pad", 0):
         return g.apply(AvgPool(x=x, window=window))
     if not any(over):
+        if _covers_padding(x, window):
+            x, window = _padded(g, x, window, 0.0)
         return g.apply(AvgPool(x=x, window=window, include_padding=True))
     # What lies beyond the padding that was asked for does not count.
     after = tuple(a - o for a, o in zip(window.post_padding, over, strict=True))

@@ -5,7 +5,7 @@ https://onnx.ai/onnx/operators/onnx__LSTM.html
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
@@ -18,6 +18,16 @@ __all__: list[str] = []
 
 _LONGEST = 1024
 _State = tuple[Tensor, ...]
+_Function = Callable[[Any], Tensor]
+_PARAMETERS: dict[str, tuple[float, float | None]] = {
+    "affine": (1.0, 0.0),
+    "elu": (1.0, None),
+    "hardsigmoid": (0.2, 0.5),
+    "leakyrelu": (0.01, None),
+    "scaledtanh": (1.0, 1.0),
+    "thresholdedrelu": (1.0, None),
+}
+"""Activations with parameters, and what alpha and beta are if they are left out."""
 _Step = Callable[[Tensor, _State], _State]
 """From the input's part of a step, and the state before it: the state behind it. The first is the output."""
 
@@ -37,28 +47,38 @@ class _Network:
         names = node.attribute("activations") or defaults * self.directions
         if self.steps > _LONGEST:
             raise Declined(f"a sequence of {self.steps} steps, each of which would be a part of the graph")
-        for attribute in ("clip", "input_forget", "activation_alpha", "activation_beta"):
-            if node.attribute(attribute):
-                raise Declined(f"has {attribute}")
-        self.names = [names[n * len(defaults) : (n + 1) * len(defaults)] for n in range(self.directions)]
+        self.clip = node.attribute("clip", 0.0)
+        given = {name: iter(node.attribute(f"activation_{name}") or ()) for name in ("alpha", "beta")}
+        made = [self._activation(name.lower(), **given) for name in names]
+        self.activations = [made[n * len(defaults) : (n + 1) * len(defaults)] for n in range(self.directions)]
 
-    def activation(self, direction: int, number: int) -> Callable[[Any], Tensor]:
-        name = self.names[direction][number].lower()
-        known: dict[str, Callable[[Any], Tensor]] = {
-            "affine": lambda x: x,
-            "elu": self.g.elu,
-            "hardsigmoid": lambda x: self.g.clip(x * 0.2 + 0.5, 0.0, 1.0),
-            "leakyrelu": self.g.leaky_relu,
-            "relu": self.g.relu,
-            "sigmoid": self.g.sigmoid,
-            "softplus": self.g.softplus,
-            "softsign": self.g.softsign,
-            "tanh": self.g.tanh,
-            "thresholdedrelu": lambda x: self.g.where(self.g.greater(x, 1.0), x, 0.0),
+    def _activation(self, name: str, alpha: Iterator[float], beta: Iterator[float]) -> _Function:
+        """An activation, which takes its parameters, if it has any, from those that are left."""
+        g, (first, second) = self.g, _PARAMETERS.get(name, (None, None))
+        a = 0.0 if first is None else next(alpha, first)
+        b = 0.0 if second is None else next(beta, second)
+        known: dict[str, _Function] = {
+            "affine": lambda x: x * a + b,
+            "elu": lambda x: g.elu(x, a),
+            "hardsigmoid": lambda x: g.clip(x * a + b, 0.0, 1.0),
+            "leakyrelu": lambda x: g.leaky_relu(x, a),
+            "relu": g.relu,
+            "scaledtanh": lambda x: g.tanh(x * b) * a,
+            "sigmoid": g.sigmoid,
+            "softplus": g.softplus,
+            "softsign": g.softsign,
+            "tanh": g.tanh,
+            "thresholdedrelu": lambda x: g.where(g.greater(x, a), x, 0.0),
         }
         if name not in known:
             raise Declined(f"the activation {name}")
         return known[name]
+
+    def clipped(self, function: _Function) -> _Function:
+        """An activation behind the bounds that the network has for what its gates are computed from."""
+        if self.clip <= 0:
+            return function
+        return lambda x: function(self.g.clip(x, -self.clip, self.clip))
 
     def part(self, number: int, direction: int) -> Tensor | None:
         """What an input has for a direction."""
@@ -128,7 +148,7 @@ def rnn(node: Node, g: GraphBuilder) -> Result:
     network = _Network(node, g, "Tanh")
 
     def step_of(direction: int) -> _Step:
-        (weights, bias), f = network.recurrence(direction), network.activation(direction, 0)
+        (weights, bias), f = network.recurrence(direction), network.clipped(network.activations[direction][0])
 
         def step(x: Tensor, state: _State) -> _State:
             return (f(_plus(g, g.add(x, g.matmul(state[0], weights)), bias)),)
@@ -145,7 +165,7 @@ def gru(node: Node, g: GraphBuilder) -> Result:
 
     def step_of(direction: int) -> _Step:
         weights, bias = network.recurrence(direction)
-        f, h = network.activation(direction, 0), network.activation(direction, 1)
+        f, h = map(network.clipped, network.activations[direction])
         w = [network.gate(weights, n) for n in range(3)]
         b = [None if bias is None else network.gate(bias, n) for n in range(3)]
 
@@ -171,7 +191,8 @@ def lstm(node: Node, g: GraphBuilder) -> Result:
 
     def step_of(direction: int) -> _Step:
         weights, bias = network.recurrence(direction)
-        f, c, h = (network.activation(direction, number) for number in range(3))
+        f, c = map(network.clipped, network.activations[direction][:2])
+        h = network.activations[direction][2]
         peepholes = network.part(7, direction)
         p = [None if peepholes is None else network.gate(peepholes, n) for n in range(3)]
 
@@ -184,7 +205,8 @@ def lstm(node: Node, g: GraphBuilder) -> Result:
                 gate = network.gate(gates, number)
                 return gate if peephole is None else g.add(gate, g.multiply(peephole, of))
 
-            i, forget = f(seen(0, 0, cell)), f(seen(2, 2, cell))
+            i = f(seen(0, 0, cell))
+            forget = g.subtract(1.0, i) if node.attribute("input_forget") else f(seen(2, 2, cell))
             new = g.add(g.multiply(forget, cell), g.multiply(i, c(network.gate(gates, 3))))
             return g.multiply(f(seen(1, 1, new)), h(new)), new
 

@@ -37,7 +37,7 @@ def reduced(g: GraphBuilder, mode: ReductionMode, x: Tensor, axes: Any, *, keepd
     if mode is _R.MEAN:
         total = g.sum(x, axes, keepdims=keepdims)
         count = math.prod(x.dims) // max(1, math.prod(total.dims))
-        return converted(g, quotient(g, total, count, DType.INT64), x.dtype)
+        return converted(g, quotient(g, total, count, total.dtype), x.dtype)
     if not mode.is_exact:
         return converted(g, g.reduce(mode, g.astype(x, DType.FLOAT64), axes, keepdims=keepdims), x.dtype)
     return converted(g, g.reduce(mode, x, axes, keepdims=keepdims), x.dtype)

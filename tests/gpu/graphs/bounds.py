@@ -43,7 +43,7 @@ from ..operations import ROWS
 from ..operations.cases import beyond_rounding
 from ..operations.rows import Row, walk
 
-__all__ = ["Truth", "error_over_bound", "evaluated", "truth"]
+__all__ = ["Truth", "error_over_bound", "stored", "truth"]
 
 _SAMPLES, _MARGIN = 20, 3.0
 _XP = NumPy()
@@ -81,9 +81,16 @@ class Truth(NamedTuple):
     compared: float
 
 
-def evaluated(graph: OperationGraph, given: Mapping[int, np.ndarray]) -> dict[int, Array]:
-    """What the graph's operations define each bound tensor to be that it writes, not rounded, by uid."""
-    return {uid: samples[0] for uid, samples in _Evaluation(graph, given, seed=None).run().items()}
+def stored(graph: Graph, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the graph's operations define its outputs to be, rounded to their dtypes, in order."""
+    names = graph.names_of
+    given = {uid: values[names[uid]] for uid in graph.body.bound if names[uid] in values}
+    found = _Evaluation(graph.body, given, seed=None).run()
+    results = {names[uid]: samples[0] for uid, samples in found.items()}
+    return {
+        port.name: rounded(np.broadcast_to(results[port.name], port.spec.dims), port.spec.dtype)
+        for port in graph.outputs
+    }
 
 
 def truth(graph: Graph, values: Mapping[str, np.ndarray], seed: int = 0) -> Truth:

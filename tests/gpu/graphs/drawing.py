@@ -1,4 +1,4 @@
-"""Draws programs of 1 to 12 operations."""
+"""Draws programs of 1 to 12 operations, and gradients of what some of them give."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import numpy as np
 from cudnn_actor.protocol import InvalidRequest, Layout, Numerics
 
 from ..choices import Choices
-from .moves import MOVES
+from .moves import MOVES, gradient
 from .programs import Call, Of, Program, operands_of
-from .sketch import FLOATS, Sketch
+from .sketch import FLOATS, MOST_WITH_GRADIENTS, Sketch
 
 __all__ = ["MOST_OPERATIONS", "draw"]
 
 MOST_OPERATIONS = 12
+"""Without gradients."""
 _TRIES = 80
+_DIFFERENTIATED, _GRADIENT_TRIES = 0.32, 8
+"""Of so many programs gradients are tried, with so many choices of what by what: a quarter has some then."""
 _OFTEN = tuple(move for move, share in MOVES for _ in range(share))
 
 
@@ -41,6 +44,8 @@ def draw(seed: int, number: int) -> Program:
         if _operations(grown) >= wanted:
             break
     assert program is not None, "no move has made sense"
+    if choose.chance(_DIFFERENTIATED) and any(sketch.attempt(gradient) for _ in range(_GRADIENT_TRIES)):
+        program = _whole(sketch)
     return _with_extras(sketch, program)
 
 
@@ -81,8 +86,10 @@ def _with_extras(sketch: Sketch, program: Program) -> Program:
 def _changed(program: Program, **change: Any) -> Program:
     """The program with a change, if it makes sense."""
     changed = dataclasses.replace(program, **change)
+    differentiated = any(isinstance(each, Call) and each.function == "grad" for each in program.statements)
+    most = MOST_WITH_GRADIENTS if differentiated else MOST_OPERATIONS
     try:
-        return changed if _operations(changed) <= MOST_OPERATIONS else program
+        return changed if _operations(changed) <= most else program
     except InvalidRequest:
         return program
 

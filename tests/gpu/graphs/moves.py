@@ -41,7 +41,7 @@ from ..operations.rows import Asked, Row, Sizes, Values
 from .programs import Of
 from .sketch import FLOATS, MOST_VALUES, SIZES, Refused, Sketch
 
-__all__ = ["ARGUMENTS", "FUNCTION_NAMES", "MOVES", "argument_of", "operation_of", "parameters_of"]
+__all__ = ["ARGUMENTS", "FUNCTION_NAMES", "MOVES", "argument_of", "gradient", "operation_of", "parameters_of"]
 
 Dims = tuple[int, ...]
 
@@ -269,6 +269,25 @@ def _with_known(case: OperationCase, values: Arrays, name: str, known: np.ndarra
     return found
 
 
+# Gradients.
+
+
+def gradient(sketch: Sketch) -> None:
+    """The gradients of one or two results, by inputs and sometimes by results on the way."""
+    choose = sketch.choose
+    floats = [n for n, values in enumerate(sketch.values) if sketch.dtype(Of(n)).is_floating and values.size]
+    results = [number for number in floats if number not in sketch.inputs]
+    if not results:
+        raise Refused
+    chosen = {
+        results[-1] if choose.chance(0.5) else choose.one(results) for _ in range(choose.one((1, 1, 2)))
+    }
+    outputs = tuple(map(Of, sorted(chosen)))
+    wrt = tuple(Of(n) for n in floats if choose.chance(0.6 if n in sketch.inputs else 0.1))
+    upstream = tuple(sketch.input(sketch.dims(of), sketch.dtype(of)) for of in outputs)
+    sketch.gradients(outputs, wrt or (Of(choose.one(floats)),), upstream)
+
+
 # The builder's functions, by their signatures.
 
 
@@ -318,6 +337,13 @@ def _new(dims: Callable[[Sketch, Dims], Dims]) -> Callable[[Sketch, Of | None], 
         return sketch.input(dims(sketch, sketch.dims(x)), sketch.dtype(x))
 
     return new
+
+
+def _grid(dims: Dims) -> Dims:
+    """Of a grid of places in a tensor of these dims."""
+    if len(dims) < 3:
+        raise Refused
+    return dims[0], *dims[:1:-1], len(dims) - 2
 
 
 def _state(sketch: Sketch, x: Of | None) -> Of:
@@ -382,7 +408,7 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
     "Coordinates": lambda sketch, _: sketch.choose.one(Coordinates),
     "NearestRounding": lambda sketch, _: sketch.choose.one(NearestRounding),
     "GridPadding": lambda sketch, _: sketch.choose.one(GridPadding),
-    "grid: Tensor": _new(lambda _, dims: (dims[0], *dims[:1:-1], len(dims) - 2)),
+    "grid: Tensor": _new(lambda _, dims: _grid(dims)),
     "batch_dims:": lambda sketch, _: sketch.choose.one((0, 0, 1)),
     "probability:": lambda sketch, _: sketch.choose.one((0.25, 0.5, 0.75)),
     "dropout:": lambda sketch, _: 0.0,

@@ -13,7 +13,7 @@ import numpy as np
 
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, Numerics, Operation
 
-from .bounds import evaluated, rounded
+from .bounds import rounded, stored
 from .programs import Call, Input, Of, Program, mapped, operands_of
 
 __all__ = ["shrunk"]
@@ -31,7 +31,7 @@ def shrunk(program: Program, fails: Fails, *, most: int = 400) -> Program:
     left, before = most, None
     while program is not before:
         before = program
-        for step in (_less_given, _cut_off, _bypassed, _plainer, _smaller, _other_dtypes, _simple_values):
+        for step in _STEPS:
             found: Program | None = program
             while found is not None:
                 program, found = found, None
@@ -111,6 +111,33 @@ def _less_given(program: Program) -> Iterator[Program]:
         )
 
 
+def _less_differentiated(program: Program) -> Iterator[Program]:
+    """With one gradient: of an earlier result by an operand of its call, of one by one, or of a sum."""
+    call = program.statements[-1]
+    if not (isinstance(call, Call) and call.function == "grad"):
+        return
+    outputs, wrt, *upstream = call.arguments
+    several = (wrt,) if isinstance(wrt, Of) else wrt
+    last = (outputs[-1].number, several[-1].number if len(several) == 1 else -1)
+    simpler: list[tuple[Any, ...]] = [
+        ((Of(made),), Of(read))
+        for number, each in program.given()
+        if isinstance(each, Call) and each is not call
+        for made in range(number, number + each.count)
+        for read in dict.fromkeys(operands_of(each))
+        if made < last[0] or (made == last[0] and read > last[1])
+    ]
+    if len(outputs) > 1 or len(several) > 1:
+        ways = itertools.product(range(len(outputs)), several)
+        simpler += [(outputs[n : n + 1], by, *(given[n : n + 1] for given in upstream)) for n, by in ways]
+    elif upstream:
+        simpler.append((outputs, wrt))
+    number = sum(each.count for each in program.statements[:-1])
+    for arguments in simpler:
+        statements = (*program.statements[:-1], replace(call, arguments=arguments, count=1))
+        yield replace(program, statements=statements, outputs=(("y", Of(number)),), updates=(), strided=())
+
+
 def _cut_off(program: Program) -> Iterator[Program]:
     """With a call's results as inputs."""
     calls = [(number, each) for number, each in program.given() if isinstance(each, Call)]
@@ -142,14 +169,8 @@ def _values(program: Program) -> dict[int, np.ndarray]:
         for n in range(number, number + each.count)
     ]
     all_given = replace(program, outputs=tuple((f"r{n}", Of(n)) for n in made), updates=(), strided=())
-    graph, inputs, _ = all_given.build()
-    names = graph.names_of
-    given = {uid: inputs[names[uid]] for uid in graph.body.bound if names[uid] in inputs}
-    found = {names[uid]: values for uid, values in evaluated(graph.body, given).items()}
-    return {
-        int(port.name[1:]): rounded(np.broadcast_to(found[port.name], port.spec.dims), port.spec.dtype)
-        for port in graph.outputs
-    }
+    built = all_given.build()
+    return {int(name[1:]): values for name, values in stored(built.graph, built.values).items()}
 
 
 def _bypassed(program: Program) -> Iterator[Program]:
@@ -246,3 +267,15 @@ def _simple_values(program: Program) -> Iterator[Program]:
                 if np.array_equal(simple, values):
                     break
                 yield _with(program, place, replace(each, values=rounded(simple, each.dtype)))
+
+
+_STEPS = (
+    _less_given,
+    _less_differentiated,
+    _cut_off,
+    _bypassed,
+    _plainer,
+    _smaller,
+    _other_dtypes,
+    _simple_values,
+)

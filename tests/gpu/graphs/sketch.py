@@ -17,16 +17,18 @@ from cudnn_actor.protocol import DType, InvalidRequest, Layout
 
 from ...engines.refusals import may_refuse
 from ..choices import Choices
-from .bounds import evaluated, rounded
+from .bounds import rounded, stored
 from .programs import Call, Input, Of, Program, mapped, operands_of
 
-__all__ = ["FLOATS", "MOST_VALUES", "SIZES", "Refused", "Sketch"]
+__all__ = ["FLOATS", "MOST_VALUES", "MOST_WITH_GRADIENTS", "SIZES", "Refused", "Sketch"]
 
 MOST_VALUES = 1500
 """Of a tensor."""
 FLOATS = (DType.FLOAT32, DType.FLOAT32, DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.FLOAT64)
 SIZES = (1, 2, 3, 4, 5, 8, 16)
 """Of dims: few, so that many pieces are equal."""
+MOST_WITH_GRADIENTS = 60
+"""Operations of a program that has some."""
 _LARGEST, _TAME, _WILD = 1e4, 0.9, 0.03
 """So many values of a tensor are finite and no larger; but not of this share of the tensors."""
 _MOST_RESULTS = 6
@@ -81,7 +83,18 @@ class Sketch:
 
     def call(self, function: str, *arguments: Any, **keywords: Any) -> Of:
         """Add a call of the builder; its first tensor. Raises `Refused`, and as the builder."""
-        call, results = self._tried(Call(function, arguments, keywords))
+        return self._add(*self._tried(Call(function, arguments, keywords)))
+
+    def gradients(self, outputs: tuple[Of, ...], wrt: tuple[Of, ...], upstream: tuple[Of, ...]) -> Of:
+        """Add the gradients of what has been drawn; the first of them. Raises as `call`."""
+        call = Call("grad", (outputs, wrt[0] if len(wrt) == 1 else wrt, upstream), count=len(wrt))
+        named = tuple((f"y{n}", Of(len(self.values) + n)) for n in range(call.count))
+        results = self._results(Program((*self.statements, call), named))
+        if not any(map(np.any, results)):
+            raise Refused
+        return self._add(call, results)
+
+    def _add(self, call: Call, results: list[np.ndarray]) -> Of:
         if not all(map(self._is_wanted, results)):
             raise Refused
         self.statements.append(call)
@@ -96,26 +109,24 @@ class Sketch:
         moved = mapped((call.arguments, dict(call.keywords)), lambda number: Of(places[number]))
         for count in range(1, _MOST_RESULTS + 1):
             outputs = tuple((f"y{n}", Of(len(read) + n)) for n in range(count))
+            tried = Call(call.function, moved[0], moved[1], count)
             try:
-                tried = Call(call.function, moved[0], moved[1], count)
-                graph = Program((*given, tried), outputs).build().graph
+                results = self._results(Program((*given, tried), outputs))
             except InvalidRequest as error:
                 if error.field == "count":
                     continue
                 raise
-            if may_refuse("cuda", graph.body) is not None:
-                raise Refused
-            names = graph.names_of
-            values = {f"x{number}": self.values[number] for number in read}
-            inputs = {uid: values[names[uid]] for uid in graph.body.bound if names[uid] in values}
-            found = evaluated(graph.body, inputs)
-            of_name = {names[uid]: result for uid, result in found.items()}
-            results = [
-                rounded(np.broadcast_to(of_name[port.name], port.spec.dims), port.spec.dtype)
-                for port in graph.outputs
-            ]
             return replace(call, count=count), results
         raise Refused
+
+    @staticmethod
+    def _results(program: Program) -> list[np.ndarray]:
+        """What a program gives. Raises `Refused` if it is too large, or an engine may refuse it."""
+        built = program.build()
+        body = built.graph.body
+        if may_refuse("cuda", body) is not None or len(body.operations) > MOST_WITH_GRADIENTS:
+            raise Refused
+        return [*stored(built.graph, built.values).values()]
 
     def _is_wanted(self, values: np.ndarray) -> bool:
         dtype = self._dtype(values)

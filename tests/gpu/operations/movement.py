@@ -1,4 +1,4 @@
-"""Reshape, transpose, slice, pad and concat: the same elements in other places."""
+"""Reshape, transpose, slice, pad and concat: the same elements in other places; and the same bits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import math
 from typing import Any
 
 from cudnn_actor.protocol import DType
-from cudnn_actor.protocol.operations import BorderPad, Concat, Pad, PadMode, Reshape, Slice, Specs, Transpose
+from cudnn_actor.protocol.operations import (
+    BitCast,
+    BorderPad,
+    Concat,
+    Pad,
+    PadMode,
+    Reshape,
+    Slice,
+    Specs,
+    Transpose,
+)
 
 from .rows import Asked, Exact, Made, Row, Sizes
 
@@ -19,11 +29,12 @@ Elements are moved as they are, bit for bit.
 MERGED, SPLIT, REVERSED, SPACED = "dims merged", "dims split", "in reverse", "with gaps"
 FAR = "more than x has"
 ANY, LAST = "along any dim", "along the last dim"
+BITS = "any bits"
 
 
 def _dims(asked: Asked) -> tuple[int, ...]:
     if asked.sizes is Sizes.LONG:
-        return (*(asked.choose.size(3) for _ in range(asked.rank - 1)), asked.choose.size(40_000))
+        return (*(asked.choose.size(3) for _ in range(asked.rank - 1)), asked.choose.size(90_000))
     return tuple(asked.choose.size(12 if asked.rank < 5 else 4) for _ in range(asked.rank))
 
 
@@ -82,6 +93,12 @@ def _concat(asked: Asked) -> Made:
     return Made(made, {"operands": names, "axis": axis - len(dims) if choose.chance(0.3) else axis})
 
 
+def _bit_cast(asked: Asked) -> Made:
+    size = asked.dtype.itemsize
+    others = [d for d in DType if d.itemsize == size and d not in (asked.dtype, DType.BOOL)]
+    return Made({"x": _dims(asked)}, {"source": asked.dtype, "dtype": asked.choose.one(others)})
+
+
 def _exactly(_: Any, __: Exact, ___: Specs) -> Exact:
     return {}
 
@@ -107,4 +124,5 @@ ROWS = (
     _row(Pad, _pad, REVERSED, SPACED),
     _row(BorderPad, _border_pad, *PadMode, FAR),
     _row(Concat, _concat, ANY, LAST),
+    _row(BitCast, _bit_cast, BITS),
 )

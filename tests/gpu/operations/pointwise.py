@@ -136,12 +136,8 @@ def _broadcast(asked: Asked, dims: Dims) -> Dims:
     return tuple(1 if asked.choose.chance(share) else size for size in dims)
 
 
-COMPUTED = tuple(dtype for dtype in DType if dtype is not DType.UINT64)
-"""The dtypes that functions are computed of."""
-
-
 def _other(asked: Asked, *, integers: bool) -> DType:
-    found: DType = asked.choose.one(d for d in COMPUTED if not (integers and d.is_floating))
+    found: DType = asked.choose.one(d for d in DType if not (integers and d.is_floating))
     return found
 
 
@@ -160,7 +156,7 @@ def _result(asked: Asked, operation: Pointwise[str], given: tuple[DType, ...]) -
     """Of any dtype where the result is a whole number; else of none wider than what is computed in."""
     computed, function = operation.compute(given), FUNCTIONS[operation.mode]
     allowed: tuple[DType, ...] = tuple(DType)
-    if computed is not DType.INT64 and not function.truth:
+    if computed.is_floating and not function.truth:
         narrow = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
         allowed = (*narrow, DType.FLOAT64) if computed is DType.FLOAT64 else narrow
     if asked.dtype in allowed and asked.choose.chance(0.6):
@@ -195,7 +191,7 @@ def _small_integers(operation: Pointwise[str], rng: np.random.Generator, values:
     """Integers that float32 holds, where they are converted; all of them else."""
     del rng
     dtypes = tuple(specs[name].dtype for name in operation.operands)
-    if operation.compute(dtypes) is not DType.INT64:
+    if operation.compute(dtypes).is_floating:
         for name, value in values.items():
             if not specs[name].dtype.is_floating:
                 values[name] = np.fmod(value, 1000)
@@ -204,7 +200,7 @@ def _small_integers(operation: Pointwise[str], rng: np.random.Generator, values:
 ROWS = (
     Row(
         Pointwise,
-        COMPUTED,
+        tuple(DType),
         (1, 4),
         tuple(_FORMS),
         _make,

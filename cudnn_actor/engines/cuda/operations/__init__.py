@@ -12,6 +12,7 @@ from cudnn_actor.engines.cuda.operations.attention import (
     attention_operands,
     lower_attention,
 )
+from cudnn_actor.engines.cuda.operations.bit_cast import bit_cast_kernel
 from cudnn_actor.engines.cuda.operations.channel_norms import lower_channel_norm
 from cudnn_actor.engines.cuda.operations.convolution import lower_convolution
 from cudnn_actor.engines.cuda.operations.grid_sampling import grid_sample_kernel
@@ -45,6 +46,7 @@ from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormBackward,
     BatchNormTraining,
+    BitCast,
     BorderPad,
     Concat,
     ConvolutionBackwardData,
@@ -205,6 +207,7 @@ IMPLEMENTATIONS: dict[type[Node], Implementation] = {
     Pad: _PADDING,
     BorderPad: _PADDING,
     Concat: Implementation(),
+    BitCast: Implementation(launchers={"kernel": Launcher(bit_cast_kernel)}),
     Reduction: Implementation(lower_reduction, launchers=_REDUCTION),
     ArgReduction: Implementation(launchers=_REDUCTION),
     Cumulative: Implementation(launchers={"kernel": Launcher(cumulative_kernel)}),

@@ -72,8 +72,7 @@ def lower_attention(graph: FrontendGraph, operation: AnyAttention) -> None:
             raise Refused("cuDNN's gradient of attention with a mask for dropout is wrong (9.19)")
         common["dropout"] = graph.tensor(operation.state), graph.number(1 / (1 - operation.dropout))
     if isinstance(operation, Attention):
-        y, statistics = graph.pygraph.sdpa(generate_stats=operation.statistics is not None, **common)
-        found = {"y": y, "statistics": statistics}
+        found = graph.pygraph.sdpa(generate_stats=operation.statistics is not None, **common)
     else:
         if operation.dbias is not None:
             spec = graph.spec(operation.dbias)
@@ -81,14 +80,13 @@ def lower_attention(graph: FrontendGraph, operation: AnyAttention) -> None:
                 dim=list(spec.dims), stride=list(spec.strides), data_type=data_type(spec.dtype)
             )
         read = {"o": operation.y, "dO": operation.dy, "stats": operation.statistics}
-        dq, dk, dv = graph.pygraph.sdpa_backward(
+        gradients = graph.pygraph.sdpa_backward(
             **{name: graph.tensor(uid) for name, uid in read.items()},
             use_deterministic_algorithm=graph.numerics.deterministic,
             **common,
         )
-        found = {"dq": dq, "dk": dk, "dv": dv, "dbias": common.get("dBias")}
-    for name, uid in operation.named(operation.outputs):
-        graph.write(uid, found[name])
+        found = (*gradients, common.get("dBias"))
+    graph.write_all(operation, found)
 
 
 def attention_masks(operation: AnyAttention, q: GraphTensor, k: GraphTensor) -> dict[str, Any]:

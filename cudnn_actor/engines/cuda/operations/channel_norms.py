@@ -37,19 +37,20 @@ def lower_channel_norm(graph: FrontendGraph, operation: Any) -> None:
     """Add a norm, or sums over channels, to a graph of cuDNN's frontend. Raises `Refused`."""
     x = graph.spec(operation.x)
     samples, channels, *rest = x.dims
+    given = dict(operation.named())
 
-    def shape(name: str, uid: int) -> tuple[list[int], list[int]]:
+    def shape(name: str) -> tuple[list[int], list[int]]:
         """cuDNN's dims and strides: at least four, of statistics and weights (1 or N, C, 1, ...)."""
-        dims, strides = graph.spec(uid).dims, graph.spec(uid).strides
+        tensor = graph.spec(given[name])
+        dims, strides = tensor.dims, tensor.strides
         if name in ELEMENTS:
             more = max(0, 4 - len(dims))
             return [*dims, *[1] * more], [*strides, *strides[-1:] * more]
-        if graph.spec(uid).spec.layout is not Layout.NCHW:
+        if tensor.spec.layout is not Layout.NCHW:
             raise Refused("cuDNN's norms need packed weights and statistics")
         ones = [1] * max(2, len(rest))
         return [samples if len(dims) == 2 else 1, channels, *ones], [channels, 1, *ones]
 
-    given = dict(operation.named())
     wanted = {*operation.inputs, *operation.outputs}
     if isinstance(operation, InstanceNorm) and len(operation.writes) == 1:
         wanted -= {*_STATISTICS}
@@ -60,7 +61,7 @@ def lower_channel_norm(graph: FrontendGraph, operation: Any) -> None:
     if isinstance(operation, BatchNormTraining) and not (operation.unbiased and operation.count(x.dims) > 1):
         raise Refused("cuDNN's running variance divides by one element less")
     cudnn, pygraph = libraries().cudnn, graph.pygraph
-    inputs = {name: graph.tensor(uid, *shape(name, uid)) for name, uid in operation.named(operation.inputs)}
+    inputs = {name: graph.tensor(uid, *shape(name)) for name, uid in operation.named(operation.inputs)}
     found: Sequence[Any]
 
     if isinstance(operation, BatchNormTraining):
@@ -92,10 +93,7 @@ def lower_channel_norm(graph: FrontendGraph, operation: Any) -> None:
         )
     else:
         found = pygraph.genstats(inputs["x"])
-    for name, output in zip(operation.outputs, found, strict=False):
-        uid = getattr(operation, name)
-        if uid is not None:
-            graph.write(uid, output, *shape(name, uid))
+    graph.write_all(operation, found, shape)
 
 
 # Our own.

@@ -81,10 +81,7 @@ def lower_normalization(graph: FrontendGraph, operation: Norm) -> None:
             inv_variance=inputs["inverse_rms"],
             has_dbias=False,
         )
-    for name, output in zip(operation.outputs, found, strict=False):
-        uid = getattr(operation, name)
-        if uid is not None:
-            graph.write(uid, output, *shape(name))
+    graph.write_all(operation, found, shape)
 
 
 _PARTS = dict.fromkeys(("scale", "bias", "dscale", "dbias"), "weights")

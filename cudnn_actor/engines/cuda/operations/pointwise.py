@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode, TensorRole
 
 __all__ = ["IN_C", "PREAMBLE", "InC", "lower_pointwise"]
@@ -26,7 +25,7 @@ class InC(NamedTuple):
     formula
         Of float or double: C, with the operands {a}, {b} and {c}, the parameters by name, and the type {T}.
     whole
-        The same of long long, if it is another one.
+        The same of long long and unsigned long long, if it is another one.
     frontend
         The method of cuDNN's frontend that computes the same; empty if there is none, or if it may compute
         something else: for mod, pow and NaN in min and max, or near zeros of log, sin, cos and tan.
@@ -115,31 +114,43 @@ IN_C: Mapping[PointwiseMode, InC] = {
     _M.BITWISE_OR: InC("", "{a} | {b}"),
     _M.BITWISE_XOR: InC("", "{a} ^ {b}"),
     _M.BITWISE_NOT: InC("", "~{a}"),
-    _M.SHIFT_LEFT: InC("", "{b} < 0 || {b} > 63 ? 0 : (long long)((unsigned long long){a} << {b})"),
-    _M.SHIFT_RIGHT: InC("", "{a} >> ({b} < 0 || {b} > 63 ? 63 : {b})"),
+    _M.SHIFT_LEFT: InC("", "{b} < 0 || {b} > 63 ? 0 : ({T})((U){a} << {b})"),
+    _M.SHIFT_RIGHT: InC("", "shifted({a}, {b})"),
     _M.SELECT: InC("{a} != 0 ? {b} : {c}", frontend="binary_select"),
     _M.IS_NAN: InC("{a} != {a}"),
     _M.IS_INF: InC("isinf({a})", "0"),
 }
-"""Formulas are as accurate as CUDA's mathematical functions. Arithmetic of long long is modulo 2**64."""
+"""Formulas are as accurate as CUDA's mathematical functions. Arithmetic of integers is modulo 2**64."""
 
 PREAMBLE = r"""
 typedef unsigned long long U;
 __device__ __forceinline__ long long plus(long long a, long long b) { return (long long)((U)a + (U)b); }
 __device__ __forceinline__ long long minus(long long a, long long b) { return (long long)((U)a - (U)b); }
 __device__ __forceinline__ long long times(long long a, long long b) { return (long long)((U)a * (U)b); }
+__device__ __forceinline__ U plus(U a, U b) { return a + b; }
+__device__ __forceinline__ U minus(U a, U b) { return a - b; }
+__device__ __forceinline__ U times(U a, U b) { return a * b; }
+__device__ __forceinline__ long long shifted(long long a, long long b) {
+    return a >> (b < 0 || b > 63 ? 63 : b);
+}
+__device__ __forceinline__ U shifted(U a, U b) { return b > 63 ? 0 : a >> b; }
 __device__ __forceinline__ long long remainder_of(long long a, long long b) {
     return b == 0 || b == -1 ? 0 : a % b;
 }
+__device__ __forceinline__ U remainder_of(U a, U b) { return b == 0 ? 0 : a % b; }
 __device__ __forceinline__ long long floor_mod(long long a, long long b) {
     const long long rest = remainder_of(a, b);
     return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
+__device__ __forceinline__ U floor_mod(U a, U b) { return remainder_of(a, b); }
+__device__ __forceinline__ U power(U a, U b) {
+    U result = 1;
+    for (; b; b >>= 1, a *= a) if (b & 1) result *= a;
+    return result;
+}
 __device__ __forceinline__ long long power(long long a, long long b) {
     if (b < 0) return a == -1 ? (b & 1 ? -1 : 1) : a == 1;
-    U result = 1, factor = (U)a;
-    for (; b; b >>= 1, factor *= factor) if (b & 1) result *= factor;
-    return (long long)result;
+    return (long long)power((U)a, (U)b);
 }
 template <class T> __device__ __forceinline__ T floor_mod(T a, T b) {
     const T rest = fmod(a, b);
@@ -199,7 +210,7 @@ def lower_pointwise(graph: FrontendGraph, operation: Pointwise[int]) -> None:
     """Add a pointwise operation. Raises `Refused` if the frontend does not have it."""
     mode, function, parameters = operation.mode, IN_C[operation.mode], operation.effective_parameters
     tensors = [graph.spec(uid) for uid in operation.reads]
-    if operation.compute(tuple(tensor.dtype for tensor in tensors)) is DType.INT64:
+    if not operation.compute(tuple(tensor.dtype for tensor in tensors)).is_floating:
         # It may where a convolution's sums are all that it reads, and where it only converts bytes.
         converts = mode is PointwiseMode.IDENTITY and graph.spec(operation.result).dtype.is_floating
         given = [tensor.dtype.itemsize for tensor in tensors if tensor.role is TensorRole.BOUND]

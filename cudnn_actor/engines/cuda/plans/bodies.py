@@ -61,7 +61,7 @@ class Body:
         self._values: dict[int, Value] = {}
         self.nodes: list[Any] = []
         self._tables: dict[Table, Tabled] = {}
-        self._leaves: dict[tuple[GraphTensor, Steps, int, tuple[Selection, ...]], Leaf] = {}
+        self._leaves: dict[tuple[Any, ...], Leaf] = {}
 
     @property
     def leaves(self) -> list[tuple[GraphTensor, Steps]]:
@@ -103,7 +103,7 @@ class Body:
                 table = Table(known, tuple(along * (other == axis) for other in range(len(self._dims))))
                 indices = self._tables.setdefault(table, Tabled(len(self._tables)))
             selects.append(Selection(indices, x.dims[axis], x.strides[axis]))
-        self._values[result] = self.leaf(x, read.steps, selects=tuple(selects))
+        self._values[result] = self.leaf(x, read.steps, selects=tuple(selects), filling=read.filling)
 
     def define(self, uid: int, value: Value, compute: DType) -> None:
         """Say what a tensor is, computed in that type; it is rounded if something reads it."""
@@ -127,12 +127,17 @@ class Body:
         return self.leaf(form, broadcast(form, self._dims) if steps is None else steps)
 
     def leaf(
-        self, tensor: GraphTensor, steps: Steps, offset: int = 0, selects: tuple[Selection, ...] = ()
+        self,
+        tensor: GraphTensor,
+        steps: Steps,
+        offset: int = 0,
+        selects: tuple[Selection, ...] = (),
+        filling: float | int | None = None,
     ) -> Leaf:
         """What is read of a tensor: see `Leaf`."""
         steps = tuple(0 if size == 1 else step for size, step in zip(self._dims, steps, strict=True))
-        leaf = Leaf(self._first + len(self._leaves), tensor.dtype, offset, selects)
-        return self._leaves.setdefault((tensor, steps, offset, selects), leaf)
+        leaf = Leaf(self._first + len(self._leaves), tensor.dtype, offset, selects, filling)
+        return self._leaves.setdefault((tensor, steps, offset, selects, filling), leaf)
 
     def of(self, uids: Iterable[int]) -> list[Value]:
         """The values of what has been computed."""

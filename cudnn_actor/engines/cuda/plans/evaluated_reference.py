@@ -26,7 +26,16 @@ from cudnn_actor.protocol.operations import GraphTensor, MatMul, TensorRole
 from cudnn_actor.protocol.operations.base import Array, Region
 from cudnn_actor.protocol.tensor import packed_strides
 
-__all__ = ["EvaluatedReference", "OnDevice", "OnHost", "first_byte", "place_of", "sampled", "sampling_step"]
+__all__ = [
+    "EvaluatedReference",
+    "OnDevice",
+    "OnHost",
+    "first_byte",
+    "place_of",
+    "result_magnitudes",
+    "sampled",
+    "sampling_step",
+]
 
 _MOST_ELEMENTS, _COPIES = 1 << 30, 10
 """The most elements of all tensors together, and how often they may lie on the device as double at once."""
@@ -252,39 +261,46 @@ class EvaluatedReference:
         return compared
 
     def magnitudes(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, float]:
-        """How large results are, where known, if terms do not cancel: root mean squares, by uid. Blocks.
-
-        Operations say that of their outputs: `Operation.magnitudes`. An output is moved by a small share of
-        that, up or down at random, and the results are moved by that share of their own magnitude.
-        """
-        graph, place = self._part, self._place
-        values, moved = graph.given_values(place.xp, scalars), dict[int, Array]()
-        numbers = np.random.default_rng(0)
-        found = {}
-        with np.errstate(all="ignore"):
-            for operation in graph.operations:
-                values |= {uid: self._load(uid, address) for uid in operation.reads if uid not in values}
-                results = graph.evaluate(place.xp, operation, values)
-                others = results
-                if not moved.keys().isdisjoint(operation.reads):
-                    others = graph.evaluate(place.xp, operation, values | moved)
-                magnitudes = graph.magnitudes(place.xp, operation, values)
-                for uid, result in results.items():
-                    values[uid] = place.rounded(result, graph.tensor(uid))
-                    if others is results and uid not in magnitudes:
-                        continue
-                    by: Array = others[uid] - result
-                    if uid in magnitudes:
-                        signs = place.place(2 * numbers.integers(0, 2, result.shape, np.int8) - 1)
-                        by = by + signs * magnitudes[uid] * _MOVED
-                    moved[uid] = values[uid] + by
-                    found[uid] = float(place.xp.sqrt((by * by).mean())) / _MOVED
-        return found
+        """`result_magnitudes` of what is evaluated. The parameters are those of `compare`. Blocks."""
+        return result_magnitudes(self._part, self._place, lambda uid: self._load(uid, address), scalars)
 
     def _load(self, uid: int, address: Callable[[int], int]) -> Array:
         """The part of a bound tensor that is evaluated."""
         whole, part = self._graph.tensor(uid), self._part.tensor(uid)
         return self._place.load(part, address(uid) + first_byte(whole, self._regions.get(uid)))
+
+
+def result_magnitudes(
+    graph: OperationGraph, place: Place, load: Callable[[int], Array], scalars: Sequence[float]
+) -> dict[int, float]:
+    """How large results are, where known, if terms do not cancel: root mean squares, by uid.
+
+    Operations say that of their outputs: `Operation.magnitudes`. An output is moved by a small share of
+    that, up or down at random, and the results are moved by that share of their own magnitude.
+    `load` gives an input's values.
+    """
+    values, moved = graph.given_values(place.xp, scalars), dict[int, Array]()
+    numbers = np.random.default_rng(0)
+    found = {}
+    with np.errstate(all="ignore"):
+        for operation in graph.operations:
+            values |= {uid: load(uid) for uid in operation.reads if uid not in values}
+            results = graph.evaluate(place.xp, operation, values)
+            others = results
+            if not moved.keys().isdisjoint(operation.reads):
+                others = graph.evaluate(place.xp, operation, values | moved)
+            magnitudes = graph.magnitudes(place.xp, operation, values)
+            for uid, result in results.items():
+                values[uid] = place.rounded(result, graph.tensor(uid))
+                if others is results and uid not in magnitudes:
+                    continue
+                by: Array = others[uid] - result
+                if uid in magnitudes:
+                    signs = place.place(2 * numbers.integers(0, 2, result.shape, np.int8) - 1)
+                    by = by + signs * magnitudes[uid] * _MOVED
+                moved[uid] = values[uid] + by
+                found[uid] = float(place.xp.sqrt((by * by).mean())) / _MOVED
+    return found
 
 
 def _room() -> int:

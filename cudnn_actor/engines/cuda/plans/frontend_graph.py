@@ -135,6 +135,12 @@ class FrontendGraph:
         output.set_stride(shape[1])
         self._tensors[uid] = output
 
+    def write_all(self, operation: Node, found: Sequence[Any], shape: Any = lambda _: ()) -> None:
+        """Say which tensors an operation's outputs are, in order; `shape` gives dims and strides by name."""
+        outputs = dict(zip(operation.outputs, found, strict=False))
+        for name, uid in operation.named(operation.outputs):
+            self.write(uid, outputs[name], *shape(name))
+
     def _shape(self, uid: int, dims: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
         tensor = self._graph.tensor(uid)
         if not tensor.dims or 0 in tensor.dims:

@@ -1,17 +1,18 @@
-"""Operations of which each element of the result is one of x, and which one of those it is.
+"""Operations of which each element of the result is one of x, or a number, and which one of those it is.
 
 A kernel of pointwise operations reads it there, so that it computes such an operation, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from cudnn_actor.engines.cuda.operations.indexing import strides_of
-from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Node, Resample, ResampleMode
+from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Node, Pad, Resample, ResampleMode
 from cudnn_actor.protocol.operations.indexing import Gathering
 
 __all__ = ["Read", "indices_of", "is_indexed_read", "read_of"]
@@ -33,39 +34,45 @@ class Read(NamedTuple):
         Those: each axis of x, and the indices along it, or None for those that are an operand.
     of_indices
         The strides of that operand over the dims of the result, and the one from index to index of a list.
+    filling
+        The number where an index is below 0; None if none is.
     """
 
     steps: tuple[int, ...]
     axes: dict[int, tuple[int, ...] | None]
     of_indices: tuple[tuple[int, ...], int] = ((), 0)
+    filling: float | int | None = None
 
 
-def is_indexed_read(operation: Node, x: GraphTensor) -> bool:
+def is_indexed_read(operation: Node, x: GraphTensor, y: GraphTensor) -> bool:
     """Whether a kernel of pointwise operations can compute an operation on such a tensor."""
-    return isinstance(operation, Gathering) or indices_of(operation, x.dims) is not None
+    return isinstance(operation, Gathering) or indices_of(operation, x.dims, y.dims) is not None
 
 
-def indices_of(operation: Node, dims: tuple[int, ...]) -> dict[int, tuple[int, ...]] | None:
-    """The indices along each axis of an x of these dims that is not read as it is, where they are known.
+def indices_of(operation: Node, x: tuple[int, ...], y: tuple[int, ...]) -> dict[int, tuple[int, ...]] | None:
+    """The indices along each axis of x that is not read as it is, where they are known. `x`, `y`: dims.
 
     None for other operations, and if they are too many or too large.
     """
-    found: dict[int, np.ndarray]
+    along: dict[int, Callable[[], np.ndarray]]
     match operation:
         case BorderPad(before=before, after=after, mode=mode):
-            widths = enumerate(zip(dims, before, after, strict=True))
-            padded = {axis: width for axis, width in widths if any(width[1:])}
-            if sum(map(sum, padded.values())) > _MOST_INDICES:  # not computed: an axis may be long
-                return None
-            found = {axis: mode.places(np, *width) for axis, width in padded.items()}
+            widths = enumerate(zip(x, before, after, strict=True))
+            along = {axis: partial(mode.places, np, *width) for axis, width in widths if any(width[1:])}
+        case Pad(before=before, after=after, steps=steps):
+            gaps = enumerate(zip(x, before, after, steps, strict=True))
+            along = {axis: partial(_between, *gap) for axis, gap in gaps if gap[1:] != (0, 0, 1)}
         case Resample(mode=ResampleMode.NEAREST):
-            taps = operation.taps(dims)
+            taps = operation.taps(x)
             if any(of.outside.any() for of in taps.values()):
                 return None
-            found = {axis: of.places[:, 0] for axis, of in taps.items()}
+            along = {axis: partial(of.places.__getitem__, (slice(None), 0)) for axis, of in taps.items()}
         case _:
             return None
-    if not 0 < sum(map(len, found.values())) <= _MOST_INDICES or max(map(np.max, found.values())) > _LARGEST:
+    if not 0 < sum(y[axis] for axis in along) <= _MOST_INDICES:  # so none of a long axis is computed
+        return None
+    found = {axis: indices() for axis, indices in along.items()}
+    if max(map(np.max, found.values())) > _LARGEST:
         return None
     return {axis: tuple(indices.tolist()) for axis, indices in found.items()}
 
@@ -78,9 +85,18 @@ def read_of(operation: Node, x: GraphTensor, dims: tuple[int, ...], *given: Grap
         steps, of_indices = (_over(dims, of) for of in strides_of(places, x, indices))
         component = indices.strides[-1] if places.stacked else 0
         return Read(steps, dict.fromkeys(places.selected), (of_indices, component))
-    axes = indices_of(operation, x.dims)
+    axes = indices_of(operation, x.dims, dims)
     assert axes is not None, "the operation is no such one"
-    return Read(_over(dims, [0 if n in axes else step for n, step in enumerate(x.strides)]), {**axes})
+    steps = _over(dims, [0 if n in axes else step for n, step in enumerate(x.strides)])
+    return Read(steps, {**axes}, filling=operation.value if isinstance(operation, Pad) else None)
+
+
+def _between(size: int, before: int, after: int, step: int) -> np.ndarray:
+    """The indices along an axis of a `Pad`: -1 where its number is."""
+    length = (size - 1) * abs(step) + 1 if size else 0
+    found = np.full(before + length + after, -1)
+    found[before : before + length : abs(step)] = np.arange(size)[:: 1 if step > 0 else -1]
+    return found
 
 
 def _over(dims: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ import numpy as np
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import FUNCTIONS, Operation, Pointwise, PointwiseMode
+from cudnn_actor.protocol.operations.functions import limited
 
 __all__ = ["C_TYPES", "PREAMBLE", "THREADS", "Computed", "Constant", "Elementwise", "Expression", "Kernel"]
 __all__ += [
@@ -161,12 +162,15 @@ class Leaf(msgspec.Struct, frozen=True, tag="leaf"):
         How many elements further its first one lies.
     selects
         Indices that select along further axes of it.
+    filling
+        The value where an index of a table is below 0; None if none is.
     """
 
     number: int
     dtype: DType
     offset: int = 0
     selects: tuple[Selection, ...] = ()
+    filling: float | int | None = None
 
 
 class Tabled(msgspec.Struct, frozen=True, tag="tabled"):
@@ -184,7 +188,7 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Indices that are known beforehand, all in range, and their strides over all dims."""
+    """Indices that are known beforehand, in range or below 0, and their strides over all dims."""
 
     indices: tuple[int, ...]
     steps: tuple[int, ...]
@@ -218,7 +222,7 @@ class Expression(msgspec.Struct, frozen=True, tag="expression"):
     parameters
         Its parameters, in the order of its row of the table.
     compute
-        The type that it is computed in: float32, float64 or int64.
+        The type that it is computed in: float32, float64, int64 or uint64.
     dtype
         The type that the value is rounded to before it is used; None for the type that is computed in.
     """
@@ -567,15 +571,21 @@ struct {name} {{
             step, alike = self._kernel.strides[tensor][-1], together > 1 and self._kernel.selects_alike(leaf)
             at = self._place(tensor) + (f" + {leaf.offset}" if leaf.offset else "")
             if leaf.selects:
-                (before if alike else inside).append(f"const I at{i} = {self._selected(leaf, together)};")
+                (before if alike else inside).extend(self._selected(leaf, together))
                 at += f" + at{i}"
-            place = f"in{i}[{at}]"
+            place, filled = f"in{i}[{at}]", ""
+            if leaf.filling is not None:
+                value = _literal(leaf.filling, value_type(leaf.dtype))
+                filled = f"({C_TYPES[leaf.dtype]}){store(leaf.dtype, value)}"
             if alike and step == 1:
                 pack = f"Pack<{C_TYPES[leaf.dtype]}, {together}>"
-                before.append(f"const {pack} p{i} = *(const {pack}*)&{place};")
+                read = f"*(const {pack}*)&{place}"
+                before.append(f"const {pack} p{i} = {f'outside{i} ? {pack}() : ' if filled else ''}{read};")
                 place = f"p{i}.of[v]"
             elif together > 1 and step:
                 place = f"in{i}[{at} + v * (I)s{tensor}_{self._rank - 1}]"
+            if filled:
+                place = f"(outside{i} ? {filled} : {place})"
             self._elements.append(place)
             to = before if alike and not step else inside
             to.append(f"const {value_type(leaf.dtype)} v{i} = {load(leaf.dtype, place)};")
@@ -602,18 +612,22 @@ struct {name} {{
             steps.append(f"{target} = {stored};")
         return steps
 
-    def _selected(self, leaf: Leaf, together: int) -> str:
-        """How many elements further the indices select."""
-        found = []
-        for n, select in enumerate(leaf.selects):
+    def _selected(self, leaf: Leaf, together: int) -> list[str]:
+        """Statements that define how many elements further the indices select, and if one is below 0."""
+        statements, names = [], [f"index{leaf.number}_{n}" for n in range(len(leaf.selects))]
+        for n, (name, select) in enumerate(zip(names, leaf.selects, strict=True)):
             index = f"(I)placed(v{select.indices.number}, size{leaf.number}_{n})"
             if not _is_read(select):
                 tensor = self._kernel.tensor(select.indices)
                 along = together > 1 and self._kernel.strides[tensor][-1]
                 further = f" + v * (I)s{tensor}_{self._rank - 1}" if along else ""
                 index = f"(I)table{select.indices.number}[{self._place(tensor)}{further}]"
-            found.append(f"{index} * (I)step{leaf.number}_{n}")
-        return " + ".join(found)
+            statements.append(f"const I {name} = {index};")
+        further = " + ".join(f"{name} * (I)step{leaf.number}_{n}" for n, name in enumerate(names))
+        statements.append(f"const I at{leaf.number} = {further};")
+        if leaf.filling is not None:
+            statements.append(f"const bool outside{leaf.number} = {' || '.join(f'{n} < 0' for n in names)};")
+        return statements
 
     def _place(self, tensor: int) -> str:
         return " + ".join(f"i{axis} * (I)s{tensor}_{axis}" for axis in range(self._rank))
@@ -681,14 +695,16 @@ def formula(node: Value, steps: list[str], wanted: str = "", known: Known = Mapp
 def _step(node: Expression, steps: list[str], known: Known) -> str:
     """The name of an expression's value, which the statements appended to `steps` compute."""
     function, in_c = FUNCTIONS[node.mode], _pointwise().IN_C[node.mode]
-    kind = value_type(node.compute)
+    kind, parameters = value_type(node.compute), node.parameters
+    if not node.compute.is_floating:
+        parameters = tuple(limited(parameters, unsigned=node.compute is DType.UINT64))
     given = {
         name: formula(value, steps, kind, known) for name, value in zip("abc", node.operands, strict=False)
     }
     given |= {
-        name: _literal(value, kind) for name, value in zip(function.parameters, node.parameters, strict=True)
+        name: _literal(value, kind) for name, value in zip(function.parameters, parameters, strict=True)
     }
-    text = (in_c.whole or in_c.formula) if node.compute is DType.INT64 else in_c.formula
+    text = in_c.formula if node.compute.is_floating else in_c.whole or in_c.formula
     name = f"t{len(steps)}"
     steps.append(f"const {kind} {name} = {text.format(**given, T=kind)};")
     if node.dtype is None:
@@ -701,10 +717,12 @@ def _step(node: Expression, steps: list[str], known: Known) -> str:
 
 
 def _literal(value: float, kind: str) -> str:
-    """A number in C, of a type; of an integer type it saturates."""
+    """A number in C, of a type; of long long it saturates, and of unsigned long long it is modulo 2**64."""
     if kind == "long long":
-        whole = int(min(max(value, -(1 << 63)), (1 << 63) - 1))
+        (whole,) = limited((value,), unsigned=False)
         return f"({whole + 1}ll - 1)" if whole < 0 else f"{whole}ll"
+    if kind == "unsigned long long":
+        return f"{int(value) % (1 << 64)}ull"
     if math.isfinite(value):
         return f"(({kind}){float(value)!r})"
     bits = 0x7FFFFFFF if math.isnan(value) else 0x7F800000

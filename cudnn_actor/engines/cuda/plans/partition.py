@@ -224,7 +224,8 @@ class _Partition:
         if others or result not in self._read_alike or 0 in self._graph.tensor(result).dims:
             return False
         kept = self._overwritten.isdisjoint(operation.reads)
-        return kept and is_indexed_read(operation, self._graph.tensor(operation.reads[0]))
+        x, y = self._graph.tensor(operation.reads[0]), self._graph.tensor(result)
+        return kept and is_indexed_read(operation, x, y)
 
     def _begin(self, draft: _Draft) -> None:
         self._pieces[draft] = None

@@ -150,8 +150,8 @@ class Reference:
         tensor = self._graph.tensor(uid)
         if isinstance(writer, Pointwise):
             # All in double, and not rounded in between, but to integers.
-            exact = self._graph.compute(writer) is DType.INT64
-            compute = DType.INT64 if exact else DType.FLOAT64
+            own = self._graph.compute(writer)
+            compute = DType.FLOAT64 if own.is_floating else own
             operands = tuple(self._node(uid) for uid in writer.operands)
             whole = not tensor.dtype.is_floating
             self._body.append(expression(writer, operands, compute, tensor.dtype, used=whole))

@@ -92,7 +92,8 @@ def compile_split(
 
 def _is_fused(graph: OperationGraph, operation: Node) -> bool:
     """Whether an operation can be computed in one kernel with pointwise ones: see `partition`."""
-    return len(graph.operations) > 1 and is_indexed_read(operation, graph.tensor(operation.reads[0]))
+    x, y = graph.tensor(operation.reads[0]), graph.tensor(operation.writes[0])
+    return len(graph.operations) > 1 and is_indexed_read(operation, x, y)
 
 
 class _Splitter:
