@@ -25,6 +25,8 @@ from cudnn_actor.protocol.tensor import Layout, TensorSpec, settled_strides
 __all__ = ["compile_widened", "is_widened"]
 
 _CHANNELS = 8
+_LEAST_BYTES = 1 << 20
+"""Of the copy of x, for a convolution with nothing behind it: copies take two launches."""
 _HALVES = (DType.FLOAT16, DType.BFLOAT16)
 
 
@@ -90,7 +92,8 @@ def _widened(graph: OperationGraph) -> dict[int, GraphTensor]:
         forms[tensor.uid] = msgspec.structs.replace(
             tensor, dims=spec.dims, strides=spec.strides, alignment=spec.alignment
         )
-    return forms
+    pays = len(graph.operations) > 1 or forms[x.uid].spec.nbytes >= _LEAST_BYTES
+    return forms if pays else {}
 
 
 def _has_channels_last(tensor: GraphTensor) -> bool:
