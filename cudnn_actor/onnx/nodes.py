@@ -138,11 +138,9 @@ class Node:
         return value.known
 
     def tensor(self, number: int, layout: Layout | None = None) -> Tensor:
-        """An input as a tensor of the graph, in that layout if one is given: weights are uploaded in it."""
+        """An input as a tensor of the graph, with that layout if one is given."""
         value = self.value(number)
-        if layout is None:
-            return value.tensor
-        return self.g.to_layout(value.tensor, layout) if value.weight is None else value.weight(layout)
+        return value.tensor if layout is None else value.laid_out(self.g, layout)
 
     def tensor_or_none(self, number: int) -> Tensor | None:
         """An input as a tensor of the graph; None if it was left out."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph_builder import Tensor
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.tensor import Layout
 
 __all__ = ["Declined", "Empty", "Refused", "Undecided", "Value"]
@@ -62,7 +62,7 @@ class Value:
         The `Node` whose result it is; None if it is an input, a constant or the result of a function.
     """
 
-    __slots__ = ("_array", "_tensor", "dims", "dtype", "fixed", "made_by", "origins", "weight")
+    __slots__ = ("_array", "_laid_out", "_tensor", "_weight", "dims", "dtype", "fixed", "made_by", "origins")
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Value:
         weight: Callable[[Layout], Tensor] | None = None,
     ) -> None:
         self.dims, self.dtype, self.fixed, self.origins = dims, dtype, fixed, origins
-        self.weight = weight
-        self._tensor, self._array = tensor, array
+        self._tensor, self._array, self._weight = tensor, array, weight
+        self._laid_out: dict[Layout, Tensor] = {}
         self.made_by: Any = None
 
     @property
@@ -86,6 +86,13 @@ class Value:
         if not isinstance(self._tensor, Tensor):
             self._tensor = self._tensor()
         return self._tensor
+
+    def laid_out(self, g: GraphBuilder, layout: Layout) -> Tensor:
+        """It as a tensor with that layout. A weight is uploaded so; what is computed is copied, once."""
+        if layout not in self._laid_out:
+            weight = self._weight
+            self._laid_out[layout] = weight(layout) if weight else g.to_layout(self.tensor, layout)
+        return self._laid_out[layout]
 
     @property
     def array(self) -> np.ndarray:

@@ -22,7 +22,16 @@ import numpy as np
 from cudnn_actor.protocol.checks import is_whole, require_member
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T, axis_of, require
+from cudnn_actor.protocol.operations.base import (
+    ALLOCATED,
+    Array,
+    Operation,
+    Region,
+    Specs,
+    T,
+    axis_of,
+    require,
+)
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["Gather", "GatherElements", "GatherND", "Gathering", "Places", "Scatter", "ScatterElements"]
@@ -133,6 +142,15 @@ class Gathering(_Indexed[T], frozen=True, kw_only=True):
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         return {"y": TensorSpec.packed(self._checked(specs).dims, specs["x"].dtype)}
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region]:
+        (region,) = wanted.values()
+        places = self.places(specs["x"].dims, specs["indices"].dims)
+        of_indices = tuple(region[own] for own in places.of_indices)
+        return {
+            "x": tuple(slice(None) if own is None else region[own] for own in places.own),
+            "indices": (*of_indices, slice(None)) if places.stacked else of_indices,
+        }
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         x: Any = self.x

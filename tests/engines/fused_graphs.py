@@ -122,6 +122,13 @@ def enlarged(layout: Layout) -> Graph:
     return g.build(y=g.resize(coarse, sizes=(2, 8, 6, 8)) + g.input("fine", (2, 8, 6, 8), layout=layout))
 
 
+def reduced_to_a_row() -> Graph:
+    """A row that is selected beforehand is broadcast over others."""
+    g = GraphBuilder()
+    row = g.resize(g.input("x", (8, 4)), sizes=(1, 4))
+    return g.build(y=row * 2.0 + g.input("others", (7, 4)))
+
+
 ELEMENTWISE = {
     "nchw": several(FLOAT32, Layout.NCHW, 4),
     "nhwc": several(BFLOAT16, Layout.NHWC, 8),
@@ -144,6 +151,7 @@ ELEMENTWISE = {
     "parts of integers": parts_added(DType.INT8, Layout.NCHW),
     "enlarged": enlarged(Layout.NCHW),
     "enlarged channels last": enlarged(Layout.NHWC),
+    "reduced to a row": reduced_to_a_row(),
 }
 
 

@@ -94,6 +94,7 @@ def test_neighbours_are_computed_together_where_memory_allows() -> None:
         "parts of integers": 1,
         "enlarged": 4,
         "enlarged channels last": 4,
+        "reduced to a row": 4,
     }
     found = {name: kernel.together for name, kernel in COPIES.items()}
     wanted = {

@@ -12,7 +12,7 @@ from cudnn_actor.engines.base import EngineFailure, blame, blamed
 from cudnn_actor.engines.cuda.library.failures import reported
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans import explaining
-from cudnn_actor.engines.cuda.plans.compiler import in_pieces
+from cudnn_actor.engines.cuda.plans.compiler import in_pieces, possible_plans
 from cudnn_actor.engines.cuda.plans.composition import compose, scratch_bytes
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.plans.partition import Cut, cut
@@ -177,6 +177,15 @@ def test_a_plan_in_one_piece_is_explained_too() -> None:
 def test_every_launcher_has_a_name() -> None:
     launchers = {name for one in IMPLEMENTATIONS.values() for name in one.launchers}
     assert launchers == explaining.LAUNCHERS.keys()
+
+
+def test_a_gather_in_a_kernel_is_not_told_what_others_are_for() -> None:
+    g = GraphBuilder()
+    rows = g.take(g.input("table", (9, 4)), g.input("n", (5,), "int64"), 0)
+    refused: list[str] = []
+    plan = next(possible_plans(g.build(y=g.relu(rows)).body, None, None, refused))
+    assert isinstance(plan.recipe.steps[0], KernelStep)
+    assert refused == []
 
 
 def test_a_copy_is_no_kernel_of_functions() -> None:

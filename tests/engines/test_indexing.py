@@ -154,6 +154,29 @@ def test_lists_of_indices_name_parts(
         np.testing.assert_array_equal(got[place], array[place[:batch]][tuple(at[place])])
 
 
+@pytest.mark.parametrize(
+    ("operation", "of_indices", "size"),
+    [
+        (Gather(x=0, indices=1, y=2, axis=1), (6, 5), 4),
+        (Gather(x=0, indices=1, y=2, axis=2, batch_dims=1), (7, 5), 6),
+        (GatherElements(x=0, indices=1, y=2, axis=1), (5, 9, 4), 4),
+        (GatherND(x=0, indices=1, y=2), (9, 5, 2), (7, 4)),
+        (GatherND(x=0, indices=1, y=2, batch_dims=1), (7, 5, 1), 4),
+    ],
+)
+def test_a_part_follows_from_a_part_of_the_indices(operation: Any, of_indices: Any, size: Any) -> None:
+    """What a self-check of a large gather relies on."""
+    values = {"x": numbers((7, 4, 6)), "indices": drawn(of_indices, size)}
+    specs = {name: TensorSpec.like(array) for name, array in values.items()}
+    y = operation.infer(specs)["y"]
+    region = tuple(slice(size % 2, None, 2 + axis) for axis, size in enumerate(y.dims))
+    needed = operation.needs(specs | {"y": y}, {"y": region})
+    part = {name: values[name][region] for name, region in needed.items()}
+    wanted = operation.evaluate(np, values, {"y": y})["y"][region]
+    found = operation.evaluate(np, part, {"y": TensorSpec.packed(wanted.shape, y.dtype)})["y"]
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_indices_out_of_range_count_as_the_nearest(bench: Workbench) -> None:
     x = numbers((4, 3))
     at = np.array([-5, -(1 << 62), 4, (1 << 62), -(1 << 63)])

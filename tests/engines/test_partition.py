@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cuda.plans.composition import _places
 from cudnn_actor.engines.cuda.plans.errata import erratum
+from cudnn_actor.engines.cuda.plans.indexed_reads import indices_of
 from cudnn_actor.engines.cuda.plans.kernels import source
 from cudnn_actor.engines.cuda.plans.partition import Cut, cut
 from cudnn_actor.engines.cuda.plans.recipe import KernelStep
@@ -27,7 +28,7 @@ from cudnn_actor.protocol import (
     Tensor,
     Window,
 )
-from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pad, Pointwise, Resample
+from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Node, Pad, Pointwise, Resample
 from cudnn_actor.protocol.operations.indexing import Gathering
 
 
@@ -198,6 +199,18 @@ def test_a_gather_alone_keeps_its_own_kernel() -> None:
     table, tokens = g.input("table", (9, 8)), g.input("tokens", (6,), "int64")
     parts = check(g.build(y=g.softmax(g.take(table, tokens, 0)), z=g.sum(table + 1.0, axis=0)))
     assert [len(piece.numbers) for piece in parts.pieces] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("operation", "size", "wanted"),
+    [
+        (BorderPad(x=0, y=1, before=(3,), after=(0,), mode=PadMode.WRAP), 1 << 40, (1 << 40) + 3),
+        (Pad(x=0, y=1, before=(0,), after=(0,), steps=(-1,)), 1 << 40, 1 << 40),
+        (Resample(x=0, y=1, sizes=(4,)), 1 << 33, 4),
+    ],
+)
+def test_what_would_need_large_tables_is_not_fused(operation: Node, size: int, wanted: int) -> None:
+    assert indices_of(operation, (size,), (wanted,)) is None
 
 
 def test_lines_of_the_same_axes_are_one_piece() -> None:

@@ -24,9 +24,16 @@ def layer(channels: int, dtype: DType = BFLOAT16, layout: Layout = Layout.NHWC, 
     return g.build(y=g.relu(g.conv(x, w, pad=1, groups=groups, bias=g.input("b", (18,), dtype))))
 
 
+def alone(size: int) -> Graph:
+    g = GraphBuilder()
+    x = g.input("x", (2, 3, size, size), BFLOAT16, layout=Layout.NHWC)
+    return g.build(y=g.conv(x, g.input("w", (8, 3, 3, 3), BFLOAT16, layout=Layout.NHWC)))
+
+
 def gradients(channels: int) -> Graph:
     g = GraphBuilder()
-    x, w = operands(g, channels)
+    x = g.input("x", (2, channels, 224, 224), BFLOAT16, layout=Layout.NHWC)
+    w = g.input("w", (18, channels, 3, 3), BFLOAT16, layout=Layout.NHWC)
     dx, dw = g.grad(g.relu(g.conv(x, w, pad=1)), (x, w))
     return g.build(dx=dx, dw=dw)
 
@@ -38,12 +45,19 @@ def widened(graph: Graph) -> set[bool]:
     return {is_widened(piece) for piece in pieces if any("conv" in each.kind for each in piece.operations)}
 
 
-FEW = {"images": layer(3), "grey": layer(1), "seven": layer(7, FLOAT16), "gradients": gradients(3)}
+FEW = {
+    "images": layer(3),
+    "grey": layer(1),
+    "seven": layer(7, FLOAT16),
+    "large and alone": alone(224),
+    "gradients": gradients(3),
+}
 OTHERS = {
     "channels enough": layer(8),
     "a wide type": layer(3, FLOAT32),
     "channels first": layer(3, layout=Layout.NCHW),
     "groups": layer(3, groups=3),
+    "small and alone": alone(32),
     "gradients": gradients(9),
 }
 

@@ -56,7 +56,7 @@ async def test_bounds_keep_what_is_no_number(name: str) -> None:
 def first_layer(dtype: DType) -> Graph:
     """Of a network for images, with its gradients."""
     g = GraphBuilder()
-    x = g.input("x", (4, 3, 30, 30), dtype, layout="NHWC")
+    x = g.input("x", (4, 3, 150, 150), dtype, layout="NHWC")
     w = g.input("w", (32, 3, 5, 5), dtype, layout="NHWC")
     y = g.relu(g.conv(x, w, pad=2, stride=2, bias=g.input("b", (32,), dtype)))
     dx, dw = g.grad(y, (x, w))

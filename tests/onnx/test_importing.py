@@ -176,6 +176,18 @@ def test_networks_of_half_types_have_their_channels_last(dtype: int) -> None:
             assert {tensor.spec.layout is Layout.NHWC for tensor in tensors} == {dtype != FLOAT}
 
 
+def test_what_several_convolutions_read_is_copied_once() -> None:
+    proto = model_of(
+        [node("Conv", "x w", "a"), node("Conv", "x v", "b"), node("Add", "a b", "y")],
+        {"x": (HALF, [1, 4, 6, 6]), "v": (HALF, [4, 4, 3, 3])},
+        {"y": (HALF, [1, 4, 4, 4])},
+        {"w": rng.standard_normal((4, 4, 3, 3)).astype(np.float16)},
+    )
+    operations = imported(proto).graph.body.operations
+    copied = [each.reads for each in operations if each.kind == "pointwise"][:-1]
+    assert len(copied) == len(set(copied)) == 2
+
+
 def test_tensors_without_elements_are_constants() -> None:
     proto = model_of(
         [

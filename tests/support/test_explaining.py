@@ -66,6 +66,21 @@ def test_bounds_are_part_of_a_convolution(child: Child) -> None:
     assert piece.steps[0].startswith("cuDNN eng")
 
 
+def test_bounds_of_given_integers_are_not_compared_in_float32(child: Child) -> None:
+    g = GraphBuilder()
+    x, w = (g.input(name, (8, 64, size, size), "int8", layout="NHWC") for name, size in (("x", 8), ("w", 1)))
+    z = g.input("z", (8, 8, 8, 8), "int32", layout="NHWC")
+    for plan in child.call(first_plans, g.build(y=g.conv(x, w) + g.maximum(z, 5)).body):
+        assert plan.endswith("+elementwise")
+
+
+def test_a_convolution_of_a_tensor_with_itself_has_a_plan(child: Child) -> None:
+    g = GraphBuilder()
+    x = g.input("x", (8, 8, 12, 12), "bfloat16", layout="NHWC")
+    for plan in child.call(first_plans, g.build(y=g.relu(g.conv(x, x))).body):
+        assert plan.endswith("+elementwise")
+
+
 def test_a_norm_of_a_bottleneck_is_fused_with_the_sum_and_the_relu_behind_it(child: Child) -> None:
     found = child.call(explanation, bottleneck().forward.body)
     assert [[label.split()[0] for label in piece.labels] for piece in found.pieces] == [

@@ -189,9 +189,8 @@ def _bounds(graph: FrontendGraph, operation: Pointwise[int]) -> list[tuple[str, 
     if operation.mode is PointwiseMode.CLIP:
         found = [("cmp_lt", given["lower"]), ("cmp_gt", given["upper"])]
         return [(compare, number) for compare, number in found if math.isfinite(number)]
-    if operation.mode not in replaced or (number := graph.spec(operation.operands[1]).value) is None:
-        return []
-    return [(replaced[operation.mode], number)]
+    number = graph.spec(operation.operands[1]).value if operation.mode in replaced else None
+    return [] if number is None or math.isnan(number) else [(replaced[operation.mode], number)]
 
 
 def _lower_bounds(
@@ -210,6 +209,13 @@ def _lower_bounds(
 def lower_pointwise(graph: FrontendGraph, operation: Pointwise[int]) -> None:
     """Add a pointwise operation. Raises `Refused` if the frontend does not have it."""
     mode, function, parameters = operation.mode, IN_C[operation.mode], operation.effective_parameters
+    tensors = [graph.spec(uid) for uid in operation.reads]
+    if not operation.compute(tuple(tensor.dtype for tensor in tensors)).is_floating:
+        # It may where a convolution's sums are all that it reads, and where it only converts bytes.
+        converts = mode is PointwiseMode.IDENTITY and graph.spec(operation.result).dtype.is_floating
+        given = [tensor.dtype.itemsize for tensor in tensors if tensor.role is TensorRole.BOUND]
+        if given and not (converts and max(given) == 1):
+            raise Refused("cuDNN computes with integers in float32")
     bounds = _bounds(graph, operation)
     if bounds:
         _lower_bounds(graph, operation, bounds)
@@ -219,13 +225,6 @@ def lower_pointwise(graph: FrontendGraph, operation: Pointwise[int]) -> None:
     for name, default in FUNCTIONS[mode].parameters.items():
         if name not in function.options and parameters[name] != default:
             raise Refused(f"{mode} with {name}={parameters[name]} is not one of cuDNN's pointwise modes")
-    tensors = [graph.spec(uid) for uid in operation.reads]
-    if not operation.compute(tuple(tensor.dtype for tensor in tensors)).is_floating:
-        # It may where a convolution's sums are all that it reads, and where it only converts bytes.
-        converts = mode is PointwiseMode.IDENTITY and graph.spec(operation.result).dtype.is_floating
-        given = [tensor.dtype.itemsize for tensor in tensors if tensor.role is TensorRole.BOUND]
-        if given and not (converts and max(given) == 1):
-            raise Refused("cuDNN computes with integers in float32")
     options = {option: parameters[name] for name, option in function.options.items()}
     inputs = [graph.tensor(uid) for uid in operation.reads]
     if mode is PointwiseMode.SELECT:  # cuDNN's has the condition last

@@ -99,7 +99,8 @@ class Body:
                 steps, component = read.of_indices
                 indices = self.leaf(given[0], steps, n * component)
             else:
-                table = Table(known, tuple(int(other == axis) for other in range(len(self._dims))))
+                along = int(len(known) > 1)  # else the result has one element there, and may be broadcast
+                table = Table(known, tuple(along * (other == axis) for other in range(len(self._dims))))
                 indices = self._tables.setdefault(table, Tabled(len(self._tables)))
             selects.append(Selection(indices, x.dims[axis], x.strides[axis]))
         self._values[result] = self.leaf(x, read.steps, selects=tuple(selects), filling=read.filling)

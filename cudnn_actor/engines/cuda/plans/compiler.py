@@ -27,7 +27,7 @@ from cudnn_actor.engines.cuda.plans.partition import Cut, cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import GraphStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.plans.splitting import MOST_FORMS, compile_split, ways
+from cudnn_actor.engines.cuda.plans.splitting import MOST_FORMS, compile_split, is_elementwise, ways
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
 from cudnn_actor.engines.cuda.plans.widening import compile_widened, is_widened
 from cudnn_actor.engines.support import check_graph, unsupported
@@ -148,11 +148,11 @@ def possible_plans(
 ) -> Iterator[CudaPlan]:
     """Every plan for a graph, each built when the iterator reaches it: in one piece first, then in steps.
 
-    Pointwise operations alone, reductions and the like with such around them, and depthwise convolutions with
-    such behind them are one kernel of our own, which comes first; so do convolutions of few channels with
-    channels of zeros. Appends the reasons why there are no others
-    to `refusals`. With `kernels`, the plan of cuDNN's first candidate may come twice: with the kernel of a
-    similar graph, then compiled for itself.
+    Pointwise operations, perhaps with gathers and the like before them, reductions and the like with such
+    around them, and depthwise convolutions with such behind them are one kernel of our own, which comes
+    first; so do convolutions of few channels with channels of zeros. Appends the reasons why there are no
+    others to `refusals`. With `kernels`, the plan of cuDNN's first candidate may come twice: with the kernel
+    of a similar graph, then compiled for itself.
 
     Raises `Refused`, with cuDNN's reason, if there is no plan at all.
     """
@@ -160,9 +160,11 @@ def possible_plans(
     found = False
     whole = _in_one_piece(graph, handle, limit, refusals, kernels)
     steps = _in_steps(graph, handle, limit)
-    if all(isinstance(operation, Pointwise) for operation in graph.operations):
-        whole, steps = steps, whole
-    for make in itertools.chain(_of_our_own(graph, handle, limit), whole, steps):
+    if is_elementwise(graph):
+        makes = itertools.chain(steps, whole)
+    else:
+        makes = itertools.chain(_of_our_own(graph, handle, limit), whole, steps)
+    for make in makes:
         try:
             plan = make()
         except Refused as refusal:

@@ -5,7 +5,8 @@ A kernel of pointwise operations reads it there, so that it computes such an ope
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +15,12 @@ from cudnn_actor.engines.cuda.operations.indexing import strides_of
 from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Node, Pad, Resample, ResampleMode
 from cudnn_actor.protocol.operations.indexing import Gathering
 
-__all__ = ["Read", "indices_of", "is_reading", "read_of"]
+__all__ = ["Read", "indices_of", "is_indexed_read", "read_of"]
 
 _MOST_INDICES = 1 << 14
 """Of all tables of an operation: a recipe has them as numbers."""
+_LARGEST = (1 << 31) - 1
+"""An index in a table has 32 bits."""
 
 
 class Read(NamedTuple):
@@ -41,32 +44,35 @@ class Read(NamedTuple):
     filling: float | int | None = None
 
 
-def is_reading(operation: Node, x: GraphTensor) -> bool:
+def is_indexed_read(operation: Node, x: GraphTensor, y: GraphTensor) -> bool:
     """Whether a kernel of pointwise operations can compute an operation on such a tensor."""
-    return isinstance(operation, Gathering) or indices_of(operation, x.dims) is not None
+    return isinstance(operation, Gathering) or indices_of(operation, x.dims, y.dims) is not None
 
 
-def indices_of(operation: Node, dims: tuple[int, ...]) -> dict[int, tuple[int, ...]] | None:
-    """The indices along each axis of an x of these dims that is not read as it is, where they are known.
+def indices_of(operation: Node, x: tuple[int, ...], y: tuple[int, ...]) -> dict[int, tuple[int, ...]] | None:
+    """The indices along each axis of x that is not read as it is, where they are known. `x`, `y`: dims.
 
-    None for other operations, and if they are too many.
+    None for other operations, and if they are too many or too large.
     """
-    found: dict[int, np.ndarray]
+    along: dict[int, Callable[[], np.ndarray]]
     match operation:
         case BorderPad(before=before, after=after, mode=mode):
-            widths = enumerate(zip(dims, before, after, strict=True))
-            found = {axis: mode.places(np, *width) for axis, width in widths if any(width[1:])}
+            widths = enumerate(zip(x, before, after, strict=True))
+            along = {axis: partial(mode.places, np, *width) for axis, width in widths if any(width[1:])}
         case Pad(before=before, after=after, steps=steps):
-            gaps = enumerate(zip(dims, before, after, steps, strict=True))
-            found = {axis: _between(*gap) for axis, gap in gaps if gap[1:] != (0, 0, 1)}
+            gaps = enumerate(zip(x, before, after, steps, strict=True))
+            along = {axis: partial(_between, *gap) for axis, gap in gaps if gap[1:] != (0, 0, 1)}
         case Resample(mode=ResampleMode.NEAREST):
-            taps = operation.taps(dims)
+            taps = operation.taps(x)
             if any(of.outside.any() for of in taps.values()):
                 return None
-            found = {axis: of.places[:, 0] for axis, of in taps.items()}
+            along = {axis: partial(of.places.__getitem__, (slice(None), 0)) for axis, of in taps.items()}
         case _:
             return None
-    if not 0 < sum(map(len, found.values())) <= _MOST_INDICES:
+    if not 0 < sum(y[axis] for axis in along) <= _MOST_INDICES:  # so none of a long axis is computed
+        return None
+    found = {axis: indices() for axis, indices in along.items()}
+    if max(map(np.max, found.values())) > _LARGEST:
         return None
     return {axis: tuple(indices.tolist()) for axis, indices in found.items()}
 
@@ -79,7 +85,7 @@ def read_of(operation: Node, x: GraphTensor, dims: tuple[int, ...], *given: Grap
         steps, of_indices = (_over(dims, of) for of in strides_of(places, x, indices))
         component = indices.strides[-1] if places.stacked else 0
         return Read(steps, dict.fromkeys(places.selected), (of_indices, component))
-    axes = indices_of(operation, x.dims)
+    axes = indices_of(operation, x.dims, dims)
     assert axes is not None, "the operation is no such one"
     steps = _over(dims, [0 if n in axes else step for n, step in enumerate(x.strides)])
     return Read(steps, {**axes}, filling=operation.value if isinstance(operation, Pad) else None)

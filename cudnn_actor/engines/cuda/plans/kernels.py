@@ -8,6 +8,9 @@ the type that its operation computes in, and rounded where the graph says so, an
 nowhere else: to nearest, ties to even; integers saturate and NaN becomes 0; of
 bool, all but 0 is true. A kernel that only copies, from and to one type, copies
 the bits.
+
+What a kernel reads may lie where indices say: those of another operand, which count
+as the nearest in range, or those of a table, which the kernel has.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ import msgspec
 from cudnn_actor.engines.cuda.operations.norms import FUSED
 from cudnn_actor.engines.cuda.plans.depthwise import is_depthwise
 from cudnn_actor.engines.cuda.plans.fusing import is_lined, lines_of_operation
-from cudnn_actor.engines.cuda.plans.indexed_reads import is_reading
+from cudnn_actor.engines.cuda.plans.indexed_reads import is_indexed_read
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -128,11 +128,11 @@ class _Anchored(_Draft):
 
 @dataclass(eq=False)
 class _Group(_Draft):
-    """`dims`: of its results. `along`: its lines, if it has any. `places`: whether it reads other places."""
+    """`dims`: of its results. `along`: its lines, if it has any. `gathers`: whether it has gathers."""
 
     dims: tuple[int, ...]
     along: _Along | None = None
-    places: bool = False
+    gathers: bool = False
 
     @property
     def norm(self) -> int | None:
@@ -192,7 +192,7 @@ class _Partition:
             for uid in operation.reads:
                 self._store(uid)
             if self._is_read_fused(operation):
-                group = _Group(place, self._graph.tensor(operation.writes[0]).dims, places=True)
+                group = _Group(place, self._graph.tensor(operation.writes[0]).dims, gathers=True)
                 self._begin(group)
                 self._add(group, place, operation)
             elif isinstance(operation, Concat):
@@ -216,7 +216,7 @@ class _Partition:
         self._add(draft, place, operation)
 
     def _is_read_fused(self, operation: Node) -> bool:
-        """Whether an operation is computed with pointwise operations behind it, being a read at other places.
+        """Whether a gather or the like is computed in one kernel with pointwise operations behind it.
 
         Not if something overwrites what it reads: the kernel would read it at other places than it writes.
         """
@@ -224,7 +224,8 @@ class _Partition:
         if others or result not in self._read_alike or 0 in self._graph.tensor(result).dims:
             return False
         kept = self._overwritten.isdisjoint(operation.reads)
-        return kept and is_reading(operation, self._graph.tensor(operation.reads[0]))
+        x, y = self._graph.tensor(operation.reads[0]), self._graph.tensor(result)
+        return kept and is_indexed_read(operation, x, y)
 
     def _begin(self, draft: _Draft) -> None:
         self._pieces[draft] = None
@@ -314,7 +315,7 @@ class _Partition:
             if isinstance(draft.anchor, MatMul) and operation.mode in _SLOW_BEHIND_PRODUCTS:
                 continue
             groups = {t: None for t in inside.values() if isinstance(t, _Group)}
-            trees = [group for group in groups if group.along is None and not group.places]
+            trees = [group for group in groups if group.along is None and not group.gathers]
             parts = [draft, *trees]
             computed = {other for part in parts for op in part.operations.values() for other in op.writes}
             read = {*operation.reads, *(other for tree in trees for other in tree.reads)} - computed
@@ -378,7 +379,7 @@ class _Partition:
             joined = [
                 draft
                 for draft in joined
-                if ((draft.along, draft.dims) == wanted if draft.along is not None else not draft.places)
+                if ((draft.along, draft.dims) == wanted if draft.along is not None else not draft.gathers)
             ]
         if not joined:
             large = {uid for uid in operation.reads if self._graph.tensor(uid).dims == dims}
@@ -388,7 +389,7 @@ class _Partition:
                 if draft.dims == dims
                 and not large.isdisjoint(draft.reads)
                 and (None in (along, draft.along) or along == draft.along)
-                and (along is None or not draft.places)
+                and (along is None or not draft.gathers)
             )
             joined = list(itertools.islice(beside, 1))
         joined = [*dict.fromkeys(joined)]
@@ -408,7 +409,7 @@ class _Partition:
         """Whether an operation of these dims may be computed with the group that computes its operand."""
         if along is not None and draft.dims != dims:
             return False  # a reduction of what is broadcast
-        if along is not None and draft.places:
+        if along is not None and draft.gathers:
             return False
         return draft.holds(dims) or (draft.along is None and self._only_exit(uid, draft))
 
@@ -417,7 +418,7 @@ class _Partition:
         into.reads |= draft.reads
         if isinstance(into, _Group):
             into.along = into.along or draft.along
-            into.places |= draft.places
+            into.gathers |= draft.gathers
         for operation in draft.operations.values():
             self._drafts.update(dict.fromkeys(operation.writes, into))
         del self._pieces[draft], self._open[draft]

@@ -22,7 +22,7 @@ from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.bodies import Body
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, computed_first, takes_bytes
-from cudnn_actor.engines.cuda.plans.indexed_reads import is_reading
+from cudnn_actor.engines.cuda.plans.indexed_reads import is_indexed_read
 from cudnn_actor.engines.cuda.plans.joined_kernels import launches
 from cudnn_actor.engines.cuda.plans.kernels import (
     Leaf,
@@ -60,7 +60,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.tensor import Layout, TensorSpec, packed_strides
 
-__all__ = ["MOST_FORMS", "compile_split", "ways"]
+__all__ = ["MOST_FORMS", "compile_split", "is_elementwise", "ways"]
 
 MOST_FORMS = 9
 """The most forms (layouts and dtypes) that `_forms` yields for a convolution's tensors."""
@@ -71,6 +71,11 @@ def ways(graph: OperationGraph) -> int:
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     most = max((IMPLEMENTATIONS[type(operation)].ways for operation in others), default=1) or 1
     return most + any(_is_fused(graph, operation) for operation in others)
+
+
+def is_elementwise(graph: OperationGraph) -> bool:
+    """Whether a graph is one kernel: pointwise operations, perhaps with gathers and the like before them."""
+    return all(isinstance(each, Pointwise) or _is_fused(graph, each) for each in graph.operations)
 
 
 def compile_split(
@@ -87,7 +92,8 @@ def compile_split(
 
 def _is_fused(graph: OperationGraph, operation: Node) -> bool:
     """Whether an operation can be computed in one kernel with pointwise ones: see `partition`."""
-    return len(graph.operations) > 1 and is_reading(operation, graph.tensor(operation.reads[0]))
+    x, y = graph.tensor(operation.reads[0]), graph.tensor(operation.writes[0])
+    return len(graph.operations) > 1 and is_indexed_read(operation, x, y)
 
 
 class _Splitter:
@@ -133,31 +139,42 @@ class _Splitter:
 
     def _convolve(self, operation: Convolution[int]) -> None:
         """Add a convolution on tensors of the wanted form, copied where they differ. Raises `Refused`."""
-        tensors = [self._forms[uid] for uid in (*operation.reads, *operation.writes)]
+        tensors = [self._forms[uid] for _, uid in operation.named()]
         forms = next(itertools.islice(_forms(tensors), self._form, None), None)
         if forms is None:
             raise Refused("there is no other form for its tensors")
         alone, lowered = self._built(operation, tensors, forms)
         *inputs, (result, form) = zip(tensors, forms, strict=True)
-        sources = {tensor.uid: self._packed(tensor, wanted) for tensor, wanted in inputs}
+        sources = {number: self._packed(*pair) for number, pair in enumerate(inputs)}
         place = self._sources.get(result.uid)
-        sources[result.uid] = place if place is not None and _serves(result, form) else self._take(form)
-        self._steps.append(graph_step(alone, lowered, sources))
+        target = place if place is not None and _serves(result, form) else self._take(form)
+        self._steps.append(graph_step(alone, lowered, {**sources, len(inputs): target}))
         self._graphs.append(lowered)
         if place is None:
-            self._sources[result.uid], self._forms[result.uid] = sources[result.uid], form
-        elif place != sources[result.uid]:
-            self._copy(form, sources[result.uid], result, place)
+            self._sources[result.uid], self._forms[result.uid] = target, form
+        elif place != target:
+            self._copy(form, target, result, place)
 
     def _built(
         self, operation: Convolution[int], tensors: Sequence[GraphTensor], forms: Sequence[GraphTensor]
     ) -> tuple[OperationGraph, Any]:
-        """A convolution of those forms as its own graph, and cuDNN's built graph. Raises `Refused`."""
+        """A convolution of those forms as its own graph, and cuDNN's built graph. Raises `Refused`.
+
+        Each operand is a tensor of its own there, with its number as uid: see `check_whole`.
+        """
         # Values of half types and bytes are exact in float32, and in TF32, with ten bits and float32's range.
         numerics = self._graph.numerics
         if tensors[0].dtype is not forms[0].dtype:
             numerics = msgspec.structs.replace(numerics, tf32=True)
-        alone = OperationGraph(tensors=tuple(forms), operations=(operation,), numerics=numerics)
+        numbers = {name: number for number, (name, _) in enumerate(operation.named())}
+        alone = OperationGraph(
+            tensors=tuple(
+                msgspec.structs.replace(form, uid=number, overwrites=None)
+                for number, form in enumerate(forms)
+            ),
+            operations=(operation.with_operands(numbers.__getitem__),),
+            numerics=numerics,
+        )
         return alone, self._candidate(alone, self._choice)
 
     def _candidate(self, alone: OperationGraph, choice: int) -> Any:

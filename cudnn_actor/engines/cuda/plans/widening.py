@@ -25,20 +25,21 @@ from cudnn_actor.protocol.tensor import Layout, TensorSpec, settled_strides
 __all__ = ["compile_widened", "is_widened"]
 
 _CHANNELS = 8
+_LEAST_BYTES = 1 << 20
+"""Of the copy of x, for a convolution with nothing behind it: copies take two launches."""
 _HALVES = (DType.FLOAT16, DType.BFLOAT16)
 
 
 def is_widened(graph: OperationGraph) -> bool:
     """Whether a graph is a convolution of so few channels, perhaps with pointwise operations behind it."""
-    try:
-        _widened(graph)
-    except Refused:
-        return False
-    return True
+    return bool(_widened(graph))
 
 
 def compile_widened(graph: OperationGraph, handle: Any, limit: int | None, candidate: int = 0) -> CudaPlan:
-    """The graph with copies of operands, or of a result, that have 8 channels. Raises `Refused`."""
+    """The graph with copies of operands, or of a result, that have 8 channels: see `is_widened`.
+
+    Raises `Refused`.
+    """
     forms = _widened(graph)
     wide = OperationGraph(
         tensors=tuple(forms.get(tensor.uid, tensor) for tensor in graph.tensors),
@@ -66,30 +67,33 @@ def compile_widened(graph: OperationGraph, handle: Any, limit: int | None, candi
 
 
 def _widened(graph: OperationGraph) -> dict[int, GraphTensor]:
-    """The tensors that have the convolution's channels, with 8 of them. Raises `Refused`."""
+    """The tensors that have the convolution's channels, with 8 of them; none of another graph."""
     match [each for each in graph.operations if not isinstance(each, Pointwise)]:
-        case [Convolution() as operation]:
-            pass
+        case [Convolution() as operation] if operation.conv.groups == 1:
+            x, w, y = map(graph.tensor, operation.of_shape)
         case _:
-            raise Refused("it is no convolution with what is behind it")
-    x, w, y = map(graph.tensor, operation.of_shape)
-    if operation.conv.groups != 1 or x.dims[1] >= _CHANNELS or 0 in x.dims:
-        raise Refused(f"it has no groups, and at least {_CHANNELS} channels")
+            return {}
+    few = x.dims[1] < _CHANNELS and 0 not in x.dims and x.dtype in _HALVES
     touched = [uid for each in graph.operations for uid in (*each.reads, *each.writes)]
     overwritten = {tensor.overwrites for tensor in graph.tensors}
-    if x.dtype not in _HALVES or not all(map(_has_channels_last, (x, w, y))):
-        raise Refused("its operands are of a wide type, or do not have their channels last")
+    alone = all(
+        tensor.role is TensorRole.BOUND
+        and touched.count(tensor.uid) == 1
+        and tensor.overwrites is None
+        and tensor.uid not in overwritten
+        for tensor in (x, w)
+    )
+    if not few or not alone or not all(map(_has_channels_last, (x, w, y))):
+        return {}
     forms = {}
     for tensor in (x, w):
-        alone = touched.count(tensor.uid) == 1 and tensor.overwrites is None and tensor.uid not in overwritten
-        if tensor.role is not TensorRole.BOUND or not alone:
-            raise Refused("its operands are read besides, computed or overwritten")
         dims = (tensor.dims[0], _CHANNELS, *tensor.dims[2:])
         spec = TensorSpec.packed(dims, tensor.dtype, Layout.NHWC)
         forms[tensor.uid] = msgspec.structs.replace(
             tensor, dims=spec.dims, strides=spec.strides, alignment=spec.alignment
         )
-    return forms
+    pays = len(graph.operations) > 1 or forms[x.uid].spec.nbytes >= _LEAST_BYTES
+    return forms if pays else {}
 
 
 def _has_channels_last(tensor: GraphTensor) -> bool:
