@@ -31,7 +31,8 @@ class InvalidModel(CudnnActorError, ValueError):
 class UnsupportedModel(CudnnActorError):
     """Raised when a valid model has nodes or inputs that cannot be run. Nothing was allocated.
 
-    Carries `nodes`: of each such node its name, its operator and the reason; of each such input its name and type.
+    Carries `nodes`: of each such node its name, its operator and the reason; of each such input its
+    name and type.
     """
 
     nodes: tuple[str, ...]

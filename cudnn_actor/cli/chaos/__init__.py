@@ -29,12 +29,12 @@ K = TypeVar("K", bound=enum.StrEnum)
 
 _DEFAULTS = Settings()
 _KINDS = """
-Faults: kill and hang send SIGKILL and SIGSTOP to the worker that serves; kill-standby, hang-forkserver and their
-like to the process that they name. poison ends the device context in the middle of a request. start fails a start
-of a worker, fail one run, memory one allocation.
-Load: tasks are tasks of one event loop; loops have event loops on threads of their own; threads and pykka are plain
-threads; alarms is the main thread, interrupted by a signal handler that raises; models run the model of --model.
-With uploads all of them also send large arrays, with cancels also cancellations and tiny timeouts.
+Faults: kill and hang send SIGKILL and SIGSTOP to the worker that serves; kill-standby, hang-forkserver and
+their like to the process that they name. poison ends the device context in the middle of a request. start
+fails a start of a worker, fail one run, memory one allocation.
+Load: tasks are tasks of one event loop; loops have event loops on threads of their own; threads and pykka are
+plain threads; alarms is the main thread, interrupted by a signal handler that raises; models run the model of
+--model. With uploads all of them also send large arrays, with cancels also cancellations and tiny timeouts.
 """
 
 
