@@ -418,9 +418,9 @@ class Model:
     async def _keep(self, key: object, of: Specialised) -> _Kept:
         """Upload the weights that are not there yet, and keep the graph."""
         made: dict[str, BufferRef] = {}
+        layouts = {} if of.graph is None else {port.name: port.spec.layout for port in of.graph.inputs}
         try:
             while (kept := self._bound(key, of, made)) is None:
-                layouts = {} if of.graph is None else {p.name: p.spec.layout for p in of.graph.inputs}
                 for port, (name, array) in of.weights.items():
                     if name not in made and name not in self._weights:
                         made[name] = await self._gpu.upload(array, layout=layouts[port])

@@ -156,9 +156,11 @@ class ModelLoad:
         return not self._is_excused(outcome)
 
     def _is_excused(self, outcome: object) -> bool:
-        if was_refused(
-            outcome
-        ):  # the crash tears nothing that a run reads, so its second run was short of memory
+        """Whether an injected fault may have caused it.
+
+        A crash tears nothing that a run reads, so a second run that was refused was short of memory.
+        """
+        if was_refused(outcome):
             return OutOfMemory in self._excused
         return isinstance(outcome, self._excused)
 

@@ -139,6 +139,10 @@ class _Group(_Draft):
         """The number of its norm, if that has kernels of its own."""
         return None if self.along is None else self.along.norm
 
+    def allows(self, along: _Along | None) -> bool:
+        """Whether an operation along these lines may belong to it. None: one that has no lines."""
+        return along is None or (not self.gathers and self.along in (None, along))
+
     def holds(self, dims: tuple[int, ...]) -> bool:
         """Whether its results may have these dims."""
         if dims == self.dims or self.along is None or self.norm is not None:
@@ -375,21 +379,16 @@ class _Partition:
         lined = [draft for draft in joined if draft.along is not None]
         if lined:  # of those with other lines, the last
             last = max(lined, key=lambda draft: draft.place)
-            wanted = (last.along, last.dims) if along is None else (along, dims)
+            lines, of = (last.along, last.dims) if along is None else (along, dims)
             joined = [
-                draft
-                for draft in joined
-                if ((draft.along, draft.dims) == wanted if draft.along is not None else not draft.gathers)
+                draft for draft in joined if draft.allows(lines) and (draft.along is None or draft.dims == of)
             ]
         if not joined:
             large = {uid for uid in operation.reads if self._graph.tensor(uid).dims == dims}
             beside = (
                 draft
                 for draft in reversed(self._open)
-                if draft.dims == dims
-                and not large.isdisjoint(draft.reads)
-                and (None in (along, draft.along) or along == draft.along)
-                and (along is None or not draft.gathers)
+                if draft.dims == dims and not large.isdisjoint(draft.reads) and draft.allows(along)
             )
             joined = list(itertools.islice(beside, 1))
         joined = [*dict.fromkeys(joined)]
@@ -409,7 +408,7 @@ class _Partition:
         """Whether an operation of these dims may be computed with the group that computes its operand."""
         if along is not None and draft.dims != dims:
             return False  # a reduction of what is broadcast
-        if along is not None and draft.gathers:
+        if not draft.allows(along):
             return False
         return draft.holds(dims) or (draft.along is None and self._only_exit(uid, draft))
 
