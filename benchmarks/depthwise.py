@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from cudnn_actor.protocol.operations import (
 )
 
 from .gpu.setting import gpu_versions
+from .operations import best
 from .recording import Row, attempted, keep
 
 _RUNS = 20
@@ -112,8 +114,7 @@ def measure(graph: OperationGraph, context: BuildContext) -> dict[str, float | s
     try:
         for plan in plans(graph, context.handle):
             fault = check.fault(plan)
-            best = min(time_plan(check, plan, _RUNS) for _ in range(3)) if fault is None else 0.0
-            found[plan.tag.rpartition("/")[2]] = fault or round(best, 1)
+            found[plan.tag.rpartition("/")[2]] = fault or best(partial(time_plan, check, plan, _RUNS))
     finally:
         check.close()
     return found

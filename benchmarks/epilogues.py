@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.table import Table
 
 from benchmarks.gpu.setting import gpu_versions
+from benchmarks.operations import best
 from benchmarks.recording import Row, attempted, keep
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.compiler import compile_whole
@@ -103,10 +104,10 @@ def piece(graph: OperationGraph) -> OperationGraph:
 
 def timed(builder: CudaBuilder, graph: OperationGraph, plan: CudaPlan | None = None) -> float:
     """Microseconds of a plan, or of the one that a service would use."""
-    plan = plan or builder.build(graph, workspace_limit=None)
+    chosen = plan or builder.build(graph, workspace_limit=None)
     check = SelfCheck(graph, builder.context)
     try:
-        return round(min(time_plan(check, plan, _RUNS) for _ in range(3)), 1)
+        return best(lambda: time_plan(check, chosen, _RUNS))
     finally:
         check.close()
 

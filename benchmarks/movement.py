@@ -10,6 +10,7 @@ bytes together as the operation must. Tensors are larger than the caches.
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +19,8 @@ from typing import NamedTuple
 from rich.table import Table
 
 from benchmarks.gpu.setting import gpu_versions
-from benchmarks.operations import beside_copy, best, graph_of
-from benchmarks.recording import Row, attempted, keep
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from benchmarks.operations import beside_copy, best, each, graph_of
+from benchmarks.recording import Row, keep
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
 from cudnn_actor.engines.cuda.plans.tuning import time_plan
@@ -167,15 +167,14 @@ def main() -> None:
     versions = gpu_versions()
     builder = CudaBuilder(0)
     builder.open()
-    keep(_rows(builder, given.only), sheet, given.out, "movement", versions=versions)
+    keep(
+        each(problems(), functools.partial(measure, builder), given.only),
+        sheet,
+        given.out,
+        "movement",
+        versions=versions,
+    )
     builder.close()
-
-
-def _rows(builder: CudaBuilder, only: str) -> Iterator[Row]:
-    for problem in problems():
-        if only in problem.name:
-            yield from attempted(problem.name, lambda problem=problem: [measure(builder, problem)])  # type: ignore[misc]
-            libraries().cupy.get_default_memory_pool().free_all_blocks()
 
 
 def sheet(found: list[Row]) -> Table:

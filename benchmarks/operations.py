@@ -21,7 +21,7 @@ import importlib
 import importlib.metadata
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -494,14 +494,21 @@ def main() -> None:
     versions = gpu_versions() | {"PyTorch": importlib.metadata.version("torch")}
     builder = CudaBuilder(0)
     builder.open()
-    keep(_rows(builder, given.only), sheet, given.out, "operations", versions=versions)
+    keep(
+        each(problems(), functools.partial(measure, builder), given.only),
+        sheet,
+        given.out,
+        "operations",
+        versions=versions,
+    )
     builder.close()
 
 
-def _rows(builder: CudaBuilder, only: str) -> Iterator[Row]:
-    for problem in problems():
+def each(problems: Iterable[Any], row: Callable[[Any], Row], only: str = "") -> Iterator[Row]:
+    """A row of each problem whose name holds `only`."""
+    for problem in problems:
         if only in problem.name:
-            yield from attempted(problem.name, lambda problem=problem: [measure(builder, problem)])  # type: ignore[misc]
+            yield from attempted(problem.name, lambda problem=problem: [row(problem)])  # type: ignore[misc]
             libraries().cupy.get_default_memory_pool().free_all_blocks()
 
 
