@@ -61,6 +61,11 @@ class DType(enum.StrEnum):
         """Whether values are floating-point numbers."""
         return self in _FLOATING
 
+    @property
+    def is_half(self) -> bool:
+        """Whether values are floating-point numbers of 16 bits."""
+        return self.is_floating and self.itemsize == 2
+
     def holds(self, value: float) -> bool:
         """Whether a tensor can have a value, but for rounding to a float."""
         if self.is_floating:

@@ -112,11 +112,6 @@ def _domain(node: onnx.NodeProto) -> str:
     return "" if node.domain == "ai.onnx" else node.domain
 
 
-def _is_half(value: Value) -> bool:
-    """Whether it is of a floating-point type of 16 bits."""
-    return value.known in (DType.FLOAT16, DType.BFLOAT16)
-
-
 class _Unknown:
     """The result of a node that cannot be run."""
 
@@ -315,7 +310,7 @@ class _Import:
         """
         kinds = [each.type_str for each in schema.inputs if each.is_homogeneous]
         pairs = [(kind, value) for kind, value in zip(kinds, inputs, strict=False) if value is not None]
-        halves = {kind: value.dtype for kind, value in pairs if _is_half(value)}
+        halves = {kind: value.dtype for kind, value in pairs if value.is_half}
         found = list(inputs)
         for number, (kind, value) in enumerate(zip(kinds, inputs, strict=False)):
             if kind in halves and value is not None and value.fixed and value.dtype == np.float32:

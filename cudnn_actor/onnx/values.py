@@ -120,3 +120,8 @@ class Value:
     def known(self) -> DType | None:
         """The dtype as tensors have it; None if none can have it."""
         return DType.of(self.dtype)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it is of a floating-point type of 16 bits."""
+        return self.known is not None and self.known.is_half

@@ -72,8 +72,11 @@ def _layout(node: Node) -> Layout | None:
 
     Those of half types need their channels last to be fused with what follows them.
     """
-    halves = node.dtype(0) in (DType.FLOAT16, DType.BFLOAT16)
-    return Layout.NHWC if halves and node.rank(0) == node.rank(1) and 3 <= node.rank(0) <= 5 else None
+    return (
+        Layout.NHWC
+        if node.dtype(0).is_half and node.rank(0) == node.rank(1) and 3 <= node.rank(0) <= 5
+        else None
+    )
 
 
 @operator("Conv", since=1)

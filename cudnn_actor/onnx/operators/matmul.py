@@ -14,7 +14,6 @@ from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 
 __all__ = ["product", "turned"]
 
-_HALF = (DType.FLOAT16, DType.BFLOAT16)
 _MOST = 1 << 24
 """The most products of integers that are formed one by one."""
 
@@ -81,7 +80,7 @@ def _attention(node: Node, g: GraphBuilder) -> Tensor | None:
     """A product of weights and values, as attention; None if it is not the last step of that."""
     weights, v = node.value(0), node.value(1)
     softmax = _made_by(weights, "Softmax")
-    if softmax is None or v.known not in _HALF or not weights.rank == v.rank == 4:
+    if softmax is None or not v.is_half or not weights.rank == v.rank == 4:
         return None
     if softmax.attribute("axis") not in (-1, 3):
         return None

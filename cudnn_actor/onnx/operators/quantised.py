@@ -61,7 +61,7 @@ def quantize_linear(node: Node, g: GraphBuilder) -> Result:
     scaled = g.divide(x, _along(node, g, 1, dims))
     precision = node.attribute("precision", 0)
     of = dtype_of(precision) if precision else node.dtype(1)
-    if of in (DType.FLOAT16, DType.BFLOAT16):  # the quotient is rounded to that, and then to a whole number
+    if of.is_half:  # the quotient is rounded to that, and then to a whole number
         scaled = g.astype(scaled, of)
     return _quantised(g, scaled, None if zero is None else g.astype(zero, DType.FLOAT32), dtype)
 

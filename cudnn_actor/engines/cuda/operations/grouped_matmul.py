@@ -24,7 +24,6 @@ __all__ = ["INSTRUCTIONS", "grouped_kernels", "grouped_workspace", "source"]
 Grouped = GroupedMatMul[int] | GroupedMatMulBackwardWeights[int]
 
 _SORTING_THREADS = 1024
-_HALF_TYPES = (DType.FLOAT16, DType.BFLOAT16)
 _WIDE_TILE, _DEPTH, _VECTOR = 128, 32, 8
 """Rows and columns of a tile on tensor cores, the steps of its sums at a time, and the elements that are read
 at a time."""
@@ -64,7 +63,7 @@ def grouped_workspace(operation: Grouped, tensors: Sequence[GraphTensor]) -> int
 
 
 def _tile(tensors: Sequence[GraphTensor]) -> int:
-    return _WIDE_TILE if tensors[0].dtype in _HALF_TYPES else TILE
+    return _WIDE_TILE if tensors[0].dtype.is_half else TILE
 
 
 def _tiles(operation: Grouped, tensors: Sequence[GraphTensor]) -> int:
@@ -105,7 +104,7 @@ def source(operation: Grouped, tensors: Sequence[GraphTensor]) -> str:
     a, b, y = (C_TYPES[tensors[number].dtype] for number in (0, 1, 3))
     numbers = ", ".join(f"long long {name}" for name in _numbers(operation, tensors))
     body = _FORWARD if isinstance(operation, GroupedMatMul) else _BACKWARD
-    together = 2 if tensors[0].dtype in _HALF_TYPES else 1  # blocks on a multiprocessor
+    together = 2 if tensors[0].dtype.is_half else 1  # blocks on a multiprocessor
     return f"""{_tile_source(operation, tensors)}{_SORT}
 extern "C" __global__ void __launch_bounds__({THREADS}, {together}) grouped(
     const {a}* all_a, const {b}* all_b, const long long* ends, {y}* all_y, {numbers}) {{
@@ -168,7 +167,7 @@ def _tile_source(operation: Grouped, tensors: Sequence[GraphTensor]) -> str:
     """What defines `multiply`, by which a block computes a tile: see `tile_source`."""
     given = [tensors[number] for number in (0, 1, 3)]
     dtype, y = tensors[0].dtype, tensors[3].dtype
-    if dtype not in _HALF_TYPES:
+    if not dtype.is_half:
         return tile_source(given, operation.compute((dtype,)))
     a, b, _ = _matrices(operation, tensors)
     numbers = {

@@ -49,7 +49,6 @@ class _Erratum(NamedTuple):
 _LARGE = 1 << 21
 """Elements from which it matters which kernel a norm has."""
 _ROW_NORMS = (LayerNorm, LayerNormBackward, RMSNorm, RMSNormBackward)
-_HALF_TYPES = (DType.FLOAT16, DType.BFLOAT16)
 _ERRATA = (
     _Erratum(
         engines=("eng11",),
@@ -63,7 +62,7 @@ _ERRATA = (
     _Erratum(
         engines=("eng0",),
         applies=lambda graph: any(
-            isinstance(op, MatMul) and graph.tensor(op.a).dtype in _HALF_TYPES for op in graph.operations
+            isinstance(op, MatMul) and graph.tensor(op.a).dtype.is_half for op in graph.operations
         ),
         what="rounds parts of a long sum of products to the operands' half type",
         seen="cuDNN 9.19 on sm_90: bfloat16 (31, 1418) @ (1418, 24), float16 (15, 1113) @ (1113, 29)",
@@ -140,7 +139,7 @@ def _is_dense(tensor: GraphTensor) -> bool:
 def _is_uneven(graph: OperationGraph, operation: Node) -> bool:
     if not isinstance(operation, Convolution):
         return False
-    if graph.tensor(operation.reads[0]).dtype not in _HALF_TYPES:
+    if not graph.tensor(operation.reads[0]).dtype.is_half:
         return False
     _, filters, _ = operation.of_shape
     per_group = graph.tensor(filters).dims
@@ -152,7 +151,7 @@ def _is_off_vectors(graph: OperationGraph, operation: Node) -> bool:
     if not isinstance(operation, Convolution):
         return False
     for tensor in map(graph.tensor, (*operation.reads, *operation.writes)):
-        if tensor.dtype in _HALF_TYPES and tensor.strides[1] == 1:
+        if tensor.dtype.is_half and tensor.strides[1] == 1:
             vector = math.gcd(tensor.dims[1], _LONGEST_VECTOR)
             others = [stride for axis, stride in enumerate(tensor.strides) if axis != 1 < tensor.dims[axis]]
             if any(stride % vector for stride in others):

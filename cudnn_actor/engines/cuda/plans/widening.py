@@ -17,7 +17,6 @@ from cudnn_actor.engines.cuda.plans.kernels import Leaf, Result, fused
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import KernelStep, OperationStep, Scratch, Source, Step, aligned
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution, GraphTensor, Pad, Pointwise, TensorRole
 from cudnn_actor.protocol.tensor import Layout, TensorSpec, settled_strides
@@ -27,7 +26,6 @@ __all__ = ["compile_widened", "is_widened"]
 _CHANNELS = 8
 _LEAST_BYTES = 1 << 20
 """Of the copy of x, for a convolution with nothing behind it: copies take two launches."""
-_HALVES = (DType.FLOAT16, DType.BFLOAT16)
 
 
 def is_widened(graph: OperationGraph) -> bool:
@@ -73,7 +71,7 @@ def _widened(graph: OperationGraph) -> dict[int, GraphTensor]:
             x, w, y = map(graph.tensor, operation.of_shape)
         case _:
             return {}
-    few = x.dims[1] < _CHANNELS and 0 not in x.dims and x.dtype in _HALVES
+    few = x.dims[1] < _CHANNELS and 0 not in x.dims and x.dtype.is_half
     touched = [uid for each in graph.operations for uid in (*each.reads, *each.writes)]
     overwritten = {tensor.overwrites for tensor in graph.tensors}
     alone = all(
