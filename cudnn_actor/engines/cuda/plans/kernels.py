@@ -51,7 +51,7 @@ __all__ += [
     "merged",
     "merged_axes",
 ]
-__all__ += ["PACK", "PLACED", "preamble", "source", "store", "value_type"]
+__all__ += ["DIVISION", "PACK", "PLACED", "divided", "divisor", "preamble", "source", "store", "value_type"]
 
 THREADS, _MOST_BLOCKS = 256, 1 << 16
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
@@ -147,6 +147,35 @@ __device__ __forceinline__ long long placed(long long index, long long size) {
     return index < 0 ? 0 : index < size ? index : size - 1;
 }
 """
+
+
+DIVISION = """
+// n / size for an n of 32 bits from 0 on. `by` is the host's `divisor`: a factor, and a shift in its upper half.
+__device__ __forceinline__ int over(int n, long long by) {
+    return (int)((unsigned long long)(unsigned)n * (unsigned)by >> (by >> 32));
+}
+__device__ __forceinline__ long long over(long long n, long long size) { return n / size; }
+"""
+
+
+def divisor(size: int, *, wide: bool) -> int:
+    """What `over` takes to divide numbers, of 64 bits if `wide`, else from 0 to 2**31, by a size from 1 on.
+
+    For the latter a factor and a shift, which is exact: T. Granlund, P. Montgomery, "Division by invariant
+    integers using multiplication", PLDI 1994, theorem 4.2.
+    """
+    if wide:
+        return size
+    shift = 31 + max(size - 1, 0).bit_length()
+    return -(-(1 << shift) // max(size, 1)) | shift << 32
+
+
+def divided(name: str, rest: str, size: str, by: str) -> str:
+    """Statements that define `name` as `rest` modulo `size`, and divide `rest` by it."""
+    return (
+        f"const I {name}_over = over({rest}, {by}), {name} = {rest} - {name}_over * (I){size}; "
+        f"{rest} = {name}_over;"
+    )
 
 
 class Leaf(msgspec.Struct, frozen=True, tag="leaf"):
