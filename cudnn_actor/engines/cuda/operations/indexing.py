@@ -19,7 +19,16 @@ from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.lines import beginning, rounded, value_of
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PLACED, Axis, merged, merged_axes
+from cudnn_actor.engines.cuda.plans.kernels import (
+    C_TYPES,
+    DIVISION,
+    PLACED,
+    Axis,
+    divided,
+    divisor,
+    merged,
+    merged_axes,
+)
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.operations.indexing import Gathering, Places, Scattering, ScatterReduction
 
@@ -87,23 +96,25 @@ class Walk(NamedTuple):
         """The arguments of `parameters`."""
         return (
             self.total,
-            *(size for size, _ in self.axes[1:]),
+            *(n for size, _ in self.axes[1:] for n in (size, divisor(size))),
             *(step for _, steps in self.axes for step in steps),
         )
 
     @property
     def parameters(self) -> str:
         """The parameters of a kernel that describe the places."""
-        names = [f"{self.letter}_count", *(f"{self.letter}{n}_size" for n in range(1, len(self.axes)))]
+        names = [f"{self.letter}_count"]
+        names += [f"{self.letter}{n}_{name}" for n in range(1, len(self.axes)) for name in ("size", "by")]
         names += [f"{self.letter}{n}_{name}" for n in range(len(self.axes)) for name in self.names]
         return ", ".join(f"long long {name}" for name in names)
 
     def at(self, number: str) -> str:
         """Statements that define where a place lies in each tensor: `x_at` for x."""
         letter, text = self.letter, [f"I {self.letter}_rest = (I){number};"]
-        for n in range(len(self.axes) - 1, 0, -1):
-            size = f"(I){letter}{n}_size"
-            text.append(f"const I {letter}{n} = {letter}_rest % {size}; {letter}_rest /= {size};")
+        text += [
+            divided(f"{letter}{n}", f"{letter}_rest", f"{letter}{n}_size", f"{letter}{n}_by")
+            for n in range(len(self.axes) - 1, 0, -1)
+        ]
         text.append(f"const I {letter}0 = {letter}_rest;")
         for name in self.names:
             parts = (f"{letter}{n} * (I){letter}{n}_{name}" for n in range(len(self.axes)))
@@ -115,7 +126,8 @@ class Walk(NamedTuple):
         number = f"{self.letter}_number"
         start = f"long long {number} = blockIdx.x * (long long)blockDim.x + threadIdx.x"
         step = f"{number} += (long long)gridDim.x * blockDim.x"
-        return f"for ({start}; {number} < {self.letter}_count; {step}) {{ {self.at(number)} {body} }}"
+        return f"""#pragma unroll 1
+    for ({start}; {number} < {self.letter}_count; {step}) {{ {self.at(number)} {body} }}"""
 
 
 def launcher(kernel: Any, count: int, arguments: tuple[Any, ...]) -> Callable[[Sequence[int]], None]:
@@ -160,7 +172,7 @@ def gather_source(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> 
     element = _MOVED[gather.nbytes]
     wide = gather.walk.span + sum(size * step for size, step in gather.selects) >= _FEW
     return f"""typedef {"long long" if wide else "int"} I;
-{PLACED}{_SIXTEEN}
+{PLACED}{DIVISION}{_SIXTEEN}
 extern "C" __global__ void gather(
     const {element}* __restrict__ x, const {C_TYPES[tensors[1].dtype]}* __restrict__ indices,
     {element}* __restrict__ y, {gather.walk.parameters}, {selection(len(gather.selects))}) {{

@@ -153,31 +153,30 @@ __device__ __forceinline__ long long placed(long long index, long long size) {
 
 
 DIVISION = """
-// n / size for an n of 32 bits, from 0 on. `by` is the host's `divisor`: a factor, and a shift above it.
-__device__ __forceinline__ int over(int n, long long by) {
+// n / size. Of 32 bits, and not below 0: by the host's `divisor`, a factor and, above it, a shift.
+__device__ __forceinline__ int over(int n, long long, long long by) {
     return (int)((unsigned long long)(unsigned)n * (unsigned)by >> (by >> 32));
 }
-__device__ __forceinline__ long long over(long long n, long long size) { return n / size; }
+__device__ __forceinline__ long long over(long long n, long long size, long long) { return n / size; }
 """
 
 
-def divisor(size: int, *, wide: bool) -> int:
-    """What `over` takes to divide numbers, of 64 bits if `wide`, else from 0 to 2**31, by a size from 1 on.
+def divisor(size: int) -> int:
+    """A factor and a shift by which `over` divides numbers from 0 to 2**31 by a size from 1 on.
 
-    For the latter a factor and a shift, which is exact: T. Granlund, P. Montgomery, "Division by invariant
-    integers using multiplication", PLDI 1994, theorem 4.2.
+    That is exact: T. Granlund, P. Montgomery, "Division by invariant integers using multiplication", PLDI
+    1994, theorem 4.2.
     """
-    if wide:
-        return size
-    shift = 31 + max(size - 1, 0).bit_length()
-    return -(-(1 << shift) // max(size, 1)) | shift << 32
+    size = min(max(size, 1), _SMALL)  # larger ones only divide numbers of 64 bits
+    shift = 31 + (size - 1).bit_length()
+    return -(-(1 << shift) // size) | shift << 32
 
 
 def divided(name: str, rest: str, size: str, by: str, times: int = 1) -> str:
     """Statements that define `name` as `times` as much as `rest` modulo `size`, and divide `rest` by it."""
     modulo = f"{rest} - {name}_over * (I){size}"
     modulo = f"({modulo}) * {times}" if times > 1 else modulo
-    return f"const I {name}_over = over({rest}, {by}), {name} = {modulo}; {rest} = {name}_over;"
+    return f"const I {name}_over = over({rest}, {size}, {by}), {name} = {modulo}; {rest} = {name}_over;"
 
 
 class Leaf(msgspec.Struct, frozen=True, tag="leaf"):
@@ -340,11 +339,11 @@ class Elementwise(msgspec.Struct, frozen=True):
     def geometry(self) -> tuple[int, ...]:
         """The kernel's arguments behind the pointers: sizes, in neighbours, and strides."""
         *slow, last = self.dims
-        sizes, wide = (*slow, last // self.together), self.wide
+        sizes = (*slow, last // self.together)
         return (
             math.prod(sizes),
             *((last,) if self.rest else ()),
-            *(number for size in sizes[1:] for number in (size, divisor(size, wide=wide))),
+            *(number for size in sizes[1:] for number in (size, divisor(size))),
             *(step for steps in self.strides for step in steps),
             *(select.step for leaf in self.leaves() for select in leaf.selects),
             *(select.size for leaf in self.leaves() for select in leaf.selects if _is_read(select)),

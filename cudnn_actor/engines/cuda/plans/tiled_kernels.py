@@ -147,11 +147,11 @@ class Tiled(msgspec.Struct, frozen=True):
         across, down = self.counts
         found = [self.tiles]
         for size in (across, down, self.rows_within[0], self.columns_within[0]):
-            found += [size, divisor(size, wide=self.wide)]
+            found += [size, divisor(size)]
         found += [self.rows, self.columns, self.row_step, self.column_step]
         found += [self.rows_within[1], self.columns_within[1]]
         for size, to, of in self.batch:
-            found += [size, divisor(size, wide=self.wide), to, of]
+            found += [size, divisor(size), to, of]
         return found
 
 
@@ -301,7 +301,7 @@ def _place(number: str, within: str, step: str, of: tuple[int, int]) -> str:
     """The C expression of where a row or column begins."""
     if of[0] == 1:
         return f"{number} * (I){step}"
-    group = f"over({number}, {within}_by)"
+    group = f"over({number}, {within}, {within}_by)"
     return f"{group} * (I){step} + ({number} - {group} * (I){within}) * (I){within}_step"
 
 
