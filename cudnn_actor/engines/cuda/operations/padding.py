@@ -146,7 +146,8 @@ def source(operation: Pad[int] | BorderPad[int], tensors: Sequence[GraphTensor])
         read = f"""#pragma unroll
                 for (int v = 0; v < {found.together}; ++v) {{
                     const I m = {mapped(last, "(i + v)")};
-                    pack.of[v] = there{" && inside && m >= 0" if fills else ""} ? x[base + m * (I)from_step{last}] : filling;
+                    const bool read = there{" && inside && m >= 0" if fills else ""};
+                    pack.of[v] = read ? x[base + m * (I)from_step{last}] : filling;
                 }}"""
     place = f"at + i * (I)step{last}" if axis.step != 1 else "at + i"
     return f"""{PREAMBLE}{PACK}{DIVISION}{_MAPS}
