@@ -57,6 +57,8 @@ __all__ += ["DIVISION", "PACK", "PLACED", "divided", "divisor", "preamble", "sou
 THREADS, _MOST_BLOCKS = 256, 1 << 16
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
 """The most bytes of one access, and the most elements that a thread computes together."""
+_FEW_STEPS = 4
+"""Of a body, if its values for several places are to fit into the registers."""
 _WORDS = {2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}
 """What neighbours of so many bytes are copied as."""
 _SMALL = 1 << 31
@@ -318,10 +320,11 @@ class Elementwise(msgspec.Struct, frozen=True):
 
     @property
     def unrolled(self) -> int:
-        """How often a thread reads before it stores: so often that a copy has 16 bytes under way."""
-        copies = all(isinstance(result.value, Leaf) and not result.value.selects for result in self.results)
+        """How often a thread reads before it stores: so often that it has 16 bytes under way."""
+        if len(self.body) > _FEW_STEPS or any(leaf.selects for leaf in self.leaves()):
+            return 1
         least = min(result.dtype.itemsize for result in self.results)
-        return max(1, _PACK_BYTES // (least * self.together)) if copies and not self.body else 1
+        return max(1, _PACK_BYTES // (least * self.together))
 
     @property
     def wide(self) -> bool:
