@@ -12,6 +12,7 @@ import pytest
 
 from cudnn_actor.engines.cuda.library import libraries
 from cudnn_actor.engines.cuda.plans import evaluated_reference, self_check_memory
+from cudnn_actor.engines.cuda.plans.compiler import compile_plan
 from cudnn_actor.engines.cuda.plans.evaluated_reference import OnDevice, OnDeviceApart, OwnProducts, place_of
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import OperationStep
@@ -69,6 +70,15 @@ def test_the_library_that_multiplies_does_not_judge_itself() -> None:
         g = GraphBuilder()
         graph = g.build(y=g.matmul(g.input("a", (400, 300), dtype), g.input("b", (300, 200), dtype)))
         assert place_of(graph.body) is wanted
+
+
+def test_a_build_tells_each_plan_that_it_tries() -> None:
+    g = GraphBuilder()
+    graph = g.build(y=g.softmax(g.softmax(g.input("x", (4, 6))), axis=0)).body
+    told: list[str] = []
+    plan = compile_plan(graph, BuildContext(None, Stream(), trying=told.append), None)
+    assert [tag.split("/")[1] for tag in told] == ["softmax", "softmax"]
+    assert len(plan.recipe.steps) == 2
 
 
 def gradients(g: GraphBuilder, dtype: DType, dropout: float, keys: int) -> list[Any]:

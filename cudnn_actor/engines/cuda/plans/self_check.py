@@ -48,6 +48,8 @@ class BuildContext(NamedTuple):
         A cuDNN handle, and the CuPy stream set on it.
     journal
         Where checks are recorded.
+    trying
+        Called with the tag of each plan that a build tries.
     kernels
         Kernels of plans built before; None to compile each plan's own.
     """
@@ -55,6 +57,7 @@ class BuildContext(NamedTuple):
     handle: Any
     stream: Any
     journal: Journal = Journal(None)
+    trying: Callable[[str], None] = lambda _: None
     kernels: KernelCaches | None = None
 
 
