@@ -10,9 +10,9 @@ pieces of a graph are built once.
 initialises at the first use; "stored" is another process, later, that has these kernels and the plan's bytes.
 Both build as a service does.
 A first run is one without a replay, on buffers that are there. For new batch sizes, one builder builds a
-ResNet bottleneck for one batch size after the other, as for inference and as for training: with cuDNN's
-kernel cache, and without. Each plan is built, its self-check included, in the process that measures; as bytes
-it goes to a worker. At the end, a build for another batch size is profiled.
+ResNet bottleneck for one batch size after the other, as for inference and as for training. Each plan is
+built, its self-check included, in the process that measures; as bytes it goes to a worker. At the end, a
+build for another batch size is profiled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from cudnn_actor.cli.bench.machine import machine, versions
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda.plans.compiler import compile_plan
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
@@ -97,17 +96,13 @@ def ms(call: Callable[[], Any]) -> tuple[float, Any]:
 class Side:
     """What one process measures, with a builder of its own."""
 
-    def __init__(self, *, cached: bool | None = None) -> None:
-        """`cached`: whether with cuDNN's kernel cache; None for what a service has."""
+    def __init__(self) -> None:
         self.builder = CudaBuilder(0)
         self.opened_ms, _ = ms(self.builder.open)
-        self._context = self.builder.context
-        if cached is not None:
-            self._context = self._context._replace(kernels=KernelCaches() if cached else None)
 
     def build(self, graph: OperationGraph) -> CudaPlan:
         """A plan. Blocks for milliseconds to seconds."""
-        return compile_plan(graph, self._context, None)
+        return compile_plan(graph, self.builder.context, None)
 
     def first_run(self, graph: OperationGraph, plan: CudaPlan) -> float:
         """Milliseconds until a first run has finished, its launches prepared."""
@@ -168,9 +163,9 @@ def stored(count: int, store: PlanStore) -> Row:
     return {"restore_ms": restored_ms, "restored_first_run_ms": side.first_run(body, plan)}
 
 
-def batches(*, cached: bool, inference: bool) -> Row:
+def batches(*, inference: bool) -> Row:
     """Builds of a bottleneck for one batch size after the other, and a profile of one more."""
-    side = Side(cached=cached)
+    side = Side()
     found = {}
     for batch in BATCHES:
         body = bottleneck(batch=batch, inference=inference).forward.body
@@ -179,7 +174,7 @@ def batches(*, cached: bool, inference: bool) -> Row:
     with cProfile.Profile() as profile:
         side.build(body)
     block = "for inference" if inference else "for training"
-    return {"block": block, "kernel cache": cached, "build_ms": found, "profile_ms": told(profile)}
+    return {"block": block, "build_ms": found, "profile_ms": told(profile)}
 
 
 def told(profile: cProfile.Profile) -> dict[str, float]:
@@ -195,7 +190,7 @@ def told(profile: cProfile.Profile) -> dict[str, float]:
 SIDES: dict[str, Callable[[int, Path], Row]] = {
     "cold": lambda count, folder: cold(count, PlanStore(folder / "plans")),
     "stored": lambda count, folder: stored(count, PlanStore(folder / "plans")),
-    "batches": lambda count, _: batches(cached=bool(count & 1), inference=bool(count & 2)),
+    "batches": lambda count, _: batches(inference=bool(count)),
     "versions": lambda _, __: dict(gpu_versions()),
 }
 
@@ -227,7 +222,7 @@ def on_gpu(counts: Sequence[int]) -> Parts:
     for count in counts:
         what = f"{count} operations"
         yield "graphs", attempted(what, functools.partial(alone, "cold", "stored", count=count))
-    for number in (3, 2, 1, 0):
+    for number in (1, 0):
         what = f"batch sizes, {number}"
         yield "batches", attempted(what, functools.partial(alone, "batches", count=number))
 
@@ -244,7 +239,7 @@ def on_cpu() -> Parts:
     for batch in (4, 2, 3):
         body = bottleneck(batch=batch, channels=64, width=16, size=14).forward.body
         found[str(batch)], _ = ms(functools.partial(engine.build, body, workspace_limit=None))
-    yield "batches", iter([{"block": "for training", "kernel cache": False, "build_ms": found}])
+    yield "batches", iter([{"block": "for training", "build_ms": found}])
     engine.close()
 
 
@@ -257,15 +252,15 @@ def tables(found: Mapping[str, Sequence[Row]]) -> Iterator[Table]:
     yield graphs
     built = [row for row in found["batches"] if "error" not in row]
     sizes = dict.fromkeys(size for row in built for size in row["build_ms"])
-    heads = ("a bottleneck", "kernel cache", *(f"batch {size}, ms" for size in sizes))
+    heads = ("a bottleneck", *(f"batch {size}, ms" for size in sizes))
     builds = Table(*heads, title="one batch size after the other")
     for row in built:
         times = (str(row["build_ms"][size]) for size in sizes)
-        builds.add_row(row["block"], str(row["kernel cache"]), *times)
+        builds.add_row(row["block"], *times)
     yield builds
     for row in built:
         if "profile_ms" in row:
-            title = f"one more build {row['block']}, profiled; kernel cache: {row['kernel cache']}"
+            title = f"one more build {row['block']}, profiled"
             profile = Table("part", "ms", title=title)
             for part, part_ms in row["profile_ms"].items():
                 profile.add_row(part, str(part_ms))

@@ -24,7 +24,6 @@ from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.evaluated_reference import EvaluatedReference, place_of
 from cudnn_actor.engines.cuda.plans.journal import Journal
-from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.reference import Reference, References
@@ -48,14 +47,11 @@ class BuildContext(NamedTuple):
         A cuDNN handle, and the CuPy stream set on it.
     journal
         Where checks are recorded.
-    kernels
-        Kernels of plans built before; None to compile each plan's own.
     """
 
     handle: Any
     stream: Any
     journal: Journal = Journal(None)
-    kernels: KernelCaches | None = None
 
 
 class _Tolerance(NamedTuple):
