@@ -12,10 +12,12 @@ import pytest
 
 from cudnn_actor.engines.cuda.library import libraries
 from cudnn_actor.engines.cuda.plans import evaluated_reference, self_check_memory
+from cudnn_actor.engines.cuda.plans.comparison import _TOLERANCES, Accuracy, difference, some, suspected
 from cudnn_actor.engines.cuda.plans.evaluated_reference import OnDevice, OnDeviceApart, OwnProducts, place_of
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import OperationStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.plans.self_check_memory import drawn
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import (
     AttentionBackward,
@@ -67,6 +69,54 @@ def test_the_library_that_multiplies_does_not_judge_itself() -> None:
         g = GraphBuilder()
         graph = g.build(y=g.matmul(g.input("a", (400, 300), dtype), g.input("b", (300, 200), dtype)))
         assert place_of(graph.body) is wanted
+
+
+def test_what_is_drawn_on_a_device_is_spread_evenly_and_differs_with_the_seed() -> None:
+    values = [drawn((64, 1024), seed) for seed in range(4)]
+    for each in values:
+        numbers, counts = np.unique(each, return_counts=True)
+        assert numbers.tolist() == list(range(-3, 5))
+        np.testing.assert_allclose(counts, each.size / 8, rtol=0.05)
+    pairs = np.corrcoef([part for each in values for part in (each[0::2].ravel(), each[1::2].ravel())])
+    np.testing.assert_allclose(pairs, np.eye(8), atol=0.05)
+
+
+FLOATS = [DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("count", "slack"), [(1, 1.0), (1000, 4.0), ((1 << 21) + 5, 1.0)])
+def test_what_agrees_on_a_device_is_what_has_no_fault(dtype: DType, count: int, slack: float) -> None:
+    """Just within what is allowed for each element, and just beyond it."""
+    accuracy, (own, sums, underflow) = Accuracy(dtype, slack), _TOLERANCES[dtype]
+    wanted = np.random.default_rng(0).normal(size=count) * np.logspace(-3, 3, count)
+    scale = np.sqrt(np.mean(some(wanted, wanted)[0] ** 2))
+    allowed = own * np.abs(wanted) + slack * sums * scale + underflow
+    within = wanted + 0.999 * allowed * np.where(np.arange(count) % 3, 1, -1)
+    assert difference(*some(wanted, within), accuracy) is None
+    assert not suspected(wanted, within, accuracy)[0].size
+    beyond = within.copy()
+    beyond[0] = wanted[0] + 1.001 * allowed[0]
+    assert difference(*suspected(wanted, beyond, accuracy), accuracy) is not None
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 2.0])
+@pytest.mark.parametrize("place", [0, 1, 4998, 4999])
+def test_one_wrong_element_is_left_to_compare(place: int, wrong: float) -> None:
+    wanted = np.ones(5000)
+    got = wanted.copy()
+    got[place] = wrong
+    for accuracy in map(Accuracy, FLOATS):
+        assert "are wrong" in (difference(*suspected(wanted, got, accuracy), accuracy) or "")
+        assert suspected(got, wanted, accuracy)[0].size
+
+
+def test_infinities_and_nan_that_are_wanted_are_compared_on_the_host() -> None:
+    wanted = np.array([1.0, np.inf, -np.inf, np.nan])
+    for accuracy in map(Accuracy, FLOATS):
+        compared = suspected(wanted, wanted.copy(), accuracy)
+        assert compared[0].size == 4
+        assert difference(*compared, accuracy) is None
 
 
 def gradients(g: GraphBuilder, dtype: DType, dropout: float, keys: int) -> list[Any]:

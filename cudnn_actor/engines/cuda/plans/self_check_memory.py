@@ -17,7 +17,7 @@ from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, load, stor
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import GraphTensor
 
-__all__ = ["CheckedTensor", "Findings", "Guarded"]
+__all__ = ["CheckedTensor", "Findings", "Guarded", "drawn", "enqueue"]
 
 _GUARD_BYTES = 4096 + 256
 """CuPy aligns memory to 512 bytes; this offset aligns a tensor to 256 bytes only, as a buffer may be."""
@@ -81,8 +81,7 @@ class Guarded:
 
     def add_up(self, sum_: int) -> None:
         """Enqueue adding a checksum of the bytes between the guards to the uint64 at that address."""
-        arguments = (self.pointer, self.nbytes, sum_)
-        _kernel("checksum")(_grid(self.nbytes), (_THREADS,), arguments)
+        enqueue("checksum", self.nbytes, (self.pointer, self.nbytes, sum_))
 
     def check(self, findings: Findings) -> None:
         """Enqueue a check that sets a flag if a guard byte has changed."""
@@ -106,8 +105,7 @@ class CheckedTensor(Guarded):
         """Restore the initial values and the guards."""
         self.guard()
         dtype = self._tensor.dtype
-        count = self.nbytes // dtype.itemsize
-        _kernel(f"fill_{dtype}")(_grid(count), (_THREADS,), (self.pointer, count, self._seed))
+        _draw(self.pointer, dtype, self.nbytes // dtype.itemsize, self._seed)
 
     def look_for_nan(self, findings: Findings) -> None:
         """Enqueue a check that sets a flag if any element is NaN. Gaps between elements are ignored."""
@@ -118,7 +116,23 @@ class CheckedTensor(Guarded):
         dims, strides = (1,) * missing + tuple(tensor.dims), (0,) * missing + tuple(tensor.strides)
         count = int(np.prod(dims, dtype=np.int64))
         arguments = (self.pointer, count, *dims[1:], *strides, findings.nan)
-        _kernel(f"nan_{tensor.dtype}")(_grid(count), (_THREADS,), arguments)
+        enqueue(f"nan_{tensor.dtype}", count, arguments)
+
+
+def drawn(dims: tuple[int, ...], seed: int) -> Any:
+    """A new array of float64 with the numbers that a packed `CheckedTensor` of that seed has."""
+    values = libraries().cupy.empty(dims, np.float64)
+    _draw(values, DType.FLOAT64, values.size, seed)
+    return values
+
+
+def _draw(into: Any, dtype: DType, count: int, seed: int) -> None:
+    enqueue(f"fill_{dtype}", count, (into, count, seed))
+
+
+def enqueue(kernel: str, count: int, arguments: tuple[Any, ...]) -> None:
+    """Enqueue one of the kernels for so many elements."""
+    _kernel(kernel)(_grid(count), (_THREADS,), arguments)
 
 
 def _set(address: int, value: int, nbytes: int) -> None:
@@ -145,7 +159,7 @@ def source() -> str:
     """The kernels in CUDA C++, for every element type."""
     kernels = [_fill(dtype) for dtype in C_TYPES]
     kernels += [_nan(dtype) for dtype in C_TYPES if dtype.is_floating]
-    return "\n".join([PREAMBLE, _GUARDS, _CHECKSUM, *kernels])
+    return "\n".join([PREAMBLE, _GUARDS, _CHECKSUM, _COMPARISON, *kernels])
 
 
 _GUARDS = """
@@ -162,6 +176,26 @@ extern "C" __global__ void checksum(const unsigned char* bytes, long long count,
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step)
         part += (bytes[i] + 1ull) * ((i + 1) * 0x9e3779b97f4a7c15ull | 1);
     atomicAdd(sum, part);
+}
+"""
+_COMPARISON = """
+extern "C" __global__ void squares(const double* values, long long count, long long stride, double* found) {
+    const long long step = (long long)gridDim.x * blockDim.x;
+    double sum = 0;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step)
+        sum += values[i * stride] * values[i * stride];
+    atomicAdd(found, sum);
+}
+// Behind the sum of the squares: 1 if an element is not below the limit, or differs by more than is allowed.
+extern "C" __global__ void apart(
+    const double* wanted, const double* got, long long count, long long stride, double own, double sums,
+    double underflow, double limit, double* found) {
+    const long long step = (long long)gridDim.x * blockDim.x;
+    const double rest = sums * sqrt(found[0] / count) + underflow;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
+        const double size = fabs(wanted[i * stride]), error = fabs(got[i * stride] - wanted[i * stride]);
+        if (!(size < limit && error <= own * size + rest)) found[1] = 1;
+    }
 }
 """
 _LOOP = """
