@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,13 +18,14 @@ from cudnn_actor.engines.cuda.plans.evaluated_reference import OnDevice, OnDevic
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import OperationStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.plans.self_check_memory import drawn
+from cudnn_actor.engines.cuda.plans.self_check_memory import CheckedTensor, Findings, drawn
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import (
     AttentionBackward,
     BatchNormTraining,
     DType,
     GraphBuilder,
+    GraphTensor,
     GroupNorm,
     InstanceNorm,
     LayerNorm,
@@ -79,6 +81,39 @@ def test_what_is_drawn_on_a_device_is_spread_evenly_and_differs_with_the_seed() 
         np.testing.assert_allclose(counts, each.size / 8, rtol=0.05)
     pairs = np.corrcoef([part for each in values for part in (each[0::2].ravel(), each[1::2].ravel())])
     np.testing.assert_allclose(pairs, np.eye(8), atol=0.05)
+
+
+def contents(tensor: GraphTensor, checked: CheckedTensor) -> np.ndarray:
+    """The memory between the guards, not a copy of it."""
+    data = (ctypes.c_ubyte * tensor.spec.nbytes).from_address(checked.pointer)
+    return np.ctypeslib.as_array(data).view(tensor.dtype.numpy)
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_tensors_of_each_dtype_have_the_same_numbers_as_far_as_it_holds_them(dtype: DType) -> None:
+    tensor = GraphTensor(uid=0, dims=(40, 50), strides=(50, 1), dtype=dtype)
+    checked = CheckedTensor(CUPY.cuda.MemoryPool(), tensor, 7)
+    numbers = drawn((40, 50), 7)
+    if dtype is DType.BOOL:
+        numbers = numbers != 0
+    elif dtype.name.startswith("UINT"):
+        numbers = np.maximum(numbers, 0)
+    np.testing.assert_array_equal(contents(tensor, checked).reshape(40, 50).astype(np.float64), numbers)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.is_floating])
+@pytest.mark.parametrize("nan", [np.nan, -np.nan])
+def test_nan_is_found_in_elements_and_not_between_them(dtype: DType, nan: float) -> None:
+    """Of either sign; infinity is none."""
+    pool = CUPY.cuda.MemoryPool()
+    tensor = GraphTensor(uid=0, dims=(3, 1, 5), strides=(7, 1, 1), dtype=dtype)
+    checked, findings = CheckedTensor(pool, tensor, 0), Findings(pool)
+    elements = contents(tensor, checked)
+    elements[8], elements[14] = np.inf, -np.inf
+    for place, there in ((6, False), (15, True)):
+        elements[place] = nan
+        checked.look_for_nan(findings)
+        assert findings.read() == (False, there)
 
 
 FLOATS = [DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16]
