@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.library import libraries
-from cudnn_actor.engines.cuda.plans import evaluated_reference, self_check_memory
+from cudnn_actor.engines.cuda.plans import comparison, evaluated_reference, self_check_memory
 from cudnn_actor.engines.cuda.plans.comparison import _TOLERANCES, Accuracy, difference, some, suspected
 from cudnn_actor.engines.cuda.plans.evaluated_reference import OnDevice, OnDeviceApart, OwnProducts, place_of
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
@@ -116,13 +116,29 @@ def test_nan_is_found_in_elements_and_not_between_them(dtype: DType, nan: float)
         assert findings.read() == (False, there)
 
 
+@pytest.mark.parametrize("place", [0, 1, 1000, 1998, 1999])
+def test_a_byte_that_has_changed_changes_the_checksum(place: int) -> None:
+    tensor = GraphTensor(uid=0, dims=(1000,), strides=(1,), dtype=DType.FLOAT16)
+    checked = CheckedTensor(CUPY.cuda.MemoryPool(), tensor, 0)
+    sums = CUPY.zeros(3, np.uint64)
+    for number, change in enumerate((0, 0, 1)):
+        contents(tensor, checked).view(np.uint8)[place] ^= change
+        checked.add_up(sums.data.ptr + number * sums.itemsize)
+    before, again, behind = sums.get().tolist()
+    assert before == again != behind
+
+
 FLOATS = [DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("count", "slack"), [(1, 1.0), (1000, 4.0), ((1 << 21) + 5, 1.0)])
-def test_what_agrees_on_a_device_is_what_has_no_fault(dtype: DType, count: int, slack: float) -> None:
+@pytest.mark.parametrize(("most", "slack"), [(1 << 20, 1.0), (1 << 20, 4.0), (100, 1.0)])
+@pytest.mark.parametrize("count", [1, 1000])
+def test_what_agrees_on_a_device_is_what_has_no_fault(
+    monkeypatch: pytest.MonkeyPatch, dtype: DType, count: int, most: int, slack: float
+) -> None:
     """Just within what is allowed for each element, and just beyond it."""
+    monkeypatch.setattr(comparison, "_MOST_COMPARED", most)
     accuracy, (own, sums, underflow) = Accuracy(dtype, slack), _TOLERANCES[dtype]
     wanted = np.random.default_rng(0).normal(size=count) * np.logspace(-3, 3, count)
     scale = np.sqrt(np.mean(some(wanted, wanted)[0] ** 2))
