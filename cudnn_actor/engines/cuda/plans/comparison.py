@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.rounding import integer_range
+from cudnn_actor.engines.cpu.rounding import clipped, integer_range
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.self_check_memory import enqueue
 from cudnn_actor.protocol.dtypes import DType
@@ -44,7 +44,7 @@ _LARGEST_HALF = 65504.0
 
 
 Compared = tuple[np.ndarray, np.ndarray]
-"""(wanted, got) of those elements of a result that `difference` has to judge: on the host, as float64."""
+"""(wanted, got) of those elements of a result that `difference` has to judge: on the host, as computed."""
 
 
 class Accuracy(NamedTuple):
@@ -59,39 +59,45 @@ def difference(wanted: np.ndarray, got: np.ndarray, accuracy: Accuracy, magnitud
 
     `magnitude`: how large the result would be if its terms did not cancel.
     """
-    dtype, slack = accuracy
-    if dtype is DType.BOOL:
-        wanted = wanted != 0
-    elif not dtype.is_floating:
-        wanted = np.clip(np.where(np.isnan(wanted), 0, wanted), *integer_range(dtype.numpy))
-    if dtype is DType.FLOAT16:
-        finite = np.abs(wanted) < _LARGEST_HALF
-        wanted, got = wanted[finite], got[finite]
-    if not len(wanted):
-        return None
-    if dtype.is_floating:
-        own, sums, underflow = _TOLERANCES[dtype]
-        finite = np.isfinite(wanted)
-        scale = float(np.sqrt(np.mean(np.square(wanted[finite])))) if finite.any() else 0.0
-        scale = max(scale, magnitude)
-        allowed = np.where(finite, own * np.abs(wanted) + slack * sums * scale + underflow, -1.0)
-    else:  # rounding to a whole number, and float32 rounding before that; but int64 positions are exact
-        exact = dtype in (DType.INT64, DType.UINT64, DType.BOOL)
-        allowed = 0.5 + 1e-3 + (2.0**-52 if exact else 1e-6) * np.abs(wanted)
-    with np.errstate(invalid="ignore"):
-        wrong = ~(np.abs(got - wanted) <= allowed)
-    wrong &= (got != wanted) & ~(np.isnan(got) & np.isnan(wanted))
+    dtype = accuracy.dtype
+    exact = dtype in (DType.INT64, DType.UINT64) and "f" not in wanted.dtype.kind + got.dtype.kind
+    wrong = got != clipped(wanted, dtype.numpy) if exact else _beyond(wanted, got, accuracy, magnitude)
     if not wrong.any():
         return None
     first = int(np.argmax(wrong))
     share = float(np.mean(wrong))
-    return f"{share:.1%} of its results are wrong: it computes {got[first]:g} instead of {wanted[first]:g}"
+    form = "d" if exact else "g"
+    told = f"it computes {got[first]:{form}} instead of {wanted[first]:{form}}"
+    return f"{share:.1%} of its results are wrong: {told}"
+
+
+def _beyond(wanted: np.ndarray, got: np.ndarray, accuracy: Accuracy, magnitude: float) -> np.ndarray:
+    """Where a result differs from the wanted one by more than rounding explains."""
+    dtype, slack = accuracy
+    wanted, got = wanted.astype(np.float64), got.astype(np.float64)
+    compared = np.abs(wanted) < _LARGEST_HALF if dtype is DType.FLOAT16 else np.ones(len(wanted), np.bool_)
+    if dtype.is_floating:
+        own, sums, underflow = _TOLERANCES[dtype]
+        finite = np.isfinite(wanted)
+        scaling = wanted[finite & compared]
+        scale = max(float(np.sqrt(np.mean(np.square(scaling)))) if len(scaling) else 0.0, magnitude)
+        allowed = np.where(finite, own * np.abs(wanted) + slack * sums * scale + underflow, -1.0)
+    else:  # rounding to a whole number, and float32 rounding before that; but int64 positions are exact
+        if dtype is DType.BOOL:
+            wanted = np.asarray(wanted != 0, np.float64)
+        wanted = np.clip(np.where(np.isnan(wanted), 0, wanted), *integer_range(dtype.numpy))
+        exact = dtype in (DType.INT64, DType.UINT64, DType.BOOL)
+        allowed = 0.5 + 1e-3 + (2.0**-52 if exact else 1e-6) * np.abs(wanted)
+    with np.errstate(invalid="ignore"):
+        wrong = np.logical_not(np.abs(got - wanted) <= allowed)
+    alike = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
+    return np.asarray(wrong & compared & ~alike)
 
 
 def some(wanted: Array, got: Array) -> Compared:
     """Evenly spaced elements. Blocks."""
     step = sampling_step(got.size)
-    first, second = (_on_host(array.ravel()[::step]).astype(np.float64) for array in (wanted, got))
+    first, second = (_on_host(array.ravel()[::step]) for array in (wanted, got))
     return first, second
 
 
