@@ -14,6 +14,7 @@ import pytest
 from cudnn_actor.engines.cuda.library import libraries
 from cudnn_actor.engines.cuda.plans import comparison, evaluated_reference, self_check_memory
 from cudnn_actor.engines.cuda.plans.comparison import _TOLERANCES, Accuracy, difference, some, suspected
+from cudnn_actor.engines.cuda.plans.compiler import compile_plan
 from cudnn_actor.engines.cuda.plans.evaluated_reference import OnDevice, OnDeviceApart, OwnProducts, place_of
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import OperationStep
@@ -170,6 +171,15 @@ def test_infinities_and_nan_that_are_wanted_are_compared_on_the_host() -> None:
         compared = suspected(wanted, wanted.copy(), accuracy)
         assert compared[0].size == 4
         assert difference(*compared, accuracy) is None
+
+
+def test_a_build_tells_each_plan_that_it_tries() -> None:
+    g = GraphBuilder()
+    graph = g.build(y=g.softmax(g.softmax(g.input("x", (4, 6))), axis=0)).body
+    told: list[str] = []
+    plan = compile_plan(graph, BuildContext(None, Stream(), trying=told.append), None)
+    assert [tag.split("/")[1] for tag in told] == ["softmax", "softmax"]
+    assert len(plan.recipe.steps) == 2
 
 
 def gradients(g: GraphBuilder, dtype: DType, dropout: float, keys: int) -> list[Any]:

@@ -48,11 +48,14 @@ class BuildContext(NamedTuple):
         A cuDNN handle, and the CuPy stream set on it.
     journal
         Where checks are recorded.
+    trying
+        Called with the tag of each plan that a build tries.
     """
 
     handle: Any
     stream: Any
     journal: Journal = Journal(None)
+    trying: Callable[[str], None] = lambda _: None
 
 
 class SelfCheck:
