@@ -322,6 +322,8 @@ def _argument(value: Any) -> Any:
         return ctypes.c_float(float(value))
     if isinstance(value, np.ndarray):
         return ctypes.c_void_p(value.ctypes.data)
+    if isinstance(value, DeviceArray):
+        return ctypes.c_void_p(value.data.ptr)
     return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_longlong(value)
 
 

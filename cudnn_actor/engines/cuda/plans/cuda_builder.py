@@ -13,7 +13,6 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.compiler import compile_plan
 from cudnn_actor.engines.cuda.plans.journal import Journal
-from cudnn_actor.engines.cuda.plans.kernel_caches import kernel_caches
 from cudnn_actor.engines.cuda.plans.loading import load, loaded
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import GraphStep, OperationStep, Recipe
@@ -57,7 +56,7 @@ class CudaBuilder:
         device.use()
         mind_own_captures()
         stream = cupy.cuda.Stream(non_blocking=True)
-        self._context = BuildContext(cudnn.create_handle(), stream, self._journal, kernels=kernel_caches())
+        self._context = BuildContext(cudnn.create_handle(), stream, self._journal)
         cudnn.set_stream(self._context.handle, stream.ptr)
         name = loaded.runtime.getDeviceProperties(self._ordinal)["name"].decode()
         self.fingerprint = (
@@ -127,5 +126,4 @@ class CudaBuilder:
                 kind, launchers = step.operation.kind, IMPLEMENTATIONS[type(step.operation)].launchers
                 if step.launcher not in launchers:
                     raise EngineFailure("BAD_PLAN", f"{kind} has no launcher {step.launcher!r}")
-        nothing = tuple(None for step in recipe.steps if isinstance(step, GraphStep))
-        return loaded(CudaPlan(recipe, nothing), lambda data: load(data, self.context))
+        return loaded(recipe, lambda data: load(data, self.context))

@@ -35,24 +35,19 @@ class AbsentDevice(NamedTuple):
 
 
 def candidates(
-    graph: OperationGraph,
-    handle: Any,
-    workspace_limit: int | None,
-    *,
-    fallbacks: bool = True,
-    cache: Any = None,
+    graph: OperationGraph, handle: Any, workspace_limit: int | None, *, fallbacks: bool = True
 ) -> Any:
     """The frontend's graph with its ranked candidates, none of them built yet. Blocks for milliseconds.
 
     `handle` may be an `AbsentDevice`. cuDNN's fallbacks come after the others, and take three times as long
-    to ask for. `cache` is one of cuDNN's kernel caches: candidates are then those whose kernels it can keep.
+    to ask for.
 
     Raises `Refused` if cuDNN cannot represent the graph or has no candidate for it.
     """
     cudnn = libraries().cudnn
     modes = [cudnn.heur_mode.A] + [cudnn.heur_mode.FALLBACK] * fallbacks
     try:
-        lowered = _lower(graph, handle, cache)
+        lowered = _lower(graph, handle)
         lowered.validate()
         lowered.build_operation_graph()
         lowered.create_execution_plans(modes)
@@ -70,7 +65,7 @@ def names_of(lowered: Any) -> list[str]:
     return [lowered.get_plan_name_at_index(index) for index in range(lowered.get_execution_plan_count())]
 
 
-def _lower(graph: OperationGraph, handle: Any, cache: Any) -> Any:
+def _lower(graph: OperationGraph, handle: Any) -> Any:
     """The graph in the frontend's terms. Raises `Refused`."""
     cudnn = libraries().cudnn
     pygraph = cudnn.pygraph(
@@ -78,7 +73,6 @@ def _lower(graph: OperationGraph, handle: Any, cache: Any) -> Any:
         intermediate_data_type=cudnn.data_type.FLOAT,
         compute_data_type=cudnn.data_type.FLOAT,
         **(handle._asdict() if isinstance(handle, AbsentDevice) else {"handle": handle}),
-        **({} if cache is None else {"is_dynamic_shape_enabled": True, "kernel_cache": cache}),
     )
     frontend_graph = FrontendGraph(graph, pygraph)
     for operation in graph.operations:

@@ -18,7 +18,7 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, compile_plan, compile_whole, in_pieces
 from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.graphs import candidates, check_whole
+from cudnn_actor.engines.cuda.plans.graphs import candidates, check_whole, names_of
 from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
@@ -72,7 +72,7 @@ def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[
     try:
         check_whole(graph)
         lowered = candidates(graph, handle, limit)
-        names = [lowered.get_plan_name_at_index(i) for i in range(lowered.get_execution_plan_count())]
+        names = names_of(lowered)
     except Refused:
         names = []
 
