@@ -90,8 +90,8 @@ def _networks() -> Iterator[str]:
     yield from _section(
         "Blocks of networks beside PyTorch",
         record,
-        "In brackets: kernels and copies of one run. All in bfloat16 with the channels last; the batch norm of",
-        'the bottleneck is that of training. "Graph" is a CUDA graph.',
+        "In brackets: kernels and copies of one run. All in bfloat16 with the channels last; the bottleneck",
+        'has the batch norm of training. "Graph" is a CUDA graph.',
     )
     blocks = [each for each in _good(record) if "count" not in each]
     sides: tuple[str, ...] = ("us", "eager", "compiled", "compiled, CUDA graphs")
@@ -217,8 +217,8 @@ def _depthwise() -> Iterator[str]:
     yield from _section(
         "Depthwise convolutions, our kernels beside cuDNN's",
         record,
-        "Channels last. The fastest plan of each side that is right. In bfloat16, cuDNN has none with a result",
-        "in float32.",
+        "Channels last. The fastest plan of each side that is right. In bfloat16, cuDNN has none with a",
+        "result in float32.",
     )
 
     def best(each: Row, *, ours: bool) -> float | None:
@@ -287,9 +287,9 @@ def _models() -> Iterator[str]:
     yield from _section(
         "ONNX models",
         record,
-        "In ms, float32 without TF32. First: the first run of a new service, in which plans are built. Stored",
-        "first: that of another process, with the plans in the store. A run has its inputs on the device and",
-        "leaves its outputs there. Compiled: `torch.compile` with CUDA graphs.",
+        "In ms, float32 without TF32. First: the first run of a new service, in which plans are built.",
+        "Stored first: that of another process, with the plans in the store. A run has its inputs on the",
+        "device and leaves its outputs there. Compiled: `torch.compile` with CUDA graphs.",
     )
     names = ("load", "import", "first", "stored first", "run", "eager", "compiled")
     yield from _table(
