@@ -177,12 +177,15 @@ class _Tile(NamedTuple):
         How many blocks share a tile: each has some of the results' columns.
     blocks
         How many there are.
+    together
+        How many blocks the registers of a multiprocessor are to hold.
     """
 
     rows: int
     columns: tuple[int, ...]
     parts: int
     blocks: int
+    together: int = 3
 
 
 def _tile(dtype: DType, positions: int, others: int, *features: int) -> _Tile:
@@ -207,7 +210,8 @@ def _tiles(operation: AnyAttention, given: Mapping[str, GraphTensor]) -> dict[st
     q, k, v = given["q"], given["k"], given["v"]
     (batch, heads, rows, features), (_, groups, columns, _) = q.dims, k.dims
     if isinstance(operation, Attention):
-        return {"queries": _tile(q.dtype, rows, batch * heads, v.dims[3])}
+        tile = _tile(q.dtype, rows, batch * heads, v.dims[3])
+        return {"queries": tile._replace(together=4) if tile.columns[0] <= 4 else tile}
     found = {
         "queries": _tile(q.dtype, rows, batch * heads, features),
         "keys": _tile(q.dtype, columns, batch * groups, features, v.dims[3]),
@@ -312,7 +316,7 @@ def source(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> str:
     for name, tile in tiles.items():
         columns = "".join(f", {of} = {size}" for of, size in zip(("C", "F"), tile.columns, strict=False))
         code.append(
-            f'extern "C" __global__ void __launch_bounds__({_THREADS}) {name}({arguments}) {{\n'
+            f'extern "C" __global__ void __launch_bounds__({_THREADS}, {tile.together}) {name}({arguments}) {{\n'
             f"    constexpr int R = {tile.rows}, M = 8 * R, PARTS = {tile.parts}{columns};\n"
             f"    __shared__ Pack<BESIDE> left_room[N * (M + BESIDE) / BESIDE];\n"
             f"    __shared__ Pack<BESIDE> right_room[DEPTH * {max((_COLUMNS, *(16 * n for n in tile.columns)))}"
@@ -334,7 +338,8 @@ class _Code:
         bias = "0"
         if "bias" in self._given:
             dims = self._given["bias"].dims
-            place = " + ".join(f"{index} * bias{axis}" for axis, index in enumerate("bhij") if dims[axis] > 1)
+            inside = ("b", "h", "min(i, rows - 1)", "min(j, columns - 1)")
+            place = " + ".join(f"{index} * bias{axis}" for axis, index in enumerate(inside) if dims[axis] > 1)
             bias = f"(T)({load(self._given['bias'].dtype, f'bias[{place or 0}]')})"
         statistics = "statistics[b * statistics0 + h * statistics1 + i * statistics2]"
         words = {
@@ -349,7 +354,7 @@ class _Code:
                 head, limit = ("h", "limit_q") if first == "i0" else ("g", "limit_kv")
                 across = 1 if self._given[name].strides[3] == 1 else f"{name}3"
                 place = f"{name} + b * {name}0 + {head} * {name}1 + {first} * {name}2"
-                words[f"ROWS_{name.upper()}"] = f"{{{place}, {name}2, {across}, limit_{limit[6:]} - {first}}}"
+                words[f"ROWS_{name.upper()}"] = f"{{{place}, {name}2, {across}, near({limit} - {first})}}"
         for name in ("y", "dq", "dk", "dv", "dbias"):
             if name in self._given:
                 words[f"STORE_{name.upper()}"] = store(self._given[name].dtype, "value")
@@ -373,8 +378,14 @@ __device__ __forceinline__ T get(const X* place) { return (T)(LOAD); }
 // A position whose bias is -infinity for all keys has no weights.
 __device__ __forceinline__ T base_of(T logarithm) { return logarithm == -INFINITE ? (T)0 : logarithm; }
 
-// Rows from a place on; those from `count` on count as 0, and are not read.
-struct Rows { const X* at; long long step, across, count; };
+__device__ __forceinline__ int near(long long number) { return (int)min(max(number, -N - 0ll), N + 0ll); }
+// So many rows, at least one. Where a tile has more, the last one is repeated: what comes of it has no weight.
+struct Rows {
+    const X* at;
+    long long step, across;
+    int count;
+    __device__ __forceinline__ const X* operator[](int row) const { return at + min(row, count - 1) * step; }
+};
 
 // Which scores of the queries from i0 and the keys from j0 on are seen.
 struct Seen {
@@ -382,8 +393,10 @@ struct Seen {
     __device__ __forceinline__ bool at(int i, int j) const {
         return j - i >= least && j - i <= most && i < queries && j < keys;
     }
+    __device__ __forceinline__ bool all() const {
+        return least <= 1 - N && most >= N - 1 && queries == N && keys == N;
+    }
 };
-__device__ __forceinline__ int near(long long number) { return (int)min(max(number, -N - 0ll), N + 0ll); }
 __device__ __forceinline__ Seen seen_from(
     long long i0, long long j0, long long left, long long right, long long limit_q, long long limit_kv) {
     return {near(i0 - j0 - left), near(i0 - j0 + right), near(limit_q - i0), near(limit_kv - j0)};
@@ -401,7 +414,7 @@ template <int R, int C, int STEP> __device__ __forceinline__ void multiply(
     constexpr int V = Width<C>::value;
     left += threadIdx.x / 16 * R;
     right += threadIdx.x % 16 * V;
-    #pragma unroll 8
+    #pragma unroll 4
     for (int p = 0; p < depth; ++p) {
         const Pack<R> of_left = *(const Pack<R>*)(left + p * (8 * R + BESIDE));
         #pragma unroll
@@ -421,12 +434,11 @@ template <int SLOTS, bool SPREAD> __device__ __forceinline__ void turn(
     #pragma unroll
     for (int down = 0; down < SLOTS; down += 16) {
         const int slot = down + t / 8, row = SPREAD ? slot % 4 * 16 + slot / 4 : slot;
-        const X* from = rows.at + row * rows.step + (first + t % 8) * rows.across;
-        const bool there = row < rows.count;
+        const X* from = rows[row] + (first + t % 8) * rows.across;
         #pragma unroll
         for (int d = 0; d < DEPTH; d += 8)
-            if (slot < SLOTS && d + t % 8 < depth)
-                into[(d + t % 8) * (SLOTS + BESIDE) + slot] = there ? get(from + d * rows.across) : (T)0;
+            if ((SLOTS >= 16 || slot < SLOTS) && (depth == DEPTH || d + t % 8 < depth))
+                into[(d + t % 8) * (SLOTS + BESIDE) + slot] = get(from + d * rows.across);
     }
 }
 // Both functions below change what is in shared memory, `left` and `right`. All threads write some of it, and
@@ -452,7 +464,8 @@ template <int R, int FEATURES> __device__ __forceinline__ void compare(
 // Sums of the others, each multiplied with its factor, of some features.
 template <int R, int C, int FEATURES> __device__ __forceinline__ void combine(
     T (&sums)[R][C], const T (&factors)[R][4], T* left, T* right, const Rows& others, int feature) {
-    constexpr int WIDE = 16 * C;
+    constexpr int WIDE = 16 * C, LANES = C % 2 ? 16 : 32, DOWN = THREADS / LANES;
+    const int lane = threadIdx.x % LANES;
     #pragma unroll 1
     for (int first = 0; first < N && first < others.count; first += DEPTH) {
         __syncthreads();
@@ -463,15 +476,31 @@ template <int R, int C, int FEATURES> __device__ __forceinline__ void combine(
             for (int r = 0; r < R; ++r) some.of[r] = factors[r][c];
             *(Pack<R>*)(left + (threadIdx.x % 16 + 16 * c) * (8 * R + BESIDE) + threadIdx.x / 16 * R) = some;
         }
-        #pragma unroll 16
-        for (int n = 0; n < DEPTH * WIDE; n += THREADS) {
-            const int at = n + threadIdx.x, row = first + at / WIDE, e = feature + at % WIDE;
-            const bool there = row < others.count && e < FEATURES;
-            right[at] = there ? get(others.at + row * others.step + e * others.across) : (T)0;
+        #pragma unroll
+        for (int n = 0; n < DEPTH; n += DOWN) {
+            const int row = n + threadIdx.x / LANES;
+            const X* from = others[first + row] + (feature + lane) * others.across;
+            #pragma unroll
+            for (int e = 0; e < WIDE; e += LANES)
+                if (FEATURES % WIDE == 0 || feature + e + lane < FEATURES)
+                    right[row * WIDE + e + lane] = get(from + e * others.across);
         }
         __syncthreads();
         multiply<R, C, WIDE>(sums, left + first * (8 * R + BESIDE), right, DEPTH);
     }
+}
+// Replace what is not seen: each thread its own, where rows are queries, or keys if TURNED.
+template <bool TURNED, int R> __device__ __forceinline__ void hide(T (&values)[R][4], const Seen& seen, T by) {
+    if (seen.all()) return;
+    #pragma unroll
+    for (int n = 0; n < 4 * R; ++n) {
+        const int row = threadIdx.x / 16 * R + n / 4, beside = threadIdx.x % 16 + 16 * (n % 4);
+        if (!seen.at(TURNED ? beside : row, TURNED ? row : beside)) values[n / 4][n % 4] = by;
+    }
+}
+// A score's gradient: 0 where there is no weight, whatever the rest is.
+__device__ __forceinline__ T slope_of(T weight, T change, T aside) {
+    return weight == 0 ? (T)0 : weight * (change - aside);
 }
 __device__ __forceinline__ T sum_of_row(T value) {
     #pragma unroll
@@ -480,7 +509,8 @@ __device__ __forceinline__ T sum_of_row(T value) {
 }
 """
 _KEEPING = """
-#define KEPT(b, h, i, j) true
+#define DRAW(n, weight, b, h, i, j)
+#define KEPT(n) true
 #define LIFTED(value) (value)
 """
 """Without dropout."""
@@ -491,8 +521,10 @@ __device__ __forceinline__ bool is_kept(Natural seed, Natural number, Natural th
     const unsigned high = number % 2 ? words.of[3] : words.of[2];
     return (number % 4 < 2 ? low : high) < threshold;
 }
-#define KEPT(b, h, i, j) is_kept((Natural)state[0], (Natural)state[state0] \
-    + (((Natural)(b) * heads + (h)) * rows + (i)) * columns + (j), threshold)
+#define DRAW(n, weight, b, h, i, j) \
+    if ((weight) != 0 && is_kept((Natural)state[0], (Natural)state[state0] \
+        + (((Natural)(b) * heads + (h)) * rows + (i)) * columns + (j), threshold)) kept |= 1u << (n);
+#define KEPT(n) (kept >> (n) & 1)
 #define LIFTED(value) ((value) * lifted)
 """
 _EACH = """
@@ -522,20 +554,20 @@ _FORWARD = (
         for (long long j0 = start; j0 < limit; j0 += N) {
             const Seen seen = seen_from(i0, j0, left, right, limit_q, limit_kv);
             T scores[R][4];
+            unsigned kept = 0;
             compare<R, D>(scores, own, others, of_q, ROWS_K);
             #pragma unroll
+            for (int n = 0; n < 4 * R; ++n) {
+                const long long i = i0 + ty * R + n / 4, j = j0 + tx + 16 * (n % 4);
+                scores[n / 4][n % 4] = scores[n / 4][n % 4] * scale + BIAS;
+            }
+            hide<false>(scores, seen, -INFINITE);
+            #pragma unroll
             for (int r = 0; r < R; ++r) {
-                const long long i = i0 + ty * R + r;
-                T most = largest[r];
-                #pragma unroll
-                for (int c = 0; c < 4; ++c) {
-                    const long long j = j0 + tx + 16 * c;
-                    const bool counts = seen.at(ty * R + r, tx + 16 * c);
-                    scores[r][c] = counts ? scores[r][c] * scale + BIAS : -INFINITE;
-                    most = max(most, scores[r][c]);
-                }
+                T most = max(max(scores[r][0], scores[r][1]), max(scores[r][2], scores[r][3]));
                 #pragma unroll
                 for (int apart = 8; apart; apart /= 2) most = max(most, __shfl_xor_sync(~0u, most, apart));
+                most = max(most, largest[r]);
                 const T base = base_of(most), shrink = exp(largest[r] - base);
                 largest[r] = most;
                 total[r] *= shrink;
@@ -543,10 +575,10 @@ _FORWARD = (
                 for (int c = 0; c < C; ++c) result[r][c] *= shrink;
                 #pragma unroll
                 for (int c = 0; c < 4; ++c) {
-                    const long long j = j0 + tx + 16 * c;
-                    scores[r][c] = exp(scores[r][c] - base);
-                    total[r] += scores[r][c];
-                    if (scores[r][c] > 0 && !KEPT(b, h, i, j)) scores[r][c] = 0;
+                    const T weight = exp(scores[r][c] - base);
+                    total[r] += weight;
+                    DRAW(r * 4 + c, weight, b, h, i0 + ty * R + r, j0 + tx + 16 * c)
+                    scores[r][c] = KEPT(r * 4 + c) ? weight : (T)0;
                 }
             }
             combine<R, C, E>(result, scores, own, others, ROWS_V, part * 16 * C);
@@ -591,12 +623,15 @@ _BACKWARD = {
             for (int n = 0; n < 4 * R; ++n) {
                 const int r = n / 4, c = n % 4;
                 const long long i = i0 + ty * R + r, j = j0 + tx + 16 * c;
-                T slope = 0;
-                if (seen.at(ty * R + r, tx + 16 * c)) {
-                    const T weight = exp(scores[r][c] * scale + BIAS - logarithm[r]);
-                    slope = weight * ((KEPT(b, h, i, j) ? LIFTED(changes[r][c]) : (T)0) - aside[r]);
-                }
-                scores[r][c] = slope;
+                scores[r][c] = exp(scores[r][c] * scale + BIAS - logarithm[r]);
+            }
+            hide<false>(scores, seen, 0);
+            unsigned kept = 0;
+            #pragma unroll
+            for (int n = 0; n < 4 * R; ++n) {
+                const int r = n / 4, c = n % 4;
+                DRAW(n, scores[r][c], b, h, i0 + ty * R + r, j0 + tx + 16 * c)
+                scores[r][c] = slope_of(scores[r][c], KEPT(n) ? LIFTED(changes[r][c]) : (T)0, aside[r]);
             }
             combine<R, C, D>(result, scores, own, others, ROWS_K, part * 16 * C);
         }
@@ -620,30 +655,33 @@ _BACKWARD = {
             for (long long i0 = start; i0 < limit; i0 += N) {
                 const Seen seen = seen_from(i0, j0, left, right, limit_q, limit_kv);
                 const Rows of_q = ROWS_Q, of_dy = ROWS_DY;
-                T weights[R][4], factors[R][4];
-                compare<R, D>(weights, own, others, of_k, of_q);
+                T weights[R][4], factors[R][4], aside[4];
                 unsigned kept = 0;
+                compare<R, D>(weights, own, others, of_k, of_q);
+                #pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    const long long i = min(i0 + tx + 16 * c, limit_q - 1);
+                    const T logarithm = BASE;
+                    aside[c] = aparts[(b * heads + h) * rows + i];
+                    #pragma unroll
+                    for (int r = 0; r < R; ++r) {
+                        const long long j = j0 + ty * R + r;
+                        weights[r][c] = exp(weights[r][c] * scale + BIAS - logarithm);
+                    }
+                }
+                hide<true>(weights, seen, 0);
                 #pragma unroll
                 for (int n = 0; n < 4 * R; ++n) {
                     const int r = n / 4, c = n % 4;
-                    const long long i = i0 + tx + 16 * c, j = j0 + ty * R + r;
-                    T weight = 0;
-                    if (seen.at(tx + 16 * c, ty * R + r)) {
-                        weight = exp(weights[r][c] * scale + BIAS - BASE);
-                        if (KEPT(b, h, i, j)) kept |= 1u << n;
-                    }
-                    weights[r][c] = weight;
-                    factors[r][c] = kept >> n & 1 ? LIFTED(weight) : (T)0;
+                    DRAW(n, weights[r][c], b, h, i0 + tx + 16 * c, j0 + ty * R + r)
+                    factors[r][c] = KEPT(n) ? LIFTED(weights[r][c]) : (T)0;
                 }
                 combine<R, F, E>(by_v, factors, own, others, of_dy, part * 16 * F);
                 compare<R, E>(factors, own, others, of_v, of_dy);
                 #pragma unroll
                 for (int n = 0; n < 4 * R; ++n) {
                     const int r = n / 4, c = n % 4;
-                    const long long i = i0 + tx + 16 * c;
-                    const T change = kept >> n & 1 ? LIFTED(factors[r][c]) : (T)0;
-                    const T aside = i < limit_q ? aparts[(b * heads + h) * rows + i] : (T)0;
-                    factors[r][c] = seen.at(tx + 16 * c, ty * R + r) ? weights[r][c] * (change - aside) : (T)0;
+                    factors[r][c] = slope_of(weights[r][c], KEPT(n) ? LIFTED(factors[r][c]) : (T)0, aside[c]);
                 }
                 combine<R, C, D>(by_k, factors, own, others, of_q, part * 16 * C);
             }
@@ -678,15 +716,26 @@ _BACKWARD = {
                     T scores[R][4], changes[R][4];
                     compare<R, D>(scores, own, others, ROWS_Q, ROWS_K);
                     compare<R, E>(changes, own, others, ROWS_DY, ROWS_V);
+                    T aside[R];
+                    unsigned kept = 0;
+                    #pragma unroll
+                    for (int r = 0; r < R; ++r) {
+                        const long long i = min(i0 + ty * R + r, limit_q - 1);
+                        const T logarithm = BASE;
+                        aside[r] = aparts[(b * heads + h) * rows + i];
+                        #pragma unroll
+                        for (int c = 0; c < 4; ++c) {
+                            const long long j = j0 + tx + 16 * c;
+                            scores[r][c] = exp(scores[r][c] * scale + BIAS - logarithm);
+                        }
+                    }
+                    hide<false>(scores, seen, 0);
                     #pragma unroll
                     for (int n = 0; n < 4 * R; ++n) {
                         const int r = n / 4, c = n % 4;
-                        const long long i = i0 + ty * R + r, j = j0 + tx + 16 * c;
-                        if (seen.at(ty * R + r, tx + 16 * c)) {
-                            const T weight = exp(scores[r][c] * scale + BIAS - BASE);
-                            const T change = KEPT(b, h, i, j) ? LIFTED(changes[r][c]) : (T)0;
-                            totals[r][c] += weight * (change - aparts[(b * heads + h) * rows + i]);
-                        }
+                        DRAW(n, scores[r][c], b, h, i0 + ty * R + r, j0 + tx + 16 * c)
+                        totals[r][c] +=
+                            slope_of(scores[r][c], KEPT(n) ? LIFTED(changes[r][c]) : (T)0, aside[r]);
                     }
                 }
         if (biases2 == 1) {
