@@ -297,13 +297,14 @@ def source(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> str:
     numbers = (f"long long {name}" for name in names)
     arguments = ", ".join([*pointers, *numbers, "Natural threshold", "T scale", "T lifted"])
     dtype, tiles = given["q"].dtype, _tiles(operation, given)
-    wide = dtype is DType.FLOAT64 or max(n for tile in tiles.values() for n in (0, *tile.columns)) > 6
+    # What fits into 48 KiB of shared memory.
+    deep = dtype is not DType.FLOAT64 and max(size for of in tiles.values() for size in (0, *of.columns)) <= 6
     code = [
         f"typedef {'double' if dtype is DType.FLOAT64 else 'float'} T;",
         f"typedef {C_TYPES[dtype]} X;",
         PREAMBLE,
         f"constexpr int D = {given['q'].dims[3]}, E = {given['v'].dims[3]};",
-        f"constexpr int N = {_COLUMNS}, THREADS = {_THREADS}, DEPTH = {32 if wide else 64};",
+        f"constexpr int N = {_COLUMNS}, THREADS = {_THREADS}, DEPTH = {64 if deep else 32};",
         PHILOX,
         _COMMON.replace("LOAD", load(dtype, "*place")),
         _DROPPING if "state" in given else _KEEPING,
@@ -314,15 +315,16 @@ def source(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> str:
     at = _Code(given, operation)
     bodies = {"queries": _FORWARD} if isinstance(operation, Attention) else _BACKWARD
     for name, tile in tiles.items():
-        columns = "".join(f", {of} = {size}" for of, size in zip(("C", "F"), tile.columns, strict=False))
-        code.append(
-            f'extern "C" __global__ void __launch_bounds__({_THREADS}, {tile.together}) {name}({arguments}) {{\n'
-            f"    constexpr int R = {tile.rows}, M = 8 * R, PARTS = {tile.parts}{columns};\n"
-            f"    __shared__ Pack<BESIDE> left_room[N * (M + BESIDE) / BESIDE];\n"
-            f"    __shared__ Pack<BESIDE> right_room[DEPTH * {max((_COLUMNS, *(16 * n for n in tile.columns)))}"
-            f" / BESIDE + DEPTH];\n"
-            f"    {_EACH}{at.fill(bodies[name])}\n    }}\n}}"
-        )
+        columns = "".join(f", {of} = {size}" for of, size in zip("CF", tile.columns, strict=False))
+        wide = max(_COLUMNS, *(16 * size for size in tile.columns), 0)
+        code.append(f"""
+extern "C" __global__ void __launch_bounds__({_THREADS}, {tile.together}) {name}({arguments}) {{
+    constexpr int R = {tile.rows}, M = 8 * R, PARTS = {tile.parts}{columns};
+    __shared__ Pack<BESIDE> left_room[N * (M + BESIDE) / BESIDE];
+    __shared__ Pack<BESIDE> right_room[DEPTH * ({wide} + BESIDE) / BESIDE];
+    {_EACH}{at.fill(bodies[name])}
+    }}
+}}""")
     return "\n".join(code)
 
 
@@ -379,7 +381,8 @@ __device__ __forceinline__ T get(const X* place) { return (T)(LOAD); }
 __device__ __forceinline__ T base_of(T logarithm) { return logarithm == -INFINITE ? (T)0 : logarithm; }
 
 __device__ __forceinline__ int near(long long number) { return (int)min(max(number, -N - 0ll), N + 0ll); }
-// So many rows, at least one. Where a tile has more, the last one is repeated: what comes of it has no weight.
+// So many rows, at least one. Where a tile has more, the last one is repeated: nothing else is read, and what
+// comes of it has no weight.
 struct Rows {
     const X* at;
     long long step, across;
@@ -427,7 +430,7 @@ template <int R, int C, int STEP> __device__ __forceinline__ void multiply(
         }
     }
 }
-// Some features of SLOTS rows, a feature's together. A warp reads 8 features of 4 rows, and writes to all banks.
+// Some features of SLOTS rows, a feature's together. A warp reads 8 features of 4 rows, for 32 banks.
 template <int SLOTS, bool SPREAD> __device__ __forceinline__ void turn(
     T* into, const Rows& rows, int first, int depth) {
     const int t = threadIdx.x;
@@ -490,7 +493,8 @@ template <int R, int C, int FEATURES> __device__ __forceinline__ void combine(
     }
 }
 // Replace what is not seen: each thread its own, where rows are queries, or keys if TURNED.
-template <bool TURNED, int R> __device__ __forceinline__ void hide(T (&values)[R][4], const Seen& seen, T by) {
+template <bool TURNED, int R> __device__ __forceinline__ void hide(
+    T (&values)[R][4], const Seen& seen, T by) {
     if (seen.all()) return;
     #pragma unroll
     for (int n = 0; n < 4 * R; ++n) {
@@ -711,7 +715,7 @@ _BACKWARD = {
             for (long long h = h_; h < last_h; ++h)
                 for (long long i0 = i_; i0 < last_i; i0 += M) {
                     const long long limit_q = LIMIT_Q, limit_kv = LIMIT_KV, g = h / (heads / groups);
-                    if (j0 >= limit_kv || i0 >= limit_q || j0 >= i0 + M + right || j0 + N <= i0 - left) continue;
+                    if (j0 >= min(limit_kv, i0 + M + right) || i0 >= min(limit_q, j0 + N + left)) continue;
                     const Seen seen = seen_from(i0, j0, left, right, limit_q, limit_kv);
                     T scores[R][4], changes[R][4];
                     compare<R, D>(scores, own, others, ROWS_Q, ROWS_K);
