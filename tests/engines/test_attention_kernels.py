@@ -14,7 +14,6 @@ from cudnn_actor.protocol import (
     AttentionBackward,
     DType,
     GraphTensor,
-    Operation,
     TensorSpec,
     alibi_slopes,
 )
@@ -24,7 +23,7 @@ from .problems import normal
 from .test_attention import PROBLEMS, STATE, Problem, attend, gradients
 
 Arrays = dict[str, np.ndarray]
-Launch = tuple[Operation[str], dict[str, TensorSpec], Arrays]
+Launch = tuple[Any, dict[str, TensorSpec], Arrays]
 F64, F32, F16, BF16 = DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
 ERRORS = {F64: 1e-14, F32: 1e-6, F16: 2.0**-10, BF16: 2.0**-7}
 """Of each dtype, in terms of the largest value: sums of float32 are of a hundred terms."""
@@ -37,7 +36,8 @@ CASES: list[tuple[DType, Problem]] = [
     (F64, Problem(**LONG, features=3, values=80, causal=True)),
     (F64, Problem(**LONG, features=80, values=3, window=(40, 3), bias="1h1")),
     (F32, Problem(**LONG, features=80, values=65, causal=True, lengths_q=(67,), bias="bhi")),
-    (F32, Problem(**LONG, features=8, values=144, window=(3, 70), lengths_kv=(101,), slopes=(0.5, -0.1))),
+    (F32, Problem(**LONG, features=8, values=144, window=(1, 1), lengths_kv=(101,), slopes=(0.5, -0.1))),
+    *((F32, Problem(**LONG, window=window)) for window in ((62, None), (None, 62))),
     (BF16, Problem(**LONG, features=24, values=8, by_position=True, window=(None, 5), bias="1hi")),
     (F32, Problem(batch=1, heads=1, groups=1, rows=3, columns=5, features=1024, values=1100, causal=True)),
     (F64, Problem(window=(3, None), rows=17, columns=5, slopes=alibi_slopes(4), scale=0.3, gaps=True)),
@@ -100,7 +100,7 @@ def backward(problem: Problem, given: Arrays, y: np.ndarray, statistics: np.ndar
 
 def described(kind: Any, problem: Problem, given: Arrays, *outputs: str) -> Launch:
     """What `launched` takes. Gradients have the dtypes of what they belong to."""
-    dtypes = {name: DType.of(array.dtype) for name, array in given.items()}
+    dtypes: dict[str, Any] = {name: DType.of(array.dtype) for name, array in given.items()}
     for name in outputs:
         wide = F64 if dtypes["q"] is F64 else F32
         dtypes[name] = wide if name == "statistics" else dtypes.get(name.removeprefix("d"), dtypes["q"])
@@ -167,6 +167,17 @@ def test_padding_that_is_not_finite_changes_nothing() -> None:
     got = launched(*forward(problem, given))
     assert_near(got["y"], attend(problem, values)[0], dtype)
     found = launched(*backward(problem, given, got["y"], got["statistics"]))
+    for name, wanted in gradients(problem, values).items():
+        assert_near(found[f"d{name}"], wanted, dtype)
+
+
+def test_values_that_nobody_sees_may_be_as_large_as_they_like() -> None:
+    dtype, problem = CASES[6]
+    given = operands(problem, dtype)
+    values = {name: array.astype(np.float64) for name, array in given.items()}
+    assert problem.causal
+    given["v"][:, :, problem.rows :] = np.finfo(np.float32).max
+    found = launched(*backward(problem, given, *attend(problem, values)))
     for name, wanted in gradients(problem, values).items():
         assert_near(found[f"d{name}"], wanted, dtype)
 
