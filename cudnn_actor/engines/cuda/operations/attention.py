@@ -513,7 +513,7 @@ __device__ __forceinline__ T sum_of_row(T value) {
 }
 """
 _KEEPING = """
-#define DRAW(n, weight, b, h, i, j)
+#define DRAW(TURNED)
 #define KEPT(n) true
 #define LIFTED(value) (value)
 """
@@ -525,9 +525,20 @@ __device__ __forceinline__ bool is_kept(Natural seed, Natural number, Natural th
     const unsigned high = number % 2 ? words.of[3] : words.of[2];
     return (number % 4 < 2 ? low : high) < threshold;
 }
-#define DRAW(n, weight, b, h, i, j) \
-    if ((weight) != 0 && is_kept((Natural)state[0], (Natural)state[state0] \
-        + (((Natural)(b) * heads + (h)) * rows + (i)) * columns + (j), threshold)) kept |= 1u << (n);
+// Which of a thread's weights are kept, a bit for each. The number of the tile's first one is `first`.
+template <bool TURNED, int R> __device__ __forceinline__ unsigned draw(
+    const Seen& seen, Natural seed, Natural first, Natural columns, Natural threshold) {
+    unsigned kept = 0;
+    #pragma unroll 1
+    for (int n = 0; n < 4 * R; ++n) {
+        const int row = threadIdx.x / 16 * R + n / 4, beside = threadIdx.x % 16 + 16 * (n % 4);
+        const int i = TURNED ? beside : row, j = TURNED ? row : beside;
+        if (seen.at(i, j) && is_kept(seed, first + i * columns + j, threshold)) kept |= 1u << n;
+    }
+    return kept;
+}
+#define DRAW(TURNED) const unsigned kept = draw<TURNED, R>(seen, (Natural)state[0], (Natural)state[state0] \
+    + (((Natural)b * heads + h) * rows + i0) * columns + j0, columns, threshold);
 #define KEPT(n) (kept >> (n) & 1)
 #define LIFTED(value) ((value) * lifted)
 """
@@ -558,7 +569,7 @@ _FORWARD = (
         for (long long j0 = start; j0 < limit; j0 += N) {
             const Seen seen = seen_from(i0, j0, left, right, limit_q, limit_kv);
             T scores[R][4];
-            unsigned kept = 0;
+            DRAW(false)
             compare<R, D>(scores, own, others, of_q, ROWS_K);
             #pragma unroll
             for (int n = 0; n < 4 * R; ++n) {
@@ -581,7 +592,6 @@ _FORWARD = (
                 for (int c = 0; c < 4; ++c) {
                     const T weight = exp(scores[r][c] - base);
                     total[r] += weight;
-                    DRAW(r * 4 + c, weight, b, h, i0 + ty * R + r, j0 + tx + 16 * c)
                     scores[r][c] = KEPT(r * 4 + c) ? weight : (T)0;
                 }
             }
@@ -630,11 +640,10 @@ _BACKWARD = {
                 scores[r][c] = exp(scores[r][c] * scale + BIAS - logarithm[r]);
             }
             hide<false>(scores, seen, 0);
-            unsigned kept = 0;
+            DRAW(false)
             #pragma unroll
             for (int n = 0; n < 4 * R; ++n) {
                 const int r = n / 4, c = n % 4;
-                DRAW(n, scores[r][c], b, h, i0 + ty * R + r, j0 + tx + 16 * c)
                 scores[r][c] = slope_of(scores[r][c], KEPT(n) ? LIFTED(changes[r][c]) : (T)0, aside[r]);
             }
             combine<R, C, D>(result, scores, own, others, ROWS_K, part * 16 * C);
@@ -660,7 +669,7 @@ _BACKWARD = {
                 const Seen seen = seen_from(i0, j0, left, right, limit_q, limit_kv);
                 const Rows of_q = ROWS_Q, of_dy = ROWS_DY;
                 T weights[R][4], factors[R][4], aside[4];
-                unsigned kept = 0;
+                DRAW(true)
                 compare<R, D>(weights, own, others, of_k, of_q);
                 #pragma unroll
                 for (int c = 0; c < 4; ++c) {
@@ -677,7 +686,6 @@ _BACKWARD = {
                 #pragma unroll
                 for (int n = 0; n < 4 * R; ++n) {
                     const int r = n / 4, c = n % 4;
-                    DRAW(n, weights[r][c], b, h, i0 + tx + 16 * c, j0 + ty * R + r)
                     factors[r][c] = KEPT(n) ? LIFTED(weights[r][c]) : (T)0;
                 }
                 combine<R, F, E>(by_v, factors, own, others, of_dy, part * 16 * F);
@@ -721,7 +729,7 @@ _BACKWARD = {
                     compare<R, D>(scores, own, others, ROWS_Q, ROWS_K);
                     compare<R, E>(changes, own, others, ROWS_DY, ROWS_V);
                     T aside[R];
-                    unsigned kept = 0;
+                    DRAW(false)
                     #pragma unroll
                     for (int r = 0; r < R; ++r) {
                         const long long i = min(i0 + ty * R + r, limit_q - 1);
@@ -737,7 +745,6 @@ _BACKWARD = {
                     #pragma unroll
                     for (int n = 0; n < 4 * R; ++n) {
                         const int r = n / 4, c = n % 4;
-                        DRAW(n, scores[r][c], b, h, i0 + ty * R + r, j0 + tx + 16 * c)
                         totals[r][c] +=
                             slope_of(scores[r][c], KEPT(n) ? LIFTED(changes[r][c]) : (T)0, aside[r]);
                     }
