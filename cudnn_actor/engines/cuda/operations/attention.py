@@ -405,18 +405,22 @@ __device__ __forceinline__ Seen seen_from(
     return {near(i0 - j0 - left), near(i0 - j0 + right), near(limit_q - i0), near(limit_kv - j0)};
 }
 
-// A block's threads are 8 x 16. Of a product of M = 8 R rows, a thread has R rows that are neighbours, and C
-// columns: `column` gives them. The 16 threads of a row belong to one warp.
+// A block's threads are 8 x 16: the lanes of a warp are 2 x 16. Neighbours read the same of the columns, and
+// every other lane the same of the rows, as in CUTLASS's products without tensor cores: several of a warp's
+// reads of 16 bytes are then done at once.
+__device__ __forceinline__ int thread_x() { return threadIdx.x % 32 / 2; }
+__device__ __forceinline__ int thread_y() { return threadIdx.x / 32 * 2 + threadIdx.x % 2; }
+// Of a product of M = 8 R rows, a thread has R rows that are neighbours, and C columns: `column` gives them.
 template <int C> struct Width { static constexpr int value = C % 4 == 0 ? 4 : C % 2 == 0 ? 2 : 1; };
 template <int C> __device__ __forceinline__ int column(int c) {
     constexpr int V = Width<C>::value;
-    return c / V * 16 * V + (int)threadIdx.x % 16 * V + c % V;
+    return c / V * 16 * V + thread_x() * V + c % V;
 }
 template <int R, int C, int STEP> __device__ __forceinline__ void multiply(
     T (&sums)[R][C], const T* left, const T* right, int depth) {
     constexpr int V = Width<C>::value;
-    left += threadIdx.x / 16 * R;
-    right += threadIdx.x % 16 * V;
+    left += thread_y() * R;
+    right += thread_x() * V;
     #pragma unroll 4
     for (int p = 0; p < depth; ++p) {
         const Pack<R> of_left = *(const Pack<R>*)(left + p * (8 * R + BESIDE));
@@ -477,7 +481,7 @@ template <int R, int C, int FEATURES> __device__ __forceinline__ void combine(
             Pack<R> some;
             #pragma unroll
             for (int r = 0; r < R; ++r) some.of[r] = factors[r][c];
-            *(Pack<R>*)(left + (threadIdx.x % 16 + 16 * c) * (8 * R + BESIDE) + threadIdx.x / 16 * R) = some;
+            *(Pack<R>*)(left + (thread_x() + 16 * c) * (8 * R + BESIDE) + thread_y() * R) = some;
         }
         #pragma unroll
         for (int n = 0; n < DEPTH; n += DOWN) {
@@ -498,7 +502,7 @@ template <bool TURNED, int R> __device__ __forceinline__ void hide(
     if (seen.all()) return;
     #pragma unroll
     for (int n = 0; n < 4 * R; ++n) {
-        const int row = threadIdx.x / 16 * R + n / 4, beside = threadIdx.x % 16 + 16 * (n % 4);
+        const int row = thread_y() * R + n / 4, beside = thread_x() + 16 * (n % 4);
         if (!seen.at(TURNED ? beside : row, TURNED ? row : beside)) values[n / 4][n % 4] = by;
     }
 }
@@ -506,9 +510,10 @@ template <bool TURNED, int R> __device__ __forceinline__ void hide(
 __device__ __forceinline__ T slope_of(T weight, T change, T aside) {
     return weight == 0 ? (T)0 : weight * (change - aside);
 }
+// Over the 16 threads of a row.
 __device__ __forceinline__ T sum_of_row(T value) {
     #pragma unroll
-    for (int apart = 8; apart; apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
+    for (int apart = 16; apart > 1; apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
     return value;
 }
 """
@@ -531,7 +536,7 @@ template <bool TURNED, int R> __device__ __forceinline__ unsigned draw(
     unsigned kept = 0;
     #pragma unroll 1
     for (int n = 0; n < 4 * R; ++n) {
-        const int row = threadIdx.x / 16 * R + n / 4, beside = threadIdx.x % 16 + 16 * (n % 4);
+        const int row = thread_y() * R + n / 4, beside = thread_x() + 16 * (n % 4);
         const int i = TURNED ? beside : row, j = TURNED ? row : beside;
         if (seen.at(i, j) && is_kept(seed, first + i * columns + j, threshold)) kept |= 1u << n;
     }
@@ -545,7 +550,7 @@ template <bool TURNED, int R> __device__ __forceinline__ unsigned draw(
 _EACH = """
     T* const own = left_room->of;
     T* const others = right_room->of;
-    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    const int tx = thread_x(), ty = thread_y();
     for (long long item = blockIdx.x; item < count; item += gridDim.x) {
         long long rest = item;
 """
@@ -581,7 +586,8 @@ _FORWARD = (
             for (int r = 0; r < R; ++r) {
                 T most = max(max(scores[r][0], scores[r][1]), max(scores[r][2], scores[r][3]));
                 #pragma unroll
-                for (int apart = 8; apart; apart /= 2) most = max(most, __shfl_xor_sync(~0u, most, apart));
+                for (int apart = 16; apart > 1; apart /= 2)
+                    most = max(most, __shfl_xor_sync(~0u, most, apart));
                 most = max(most, largest[r]);
                 const T base = base_of(most), shrink = exp(largest[r] - base);
                 largest[r] = most;
