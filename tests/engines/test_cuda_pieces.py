@@ -21,7 +21,8 @@ from cudnn_actor.engines.cuda.plans import frontend_graph
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.plans.errata import erratum
 from cudnn_actor.engines.cuda.plans.evaluated_reference import sampling_step
-from cudnn_actor.engines.cuda.plans.graphs import takes_bytes
+from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.plans.graphs import check_whole, takes_bytes
 from cudnn_actor.engines.cuda.plans.journal import Journal
 from cudnn_actor.engines.cuda.plans.kernels import (
     Constant,
@@ -51,6 +52,7 @@ from cudnn_actor.protocol import (
     ConvFwd,
     ConvSpec,
     DType,
+    GraphBuilder,
     Layout,
     TensorSpec,
 )
@@ -319,6 +321,15 @@ def test_engine_11_multiplies_no_matrices_with_gaps() -> None:
     assert erratum(_strided(2, 252), "eng11", CUDNN) is None  # a convolution's engine 11 is another one
     assert erratum(with_gaps, "eng11", 92399) is not None
     assert erratum(with_gaps, "eng11", 92400) is None, "cuDNN 9.24 has it fixed"
+
+
+@pytest.mark.parametrize(("samples", "refused"), [(3, True), (1, False)])
+def test_what_each_sample_adds_to_its_channels_is_no_epilogue(samples: int, refused: bool) -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (3, 8, 4, 4), "bfloat16", layout="NHWC"), g.input("w", (8, 8, 3, 3), "bfloat16")
+    graph = g.build(y=g.conv(x, w, bias=g.input("b", (8,))) + g.input("t", (samples, 8, 1, 1))).body
+    with pytest.raises(Refused, match="other samples") if refused else contextlib.nullcontext():
+        check_whole(graph)
 
 
 @pytest.mark.parametrize(

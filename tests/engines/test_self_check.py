@@ -12,10 +12,12 @@ import pytest
 
 from cudnn_actor.engines.cuda.library import libraries
 from cudnn_actor.engines.cuda.plans import evaluated_reference, self_check_memory
+from cudnn_actor.engines.cuda.plans.compiler import compile_plan
 from cudnn_actor.engines.cuda.plans.evaluated_reference import OnDevice, OnDeviceApart, OwnProducts, place_of
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import OperationStep
-from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.plans.reference import Reference
+from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck, difference
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import (
     AttentionBackward,
@@ -29,6 +31,7 @@ from cudnn_actor.protocol import (
     RMSNorm,
 )
 
+from ..gpu.test_fused_checks import Sabotage, another_function, plan_of, the_first_place
 from .host_cuda import CUPY, Stream
 
 LAST = 99
@@ -67,6 +70,15 @@ def test_the_library_that_multiplies_does_not_judge_itself() -> None:
         g = GraphBuilder()
         graph = g.build(y=g.matmul(g.input("a", (400, 300), dtype), g.input("b", (300, 200), dtype)))
         assert place_of(graph.body) is wanted
+
+
+def test_a_build_tells_each_plan_that_it_tries() -> None:
+    g = GraphBuilder()
+    graph = g.build(y=g.softmax(g.softmax(g.input("x", (4, 6))), axis=0)).body
+    told: list[str] = []
+    plan = compile_plan(graph, BuildContext(None, Stream(), trying=told.append), None)
+    assert [tag.split("/")[1] for tag in told] == ["softmax", "softmax"]
+    assert len(plan.recipe.steps) == 2
 
 
 def gradients(g: GraphBuilder, dtype: DType, dropout: float, keys: int) -> list[Any]:
@@ -184,3 +196,30 @@ def test_so_it_is_in_gradients_of_norms_of_one_or_two_elements(
 def test_and_there_too_a_plan_that_computes_something_else_is_found() -> None:
     graph = of_norm(LayerNorm, (5, 9, 2), DType.BFLOAT16)
     assert "are wrong" in (fault(graph, swapped("mean", "inverse_deviation")) or "")
+
+
+def test_what_lies_between_two_whole_numbers_may_be_rounded_to_either() -> None:
+    """Swish of 57.5 is a little less in float64, and 57.5 in float32, which is rounded to 58."""
+    g = GraphBuilder()
+    x, w = g.input("x", (1, 1, 1, 128), "int8"), g.input("w", (1, 1, 1, 1), "int8")
+    graph = g.build(y=g.swish(g.conv(x, w) * 0.5).astype("int32")).body
+    given, ones = np.arange(128, dtype=np.int8), np.ones(1, np.int8)
+    single = given * np.float32(0.5)
+    stored = np.rint(single / (1 + np.exp(-single))).astype(np.int32)
+    places: dict[int, np.ndarray] = dict(zip(graph.bound, (given, ones, stored), strict=True))
+    reference = Reference(graph, graph.results[0])
+    wanted, got = reference.compare(lambda uid: places[uid].ctypes.data, ())[reference.result]
+    assert difference(wanted, got, DType.INT32) is None
+    assert difference(wanted, got + 1, DType.INT32) is not None
+
+
+@pytest.mark.parametrize("sabotage", [another_function, the_first_place])
+def test_integers_of_64_bits_are_compared_exactly(sabotage: Sabotage) -> None:
+    """A difference of 1 is found at 2**63, where float64 has no odd numbers."""
+    graph, plan = plan_of("elementwise unsigned")
+    check = SelfCheck(graph, BuildContext(None, Stream()))
+    assert check.fault(plan) is None
+    (step,) = plan.recipe.steps
+    recipe = msgspec.structs.replace(plan.recipe, steps=(sabotage(step),))
+    assert "it computes 92233720368547758" in (check.fault(CudaPlan(recipe, ())) or "")
+    check.close()

@@ -96,6 +96,7 @@ def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> Cud
     try:
         for found in possible_plans(graph, context.handle, limit, reasons, context.kernels):
             plan = found.instead_of(reasons)
+            context.trying(plan.tag)
             try:
                 check = check or SelfCheck(graph, context)
             except MemoryError:

@@ -237,7 +237,7 @@ class EvaluatedReference:
     def compare(
         self, address: Callable[[int], int], scalars: Sequence[float]
     ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """(wanted, got) of each result, as float64, at evenly spaced elements. Blocks.
+        """(wanted, got) of each result, as it is computed and read, at evenly spaced elements. Blocks.
 
         What reads a result is evaluated for the result as it was stored: rounded to the other side of 0, it
         would be compared with what follows from another sign.
@@ -381,7 +381,7 @@ def _is_more(graph: OperationGraph, work: int, elements: int) -> bool:
 
 def _both(wanted: Array, got: Array) -> tuple[np.ndarray, np.ndarray]:
     step = sampling_step(got.size)
-    first, second = (_on_host(array.ravel()[::step]).astype(np.float64) for array in (wanted, got))
+    first, second = (_on_host(array.ravel()[::step]) for array in (wanted, got))
     return first, second
 
 

@@ -115,9 +115,10 @@ def check_whole(graph: OperationGraph) -> None:
     """Raise `Refused` for a graph that must not run as a single graph of cuDNN's, even where it accepts it.
 
     cuDNN computes wrong results or reads out of bounds for a convolution of bytes in a layout that it does
-    not document as supported, for operands that must be computed first, or that are overwritten. Its
-    frontend's attention changes the shape of the tensor of keys, so that queries of the same tensor are read
-    wrongly.
+    not document as supported, for operands that must be computed first, or that are overwritten. Behind a
+    convolution it is wrong for operands that differ between samples but not between pixels (9.19, bfloat16).
+    Its frontend's attention changes the shape of the tensor of keys, so that queries of the same tensor are
+    read wrongly.
     """
     overwritten = {tensor.overwrites for tensor in graph.tensors}
     for operation in graph.operations:
@@ -126,12 +127,22 @@ def check_whole(graph: OperationGraph) -> None:
             raise Refused(f"cuDNN's {operation.kind} may still read what a result overwrites")
         if computed_first(graph, operation):
             raise Refused(f"cuDNN's {operation.kind} needs operands that are computed first")
+        if isinstance(operation, Convolution) and _has_operand_of_samples(graph, operation.writes[0]):
+            raise Refused("behind a convolution, cuDNN takes values of other samples than each sample's own")
         reads = operation.reads
         if not isinstance(operation, Pointwise) and len(set(reads)) < len(reads):
             raise Refused(f"cuDNN's {operation.kind} needs a tensor for each of its operands")
         tensors = [graph.tensor(uid) for uid in (*operation.reads, *operation.writes)]
         if isinstance(operation, Convolution) and not takes_bytes(tensors):
             raise Refused("cuDNN supports only one 8-bit type: int8, in NHWC, with a multiple of 4 channels")
+
+
+def _has_operand_of_samples(graph: OperationGraph, result: int) -> bool:
+    """Whether an operand behind a convolution differs between samples, but not between pixels or channels."""
+    dims = graph.tensor(result).dims
+    read = {uid for op in graph.operations if isinstance(op, Pointwise) for uid in op.reads}
+    shapes = [graph.tensor(uid).dims for uid in read - graph.written]
+    return any(len(shape) == len(dims) and shape != dims and shape[0] > 1 for shape in shapes)
 
 
 def _statistics_in_place(graph: OperationGraph, operation: Node) -> set[int]:

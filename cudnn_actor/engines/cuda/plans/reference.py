@@ -149,11 +149,11 @@ class Reference:
         writer = next((op for op in self._graph.operations if uid in op.writes), None)
         tensor = self._graph.tensor(uid)
         if isinstance(writer, Pointwise):
-            # All in double, and not rounded in between, but to integers.
+            # All in double, and not rounded in between, but to integers. The result itself is not rounded.
             own = self._graph.compute(writer)
             compute = DType.FLOAT64 if own.is_floating else own
             operands = tuple(self._node(uid) for uid in writer.operands)
-            whole = not tensor.dtype.is_floating
+            whole = uid != self.result and not tensor.dtype.is_floating
             self._body.append(expression(writer, operands, compute, tensor.dtype, used=whole))
             return Earlier(len(self._body) - 1)
         if writer is not None:

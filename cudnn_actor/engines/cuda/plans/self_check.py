@@ -19,7 +19,7 @@ import numpy as np
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import EngineFailure, StickyError
-from cudnn_actor.engines.cpu.rounding import integer_range
+from cudnn_actor.engines.cpu.rounding import clipped, integer_range
 from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.evaluated_reference import EvaluatedReference, place_of
@@ -48,6 +48,8 @@ class BuildContext(NamedTuple):
         A cuDNN handle, and the CuPy stream set on it.
     journal
         Where checks are recorded.
+    trying
+        Called with the tag of each plan that a build tries.
     kernels
         Kernels of plans built before; None to compile each plan's own.
     """
@@ -55,6 +57,7 @@ class BuildContext(NamedTuple):
     handle: Any
     stream: Any
     journal: Journal = Journal(None)
+    trying: Callable[[str], None] = lambda _: None
     kernels: KernelCaches | None = None
 
 
@@ -258,29 +261,34 @@ def difference(
 
     `slack` is `Operation.slack`; `magnitude` how large the result would be if its terms did not cancel.
     """
-    if dtype is DType.BOOL:
-        wanted = wanted != 0
-    elif not dtype.is_floating:
-        wanted = np.clip(np.where(np.isnan(wanted), 0, wanted), *integer_range(dtype.numpy))
-    if dtype is DType.FLOAT16:
-        finite = np.abs(wanted) < _LARGEST_HALF
-        wanted, got = wanted[finite], got[finite]
-    if not len(wanted):
-        return None
-    if dtype.is_floating:
-        own, sums, underflow = _TOLERANCES[dtype]
-        finite = np.isfinite(wanted)
-        scale = float(np.sqrt(np.mean(np.square(wanted[finite])))) if finite.any() else 0.0
-        scale = max(scale, magnitude)
-        allowed = np.where(finite, own * np.abs(wanted) + slack * sums * scale + underflow, -1.0)
-    else:  # rounding to a whole number, and float32 rounding before that; but int64 positions are exact
-        exact = dtype in (DType.INT64, DType.UINT64, DType.BOOL)
-        allowed = 0.5 + 1e-3 + (2.0**-52 if exact else 1e-6) * np.abs(wanted)
-    with np.errstate(invalid="ignore"):
-        wrong = ~(np.abs(got - wanted) <= allowed)
-    wrong &= (got != wanted) & ~(np.isnan(got) & np.isnan(wanted))
+    exact = dtype in (DType.INT64, DType.UINT64) and "f" not in wanted.dtype.kind + got.dtype.kind
+    wrong = got != clipped(wanted, dtype.numpy) if exact else _beyond(wanted, got, dtype, slack, magnitude)
     if not wrong.any():
         return None
     first = int(np.argmax(wrong))
     share = float(np.mean(wrong))
-    return f"{share:.1%} of its results are wrong: it computes {got[first]:g} instead of {wanted[first]:g}"
+    form = "d" if exact else "g"
+    told = f"it computes {got[first]:{form}} instead of {wanted[first]:{form}}"
+    return f"{share:.1%} of its results are wrong: {told}"
+
+
+def _beyond(wanted: np.ndarray, got: np.ndarray, dtype: DType, slack: float, magnitude: float) -> np.ndarray:
+    """Where a result differs from the wanted one by more than rounding explains."""
+    wanted, got = wanted.astype(np.float64), got.astype(np.float64)
+    compared = np.abs(wanted) < _LARGEST_HALF if dtype is DType.FLOAT16 else np.ones(len(wanted), np.bool_)
+    if dtype.is_floating:
+        own, sums, underflow = _TOLERANCES[dtype]
+        finite = np.isfinite(wanted)
+        scaling = wanted[finite & compared]
+        scale = max(float(np.sqrt(np.mean(np.square(scaling)))) if len(scaling) else 0.0, magnitude)
+        allowed = np.where(finite, own * np.abs(wanted) + slack * sums * scale + underflow, -1.0)
+    else:  # rounding to a whole number, and float32 rounding before that; but int64 positions are exact
+        if dtype is DType.BOOL:
+            wanted = np.asarray(wanted != 0, np.float64)
+        wanted = np.clip(np.where(np.isnan(wanted), 0, wanted), *integer_range(dtype.numpy))
+        exact = dtype in (DType.INT64, DType.UINT64, DType.BOOL)
+        allowed = 0.5 + 1e-3 + (2.0**-52 if exact else 1e-6) * np.abs(wanted)
+    with np.errstate(invalid="ignore"):
+        wrong = np.logical_not(np.abs(got - wanted) <= allowed)
+    alike = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
+    return np.asarray(wrong & compared & ~alike)
