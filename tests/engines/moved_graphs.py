@@ -68,5 +68,16 @@ TRANSPOSED = {
     "to channels last": laid_out(2, 16, 4, 8, dtype="bfloat16", layouts=("NCHW", "NHWC")),
     "from channels last": laid_out(2, 16, 4, 8, dtype="float32", layouts=("NHWC", "NCHW")),
     "eight axes": transposed(2, 1, 2, 16, 2, 1, 2, 16, axes=(2, 7, 1, 4, 0, 5, 6, 3), dtype="int16"),
+    "three channels": transposed(2, 1400, 3, axes=(0, 2, 1), dtype="uint8"),
+    "to three channels": transposed(2, 3, 700, axes=(0, 2, 1), dtype="float32"),
+    "depth to space": transposed(2, 2, 2, 3, 6, 40, axes=(0, 3, 4, 1, 5, 2), dtype="bfloat16"),
+    "odd depth to space": transposed(1, 2, 2, 7, 5, 61, axes=(0, 3, 4, 1, 5, 2), dtype="float16"),
+    "depth to space, channels last": transposed(
+        1, 2, 40, 2, 2, 16, axes=(0, 5, 1, 3, 2, 4), dtype="bfloat16"
+    ),
+    "space to depth": transposed(2, 3, 20, 2, 21, 2, axes=(0, 3, 5, 1, 2, 4), dtype="float64"),
+    "space to depth of bytes": transposed(1, 4, 30, 2, 48, 2, axes=(0, 3, 5, 1, 2, 4), dtype="int8"),
+    "ends of odd halves": transposed(2, 129, 67, axes=(0, 2, 1), dtype="float16"),
+    "ends of odd bytes": transposed(2, 257, 131, axes=(0, 2, 1), dtype="bool"),
 }
 """Each is a copy by tiles."""

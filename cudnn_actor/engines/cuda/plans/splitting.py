@@ -24,12 +24,7 @@ from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, computed_first, takes_bytes
 from cudnn_actor.engines.cuda.plans.indexed_reads import is_indexed_read
 from cudnn_actor.engines.cuda.plans.joined_kernels import launches
-from cudnn_actor.engines.cuda.plans.kernels import (
-    Leaf,
-    Result,
-    elementwise,
-    fused,
-)
+from cudnn_actor.engines.cuda.plans.kernels import Result, copied, elementwise, fused
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import (
     Buffer,
@@ -409,8 +404,7 @@ def _copying(tensor: GraphTensor, source: Source, to: GraphTensor, target: Sourc
         tiles = tiled(to.dims, strides, alignments, to.dtype.itemsize)
         if tiles is not None:
             return TiledStep(tiles, (target, source))
-    kernel = fused([Result(Leaf(0, tensor.dtype), to.dtype)], [], to.dims, strides, alignments)
-    return KernelStep(kernel, (target, source))
+    return KernelStep(copied((to.dtype, tensor.dtype), to.dims, strides, alignments), (target, source))
 
 
 def _seen(
