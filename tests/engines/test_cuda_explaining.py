@@ -28,7 +28,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
 )
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.engines.cuda.plans.steps import finish
-from cudnn_actor.protocol import Explanation, Graph, GraphBuilder, OperationGraph, OutOfMemory
+from cudnn_actor.protocol import DType, Explanation, Graph, GraphBuilder, OperationGraph, OutOfMemory
 from cudnn_actor.protocol.errors import UnsupportedGraph
 from cudnn_actor.protocol.operations import Cumulative, MatMul, Movement, Pointwise
 
