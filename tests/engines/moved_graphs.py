@@ -43,6 +43,7 @@ CONCATENATED = {
     "with none": concatenated(4, 0, 2, dims=(3, 0, 2), axis=1, dtype="int64"),
     "only none": concatenated(0, 0, dims=(2, 0), axis=1),
     "many": concatenated(*range(1, 60), dims=(2, 0), axis=1, dtype="uint8"),
+    "odd columns": concatenated(33, 31, dims=(700, 0), axis=1, dtype="float16"),
     "bits": concatenated(3, 5, dims=(0, 2), axis=0, dtype="bool"),
 }
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.plans import kernels
-from cudnn_actor.engines.cuda.plans.kernels import Elementwise, Kernel, Leaf, Result, fused, source
+from cudnn_actor.engines.cuda.plans.kernels import (
+    Elementwise,
+    Kernel,
+    Leaf,
+    Result,
+    divisor,
+    fused,
+    source,
+)
 from cudnn_actor.engines.cuda.plans.recipe import Buffer, KernelStep
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import DType, Graph
@@ -42,6 +51,7 @@ COPIES = {
     "reversed": copied((3, 8), (8, -1), 7),
     "in twos": copied((3, 6), (8, 1), 0),
     "repeated": copied((3, 8), (1, 0), 0),
+    "odd rows": copied((100, 33), (40, 1), 0),
 }
 
 
@@ -106,17 +116,55 @@ def test_neighbours_are_computed_together_where_memory_allows() -> None:
         "reversed": 8,
         "in twos": 2,
         "repeated": 8,
+        "odd rows": 1,
     }
     assert found == wanted
+    assert {name: kernel.unrolled for name, kernel in COPIES.items() if wanted[name] < 8} == {
+        "misaligned": 8,
+        "in twos": 4,
+        "odd rows": 8,
+    }, "16 bytes of each thread are under way"
 
 
 @pytest.mark.parametrize("name", COPIES)
 def test_a_copy_finds_every_element(launch: Launch, name: str) -> None:
     kernel = COPIES[name]
-    memory = np.arange(200, dtype=np.int16)
+    memory = np.arange(4000, dtype=np.int16)
     start = {"misaligned": 1, "reversed": 7}.get(name, 0)
     steps = [2 * step for step in kernel.strides[1]]
     expected = np.lib.stride_tricks.as_strided(memory[start:], kernel.dims, steps)
     result = np.zeros(kernel.dims, np.int16)
     launch(kernel, [result.ctypes.data, memory.ctypes.data + 2 * start])
     np.testing.assert_array_equal(result, expected)
+
+
+def test_division_by_multiplication_is_exact() -> None:
+    """Of the largest numbers below each multiple, for sizes that are next to powers of two and others."""
+    most = (1 << 31) - 1
+    powers = [1 << n for n in range(31)]
+    sizes = {1, 3, 7, 641, 12345, most, *powers, *(p + 1 for p in powers), *(max(p - 1, 1) for p in powers)}
+    for size in sizes:
+        by = divisor(size)
+        factor, shift = by & 0xFFFFFFFF, by >> 32
+        times = {0, 1, 2, 1000, most // size // 2, most // size}
+        numbers = {n for t in times for n in (t * size - 1, t * size, t * size + 1)} | {most, most - 1}
+        for n in numbers:
+            if 0 <= n <= most:
+                assert n * factor >> shift == n // size, (n, size)
+
+
+def test_words_of_eight_bytes_are_copied_where_memory_allows() -> None:
+    for dtype, last, start, word in (
+        (DType.INT8, 128, 256, DType.UINT64),
+        (DType.INT8, 12, 256, DType.UINT32),
+        (DType.INT8, 7, 256, DType.INT8),
+        (DType.BFLOAT16, 8, 2, DType.BFLOAT16),
+        (DType.BFLOAT16, 6, 4, DType.UINT32),
+        (DType.FLOAT32, 6, 256, DType.UINT64),
+        (DType.FLOAT64, 6, 256, DType.FLOAT64),
+    ):
+        kernel = kernels.copied((dtype, dtype), (3, last), [(last, 1), (4 * last, 1)], [256, start])
+        assert kernel.operands() == (word,)
+        assert math.prod(kernel.dims) * word.itemsize == 3 * last * dtype.itemsize
+    converted = kernels.copied((DType.FLOAT32, DType.INT32), (4, 8), [(8, 1), (16, 1)], [256, 256])
+    assert converted.operands() == (DType.INT32,)
