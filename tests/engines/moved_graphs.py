@@ -107,6 +107,7 @@ TRANSPOSED = {
         1, 2, 40, 2, 2, 16, axes=(0, 5, 1, 3, 2, 4), dtype="bfloat16"
     ),
     "space to depth": transposed(2, 3, 20, 2, 21, 2, axes=(0, 3, 5, 1, 2, 4), dtype="float64"),
+    "space to depth of halves": transposed(1, 2, 30, 2, 64, 2, axes=(0, 3, 5, 1, 2, 4), dtype="bfloat16"),
     "space to depth of bytes": transposed(1, 4, 30, 2, 48, 2, axes=(0, 3, 5, 1, 2, 4), dtype="int8"),
     "ends of odd halves": transposed(2, 129, 67, axes=(0, 2, 1), dtype="float16"),
     "ends of odd bytes": transposed(2, 257, 131, axes=(0, 2, 1), dtype="bool"),
