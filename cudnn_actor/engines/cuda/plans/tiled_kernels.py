@@ -143,7 +143,7 @@ class Tiled(msgspec.Struct, frozen=True):
     @property
     def resident(self) -> int:
         """How many blocks are to run on a multiprocessor at once: the registers for more do not suffice."""
-        return 2 if any(self.shifted) else 4 if self.itemsize in (2, 4) else 3
+        return 4 if self.itemsize in (2, 4) and not any(self.shifted) else 3
 
     @property
     def arguments(self) -> list[int]:
@@ -338,24 +338,26 @@ def _reads(description: Tiled) -> str:
 def _shifted_reads(description: Tiled) -> str:
     """A thread reads all words that have elements of the tile's rows."""
     rows, columns = description.tile
-    beside = columns // description.word + 1
-    count = -(-rows * beside // _THREADS)
-    return f"""constexpr int READS = {count};
+    beside = columns // description.word
+    full = rows * beside // _THREADS
+    return f"""constexpr int READS = {full + -(-rows // _THREADS)};
         Word packs[READS];
+        // At first so many words of each row, and then the one behind them.
+        const auto reads = [&](int k, auto use) {{
+            const unsigned p = thread + (k < {full} ? k : k - {full}) * {_THREADS};
+            if (k < {full}) use((int)(p / {beside}), (int)(p % {beside}) * WORD);
+            else use((int)p, COLUMNS);
+        }};
         #pragma unroll
-        for (int k = 0; k < READS; ++k) {{
-            const unsigned p = thread + k * {_THREADS};
-            const int r = (int)(p / {beside}), c = (int)(p % {beside}) * WORD;
+        for (int k = 0; k < READS; ++k) reads(k, [&](int r, int c) {{
             const I place = x + x_of(row + r);
             const int before = (int)((from_at + (unsigned)place) & (WORD - 1));
             if (r < below && c - before < beside) packs[k] = *(const Word*)(from + (place - before + c));
-        }}
+        }});
         #pragma unroll
-        for (int k = 0; k < READS; ++k) {{
-            const unsigned p = thread + k * {_THREADS};
-            const int r = (int)(p / {beside}), c = (int)(p % {beside}) * WORD;
+        for (int k = 0; k < READS; ++k) reads(k, [&](int r, int c) {{
             if (r < ROWS) words[stored(r, c) / WORD] = packs[k];
-        }}"""
+        }});"""
 
 
 def _writes(description: Tiled) -> str:
