@@ -64,6 +64,8 @@ def test_as_many_bytes_are_accessed_at_once_as_memory_allows() -> None:
         "to channels last": (8, 8),
         "from channels last": (4, 4),
         "eight axes": (8, 8),
+        "repeated": (4, 2),
+        "repeated, channels last": (16, 16),
         "three channels": (1, 8),
         "to three channels": (4, 1),
         "depth to space": (8, 2),
@@ -104,10 +106,12 @@ def test_copies_without_need_have_no_tiles() -> None:
     assert kernel_of((64, 64), (64, 1)) is None, "side by side in both"
     assert kernel_of((64, 64), (1, 128)) is not None
     assert kernel_of((64, 64), (2, 128)) is None, "not side by side anywhere"
-    assert kernel_of((64, 8), (1, 64)) is None, "too few rows"
+    assert kernel_of((8, 8), (1, 8)) is None, "too few rows and columns"
     assert kernel_of((3, 40), (1, 3)) is None, "too few columns"
     assert kernel_of((3, 4096), (1, 3)) is not None, "enough of both together"
     assert kernel_of((64, 64), (0, 1)) is None
+    assert kernel_of((64, 64), (1, 0)) is None, "each element in a whole row"
+    assert kernel_of((4096, 2), (1, 0)) is not None
     assert kernel_of((0, 64), (1, 64)) is None
     assert kernel_of((), ()) is None
 

@@ -240,13 +240,21 @@ def _each(made: _Kernel, text: str) -> str:
     for (int v = 0; v < {made.together}; ++v) {{ {text} }}"""
 
 
-def _window(pattern: _Pattern, start: str) -> str:
-    """Statements that read what a thread's neighbours are made of along their dim."""
-    return f"""E window[{pattern.window}];
+def _places(made: _Kernel, pattern: _Pattern) -> str:
+    """Statements that say where what a thread's neighbours are made of lies along their dim."""
+    return f"""I places[{pattern.window}];
     #pragma unroll
     for (int t = 0; t < {pattern.window}; ++t) {{
-        window[t] = x[{start} + min(max(n_first + t, (I)0), (I)size - 1) * (I)step];
+        const I place = n{made.count - 1}_at + t + ({pattern.first});
+        places[t] = min(max(place, (I)0), (I)size - 1) * (I)step;
     }}"""
+
+
+def _window(pattern: _Pattern, start: str) -> str:
+    """Statements that read it."""
+    return f"""E window[{pattern.window}];
+    #pragma unroll
+    for (int t = 0; t < {pattern.window}; ++t) window[t] = x[{start} + places[t]];"""
 
 
 def _copied(made: _Kernel) -> str:
@@ -257,8 +265,7 @@ def _copied(made: _Kernel) -> str:
     filled = f"if ({outside}) pack.of[v] = {stored(made.y, 'extrapolation')}; else"
     if made.pattern is not None:
         read = "".join(f"pack.of[{v}] = window[{of[0]}]; " for v, of in enumerate(made.pattern.places))
-        first = f"const I n_first = n{made.count - 1}_at + {made.pattern.first};"
-        text = f"{first} {_window(made.pattern, 'at')} {read}"
+        text = f"{_places(made, made.pattern)} {_window(made.pattern, 'at')} {read}"
         if outside == "false":
             return f"const I at = {at}; {text}"
         return f"if ({outside}) {{ {_each(made, filled + ' {}')} }} else {{ const I at = {at}; {text} }}"
@@ -291,7 +298,8 @@ def _summed(made: _Kernel) -> str:
     if alike or made.pattern is not None:
         if outside != "false":
             inner = f"if ({outside}) {{ {_each(made, 'sums[v] = extrapolation;')} }} else {{ {inner} }}"
-        inner = f"{clear} {inner}"
+        known = "" if made.pattern is None else _places(made, made.pattern)
+        inner = f"{clear} {known} {inner}"
     else:
         inner = _each(made, f"sums[v] = 0; if ({outside}) sums[v] = extrapolation; else {{ {inner} }}")
     return f"T sums[{made.together}]; {inner} {_each(made, filled)}"
@@ -331,5 +339,4 @@ def _patterned(made: _Kernel, pattern: _Pattern) -> str:
         for place, weight in zip(places, weights, strict=True)
         if weight
     )
-    first = f"const I n_first = n{made.count - 1}_at + {pattern.first};"
-    return f"{first} {_window(pattern, start)} {sums}"
+    return f"{_window(pattern, start)} {sums}"

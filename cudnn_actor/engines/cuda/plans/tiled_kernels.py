@@ -79,12 +79,16 @@ class Tiled(msgspec.Struct, frozen=True):
     def tile(self) -> tuple[int, int]:
         """How many rows and columns a tile has: about as many of both, if there are."""
         side = _side(self.itemsize) if not any(self.shifted) else 128
-        count = side * (side if self.itemsize == 1 else 32 if self.itemsize == 8 else 64)
+        narrow = min(self.rows, self.columns) < side
+        count = side * {1: side, 2: 128 if narrow else 64, 4: 64, 8: 32}[self.itemsize]
         few, least = max(self.word, 2), self.word * (2 if self.shifted[0] else 1)
         columns = max(least, 2, min(side, _power_of_two(self.columns)))
+        rows = max(few, min(count // columns, _power_of_two(self.rows)))
         if columns == side:
-            columns = count // max(few, min(count // side, _power_of_two(self.rows)))
-        return count // columns, columns
+            columns = min(count // rows, _power_of_two(self.columns))
+        # Each thread reads and writes at least once.
+        rows = max(rows, _THREADS * _PACK_BYTES // self.itemsize // columns)
+        return rows, columns
 
     @property
     def tiles(self) -> int:
@@ -172,13 +176,14 @@ def tiled(
     if 0 in dims or not axes or axes[-1][1][0] != 1 or axes[-1][1][1] == 1:
         return None
     fastest = next((axis for axis in axes if axis[1][1] == 1), None)
-    if fastest is None:
-        return None
+    if fastest is None or (axes[-1][1][1] == 0 and axes[-1][0] >= _side(itemsize)):
+        return None  # there are no neighbours in the operand, or one of its elements is many of the result
     rows, columns = [axes.pop()], [fastest]
     axes.remove(fastest)
     # If they do not fill a tile, they are taken together with an axis whose elements lie behind them.
     side = _side(itemsize)
-    for place, group, other in ((1, columns, rows), (0, rows, columns)):
+    groups = ((1, columns, rows), (0, rows, columns))
+    for place, group, other in sorted(groups, key=lambda each: each[1][0][0]):
         behind = next((axis for axis in axes if axis[1][place] == group[0][0]), None)
         if behind is not None and group[0][0] < side * side // min(_count(other), side):
             group.insert(0, behind)
@@ -253,7 +258,7 @@ def tiled_source(description: Tiled) -> str:
     ]
     row = _place("i", "rows_within", "row_step", description.rows_within)
     column = _place("i", "columns_within", "column_step", description.columns_within)
-    skew = f" + r / {_LANES} * {description.skew}" if description.skew else ""
+    skew = f" + (int)((unsigned)r / {_LANES}) * {description.skew}" if description.skew else ""
     read_shifted, written_shifted = description.shifted
     shift = " + (int)((from_at + (unsigned)(x + x_of(row + r))) & (WORD - 1))" if read_shifted else ""
     return f"""{PACK}{DIVISION}
@@ -271,7 +276,7 @@ extern "C" __global__ void __launch_bounds__({_THREADS}, {description.resident})
 ) {{
     __shared__ Word words[{stored // description.word}];
     E* const tile = words[0].of;
-    const int thread = threadIdx.x, warp = thread / {_LANES}, lane = thread % {_LANES};
+    const unsigned thread = threadIdx.x, warp = thread / {_LANES}, lane = thread % {_LANES};
     // Where elements are in the operand without `x`, and in the result without `z`, and in the tile.
     const auto x_of = [&](I i) {{ return {row}; }};
     const auto z_of = [&](I i) {{ return {column}; }};
@@ -315,9 +320,9 @@ def _reads(description: Tiled) -> str:
         constexpr int READS = {rows * columns // (_THREADS * read)};
         Read packs[READS];
         const auto reads = [&](int k, auto use) {{
-            const int s = warp + k * {_WARPS};
-            const int c = (s % {beside} * {lanes} + lane % {lanes}) * {read};
-            use(s / {beside} * {_LANES // lanes} + lane / {lanes}, c);
+            const unsigned s = warp + k * {_WARPS};
+            const unsigned r = s / {beside} * {_LANES // lanes} + lane / {lanes};
+            use((int)r, (int)((s % {beside} * {lanes} + lane % {lanes}) * {read}));
         }};
         #pragma unroll
         for (int k = 0; k < READS; ++k) reads(k, [&](int r, int c) {{
@@ -339,14 +344,16 @@ def _shifted_reads(description: Tiled) -> str:
         Word packs[READS];
         #pragma unroll
         for (int k = 0; k < READS; ++k) {{
-            const int p = thread + k * {_THREADS}, r = p / {beside}, c = p % {beside} * WORD;
+            const unsigned p = thread + k * {_THREADS};
+            const int r = (int)(p / {beside}), c = (int)(p % {beside}) * WORD;
             const I place = x + x_of(row + r);
             const int before = (int)((from_at + (unsigned)place) & (WORD - 1));
             if (r < below && c - before < beside) packs[k] = *(const Word*)(from + (place - before + c));
         }}
         #pragma unroll
         for (int k = 0; k < READS; ++k) {{
-            const int p = thread + k * {_THREADS}, r = p / {beside}, c = p % {beside} * WORD;
+            const unsigned p = thread + k * {_THREADS};
+            const int r = (int)(p / {beside}), c = (int)(p % {beside}) * WORD;
             if (r < ROWS) words[stored(r, c) / WORD] = packs[k];
         }}"""
 
@@ -359,9 +366,9 @@ def _writes(description: Tiled) -> str:
     return f"""typedef Pack<E, {written}> Written;
         #pragma unroll
         for (int k = 0; k < {rows * columns // (_THREADS * written)}; ++k) {{
-            const int s = warp + k * {_WARPS};
-            const int r = (s % {below} * {lanes} + lane % {lanes}) * {written};
-            const int c = s / {below} * {_LANES // lanes} + lane / {lanes};
+            const unsigned s = warp + k * {_WARPS};
+            const int r = (int)((s % {below} * {lanes} + lane % {lanes}) * {written});
+            const int c = (int)(s / {below} * {_LANES // lanes} + lane / {lanes});
             Written pack;
             #pragma unroll
             for (int v = 0; v < {written}; ++v) pack.of[v] = tile[at(r + v, c)];
@@ -378,10 +385,10 @@ def _shifted_writes(description: Tiled) -> str:
         const auto head = [&](I place) {{ return (int)(-(y_at + (unsigned)place) & (WORD - 1)); }};
         #pragma unroll 4
         for (int k = 0; k < {rows * columns // (_THREADS * word)}; ++k) {{
-            const int s = warp + k * {_WARPS};
-            const int c = s / {below} * {_LANES // lanes} + lane / {lanes};
+            const unsigned s = warp + k * {_WARPS};
+            const int c = (int)(s / {below} * {_LANES // lanes} + lane / {lanes});
             const I place = start(c);
-            const int r = (s % {below} * {lanes} + lane % {lanes}) * WORD + head(place);
+            const int r = (int)((s % {below} * {lanes} + lane % {lanes}) * WORD) + head(place);
             if (c < beside && r + WORD <= below) {{
                 Word pack;
                 #pragma unroll
@@ -389,7 +396,7 @@ def _shifted_writes(description: Tiled) -> str:
                 *(Word*)(y + (place + r)) = pack;
             }}
         }}
-        for (int k = thread; k < COLUMNS * 2 * WORD; k += {_THREADS}) {{
+        for (int k = (int)thread; k < COLUMNS * 2 * WORD; k += {_THREADS}) {{
             const int c = k / (2 * WORD), v = k % (2 * WORD);
             const I place = start(c);
             const int before = head(place), behind = before + (below - before) / WORD * WORD;
