@@ -10,16 +10,18 @@ pieces of a graph are built once.
 initialises at the first use; "stored" is another process, later, that has these kernels and the plan's bytes.
 Both build as a service does.
 A first run is one without a replay, on buffers that are there. For new batch sizes, one builder builds a
-ResNet bottleneck for one batch size after the other, as for inference and as for training: with cuDNN's
-kernel cache, and without. Each plan is built, its self-check included, in the process that measures; as bytes
-it goes to a worker. At the end, a build for another batch size is profiled.
+ResNet bottleneck for one batch size after the other, as for inference and as for training. Each plan is
+built, its self-check included, in the process that measures; as bytes it goes to a worker. At the end, a
+build for another batch size is profiled; and in another process, the first.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import cProfile
 import functools
+import itertools
 import json
 import os
 import pstats
@@ -36,9 +38,10 @@ from rich.table import Table
 
 from cudnn_actor.cli.bench.machine import machine, versions
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.engines.cuda.plans.compiler import compile_plan
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans import compiler
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
+from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
@@ -57,17 +60,31 @@ BATCHES = (32, 16, 24, 7)
 _PROFILED = 48
 """The batch size of the build that is profiled."""
 _TOLD = {
-    "graphs.candidates": "cuDNN's candidates",
-    "graphs.build_candidate": "cuDNN's plans: kernels compiled or found",
-    "loading.load": "plans loaded from bytes",
-    "self_check.__init__": "self-check: memory, values, reference",
-    "self_check.fault": "self-check: run and comparison",
-    "self_check.close": "self-check: memory freed",
-    "program.__init__": "launches prepared, our kernels compiled",
-    "partition.cut": "the cut into pieces",
-    "composition.compose": "all pieces",
+    "plans/composition.py compose": "all pieces",
+    "plans/partition.py cut": "the cut into pieces",
+    "plans/graphs.py candidates": "cuDNN's candidates",
+    "plans/graphs.py build_candidate": "cuDNN's plans",
+    "plans/self_check.py __init__": "self-check: prepared",
+    "plans/reference.py _source": "  sources of references of convolutions",
+    "plans/evaluated_reference.py covers": "  sizes of other references",
+    "plans/self_check_memory.py fill": "  tensors filled",
+    "plans/self_check.py _put_samples": "  values that operations ask for",
+    "plans/self_check.py _input_sums": "  checksums of inputs, before and behind: waits for the device",
+    "plans/self_check.py fault": "self-check: run and comparison",
+    "plans/program.py __init__": "  launches prepared",
+    "plans/self_check_memory.py read": "  guards and NaN: waits for the device",
+    "plans/self_check.py _compare": "  results computed and compared",
+    "plans/reference.py compute": "    of convolutions, by definition",
+    "protocol/graph.py evaluate": "    of others, by definition",
+    "plans/comparison.py suspected": "    compared on the device",
+    "plans/comparison.py difference": "    compared on the host",
+    "plans/self_check.py close": "self-check: memory freed",
+    "benchmarks/building.py malloc": "memory taken, in all of it",
+    "cuda/compiler.py compile_using_nvrtc": "kernels compiled, but for cuDNN's, in all of it",
 }
-"""Functions of a build, by module and name, and what they do. Times include those of the functions called."""
+"""Functions of a build and what they do. Times include those of the functions called."""
+_OFTEN = 25
+"""How many of the functions that take most time themselves are told."""
 
 
 def chain(count: int) -> Graph:
@@ -97,17 +114,13 @@ def ms(call: Callable[[], Any]) -> tuple[float, Any]:
 class Side:
     """What one process measures, with a builder of its own."""
 
-    def __init__(self, *, cached: bool | None = None) -> None:
-        """`cached`: whether with cuDNN's kernel cache; None for what a service has."""
+    def __init__(self) -> None:
         self.builder = CudaBuilder(0)
         self.opened_ms, _ = ms(self.builder.open)
-        self._context = self.builder.context
-        if cached is not None:
-            self._context = self._context._replace(kernels=KernelCaches() if cached else None)
 
     def build(self, graph: OperationGraph) -> CudaPlan:
         """A plan. Blocks for milliseconds to seconds."""
-        return compile_plan(graph, self._context, None)
+        return compiler.compile_plan(graph, self.builder.context, None)
 
     def first_run(self, graph: OperationGraph, plan: CudaPlan) -> float:
         """Milliseconds until a first run has finished, its launches prepared."""
@@ -168,34 +181,90 @@ def stored(count: int, store: PlanStore) -> Row:
     return {"restore_ms": restored_ms, "restored_first_run_ms": side.first_run(body, plan)}
 
 
-def batches(*, cached: bool, inference: bool) -> Row:
+def batches(*, inference: bool) -> Row:
     """Builds of a bottleneck for one batch size after the other, and a profile of one more."""
-    side = Side(cached=cached)
+    side = Side()
     found = {}
     for batch in BATCHES:
         body = bottleneck(batch=batch, inference=inference).forward.body
         found[str(batch)] = ms(functools.partial(side.build, body))[0]
-    body = bottleneck(batch=_PROFILED, inference=inference).forward.body
-    with cProfile.Profile() as profile:
+    return {"block": _block(inference), "build_ms": found, **profiled(side, _PROFILED, inference)}
+
+
+def first(*, inference: bool) -> Row:
+    """A profile of a process' first build."""
+    return {"block": _block(inference), **profiled(Side(), BATCHES[0], inference)}
+
+
+def _block(inference: bool) -> str:
+    return "for inference" if inference else "for training"
+
+
+def profiled(side: Side, batch: int, inference: bool) -> Row:
+    """Where the time of a build goes. The profiler itself slows Python down."""
+    body = bottleneck(batch=batch, inference=inference).forward.body
+    with memory_timed(), tried() as plans, cProfile.Profile() as profile:
         side.build(body)
-    block = "for inference" if inference else "for training"
-    return {"block": block, "kernel cache": cached, "build_ms": found, "profile_ms": told(profile)}
-
-
-def told(profile: cProfile.Profile) -> dict[str, float]:
-    """Milliseconds in the functions of `_TOLD`. The profiler itself slows Python down."""
     sums = dict.fromkeys(_TOLD, 0.0)
-    for (path, _, name), (_, _, _, cumulative, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
-        function = f"{Path(path).stem}.{name}"
-        if function in sums and "plans" in Path(path).parts:
-            sums[function] += cumulative * 1e3
-    return {_TOLD[function]: round(sum_ms, 2) for function, sum_ms in sums.items()}
+    own = []
+    for (path, _, name), (_, calls, own_s, all_s, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        function = f"{'/'.join(Path(path).parts[-2:])} {name}"
+        own.append((function, calls, round(own_s * 1e3, 2)))
+        if function in sums:
+            sums[function] += all_s * 1e3
+    return {
+        "profile_ms": {what: round(sums[function], 2) for function, what in _TOLD.items()},
+        "own_ms": sorted(own, key=lambda row: -row[2])[:_OFTEN],
+        "tried": plans,
+    }
+
+
+@contextlib.contextmanager
+def memory_timed() -> Iterator[None]:
+    """Have self-checks take memory by a function of Python, which a profile shows."""
+    cuda = libraries().cupy.cuda
+    given = cuda.MemoryPool
+
+    class Pool:
+        def __init__(self) -> None:
+            self._pool = given()
+            self.free_all_blocks = self._pool.free_all_blocks
+
+        def malloc(self, nbytes: int) -> Any:
+            return self._pool.malloc(nbytes)
+
+    cuda.MemoryPool = Pool
+    yield
+    cuda.MemoryPool = given
+
+
+@contextlib.contextmanager
+def tried() -> Iterator[list[Row]]:
+    """cuDNN's candidates for whole pieces that are built meanwhile: names, times, why they are refused."""
+    found: list[Row] = []
+    build = vars(compiler)["build_candidate"]
+
+    def timed(graph: OperationGraph, lowered: Any, index: int) -> None:
+        row: Row = {"candidate": lowered.get_plan_name_at_index(index)}
+        begin = time.perf_counter()
+        try:
+            build(graph, lowered, index)
+        except Refused as refusal:
+            row["refused"] = str(refusal)
+            raise
+        finally:
+            found.append({**row, "ms": round((time.perf_counter() - begin) * 1e3, 2)})
+
+    vars(compiler)["build_candidate"] = timed
+    yield found
+    vars(compiler)["build_candidate"] = build
 
 
 SIDES: dict[str, Callable[[int, Path], Row]] = {
     "cold": lambda count, folder: cold(count, PlanStore(folder / "plans")),
     "stored": lambda count, folder: stored(count, PlanStore(folder / "plans")),
-    "batches": lambda count, _: batches(cached=bool(count & 1), inference=bool(count & 2)),
+    "batches": lambda count, _: batches(inference=bool(count)),
+    "first": lambda count, _: first(inference=bool(count)),
     "versions": lambda _, __: dict(gpu_versions()),
 }
 
@@ -227,9 +296,8 @@ def on_gpu(counts: Sequence[int]) -> Parts:
     for count in counts:
         what = f"{count} operations"
         yield "graphs", attempted(what, functools.partial(alone, "cold", "stored", count=count))
-    for number in (3, 2, 1, 0):
-        what = f"batch sizes, {number}"
-        yield "batches", attempted(what, functools.partial(alone, "batches", count=number))
+    for part, number in itertools.product(("batches", "first"), (1, 0)):
+        yield part, attempted(f"{part}, {number}", functools.partial(alone, part, count=number))
 
 
 def on_cpu() -> Parts:
@@ -244,7 +312,7 @@ def on_cpu() -> Parts:
     for batch in (4, 2, 3):
         body = bottleneck(batch=batch, channels=64, width=16, size=14).forward.body
         found[str(batch)], _ = ms(functools.partial(engine.build, body, workspace_limit=None))
-    yield "batches", iter([{"block": "for training", "kernel cache": False, "build_ms": found}])
+    yield "batches", iter([{"block": "for training", "build_ms": found}])
     engine.close()
 
 
@@ -257,19 +325,19 @@ def tables(found: Mapping[str, Sequence[Row]]) -> Iterator[Table]:
     yield graphs
     built = [row for row in found["batches"] if "error" not in row]
     sizes = dict.fromkeys(size for row in built for size in row["build_ms"])
-    heads = ("a bottleneck", "kernel cache", *(f"batch {size}, ms" for size in sizes))
+    heads = ("a bottleneck", *(f"batch {size}, ms" for size in sizes))
     builds = Table(*heads, title="one batch size after the other")
     for row in built:
         times = (str(row["build_ms"][size]) for size in sizes)
-        builds.add_row(row["block"], str(row["kernel cache"]), *times)
+        builds.add_row(row["block"], *times)
     yield builds
-    for row in built:
-        if "profile_ms" in row:
-            title = f"one more build {row['block']}, profiled; kernel cache: {row['kernel cache']}"
-            profile = Table("part", "ms", title=title)
-            for part, part_ms in row["profile_ms"].items():
-                profile.add_row(part, str(part_ms))
-            yield profile
+    for title, part in (("a further batch size", "batches"), ("the first build", "first")):
+        profiles = [row for row in found[part] if "profile_ms" in row]
+        if profiles:
+            table = Table("part, ms, profiled", *(row["block"] for row in profiles), title=title)
+            for what in profiles[0]["profile_ms"]:
+                table.add_row(what, *(str(row["profile_ms"][what]) for row in profiles))
+            yield table
 
 
 def main() -> None:
@@ -286,7 +354,7 @@ def main() -> None:
     known = versions(("numpy", "msgspec"))
     if not given.dry_run:
         known |= next(alone("versions", count=0))
-    found: dict[str, list[Row]] = {"graphs": [], "batches": []}
+    found: dict[str, list[Row]] = {"graphs": [], "batches": [], "first": []}
     ends_at_sigterm()
     start = time.monotonic()
     try:

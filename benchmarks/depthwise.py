@@ -23,6 +23,7 @@ from cudnn_actor.engines.cuda.plans.compiler import compile_whole
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.plans.graphs import candidates, names_of
 from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
@@ -100,9 +101,10 @@ def plans(graph: OperationGraph, handle: Any) -> Iterator[CudaPlan]:
     """Each of ours, and some of cuDNN's: as a whole, and in steps."""
     for choice in range(ways_of_depthwise(graph)):
         yield compile_depthwise(graph, None, choice)
-    for index in range(_CANDIDATES):
-        with contextlib.suppress(Refused):
-            yield compile_whole(graph, handle, None, index)
+    with contextlib.suppress(Refused):
+        for index in range(min(_CANDIDATES, len(names_of(candidates(graph, handle, None))))):
+            with contextlib.suppress(Refused):
+                yield compile_whole(graph, handle, None, index)
     with contextlib.suppress(Refused):
         yield compile_split(graph, handle, None)
 

@@ -162,11 +162,16 @@ class ArrangementFunctions(MovementFunctions):
         for start in range(0, len(axes), 3):  # each needs two dims, of at most eight
             now = axes[start : start + 3]
             narrow, wide, run = list[int](), list[int](), 1
+            apart = x.rank + len(now) < 8  # so a layout in which dims are not neighbours is read as it is
             for axis, size in enumerate(x.dims):
                 run *= size if inner else 1
                 if axis in now:
                     narrow += [run, 1]
                     wide += [run, repeats[axis]]
+                    run = 1
+                elif apart:
+                    narrow.append(run)
+                    wide.append(run)
                     run = 1
                 run *= 1 if inner else size
             dims = [size * repeats[axis] if axis in now else size for axis, size in enumerate(x.dims)]

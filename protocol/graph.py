@@ -206,12 +206,14 @@ class OperationGraph(
     def samples(self, xp: Any, draw: Callable[[TensorSpec], Array]) -> dict[int, Array]:
         """Values of those inputs of the graph that need particular ones, by uid: see `Operation.samples`."""
         found: dict[int, Array] = {}
+        inputs = [uid for uid in self.bound if uid not in self.written]
         for operation in self.operations:
+            if set(inputs).isdisjoint(operation.reads):
+                continue
             operands = dict(operation.named())
             specs = {name: self.tensor(uid).spec for name, uid in operands.items()}
             samples = operation.samples(xp, specs, draw).items()
             found |= {operands[name]: values for name, values in samples}
-        inputs = (uid for uid in self.bound if uid not in self.written)
         return {uid: found[uid] for uid in inputs if uid in found}
 
     def label(self, number: int) -> str:

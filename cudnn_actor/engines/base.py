@@ -28,10 +28,12 @@ __all__ = [
     "EngineFailure",
     "Fence",
     "Plan",
+    "ProgressCallback",
     "StickyError",
     "blame",
     "blamed",
     "no_progress",
+    "unheard",
 ]
 
 Binding = Any
@@ -39,6 +41,13 @@ Binding = Any
 
 Fence = Any
 """An engine's own marker in its stream of work, such as an event."""
+
+ProgressCallback = Callable[[int, int, str], None]
+"""Called with how many plans have been tried, how many there are, and what is tried next."""
+
+
+def unheard(done: int, of: int, what: str) -> None:
+    """Ignore progress."""
 
 
 class EngineFailure(Exception):
@@ -133,19 +142,18 @@ class Builder(Protocol):
     def close(self) -> None:
         """Release the handle. Safe to call twice, and after a sticky error."""
 
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
-        """Like `Engine.build`, but allocates no workspace: the engine's `prepare` does."""
-
-    def tune(
-        self,
-        graph: OperationGraph,
-        *,
-        workspace_limit: int | None,
-        progress: Callable[[int, int, str], None],
+    def build(
+        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
     ) -> Plan:
+        """Like `Engine.build`, but allocates no workspace: the engine's `prepare` does.
+
+        `progress` is called before each plan is tried, of which a large graph needs many; `of` is 0.
+        """
+
+    def tune(self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback) -> Plan:
         """Measure every plan that the library offers and return the fastest. Blocks for seconds.
 
-        `progress(done, of, what)` is called before each candidate is tried. Raises the same as `build`.
+        `progress` is called before each candidate is tried. Raises the same as `build`.
         """
 
     def export(self, plan: Plan) -> bytes | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.base import Builder, EngineFailure, Plan, StickyError
+from cudnn_actor.engines.base import Builder, EngineFailure, Plan, ProgressCallback, StickyError, unheard
 from cudnn_actor.plans.file import PlanKey, StoredPlan
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol.graph import OperationGraph
@@ -48,14 +46,16 @@ class StoredPlans:
         """Close the builder. Safe to call twice."""
         self._builder.close()
 
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
+    def build(
+        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+    ) -> Plan:
         """The stored plan, tuned or not; else a new one, which is then stored.
 
         Raises and blocks like `Builder.build`.
         """
         plan = self.kept(graph, workspace_limit)
         if plan is None:
-            plan = self._builder.build(graph, workspace_limit=workspace_limit)
+            plan = self._builder.build(graph, workspace_limit=workspace_limit, progress=progress)
             self._keep(self._key(graph, workspace_limit), plan, tuned=False)
         return plan
 
@@ -64,13 +64,7 @@ class StoredPlans:
         key = self._key(graph, workspace_limit)
         return self._restored(graph, key, self._store.load(key))
 
-    def tune(
-        self,
-        graph: OperationGraph,
-        *,
-        workspace_limit: int | None,
-        progress: Callable[[int, int, str], None],
-    ) -> Plan:
+    def tune(self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback) -> Plan:
         """The stored tuned plan; else the winner of a new measurement, which is then stored.
 
         Raises and blocks like `Builder.tune`. A stored plan is not measured again; `progress` is not called
@@ -137,7 +131,13 @@ class KeptPlans(StoredPlans):
     def expect_builds(self) -> None:
         """Do nothing: it never builds."""
 
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
+    def build(
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback = unheard,  # noqa: ARG002 - it tries none
+    ) -> Plan:
         """The stored plan. Raises `NotKept`, `StickyError`. Blocks for the disk and for restoring."""
         plan = self.kept(graph, workspace_limit)
         if plan is None:

@@ -181,16 +181,20 @@ class BuildThread:
         return Result(job, outcome, time.perf_counter_ns() - started)
 
     def _build(self, job: Job) -> Plan:
-        return self._builder.build(job.graph, workspace_limit=job.workspace_limit)
+        progress = self._note_progress
+        return self._builder.build(job.graph, workspace_limit=job.workspace_limit, progress=progress)
 
     def _tune(self, job: Job) -> Plan:
         def progress(done: int, of: int, what: str) -> None:
             if self._closing:
                 raise _ClosedError
-            self._since = time.monotonic()
+            self._note_progress()
             log.info("plan.tuning", graph=job.digest[:8], done=done, of=of, candidate=what)
 
         return self._builder.tune(job.graph, workspace_limit=job.workspace_limit, progress=progress)
+
+    def _note_progress(self, *_: object) -> None:
+        self._since = time.monotonic()
 
     def _post(self, result: Result) -> None:
         self._results.append(result)

@@ -134,7 +134,7 @@ class WorkerMonitor(Actor):
     def working_since(self) -> float | None:
         """Since when the worker has made no progress, in `time.monotonic()` seconds; None without requests.
 
-        The worker's heartbeat reports this time; a plan's build and each step of tuning count as progress. A
+        The worker's heartbeat reports this time; each plan that a build or tuning tries counts as progress. A
         worker sends no heartbeat while it is stopped, or while a library holds the interpreter's lock, as may
         happen in a build. So a worker that has reported a build gets at least `BUILT_S`, unless the kernel
         reports it as stopped: then it builds nothing.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from cudnn_actor.cli.autotune import Tuned, Tuner, tune_all
 from cudnn_actor.cli.chaos.computations import PROBLEMS, message
 from cudnn_actor.cli.problem_form import Problem, read_problem
-from cudnn_actor.engines.base import Plan
+from cudnn_actor.engines.base import Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.plans.store import PlanStore
@@ -52,7 +52,9 @@ class ThreeWays:
     def close(self) -> None:
         pass
 
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
+    def build(
+        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+    ) -> Plan:
         return compile_plan(graph, workspace_limit)
 
     def tune(
@@ -60,7 +62,7 @@ class ThreeWays:
         graph: OperationGraph,
         *,
         workspace_limit: int | None,
-        progress: Callable[[int, int, str], None],
+        progress: ProgressCallback,
     ) -> Plan:
         plan = compile_plan(graph, workspace_limit)
         for done in range(3):

@@ -47,6 +47,7 @@ WINDOWS: dict[str, tuple[Window, tuple[int, int]]] = {
     "both": (window((3, 5), (2, 3), (3, 2), (4, 1), (0, 5)), (13, 17)),
     "padding": (window((2, 2), (2, 1), before=(4, 0), after=(5, 3)), (2, 2)),
     "uneven": (window((3, 2), (1, 4)), (5, 45)),
+    "between taps": (window((1, 1), (1, 2), before=(0, 1)), (3, 1)),
     "wide": (window((3, 3)), (1 << 15, 1 << 15)),
 }
 """Taps and the convolution, and the height and width of x."""

@@ -291,7 +291,7 @@ CUPY = SimpleNamespace(
     uint64=np.uint64,
     ndarray=DeviceArray,
     zeros=lambda count, dtype: DeviceArray((count,), dtype),
-    asnumpy=DeviceArray.get,
+    asnumpy=lambda array: array.get() if isinstance(array, DeviceArray) else np.array(array),
     empty=np.empty,
     asarray=np.asarray,
     ascontiguousarray=np.ascontiguousarray,
@@ -322,6 +322,8 @@ def _argument(value: Any) -> Any:
         return ctypes.c_float(float(value))
     if isinstance(value, np.ndarray):
         return ctypes.c_void_p(value.ctypes.data)
+    if isinstance(value, DeviceArray):
+        return ctypes.c_void_p(value.data.ptr)
     return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_longlong(value)
 
 

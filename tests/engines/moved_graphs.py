@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_actor.protocol import Graph, GraphBuilder, GraphTensor, OperationGraph, TensorSpec, Transpose
+import msgspec
+
+from cudnn_actor.protocol import (
+    Graph,
+    GraphBuilder,
+    GraphTensor,
+    OperationGraph,
+    Pointwise,
+    PointwiseMode,
+    TensorRole,
+    TensorSpec,
+    Transpose,
+)
 from cudnn_actor.protocol.dtypes import DTypeLike
 from cudnn_actor.protocol.named_graph import Port
 from cudnn_actor.protocol.tensor import LayoutLike
@@ -53,6 +65,22 @@ def laid_out(*dims: int, dtype: DTypeLike, layouts: tuple[LayoutLike, LayoutLike
     return g.build(y=g.to_layout(g.input("x", dims, dtype, layout=before), after))
 
 
+def repeated(*dims: int, dtype: DTypeLike, layout: LayoutLike) -> Graph:
+    """Each element twice in a row, with a packed result."""
+    x = TensorSpec.packed(dims, dtype, layout)
+    y = TensorSpec.packed((*dims, 2), dtype)
+    x = TensorSpec.strided((*dims, 1), (*x.strides, 1), dtype)
+    tensors = tuple(
+        GraphTensor(uid=uid, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
+        for uid, spec in enumerate((x, y, y))
+    )
+    one = msgspec.structs.replace(tensors[2], role=TensorRole.CONSTANT, value=1.0)
+    operations = (Pointwise(mode=PointwiseMode.MUL, operands=(0, 2), result=1),)
+    body = OperationGraph(tensors=(*tensors[:2], one), operations=operations)
+    ports = (Port(name="xy"[uid], spec=spec, uid=uid) for uid, spec in enumerate((x, y)))
+    return Graph(body=body, inputs=(next(ports),), outputs=(next(ports),))
+
+
 TRANSPOSED = {
     "bytes": transposed(160, 144, axes=(1, 0), dtype="int8"),
     "bytes, some together": transposed(132, 24, axes=(1, 0), dtype="bool"),
@@ -68,5 +96,18 @@ TRANSPOSED = {
     "to channels last": laid_out(2, 16, 4, 8, dtype="bfloat16", layouts=("NCHW", "NHWC")),
     "from channels last": laid_out(2, 16, 4, 8, dtype="float32", layouts=("NHWC", "NCHW")),
     "eight axes": transposed(2, 1, 2, 16, 2, 1, 2, 16, axes=(2, 7, 1, 4, 0, 5, 6, 3), dtype="int16"),
+    "repeated": repeated(2, 3, 400, dtype="float32", layout="NCHW"),
+    "repeated, channels last": repeated(2, 16, 4, 36, dtype="int8", layout="NHWC"),
+    "three channels": transposed(2, 1400, 3, axes=(0, 2, 1), dtype="uint8"),
+    "to three channels": transposed(2, 3, 700, axes=(0, 2, 1), dtype="float32"),
+    "depth to space": transposed(2, 2, 2, 3, 6, 40, axes=(0, 3, 4, 1, 5, 2), dtype="bfloat16"),
+    "odd depth to space": transposed(1, 2, 2, 7, 5, 61, axes=(0, 3, 4, 1, 5, 2), dtype="float16"),
+    "depth to space, channels last": transposed(
+        1, 2, 40, 2, 2, 16, axes=(0, 5, 1, 3, 2, 4), dtype="bfloat16"
+    ),
+    "space to depth": transposed(2, 3, 20, 2, 21, 2, axes=(0, 3, 5, 1, 2, 4), dtype="float64"),
+    "space to depth of bytes": transposed(1, 4, 30, 2, 48, 2, axes=(0, 3, 5, 1, 2, 4), dtype="int8"),
+    "ends of odd halves": transposed(2, 129, 67, axes=(0, 2, 1), dtype="float16"),
+    "ends of odd bytes": transposed(2, 257, 131, axes=(0, 2, 1), dtype="bool"),
 }
 """Each is a copy by tiles."""

@@ -1,4 +1,4 @@
-"""What cuDNN's attention is given in the place of some lengths, and what our kernels refuse."""
+"""What cuDNN's attention is given in the place of some lengths, and what it is not given."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.operations.attention import (
-    attention_kernels,
     attention_masks,
     attention_operands,
 )
@@ -26,7 +25,6 @@ from cudnn_actor.protocol.operations import (
     RandomBernoulli,
     alibi_slopes,
 )
-from cudnn_actor.protocol.tensor import packed_strides
 
 ROWS, COLUMNS = 9, 13
 LENGTHS = (-(2**31), -3, 0, 1, 5, ROWS, COLUMNS, 100, 2**31 - 1)
@@ -113,18 +111,6 @@ def test_a_gradient_whose_keys_end_in_a_tile_gets_lengths(columns: int, given: b
 
 def test_a_forward_pass_without_lengths_is_left_alone() -> None:
     assert computed(FORWARD, tensors()) == {}
-
-
-@pytest.mark.parametrize("name", ["q", "v"])
-def test_our_kernels_refuse_heads_that_take_minutes_to_compile(name: str) -> None:
-    dims = {"q": (1, 1, 2, 8), "k": (1, 1, 3, 8), "v": (1, 1, 3, 8), "y": (1, 1, 2, 8)}
-    dims[name] = (*dims[name][:3], 1025)
-    given = [
-        GraphTensor(uid=uid, dims=of, strides=packed_strides(of), dtype=DType.FLOAT32)
-        for uid, of in enumerate(dims.values())
-    ]
-    with pytest.raises(Refused, match="1,024 features"):
-        attention_kernels(FORWARD, given, None)
 
 
 def test_dropout_gets_the_weights_that_are_kept() -> None:

@@ -63,6 +63,7 @@ SCATTERS: list[tuple[Any, tuple[int, ...], tuple[int, ...]]] = [
     (Scatter(x="x", indices="indices", updates="updates", y="y", axis=1, batch_dims=1), (5, 4, 3), (5, 9)),
     (ScatterElements(x="x", indices="indices", updates="updates", y="y", axis=1), (5, 4, 6), (3, 9, 2)),
     (ScatterND(x="x", indices="indices", updates="updates", y="y"), (5, 4, 8), (30, 2)),
+    (Scatter(x="x", indices="indices", updates="updates", y="y"), (4, 3, 16), (9,)),
     (ScatterND(x="x", indices="indices", updates="updates", y="y", batch_dims=1), (5, 4, 3), (5, 2, 6, 2)),
 ]
 
@@ -162,6 +163,11 @@ def test_neighbours_with_the_same_indices_are_moved_together(
     operation: Gather[Any] = Gather(x="x", indices="indices", y="y")
     specs |= operation.infer(specs)
     assert indexing._gather(node(operation), tensors(operation, specs)).nbytes == nbytes
+    specs["indices"] = TensorSpec.packed((9,), I64)
+    specs |= {"updates": TensorSpec.packed((9, *x[1:])), "y": TensorSpec.packed(x)}
+    written: Scatter[Any] = Scatter(x="x", indices="indices", updates="updates", y="y")
+    together = indexing._scatter(node(written), tensors(written, specs)).together
+    assert 4 * together == nbytes
 
 
 def test_one_kernel_serves_many_shapes() -> None:

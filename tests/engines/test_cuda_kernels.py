@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.operations import attention, norm_kernels, random
+from cudnn_actor.engines.cuda.operations import norm_kernels, random
 from cudnn_actor.protocol import (
-    Attention,
-    AttentionBackward,
     DType,
     LayerNorm,
     LayerNormBackward,
-    Operation,
     RandomBernoulli,
     RandomIntegers,
     RandomNormal,
@@ -23,7 +20,6 @@ from cudnn_actor.protocol import (
     RMSNorm,
     RMSNormBackward,
     TensorSpec,
-    alibi_slopes,
 )
 from cudnn_actor.protocol.operations.random import STATE
 
@@ -31,14 +27,13 @@ from .host_cuda import defined, launched, use
 from .problems import normal
 from .workbench import spread
 
-Arrays = dict[str, np.ndarray]
 F64, F32, BF16 = DType.FLOAT64, DType.FLOAT32, DType.BFLOAT16
 BEGIN = np.array([0x0123456789ABCDEF, (1 << 34) - 5])
 
 
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, attention, norm_kernels, random)
+    use(monkeypatch, norm_kernels, random)
 
 
 DRAWN: list[tuple[Any, DType, dict[str, Any]]] = [
@@ -89,57 +84,3 @@ def test_norms_of_rows_are_computed(kind: Any, parts: dict[str, int], dims: tupl
     for name, wanted in defined(operation, specs, given).items():
         got = launched(operation, specs, given)[name]
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-3)
-
-
-ATTENDED: list[dict[str, Any]] = [
-    {"causal": True, "bias": (2, 4, 9)},
-    {"window_left": 2, "window_right": 3, "lengths_kv": (13, 4), "lengths_q": (9, 5), "bias": (1, 4, 9)},
-    {"window_left": 3, "rows": 17, "columns": 5, "slopes": alibi_slopes(4), "scale": 0.3},
-    {"dropout": 0.3, "bias": (1, 4, 1), "lengths_kv": (13, 0), "slopes": (0.5, 0.0, -1.0, 0.1)},
-    {"dropout": 0.5, "window_left": 35, "window_right": 3, "rows": 39, "columns": 41},
-]
-
-
-@pytest.mark.parametrize("problem", ATTENDED, ids=[str(n) for n in range(len(ATTENDED))])
-def test_attention_and_its_gradients(problem: dict[str, Any]) -> None:
-    options = dict(problem)
-    rows, columns = options.pop("rows", 9), options.pop("columns", 13)
-    specs = {
-        "q": spread((2, 4, rows, 8), F64),
-        "k": TensorSpec.packed((2, 2, columns, 8), F64),
-        "v": TensorSpec.packed((2, 2, columns, 12), F64),
-        "dy": TensorSpec.packed((2, 4, rows, 12), F64),
-    }
-    if "bias" in options:
-        specs["bias"] = TensorSpec.packed((*options.pop("bias"), columns), F64)
-    given = {name: normal(spec.dims, F64, seed) for seed, (name, spec) in enumerate(specs.items())}
-    for name in ("lengths_q", "lengths_kv"):
-        if name in options:
-            specs[name], given[name] = (
-                TensorSpec.packed((2,), DType.INT32),
-                np.array(options.pop(name), np.int32),
-            )
-    if "dropout" in options:
-        specs["state"], given["state"] = STATE, BEGIN
-    operands: dict[str, Any] = {name: name for name in specs if name != "dy"}
-    statistics: dict[str, Any] = {"y": "y", "statistics": "statistics"}
-    forward: Attention[Any] = Attention(**operands, **statistics, **options)
-    specs |= forward.infer({name: specs[name] for name in operands})
-    given |= compared(forward, specs, given)
-    results: dict[str, Any] = {f"d{name}": f"d{name}" for name in ("q", "k", "v", "bias") if name in operands}
-    backward: AttentionBackward[Any] = AttentionBackward(
-        dy="dy", **operands, **statistics, **results, **options
-    )
-    specs |= backward.infer({name: specs[name] for name, _ in backward.named(backward.inputs)})
-    compared(backward, specs, given)
-
-
-def compared(operation: Operation[Any], specs: dict[str, TensorSpec], given: Arrays) -> Arrays:
-    """What is defined; the kernels have given the same."""
-    of = {name: specs[name] for name, _ in operation.named()}
-    got, wanted = launched(operation, of, given), defined(operation, of, given)
-    for name, array in wanted.items():
-        finite = np.isfinite(array)
-        np.testing.assert_array_equal(got[name][~finite], array[~finite])
-        np.testing.assert_allclose(got[name], array, rtol=1e-12, atol=1e-13 * np.abs(array[finite]).max())
-    return wanted

@@ -84,6 +84,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], Layout, Widths]] = {
     "one": ((1, 2), Layout.NCHW, ((4, 3), (1, 0))),
     "none": ((3, 4), Layout.NCHW, ((0, 0), (0, 0))),
     "gaps in memory": ((3, 4), Layout.STRIDED, ((1, 1), (3, 2))),
+    "long rows": ((3, 2500), Layout.NCHW, ((1, 0), (3, 1))),
+    "whole rows": ((3, 2, 96), Layout.NCHW, ((0, 1), (2, 0), (0, 0))),
 }
 DTYPES: dict[str, DType] = {
     **dict(zip(MODES, (DType.FLOAT32, DType.FLOAT16, DType.INT8, DType.INT64), strict=True)),
@@ -157,16 +159,25 @@ def test_the_kernel_of_cuda_leaves_gaps_and_reverses(problem: tuple[TensorSpec, 
     np.testing.assert_array_equal(found, padded(x, **attributes))
 
 
-def test_each_thread_writes_sixteen_bytes() -> None:
-    """Of float32; where elements do not lie side by side, one."""
-    for dims, together in (((4, 6), 4), ((5,), 4), ((2, 3, 3, 3), 4)):
-        spec = TensorSpec.packed(dims, DType.FLOAT32)
-        operation = operation_of("edge", ((1, 1),) * len(dims))
-        tensors = tensors_of(spec, operation.infer({"x": spec})["y"])
-        assert f"Pack<T, {together}>" in source(operation, tensors)
-        assert "Pack<T, 1>" in source(
-            operation, [tensors[0], tensors_of(spread(tensors[1].dims, DType.FLOAT32))[0]]
-        )
+UNITS: dict[str, tuple[tuple[int, ...], Widths, DType, int]] = {
+    "a row as it is": ((4, 8), ((1, 1), (0, 0)), DType.FLOAT32, 4),
+    "of sixteen bits": ((4, 24), ((1, 1), (0, 0)), DType.FLOAT16, 8),
+    "of six": ((4, 6), ((1, 1), (0, 0)), DType.FLOAT32, 2),
+    "a padded row": ((4, 8), ((1, 1), (2, 2)), DType.FLOAT32, 1),
+    "a padded row of bytes": ((4, 10), ((1, 1), (3, 3)), DType.INT8, 4),
+    "an odd one": ((4, 10), ((1, 1), (3, 2)), DType.INT8, 1),
+    "halves": ((4, 112), ((0, 0), (1, 1)), DType.BFLOAT16, 2),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_elements_are_moved_together_where_rows_allow_it(name: str) -> None:
+    dims, widths, dtype, together = UNITS[name]
+    spec = TensorSpec.packed(dims, dtype)
+    operation = operation_of("edge", widths)
+    y = operation.infer({"x": spec})["y"]
+    assert f"Pack<T, {together}>" in source(operation, tensors_of(spec, y))
+    assert "Pack<T, 1>" in source(operation, tensors_of(spec, spread(y.dims, dtype)))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -194,6 +194,16 @@ def test_a_gather_is_no_epilogue() -> None:
     assert [len(piece.numbers) for piece in parts.pieces] == [2, 2]
 
 
+@pytest.mark.parametrize(("groups", "pieces"), [(1, 2), (16, 1)])
+def test_a_sigmoid_is_no_epilogue_of_a_graph_of_cudnn(groups: int, pieces: int) -> None:
+    """Behind a depthwise convolution, which has a kernel of our own, it is."""
+    g = GraphBuilder()
+    x = g.input("x", (2, 16, 4, 4), "bfloat16", layout="NHWC")
+    w = g.input("w", (16, 16 // groups, 3, 3), "bfloat16", layout="NHWC")
+    parts = cut(g.build(y=g.sigmoid(g.conv(x, w, groups=groups))).body)
+    assert (1 if parts is None else len(parts.pieces)) == pieces
+
+
 def test_a_gather_alone_keeps_its_own_kernel() -> None:
     g = GraphBuilder()
     table, tokens = g.input("table", (9, 8)), g.input("tokens", (6,), "int64")

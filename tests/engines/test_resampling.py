@@ -15,6 +15,7 @@ from cudnn_actor.protocol import (
     GraphBuilder,
     GraphTensor,
     InvalidRequest,
+    Layout,
     NearestRounding,
     Resample,
     ResampleBackward,
@@ -242,10 +243,58 @@ def problems() -> list[tuple[Any, dict[str, TensorSpec]]]:
         back = forward._like(ResampleBackward, dy="dy", dx="dx")
         found.append((back, {"dy": made(sizes, dtype), "dx": made(x, dtype)}))
     found.append((asked((8, 9)), {"x": spread((5, 4), DType.INT8), "y": spread((8, 9), DType.INT8)}))
-    return found
+    for mode, (sizes, of) in itertools.product(ResampleMode, TOGETHER.items()):
+        dtype = next(dtypes)
+        for layout in (Layout.NCHW, Layout.NHWC):
+            specs = [TensorSpec.packed(dims, dtype, layout) for dims in ((2, 8, 3, 16), sizes)]
+            found.append((asked(sizes, mode, **of), dict(zip("xy", specs, strict=True))))
+    specs = [TensorSpec.packed(dims, DType.UINT8) for dims in ((3, 32), (6, 64))]
+    return [*found, (asked((6, 64)), dict(zip("xy", specs, strict=True)))]
+
+
+TOGETHER: dict[tuple[int, ...], dict[str, Any]] = {
+    (2, 8, 6, 32): {},
+    (2, 8, 5, 48): {"coordinates": Coordinates.ASYMMETRIC},
+    (2, 8, 3, 8): {"coordinates": Coordinates.ALIGN_CORNERS},
+    (2, 8, 2, 24): {"coordinates": CROP, "roi": (0.0, 0.0, 0.125, -0.25, 1.0, 1.0, 0.875, 1.5)},
+}
+"""Dims of results whose neighbours a thread has."""
 
 
 PROBLEMS = problems()
+
+
+def made(operation: Any, *specs: TensorSpec) -> resampling._Kernel:
+    tensors = [GraphTensor(uid=n, dims=s.dims, strides=s.strides, dtype=s.dtype) for n, s in enumerate(specs)]
+    return resampling._Kernel(operation.with_operands(["x", "y"].index), tensors)
+
+
+@pytest.mark.parametrize("mode", ResampleMode)
+@pytest.mark.parametrize("times", [2, 4])
+def test_images_that_become_larger_need_no_tables_for_neighbours(mode: ResampleMode, times: int) -> None:
+    for dtype, together in ((DType.BFLOAT16, 8), (DType.FLOAT64, 4)):
+        sizes = (2, 3, 5 * times, 24 * times)
+        x, y = (TensorSpec.packed(dims, dtype) for dims in ((2, 3, 5, 24), sizes))
+        kernel = made(asked(sizes, mode), x, y)
+        assert kernel.together == together
+        assert kernel.pattern is not None
+        assert kernel.pattern.step == together // times
+        assert len(kernel.tables()) == 3, "of rows"
+        x, y = (TensorSpec.packed(dims, dtype, Layout.NHWC) for dims in ((2, 8, 5, 24), (2, 8, *sizes[2:])))
+        kernel = made(asked((2, 8, *sizes[2:]), mode), x, y)
+        assert (kernel.together, kernel.pattern) == (together, None), "channels lie side by side"
+
+
+def test_there_is_no_pattern_where_what_neighbours_are_made_of_differs() -> None:
+    for sizes, of in (
+        ((6, 37), {}),
+        ((6, 40), {"mode": LINEAR}),
+        ((6, 64), {"mode": LINEAR, "coordinates": Coordinates.ALIGN_CORNERS}),
+        ((6, 64), {"coordinates": CROP}),
+        ((6, 64), {"mode": LINEAR, "exclude_outside": True}),
+    ):
+        specs = (TensorSpec.packed(dims, DType.FLOAT32) for dims in ((3, 32), sizes))
+        assert made(asked(sizes, **of), *specs).pattern is None
 
 
 def test_the_kernel_computes_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:

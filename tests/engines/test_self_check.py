@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,17 +12,22 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.library import libraries
-from cudnn_actor.engines.cuda.plans import evaluated_reference, self_check_memory
+from cudnn_actor.engines.cuda.plans import comparison, evaluated_reference, self_check_memory
+from cudnn_actor.engines.cuda.plans.comparison import _TOLERANCES, Accuracy, difference, some, suspected
+from cudnn_actor.engines.cuda.plans.compiler import compile_plan
 from cudnn_actor.engines.cuda.plans.evaluated_reference import OnDevice, OnDeviceApart, OwnProducts, place_of
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import OperationStep
+from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.plans.self_check_memory import CheckedTensor, Findings, drawn
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import (
     AttentionBackward,
     BatchNormTraining,
     DType,
     GraphBuilder,
+    GraphTensor,
     GroupNorm,
     InstanceNorm,
     LayerNorm,
@@ -29,6 +35,7 @@ from cudnn_actor.protocol import (
     RMSNorm,
 )
 
+from ..gpu.test_fused_checks import Sabotage, another_function, plan_of, the_first_place
 from .host_cuda import CUPY, Stream
 
 LAST = 99
@@ -67,6 +74,112 @@ def test_the_library_that_multiplies_does_not_judge_itself() -> None:
         g = GraphBuilder()
         graph = g.build(y=g.matmul(g.input("a", (400, 300), dtype), g.input("b", (300, 200), dtype)))
         assert place_of(graph.body) is wanted
+
+
+def test_what_is_drawn_on_a_device_is_spread_evenly_and_differs_with_the_seed() -> None:
+    values = [drawn((64, 1024), seed) for seed in range(4)]
+    for each in values:
+        numbers, counts = np.unique(each, return_counts=True)
+        assert numbers.tolist() == list(range(-3, 5))
+        np.testing.assert_allclose(counts, each.size / 8, rtol=0.05)
+    pairs = np.corrcoef([part for each in values for part in (each[0::2].ravel(), each[1::2].ravel())])
+    np.testing.assert_allclose(pairs, np.eye(8), atol=0.05)
+
+
+def contents(tensor: GraphTensor, checked: CheckedTensor) -> np.ndarray:
+    """The memory between the guards, not a copy of it."""
+    data = (ctypes.c_ubyte * tensor.spec.nbytes).from_address(checked.pointer)
+    return np.ctypeslib.as_array(data).view(tensor.dtype.numpy)
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_tensors_of_each_dtype_have_the_same_numbers_as_far_as_it_holds_them(dtype: DType) -> None:
+    tensor = GraphTensor(uid=0, dims=(40, 50), strides=(50, 1), dtype=dtype)
+    checked = CheckedTensor(CUPY.cuda.MemoryPool(), tensor, 7)
+    numbers = drawn((40, 50), 7)
+    if dtype is DType.BOOL:
+        numbers = numbers != 0
+    elif dtype.name.startswith("UINT"):
+        numbers = np.maximum(numbers, 0)
+    np.testing.assert_array_equal(contents(tensor, checked).reshape(40, 50).astype(np.float64), numbers)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.is_floating])
+@pytest.mark.parametrize("nan", [np.nan, -np.nan])
+def test_nan_is_found_in_elements_and_not_between_them(dtype: DType, nan: float) -> None:
+    """Of either sign; infinity is none."""
+    pool = CUPY.cuda.MemoryPool()
+    tensor = GraphTensor(uid=0, dims=(3, 1, 5), strides=(7, 1, 1), dtype=dtype)
+    checked, findings = CheckedTensor(pool, tensor, 0), Findings(pool)
+    elements = contents(tensor, checked)
+    elements[8], elements[14] = np.inf, -np.inf
+    for place, there in ((6, False), (15, True)):
+        elements[place] = nan
+        checked.look_for_nan(findings)
+        assert findings.read() == (False, there)
+
+
+@pytest.mark.parametrize("place", [0, 1, 1000, 1998, 1999])
+def test_a_byte_that_has_changed_changes_the_checksum(place: int) -> None:
+    tensor = GraphTensor(uid=0, dims=(1000,), strides=(1,), dtype=DType.FLOAT16)
+    checked = CheckedTensor(CUPY.cuda.MemoryPool(), tensor, 0)
+    sums = CUPY.zeros(3, np.uint64)
+    for number, change in enumerate((0, 0, 1)):
+        contents(tensor, checked).view(np.uint8)[place] ^= change
+        checked.add_up(sums.data.ptr + number * sums.itemsize)
+    before, again, behind = sums.get().tolist()
+    assert before == again != behind
+
+
+FLOATS = [DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("most", "slack"), [(1 << 20, 1.0), (1 << 20, 4.0), (100, 1.0)])
+@pytest.mark.parametrize("count", [1, 1000])
+def test_what_agrees_on_a_device_is_what_has_no_fault(
+    monkeypatch: pytest.MonkeyPatch, dtype: DType, count: int, most: int, slack: float
+) -> None:
+    """Just within what is allowed for each element, and just beyond it."""
+    monkeypatch.setattr(comparison, "_MOST_COMPARED", most)
+    accuracy, (own, sums, underflow) = Accuracy(dtype, slack), _TOLERANCES[dtype]
+    wanted = np.random.default_rng(0).normal(size=count) * np.logspace(-3, 3, count)
+    scale = np.sqrt(np.mean(some(wanted, wanted)[0] ** 2))
+    allowed = own * np.abs(wanted) + slack * sums * scale + underflow
+    within = wanted + 0.999 * allowed * np.where(np.arange(count) % 3, 1, -1)
+    assert difference(*some(wanted, within), accuracy) is None
+    assert not suspected(wanted, within, accuracy)[0].size
+    beyond = within.copy()
+    beyond[0] = wanted[0] + 1.001 * allowed[0]
+    assert difference(*suspected(wanted, beyond, accuracy), accuracy) is not None
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 2.0])
+@pytest.mark.parametrize("place", [0, 1, 4998, 4999])
+def test_one_wrong_element_is_left_to_compare(place: int, wrong: float) -> None:
+    wanted = np.ones(5000)
+    got = wanted.copy()
+    got[place] = wrong
+    for accuracy in map(Accuracy, FLOATS):
+        assert "are wrong" in (difference(*suspected(wanted, got, accuracy), accuracy) or "")
+        assert suspected(got, wanted, accuracy)[0].size
+
+
+def test_infinities_and_nan_that_are_wanted_are_compared_on_the_host() -> None:
+    wanted = np.array([1.0, np.inf, -np.inf, np.nan])
+    for accuracy in map(Accuracy, FLOATS):
+        compared = suspected(wanted, wanted.copy(), accuracy)
+        assert compared[0].size == 4
+        assert difference(*compared, accuracy) is None
+
+
+def test_a_build_tells_each_plan_that_it_tries() -> None:
+    g = GraphBuilder()
+    graph = g.build(y=g.softmax(g.softmax(g.input("x", (4, 6))), axis=0)).body
+    told: list[str] = []
+    plan = compile_plan(graph, BuildContext(None, Stream(), trying=told.append), None)
+    assert [tag.split("/")[1] for tag in told] == ["softmax", "softmax"]
+    assert len(plan.recipe.steps) == 2
 
 
 def gradients(g: GraphBuilder, dtype: DType, dropout: float, keys: int) -> list[Any]:
@@ -184,3 +297,30 @@ def test_so_it_is_in_gradients_of_norms_of_one_or_two_elements(
 def test_and_there_too_a_plan_that_computes_something_else_is_found() -> None:
     graph = of_norm(LayerNorm, (5, 9, 2), DType.BFLOAT16)
     assert "are wrong" in (fault(graph, swapped("mean", "inverse_deviation")) or "")
+
+
+def test_what_lies_between_two_whole_numbers_may_be_rounded_to_either() -> None:
+    """Swish of 57.5 is a little less in float64, and 57.5 in float32, which is rounded to 58."""
+    g = GraphBuilder()
+    x, w = g.input("x", (1, 1, 1, 128), "int8"), g.input("w", (1, 1, 1, 1), "int8")
+    graph = g.build(y=g.swish(g.conv(x, w) * 0.5).astype("int32")).body
+    given, ones = np.arange(128, dtype=np.int8), np.ones(1, np.int8)
+    single = given * np.float32(0.5)
+    stored = np.rint(single / (1 + np.exp(-single))).astype(np.int32)
+    places: dict[int, np.ndarray] = dict(zip(graph.bound, (given, ones, stored), strict=True))
+    reference = Reference(graph, graph.results[0])
+    wanted, got = reference.compute(lambda uid: places[uid].ctypes.data, ())
+    assert difference(wanted, got, Accuracy(DType.INT32)) is None
+    assert difference(wanted, got + 1, Accuracy(DType.INT32)) is not None
+
+
+@pytest.mark.parametrize("sabotage", [another_function, the_first_place])
+def test_integers_of_64_bits_are_compared_exactly(sabotage: Sabotage) -> None:
+    """A difference of 1 is found at 2**63, where float64 has no odd numbers."""
+    graph, plan = plan_of("elementwise unsigned")
+    check = SelfCheck(graph, BuildContext(None, Stream()))
+    assert check.fault(plan) is None
+    (step,) = plan.recipe.steps
+    recipe = msgspec.structs.replace(plan.recipe, steps=(sabotage(step),))
+    assert "it computes 92233720368547758" in (check.fault(CudaPlan(recipe, ())) or "")
+    check.close()

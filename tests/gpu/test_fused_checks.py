@@ -216,10 +216,9 @@ def fewer(step: KernelStep, count: int) -> KernelStep:
 
 
 def the_first_place(step: KernelStep) -> KernelStep:
-    """The first place of the first operand along the first axis for all of them."""
+    """The first element of the first operand for all of them."""
     strides = list(step.kernel.strides)
-    first = len(step.kernel.results)
-    strides[first] = (0, *strides[first][1:])
+    strides[len(step.kernel.results)] = (0,) * len(step.kernel.dims)
     return of_kernel(step, strides=tuple(strides))  # type: ignore[no-any-return]
 
 
@@ -243,6 +242,7 @@ OF_LINES = [*OF_ALL, another_reduction, shorter_lines, one_line_less, the_first_
 NORMS = ["short", "bfloat16", "float64", "layer_norm", "odd"]
 BY_HAND = ["columns", "channels", "planes"]
 PLACES = [name for name in POINTWISE if name != "elementwise single"]
+SELECTING = [*POINTWISE][[*POINTWISE].index("elementwise looked up") :]
 CASES: list[tuple[str, Sabotage]] = [
     *itertools.product(SOFTMAX, [*OF_LINES, one_line_more, the_other_axes]),
     *itertools.product(["softmax", "masked"], [larger_constants]),
@@ -258,7 +258,7 @@ CASES: list[tuple[str, Sabotage]] = [
     *itertools.product([*OF_NORMS][:9], [another_element, swapped_weights]),
     *itertools.product(POINTWISE, [another_function, rotated]),
     *itertools.product(PLACES, [one_place_less, one_place_more, the_first_place]),
-    *itertools.product([*POINTWISE][6:], [the_first_selected]),
+    *itertools.product(SELECTING, [the_first_selected]),
     *itertools.product(
         [*POINTWISE][:4], [swapped_results, another_result, another_operand, larger_constants]
     ),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
-from cudnn_actor.engines.base import EngineFailure, Plan
+from cudnn_actor.engines.base import EngineFailure, Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.plans.file import PlanKey, StoredPlan
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec
@@ -55,13 +53,13 @@ class GraphBuilder:
     def interrupt(self) -> None:
         self.work.append("interrupt")
 
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
+    def build(
+        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+    ) -> Plan:
         self.work.append("build")
         return self._made(graph, workspace_limit)
 
-    def tune(
-        self, graph: OperationGraph, *, workspace_limit: int | None, progress: Callable[[int, int, str], None]
-    ) -> Plan:
+    def tune(self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback) -> Plan:
         self.work.append("tune")
         progress(0, 1, "the only one")
         return self._made(graph, workspace_limit)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor.engines.base import Builder, EngineFailure, Plan, StickyError
+from cudnn_actor.engines.base import Builder, EngineFailure, Plan, ProgressCallback, StickyError, unheard
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.plans.file import PlanKey
 from cudnn_actor.plans.store import PlanStore
@@ -18,10 +18,6 @@ from cudnn_actor.protocol.graph import OperationGraph
 from .kept_plans import GraphBuilder, graph, plan
 
 GRAPH = graph()
-
-
-def unheard(done: int, of: int, what: str) -> None:
-    pass
 
 
 def key_of(builder: GraphBuilder, limit: int | None = None) -> PlanKey:
@@ -130,7 +126,9 @@ def test_a_plan_that_is_not_to_be_kept_is_not_kept(store: PlanStore, logs: list[
 
 
 class RefusesAll(GraphBuilder):
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
+    def build(
+        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+    ) -> Plan:
         raise UnsupportedGraph(engine="cpu", digest=GRAPH.digest(), detail="as told")
 
 

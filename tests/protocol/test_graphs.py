@@ -7,11 +7,13 @@ from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 
 from cudnn_actor.protocol import (
     DType,
+    GraphBuilder,
     GraphTensor,
     InvalidRequest,
     MatMul,
@@ -21,6 +23,7 @@ from cudnn_actor.protocol import (
     Pointwise,
     PointwiseMode,
     TensorRole,
+    TensorSpec,
 )
 
 
@@ -151,3 +154,17 @@ def test_a_graph_travels_as_bytes() -> None:
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=OperationGraph)
     assert again == made
     assert again.digest() == made.digest()
+
+
+def test_numbers_are_drawn_only_for_operations_that_read_inputs() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (2, 3), "float32")
+    body = g.build(y=g.log(g.exp(g.log(x)))).body
+    drawn: list[tuple[int, ...]] = []
+
+    def draw(spec: TensorSpec) -> np.ndarray:
+        drawn.append(spec.dims)
+        return np.ones(spec.dims)
+
+    assert [*body.samples(np, draw)] == [body.bound[0]]
+    assert drawn == [(2, 3)]

@@ -103,6 +103,19 @@ def test_each_candidate_is_progress_and_a_thread_without_work_never_hangs() -> N
         made.until(lambda: made.thread.working_since() is None)
 
 
+def test_so_is_each_plan_that_a_build_tries() -> None:
+    with bench() as made, made.workshop.trying.closed():
+        with made.workshop.building.closed():
+            made.thread.ask(job(1))
+            made.workshop.building.wait_for_arrival()
+            first = made.thread.working_since()
+        made.workshop.trying.wait_for_arrival()
+        second = made.thread.working_since()
+        assert first is not None
+        assert second is not None
+        assert second > first
+
+
 def test_a_job_counts_from_when_it_is_asked_for() -> None:
     with bench() as made, made.workshop.building.closed():
         made.until(lambda: made.thread.working_since() is None)

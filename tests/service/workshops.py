@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from cudnn_actor.engines.base import EngineFailure, Plan
+from cudnn_actor.engines.base import EngineFailure, Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.protocol.errors import OutOfMemory
@@ -18,10 +17,14 @@ from .rigs import AsynchronousEngine, Device, Gate
 
 
 class Workshop:
-    """Where plans are built: gates before each build and each step of tuning, and what is to go wrong."""
+    """Where plans are built: gates before each build, each plan that it tries and each step of tuning.
+
+    And what is to go wrong.
+    """
 
     def __init__(self) -> None:
         self.building = Gate()
+        self.trying = Gate()
         self.tuning = Gate()
         self.failures: list[Exception | None] = []
         """What the next builds raise, one after the other; None for one that works."""
@@ -29,8 +32,10 @@ class Workshop:
         """Bytes of workspace that the device has; None for enough."""
         self.dies = False
 
-    def build(self, graph: OperationGraph, limit: int | None) -> Plan:
+    def build(self, graph: OperationGraph, limit: int | None, progress: ProgressCallback) -> Plan:
         self.building.go_through()
+        progress(0, 0, "the only one")
+        self.trying.go_through()
         failure = self.failures.pop(0) if self.failures else None
         if failure is not None:
             raise failure
@@ -64,15 +69,17 @@ class WorkshopBuilder:
     def interrupt(self) -> None:
         """Deaf: a build at a gate is ended by the test alone."""
 
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
-        return self._workshop.build(graph, workspace_limit)
+    def build(
+        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+    ) -> Plan:
+        return self._workshop.build(graph, workspace_limit, progress)
 
     def tune(
         self,
         graph: OperationGraph,
         *,
         workspace_limit: int | None,
-        progress: Callable[[int, int, str], None],
+        progress: ProgressCallback,
     ) -> Plan:
         for done in range(2):
             progress(done, 2, f"candidate {done}")
@@ -95,8 +102,10 @@ class KeepingBuilder(WorkshopBuilder):
         super().__init__(workshop)
         self._graphs: dict[int, OperationGraph] = {}
 
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
-        plan = super().build(graph, workspace_limit=workspace_limit)
+    def build(
+        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+    ) -> Plan:
+        plan = super().build(graph, workspace_limit=workspace_limit, progress=progress)
         self._graphs[id(plan)] = graph
         return plan
 

@@ -8,11 +8,12 @@ from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, possible_pl
 from cudnn_actor.engines.cuda.plans.composition import compose
 from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.plans.graphs import candidates, names_of
 from cudnn_actor.engines.cuda.plans.joined_kernels import joined_source
 from cudnn_actor.engines.cuda.plans.kernels import source
 from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, JoinedStep, KernelStep, TiledStep
+from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, GraphStep, JoinedStep, KernelStep, TiledStep
 from cudnn_actor.engines.cuda.plans.tiled_kernels import tiled_source
 from cudnn_actor.protocol import Explanation
 from cudnn_actor.protocol.graph import OperationGraph
@@ -20,7 +21,7 @@ from cudnn_actor.protocol.graph import OperationGraph
 from .device import h200
 from .nvrtc import compile_cuda
 
-__all__ = ["explanation", "first_plan", "first_plans"]
+__all__ = ["explanation", "first_plan", "first_plans", "ranked", "tried"]
 
 
 def first_plan(graph: OperationGraph) -> str:
@@ -66,3 +67,19 @@ def explanation(graph: OperationGraph) -> Explanation:
     parts = cut(graph)
     assert parts is not None, "it is a single piece"
     return compose(graph, parts, build).explain(graph)
+
+
+def ranked(graph: OperationGraph) -> tuple[list[str], list[str]]:
+    """The names of cuDNN's candidates, without its fallbacks and with them."""
+    without, both = (
+        names_of(candidates(graph, h200(), WORKSPACE_BYTES, fallbacks=fallbacks))
+        for fallbacks in (False, True)
+    )
+    return without, both
+
+
+def tried(graph: OperationGraph) -> list[str]:
+    """The names of the candidates of the plans for a graph that are cuDNN's alone, in order."""
+    steps = (plan.recipe.steps for plan in possible_plans(graph, h200(), WORKSPACE_BYTES))
+    whole = itertools.takewhile(lambda steps: len(steps) == 1, steps)
+    return [step.engine for (step,) in whole if isinstance(step, GraphStep)]

@@ -191,8 +191,9 @@ def _moved() -> Iterator[tuple[str, str]]:
                 assert isinstance(step, JoinedStep)
                 yield f"joined-{name}", joined_source(step.kernels)
     large: Any = dict.fromkeys(("rows", "columns", "row_step", "column_step"), 1 << 16)
-    wide = Tiled(itemsize=2, batch=(), read=8, written=8, **large)
-    yield "tiled-wide", tiled_source(wide)
+    for many in (1, 8):
+        wide = Tiled(itemsize=2, batch=(), read=many, written=many, rows_within=(2, 1), **large)
+        yield f"tiled-wide-{many}", tiled_source(wide)
 
 
 def _depthwise() -> Iterator[tuple[str, str]]:

@@ -32,7 +32,6 @@ from cudnn_actor.engines.cuda.library.failures import (
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.compiler import compile_plan
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.kernel_caches import kernel_caches
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext
@@ -95,7 +94,6 @@ class CudaEngine:
         self._fences = Fences(self.stream)
         self._transfer = Transfer(self.stream, self._fences)
         self._workspace = Workspace()
-        self._kernel_caches = kernel_caches()
         self._probe_stream = cupy.cuda.Stream(non_blocking=True)
         self._handle = cudnn.create_handle()
         cudnn.set_stream(self._handle, self.stream.ptr)
@@ -176,8 +174,7 @@ class CudaEngine:
 
         Raises `UnsupportedGraph`, `OutOfMemory`, `EngineFailure`.
         """
-        context = BuildContext(self._handle, self.stream, kernels=self._kernel_caches)
-        plan = compile_plan(graph, context, workspace_limit)
+        plan = compile_plan(graph, BuildContext(self._handle, self.stream), workspace_limit)
         self.prepare(plan)
         return plan
 

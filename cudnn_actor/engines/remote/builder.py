@@ -40,7 +40,15 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.base import Builder, BuilderAccess, EngineFailure, Plan, StickyError
+from cudnn_actor.engines.base import (
+    Builder,
+    BuilderAccess,
+    EngineFailure,
+    Plan,
+    ProgressCallback,
+    StickyError,
+    unheard,
+)
 from cudnn_actor.engines.remote.builder_messages import Build, Built, Open, Request, Tune
 from cudnn_actor.engines.remote.connection import (
     Connection,
@@ -92,10 +100,10 @@ class RemoteBuilder:
         How many processes may die of one build before it fails. Use more than 1 if a process knows what
         killed its predecessor and avoids that.
     answer_within_s
-        How long the process may send nothing during a build, or during one candidate of a tuning, in seconds.
-        If it is silent for longer, it is killed and the build fails; it is not tried again at once.
+        How long one plan may take to build and to try, in seconds. If the process is silent for longer, it is
+        killed and the build fails; it is not tried again at once.
     renew_after
-        The number of builds and tuning candidates after which the process is replaced.
+        The number of builds, and of plans tried in them, after which the process is replaced.
     """
 
     def __init__(
@@ -171,24 +179,20 @@ class RemoteBuilder:
         """Wait up to `timeout_s` seconds for a process to build in; return whether there is one. Blocks."""
         return self._ready_connection(time.monotonic() + timeout_s) is not None
 
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
+    def build(
+        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+    ) -> Plan:
         """As `Builder.build`. Blocks without holding the interpreter's lock, except in `restore`.
 
         Raises `EngineFailure` with status `DIED`, `SILENT` or `INTERRUPTED`, besides the builder's errors.
         """
         return self._plan(
             Build(graph, workspace_limit),
-            _unheard,
-            lambda: self._local.build(graph, workspace_limit=workspace_limit),
+            progress,
+            lambda: self._local.build(graph, workspace_limit=workspace_limit, progress=progress),
         )
 
-    def tune(
-        self,
-        graph: OperationGraph,
-        *,
-        workspace_limit: int | None,
-        progress: Callable[[int, int, str], None],
-    ) -> Plan:
+    def tune(self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback) -> Plan:
         """As `Builder.tune`; when `progress` raises, the process is killed. Raises and blocks as `build`."""
         return self._plan(
             Tune(graph, workspace_limit),
@@ -207,9 +211,7 @@ class RemoteBuilder:
 
     # One plan.
 
-    def _plan(
-        self, request: Request, progress: Callable[[int, int, str], None], here: Callable[[], Plan]
-    ) -> Plan:
+    def _plan(self, request: Request, progress: ProgressCallback, here: Callable[[], Plan]) -> Plan:
         tries = self._tries
         while True:
             try:
@@ -221,9 +223,7 @@ class RemoteBuilder:
                 if error.status != DIED or not tries:
                     raise
 
-    def _try(
-        self, request: Request, progress: Callable[[int, int, str], None], here: Callable[[], Plan]
-    ) -> Plan:
+    def _try(self, request: Request, progress: ProgressCallback, here: Callable[[], Plan]) -> Plan:
         digest = request.graph.digest()
         if self._killed[digest] >= max(2, self._tries):
             died = f"{self._killed[digest]} builder processes died of this graph; it is not built again"
@@ -236,9 +236,7 @@ class RemoteBuilder:
             raise EngineFailure(DIED, "a builder process died of this graph; it is not built in this one")
         return here()
 
-    def _answer(
-        self, connection: Connection, request: Request, progress: Callable[[int, int, str], None]
-    ) -> Built:
+    def _answer(self, connection: Connection, request: Request, progress: ProgressCallback) -> Built:
         try:
             answer = connection.ask(request, progress, self._answer_within_s)
         except ProcessLost as loss:
@@ -397,7 +395,3 @@ def _shortened(words: str) -> str:
     if len(words) <= _SHOWN:
         return words
     return f"{words[: _SHOWN // 2]} … {words[-_SHOWN // 2 :]}"
-
-
-def _unheard(done: int, of: int, what: str) -> None:
-    """Ignore progress: a build reports none."""

@@ -54,7 +54,7 @@ class Open(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
     arguments
         The callable's arguments.
     renew_after
-        The number of builds and tuning candidates after which the process exits; another takes over.
+        The number of builds, and of plans tried in them, after which the process exits; another takes over.
     """
 
     make: str
@@ -93,11 +93,11 @@ class Began(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class Busy(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
-    """The process is working on another client's tuning, which may take minutes, and makes progress."""
+    """The process is working for another client, which may take minutes, and makes progress."""
 
 
 class Progress(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
-    """The candidate that tuning is about to try."""
+    """The plan that is about to be tried. `of`: how many there are; 0 if that is not known."""
 
     done: int
     of: int

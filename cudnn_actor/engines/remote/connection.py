@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from cudnn_actor.actors.diverting import write_line
-from cudnn_actor.engines.base import BuilderAccess, EngineFailure, blame
+from cudnn_actor.engines.base import BuilderAccess, EngineFailure, ProgressCallback, blame
 from cudnn_actor.engines.remote.builder_messages import (
     ANSWERS,
     Accepted,
@@ -122,9 +122,7 @@ class Connection:
             case other:
                 raise ProcessLost(f"it sent {type(other).__name__} without a request")
 
-    def ask(
-        self, request: Request, progress: Callable[[int, int, str], None], within_s: float
-    ) -> Built | Exception:
+    def ask(self, request: Request, progress: ProgressCallback, within_s: float) -> Built | Exception:
         """Send a request and return the answer; an error is returned, not raised. Blocks.
 
         Raises `ProcessSilent` if the process sends nothing for `within_s` seconds (twice that while it may be

@@ -215,17 +215,17 @@ class _Server:
 
     def _exported(self, peer: Channel, request: Request, builder: Builder) -> bytes | None:
         def progress(done: int, of: int, what: str) -> None:
-            self._asked += 1
+            self._asked += done > 0
             self._say(peer, Progress(done, of, what))
             self._look(0)
             for other in [one for one in self._peers.values() if one is not peer]:
                 self._say(other, Busy())
-            if self._has_gone(peer):
+            if not isinstance(request, Build) and self._has_gone(peer):
                 raise _UnwantedError
 
         graph, limit = request.graph, request.workspace_limit
         if isinstance(request, Build):
-            plan = builder.build(graph, workspace_limit=limit)
+            plan = builder.build(graph, workspace_limit=limit, progress=progress)
         else:
             plan = builder.tune(graph, workspace_limit=limit, progress=progress)
         try:

@@ -15,14 +15,13 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.base import EngineFailure, Plan, StickyError, blame
+from cudnn_actor.engines.base import EngineFailure, Plan, ProgressCallback, StickyError, blame, unheard
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.engines.remote.serving import _Server
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec, UnsupportedGraph
@@ -97,13 +96,14 @@ class Craft:
         self.is_open = False
         self._tell("close")
 
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
+    def build(
+        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+    ) -> Plan:
+        progress(0, 0, "the only plan")
         self._step("build")
         return self._plan(graph, workspace_limit, os.getpid())
 
-    def tune(
-        self, graph: OperationGraph, *, workspace_limit: int | None, progress: Callable[[int, int, str], None]
-    ) -> Plan:
+    def tune(self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback) -> Plan:
         for done in range(3):
             progress(done, 3, f"candidate {done}")
             self._step("tune")

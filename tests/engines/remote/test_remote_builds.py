@@ -124,6 +124,17 @@ def test_a_process_that_has_built_its_share_ends_and_the_next_build_is_anothers(
     assert not [entry for entry in logs if entry["event"] == "builder.died"]
 
 
+def test_a_build_tells_what_it_tries(builder: RemoteBuilder, stage: Stage) -> None:
+    told: list[tuple[int, int, str]] = []
+
+    def progress(done: int, of: int, what: str) -> None:
+        told.append((done, of, what))
+
+    ready(builder, stage, "go")
+    builder.build(GRAPH, workspace_limit=None, progress=progress)
+    assert told == [(0, 0, "the only plan")]
+
+
 def test_tuning_waits_for_the_other_process_and_tells_how_far_it_is(
     builder: RemoteBuilder, stage: Stage, thread: ThreadPoolExecutor
 ) -> None:

@@ -33,7 +33,8 @@ def program(path: Path, device: str) -> Callable[..., tuple[Any, ...]]:
     code = textwrap.indent(record["code"].replace(_DEVICE, "device"), "    ")
     names: dict[str, Any] = {}
     exec(f"def make(torch, device, inf):\n{code}\n    return forward", names)  # no globals, for torch.compile
-    forward = names["make"](torch, torch.device(device), math.inf)
+    # With its number: a program that asserts its tensors' devices takes "cuda" and "cuda:0" for two.
+    forward = names["make"](torch, torch.empty(0, device=device).device, math.inf)
     made_of = [_tensor(*each) for each in record["given"]]
     given = [each if each is None else each.to(device) for each in made_of]
 

@@ -10,6 +10,7 @@ from cudnn_actor.engines.cuda.library.libcublas import WORKSPACE_BYTES
 from cudnn_actor.engines.cuda.operations.attention import (
     attention_kernels,
     attention_operands,
+    attention_workspace,
     lower_attention,
 )
 from cudnn_actor.engines.cuda.operations.bit_cast import bit_cast_kernel
@@ -156,7 +157,9 @@ _OUR_CHANNEL_NORM = Implementation(launchers=_NORM)
 _EITHER_CHANNEL_NORM = Implementation(lower_channel_norm, launchers=_NORM)
 _RESPONSE = Implementation(launchers={"kernel": Launcher(response_kernels, workspace=response_workspace)})
 _ATTENTION = Implementation(
-    lower_attention, attention_operands, launchers={"kernel": Launcher(attention_kernels)}
+    lower_attention,
+    attention_operands,
+    launchers={"kernel": Launcher(attention_kernels, workspace=attention_workspace)},
 )
 _REDUCTION = {"kernel": Launcher(reduction_kernels, workspace=reduction_workspace)}
 _SOFTMAX = Implementation(launchers={"library": Launcher(library_softmax)})

@@ -3,17 +3,20 @@
 cuDNN's takes half types, and heads of a multiple of 8 features. Its own dropout
 draws other numbers than ours, so it gets ours: a tensor of 0 and 1 for the
 weights, which a kernel writes before. Our kernels take every floating-point type
-and layout, and up to 1,024 features: a warp for each query, key or element of
-the bias's gradient, with sums in float32 (float64 of float64). They use no
-tensor cores.
+and layout, with sums in float32 (float64 of float64). They use no tensor cores.
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html
+
+A block of ours has a tile of queries, or of keys for their gradients, and goes
+over the tiles of the keys, or queries, that the masks leave. Scores are never
+written to memory: T. Dao et al., "FlashAttention", NeurIPS 2022. Sums are added up
+in an order that the dims alone decide.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.random import PHILOX
@@ -40,14 +43,19 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.operations.attention import alibi_slopes
 from cudnn_actor.protocol.operations.random import keeping
 
-__all__ = ["attention_kernels", "attention_masks", "attention_operands", "lower_attention", "source"]
+__all__ = ["FEW_KEYS", "attention_kernels", "attention_masks", "attention_operands", "attention_workspace"]
+__all__ += ["lower_attention", "source"]
 
 AnyAttention = Attention[int] | AttentionBackward[int]
 
-_WARPS, _MOST_BLOCKS = 8, 1 << 30
-_MOST_FEATURES = 1024
-"""A warp keeps a row in registers. With twice as many, the compiler takes five times as long."""
+_THREADS, _MOST_BLOCKS = 128, 1 << 30
+_COLUMNS = 64
+"""Of a tile that a block goes over."""
+_ENOUGH_BLOCKS = 256
+"""Below this, tiles are smaller, so that more of a GPU's multiprocessors have one."""
 _LENGTHS = ("lengths_q", "lengths_kv")
+FEW_KEYS = 32
+"""With no more keys, a kernel of ours runs attention: it does not round the weights."""
 _TILE = 128
 """cuDNN's backward pass can give NaN for keys that are not a multiple of this, unless it is given lengths."""
 
@@ -58,6 +66,8 @@ _TILE = 128
 def lower_attention(graph: FrontendGraph, operation: AnyAttention) -> None:
     """Add attention to a graph of cuDNN's frontend. Raises `Refused`."""
     q, k = graph.spec(operation.q), graph.spec(operation.k)
+    if isinstance(operation, Attention) and k.dims[2] <= FEW_KEYS:
+        raise Refused("cuDNN's attention rounds weights to a half type, which gains nothing for so few keys")
     common = {name: graph.tensor(uid) for name, uid in operation.named(("q", "k", "v", "bias"))}
     common |= {"attn_scale": operation.effective_scale(q.dims[3]), **attention_masks(operation, q, k)}
     lengths = dict(operation.named(_LENGTHS))
@@ -158,15 +168,81 @@ def _clipped(value: Value, least: int, most: int) -> Value:
 # Our own.
 
 
+class _Tile(NamedTuple):
+    """How a kernel cuts its work into blocks.
+
+    Parameters
+    ----------
+    rows
+        Of a tile, how many a thread has; a block has 8 times as many.
+    columns
+        Of 16, how many columns a block has of each result.
+    parts
+        How many blocks share a tile: each has some of the results' columns.
+    blocks
+        How many there are.
+    together
+        How many blocks the registers of a multiprocessor are to hold.
+    """
+
+    rows: int
+    columns: tuple[int, ...]
+    parts: int
+    blocks: int
+    together: int = 3
+
+
+def _tile(dtype: DType, positions: int, others: int, *features: int) -> _Tile:
+    """Tiles of so many positions of each of the others, for results of so many features."""
+    # Registers: twice as many for float64, and those of a tile's results.
+    rows = 4 if dtype is DType.FLOAT64 else 8
+    parts = -(-max(features, default=1) * len(features) // (16 * rows)) or 1
+    columns = tuple(-(-size // (16 * parts)) for size in features)
+
+    def blocks() -> int:
+        return -(-positions // (8 * rows)) * others * parts
+
+    while rows > 1 and 4 * rows >= positions:
+        rows //= 2
+    while rows > 2 and blocks() < _ENOUGH_BLOCKS:
+        rows //= 2
+    return _Tile(rows, columns, parts, blocks())
+
+
+def _tiles(operation: AnyAttention, given: Mapping[str, GraphTensor]) -> dict[str, _Tile]:
+    """The kernels by their names."""
+    q, k, v = given["q"], given["k"], given["v"]
+    (batch, heads, rows, features), (_, groups, columns, _) = q.dims, k.dims
+    if isinstance(operation, Attention):
+        tile = _tile(q.dtype, rows, batch * heads, v.dims[3])
+        return {"queries": tile._replace(together=4) if tile.columns[0] <= 4 else tile}
+    found = {
+        "queries": _tile(q.dtype, rows, batch * heads, features),
+        "keys": _tile(q.dtype, columns, batch * groups, features, v.dims[3]),
+    }
+    if "dbias" in given:
+        *outer, positions, _ = given["dbias"].dims
+        across = math.prod(outer) * -(-columns // _COLUMNS)
+        tile = _tile(q.dtype, rows, across)
+        found["biases"] = tile if positions == rows else tile._replace(blocks=across)
+    return found
+
+
+def attention_workspace(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> int:
+    """For gradients, the sum of dy * y of each query."""
+    if isinstance(operation, Attention):
+        return 0
+    q = _given(operation, tensors)["q"]
+    return math.prod(q.dims[:3]) * (8 if q.dtype is DType.FLOAT64 else 4)
+
+
 def attention_kernels(
     operation: AnyAttention, tensors: Sequence[GraphTensor], handle: Any
 ) -> Callable[[Sequence[int]], None]:
-    """The launch of attention on tensors of these specs; see `operations.Launcher`. Raises `Refused`."""
+    """The launch of attention on tensors of these specs; see `operations.Launcher`."""
     del handle
     given = _given(operation, tensors)
     q, k = given["q"], given["k"]
-    if max(q.dims[3], given["v"].dims[3]) > _MOST_FEATURES:
-        raise Refused(f"attention on CUDA takes at most {_MOST_FEATURES:,} features a head")
     cupy = libraries().cupy
     module = cupy.RawModule(code=source(operation, tensors), options=("--std=c++17",))
     number = cupy.float64 if q.dtype is DType.FLOAT64 else cupy.float32
@@ -180,24 +256,18 @@ def attention_kernels(
         number(operation.effective_scale(q.dims[3])),
         number(1 / (1 - operation.dropout)),
     )
-    numbers = [heads, groups, rows, columns]
+    numbers = [batch, heads, groups, rows, columns]
     numbers += [number for tensor in given.values() for number in _four(tensor.strides)]
-    launches = [("queries", batch * heads * rows)]
-    if isinstance(operation, AttentionBackward):
-        launches.append(("keys", batch * groups * columns))
-        if operation.dbias is not None:
-            launches.append(("biases", math.prod(given["dbias"].dims)))
-            numbers += given["dbias"].dims[:3]
-        else:
-            numbers += [1, 1, 1]
+    numbers += given["dbias"].dims[:3] if "dbias" in given else [1, 1, 1]
+    # The order counts: the first kernel writes what the others read of the workspace.
     kernels = [
-        (module.get_function(name), (min(-(-count // _WARPS), _MOST_BLOCKS),), count)
-        for name, count in launches
+        (module.get_function(name), (min(tile.blocks, _MOST_BLOCKS),), tile.blocks)
+        for name, tile in _tiles(operation, given).items()
     ]
 
     def launch(addresses: Sequence[int]) -> None:
-        for kernel, grid, count in kernels:
-            kernel(grid, (32 * _WARPS,), (*addresses, count, batch, *numbers, *options))
+        for kernel, grid, blocks in kernels:
+            kernel(grid, (_THREADS,), (*addresses, blocks, *numbers, *options))
 
     return launch
 
@@ -214,7 +284,8 @@ def _four(strides: Sequence[int]) -> list[int]:
 def source(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> str:
     """The kernels in CUDA C++.
 
-    They depend on dtypes, numbers of features, slopes, and which operands there are.
+    They depend on dtypes, numbers of features, the tiles, slopes, which operands there are, and whether
+    features are neighbours.
     """
     given = _given(operation, tensors)
     written = dict(operation.named(operation.outputs))
@@ -222,19 +293,22 @@ def source(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> str:
         f"{'' if name in written else 'const '}{C_TYPES[tensor.dtype]}* {name}"
         for name, tensor in given.items()
     ]
+    if isinstance(operation, AttentionBackward):
+        pointers.append("T* aparts")
     names = ["count", "batch", "heads", "groups", "rows", "columns"]
     names += [f"{name}{axis}" for name in given for axis in range(4)]
-    if isinstance(operation, AttentionBackward):
-        names += [f"biases{axis}" for axis in range(3)]
-    names += ["left", "right"]
+    names += [*(f"biases{axis}" for axis in range(3)), "left", "right"]
     numbers = (f"long long {name}" for name in names)
     arguments = ", ".join([*pointers, *numbers, "Natural threshold", "T scale", "T lifted"])
-    dtype = given["q"].dtype
+    dtype, tiles = given["q"].dtype, _tiles(operation, given)
+    # What fits into 48 KiB of shared memory.
+    deep = dtype is not DType.FLOAT64 and max(size for of in tiles.values() for size in (0, *of.columns)) <= 6
     code = [
         f"typedef {'double' if dtype is DType.FLOAT64 else 'float'} T;",
         f"typedef {C_TYPES[dtype]} X;",
         PREAMBLE,
         f"constexpr int D = {given['q'].dims[3]}, E = {given['v'].dims[3]};",
+        f"constexpr int N = {_COLUMNS}, THREADS = {_THREADS}, DEPTH = {64 if deep else 32};",
         PHILOX,
         _COMMON.replace("LOAD", load(dtype, "*place")),
         _DROPPING if "state" in given else _KEEPING,
@@ -244,9 +318,17 @@ def source(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> str:
         code.append(f"__device__ const T slopes[] = {{{slopes}}};")
     at = _Code(given, operation)
     bodies = {"queries": _FORWARD} if isinstance(operation, Attention) else _BACKWARD
-    for name, body in bodies.items():
-        if name != "biases" or "dbias" in given:
-            code.append(f'extern "C" __global__ void {name}({arguments}) {{{_EACH}{at.fill(body)}\n}}')
+    for name, tile in tiles.items():
+        columns = "".join(f", {of} = {size}" for of, size in zip("CF", tile.columns, strict=False))
+        wide = max(_COLUMNS, *(16 * size for size in tile.columns), 0)
+        code.append(f"""
+extern "C" __global__ void __launch_bounds__({_THREADS}, {tile.together}) {name}({arguments}) {{
+    constexpr int R = {tile.rows}, M = 8 * R, PARTS = {tile.parts}{columns};
+    __shared__ Pack<BESIDE> left_room[N * (M + BESIDE) / BESIDE];
+    __shared__ Pack<BESIDE> right_room[DEPTH * ({wide} + BESIDE) / BESIDE];
+    {_EACH}{at.fill(bodies[name])}
+    }}
+}}""")
     return "\n".join(code)
 
 
@@ -262,7 +344,8 @@ class _Code:
         bias = "0"
         if "bias" in self._given:
             dims = self._given["bias"].dims
-            place = " + ".join(f"{index} * bias{axis}" for axis, index in enumerate("bhij") if dims[axis] > 1)
+            inside = ("b", "h", "min(i, rows - 1)", "min(j, columns - 1)")
+            place = " + ".join(f"{index} * bias{axis}" for axis, index in enumerate(inside) if dims[axis] > 1)
             bias = f"(T)({load(self._given['bias'].dtype, f'bias[{place or 0}]')})"
         statistics = "statistics[b * statistics0 + h * statistics1 + i * statistics2]"
         words = {
@@ -272,11 +355,17 @@ class _Code:
             "STATISTICS": statistics,
             "BASE": f"base_of({statistics})",
         }
+        for name, first in {"q": "i0", "dy": "i0", "k": "j0", "v": "j0"}.items():
+            if name in self._given:
+                head, limit = ("h", "limit_q") if first == "i0" else ("g", "limit_kv")
+                across = 1 if self._given[name].strides[3] == 1 else f"{name}3"
+                place = f"{name} + b * {name}0 + {head} * {name}1 + {first} * {name}2"
+                words[f"ROWS_{name.upper()}"] = f"{{{place}, {name}2, {across}, near({limit} - {first})}}"
         for name in ("y", "dq", "dk", "dv", "dbias"):
             if name in self._given:
                 words[f"STORE_{name.upper()}"] = store(self._given[name].dtype, "value")
         if "statistics" not in self._given:
-            body = body.replace("if (lane == 0) STATISTICS = logarithm;", "")
+            body = body.replace("if (part == 0 && tx == 0) STATISTICS = logarithm;", "")
         for word in sorted(words, key=len, reverse=True):
             body = body.replace(word, words[word])
         return body
@@ -288,41 +377,153 @@ class _Code:
 
 
 _COMMON = """
-constexpr int ND = (D + 31) / 32, NE = (E + 31) / 32, AT_ONCE = 4;
 #define INFINITE (T)__int_as_float(0x7f800000)
+constexpr int BESIDE = 16 / sizeof(T);
+template <int V> struct alignas(V < BESIDE ? V * sizeof(T) : 16) Pack { T of[V]; };
 __device__ __forceinline__ T get(const X* place) { return (T)(LOAD); }
 // A position whose bias is -infinity for all keys has no weights.
 __device__ __forceinline__ T base_of(T logarithm) { return logarithm == -INFINITE ? (T)0 : logarithm; }
-template <int N, int M> __device__ __forceinline__ void read(
-    T (&values)[M], const X* from, long long stride, int lane) {
-    #pragma unroll
-    for (int n = 0; n < M; ++n) values[n] = n * 32 + lane < N ? get(from + (n * 32 + lane) * stride) : (T)0;
-}
-template <int N, int M> __device__ __forceinline__ T part(
-    const T (&values)[M], const X* with, long long stride, int lane) {
-    T sum = 0;
-    #pragma unroll
-    for (int n = 0; n < M; ++n) {
-        if (n * 32 + lane < N) sum += values[n] * get(with + (n * 32 + lane) * stride);
+
+__device__ __forceinline__ int near(long long number) { return (int)min(max(number, -N - 0ll), N + 0ll); }
+// So many rows, at least one. Where a tile has more, the last one is repeated: nothing else is read, and what
+// comes of it has no weight.
+struct Rows {
+    const X* at;
+    long long step, across;
+    int count;
+    __device__ __forceinline__ const X* operator[](int row) const { return at + min(row, count - 1) * step; }
+};
+
+// Which scores of the queries from i0 and the keys from j0 on are seen.
+struct Seen {
+    int least, most, queries, keys;
+    __device__ __forceinline__ bool at(int i, int j) const {
+        return j - i >= least && j - i <= most && i < queries && j < keys;
     }
-    return sum;
+    __device__ __forceinline__ bool all() const {
+        return least <= 1 - N && most >= N - 1 && queries == N && keys == N;
+    }
+};
+__device__ __forceinline__ Seen seen_from(
+    long long i0, long long j0, long long left, long long right, long long limit_q, long long limit_kv) {
+    return {near(i0 - j0 - left), near(i0 - j0 + right), near(limit_q - i0), near(limit_kv - j0)};
 }
-template <int N, int M> __device__ __forceinline__ void add(
-    T (&values)[M], T factor, const X* with, long long stride, int lane) {
-    #pragma unroll
-    for (int n = 0; n < M; ++n) {
-        if (n * 32 + lane < N) values[n] += factor * get(with + (n * 32 + lane) * stride);
+
+// A block's threads are 8 x 16: the lanes of a warp are 2 x 16. Neighbours read the same of the columns, and
+// every other lane the same of the rows, as in CUTLASS's products without tensor cores: several of a warp's
+// reads of 16 bytes are then done at once.
+__device__ __forceinline__ int thread_x() { return threadIdx.x % 32 / 2; }
+__device__ __forceinline__ int thread_y() { return threadIdx.x / 32 * 2 + threadIdx.x % 2; }
+// Of a product of M = 8 R rows, a thread has R rows that are neighbours, and C columns: `column` gives them.
+template <int C> struct Width { static constexpr int value = C % 4 == 0 ? 4 : C % 2 == 0 ? 2 : 1; };
+template <int C> __device__ __forceinline__ int column(int c) {
+    constexpr int V = Width<C>::value;
+    return c / V * 16 * V + thread_x() * V + c % V;
+}
+template <int R, int C, int STEP> __device__ __forceinline__ void multiply(
+    T (&sums)[R][C], const T* left, const T* right, int depth) {
+    constexpr int V = Width<C>::value;
+    left += thread_y() * R;
+    right += thread_x() * V;
+    #pragma unroll 4
+    for (int p = 0; p < depth; ++p) {
+        const Pack<R> of_left = *(const Pack<R>*)(left + p * (8 * R + BESIDE));
+        #pragma unroll
+        for (int n = 0; n < C; n += V) {
+            const Pack<V> of_right = *(const Pack<V>*)(right + p * STEP + n * 16);
+            #pragma unroll
+            for (int r = 0; r < R; ++r)
+                #pragma unroll
+                for (int v = 0; v < V; ++v) sums[r][n + v] += of_left.of[r] * of_right.of[v];
+        }
     }
 }
-__device__ __forceinline__ T over_warp(T value) {
+// Some features of SLOTS rows, a feature's together. A warp reads 8 features of 4 rows, for 32 banks.
+template <int SLOTS, bool SPREAD> __device__ __forceinline__ void turn(
+    T* into, const Rows& rows, int first, int depth) {
+    const int t = threadIdx.x;
     #pragma unroll
-    for (int apart = 16; apart; apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
+    for (int down = 0; down < SLOTS; down += 16) {
+        const int slot = down + t / 8, row = SPREAD ? slot % 4 * 16 + slot / 4 : slot;
+        const X* from = rows[row] + (first + t % 8) * rows.across;
+        #pragma unroll
+        for (int d = 0; d < DEPTH; d += 8)
+            if ((SLOTS >= 16 || slot < SLOTS) && (depth == DEPTH || d + t % 8 < depth))
+                into[(d + t % 8) * (SLOTS + BESIDE) + slot] = get(from + d * rows.across);
+    }
+}
+// Both functions below change what is in shared memory, `left` and `right`. All threads write some of it, and
+// then read what others wrote: they wait for each other before (nobody reads any more what was there) and
+// after. Whether they are called depends on nothing by which a block's threads differ.
+
+// Scores, without factor: the products of a block's rows with others, over all features. Of the others a
+// thread has four, 16 apart: neighbouring threads have neighbours.
+template <int R, int FEATURES> __device__ __forceinline__ void compare(
+    T (&sums)[R][4], T* left, T* right, const Rows& own, const Rows& others) {
+    #pragma unroll
+    for (int n = 0; n < R * 4; ++n) sums[n / 4][n % 4] = 0;
+    #pragma unroll 1
+    for (int first = 0; first < FEATURES; first += DEPTH) {
+        const int depth = FEATURES % DEPTH ? min(DEPTH, FEATURES - first) : DEPTH;
+        __syncthreads();
+        turn<8 * R, false>(left, own, first, depth);
+        turn<N, true>(right, others, first, depth);
+        __syncthreads();
+        multiply<R, 4, N + BESIDE>(sums, left, right, depth);
+    }
+}
+// Sums of the others, each multiplied with its factor, of some features.
+template <int R, int C, int FEATURES> __device__ __forceinline__ void combine(
+    T (&sums)[R][C], const T (&factors)[R][4], T* left, T* right, const Rows& others, int feature) {
+    constexpr int WIDE = 16 * C, LANES = C % 2 ? 16 : 32, DOWN = THREADS / LANES;
+    const int lane = threadIdx.x % LANES;
+    #pragma unroll 1
+    for (int first = 0; first < N && first < others.count; first += DEPTH) {
+        __syncthreads();
+        #pragma unroll
+        for (int c = 0; c < 4 && first == 0; ++c) {
+            Pack<R> some;
+            #pragma unroll
+            for (int r = 0; r < R; ++r) some.of[r] = factors[r][c];
+            *(Pack<R>*)(left + (thread_x() + 16 * c) * (8 * R + BESIDE) + thread_y() * R) = some;
+        }
+        #pragma unroll
+        for (int n = 0; n < DEPTH; n += DOWN) {
+            const int row = n + threadIdx.x / LANES;
+            const X* from = others[first + row] + (feature + lane) * others.across;
+            #pragma unroll
+            for (int e = 0; e < WIDE; e += LANES)
+                if (FEATURES % WIDE == 0 || feature + e + lane < FEATURES)
+                    right[row * WIDE + e + lane] = get(from + e * others.across);
+        }
+        __syncthreads();
+        multiply<R, C, WIDE>(sums, left + first * (8 * R + BESIDE), right, DEPTH);
+    }
+}
+// Replace what is not seen: each thread its own, where rows are queries, or keys if TURNED.
+template <bool TURNED, int R> __device__ __forceinline__ void hide(
+    T (&values)[R][4], const Seen& seen, T by) {
+    if (seen.all()) return;
+    #pragma unroll
+    for (int n = 0; n < 4 * R; ++n) {
+        const int row = thread_y() * R + n / 4, beside = thread_x() + 16 * (n % 4);
+        if (!seen.at(TURNED ? beside : row, TURNED ? row : beside)) values[n / 4][n % 4] = by;
+    }
+}
+// A score's gradient: 0 where there is no weight, whatever the rest is.
+__device__ __forceinline__ T slope_of(T weight, T change, T aside) {
+    return weight == 0 ? (T)0 : weight * (change - aside);
+}
+// Over the 16 threads of a row.
+__device__ __forceinline__ T sum_of_row(T value) {
+    #pragma unroll
+    for (int apart = 16; apart > 1; apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
     return value;
 }
 """
 _KEEPING = """
-#define DRAW(step, b, h, i, j)
-#define KEPT(step) true
+#define DRAW(TURNED)
+#define KEPT(n) true
 #define LIFTED(value) (value)
 """
 """Without dropout."""
@@ -333,168 +534,254 @@ __device__ __forceinline__ bool is_kept(Natural seed, Natural number, Natural th
     const unsigned high = number % 2 ? words.of[3] : words.of[2];
     return (number % 4 < 2 ? low : high) < threshold;
 }
-// Each lane draws for one of the next 32 positions, and all of them get to know.
-#define DRAW(step, b, h, i, j) \
-    if ((step) % 32 == 0) kept = __ballot_sync(~0u, is_kept((Natural)state[0], (Natural)state[state0] \
-        + (((Natural)(b) * heads + (h)) * rows + (i)) * columns + (j), threshold));
-#define KEPT(step) (kept >> (step) % 32 & 1)
+// Which of a thread's weights are kept, a bit for each. The number of the tile's first one is `first`.
+template <bool TURNED, int R> __device__ __forceinline__ unsigned draw(
+    const Seen& seen, Natural seed, Natural first, Natural columns, Natural threshold) {
+    unsigned kept = 0;
+    #pragma unroll 1
+    for (int n = 0; n < 4 * R; ++n) {
+        const int row = thread_y() * R + n / 4, beside = thread_x() + 16 * (n % 4);
+        const int i = TURNED ? beside : row, j = TURNED ? row : beside;
+        if (seen.at(i, j) && is_kept(seed, first + i * columns + j, threshold)) kept |= 1u << n;
+    }
+    return kept;
+}
+#define DRAW(TURNED) const unsigned kept = draw<TURNED, R>(seen, (Natural)state[0], (Natural)state[state0] \
+    + (((Natural)b * heads + h) * rows + i0) * columns + j0, columns, threshold);
+#define KEPT(n) (kept >> (n) & 1)
 #define LIFTED(value) ((value) * lifted)
 """
 _EACH = """
-    unsigned kept = 0;
-    const int lane = threadIdx.x % 32;
-    const long long of_block = blockDim.x / 32, warps = gridDim.x * of_block;
-    for (long long item = blockIdx.x * of_block + threadIdx.x / 32; item < count; item += warps) {
+    T* const own = left_room->of;
+    T* const others = right_room->of;
+    const int tx = thread_x(), ty = thread_y();
+    for (long long item = blockIdx.x; item < count; item += gridDim.x) {
+        long long rest = item;
 """
-"""All lanes of a warp have the same item: shuffles between them are safe."""
 _QUERY = """
-        const long long i = item % rows, h = item / rows % heads, b = item / rows / heads;
-        const long long g = h / (heads / groups);
-        const long long start = max(i - left, 0ll), limit = i < LIMIT_Q ? min(LIMIT_KV, i + right + 1) : 0;
-        T of_q[ND];
-        read<D>(of_q, q + b * q0 + h * q1 + i * q2, q3, lane);
+        const long long h = rest % heads; rest /= heads;
+        const long long b = rest % batch; rest /= batch;
+        const int part = rest % PARTS; rest /= PARTS;
+        // The last queries first: with a causal mask, they see the most keys.
+        const long long i0 = ((rows - 1) / M - rest) * M, g = h / (heads / groups);
+        const long long limit_q = LIMIT_Q, limit_kv = LIMIT_KV;
+        const long long start = max(i0 - left, 0ll) / N * N;
+        const long long limit = i0 < limit_q ? min(limit_kv, i0 + M + right) : 0;
+        const Rows of_q = ROWS_Q;
 """
 _FORWARD = (
     _QUERY
     + """
-        T result[NE] = {}, largest = -INFINITE, total = 0;
-        for (long long first = start; first < limit; first += AT_ONCE) {
-            DRAW(first - start, b, h, i, first + lane)
-            T scores[AT_ONCE], most = largest;
+        T result[R][C] = {}, largest[R], total[R];
+        #pragma unroll
+        for (int r = 0; r < R; ++r) { largest[r] = -INFINITE; total[r] = 0; }
+        for (long long j0 = start; j0 < limit; j0 += N) {
+            const Seen seen = seen_from(i0, j0, left, right, limit_q, limit_kv);
+            T scores[R][4];
+            DRAW(false)
+            compare<R, D>(scores, own, others, of_q, ROWS_K);
             #pragma unroll
-            for (int n = 0; n < AT_ONCE; ++n) {
-                const long long j = min(first + n, limit - 1);
-                scores[n] = part<D>(of_q, k + b * k0 + g * k1 + j * k2, k3, lane);
+            for (int n = 0; n < 4 * R; ++n) {
+                const long long i = i0 + ty * R + n / 4, j = j0 + tx + 16 * (n % 4);
+                scores[n / 4][n % 4] = scores[n / 4][n % 4] * scale + BIAS;
             }
+            hide<false>(scores, seen, -INFINITE);
             #pragma unroll
-            for (int n = 0; n < AT_ONCE; ++n) {
-                const long long j = min(first + n, limit - 1);
-                scores[n] = over_warp(scores[n]) * scale + BIAS;
-                if (first + n >= limit) scores[n] = -INFINITE;
-                if (!(scores[n] <= most)) most = scores[n];
-            }
-            const T base = most == -INFINITE ? (T)0 : most, shrink = exp(largest - base);
-            total *= shrink;
-            #pragma unroll
-            for (int n = 0; n < NE; ++n) result[n] *= shrink;
-            #pragma unroll
-            for (int n = 0; n < AT_ONCE; ++n) {
-                const long long j = min(first + n, limit - 1);
-                const T weight = exp(scores[n] - base);
-                total += weight;
-                if (first + n < limit && KEPT(first - start + n)) {
-                    add<E>(result, weight, v + b * v0 + g * v1 + j * v2, v3, lane);
+            for (int r = 0; r < R; ++r) {
+                T most = max(max(scores[r][0], scores[r][1]), max(scores[r][2], scores[r][3]));
+                #pragma unroll
+                for (int apart = 16; apart > 1; apart /= 2)
+                    most = max(most, __shfl_xor_sync(~0u, most, apart));
+                most = max(most, largest[r]);
+                const T base = base_of(most), shrink = exp(largest[r] - base);
+                largest[r] = most;
+                total[r] *= shrink;
+                #pragma unroll
+                for (int c = 0; c < C; ++c) result[r][c] *= shrink;
+                #pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    const T weight = exp(scores[r][c] - base);
+                    total[r] += weight;
+                    scores[r][c] = KEPT(r * 4 + c) ? weight : (T)0;
                 }
             }
-            largest = most;
+            combine<R, C, E>(result, scores, own, others, ROWS_V, part * 16 * C);
         }
-        const T logarithm = total == 0 ? -INFINITE : largest + log(total);
-        if (lane == 0) STATISTICS = logarithm;
         #pragma unroll
-        for (int n = 0; n < NE; ++n) if (n * 32 + lane < E) {
-            const T value = total == 0 ? (T)0 : LIFTED(result[n] / total);
-            y[b * y0 + h * y1 + i * y2 + (n * 32 + lane) * y3] = STORE_Y;
-        }
-    }"""
+        for (int r = 0; r < R; ++r) {
+            const long long i = i0 + ty * R + r;
+            const T sum = sum_of_row(total[r]);
+            if (i >= rows) continue;
+            const T logarithm = sum == 0 ? -INFINITE : largest[r] + log(sum);
+            if (part == 0 && tx == 0) STATISTICS = logarithm;
+            #pragma unroll
+            for (int c = 0; c < C; ++c) {
+                const int e = part * 16 * C + column<C>(c);
+                const T value = sum == 0 ? (T)0 : LIFTED(result[r][c] / sum);
+                if (e < E) y[b * y0 + h * y1 + i * y2 + e * y3] = STORE_Y;
+            }
+        }"""
 )
 _BACKWARD = {
     "queries": _QUERY
     + """
-        T of_dy[NE], result[ND] = {};
-        read<E>(of_dy, dy + b * dy0 + h * dy1 + i * dy2, dy3, lane);
-        const T apart = over_warp(part<E>(of_dy, y + b * y0 + h * y1 + i * y2, y3, lane));
-        const T logarithm = BASE;
-        for (long long first = start; first < limit; first += AT_ONCE) {
-            DRAW(first - start, b, h, i, first + lane)
-            T scores[AT_ONCE], changes[AT_ONCE];
+        const Rows of_dy = ROWS_DY;
+        T result[R][C] = {}, aside[R], logarithm[R];
+        #pragma unroll
+        for (int r = 0; r < R; ++r) {
+            const long long i = i0 + ty * R + r;
+            T sum = 0;
+            for (int e = tx; e < E && i < limit_q; e += 16)
+                sum += get(of_dy.at + (ty * R + r) * dy2 + e * dy3)
+                    * get(y + b * y0 + h * y1 + i * y2 + e * y3);
+            aside[r] = sum_of_row(sum);
+            logarithm[r] = i < limit_q ? BASE : (T)0;
+            if (part == 0 && tx == 0 && i < rows) aparts[(b * heads + h) * rows + i] = aside[r];
+        }
+        for (long long j0 = start; j0 < limit; j0 += N) {
+            const Seen seen = seen_from(i0, j0, left, right, limit_q, limit_kv);
+            T scores[R][4], changes[R][4];
+            compare<R, D>(scores, own, others, of_q, ROWS_K);
+            compare<R, E>(changes, own, others, of_dy, ROWS_V);
             #pragma unroll
-            for (int n = 0; n < AT_ONCE; ++n) {
-                const long long j = min(first + n, limit - 1);
-                scores[n] = part<D>(of_q, k + b * k0 + g * k1 + j * k2, k3, lane);
-                changes[n] = part<E>(of_dy, v + b * v0 + g * v1 + j * v2, v3, lane);
+            for (int n = 0; n < 4 * R; ++n) {
+                const int r = n / 4, c = n % 4;
+                const long long i = i0 + ty * R + r, j = j0 + tx + 16 * c;
+                scores[r][c] = exp(scores[r][c] * scale + BIAS - logarithm[r]);
             }
+            hide<false>(scores, seen, 0);
+            DRAW(false)
             #pragma unroll
-            for (int n = 0; n < AT_ONCE; ++n) {
-                const long long j = min(first + n, limit - 1);
-                const T weight = exp(over_warp(scores[n]) * scale + BIAS - logarithm);
-                const T change = KEPT(first - start + n) ? LIFTED(over_warp(changes[n])) : (T)0;
-                const T slope = weight * (change - apart);
-                if (first + n < limit) add<D>(result, slope, k + b * k0 + g * k1 + j * k2, k3, lane);
+            for (int n = 0; n < 4 * R; ++n) {
+                const int r = n / 4, c = n % 4;
+                scores[r][c] = slope_of(scores[r][c], KEPT(n) ? LIFTED(changes[r][c]) : (T)0, aside[r]);
             }
+            combine<R, C, D>(result, scores, own, others, ROWS_K, part * 16 * C);
         }
         #pragma unroll
-        for (int n = 0; n < ND; ++n) if (n * 32 + lane < D) {
-            const T value = result[n] * scale;
-            dq[b * dq0 + h * dq1 + i * dq2 + (n * 32 + lane) * dq3] = STORE_DQ;
-        }
-    }""",
+        for (int n = 0; n < C * R; ++n) {
+            const int r = n / C, d = part * 16 * C + column<C>(n % C);
+            const long long i = i0 + ty * R + r;
+            const T value = result[r][n % C] * scale;
+            if (i < rows && d < D) dq[b * dq0 + h * dq1 + i * dq2 + d * dq3] = STORE_DQ;
+        }""",
     "keys": """
-        const long long j = item % columns, g = item / columns % groups, b = item / columns / groups;
-        const long long start = max(j - right, 0ll), limit = j < LIMIT_KV ? min(LIMIT_Q, j + left + 1) : 0;
-        T of_k[ND], of_v[NE], by_k[ND] = {}, by_v[NE] = {};
-        read<D>(of_k, k + b * k0 + g * k1 + j * k2, k3, lane);
-        read<E>(of_v, v + b * v0 + g * v1 + j * v2, v3, lane);
+        const long long g = rest % groups; rest /= groups;
+        const long long b = rest % batch; rest /= batch;
+        const int part = rest % PARTS; rest /= PARTS;
+        const long long j0 = rest * M, limit_q = LIMIT_Q, limit_kv = LIMIT_KV;
+        const long long start = max(j0 - right, 0ll) / N * N;
+        const long long limit = j0 < limit_kv ? min(limit_q, j0 + M + left) : 0;
+        const Rows of_k = ROWS_K, of_v = ROWS_V;
+        T by_k[R][C] = {}, by_v[R][F] = {};
         for (long long h = g * (heads / groups); h < (g + 1) * (heads / groups); ++h)
-            for (long long first = start; first < limit; first += AT_ONCE) {
-                DRAW(first - start, b, h, first + lane, j)
-                T scores[AT_ONCE], changes[AT_ONCE], aparts[AT_ONCE];
+            for (long long i0 = start; i0 < limit; i0 += N) {
+                const Seen seen = seen_from(i0, j0, left, right, limit_q, limit_kv);
+                const Rows of_q = ROWS_Q, of_dy = ROWS_DY;
+                T weights[R][4], factors[R][4], aside[4];
+                DRAW(true)
+                compare<R, D>(weights, own, others, of_k, of_q);
                 #pragma unroll
-                for (int n = 0; n < AT_ONCE; ++n) {
-                    const long long i = min(first + n, limit - 1);
-                    const X* row = dy + b * dy0 + h * dy1 + i * dy2;
-                    T of_dy[NE];
-                    read<E>(of_dy, row, dy3, lane);
-                    scores[n] = part<D>(of_k, q + b * q0 + h * q1 + i * q2, q3, lane);
-                    changes[n] = part<E>(of_v, row, dy3, lane);
-                    aparts[n] = part<E>(of_dy, y + b * y0 + h * y1 + i * y2, y3, lane);
-                }
-                #pragma unroll
-                for (int n = 0; n < AT_ONCE; ++n) {
-                    const long long i = min(first + n, limit - 1);
-                    const T weight = exp(over_warp(scores[n]) * scale + BIAS - BASE);
-                    const T change = KEPT(first - start + n) ? LIFTED(changes[n]) : (T)0;
-                    const T slope = weight * over_warp(change - aparts[n]);
-                    if (first + n >= limit) continue;
-                    add<D>(by_k, slope, q + b * q0 + h * q1 + i * q2, q3, lane);
-                    if (KEPT(first - start + n)) {
-                        add<E>(by_v, LIFTED(weight), dy + b * dy0 + h * dy1 + i * dy2, dy3, lane);
+                for (int c = 0; c < 4; ++c) {
+                    const long long i = min(i0 + tx + 16 * c, limit_q - 1);
+                    const T logarithm = BASE;
+                    aside[c] = aparts[(b * heads + h) * rows + i];
+                    #pragma unroll
+                    for (int r = 0; r < R; ++r) {
+                        const long long j = j0 + ty * R + r;
+                        weights[r][c] = exp(weights[r][c] * scale + BIAS - logarithm);
                     }
                 }
+                hide<true>(weights, seen, 0);
+                #pragma unroll
+                for (int n = 0; n < 4 * R; ++n) {
+                    const int r = n / 4, c = n % 4;
+                    factors[r][c] = KEPT(n) ? LIFTED(weights[r][c]) : (T)0;
+                }
+                combine<R, F, E>(by_v, factors, own, others, of_dy, part * 16 * F);
+                compare<R, E>(factors, own, others, of_v, of_dy);
+                #pragma unroll
+                for (int n = 0; n < 4 * R; ++n) {
+                    const int r = n / 4, c = n % 4;
+                    factors[r][c] = slope_of(weights[r][c], KEPT(n) ? LIFTED(factors[r][c]) : (T)0, aside[c]);
+                }
+                combine<R, C, D>(by_k, factors, own, others, of_q, part * 16 * C);
             }
         #pragma unroll
-        for (int n = 0; n < ND; ++n) if (n * 32 + lane < D) {
-            const T value = by_k[n] * scale;
-            dk[b * dk0 + g * dk1 + j * dk2 + (n * 32 + lane) * dk3] = STORE_DK;
+        for (int n = 0; n < C * R; ++n) {
+            const int d = part * 16 * C + column<C>(n % C);
+            const long long j = j0 + ty * R + n / C;
+            const T value = by_k[n / C][n % C] * scale;
+            if (j < columns && d < D) dk[b * dk0 + g * dk1 + j * dk2 + d * dk3] = STORE_DK;
         }
         #pragma unroll
-        for (int n = 0; n < NE; ++n) if (n * 32 + lane < E) {
-            const T value = by_v[n];
-            dv[b * dv0 + g * dv1 + j * dv2 + (n * 32 + lane) * dv3] = STORE_DV;
-        }
-    }""",
+        for (int n = 0; n < F * R; ++n) {
+            const int e = part * 16 * F + column<F>(n % F);
+            const long long j = j0 + ty * R + n / F;
+            const T value = by_v[n / F][n % F];
+            if (j < columns && e < E) dv[b * dv0 + g * dv1 + j * dv2 + e * dv3] = STORE_DV;
+        }""",
     "biases": """
-        const long long j = item % columns;
-        long long rest = item / columns;
-        const long long i_ = rest % biases2; rest /= biases2;
+        const long long across = (columns + N - 1) / N, down = (biases2 + M - 1) / M;
+        const long long j0 = rest % across * N; rest /= across;
+        const long long i_ = rest % down * M; rest /= down;
         const long long h_ = rest % biases1, b_ = rest / biases1;
         const long long last_b = biases0 == 1 ? batch : b_ + 1, last_h = biases1 == 1 ? heads : h_ + 1;
         const long long last_i = biases2 == 1 ? rows : i_ + 1;
-        T value = 0;
+        T totals[R][4] = {};
         for (long long b = b_; b < last_b; ++b)
             for (long long h = h_; h < last_h; ++h)
-                for (long long i = i_; i < last_i; ++i) {
-                    if (j >= LIMIT_KV || i >= LIMIT_Q || j > i + right || j < i - left) continue;
-                    DRAW(0, b, h, i, j)
-                    const long long g = h / (heads / groups);
-                    T of_q[ND], of_dy[NE];
-                    read<D>(of_q, q + b * q0 + h * q1 + i * q2, q3, lane);
-                    read<E>(of_dy, dy + b * dy0 + h * dy1 + i * dy2, dy3, lane);
-                    const T score = over_warp(part<D>(of_q, k + b * k0 + g * k1 + j * k2, k3, lane));
-                    const T change = part<E>(of_dy, v + b * v0 + g * v1 + j * v2, v3, lane);
-                    const T slope = over_warp((KEPT(0) ? LIFTED(change) : (T)0)
-                                              - part<E>(of_dy, y + b * y0 + h * y1 + i * y2, y3, lane));
-                    value += exp(score * scale + BIAS - BASE) * slope;
+                for (long long i0 = i_; i0 < last_i; i0 += M) {
+                    const long long limit_q = LIMIT_Q, limit_kv = LIMIT_KV, g = h / (heads / groups);
+                    if (j0 >= min(limit_kv, i0 + M + right) || i0 >= min(limit_q, j0 + N + left)) continue;
+                    const Seen seen = seen_from(i0, j0, left, right, limit_q, limit_kv);
+                    T scores[R][4], changes[R][4];
+                    compare<R, D>(scores, own, others, ROWS_Q, ROWS_K);
+                    compare<R, E>(changes, own, others, ROWS_DY, ROWS_V);
+                    T aside[R];
+                    DRAW(false)
+                    #pragma unroll
+                    for (int r = 0; r < R; ++r) {
+                        const long long i = min(i0 + ty * R + r, limit_q - 1);
+                        const T logarithm = BASE;
+                        aside[r] = aparts[(b * heads + h) * rows + i];
+                        #pragma unroll
+                        for (int c = 0; c < 4; ++c) {
+                            const long long j = j0 + tx + 16 * c;
+                            scores[r][c] = exp(scores[r][c] * scale + BIAS - logarithm);
+                        }
+                    }
+                    hide<false>(scores, seen, 0);
+                    #pragma unroll
+                    for (int n = 0; n < 4 * R; ++n) {
+                        const int r = n / 4, c = n % 4;
+                        totals[r][c] +=
+                            slope_of(scores[r][c], KEPT(n) ? LIFTED(changes[r][c]) : (T)0, aside[r]);
+                    }
                 }
-        if (lane == 0) dbias[b_ * dbias0 + h_ * dbias1 + i_ * dbias2 + j * dbias3] = STORE_DBIAS;
-    }""",
+        if (biases2 == 1) {
+            // Also over queries: a thread's own, and then those of the 8 threads of a column.
+            __syncthreads();  // nobody reads any more what was there
+            #pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                T sum = 0;
+                #pragma unroll
+                for (int r = 0; r < R; ++r) sum += totals[r][c];
+                own[ty * N + tx + 16 * c] = sum;
+            }
+            __syncthreads();  // all sums are there
+            T value = 0;
+            for (int n = 0; n < 8; ++n) value += own[n * N + threadIdx.x % N];
+            const long long j = j0 + threadIdx.x;
+            if (threadIdx.x < N && j < columns)
+                dbias[b_ * dbias0 + h_ * dbias1 + j * dbias3] = STORE_DBIAS;
+            continue;
+        }
+        #pragma unroll
+        for (int n = 0; n < 4 * R; ++n) {
+            const long long i = i_ + ty * R + n / 4, j = j0 + tx + 16 * (n % 4);
+            const T value = totals[n / 4][n % 4];
+            if (i < rows && j < columns)
+                dbias[b_ * dbias0 + h_ * dbias1 + i * dbias2 + j * dbias3] = STORE_DBIAS;
+        }""",
 }

@@ -8,7 +8,8 @@ Scatters are the same each time. The indices of an element, or of a slice that i
 written as a whole, are a writer, and have a number. A first kernel finds out which
 writers each destination has: the last one, or a list of all. Lists are in no order
 at first; those of sums and products are then sorted. At last, a thread for each
-element of the result takes the writers' updates one after the other.
+element of the result, or for up to 16 bytes of neighbours with the same writers, takes the writers' updates
+one after the other.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.lines import beginning, rounded, value_of
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PLACED, Axis, merged, merged_axes
+from cudnn_actor.engines.cuda.plans.kernels import (
+    C_TYPES,
+    DIVISION,
+    PLACED,
+    Axis,
+    divided,
+    divisor,
+    merged,
+    merged_axes,
+)
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.operations.indexing import Gathering, Places, Scattering, ScatterReduction
 
@@ -87,23 +97,25 @@ class Walk(NamedTuple):
         """The arguments of `parameters`."""
         return (
             self.total,
-            *(size for size, _ in self.axes[1:]),
+            *(n for size, _ in self.axes[1:] for n in (size, divisor(size))),
             *(step for _, steps in self.axes for step in steps),
         )
 
     @property
     def parameters(self) -> str:
         """The parameters of a kernel that describe the places."""
-        names = [f"{self.letter}_count", *(f"{self.letter}{n}_size" for n in range(1, len(self.axes)))]
+        names = [f"{self.letter}_count"]
+        names += [f"{self.letter}{n}_{name}" for n in range(1, len(self.axes)) for name in ("size", "by")]
         names += [f"{self.letter}{n}_{name}" for n in range(len(self.axes)) for name in self.names]
         return ", ".join(f"long long {name}" for name in names)
 
     def at(self, number: str) -> str:
         """Statements that define where a place lies in each tensor: `x_at` for x."""
         letter, text = self.letter, [f"I {self.letter}_rest = (I){number};"]
-        for n in range(len(self.axes) - 1, 0, -1):
-            size = f"(I){letter}{n}_size"
-            text.append(f"const I {letter}{n} = {letter}_rest % {size}; {letter}_rest /= {size};")
+        text += [
+            divided(f"{letter}{n}", f"{letter}_rest", f"{letter}{n}_size", f"{letter}{n}_by")
+            for n in range(len(self.axes) - 1, 0, -1)
+        ]
         text.append(f"const I {letter}0 = {letter}_rest;")
         for name in self.names:
             parts = (f"{letter}{n} * (I){letter}{n}_{name}" for n in range(len(self.axes)))
@@ -115,7 +127,8 @@ class Walk(NamedTuple):
         number = f"{self.letter}_number"
         start = f"long long {number} = blockIdx.x * (long long)blockDim.x + threadIdx.x"
         step = f"{number} += (long long)gridDim.x * blockDim.x"
-        return f"for ({start}; {number} < {self.letter}_count; {step}) {{ {self.at(number)} {body} }}"
+        return f"""#pragma unroll 1
+    for ({start}; {number} < {self.letter}_count; {step}) {{ {self.at(number)} {body} }}"""
 
 
 def launcher(kernel: Any, count: int, arguments: tuple[Any, ...]) -> Callable[[Sequence[int]], None]:
@@ -160,7 +173,7 @@ def gather_source(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> 
     element = _MOVED[gather.nbytes]
     wide = gather.walk.span + sum(size * step for size, step in gather.selects) >= _FEW
     return f"""typedef {"long long" if wide else "int"} I;
-{PLACED}{_SIXTEEN}
+{PLACED}{DIVISION}{_SIXTEEN}
 extern "C" __global__ void gather(
     const {element}* __restrict__ x, const {C_TYPES[tensors[1].dtype]}* __restrict__ indices,
     {element}* __restrict__ y, {gather.walk.parameters}, {selection(len(gather.selects))}) {{
@@ -242,6 +255,8 @@ class _Scatter(NamedTuple):
         The step from index to index of a list.
     destinations
         How many there are.
+    together
+        How many neighbours among the elements have the same destination and lie side by side everywhere.
     """
 
     writers: Walk
@@ -250,6 +265,7 @@ class _Scatter(NamedTuple):
     selects: tuple[tuple[int, int], ...]
     component: int
     destinations: int
+    together: int
 
     @property
     def wide(self) -> bool:
@@ -277,6 +293,25 @@ def _scatter(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> _Sca
         updates.strides[own] if own is not None and apart else 0
         for own, apart in zip(places.own, whole, strict=True)
     ]
+    written = Walk.in_order("v", writers, written=[updates.strides[own] for own in places.of_indices])
+    elements = Walk.over("t", y.dims, y=y.strides, x=x.strides, d=steps, u=of_updates)
+    *slow, (size, last) = elements.axes
+    apart = [step for _, (*of, _, u) in slow for step in (*of, u)] + [step for _, (step,) in written.axes]
+    together = 1
+    if last == (1, 1, 0, 1):
+        counts = (nbytes // x.dtype.itemsize for nbytes in (16, 8, 4, 2))
+        alignment = math.gcd(x.alignment, updates.alignment, y.alignment)
+        fitting = (
+            count
+            for count in counts
+            if count > 1
+            and size % count == 0 == alignment % (count * x.dtype.itemsize)
+            and all(step % count == 0 for step in apart)
+        )
+        together = next(fitting, 1)
+        elements = elements._replace(
+            axes=(*slow, (size // together, tuple(step * together for step in last)))
+        )
     return _Scatter(
         writers=Walk.in_order(
             "w",
@@ -284,11 +319,12 @@ def _scatter(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> _Sca
             indices=indices.strides[: len(writers)],
             d=[own_steps.get(own, 0) for own in places.of_indices],
         ),
-        updates=Walk.in_order("v", writers, written=[updates.strides[own] for own in places.of_indices]),
-        elements=Walk.over("t", y.dims, y=y.strides, x=x.strides, d=steps, u=of_updates),
+        updates=written,
+        elements=elements,
         selects=tuple((x.dims[axis], steps[axis]) for axis in places.selected),
         component=indices.strides[-1] if places.stacked else 0,
         destinations=destinations,
+        together=together,
     )
 
 
@@ -352,22 +388,30 @@ def scatter_source(operation: Scattering[int], tensors: Sequence[GraphTensor]) -
     if not _takes_last(operation):
         found = "first[destinations + w_number] = exchanged(first + to, (I)w_number);"
     find = f"const I to = d_at + {selected(count)}; {found}"
-    update = "updates[u_at + written_at]"
+    update = "*(const Packed*)(updates + u_at + written_at)"
     if _takes_last(operation):
-        body = f"""{element} value = x[x_at];
+        body = f"""Packed pack;
         const I writer = first[d_at];
-        if (writer >= 0) {{ {scatter.updates.at("writer")} value = {update}; }}
-        y[y_at] = value;"""
+        if (writer >= 0) {{ {scatter.updates.at("writer")} pack = {update}; }}
+        else pack = *(const Packed*)(x + x_at);
+        *(Packed*)(y + y_at) = pack;"""
     else:
         combined = _COMBINED[operation.reduction]
-        stored = rounded(y, "value", exact=not y.dtype.is_floating)
-        body = f"""T value = {value_of(x, "x[x_at]")};
+        stored = rounded(y, "values[v]", exact=not y.dtype.is_floating)
+        each = f"for (int v = 0; v < {scatter.together}; ++v)"
+        body = f"""Packed pack = *(const Packed*)(x + x_at);
+        T values[{scatter.together}];
+        {each} values[v] = {value_of(x, "pack.of[v]")};
         for (I writer = first[d_at]; writer >= 0; writer = first[destinations + writer]) {{
             {scatter.updates.at("writer")}
-            const T other = {value_of(updates, update)};
-            value = {combined};
+            const Packed others = {update};
+            {each} {{
+                const T value = values[v], other = {value_of(updates, "others.of[v]")};
+                values[v] = {combined};
+            }}
         }}
-        y[y_at] = {stored};"""
+        {each} pack.of[v] = {stored};
+        *(Packed*)(y + y_at) = pack;"""
     start = 'extern "C" __global__ void'
     each = "long long d = blockIdx.x * (long long)blockDim.x + threadIdx.x; d < destinations;"
     each += " d += (long long)gridDim.x * blockDim.x"
@@ -377,6 +421,7 @@ def scatter_source(operation: Scattering[int], tensors: Sequence[GraphTensor]) -
 """
     elements = f"{scatter.elements.parameters}, {scatter.updates.parameters}"
     return f"""{beginning(x.dtype, wide=scatter.wide)}{PLACED}{_LISTS}
+typedef Pack<{element}, {scatter.together}> Packed;
 {start} fill({pointers}) {{
     for ({each}) first[d] = -1;
 }}

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cpu.rounding import integer_range
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, load, merged, store
+from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, DIVISION, PREAMBLE, load, merged, store
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import GraphTensor
 
@@ -206,7 +206,7 @@ def beginning(dtype: DType, *, wide: bool) -> str:
     other = DType.FLOAT32 if dtype.is_floating else DType.INT64
     number = C_TYPES[dtype if dtype in (DType.FLOAT64, DType.UINT64) else other]
     offset = "long long" if wide else "int"
-    return f"typedef {number} T;\ntypedef {offset} I;\n{PREAMBLE}{_COMMON}"
+    return f"typedef {number} T;\ntypedef {offset} I;\n{PREAMBLE}{DIVISION}{_COMMON}"
 
 
 def value_of(tensor: GraphTensor, element: str) -> str:

@@ -1,24 +1,28 @@
 """Padding on CUDA: one kernel that reads each element of the result from where it comes from.
 
-A thread writes up to 16 bytes of a result whose elements lie side by side. Where
-its elements are neighbours in x, too, it only copies them; elsewhere it maps each
-of them, axis by axis. Elements are moved as bits.
+Some threads beside each other have a row of the result, and find out once where it
+comes from. Each then writes up to four units of it, which it reads first. If the row is
+as it is in x, a unit has up to 16 bytes. Else its elements are mapped and read one by one,
+and it has at most 4 bytes, so that threads beside each other read neighbours. Elements
+are moved as bits.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PACK, PREAMBLE, store
+from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, DIVISION, PACK, PREAMBLE, divided, divisor, store
 from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pad
 
 __all__ = ["padding_kernel", "source"]
 
-_THREADS, _MOST_BLOCKS, _VECTOR = 256, 1 << 16, 16
+_THREADS, _MOST_BLOCKS = 256, 1 << 16
+_PACK_BYTES, _WORD = 16, 4
+_UNITS, _LEAST_BESIDE = 4, 8
+"""The most units that a thread has, and the fewest threads beside each other if a row has as many."""
 _SMALL = 1 << 31
 """Places below this fit into 32 bits."""
 
@@ -43,12 +47,55 @@ class _Axis(NamedTuple):
 
 
 class _Padding(NamedTuple):
-    """What the kernel is made of: the axes, slowest first, and where the first of x's elements lies."""
+    """What the kernel is made of.
+
+    Parameters
+    ----------
+    axes
+        The slowest first.
+    start
+        Where the first of x's elements lies.
+    together
+        The elements of a unit.
+    alike
+        Whether units are read at once.
+    wide
+        Whether places need 64 bits.
+    """
 
     axes: tuple[_Axis, ...]
     start: int
     together: int
+    alike: bool
     wide: bool
+
+    @property
+    def units(self) -> int:
+        """How many a row has."""
+        return self.axes[-1].size // self.together
+
+    @property
+    def beside(self) -> int:
+        """How many threads have a row, or a part of it."""
+        wanted = max(_LEAST_BESIDE, -(-self.units // _UNITS))
+        return min(_THREADS, 1 << (min(wanted, self.units) - 1).bit_length())
+
+    @property
+    def each(self) -> int:
+        """How many units a thread has."""
+        return min(_UNITS, -(-self.units // self.beside))
+
+    @property
+    def parts(self) -> int:
+        """How many a row is divided into."""
+        return -(-self.units // (self.beside * self.each))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The arguments: how many parts of rows, parts of a row, where x begins, and the axes."""
+        total = self.parts * math.prod(axis.size for axis in self.axes[:-1])
+        of_axes = (number for axis in self.axes for number in (*axis, divisor(axis.size)))
+        return (total, self.parts, divisor(self.parts), self.start, *of_axes)
 
 
 def padding_kernel(
@@ -58,16 +105,14 @@ def padding_kernel(
     del handle
     cupy = libraries().cupy
     kernel = cupy.RawModule(code=source(operation, tensors), options=("--std=c++17",)).get_function("pad")
-    found, y = _padding(operation, tensors), tensors[1]
-    count = math.prod(y.dims)
+    found, count = _padding(operation, tensors), math.prod(tensors[1].dims)
     value = float(operation.value) if isinstance(operation, Pad) else 0.0
-    arguments = [cupy.float64(value), count, found.start]
-    arguments += [number for axis in found.axes for number in axis]
-    grid = (min(-(-count // (_THREADS * found.together)), _MOST_BLOCKS),)
+    total, *numbers = found.numbers
+    grid = (min(-(-total * found.beside // _THREADS), _MOST_BLOCKS),)
 
     def launch(addresses: Sequence[int]) -> None:
         if count:
-            kernel(grid, (_THREADS,), (*addresses, *arguments))
+            kernel(grid, (_THREADS,), (*addresses, cupy.float64(value), total, *numbers))
 
     return launch
 
@@ -75,77 +120,86 @@ def padding_kernel(
 def source(operation: Pad[int] | BorderPad[int], tensors: Sequence[GraphTensor]) -> str:
     """The kernel in CUDA C++. It depends on the mode, the dtype, the axes that are padded, and the layout."""
     found = _padding(operation, tensors)
-    dtype = tensors[0].dtype
-    names = _Axis._fields
+    dtype, axis = tensors[0].dtype, found.axes[-1]
     last = len(found.axes) - 1
-    ranks = range(len(found.axes))
-    parameters = "".join(f", const long long {name}{n}" for n in ranks for name in names)
-    places = [f"I i{n} = rest % (I)size{n}; rest /= (I)size{n};" for n in reversed(ranks[1:])]
+    parameters = "".join(
+        f", const long long {name}{n}" for n in range(last + 1) for name in (*_Axis._fields, "by")
+    )
     mode = "constant" if isinstance(operation, Pad) else str(operation.mode)
+    places = [divided(f"i{n}", "rest", f"size{n}", f"by{n}") for n in reversed(range(1, last))]
 
-    def mapped(n: int) -> str:
+    def mapped(n: int, place: str) -> str:
         if not found.axes[n].padded:
-            return f"i{n}"
-        return f"{mode}(i{n} - (I)before{n}, (I)of{n}, (I)gap{n})"
+            return place
+        return f"{_map(mode, found.axes[n])}<I>({place} - (I)before{n}, (I)of{n}, (I)gap{n})"
 
+    fills = isinstance(operation, Pad)
+    checked = "inside &= m >= 0; " if fills else ""
     row = [
-        f"{{ const I m = {mapped(n)}; inside &= m >= 0; base += m * (I)from_step{n}; }}" for n in ranks[:-1]
+        f"{{ const I m = {mapped(n, f'i{n}')}; {checked}base += m * (I)from_step{n};"
+        f" at += i{n} * (I)step{n}; }}"
+        for n in range(last)
     ]
-    carries = ""
-    for n in ranks[:-1]:
-        carries = f"++i{n};" if not n else f"if (++i{n} == (I)size{n}) {{ i{n} = 0; {carries} }}"
-    axis = found.axes[last]
-    return f"""{PREAMBLE}{PACK}{_MAPS}
+    if found.alike:
+        read = "if (there) pack = inside ? *(const P*)(x + (base + i)) : filled;"
+    else:
+        read = f"""#pragma unroll
+                for (int v = 0; v < {found.together}; ++v) {{
+                    const I m = {mapped(last, "(i + v)")};
+                    const bool read = there{" && inside && m >= 0" if fills else ""};
+                    pack.of[v] = read ? x[base + m * (I)from_step{last}] : filling;
+                }}"""
+    place = f"at + i * (I)step{last}" if axis.step != 1 else "at + i"
+    return f"""{PREAMBLE}{PACK}{DIVISION}{_MAPS}
 typedef {"long long" if found.wide else "int"} I;
 typedef {C_TYPES[dtype]} T;
 typedef Pack<T, {found.together}> P;
+constexpr int BESIDE = {found.beside}, EACH = {found.each};
 extern "C" __global__ void pad(
-    const T* x, T* y, const double value, const long long count, const long long start{parameters}
+    const T* x, T* y, const double value, const long long total, const long long parts,
+    const long long parts_by, const long long start{parameters}
 ) {{
     const T filling = (T){store(dtype, "value")};
-    const long long threads = (long long)gridDim.x * blockDim.x;
+    P filled;
+    for (int v = 0; v < {found.together}; ++v) filled.of[v] = filling;
+    const int rows = blockDim.x / BESIDE;
+    #pragma unroll 1
     for (
-        long long first = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * {found.together};
-        first < count; first += threads * {found.together}
+        long long number = blockIdx.x * (long long)rows + threadIdx.x / BESIDE; number < total;
+        number += (long long)gridDim.x * rows
     ) {{
-        I rest = (I)first;
+        I rest = (I)number;
+        {divided("part", "rest", "parts", "parts_by")}
         {" ".join(places)}
-        I i0 = rest;
-        bool inside;
-        I base;
-        const auto find = [&] {{
-            inside = true;
-            base = (I)start;
-            {" ".join(row)}
-        }};
-        find();
-        P pack;
-        const I from = i{last} - (I)before{last};
-        if ({found.together} > 1 && {str(axis.gap == 1 and axis.from_step == 1).lower()} && inside
-            && from >= 0 && from + {found.together} <= (I)of{last}) {{
-            const T* source = x + base + from;
-            if ((unsigned long long)source % sizeof(P) == 0) pack = *(const P*)source;
-            else for (int v = 0; v < {found.together}; ++v) pack.of[v] = source[v];
-        }} else for (int v = 0; v < {found.together}; ++v) {{
-            if (first + v == count) break;
-            const I m = {mapped(last)};
-            pack.of[v] = inside && m >= 0 ? x[base + m * (I)from_step{last}] : filling;
-            if ({found.together} > 1 && ++i{last} == (I)size{last}) {{ i{last} = 0; {carries} find(); }}
+        {"const I i0 = rest;" if last else ""}
+        {"bool" if fills else "constexpr bool"} inside = true;
+        I base = (I)start, at = 0;
+        {" ".join(row)}
+        const I first = part * (BESIDE * EACH) + (I)(threadIdx.x % BESIDE);
+        P packs[EACH];
+        #pragma unroll
+        for (int k = 0; k < EACH; ++k) {{
+            const I i = (first + k * BESIDE) * {found.together};
+            const bool there = i < (I)size{last};
+            P& pack = packs[k];
+            {read}
         }}
-        {_stored(found)}
+        #pragma unroll
+        for (int k = 0; k < EACH; ++k) {{
+            const I i = (first + k * BESIDE) * {found.together};
+            if (i < (I)size{last}) *(P*)(y + ({place})) = packs[k];
+        }}
     }}
 }}
 """
 
 
-def _stored(found: _Padding) -> str:
-    """The statements that write what a thread has."""
-    if found.together == 1:
-        place = " + ".join(f"i{n} * (I)step{n}" for n in range(len(found.axes)))
-        return f"y[{place}] = pack.of[0];"
-    together = found.together
-    rest = f"for (int v = 0; v < {together} && first + v < count; ++v) y[first + v] = pack.of[v];"
-    return f"if (first + {together} <= count) *(P*)(y + first) = pack; else {rest}"
+def _map(mode: str, axis: _Axis) -> str:
+    """The name of the function in C that says where an element comes from."""
+    if mode == "constant":
+        return mode if axis.gap == 1 else "spaced"
+    around = max(axis.before, axis.size - axis.before - axis.of)
+    return mode if mode == "edge" or around >= axis.of else f"near_{mode}"
 
 
 def _padding(operation: Pad[int] | BorderPad[int], tensors: Sequence[GraphTensor]) -> _Padding:
@@ -169,36 +223,38 @@ def _padding(operation: Pad[int] | BorderPad[int], tensors: Sequence[GraphTensor
         else:
             axes.append(axis)
     axes = axes or [_Axis(1, 1, 1, 1)]
-    packed = axes[-1].step == 1 and all(
-        outer.step == axis.size * axis.step for outer, axis in itertools.pairwise(axes)
-    )
-    together = _VECTOR // y.dtype.itemsize if packed and y.alignment % _VECTOR == 0 else 1
+    last, apart = axes[-1], [axis.step for axis in axes[:-1]]
+    alike = last.step == last.from_step == 1 and not last.padded
+    if alike:
+        apart += [start, *(axis.from_step for axis in axes[:-1])]
+    alignment = math.gcd(x.alignment, y.alignment) if alike else y.alignment
+    most = _PACK_BYTES if alike else _WORD
+    together = max(most // y.dtype.itemsize, 1) if last.step == 1 else 1
+    while together > 1 and (
+        alignment % (together * y.dtype.itemsize) or any(step % together for step in (last.size, *apart))
+    ):
+        together //= 2
     spans = sum((axis.of - 1) * abs(axis.from_step) for axis in axes), sum(a.size * a.step for a in axes)
-    wide = max(math.prod(y.dims) + _VECTOR, *spans) >= _SMALL
-    return _Padding(tuple(axes), start, min(together, 8), wide)
+    behind = _THREADS * _UNITS * _PACK_BYTES  # the last of a row's parts may be shorter
+    wide = max(math.prod(y.dims), *spans) + behind >= _SMALL
+    return _Padding(tuple(axes), start, together, alike, wide)
 
 
 _MAPS = """
 // Where an element comes from, by its place after the first of x's; -1 for one that is filled in.
-template <class I> __device__ __forceinline__ I constant(I i, I n, I gap) {
-    if (gap == 1) return i < n ? (i < 0 ? -1 : i) : -1;
-    return i < 0 || i % gap || i / gap >= n ? -1 : i / gap;
-}
-template <class I> __device__ __forceinline__ I wrap(I i, I n, I) {
-    if (0 <= i && i < n) return i;
+#define MAP template <class I> __device__ __forceinline__ I
+MAP constant(I i, I n, I) { return i < 0 || i >= n ? -1 : i; }
+MAP spaced(I i, I n, I gap) { return i < 0 || i % gap || i / gap >= n ? -1 : i / gap; }
+MAP edge(I i, I n, I) { return min(max(i, (I)0), n - 1); }
+// If x has as many elements as there are around it.
+MAP near_wrap(I i, I n, I) { return i < 0 ? i + n : i < n ? i : i - n; }
+MAP near_symmetric(I i, I n, I) { return i < 0 ? -1 - i : i < n ? i : 2 * n - 1 - i; }
+MAP near_reflect(I i, I n, I) { return i < 0 ? -i : i < n ? i : 2 * n - 2 - i; }
+// If not.
+MAP wrap(I i, I n, I) {
     i %= n;
     return i < 0 ? i + n : i;
 }
-template <class I> __device__ __forceinline__ I edge(I i, I n, I) { return i < 0 ? 0 : i < n ? i : n - 1; }
-template <class I> __device__ __forceinline__ I symmetric(I i, I n, I) {
-    if (0 <= i && i < n) return i;
-    i = wrap<I>(i, 2 * n, 1);
-    return i < n ? i : 2 * n - 1 - i;
-}
-template <class I> __device__ __forceinline__ I reflect(I i, I n, I) {
-    if (0 <= i && i < n) return i;
-    if (n == 1) return 0;
-    i = wrap<I>(i, 2 * n - 2, 1);
-    return i < n ? i : 2 * n - 2 - i;
-}
+MAP symmetric(I i, I n, I) { return near_symmetric<I>(wrap<I>(i, 2 * n, 1), n, 1); }
+MAP reflect(I i, I n, I) { return n == 1 ? 0 : near_reflect<I>(wrap<I>(i, 2 * n - 2, 1), n, 1); }
 """

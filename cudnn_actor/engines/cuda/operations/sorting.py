@@ -15,6 +15,7 @@ from typing import Any
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.indexing import Walk
 from cudnn_actor.engines.cuda.operations.lines import compiled
+from cudnn_actor.engines.cuda.plans.kernels import DIVISION
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import GraphTensor, TopK
 
@@ -90,6 +91,7 @@ def top_k_source(operation: TopK[int], tensors: Sequence[GraphTensor]) -> str:
     with_indices = len(tensors) > 2
     return _SOURCE.format(
         offset="long long" if _is_wide(tensors) else "int",
+        division=DIVISION,
         key="unsigned long long" if bits > 32 else "unsigned int",
         stored=stored,
         bits=bits,
@@ -120,6 +122,7 @@ def _ordered(dtype: DType, bits: int) -> str:
 
 
 _SOURCE = """typedef {offset} I;
+{division}
 typedef {key} Key;
 typedef {stored} Stored;
 __device__ __forceinline__ Key key_of(Stored raw_bits) {{

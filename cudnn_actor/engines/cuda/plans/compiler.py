@@ -14,18 +14,13 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.base import StickyError
-from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.plans.composition import compose, largest, scratch_bytes
 from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, is_depthwise
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.fusing import compile_fused
-from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, check_whole, names_of
-from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
-from cudnn_actor.engines.cuda.plans.loading import load, loaded
+from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, check_whole
 from cudnn_actor.engines.cuda.plans.partition import Cut, cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import GraphStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.plans.splitting import MOST_FORMS, compile_split, is_elementwise, ways
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
@@ -94,18 +89,17 @@ def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> Cud
     last = "cuDNN has no plan for it"
     reasons: list[str] = []
     try:
-        for found in possible_plans(graph, context.handle, limit, reasons, context.kernels):
+        for found in possible_plans(graph, context.handle, limit, reasons):
             plan = found.instead_of(reasons)
+            context.trying(plan.tag)
             try:
                 check = check or SelfCheck(graph, context)
             except MemoryError:
-                if _has_bytes(plan):
-                    continue  # unchecked, only a plan compiled for itself is used
                 log.warning(
                     "plan.unchecked", plan=plan.tag, reason="the device has no room for its self-check"
                 )
                 return CudaPlan(msgspec.structs.replace(plan.recipe, checked=False), plan.graphs)
-            plan, fault = _checked(plan, check)
+            fault = check.fault(plan)
             if fault is None:
                 return plan
             log.info("plan.discarded", plan=plan.tag, reason=fault)
@@ -117,49 +111,19 @@ def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> Cud
     raise Refused(last)
 
 
-def _checked(plan: CudaPlan, check: SelfCheck) -> tuple[CudaPlan, str | None]:
-    """A plan, and what is wrong with it.
-
-    A plan built with a cache of kernels is loaded from its bytes before, so that what is checked is what the
-    plan store and other processes get: the bytes have the arguments of the graph that the kernel was compiled
-    for, which cuDNN has to update when it runs the plan.
-    """
-    try:
-        plan = loaded(plan, partial(load, context=check.context))
-    except Exception as error:
-        known = translate(error)
-        if isinstance(known, StickyError):
-            raise known from error
-        return plan, f"cuDNN does not load it: {known}"
-    return plan, check.fault(plan)
-
-
-def _has_bytes(plan: CudaPlan) -> bool:
-    """Whether it was built with a cache of kernels."""
-    return any(isinstance(step, GraphStep) and step.plan for step in plan.recipe.steps)
-
-
 def possible_plans(
-    graph: OperationGraph,
-    handle: Any,
-    limit: int | None,
-    refusals: list[str] | None = None,
-    kernels: KernelCaches | None = None,
+    graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str] | None = None
 ) -> Iterator[CudaPlan]:
     """Every plan for a graph, each built when the iterator reaches it: in one piece first, then in steps.
 
     Pointwise operations, perhaps with gathers and the like before them, reductions and the like with such
     around them, and depthwise convolutions with such behind them are one kernel of our own, which comes
     first; so do convolutions of few channels with channels of zeros. Appends the reasons why there are no
-    others to `refusals`. With `kernels`, the plan of cuDNN's first candidate may come twice: with the kernel
-    of a similar graph, then compiled for itself.
-
-    Raises `Refused`, with cuDNN's reason, if there is no plan at all.
+    others to `refusals`. Raises `Refused`, with cuDNN's reason, if there is no plan at all.
     """
     refusals = [] if refusals is None else refusals
     found = False
-    whole = _in_one_piece(graph, handle, limit, refusals, kernels)
-    steps = _in_steps(graph, handle, limit)
+    whole, steps = _in_one_piece(graph, handle, limit, refusals), _in_steps(graph, handle, limit)
     if is_elementwise(graph):
         makes = itertools.chain(steps, whole)
     else:
@@ -192,44 +156,28 @@ def _of_our_own(graph: OperationGraph, handle: Any, limit: int | None) -> Iterat
 
 
 def _in_one_piece(
-    graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str], kernels: KernelCaches | None
+    graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str]
 ) -> Iterator[_Make]:
-    """The graph as a single cuDNN graph: each of cuDNN's candidates, in cuDNN's order, its fallbacks last."""
+    """The graph as a single cuDNN graph: each of cuDNN's candidates, in cuDNN's order, its fallbacks last.
+
+    Asking for fallbacks takes most of the time, and they are seldom needed.
+    """
     done, refusal = 0, ""
-    for fallbacks in (True,) if kernels is None else (False, True):
+    for fallbacks in (False, True):
         try:
             check_whole(graph)
             lowered = candidates(graph, handle, limit, fallbacks=fallbacks)
         except Refused as error:
             refusal = str(error)
             continue
-        if kernels is not None and not done and (similar := _similar(graph, lowered, handle, limit, kernels)):
-            yield partial(_whole, graph, similar, limit, 0, keeps=True)
         count = lowered.get_execution_plan_count()
         if count > done:
             yield partial(_whole, graph, lowered, limit, done)
         for index in range(done + 1, count):
-            yield partial(compile_whole, graph, handle, limit, index)
+            yield partial(compile_whole, graph, handle, limit, index, fallbacks=fallbacks)
         done = count
     if not done:
         refusals.append(refusal)
-
-
-def _similar(
-    graph: OperationGraph, lowered: Any, handle: Any, limit: int | None, kernels: KernelCaches
-) -> Any:
-    """The graph with a cache of kernels; None if its candidates would not be those that it has without."""
-    cache = kernels.cache(graph)
-    if cache is None:
-        return None
-    try:
-        similar = candidates(graph, handle, limit, fallbacks=False, cache=cache)
-        if names_of(similar) == names_of(lowered):
-            return similar
-    except Refused:
-        pass
-    kernels.exclude(graph)
-    return None
 
 
 def _in_steps(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[_Make]:
@@ -240,17 +188,17 @@ def _in_steps(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator
             yield partial(compile_split, graph, handle, limit, form, choice)
 
 
-def compile_whole(graph: OperationGraph, handle: Any, limit: int | None, candidate: int) -> CudaPlan:
-    """The graph as a single cuDNN graph, built with the candidate of that index. Raises `Refused`."""
-    return _whole(graph, candidates(graph, handle, limit), limit, candidate)
-
-
-def _whole(
-    graph: OperationGraph, lowered: Any, limit: int | None, candidate: int, *, keeps: bool = False
+def compile_whole(
+    graph: OperationGraph, handle: Any, limit: int | None, candidate: int, *, fallbacks: bool = True
 ) -> CudaPlan:
-    """`keeps`: the step has the plan's bytes, too."""
+    """The graph as a single cuDNN graph, built with the candidate of that index. Raises `Refused`.
+
+    `fallbacks`: whether that may be one of cuDNN's fallbacks.
+    """
+    return _whole(graph, candidates(graph, handle, limit, fallbacks=fallbacks), limit, candidate)
+
+
+def _whole(graph: OperationGraph, lowered: Any, limit: int | None, candidate: int) -> CudaPlan:
     build_candidate(graph, lowered, candidate)
     step = graph_step(graph, lowered, given_sources(graph))
-    if keeps:
-        step = msgspec.structs.replace(step, plan=bytes(lowered.serialize(as_bytes=True)))
     return finish(graph, [step], [lowered], 0, limit)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
 
 import msgspec
 
-from cudnn_actor.engines.base import EngineFailure, Plan
+from cudnn_actor.engines.base import EngineFailure, Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cuda.library.failures import mind_own_captures, reported
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.compiler import compile_plan
 from cudnn_actor.engines.cuda.plans.journal import Journal
-from cudnn_actor.engines.cuda.plans.kernel_caches import kernel_caches
 from cudnn_actor.engines.cuda.plans.loading import load, loaded
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import GraphStep, OperationStep, Recipe
@@ -57,7 +56,7 @@ class CudaBuilder:
         device.use()
         mind_own_captures()
         stream = cupy.cuda.Stream(non_blocking=True)
-        self._context = BuildContext(cudnn.create_handle(), stream, self._journal, kernel_caches())
+        self._context = BuildContext(cudnn.create_handle(), stream, self._journal)
         cudnn.set_stream(self._context.handle, stream.ptr)
         name = loaded.runtime.getDeviceProperties(self._ordinal)["name"].decode()
         self.fingerprint = (
@@ -81,17 +80,17 @@ class CudaBuilder:
         """Does nothing: a cuDNN call cannot be interrupted."""
 
     @reported
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:
+    def build(
+        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+    ) -> CudaPlan:
         """See `compile_plan`. The engine allocates the workspace."""
-        return compile_plan(graph, self.context, workspace_limit)
+        tried = itertools.count()
+        context = self.context._replace(trying=lambda tag: progress(next(tried), 0, tag))
+        return compile_plan(graph, context, workspace_limit)
 
     @reported
     def tune(
-        self,
-        graph: OperationGraph,
-        *,
-        workspace_limit: int | None,
-        progress: Callable[[int, int, str], None],
+        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback
     ) -> CudaPlan:
         """Measure all plans on the device and return the fastest. Blocks for seconds. Raises as `build`."""
         return tune(graph, self.context, workspace_limit, progress)
@@ -127,5 +126,4 @@ class CudaBuilder:
                 kind, launchers = step.operation.kind, IMPLEMENTATIONS[type(step.operation)].launchers
                 if step.launcher not in launchers:
                     raise EngineFailure("BAD_PLAN", f"{kind} has no launcher {step.launcher!r}")
-        nothing = tuple(None for step in recipe.steps if isinstance(step, GraphStep))
-        return loaded(CudaPlan(recipe, nothing), lambda data: load(data, self.context))
+        return loaded(recipe, lambda data: load(data, self.context))

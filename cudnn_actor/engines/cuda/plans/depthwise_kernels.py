@@ -82,6 +82,12 @@ class Line(NamedTuple):
         found = {self.offset(place, tap) for place in range(places) for tap in range(self.taps)}
         return sorted(offset for offset in found if offset is not None)
 
+    @property
+    def reach(self) -> int:
+        """How far the first and the last tap of one result are apart. It may have none."""
+        found = self.offsets(1)
+        return found[-1] - found[0] if found else 0
+
 
 class Depthwise(msgspec.Struct, frozen=True, dict=True):
     """A kernel as data.
@@ -217,9 +223,7 @@ class Depthwise(msgspec.Struct, frozen=True, dict=True):
             blocks = math.prod(-(-all_ // some) for all_, some in zip(self.groups, spread, strict=True))
             work = math.prod(spread) * self.tile.rows * self.tile.columns * math.prod(self.w[2:]) / 128
             sizes = zip(self.lines, spread, (self.tile.rows, self.tile.columns), strict=True)
-            read = math.prod(
-                line.offsets(1)[-1] - line.offsets(1)[0] + some * own for line, some, own in sizes
-            )
+            read = math.prod(line.reach + some * own for line, some, own in sizes)
             return blocks * (work + read / 32)
 
         choices = ((min(most // n, down), n) for n in range(1, min(most, across) + 1))

@@ -19,7 +19,9 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.comparison import Accuracy, Compared, some, suspected
 from cudnn_actor.engines.cuda.plans.kernels import Kernel, Leaf, elementwise
+from cudnn_actor.engines.cuda.plans.self_check_memory import drawn
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, MatMul, TensorRole
@@ -34,12 +36,10 @@ __all__ = [
     "place_of",
     "result_magnitudes",
     "sampled",
-    "sampling_step",
 ]
 
 _MOST_ELEMENTS, _COPIES = 1 << 30, 10
 """The most elements of all tensors together, and how often they may lie on the device as double at once."""
-_MOST_COMPARED = 1 << 20
 _MOST_PLACES, _LEAST_PLACES = 1 << 12, 16
 """How many places of each dim of a result are evaluated where all of them are too much."""
 _FEW_ELEMENTS = 1 << 17
@@ -105,9 +105,11 @@ class OnDevice:
     """The most steps that are evaluated, as `Operation.work` counts them."""
 
     @staticmethod
-    def place(drawn: np.ndarray) -> Array:
-        """Whole numbers as float64. Given as bytes, they take an eighth of the time to copy."""
-        return libraries().cupy.asarray(drawn).astype(np.float64)
+    def draw(dims: tuple[int, ...], seed: int) -> Array:
+        """Random whole numbers from -3 to 4, as float64."""
+        return drawn(dims, seed)
+
+    compared = staticmethod(suspected)
 
     @staticmethod
     def store(values: Array, tensor: GraphTensor, address: int) -> None:
@@ -155,9 +157,15 @@ class OnHost:
     most_work = OnDevice.most_work
 
     @staticmethod
-    def place(drawn: np.ndarray) -> Array:
-        """Whole numbers as float64."""
-        return drawn.astype(np.float64)
+    def draw(dims: tuple[int, ...], seed: int) -> Array:
+        """Random whole numbers from -3 to 4, as float64."""
+        return np.random.default_rng(seed).integers(-3, 5, dims).astype(np.float64)
+
+    @staticmethod
+    def compared(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
+        """Evenly spaced elements."""
+        del accuracy
+        return some(wanted, got)
 
     @classmethod
     def store(cls, values: Array, tensor: GraphTensor, address: int) -> None:
@@ -235,13 +243,16 @@ class EvaluatedReference:
         return _elements_of(part) <= room
 
     def compare(
-        self, address: Callable[[int], int], scalars: Sequence[float]
-    ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """(wanted, got) of each result, as float64, at evenly spaced elements. Blocks.
+        self,
+        address: Callable[[int], int],
+        scalars: Sequence[float],
+        accuracy: Callable[[int], Accuracy],
+    ) -> dict[int, Compared]:
+        """What to compare of each result. Blocks.
 
         What reads a result is evaluated for the result as it was stored: rounded to the other side of 0, it
         would be compared with what follows from another sign.
-        `address` locates each bound tensor. Raises CuPy's `OutOfMemoryError`.
+        `address` locates each bound tensor; `accuracy` is that of a result. Raises CuPy's `OutOfMemoryError`.
         """
         graph, place = self._part, self._place
         values = graph.given_values(place.xp, scalars)
@@ -255,7 +266,7 @@ class EvaluatedReference:
                     tensor = graph.tensor(uid)
                     if tensor.role is TensorRole.BOUND:
                         values[uid] = self._load(uid, address)
-                        compared[uid] = _both(result, values[uid])
+                        compared[uid] = place.compared(result, values[uid], accuracy(uid))
                     else:
                         values[uid] = place.rounded(result, tensor)
         return compared
@@ -280,7 +291,7 @@ def result_magnitudes(
     `load` gives an input's values.
     """
     values, moved = graph.given_values(place.xp, scalars), dict[int, Array]()
-    numbers = np.random.default_rng(0)
+    seeds = itertools.count()
     found = {}
     with np.errstate(all="ignore"):
         for operation in graph.operations:
@@ -296,7 +307,7 @@ def result_magnitudes(
                     continue
                 by: Array = others[uid] - result
                 if uid in magnitudes:
-                    signs = place.place(2 * numbers.integers(0, 2, result.shape, np.int8) - 1)
+                    signs = place.xp.where(place.draw(result.shape, next(seeds)) > 0, 1.0, -1.0)
                     by = by + signs * magnitudes[uid] * _MOVED
                 moved[uid] = values[uid] + by
                 found[uid] = float(place.xp.sqrt((by * by).mean())) / _MOVED
@@ -377,19 +388,3 @@ def _is_more(graph: OperationGraph, work: int, elements: int) -> bool:
     specs = ({name: graph.tensor(uid).spec for name, uid in op.named()} for op in graph.operations)
     steps = sum(op.work(given) for op, given in zip(graph.operations, specs, strict=True))
     return steps > work or _elements_of(graph) > elements
-
-
-def _both(wanted: Array, got: Array) -> tuple[np.ndarray, np.ndarray]:
-    step = sampling_step(got.size)
-    first, second = (_on_host(array.ravel()[::step]).astype(np.float64) for array in (wanted, got))
-    return first, second
-
-
-def _on_host(array: Array) -> np.ndarray:
-    return array if isinstance(array, np.ndarray) else np.asarray(libraries().cupy.asnumpy(array))
-
-
-def sampling_step(count: int) -> int:
-    """The distance of the elements compared. It has no common divisor with a dim: places in rows vary."""
-    least = max(1, count // _MOST_COMPARED)
-    return next(step for step in itertools.count(least) if math.gcd(step, count) == 1)

@@ -35,24 +35,19 @@ class AbsentDevice(NamedTuple):
 
 
 def candidates(
-    graph: OperationGraph,
-    handle: Any,
-    workspace_limit: int | None,
-    *,
-    fallbacks: bool = True,
-    cache: Any = None,
+    graph: OperationGraph, handle: Any, workspace_limit: int | None, *, fallbacks: bool = True
 ) -> Any:
     """The frontend's graph with its ranked candidates, none of them built yet. Blocks for milliseconds.
 
     `handle` may be an `AbsentDevice`. cuDNN's fallbacks come after the others, and take three times as long
-    to ask for. `cache` is one of cuDNN's kernel caches: candidates are then those whose kernels it can keep.
+    to ask for.
 
     Raises `Refused` if cuDNN cannot represent the graph or has no candidate for it.
     """
     cudnn = libraries().cudnn
     modes = [cudnn.heur_mode.A] + [cudnn.heur_mode.FALLBACK] * fallbacks
     try:
-        lowered = _lower(graph, handle, cache)
+        lowered = _lower(graph, handle)
         lowered.validate()
         lowered.build_operation_graph()
         lowered.create_execution_plans(modes)
@@ -70,7 +65,7 @@ def names_of(lowered: Any) -> list[str]:
     return [lowered.get_plan_name_at_index(index) for index in range(lowered.get_execution_plan_count())]
 
 
-def _lower(graph: OperationGraph, handle: Any, cache: Any) -> Any:
+def _lower(graph: OperationGraph, handle: Any) -> Any:
     """The graph in the frontend's terms. Raises `Refused`."""
     cudnn = libraries().cudnn
     pygraph = cudnn.pygraph(
@@ -78,7 +73,6 @@ def _lower(graph: OperationGraph, handle: Any, cache: Any) -> Any:
         intermediate_data_type=cudnn.data_type.FLOAT,
         compute_data_type=cudnn.data_type.FLOAT,
         **(handle._asdict() if isinstance(handle, AbsentDevice) else {"handle": handle}),
-        **({} if cache is None else {"is_dynamic_shape_enabled": True, "kernel_cache": cache}),
     )
     frontend_graph = FrontendGraph(graph, pygraph)
     for operation in graph.operations:
@@ -115,9 +109,10 @@ def check_whole(graph: OperationGraph) -> None:
     """Raise `Refused` for a graph that must not run as a single graph of cuDNN's, even where it accepts it.
 
     cuDNN computes wrong results or reads out of bounds for a convolution of bytes in a layout that it does
-    not document as supported, for operands that must be computed first, or that are overwritten. Its
-    frontend's attention changes the shape of the tensor of keys, so that queries of the same tensor are read
-    wrongly.
+    not document as supported, for operands that must be computed first, or that are overwritten. Behind a
+    convolution it is wrong for operands that differ between samples but not between pixels (9.19, bfloat16).
+    Its frontend's attention changes the shape of the tensor of keys, so that queries of the same tensor are
+    read wrongly.
     """
     overwritten = {tensor.overwrites for tensor in graph.tensors}
     for operation in graph.operations:
@@ -126,12 +121,22 @@ def check_whole(graph: OperationGraph) -> None:
             raise Refused(f"cuDNN's {operation.kind} may still read what a result overwrites")
         if computed_first(graph, operation):
             raise Refused(f"cuDNN's {operation.kind} needs operands that are computed first")
+        if isinstance(operation, Convolution) and _has_operand_of_samples(graph, operation.writes[0]):
+            raise Refused("behind a convolution, cuDNN takes values of other samples than each sample's own")
         reads = operation.reads
         if not isinstance(operation, Pointwise) and len(set(reads)) < len(reads):
             raise Refused(f"cuDNN's {operation.kind} needs a tensor for each of its operands")
         tensors = [graph.tensor(uid) for uid in (*operation.reads, *operation.writes)]
         if isinstance(operation, Convolution) and not takes_bytes(tensors):
             raise Refused("cuDNN supports only one 8-bit type: int8, in NHWC, with a multiple of 4 channels")
+
+
+def _has_operand_of_samples(graph: OperationGraph, result: int) -> bool:
+    """Whether an operand behind a convolution differs between samples, but not between pixels or channels."""
+    dims = graph.tensor(result).dims
+    read = {uid for op in graph.operations if isinstance(op, Pointwise) for uid in op.reads}
+    shapes = [graph.tensor(uid).dims for uid in read - graph.written]
+    return any(len(shape) == len(dims) and shape != dims and shape[0] > 1 for shape in shapes)
 
 
 def _statistics_in_place(graph: OperationGraph, operation: Node) -> set[int]:

@@ -1,7 +1,7 @@
-"""Several elementwise kernels in one launch: each has blocks of its own.
+"""Several elementwise kernels in one launch: each block does a part of each.
 
-For kernels that neither read nor overwrite what another one writes. The source depends on their sources and
-their number.
+So what they read or write side by side, or both read, is in the caches at the same time. For kernels that
+neither read nor overwrite what another one writes. The source depends on their sources and their number.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.kernels import PACK, THREADS, Elementwise, Source, blocks, preamble
+from cudnn_actor.engines.cuda.plans.kernels import DIVISION, PACK, THREADS, Elementwise, Source, preamble
 
 __all__ = ["JoinedKernel", "joined_source", "launches"]
 
 _MOST_BYTES = 4096
 """Of a launch's arguments."""
+_MANY_BLOCKS = 2048
+"""As many keep a GPU busy; if there are more, each does as much as four at most."""
 
 
 def launches(kernels: Sequence[Elementwise]) -> Iterator[range]:
@@ -37,40 +39,45 @@ class JoinedKernel:
         code = joined_source(kernels)
         self._function = libraries().cupy.RawKernel(code, "joined", options=("--std=c++17", "--fmad=false"))
         self._function.compile()
-        self._ends = list(itertools.accumulate(map(blocks, kernels)))
+        self._grid = (_blocks(kernels),)
+        self._shares = [-(-kernel.geometry[0] // max(self._grid[0], 1)) for kernel in kernels]
         self._geometries = [kernel.geometry for kernel in kernels]
         self._pointers = [len(kernel.strides) for kernel in kernels]
 
     def launch(self, pointers: Sequence[int], _: Sequence[float]) -> None:
         """Enqueue a run. `pointers`: those of each kernel, one after the other."""
-        if not self._ends[-1]:
+        if not self._grid[0]:
             return
         given = iter(pointers)
-        arguments = list(self._ends)
+        arguments = self._shares[:]
         for count, geometry in zip(self._pointers, self._geometries, strict=True):
             arguments += [*itertools.islice(given, count), *geometry]
-        self._function((self._ends[-1],), (THREADS,), arguments)
+        self._function(self._grid, (THREADS,), arguments)
+
+
+def _blocks(kernels: Sequence[Elementwise]) -> int:
+    """How many blocks there are: enough for the largest kernel; none if there are no elements."""
+    places = max(-(-kernel.geometry[0] // kernel.unrolled) + kernel.rest for kernel in kernels)
+    needed = -(-places // THREADS)
+    return max(min(needed, _MANY_BLOCKS), -(-needed // 4))
 
 
 def joined_source(kernels: Sequence[Elementwise]) -> str:
     """The kernel in CUDA C++."""
     found: dict[str, str] = {}
-    arguments = [f"long long end{n}" for n in range(len(kernels))]
-    branches = []
+    arguments = [f"long long share{n}" for n in range(len(kernels))]
+    calls = []
     for n, kernel in enumerate(kernels):
         own = Source(kernel)
         name = found.setdefault(own.function("Part"), f"Part{len(found)}")
         named = [f"{argument}_{n}" for argument in own.arguments()]
         arguments += named
         passed = ", ".join(argument.rpartition(" ")[2] for argument in named)
-        start = f"end{n - 1}" if n else "0"
-        branches.append(
-            f"if (block < end{n}) return {name}::run("
-            f"(block - {start}) * blockDim.x + threadIdx.x, (end{n} - {start}) * blockDim.x, {passed});"
-        )
-    body = "\n    ".join(branches)
+        last = f"min((block + 1) * share{n}, count_{n})"
+        calls.append(f"{name}::run(block * share{n} + threadIdx.x, blockDim.x, {last}, {passed});")
+    body = "\n    ".join(calls)
     functions = "".join(text.replace("struct Part ", f"struct {name} ") for text, name in found.items())
-    return f"""{preamble()}{PACK}{functions}
+    return f"""{preamble()}{PACK}{DIVISION}{functions}
 extern "C" __global__ void joined({", ".join(arguments)}) {{
     const long long block = blockIdx.x;
     {body}

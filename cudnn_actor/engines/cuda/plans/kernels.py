@@ -42,6 +42,7 @@ __all__ += [
     "Tabled",
     "Value",
     "blocks",
+    "copied",
     "elementwise",
     "expression",
     "formula",
@@ -51,11 +52,15 @@ __all__ += [
     "merged",
     "merged_axes",
 ]
-__all__ += ["PACK", "PLACED", "preamble", "source", "store", "value_type"]
+__all__ += ["DIVISION", "PACK", "PLACED", "divided", "divisor", "preamble", "source", "store", "value_type"]
 
 THREADS, _MOST_BLOCKS = 256, 1 << 16
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
 """The most bytes of one access, and the most elements that a thread computes together."""
+_FEW_STEPS = 4
+"""Of a body, if its values for several places are to fit into the registers."""
+_WORDS = {2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}
+"""What neighbours of so many bytes are copied as."""
 _SMALL = 1 << 31
 """Offsets below this fit into 32 bits."""
 
@@ -147,6 +152,33 @@ __device__ __forceinline__ long long placed(long long index, long long size) {
     return index < 0 ? 0 : index < size ? index : size - 1;
 }
 """
+
+
+DIVISION = """
+// n / size. Of 32 bits, and not below 0: by the host's `divisor`, a factor and, above it, a shift.
+__device__ __forceinline__ int over(int n, long long, long long by) {
+    return (int)((unsigned long long)(unsigned)n * (unsigned)by >> (by >> 32));
+}
+__device__ __forceinline__ long long over(long long n, long long size, long long) { return n / size; }
+"""
+
+
+def divisor(size: int) -> int:
+    """A factor and a shift by which `over` divides numbers from 0 to 2**31 by a size from 1 on.
+
+    That is exact: T. Granlund, P. Montgomery, "Division by invariant integers using multiplication", PLDI
+    1994, theorem 4.2.
+    """
+    size = min(max(size, 1), _SMALL)  # larger ones only divide numbers of 64 bits
+    shift = 31 + (size - 1).bit_length()
+    return -(-(1 << shift) // size) | shift << 32
+
+
+def divided(name: str, rest: str, size: str, by: str, times: int = 1) -> str:
+    """Statements that define `name` as `times` as much as `rest` modulo `size`, and divide `rest` by it."""
+    modulo = f"{rest} - {name}_over * (I){size}"
+    modulo = f"({modulo}) * {times}" if times > 1 else modulo
+    return f"const I {name}_over = over({rest}, {size}, {by}), {name} = {modulo}; {rest} = {name}_over;"
 
 
 class Leaf(msgspec.Struct, frozen=True, tag="leaf"):
@@ -287,6 +319,26 @@ class Elementwise(msgspec.Struct, frozen=True):
         return self.dims[-1] % self.together > 0
 
     @property
+    def unrolled(self) -> int:
+        """How often a thread reads before it stores: so often that it has 16 bytes under way."""
+        if len(self.body) > _FEW_STEPS or any(leaf.selects for leaf in self.leaves()):
+            return 1
+        least = min(result.dtype.itemsize for result in self.results)
+        return max(1, _PACK_BYTES // (least * self.together))
+
+    @property
+    def wide(self) -> bool:
+        """Whether offsets need 64 bits."""
+        spans = [
+            sum((size - 1) * abs(step) for size, step in zip(self.dims, steps, strict=True))
+            for steps in self.strides
+        ]
+        for leaf in self.leaves():
+            selected = sum((select.size - 1) * abs(select.step) for select in leaf.selects)
+            spans[len(self.results) + leaf.number] += leaf.offset + selected
+        return max(math.prod(self.dims), *spans) >= _SMALL
+
+    @property
     def geometry(self) -> tuple[int, ...]:
         """The kernel's arguments behind the pointers: sizes, in neighbours, and strides."""
         *slow, last = self.dims
@@ -294,7 +346,7 @@ class Elementwise(msgspec.Struct, frozen=True):
         return (
             math.prod(sizes),
             *((last,) if self.rest else ()),
-            *sizes[1:],
+            *(number for size in sizes[1:] for number in (size, divisor(size))),
             *(step for steps in self.strides for step in steps),
             *(select.step for leaf in self.leaves() for select in leaf.selects),
             *(select.size for leaf in self.leaves() for select in leaf.selects if _is_read(select)),
@@ -413,6 +465,34 @@ def _together(kernel: Elementwise, alignments: Sequence[int]) -> int:
     return next((count for count in (8, 4, 2) if count <= most and fits(count)), 1)
 
 
+def copied(
+    dtypes: tuple[DType, DType],
+    dims: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    alignments: Sequence[int],
+) -> Elementwise:
+    """A copy, perhaps converted. `dtypes`, `strides` and `alignments` are the result's, then the operand's.
+
+    Bits are copied as words of up to 8 bytes.
+    """
+    to, of = dtypes
+    axes = merged(dims, strides)
+    if axes and of is to and set(axes[-1][1]) == {1}:
+        *slow, (size, last) = axes
+        apart = [size, *(step for _, steps in slow for step in steps)]
+        words = (
+            (nbytes // of.itemsize, word)
+            for nbytes, word in reversed(_WORDS.items())
+            if nbytes > of.itemsize and all(alignment % nbytes == 0 for alignment in alignments)
+        )
+        fitting = (pair for pair in words if all(step % pair[0] == 0 for step in apart))
+        count, word = next(fitting, (1, of))
+        axes = [*((n, tuple(step // count for step in steps)) for n, steps in slow), (size // count, last)]
+        of = to = word
+        dims, strides = [n for n, _ in axes], [[steps[t] for _, steps in axes] for t in range(2)]
+    return fused([Result(Leaf(0, of), to)], [], dims, strides, alignments)
+
+
 def merged(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Axis]:
     """Axes of more than one element, each with its size and its stride in every tensor.
 
@@ -462,7 +542,8 @@ class Kernel:
 
 def blocks(description: Elementwise) -> int:
     """How many blocks of threads a kernel is launched with: none if there are no elements."""
-    return min(-(-(description.geometry[0] + description.rest) // THREADS), _MOST_BLOCKS)
+    places = -(-description.geometry[0] // description.unrolled) + description.rest
+    return min(-(-places // THREADS), _MOST_BLOCKS)
 
 
 def source(description: Elementwise) -> str:
@@ -478,32 +559,23 @@ class Source:
         self._rank, self._together = len(kernel.dims), kernel.together
         self._stored = [result.dtype for result in kernel.results]
         self._read = kernel.leaves()
-        # Whether offsets need 64 bits.
-        spans = [
-            sum((size - 1) * abs(step) for size, step in zip(kernel.dims, steps, strict=True))
-            for steps in kernel.strides
-        ]
-        for leaf in self._read:
-            selected = sum((select.size - 1) * abs(select.step) for select in leaf.selects)
-            spans[len(self._stored) + leaf.number] += leaf.offset + selected
-        self._wide = max(math.prod(kernel.dims), *spans) >= _SMALL
 
     def text(self) -> str:
         """The kernel alone."""
-        packs = PACK if self._together > 1 else ""
+        packs = PACK if self._together > 1 or self._kernel.unrolled > 1 else ""
         placed = PLACED if any(_is_read(select) for leaf in self._read for select in leaf.selects) else ""
-        return f"""{preamble()}{packs}{placed}
+        return f"""{preamble()}{packs}{placed}{DIVISION}
 typedef {self._index()} I;
 extern "C" __global__ void elementwise({", ".join(self.arguments())}) {{
-    const long long stride = (long long)gridDim.x * blockDim.x;
+    const long long stride = (long long)gridDim.x * blockDim.x, last = count;
     const long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     {self._loop()}
 }}
 """
 
     def function(self, name: str) -> str:
-        """A function of the device that does the kernel's work in so many threads, one of which calls it."""
-        arguments = ["const long long first", "const long long stride", *self.arguments()]
+        """A function of the device that does the kernel's work from a place to another, at so many steps."""
+        arguments = [f"const long long {given}" for given in ("first", "stride", "last")] + self.arguments()
         return f"""
 struct {name} {{
     typedef {self._index()} I;
@@ -521,7 +593,7 @@ struct {name} {{
         arguments += [f"const int* table{number}" for number in range(len(self._kernel.tables))]
         tensors = len(self._kernel.strides)
         arguments += ["long long count", *(["long long all"] if self._kernel.rest else [])]
-        arguments += [f"long long d{axis}" for axis in range(1, rank)]
+        arguments += [f"long long {name}{axis}" for axis in range(1, rank) for name in ("d", "by")]
         arguments += [f"long long s{i}_{axis}" for i in range(tensors) for axis in range(rank)]
         selects = [(leaf, n, select) for leaf in self._read for n, select in enumerate(leaf.selects)]
         arguments += [f"long long step{leaf.number}_{n}" for leaf, n, _ in selects]
@@ -529,37 +601,68 @@ struct {name} {{
         return arguments + [f"double scalar{number}" for number in self._kernel.scalars()]
 
     def _index(self) -> str:
-        return "long long" if self._wide else "int"
+        return "long long" if self._kernel.wide else "int"
+
+    def _number(self) -> str:
+        """The type of a place's number: one of 32 bits does not overflow, since 2**31 are too many."""
+        return "long long" if self._kernel.wide else "unsigned"
 
     def _loop(self) -> str:
-        return f"""for (long long i = first; i < count; i += stride) {{
-        {self._body(self._together)}
-    }}
+        several = self._kernel.unrolled > 1
+        return f"""{self._several() if several else self._each()}
     {self._of_the_rest() if self._kernel.rest else ""}"""
 
+    def _each(self) -> str:
+        number = self._number()
+        return f"""#pragma unroll 1
+    for ({number} i = ({number})first; i < ({number})last; i += ({number})stride) {{
+        {self._body(self._together)}
+    }}"""
+
+    def _several(self) -> str:
+        """The loop of a thread that reads several times before it stores."""
+        count, number = self._kernel.unrolled, self._number()
+        results = [(i, f"Pack<{C_TYPES[dtype]}, {self._together}>") for i, dtype in enumerate(self._stored)]
+        kept = " ".join(f"{pack} r{i}s[{count}]; I at{i}s[{count}];" for i, pack in results)
+        stored = " ".join(f"*({pack}*)&out{i}[at{i}s[u]] = r{i}s[u];" for i, pack in results)
+        ends = " ".join(f"r{i}s[u] = r{i}; at{i}s[u] = {self._place(i)};" for i, _ in results)
+        return f"""const {number} end = ({number})last, step = ({number})stride;
+    #pragma unroll 1
+    for ({number} begin = ({number})first; begin < end; begin += step * {count}) {{
+        {kept}
+        #pragma unroll
+        for (int u = 0; u < {count}; ++u) {{
+        const {number} i = min(begin + u * step, end - 1);
+        {self._body(self._together, ends)}
+        }}
+        #pragma unroll
+        for (int u = 0; u < {count}; ++u) if (begin + u * step < end) {{ {stored} }}
+    }}"""
+
     def _of_the_rest(self) -> str:
-        return f"""if (first == count % stride) for (long long i = count * {self._together}; i < all; ++i) {{
+        return f"""if (first == 0) for (long long i = count * {self._together}; i < all; ++i) {{
         {self._body(1)}
     }}"""
 
-    def _body(self, together: int) -> str:
-        """The statements for so many neighbours, of the number `i`."""
+    def _body(self, together: int, ends: str = "") -> str:
+        """The statements for so many neighbours, of the number `i`. `ends`: those that keep the results."""
         rank = self._rank
         places = [
-            f"const I i{axis} = rest % (I)d{axis}; rest /= (I)d{axis};" for axis in range(rank - 1, 0, -1)
+            divided(f"i{axis}", "rest", f"d{axis}", f"by{axis}", together if axis == rank - 1 else 1)
+            for axis in range(rank - 1, 0, -1)
         ]
-        places = ["I rest = (I)i;", *places, "const I i0 = rest;"]
-        if together > 1:
-            place = 1 if rank > 1 else -1
-            places[place] = places[place].replace(";", f" * {together};", 1)
-        before, inside, after = self._accesses(together)
-        block = "\n            ".join([*inside, *self._computed(together)])
-        if together > 1:
+        times = f" * {together}" if together > 1 and rank == 1 else ""
+        places = ["I rest = (I)i;", *places, f"const I i0 = rest{times};"]
+        before, inside, after = self._accesses(together, packed=bool(ends))
+        block = "\n            ".join([*inside, *self._computed(together, packed=bool(ends))])
+        if ends:
+            after = [ends]
+        if together > 1 or ends:
             loop = f"#pragma unroll\n        for (int v = 0; v < {together}; ++v)"
             block = f"{loop} {{\n            {block}\n        }}"
         return "\n        ".join([*places, *before, block, *after])
 
-    def _accesses(self, together: int) -> tuple[list[str], list[str], list[str]]:
+    def _accesses(self, together: int, *, packed: bool) -> tuple[list[str], list[str], list[str]]:
         """Statements before the neighbours are computed, for each of them, and behind."""
         before: list[str] = []
         inside: list[str] = []
@@ -589,14 +692,14 @@ struct {name} {{
             self._elements.append(place)
             to = before if alike and not step else inside
             to.append(f"const {value_type(leaf.dtype)} v{i} = {load(leaf.dtype, place)};")
-        if together > 1:
+        if together > 1 or packed:
             for i, dtype in enumerate(self._stored):
                 pack = f"Pack<{C_TYPES[dtype]}, {together}>"
                 before.append(f"{pack} r{i};")
                 after.append(f"*({pack}*)&out{i}[{self._place(i)}] = r{i};")
         return before, inside, after
 
-    def _computed(self, together: int) -> list[str]:
+    def _computed(self, together: int, *, packed: bool) -> list[str]:
         """The statements that compute an element of each result."""
         steps: list[str] = []
         known: dict[int, tuple[str, str]] = {}
@@ -608,7 +711,7 @@ struct {name} {{
                 stored = self._elements[value.number]
             else:
                 stored = store(result.dtype, formula(value, steps, known=known))
-            target = f"r{i}.of[v]" if together > 1 else f"out{i}[{self._place(i)}]"
+            target = f"r{i}.of[v]" if together > 1 or packed else f"out{i}[{self._place(i)}]"
             steps.append(f"{target} = {stored};")
         return steps
 

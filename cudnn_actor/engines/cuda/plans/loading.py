@@ -9,22 +9,21 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import GraphStep
+from cudnn_actor.engines.cuda.plans.recipe import GraphStep, Recipe
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext
 
 __all__ = ["load", "loaded"]
 
 
-def loaded(plan: CudaPlan, load: Callable[[bytes], Any]) -> CudaPlan:
-    """The plan with the graphs that `load` makes of its steps' bytes, where these have some.
+def loaded(recipe: Recipe, load: Callable[[bytes], Any]) -> CudaPlan:
+    """The plan of a recipe, with the graphs that `load` makes of its steps' bytes.
 
     Steps of equal bytes share a graph.
     """
     load_once = functools.cache(load)
-    steps = (step for step in plan.recipe.steps if isinstance(step, GraphStep))
-    pairs = zip(steps, plan.graphs, strict=True)
-    graphs = tuple(load_once(step.plan) if step.plan else graph for step, graph in pairs)
-    return CudaPlan(plan.recipe, graphs)
+    return CudaPlan(
+        recipe, tuple(load_once(step.plan) for step in recipe.steps if isinstance(step, GraphStep))
+    )
 
 
 def load(data: bytes, context: BuildContext) -> Any:

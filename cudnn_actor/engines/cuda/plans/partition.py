@@ -316,7 +316,7 @@ class _Partition:
                 continue
             if not isinstance(draft.anchor, _WITH_EPILOGUE):
                 continue
-            if isinstance(draft.anchor, MatMul) and operation.mode in _SLOW_BEHIND_PRODUCTS:
+            if operation.mode in _SLOW_EPILOGUES and not draft.own:
                 continue
             groups = {t: None for t in inside.values() if isinstance(t, _Group)}
             trees = [group for group in groups if group.along is None and not group.gathers]
@@ -571,5 +571,9 @@ cuDNN took as long as both kernels, or twice as long (9.19, H200, bfloat16, NHWC
 _RUNNING = ("running_mean", "running_variance")
 _WRITE_ANYHOW = (Attention, AttentionBackward, MatMul)
 """Operations that write rows of a result anywhere."""
-_SLOW_BEHIND_PRODUCTS = frozenset({PointwiseMode.SIGMOID})
-"""A product took four times as long with it (9.19, H200, bfloat16), more than both kernels."""
+_SLOW_EPILOGUES = frozenset({PointwiseMode.SIGMOID})
+"""What takes longer in cuDNN's graph, behind a product or a convolution, than as a kernel behind it.
+
+It took twice as long as both kernels. Of the others, erf and GELU took as long or a little longer, and all
+others less (9.19, H200, bfloat16; `benchmarks.epilogues`).
+"""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.comparison import Accuracy, Compared, suspected
 from cudnn_actor.engines.cuda.plans.kernels import (
     C_TYPES,
     Constant,
@@ -57,13 +58,17 @@ class References:
         self._each = [Reference(graph, result) for result in graph.results]
 
     def compare(
-        self, address: Callable[[int], int], scalars: Sequence[float]
-    ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """(wanted, got) of each result: see `Reference.compare`."""
-        compared: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for reference in self._each:
-            compared |= reference.compare(address, scalars)
-        return compared
+        self,
+        address: Callable[[int], int],
+        scalars: Sequence[float],
+        accuracy: Callable[[int], Accuracy],
+    ) -> dict[int, Compared]:
+        """What to compare of each result. Blocks.
+
+        `address` locates each bound tensor; `accuracy` is that of a result.
+        """
+        computed = {reference.result: reference.compute(address, scalars) for reference in self._each}
+        return {uid: suspected(wanted, got, accuracy(uid)) for uid, (wanted, got) in computed.items()}
 
 
 class Reference:
@@ -120,10 +125,8 @@ class Reference:
         gradient = self._shapes()[2].dims
         return gradient[0] * math.prod(gradient[2:])
 
-    def compare(
-        self, address: Callable[[int], int], scalars: Sequence[float]
-    ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """(wanted, got) of the result, as float64 at the sampled elements. Blocks.
+    def compute(self, address: Callable[[int], int], scalars: Sequence[float]) -> Any:
+        """Two arrays on the device, (wanted, got) of the result, as float64 at the sampled elements.
 
         `address` locates each bound tensor.
         """
@@ -134,8 +137,7 @@ class Reference:
         geometry = cupy.asarray(np.array(self._numbers(), np.int64))
         arguments = (both, self.samples, geometry, address(self.result), *pointers, *numbers)
         self._kernel((self.samples,), (_THREADS,), arguments)
-        wanted, got = cupy.asnumpy(both)
-        return {self.result: (wanted, got)}
+        return both
 
     # The kernel.
 
@@ -149,11 +151,11 @@ class Reference:
         writer = next((op for op in self._graph.operations if uid in op.writes), None)
         tensor = self._graph.tensor(uid)
         if isinstance(writer, Pointwise):
-            # All in double, and not rounded in between, but to integers.
+            # All in double, and not rounded in between, but to integers. The result itself is not rounded.
             own = self._graph.compute(writer)
             compute = DType.FLOAT64 if own.is_floating else own
             operands = tuple(self._node(uid) for uid in writer.operands)
-            whole = not tensor.dtype.is_floating
+            whole = uid != self.result and not tensor.dtype.is_floating
             self._body.append(expression(writer, operands, compute, tensor.dtype, used=whole))
             return Earlier(len(self._body) - 1)
         if writer is not None:

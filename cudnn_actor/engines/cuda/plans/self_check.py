@@ -12,6 +12,7 @@ them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,12 +20,11 @@ import numpy as np
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import EngineFailure, StickyError
-from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.comparison import Accuracy, Compared, difference
 from cudnn_actor.engines.cuda.plans.evaluated_reference import EvaluatedReference, place_of
 from cudnn_actor.engines.cuda.plans.journal import Journal
-from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.reference import Reference, References
@@ -33,7 +33,7 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.tensor import TensorSpec
 
-__all__ = ["BuildContext", "SelfCheck", "difference"]
+__all__ = ["BuildContext", "SelfCheck"]
 
 log = Log("cudnn_actor")
 V = TypeVar("V")
@@ -48,33 +48,14 @@ class BuildContext(NamedTuple):
         A cuDNN handle, and the CuPy stream set on it.
     journal
         Where checks are recorded.
-    kernels
-        Kernels of plans built before; None to compile each plan's own.
+    trying
+        Called with the tag of each plan that a build tries.
     """
 
     handle: Any
     stream: Any
     journal: Journal = Journal(None)
-    kernels: KernelCaches | None = None
-
-
-class _Tolerance(NamedTuple):
-    own: float
-    """Relative to the value itself: its rounding."""
-    sums: float
-    """Relative to the root mean square of all values, which is as large as if their terms did not cancel: the
-    error of transforms such as Winograd's."""
-    underflow: float
-    """Absolute: the smallest number, or the smallest normal one where subnormal ones may become zero."""
-
-
-_TOLERANCES = {
-    DType.FLOAT64: _Tolerance(1e-12, 1e-11, 2.0**-1022),
-    DType.FLOAT32: _Tolerance(1e-5, 1e-4, 2.0**-126),
-    DType.FLOAT16: _Tolerance(2**-9, 4e-3, 2.0**-24),
-    DType.BFLOAT16: _Tolerance(2**-6, 4e-3, 2.0**-126),
-}
-_LARGEST_HALF = 65504.0
+    trying: Callable[[str], None] = lambda _: None
 
 
 class SelfCheck:
@@ -137,11 +118,11 @@ class SelfCheck:
 
     def _put_samples(self) -> None:
         """Give the graph's inputs the values that its operations ask for."""
-        graph, place, numbers = self._graph, place_of(self._graph), np.random.default_rng(0)
+        graph, place = self._graph, place_of(self._graph)
+        seeds = itertools.count(len(graph.bound))  # those below are the tensors' own
 
         def draw(spec: TensorSpec) -> Any:
-            # As bytes, a large tensor takes a twentieth of the time.
-            return place.place(numbers.integers(-3, 5, spec.dims, np.int8))
+            return place.draw(spec.dims, next(seeds))
 
         with np.errstate(all="ignore"):
             for uid, values in graph.samples(place.xp, draw).items():
@@ -218,25 +199,29 @@ class SelfCheck:
         return next(iter(self._faults({uid: compared[uid] for uid in suspected}, magnitudes).values()), None)
 
     def _faults(
-        self, compared: Mapping[int, tuple[np.ndarray, np.ndarray]], magnitudes: Mapping[int, float] = {}
+        self, compared: Mapping[int, Compared], magnitudes: Mapping[int, float] = {}
     ) -> dict[int, str]:
         """How results differ, of those that do."""
-        slack = max(operation.slack for operation in self._graph.operations)
         found = {
-            uid: difference(wanted, got, self._accuracy(uid), slack, magnitudes.get(uid, 0.0))
+            uid: difference(wanted, got, self._accuracy(uid), magnitudes.get(uid, 0.0))
             for uid, (wanted, got) in compared.items()
         }
         return {uid: fault for uid, fault in found.items() if fault is not None}
 
-    def _accuracy(self, uid: int) -> DType:
-        """The dtype whose accuracy a result has: float32 if some of the graph is computed in that."""
-        dtype = self._graph.tensor(uid).dtype
-        single = any(self._graph.compute(operation) is DType.FLOAT32 for operation in self._graph.operations)
-        return DType.FLOAT32 if dtype is DType.FLOAT64 and single else dtype
+    def _accuracy(self, uid: int) -> Accuracy:
+        """How accurate a result is: as float32 if some of the graph is computed in that."""
+        graph = self._graph
+        dtype = graph.tensor(uid).dtype
+        if dtype is DType.FLOAT64 and any(graph.compute(op) is DType.FLOAT32 for op in graph.operations):
+            dtype = DType.FLOAT32
+        return Accuracy(dtype, max(operation.slack for operation in graph.operations))
 
-    def _compare(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """(wanted, got) of each result; empty if there is no reference, or no room for one."""
-        return self._computed(self._reference.compare) if self._reference is not None else {}
+    def _compare(self) -> dict[int, Compared]:
+        """What to compare of each result; empty if there is no reference, or no room for one."""
+        reference = self._reference
+        if reference is None:
+            return {}
+        return self._computed(lambda address, scalars: reference.compare(address, scalars, self._accuracy))
 
     def _magnitudes(self) -> dict[int, float]:
         """How large results are if their terms do not cancel, as far as that is known."""
@@ -249,38 +234,3 @@ class SelfCheck:
         except libraries().cupy.cuda.memory.OutOfMemoryError:
             log.warning("plan.unchecked", reason="no room on the device to compute what it should compute")
             return {}
-
-
-def difference(
-    wanted: np.ndarray, got: np.ndarray, dtype: DType, slack: float = 1.0, magnitude: float = 0.0
-) -> str | None:
-    """How a result differs from the wanted one by more than rounding explains; None if it does not.
-
-    `slack` is `Operation.slack`; `magnitude` how large the result would be if its terms did not cancel.
-    """
-    if dtype is DType.BOOL:
-        wanted = wanted != 0
-    elif not dtype.is_floating:
-        wanted = np.clip(np.where(np.isnan(wanted), 0, wanted), *integer_range(dtype.numpy))
-    if dtype is DType.FLOAT16:
-        finite = np.abs(wanted) < _LARGEST_HALF
-        wanted, got = wanted[finite], got[finite]
-    if not len(wanted):
-        return None
-    if dtype.is_floating:
-        own, sums, underflow = _TOLERANCES[dtype]
-        finite = np.isfinite(wanted)
-        scale = float(np.sqrt(np.mean(np.square(wanted[finite])))) if finite.any() else 0.0
-        scale = max(scale, magnitude)
-        allowed = np.where(finite, own * np.abs(wanted) + slack * sums * scale + underflow, -1.0)
-    else:  # rounding to a whole number, and float32 rounding before that; but int64 positions are exact
-        exact = dtype in (DType.INT64, DType.UINT64, DType.BOOL)
-        allowed = 0.5 + 1e-3 + (2.0**-52 if exact else 1e-6) * np.abs(wanted)
-    with np.errstate(invalid="ignore"):
-        wrong = ~(np.abs(got - wanted) <= allowed)
-    wrong &= (got != wanted) & ~(np.isnan(got) & np.isnan(wanted))
-    if not wrong.any():
-        return None
-    first = int(np.argmax(wrong))
-    share = float(np.mean(wrong))
-    return f"{share:.1%} of its results are wrong: it computes {got[first]:g} instead of {wanted[first]:g}"

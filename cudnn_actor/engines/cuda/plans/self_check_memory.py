@@ -8,16 +8,17 @@ time of a service's first answer on a new machine.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from cudnn_actor.engines.cpu.evaluation import round_into
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, load, store
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import GraphTensor
 
-__all__ = ["CheckedTensor", "Findings", "Guarded"]
+__all__ = ["CheckedTensor", "Findings", "Guarded", "drawn", "enqueue"]
 
 _GUARD_BYTES = 4096 + 256
 """CuPy aligns memory to 512 bytes; this offset aligns a tensor to 256 bytes only, as a buffer may be."""
@@ -81,8 +82,7 @@ class Guarded:
 
     def add_up(self, sum_: int) -> None:
         """Enqueue adding a checksum of the bytes between the guards to the uint64 at that address."""
-        arguments = (self.pointer, self.nbytes, sum_)
-        _kernel("checksum")(_grid(self.nbytes), (_THREADS,), arguments)
+        enqueue("checksum", self.nbytes, (self.pointer, self.nbytes, sum_))
 
     def check(self, findings: Findings) -> None:
         """Enqueue a check that sets a flag if a guard byte has changed."""
@@ -106,8 +106,7 @@ class CheckedTensor(Guarded):
         """Restore the initial values and the guards."""
         self.guard()
         dtype = self._tensor.dtype
-        count = self.nbytes // dtype.itemsize
-        _kernel(f"fill_{dtype}")(_grid(count), (_THREADS,), (self.pointer, count, self._seed))
+        _draw(self.pointer, dtype, self.nbytes // dtype.itemsize, self._seed)
 
     def look_for_nan(self, findings: Findings) -> None:
         """Enqueue a check that sets a flag if any element is NaN. Gaps between elements are ignored."""
@@ -117,8 +116,32 @@ class CheckedTensor(Guarded):
         missing = _RANK - len(tensor.dims)
         dims, strides = (1,) * missing + tuple(tensor.dims), (0,) * missing + tuple(tensor.strides)
         count = int(np.prod(dims, dtype=np.int64))
-        arguments = (self.pointer, count, *dims[1:], *strides, findings.nan)
-        _kernel(f"nan_{tensor.dtype}")(_grid(count), (_THREADS,), arguments)
+        size, (infinity,) = tensor.dtype.itemsize, _bits([np.inf], tensor.dtype)
+        enqueue("find_nan", count, (self.pointer, size, infinity, count, *dims[1:], *strides, findings.nan))
+
+
+def drawn(dims: tuple[int, ...], seed: int) -> Any:
+    """A new array of float64 with the numbers that a packed `CheckedTensor` of that seed has."""
+    values = libraries().cupy.empty(dims, np.float64)
+    _draw(values, DType.FLOAT64, values.size, seed)
+    return values
+
+
+def _draw(into: Any, dtype: DType, count: int, seed: int) -> None:
+    enqueue("fill", count, (into, dtype.itemsize, *_bits(range(-3, 5), dtype), count, seed))
+
+
+def _bits(numbers: Sequence[float], dtype: DType) -> list[int]:
+    """The bits of a dtype's elements, as int64."""
+    elements = np.empty(len(numbers), dtype.numpy)
+    round_into(np.array(numbers, np.float64), dtype, elements)
+    bits: list[int] = elements.view(f"u{dtype.itemsize}").astype(np.uint64).view(np.int64).tolist()
+    return bits
+
+
+def enqueue(kernel: str, count: int, arguments: tuple[Any, ...]) -> None:
+    """Enqueue one of the kernels for so many elements."""
+    _kernel(kernel)(_grid(count), (_THREADS,), arguments)
 
 
 def _set(address: int, value: int, nbytes: int) -> None:
@@ -142,12 +165,17 @@ def _module() -> Any:
 
 
 def source() -> str:
-    """The kernels in CUDA C++, for every element type."""
-    kernels = [_fill(dtype) for dtype in C_TYPES]
-    kernels += [_nan(dtype) for dtype in C_TYPES if dtype.is_floating]
-    return "\n".join([PREAMBLE, _GUARDS, _CHECKSUM, *kernels])
+    """The kernels in CUDA C++. They treat elements as bits, so that one serves every dtype of a size."""
+    return "\n".join([_ADD, _GUARDS, _CHECKSUM, _COMPARISON, _FILL, _find_nan()])
 
 
+_ADD = """
+// To add up in each warp first is faster: additions to one address wait for each other.
+template <class T> __device__ __forceinline__ void add(T* sum, T part) {
+    for (int apart = 16; apart; apart /= 2) part += __shfl_xor_sync(0xffffffffu, part, apart);
+    if (threadIdx.x % 32 == 0) atomicAdd(sum, part);
+}
+"""
 _GUARDS = """
 extern "C" __global__ void guards(
     const unsigned char* before, const unsigned char* behind, long long guard, unsigned int* strayed) {
@@ -161,36 +189,63 @@ extern "C" __global__ void checksum(const unsigned char* bytes, long long count,
     unsigned long long part = 0;
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step)
         part += (bytes[i] + 1ull) * ((i + 1) * 0x9e3779b97f4a7c15ull | 1);
-    atomicAdd(sum, part);
+    add(sum, part);
 }
 """
-_LOOP = """
-    long long step = (long long)gridDim.x * blockDim.x;
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step)"""
-
-
-def _fill(dtype: DType) -> str:
-    # A multiplicative hash scatters the numbers: neighbours differ, whatever the strides are.
-    return f"""
-extern "C" __global__ void fill_{dtype}({C_TYPES[dtype]}* out, long long count, long long seed) {{{_LOOP} {{
+_COMPARISON = """
+extern "C" __global__ void squares(const double* values, long long count, long long stride, double* found) {
+    const long long step = (long long)gridDim.x * blockDim.x;
+    double sum = 0;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step)
+        sum += values[i * stride] * values[i * stride];
+    add(found, sum);
+}
+// Behind the sum of the squares: 1 if an element is not below the limit, or differs by more than is allowed.
+extern "C" __global__ void apart(
+    const double* wanted, const double* got, long long count, long long stride, double own, double sums,
+    double underflow, double limit, double* found) {
+    const long long step = (long long)gridDim.x * blockDim.x;
+    const double rest = sums * sqrt(found[0] / count) + underflow;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
+        const double size = fabs(wanted[i * stride]), error = fabs(got[i * stride] - wanted[i * stride]);
+        if (!(size < limit && error <= own * size + rest)) found[1] = 1;
+    }
+}
+"""
+# A multiplicative hash scatters the numbers: neighbours differ, whatever the strides are.
+_FILL = """
+extern "C" __global__ void fill(
+    void* out, long long size, long long n0, long long n1, long long n2, long long n3, long long n4,
+    long long n5, long long n6, long long n7, long long count, long long seed) {
+    const long long numbers[8] = {n0, n1, n2, n3, n4, n5, n6, n7};
+    const long long step = (long long)gridDim.x * blockDim.x;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
         unsigned int bits = (unsigned int)i * 2654435761u ^ (unsigned int)seed * 2246822519u;
         bits = (bits ^ bits >> 15) * 3266489917u;
-        double value = (int)(bits >> 29) - 3;
-        out[i] = {store(dtype, "value")};
-    }}
-}}"""
+        const long long number = numbers[bits >> 29];
+        if (size == 1) ((unsigned char*)out)[i] = (unsigned char)number;
+        else if (size == 2) ((unsigned short*)out)[i] = (unsigned short)number;
+        else if (size == 4) ((unsigned int*)out)[i] = (unsigned int)number;
+        else ((long long*)out)[i] = number;
+    }
+}
+"""
 
 
-def _nan(dtype: DType) -> str:
+def _find_nan() -> str:
     dims = "".join(f", long long d{axis}" for axis in range(1, _RANK))
     strides = "".join(f", long long s{axis}" for axis in range(_RANK))
     decode = " ".join(f"at += rest % d{axis} * s{axis}; rest /= d{axis};" for axis in range(_RANK - 1, 0, -1))
     return f"""
-extern "C" __global__ void nan_{dtype}(
-    const {C_TYPES[dtype]}* in, long long count{dims}{strides}, unsigned int* nan) {{{_LOOP} {{
+extern "C" __global__ void find_nan(
+    const void* in, long long size, long long infinity, long long count{dims}{strides}, unsigned int* nan) {{
+    const long long step = (long long)gridDim.x * blockDim.x;
+    const unsigned long long magnitude = ~0ull >> (65 - 8 * size);
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {{
         long long rest = i, at = 0;
         {decode} at += rest * s0;
-        double value = {load(dtype, "in[at]")};
-        if (value != value) *nan = 1;
+        const unsigned long long bits = size == 2 ? ((const unsigned short*)in)[at]
+            : size == 4 ? ((const unsigned int*)in)[at] : ((const unsigned long long*)in)[at];
+        if ((bits & magnitude) > infinity) *nan = 1;
     }}
 }}"""

@@ -19,17 +19,12 @@ import msgspec
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
-from cudnn_actor.engines.cuda.plans.bodies import Body
+from cudnn_actor.engines.cuda.plans.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, computed_first, takes_bytes
 from cudnn_actor.engines.cuda.plans.indexed_reads import is_indexed_read
 from cudnn_actor.engines.cuda.plans.joined_kernels import launches
-from cudnn_actor.engines.cuda.plans.kernels import (
-    Leaf,
-    Result,
-    elementwise,
-    fused,
-)
+from cudnn_actor.engines.cuda.plans.kernels import Result, copied, elementwise, fused
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import (
     Buffer,
@@ -358,7 +353,7 @@ class _Splitter:
         for tensor in stored:
             if tensor.uid not in self._sources:
                 self._sources[tensor.uid] = self._take(tensor)
-        copied = self._copied(operations)
+        copied = self._copied(operations, uids)
         if copied is not None:
             (result,) = stored
             self._copy(copied, self._sources[copied.uid], result, self._sources[result.uid])
@@ -380,14 +375,30 @@ class _Splitter:
         )
         self._steps.append(KernelStep(kernel, tuple(self._sources[tensor.uid] for tensor in tensors)))
 
-    def _copied(self, operations: Sequence[Node]) -> GraphTensor | None:
-        """The tensor that operations only bring into another layout; None if they do something else."""
-        match operations:
-            case [Pointwise(mode=PointwiseMode.IDENTITY, operands=(uid,), result=result)]:
-                x, y = self._graph.tensor(uid), self._graph.tensor(result)
-                same = x.value is None and (x.dims, x.dtype) == (y.dims, y.dtype)
-                return self._forms[uid] if same and x.role is not TensorRole.SCALAR else None
-        return None
+    def _copied(self, operations: Sequence[Node], results: Sequence[int]) -> GraphTensor | None:
+        """The tensor that operations only bring into another layout, or broadcast, as the result sees it.
+
+        None if they do something else.
+        """
+        (uid, *others), dtypes = results, set[DType]()
+        for operation in reversed(operations):
+            dtypes.add(self._graph.tensor(uid).dtype)
+            match operation:
+                case Pointwise(mode=PointwiseMode.IDENTITY, operands=(x,)) if operation.result == uid:
+                    uid = x
+                case Pointwise(mode=PointwiseMode.MUL, operands=(x, one)) if operation.result == uid:
+                    if self._graph.tensor(one).value != 1 or self._graph.tensor(x).dtype is DType.BOOL:
+                        return None
+                    uid = x
+                case _:
+                    return None
+        copied, result = self._forms.get(uid), self._graph.tensor(results[0])
+        if others or copied is None or copied.value is not None or copied.role is TensorRole.SCALAR:
+            return None
+        exact = {copied.dtype, DType.FLOAT32} if copied.dtype.is_half else {copied.dtype}
+        if copied.dtype is not result.dtype or not dtypes <= exact or len(copied.dims) != len(result.dims):
+            return None
+        return msgspec.structs.replace(copied, dims=result.dims, strides=broadcast(copied, result.dims))
 
     def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
         self._steps.append(_copying(tensor, source, to, target))
@@ -409,8 +420,7 @@ def _copying(tensor: GraphTensor, source: Source, to: GraphTensor, target: Sourc
         tiles = tiled(to.dims, strides, alignments, to.dtype.itemsize)
         if tiles is not None:
             return TiledStep(tiles, (target, source))
-    kernel = fused([Result(Leaf(0, tensor.dtype), to.dtype)], [], to.dims, strides, alignments)
-    return KernelStep(kernel, (target, source))
+    return KernelStep(copied((to.dtype, tensor.dtype), to.dims, strides, alignments), (target, source))
 
 
 def _seen(

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.engines.base import EngineFailure, ProgressCallback
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, compile_plan, compile_whole, in_pieces
 from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.graphs import candidates, check_whole
+from cudnn_actor.engines.cuda.plans.graphs import candidates, check_whole, names_of
 from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
@@ -42,7 +42,7 @@ def tune(
     graph: OperationGraph,
     context: BuildContext,
     workspace_limit: int | None,
-    progress: Callable[[int, int, str], None],
+    progress: ProgressCallback,
 ) -> CudaPlan:
     """The fastest plan for a graph; its `tuning` has the measurements. Blocks for seconds.
 
@@ -72,7 +72,7 @@ def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[
     try:
         check_whole(graph)
         lowered = candidates(graph, handle, limit)
-        names = [lowered.get_plan_name_at_index(i) for i in range(lowered.get_execution_plan_count())]
+        names = names_of(lowered)
     except Refused:
         names = []
 
@@ -101,7 +101,7 @@ def _fastest(
     check: SelfCheck,
     heuristic: CudaPlan,
     rivals: Sequence[_Candidate],
-    progress: Callable[[int, int, str], None],
+    progress: ProgressCallback,
 ) -> CudaPlan:
     """The fastest of the heuristic's plan and the rivals that pass their self-check."""
     times = [(time_plan(check, heuristic, _ROUGH_RUNS), 0, heuristic)]
@@ -118,9 +118,7 @@ def _fastest(
     return CudaPlan(msgspec.structs.replace(best.recipe, tuning=found), best.graphs)
 
 
-def _built(
-    rivals: Sequence[_Candidate], progress: Callable[[int, int, str], None]
-) -> Iterator[tuple[_Candidate, CudaPlan]]:
+def _built(rivals: Sequence[_Candidate], progress: ProgressCallback) -> Iterator[tuple[_Candidate, CudaPlan]]:
     for number, candidate in enumerate(rivals):
         progress(number, len(rivals), candidate.what)
         try:

@@ -1,0 +1,135 @@
+"""What a self-check allows results to differ by, and where they differ by more.
+
+The many elements of a large result are compared on the device. It is only known
+there whether all are as they should be. What may be wrong is judged on the host.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.rounding import clipped, integer_range
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.self_check_memory import enqueue
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.operations.base import Array
+
+__all__ = ["Accuracy", "Compared", "difference", "sampling_step", "some", "suspected"]
+
+_MOST_COMPARED = 1 << 20
+"""The most elements of a result that are compared on the host, about."""
+
+
+class _Tolerance(NamedTuple):
+    own: float
+    """Relative to the value itself: its rounding."""
+    sums: float
+    """Relative to the root mean square of all values, which is as large as if their terms did not cancel: the
+    error of transforms such as Winograd's."""
+    underflow: float
+    """Absolute: the smallest number, or the smallest normal one where subnormal ones may become zero."""
+
+
+_TOLERANCES = {
+    DType.FLOAT64: _Tolerance(1e-12, 1e-11, 2.0**-1022),
+    DType.FLOAT32: _Tolerance(1e-5, 1e-4, 2.0**-126),
+    DType.FLOAT16: _Tolerance(2**-9, 4e-3, 2.0**-24),
+    DType.BFLOAT16: _Tolerance(2**-6, 4e-3, 2.0**-126),
+}
+_LARGEST_HALF = 65504.0
+
+
+Compared = tuple[np.ndarray, np.ndarray]
+"""(wanted, got) of those elements of a result that `difference` has to judge: on the host, as computed."""
+
+
+class Accuracy(NamedTuple):
+    """How accurate a result is: as a dtype is, and `Operation.slack`."""
+
+    dtype: DType
+    slack: float = 1.0
+
+
+def difference(wanted: np.ndarray, got: np.ndarray, accuracy: Accuracy, magnitude: float = 0.0) -> str | None:
+    """How a result differs from the wanted one by more than rounding explains; None if it does not.
+
+    `magnitude`: how large the result would be if its terms did not cancel.
+    """
+    dtype = accuracy.dtype
+    exact = dtype in (DType.INT64, DType.UINT64) and "f" not in wanted.dtype.kind + got.dtype.kind
+    wrong = got != clipped(wanted, dtype.numpy) if exact else _beyond(wanted, got, accuracy, magnitude)
+    if not wrong.any():
+        return None
+    first = int(np.argmax(wrong))
+    share = float(np.mean(wrong))
+    form = "d" if exact else "g"
+    told = f"it computes {got[first]:{form}} instead of {wanted[first]:{form}}"
+    return f"{share:.1%} of its results are wrong: {told}"
+
+
+def _beyond(wanted: np.ndarray, got: np.ndarray, accuracy: Accuracy, magnitude: float) -> np.ndarray:
+    """Where a result differs from the wanted one by more than rounding explains."""
+    dtype, slack = accuracy
+    wanted, got = wanted.astype(np.float64), got.astype(np.float64)
+    compared = np.abs(wanted) < _LARGEST_HALF if dtype is DType.FLOAT16 else np.ones(len(wanted), np.bool_)
+    if dtype.is_floating:
+        own, sums, underflow = _TOLERANCES[dtype]
+        finite = np.isfinite(wanted)
+        scaling = wanted[finite & compared]
+        scale = max(float(np.sqrt(np.mean(np.square(scaling)))) if len(scaling) else 0.0, magnitude)
+        allowed = np.where(finite, own * np.abs(wanted) + slack * sums * scale + underflow, -1.0)
+    else:  # rounding to a whole number, and float32 rounding before that; but int64 positions are exact
+        if dtype is DType.BOOL:
+            wanted = np.asarray(wanted != 0, np.float64)
+        wanted = np.clip(np.where(np.isnan(wanted), 0, wanted), *integer_range(dtype.numpy))
+        exact = dtype in (DType.INT64, DType.UINT64, DType.BOOL)
+        allowed = 0.5 + 1e-3 + (2.0**-52 if exact else 1e-6) * np.abs(wanted)
+    with np.errstate(invalid="ignore"):
+        wrong = np.logical_not(np.abs(got - wanted) <= allowed)
+    alike = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
+    return np.asarray(wrong & compared & ~alike)
+
+
+def some(wanted: Array, got: Array) -> Compared:
+    """Evenly spaced elements. Blocks."""
+    step = sampling_step(got.size)
+    first, second = (_on_host(array.ravel()[::step]) for array in (wanted, got))
+    return first, second
+
+
+def suspected(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
+    """`some` of arrays on the device, or none if these agree, as far as that can be said there. Blocks."""
+    assert wanted.size == got.size
+    if accuracy.dtype.is_floating and wanted.dtype == got.dtype == np.float64:
+        wanted, got = wanted.ravel(), got.ravel()  # contiguous
+        if _agree(wanted, got, accuracy):
+            return np.empty(0), np.empty(0)
+    return some(wanted, got)
+
+
+def _agree(wanted: Array, got: Array, accuracy: Accuracy) -> bool:
+    """Whether `difference` finds no fault in `some` of them. False if an element is not finite. Blocks."""
+    own, sums, underflow = _TOLERANCES[accuracy.dtype]
+    limit = _LARGEST_HALF if accuracy.dtype is DType.FLOAT16 else math.inf
+    cupy, step = libraries().cupy, sampling_step(got.size)
+    count = -(-got.size // step)
+    found = cupy.zeros(2, np.float64)
+    enqueue("squares", count, (wanted, count, step, found))
+    tolerance = own, accuracy.slack * sums, underflow, limit
+    enqueue("apart", count, (wanted, got, count, step, *tolerance, found))
+    _, apart = cupy.asnumpy(found).tolist()
+    return not apart
+
+
+def _on_host(array: Array) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else np.asarray(libraries().cupy.asnumpy(array))
+
+
+def sampling_step(count: int) -> int:
+    """The distance of the elements compared. It has no common divisor with a dim: places in rows vary."""
+    least = max(1, count // _MOST_COMPARED)
+    return next(step for step in itertools.count(least) if math.gcd(step, count) == 1)
