@@ -33,7 +33,7 @@ from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.errors import ActorStopped, Crash
 from cudnn_actor.actors.logs import Log, service_here, speak_for, speaking_for
 from cudnn_actor.actors.mailbox import Mailbox
-from cudnn_actor.actors.pykka_seam import HookedActor, is_proxied, is_stop
+from cudnn_actor.actors.pykka_seam import HookedActor, is_of_pykka, is_stop
 from cudnn_actor.protocol.errors import DeadlineExceeded
 
 __all__ = ["DEFERRED", "Actor", "ActorExit", "ActorObserver", "Counters"]
@@ -377,13 +377,14 @@ class Actor(HookedActor):
         self._in_hand.append(envelope)
         # Started before a crash: it runs again even if nobody waits, because its output is half written.
         again = envelope.started_ns > 0
-        if envelope.withdrawn and not again:
+        future = envelope.future
+        if future is not None and future.done() and not again:  # withdrawn
             self._claim(envelope, DEFERRED)
             self.counters.expired += envelope.timed_out
             self.counters.withdrawn += not envelope.timed_out
             # Nobody reads this reply; it keeps the loop's count of awaited replies right.
             self._post(envelope, None, ActorStopped(reason="withdrawn"))
-        elif envelope.expired and not again:
+        elif envelope.deadline is not None and envelope.expired and not again:
             self._claim(envelope, DEFERRED)
             self._expire(envelope)
         elif not resumed and (defer := self.defers(envelope)) is not None:
@@ -420,9 +421,11 @@ class Actor(HookedActor):
 
     def _handle(self, envelope: Envelope) -> Any:
         message = envelope.message
-        if is_stop(message):
-            return self.on_stop_message()
-        handler = self._handle_receive if is_proxied(message) else self.on_receive
+        handler = self.on_receive
+        if is_of_pykka(message):
+            if is_stop(message):
+                return self.on_stop_message()
+            handler = self._handle_receive
         if envelope.context is None:
             return handler(message)
         return envelope.context.run(handler, message)

@@ -20,9 +20,9 @@ from cudnn_actor.protocol.errors import InvalidRequest
 if TYPE_CHECKING:
     from cudnn_actor.actors.mailbox import Mailbox
 
-__all__ = ["HookedActor", "MailboxRef", "answer", "is_proxied", "is_stop"]
+__all__ = ["HookedActor", "MailboxRef", "answer", "is_of_pykka", "is_stop"]
 
-_PROXIED = frozenset({ProxyCall, ProxyGetAttr, ProxySetAttr})
+_OF_PYKKA = frozenset({ProxyCall, ProxyGetAttr, ProxySetAttr, _ActorStop})
 _thread_numbers = itertools.count(1)
 
 
@@ -31,9 +31,9 @@ def is_stop(message: object) -> bool:
     return type(message) is _ActorStop
 
 
-def is_proxied(message: object) -> bool:
-    """Whether a message comes from a pykka proxy, so that pykka must handle it."""
-    return type(message) in _PROXIED
+def is_of_pykka(message: object) -> bool:
+    """Whether a message is pykka's own: its `stop()`, or of a proxy, so that pykka must handle it."""
+    return type(message) in _OF_PYKKA
 
 
 def answer(reply_to: pykka.Future[Any], value: Any, error: BaseException | None) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from cudnn_actor.actors import Counters, Envelope, Mailbox
 from cudnn_actor.actors.errors import ActorStopped
@@ -56,12 +57,14 @@ class CachedMessage:
         """Whether its plan is on the list of plans with which another worker is warmed."""
 
 
-class Bound(NamedTuple):
+class Bound(msgspec.Struct, eq=False):
     """The slots and scalars that a message runs on. Each slot keeps or drops the engine's binding itself."""
 
     epoch: int
     slots: Sequence[Slot]
     scalars: Sequence[float]
+    has_bindings: bool = False
+    """Whether each slot has its binding, which it then keeps while the epoch lasts. Written by the runner."""
 
 
 class ServiceState:

@@ -7,6 +7,7 @@ that work, so that a freed buffer's bytes go to no other buffer meanwhile.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -106,20 +107,21 @@ class Executor(Generic[T]):
     def build(self, graph: OperationGraph, workspace_limit: int | None) -> Plan:
         """Build a plan. Blocks. Raises `UnsupportedGraph`, `OutOfMemory`, `ExecutionFailed`, `Crash`."""
         tag = self.building(graph)
-        plan: Plan = self.call(tag, self.engine.build, graph, workspace_limit=workspace_limit)
+        build = functools.partial(self.engine.build, graph, workspace_limit=workspace_limit)
+        plan: Plan = self.call(tag, build)
         return plan
 
     def building(self, graph: OperationGraph) -> str:
         """The tag for errors of a plan that is being built."""
         return f"{self.engine.name}/{kind_of(graph)}/{graph.digest()[:8]}/build"
 
-    def call(self, tag: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def call(self, tag: str, call: Callable[..., Any], *args: Any) -> Any:
         """Call the engine. An exception becomes the request's own error or a crash.
 
         Raises `CudnnActorError` or `Crash`, and nothing else.
         """
         try:
-            return call(*args, **options)
+            return call(*args)
         except CudnnActorError:
             raise
         except Exception as error:

@@ -294,12 +294,18 @@ class Runner(Generic[T]):
             plan = self._plan(graph, None if deferred is None else deferred.found_for(key))
             if self._long_runs and plan.tag in self._long_runs:
                 self._host.flush()
-            binding = executor.binding
-            buffers = [slot.binding if slot.binding is not None else binding(slot) for slot in bound.slots]
+            slots = bound.slots
+            if not bound.has_bindings:
+                for slot in slots:
+                    executor.binding(slot)
+                bound.has_bindings = True
+            buffers = [slot.binding for slot in slots]
             for place, spec in cached.lowered.views:
-                buffers[place] = executor.bind(bound.slots[place], spec)
-            execute = executor.engine.execute
-            return self._enqueue(task, plan.tag, bound.slots, execute, plan, buffers, bound.scalars)
+                buffers[place] = executor.bind(slots[place], spec)
+            if self.faults.rule is not None:
+                self.faults.inject(plan.tag)
+            executor.call(plan.tag, executor.engine.execute, plan, buffers, bound.scalars)
+            return self._enqueued(task, plan.tag, slots)
         except OperationError as error:
             raise described(error, graph) from error
 
@@ -316,6 +322,8 @@ class Runner(Generic[T]):
     def _plan(self, graph: OperationGraph, known: Outcome | None) -> Plan:
         if self.faults.rule is not None:
             self.faults.reject(self.executor.engine.name, graph)
+        if known is None:
+            known = self.plans.find(graph.digest())
         if known is None:
             assert self._planner is not None
             return self._planner.here(graph)
@@ -392,11 +400,15 @@ class Runner(Generic[T]):
         *args: Any,
         reply: Any = RECEIPT,
     ) -> Any:
-        executor = self._executor
-        assert executor is not None
         if self.faults.rule is not None:
             self.faults.inject(tag)
-        executor.call(tag, call, *args)
+        self.executor.call(tag, call, *args)
+        return self._enqueued(task, tag, slots, reply)
+
+    def _enqueued(self, task: T, tag: str, slots: Sequence[Slot], reply: Any = RECEIPT) -> Any:
+        """The answer to work that the engine was called for: now if it has run, else `LATER`."""
+        executor = self._executor
+        assert executor is not None
         if not executor.synchronous:
             executor.defer(Enqueued(task, tag, slots, reply))
             return LATER

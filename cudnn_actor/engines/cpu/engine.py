@@ -21,6 +21,8 @@ from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["CpuEngine"]
 
+_PLANS = (CpuPlan, EvaluatedPlan)
+
 
 class CpuEngine:
     """Runs operation graphs with NumPy: float64 inside, rounded once to the dtype of the result.
@@ -79,7 +81,7 @@ class CpuEngine:
 
     def execute(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
         """Compute at once. Raises `EngineFailure` if the buffers do not match the graph."""
-        if not isinstance(plan, CpuPlan | EvaluatedPlan):
+        if not isinstance(plan, _PLANS):
             raise EngineFailure("FOREIGN_PLAN", f"{plan.tag} was built by another engine")
         if len(buffers) != plan.buffers or len(scalars) != plan.scalars:
             wanted = f"{plan.buffers} buffers and {plan.scalars} scalars"

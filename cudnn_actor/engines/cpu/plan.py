@@ -89,45 +89,52 @@ class Stage:
         kernel = self.convolved.kernel
         return kernel.footprint(tile) + (0 if kernel.accumulates else self._mapped_footprint(tile))
 
-    def steps(self, tile: Dims, memory: Scratch) -> Iterator[Step]:
-        """The steps of a run of this stage, in order."""
+    def parts(self, tile: Dims, memory: Scratch) -> Iterator[list[Step]]:
+        """The steps of a run of this stage, in order: a list for each operation on each box."""
         if self.convolved is None:
             for box in boxes(self.grid, tile):
-                yield from self._finish(box, {}, memory.fork())
+                yield from self._finish(box, [], {}, memory.fork())
             return
         kernel = self.convolved.kernel
         kept = memory.take(kernel.kept)
-        yield from kernel.begin(kept)
+        steps = kernel.begin(kept)
         for box in boxes(self.grid, tile):
             scratch = memory.fork()
-            result, steps = kernel.bind(box, kept, scratch)
-            yield from steps
-            if not kernel.accumulates:
-                yield from self._finish(box, {self.convolved.uid: result}, scratch)
+            result, computing = kernel.bind(box, kept, scratch)
+            steps += computing
+            if kernel.accumulates:
+                yield steps
+            else:
+                yield from self._finish(box, steps, {self.convolved.uid: result}, scratch)
+            steps = []
         if kernel.accumulates:
-            yield from self._finish(whole(self.dims), {self.convolved.uid: result}, memory)
+            yield from self._finish(whole(self.dims), steps, {self.convolved.uid: result}, memory)
 
-    def _finish(self, box: Box, passed: dict[int, Array], memory: Scratch) -> Iterator[Step]:
-        """The pointwise operations on a box, and the stores of results."""
+    def _finish(
+        self, box: Box, steps: list[Step], passed: dict[int, Array], memory: Scratch
+    ) -> Iterator[list[Step]]:
+        """The convolution, whose first steps are `steps`, and the pointwise operations, with their stores."""
         spare = memory.take(box_dims(box)) if self._rounds else None
         if self.convolved is not None:
-            yield from self._keep(self.convolved, passed[self.convolved.uid], spare, box)
+            yield steps + self._keep(self.convolved, passed[self.convolved.uid], spare, box)
         for item in self.mapped:
             passed[item.uid], steps = item.operation.bind(box, passed, memory)
-            yield from steps
-            yield from self._keep(item, passed[item.uid], spare, box)
+            yield steps + self._keep(item, passed[item.uid], spare, box)
 
     @property
     def _rounds(self) -> bool:
         """Whether any result is rounded in place."""
         return any(item.read_as is not None for item in (self.convolved, *self.mapped) if item is not None)
 
-    def _keep(self, item: Convolved | Mapped, result: Array, spare: Array | None, box: Box) -> Iterator[Step]:
+    def _keep(self, item: Convolved | Mapped, result: Array, spare: Array | None, box: Box) -> list[Step]:
+        """Round a result as its readers see it, and store it."""
+        steps = []
         if item.read_as is not None:
             assert spare is not None
-            yield rounded(item.read_as, result, spare)
+            steps.append(rounded(item.read_as, result, spare))
         if item.target is not None:
-            yield store(item.target.rounding, result, item.target.index, self.dims, box)
+            steps.append(store(item.target.rounding, result, item.target.index, self.dims, box))
+        return steps
 
     def _mapped_footprint(self, tile: Dims) -> int:
         spare = footprint(tile) if self._rounds else 0
@@ -136,10 +143,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Program:
-    """A plan bound to a workspace: its intermediate arrays, and its steps in order."""
+    """A plan bound to a workspace: its intermediate arrays, and its steps in order, grouped as in `Stage`."""
 
     intermediates: tuple[Array, ...]
-    steps: Callable[[], Iterable[Step]]
+    parts: Callable[[], Iterable[Iterable[Step]]]
 
     def run(
         self,
@@ -151,8 +158,9 @@ class Program:
         values = (*self.intermediates, *buffers, *scalars)
         # Overflow to infinity, and NaN, are valid results, as on a GPU.
         with np.errstate(all="ignore"):
-            for step in self.steps():
-                step(values)
+            for steps in self.parts():
+                for step in steps:
+                    step(values)
                 on_progress()
 
 
@@ -193,9 +201,9 @@ class CpuPlan:
         if sum(count_boxes(stage.grid, tile) for stage, tile in self.stages) > _MOST_BOUND_BOXES:
             # Refer to the stages only. The engine keeps programs in a dict with weak keys, the plans; a
             # program that referred to its plan would keep it alive.
-            return Program(intermediates, functools.partial(_steps, self.stages, memory))
-        steps = tuple(_steps(self.stages, memory))
-        return Program(intermediates, lambda: steps)
+            return Program(intermediates, functools.partial(_parts, self.stages, memory))
+        parts = tuple(_parts(self.stages, memory))
+        return Program(intermediates, lambda: parts)
 
     def explain(self, graph: OperationGraph) -> Explanation:
         """A piece for each stage; see `engines.base.Plan`."""
@@ -205,6 +213,6 @@ class CpuPlan:
         )
 
 
-def _steps(stages: tuple[tuple[Stage, Dims], ...], memory: Scratch) -> Iterator[Step]:
+def _parts(stages: tuple[tuple[Stage, Dims], ...], memory: Scratch) -> Iterator[list[Step]]:
     for stage, tile in stages:
-        yield from stage.steps(tile, memory.fork())
+        yield from stage.parts(tile, memory.fork())

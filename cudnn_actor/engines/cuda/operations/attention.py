@@ -43,7 +43,7 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.operations.attention import alibi_slopes
 from cudnn_actor.protocol.operations.random import keeping
 
-__all__ = ["attention_kernels", "attention_masks", "attention_operands", "attention_workspace"]
+__all__ = ["FEW_KEYS", "attention_kernels", "attention_masks", "attention_operands", "attention_workspace"]
 __all__ += ["lower_attention", "source"]
 
 AnyAttention = Attention[int] | AttentionBackward[int]
@@ -54,6 +54,8 @@ _COLUMNS = 64
 _ENOUGH_BLOCKS = 256
 """Below this, tiles are smaller, so that more of a GPU's multiprocessors have one."""
 _LENGTHS = ("lengths_q", "lengths_kv")
+FEW_KEYS = 32
+"""With no more keys, a kernel of ours runs attention: it does not round the weights."""
 _TILE = 128
 """cuDNN's backward pass can give NaN for keys that are not a multiple of this, unless it is given lengths."""
 
@@ -64,6 +66,8 @@ _TILE = 128
 def lower_attention(graph: FrontendGraph, operation: AnyAttention) -> None:
     """Add attention to a graph of cuDNN's frontend. Raises `Refused`."""
     q, k = graph.spec(operation.q), graph.spec(operation.k)
+    if isinstance(operation, Attention) and k.dims[2] <= FEW_KEYS:
+        raise Refused("cuDNN's attention rounds weights to a half type, which gains nothing for so few keys")
     common = {name: graph.tensor(uid) for name, uid in operation.named(("q", "k", "v", "bias"))}
     common |= {"attn_scale": operation.effective_scale(q.dims[3]), **attention_masks(operation, q, k)}
     lengths = dict(operation.named(_LENGTHS))
