@@ -158,6 +158,8 @@ PREAMBLE = (
 """What kernels begin with, with other functions in the place of a GPU's assembly."""
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
 _OPTIONS = ("-std=c++17", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
+_CHECKED = ("-fsanitize=alignment", "-fno-sanitize-recover=all")
+"""An access at an address that is no multiple of its size ends the process, as it ends a device's context."""
 _APART = "-fno-gnu-unique"
 """Else libraries share what a kernel has as shared memory."""
 PATHS: list[pytest.TempPathFactory] = []
@@ -177,7 +179,7 @@ def library(code: str) -> ctypes.CDLL:
 
     def make(folder: Path) -> None:
         (folder / "kernels.cpp").write_text(_DEVICE + code)
-        command = [compiler, *_OPTIONS, _APART, "-w", "kernels.cpp", "-o", "kernels.so"]
+        command = [compiler, *_OPTIONS, *_CHECKED, _APART, "-w", "kernels.cpp", "-o", "kernels.so"]
         subprocess.run(command, cwd=folder, check=True, timeout=300)
 
     name = hashlib.sha256(code.encode()).hexdigest()[:24]
