@@ -10,6 +10,7 @@ cases. The gradient has the transposed lists.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -33,8 +34,8 @@ _FEW = 1 << 30
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
 _MOST_WINDOW = 32
 """The most elements of x that a thread reads for its neighbours' sake."""
-_FEW_TAPS = 4
-"""Loops over so many are unrolled."""
+_MOST_UNROLLED = 128
+"""Loops of so many steps, one in another, are unrolled. The compiler takes minutes for thousands."""
 
 
 class _Pattern(NamedTuple):
@@ -139,6 +140,11 @@ class _Kernel:
     def count(self) -> int:
         """How many dims change."""
         return len(self.taps)
+
+    @property
+    def steps(self) -> int:
+        """How many products a thread adds up."""
+        return self.together * math.prod(of.places.shape[1] for of in self.taps.values())
 
     def tables(self) -> list[np.ndarray]:
         """The kernel's, for each dim that changes but one with a pattern."""
@@ -318,7 +324,7 @@ def _tabled(made: _Kernel, n: int, inner: str) -> str:
     first, last = f"starts{n}[{number}]", f"starts{n}[{number} + 1]"
     if count:  # of each element
         first, last = f"{number} * {count}", f"({number} + 1) * {count}"
-    unrolled = "#pragma unroll" if 0 < count <= _FEW_TAPS else ""
+    unrolled = "#pragma unroll" if count and made.steps <= _MOST_UNROLLED else "#pragma unroll 1"
     return f"""const I first{n} = {first}, last{n} = {last};
     {unrolled}
     for (I k{n} = first{n}; k{n} < last{n}; ++k{n}) {{

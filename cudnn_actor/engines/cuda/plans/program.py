@@ -21,6 +21,7 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.operations import Launch as OperationLaunch
 from cudnn_actor.engines.cuda.operations.norms import NormedKernel
+from cudnn_actor.engines.cuda.plans.barriers import barrier, waits, waits_at_start
 from cudnn_actor.engines.cuda.plans.depthwise_sources import DepthwiseKernel
 from cudnn_actor.engines.cuda.plans.joined_kernels import JoinedKernel
 from cudnn_actor.engines.cuda.plans.kernels import Kernel
@@ -142,6 +143,21 @@ def _compiled(step: KernelStep | JoinedStep | TiledStep | LinedStep | NormStep |
             return Kernel(step.kernel)
 
 
+_Run = Callable[[Sequence[int], Sequence[float], int], None]
+"""Enqueues a step, given the buffers' addresses, the scalars and the workspace's address."""
+
+
+def _behind_barrier(run: _Run, stream: Any) -> _Run:
+    """A step behind all work before it: see `barriers`."""
+
+    def both(pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> None:
+        with stream:
+            barrier()((1,), (1,), ())
+        run(pointers, scalars, workspace)
+
+    return both
+
+
 class Program:
     """A plan with its launches, for one engine. Used by one thread only.
 
@@ -163,9 +179,10 @@ class Program:
         self.stream = stream
         self._numbers = (ctypes.c_double * max(recipe.scalars, 1))()
         self._number_address = ctypes.addressof(self._numbers)
-        self._steps: list[Callable[[Sequence[int], Sequence[float], int], None]] = []
+        self._steps: list[_Run] = []
+        self._waits_at_start = waits_at_start(recipe.steps)
         graphs = iter(plan.graphs)
-        for step in recipe.steps:
+        for step, waiting in zip(recipe.steps, waits(recipe.steps), strict=True):
             if isinstance(step, GraphStep):
                 graph = next(graphs)
                 launch = fast_launch(graph, step.uids, handle) if fast else None
@@ -178,6 +195,8 @@ class Program:
             else:
                 kernel = _compiled(step)
                 self._steps.append(self._kernel_step(kernel, step.sources, recipe.own_workspace))
+            if waiting:
+                self._steps[-1] = _behind_barrier(self._steps[-1], stream)
         self._doubles = {
             source.number: source.double
             for step in recipe.steps
@@ -189,9 +208,7 @@ class Program:
         self.replays: dict[tuple[float, ...], Replay] = {}
         """CUDA graphs by the addresses and scalars that they were captured with."""
 
-    def _graph_step(
-        self, launch: Launch, sources: Sequence[Source], scratch: int
-    ) -> Callable[[Sequence[int], Sequence[float], int], None]:
+    def _graph_step(self, launch: Launch, sources: Sequence[Source], scratch: int) -> _Run:
         find = self._finder(sources, scratch)
 
         def run(pointers: Sequence[int], _: Sequence[float], workspace: int) -> None:
@@ -199,9 +216,7 @@ class Program:
 
         return run
 
-    def _kernel_step(
-        self, kernel: _Kernel, sources: Sequence[Source], scratch: int
-    ) -> Callable[[Sequence[int], Sequence[float], int], None]:
+    def _kernel_step(self, kernel: _Kernel, sources: Sequence[Source], scratch: int) -> _Run:
         find, stream = self._finder(sources, scratch), self.stream
 
         def run(pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> None:
@@ -210,9 +225,7 @@ class Program:
 
         return run
 
-    def _operation_step(
-        self, launch: OperationLaunch, sources: Sequence[Source], scratch: int
-    ) -> Callable[[Sequence[int], Sequence[float], int], None]:
+    def _operation_step(self, launch: OperationLaunch, sources: Sequence[Source], scratch: int) -> _Run:
         find, stream = self._finder(sources, scratch), self.stream
 
         def run(pointers: Sequence[int], _: Sequence[float], workspace: int) -> None:
@@ -260,12 +273,12 @@ class Program:
             if len(self._times) >= _MOST_KEYS:
                 self._times.clear()
             self._times[key] = times
-            self._launch(pointers, scalars, workspace)
+            self._launch_behind_others(pointers, scalars, workspace)
             return
         del self._times[key]
         graph = self._capture(pointers, scalars, workspace)
         if graph is None:
-            self._launch(pointers, scalars, workspace)
+            self._launch_behind_others(pointers, scalars, workspace)
         else:
             if len(self.replays) >= _MOST_KEYS:
                 self.replays.clear()
@@ -280,6 +293,14 @@ class Program:
             else:
                 place = self._number_address + number * ctypes.sizeof(ctypes.c_double)
                 ctypes.c_float.from_address(place).value = scalars[number]
+
+    def _launch_behind_others(
+        self, pointers: Sequence[int], scalars: Sequence[float], workspace: int
+    ) -> None:
+        if self._waits_at_start:
+            with self.stream:
+                barrier()((1,), (1,), ())
+        self._launch(pointers, scalars, workspace)
 
     def _launch(self, pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> None:
         number = 0

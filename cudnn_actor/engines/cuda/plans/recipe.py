@@ -82,6 +82,8 @@ class GraphStep(msgspec.Struct, frozen=True, tag="graph"):
         Its tensors' uids in cuDNN's graph, ascending, and the location of each.
     plan
         The plan as serialised by cuDNN; empty if it has just been built.
+    beside
+        Which sources are operands of the pointwise operations; see `barriers.waits`.
     """
 
     engine: str
@@ -89,6 +91,7 @@ class GraphStep(msgspec.Struct, frozen=True, tag="graph"):
     uids: tuple[int, ...]
     sources: tuple[Source, ...]
     plan: bytes = b""
+    beside: tuple[int, ...] = ()
 
 
 class KernelStep(msgspec.Struct, frozen=True, tag="kernel"):

@@ -28,6 +28,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
 from cudnn_actor.engines.support import kind_of
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.operations import Pointwise
 
 __all__ = ["finish", "given_sources", "graph_step"]
 
@@ -46,11 +47,14 @@ def graph_step(graph: OperationGraph, lowered: Any, sources: dict[int, Source]) 
     """A step from a built frontend graph; `sources` by the operation graph's uids."""
     given = sorted((number, uid) for uid, number in frontend_uids(graph).items() if uid in sources)
     index = getattr(lowered, "_plan_index", 0)
+    pointwise = [operation for operation in graph.operations if isinstance(operation, Pointwise)]
+    beside = {uid for operation in pointwise for uid in operation.reads}
     return GraphStep(
         engine=lowered.get_plan_name_at_index(index),
         workspace=int(lowered.get_workspace_size()),
         uids=tuple(number for number, _ in given),
         sources=tuple(sources[uid] for _, uid in given),
+        beside=tuple(place for place, (_, uid) in enumerate(given) if uid in beside),
     )
 
 

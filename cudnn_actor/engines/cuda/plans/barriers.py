@@ -1,0 +1,74 @@
+"""Where a kernel of cuDNN's must wait for the kernels before it.
+
+cuDNN 9.19 launches kernels so that they may begin before the one in front of them on the stream has ended
+(programmatic dependent launch), and has them wait before they read the operands of a convolution or a
+product. Operands of the pointwise operations behind it are read without waiting: a residual that the kernel
+in front had just written was partly an old one, in most runs of ResNet-50 in bfloat16 for one image (H200).
+A kernel that is launched in the ordinary way begins when all work before it has ended, and its results are
+there when it has ended itself. So an empty one in between is a barrier.
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#programmatic-dependent-launch-and-synchronization
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, OperationStep, Scratch, Source, Step
+
+__all__ = ["barrier", "waits", "waits_at_start"]
+
+
+def waits(steps: Sequence[Step]) -> list[bool]:
+    """Whether there must be a barrier before each step of a plan, for what the steps before it do."""
+    found = []
+    under_way: set[Source] = set()
+    """What kernels may still be writing."""
+    for step in steps:
+        here = isinstance(step, GraphStep) and _meet(_beside(step), under_way)
+        found.append(here)
+        if here or not _overlaps(step):
+            under_way.clear()
+        under_way |= set(step.sources)
+    return found
+
+
+def waits_at_start(steps: Sequence[Step]) -> bool:
+    """Whether there must be a barrier before a plan, for what other work on the stream does.
+
+    A CUDA graph needs none: it begins when all work before it has ended.
+    """
+    for step, here in zip(steps, waits(steps), strict=True):
+        if here or not _overlaps(step):
+            return False
+        if isinstance(step, GraphStep) and step.beside:
+            return True
+    return False
+
+
+@functools.cache
+def barrier() -> Any:
+    """A kernel that does nothing. Launch it with `barrier()((1,), (1,), ())` on the current stream."""
+    return libraries().cupy.RawKernel('extern "C" __global__ void barrier() {}', "barrier")
+
+
+def _overlaps(step: Step) -> bool:
+    """Whether a step's kernels may begin before the work before them has ended: those of libraries."""
+    return isinstance(step, GraphStep) or (isinstance(step, OperationStep) and step.launcher != "kernel")
+
+
+def _beside(step: GraphStep) -> Iterable[Source]:
+    return (step.sources[place] for place in step.beside)
+
+
+def _meet(read: Iterable[Source], under_way: Iterable[Source]) -> bool:
+    """Whether a place may be one of others. Tensors in scratch memory may lie within each other."""
+    written = [place for place in under_way if isinstance(place, Scratch | Buffer)]
+    return any(
+        (isinstance(place, Scratch) and isinstance(other, Scratch))
+        or (isinstance(place, Buffer) and isinstance(other, Buffer) and place.number == other.number)
+        for place in read
+        for other in written
+    )
