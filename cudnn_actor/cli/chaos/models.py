@@ -6,6 +6,7 @@ What it has to give is computed by ONNX's own reference, before the load begins.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -110,6 +111,14 @@ class ModelLoad:
     ) -> None:
         self._gpu, self._source, self._excused, self._tally = gpu, source, excused, tally
         self._cases = dict(enumerate(cases))
+
+    async def warm(self) -> None:
+        """Run each case once. Its plans are stored, and need not be built when a fault has ended a worker."""
+        model = await self._loaded()
+        for case in self._cases.values():
+            with contextlib.suppress(*self._excused):
+                await self._gpu.run(model, case.inputs)
+        await model.close()
 
     async def run(self, ending: Any) -> None:
         """Run the model until `ending` is set; then each case once more. Raises `ServiceStopped`."""

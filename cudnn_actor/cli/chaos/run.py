@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -120,16 +122,32 @@ async def run_once(
         `ending` was set before the load began.
     """
     await _try_a_start(settings, ending)
-    gpu = await _within(_START_S, ending, _spawned(settings, faults))
-    outcome: Outcome | None = None
-    try:
-        outcome = await _Run(gpu, settings, tally, ending, show=show, ready=ready).run()
-    finally:
-        ended = await _ends(gpu, settings)
+    async with _plan_store(settings) as plans:
+        gpu = await _within(_START_S, ending, _spawned(settings, faults, plans))
+        outcome: Outcome | None = None
+        try:
+            outcome = await _Run(gpu, settings, tally, ending, show=show, ready=ready).run()
+        finally:
+            ended = await _ends(gpu, settings)
     return outcome if ended else outcome._replace(stuck=(*outcome.stuck, "the service did not stop"))
 
 
-def _spawned(settings: Settings, faults: FaultPlan | None) -> Coroutine[Any, Any, CudnnRef]:
+@contextlib.asynccontextmanager
+async def _plan_store(settings: Settings) -> AsyncIterator[str | None]:
+    """A folder for a model's plans, which take longer to build than the time between two faults."""
+    if LoadKind.MODELS not in settings.load:
+        yield None
+        return
+    folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="cudnn-actor-chaos-")
+    try:
+        yield folder
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _spawned(
+    settings: Settings, faults: FaultPlan | None, plan_store: str | None
+) -> Coroutine[Any, Any, CudnnRef]:
     async def start() -> CudnnRef:
         return await spawn(
             device=_DEVICES[settings.engine],
@@ -137,6 +155,7 @@ def _spawned(settings: Settings, faults: FaultPlan | None) -> Coroutine[Any, Any
             standby=settings.standby,
             max_restarts=_RESTARTS,
             hang_after_s=settings.hang_after_s,
+            plan_store=plan_store,
             faults=fault_plan(settings) if faults is None else faults,
         )
 
@@ -218,6 +237,8 @@ class _Run:
         problems = [LOAD[number] for number in self._ground.problems]
         if LoadKind.MODELS in self._settings.load:
             self._model = await self._read(Path(self._settings.model))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._model.warm(), _WARM_S)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(warm(self._gpu, problems, self._show), _WARM_S)
         tally.begin()

@@ -144,7 +144,7 @@ class _Kernel:
     @property
     def steps(self) -> int:
         """How many products a thread adds up."""
-        return self.together * math.prod(of.places.shape[1] for of in self.taps.values())
+        return self.together * math.prod(int(of.places.shape[1]) for of in self.taps.values())
 
     def tables(self) -> list[np.ndarray]:
         """The kernel's, for each dim that changes but one with a pattern."""

@@ -82,12 +82,11 @@ def _beyond(wanted: np.ndarray, got: np.ndarray, accuracy: Accuracy, magnitude: 
         scaling = wanted[finite & compared]
         scale = max(float(np.sqrt(np.mean(np.square(scaling)))) if len(scaling) else 0.0, magnitude)
         allowed = np.where(finite, own * np.abs(wanted) + slack * sums * scale + underflow, -1.0)
-    else:  # rounding to a whole number, and float32 rounding before that; but int64 positions are exact
+    else:  # rounding to a whole number, and float32 rounding before that
         if dtype is DType.BOOL:
             wanted = np.asarray(wanted != 0, np.float64)
         wanted = np.clip(np.where(np.isnan(wanted), 0, wanted), *integer_range(dtype.numpy))
-        exact = dtype in (DType.INT64, DType.UINT64, DType.BOOL)
-        allowed = 0.5 + 1e-3 + (2.0**-52 if exact else 1e-6) * np.abs(wanted)
+        allowed = 0.5 + 1e-3 + 1e-6 * np.abs(wanted)
     with np.errstate(invalid="ignore"):
         wrong = np.logical_not(np.abs(got - wanted) <= allowed)
     alike = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
