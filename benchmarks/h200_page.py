@@ -90,7 +90,7 @@ def _networks() -> Iterator[str]:
     yield from _section(
         "Blocks of networks beside PyTorch",
         record,
-        "In brackets: kernels and copies of one run. All in bfloat16 with the channels last; the bottleneck",
+        "In brackets: kernels and copies of one run, with barriers. All in bfloat16, channels last; the bottleneck",
         'has the batch norm of training. "Graph" is a CUDA graph.',
     )
     blocks = [each for each in _good(record) if "count" not in each]

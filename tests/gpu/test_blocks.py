@@ -19,6 +19,7 @@ from ..service.example_graphs import downloaded, uploaded
 from .bounds import UNIT
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # in the backward pass's thread
 
 SIZES: dict[str, dict[str, int]] = {
     "bottleneck": {"batch": 4, "channels": 64, "width": 16, "size": 14},

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from cudnn_actor import spawn
-from cudnn_actor.protocol import DType, Graph, GraphBuilder, Tensor
+from cudnn_actor.cli.graph_bench import graph_bench, made_up_values, opened
+from cudnn_actor.engines.cuda import CudaEngine
+from cudnn_actor.engines.cuda.plans.barriers import waits
+from cudnn_actor.protocol import DType, Graph, GraphBuilder, OperationGraph, Tensor
 
 from ..engines.differences import computed
 from ..engines.references import relative_error
@@ -88,3 +91,33 @@ async def test_each_sample_adds_its_own_values_to_channels() -> None:
     found, _ = await run(graph, values)
     for name, value in computed(graph, values).items():
         assert relative_error(found[name], value.astype(np.float64)) < 4 * UNIT[DType.BFLOAT16], name
+
+
+def downsampled() -> OperationGraph:
+    """The end of a bottleneck: two convolutions, of which the second adds what the first has just written."""
+    g = GraphBuilder()
+
+    def convolved(x: Tensor, name: str, stride: int) -> Tensor:
+        channels = x.dims[1]
+        w = g.input(f"w{name}", (256, channels, 1, 1), "bfloat16", layout="NHWC")
+        return g.conv(x, w, stride=stride, bias=g.input(f"b{name}", (256,), "bfloat16"))
+
+    narrow = g.input("narrow", (1, 64, 56, 56), "bfloat16", layout="NHWC")
+    wide = g.input("wide", (1, 64, 56, 56), "bfloat16", layout="NHWC")
+    return g.build(y=g.relu(convolved(narrow, "1", 1) + convolved(wide, "2", 1))).body
+
+
+def test_a_residual_is_there_before_it_is_read() -> None:
+    """Without a barrier, cuDNN's kernel read a part of it before the one in front had written that."""
+    graph = downsampled()
+    with opened("cuda:0") as engine, graph_bench(engine, graph) as bench:
+        assert isinstance(engine, CudaEngine)
+        bench.fill(made_up_values(graph, 1))
+        plan = engine.build(graph, workspace_limit=None)
+        assert any(waits(plan.recipe.steps))
+        first = bench.run(plan)["y"]
+        for number in range(200):
+            if number < 100:
+                engine.forget_replays()
+            engine._workspace.poison(engine.stream)
+            np.testing.assert_array_equal(bench.run(plan)["y"].view(np.uint16), first.view(np.uint16))
