@@ -90,8 +90,8 @@ def _networks() -> Iterator[str]:
     yield from _section(
         "Blocks of networks beside PyTorch",
         record,
-        "In brackets: kernels and copies of one run, with barriers. All in bfloat16, channels last; the bottleneck",
-        'has the batch norm of training. "Graph" is a CUDA graph.',
+        "In brackets: kernels and copies of one run, with barriers. All in bfloat16, channels last. The",
+        'bottleneck has the batch norm of training. "Graph" is a CUDA graph.',
     )
     blocks = [each for each in _good(record) if "count" not in each]
     sides: tuple[str, ...] = ("us", "eager", "compiled", "compiled, CUDA graphs")
