@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from cudnn_actor.engines.cuda.plans.barriers import waits
 from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, possible_plans
 from cudnn_actor.engines.cuda.plans.composition import compose
 from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
@@ -21,7 +22,7 @@ from cudnn_actor.protocol.graph import OperationGraph
 from .device import h200
 from .nvrtc import compile_cuda
 
-__all__ = ["explanation", "first_plan", "first_plans", "ranked", "tried"]
+__all__ = ["explanation", "first_plan", "first_plans", "ranked", "tried", "waited_for"]
 
 
 def first_plan(graph: OperationGraph) -> str:
@@ -45,6 +46,17 @@ def first_plan(graph: OperationGraph) -> str:
             for one in launched(step.kernel):
                 compile_cuda(one.source)
     return plan.tag.split("/", 3)[3]
+
+
+def waited_for(graph: OperationGraph) -> list[bool]:
+    """Before which steps of the first plans of a graph's pieces there is a barrier.
+
+    Raises as `first_plan`.
+    """
+    parts = cut(graph)
+    assert parts is not None, "it is a single piece"
+    plan = compose(graph, parts, lambda piece: next(possible_plans(piece, h200(), WORKSPACE_BYTES)))
+    return waits(plan.recipe.steps)
 
 
 def first_plans(graph: OperationGraph) -> list[str]:

@@ -83,7 +83,7 @@ class GraphStep(msgspec.Struct, frozen=True, tag="graph"):
     plan
         The plan as serialised by cuDNN; empty if it has just been built.
     beside
-        Which sources are operands of the pointwise operations; see `barriers.waits`.
+        Which sources its kernel may read too early; see `barriers.waits`.
     """
 
     engine: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -28,9 +28,12 @@ from cudnn_actor.engines.cuda.plans.recipe import (
 from cudnn_actor.engines.support import kind_of
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import Pointwise
+from cudnn_actor.protocol.operations import Node, Pointwise
 
 __all__ = ["finish", "given_sources", "graph_step"]
+
+_AWAITED = frozenset(("a", "b", "w", "x", "y", "dy", "q", "k", "v"))
+"""What a convolution, a product, attention or a norm is of: cuDNN's kernels wait before they read these."""
 
 
 def given_sources(graph: OperationGraph) -> dict[int, Source]:
@@ -47,8 +50,7 @@ def graph_step(graph: OperationGraph, lowered: Any, sources: dict[int, Source]) 
     """A step from a built frontend graph; `sources` by the operation graph's uids."""
     given = sorted((number, uid) for uid, number in frontend_uids(graph).items() if uid in sources)
     index = getattr(lowered, "_plan_index", 0)
-    pointwise = [operation for operation in graph.operations if isinstance(operation, Pointwise)]
-    beside = {uid for operation in pointwise for uid in operation.reads}
+    beside = {uid for operation in graph.operations for uid in _beside(operation)}
     return GraphStep(
         engine=lowered.get_plan_name_at_index(index),
         workspace=int(lowered.get_workspace_size()),
@@ -56,6 +58,13 @@ def graph_step(graph: OperationGraph, lowered: Any, sources: dict[int, Source]) 
         sources=tuple(sources[uid] for _, uid in given),
         beside=tuple(place for place, (_, uid) in enumerate(given) if uid in beside),
     )
+
+
+def _beside(operation: Node) -> Iterator[int]:
+    """The operands that cuDNN's kernel may read before those before it have ended: see `barriers`."""
+    for name, uid in operation.named():
+        if uid in operation.reads and (isinstance(operation, Pointwise) or name not in _AWAITED):
+            yield uid
 
 
 def finish(
