@@ -37,6 +37,8 @@ __all__ = ["Walk", "gather_kernel", "gather_source", "launcher", "scatter_kernel
 __all__ += ["scatter_workspace"]
 
 _THREADS, _MOST_BLOCKS = 256, 1 << 16
+_UNROLLED = 4
+"""How often a gather's loop is unrolled: so many reads wait for their indices and for memory at once."""
 _FEW = 1 << 30
 """Numbers below this, and sums of two of them, fit into 32 bits."""
 _MOVED = {
@@ -122,12 +124,12 @@ class Walk(NamedTuple):
             text.append(f"const I {name}_at = {' + '.join(parts)};")
         return " ".join(text)
 
-    def loop(self, body: str) -> str:
+    def loop(self, body: str, unrolled: int = 1) -> str:
         """A loop of all threads over the places, for a body to which `{letter}_number` is known."""
         number = f"{self.letter}_number"
         start = f"long long {number} = blockIdx.x * (long long)blockDim.x + threadIdx.x"
         step = f"{number} += (long long)gridDim.x * blockDim.x"
-        return f"""#pragma unroll 1
+        return f"""#pragma unroll {unrolled}
     for ({start}; {number} < {self.letter}_count; {step}) {{ {self.at(number)} {body} }}"""
 
 
@@ -177,7 +179,7 @@ def gather_source(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> 
 extern "C" __global__ void gather(
     const {element}* __restrict__ x, const {C_TYPES[tensors[1].dtype]}* __restrict__ indices,
     {element}* __restrict__ y, {gather.walk.parameters}, {selection(len(gather.selects))}) {{
-    {gather.walk.loop(f"y[y_at] = x[x_at + {selected(len(gather.selects))}];")}
+    {gather.walk.loop(f"y[y_at] = x[x_at + {selected(len(gather.selects))}];", _UNROLLED)}
 }}
 """
 

@@ -142,8 +142,11 @@ class Tiled(msgspec.Struct, frozen=True):
 
     @property
     def resident(self) -> int:
-        """How many blocks are to run on a multiprocessor at once: the registers for more do not suffice."""
-        return 4 if self.itemsize in (2, 4) and not any(self.shifted) else 3
+        """How many blocks are to run on a multiprocessor at once: the registers for more do not suffice.
+
+        Bytes were measured slower with fewer: a thread has the more to do between reads and writes.
+        """
+        return 3 if any(self.shifted) else {1: 6, 2: 4, 4: 4, 8: 3}[self.itemsize]
 
     @property
     def arguments(self) -> list[int]:
@@ -265,7 +268,8 @@ def tiled_source(description: Tiled) -> str:
 typedef {_ELEMENTS[size]} E;
 typedef {"long long" if description.wide else "int"} I;
 constexpr int ROWS = {tile_rows}, COLUMNS = {tile_columns}, WORD = {description.word};
-typedef Pack<E, WORD> Word;
+// As numbers: the compiler keeps each element of a struct of several small ones in a register of its own.
+typedef {_ELEMENTS[max(size, _WORD)]} Bits;
 extern "C" __global__ void __launch_bounds__({_THREADS}, {description.resident}) tiled(
     E* y, const E* from, const long long tiles, const long long across, const long long across_by,
     const long long down, const long long down_by,
@@ -274,8 +278,8 @@ extern "C" __global__ void __launch_bounds__({_THREADS}, {description.resident})
     const long long rows, const long long columns, const long long row_step, const long long column_step,
     const long long rows_within_step, const long long columns_within_step{parameters}
 ) {{
-    __shared__ Word words[{stored // description.word}];
-    E* const tile = words[0].of;
+    __shared__ Bits words[{stored // description.word}];
+    E* const tile = (E*)words;
     const unsigned thread = threadIdx.x, warp = thread / {_LANES}, lane = thread % {_LANES};
     // Where elements are in the operand without `x`, and in the result without `z`, and in the tile.
     const auto x_of = [&](I i) {{ return {row}; }};
@@ -316,7 +320,7 @@ def _reads(description: Tiled) -> str:
     lanes, read = description.lanes[0], description.read
     beside = columns // (lanes * read)
     words = read // description.word
-    return f"""struct alignas({read * description.itemsize}) Read {{ Word of[{words}]; }};
+    return f"""struct alignas({read * description.itemsize}) Read {{ Bits of[{words}]; }};
         constexpr int READS = {rows * columns // (_THREADS * read)};
         Read packs[READS];
         const auto reads = [&](int k, auto use) {{
@@ -341,7 +345,7 @@ def _shifted_reads(description: Tiled) -> str:
     beside = columns // description.word
     full = rows * beside // _THREADS
     return f"""constexpr int READS = {full + -(-rows // _THREADS)};
-        Word packs[READS];
+        Bits packs[READS];
         // At first so many words of each row, and then the one behind them.
         const auto reads = [&](int k, auto use) {{
             const unsigned p = thread + (k < {full} ? k : k - {full}) * {_THREADS};
@@ -352,7 +356,7 @@ def _shifted_reads(description: Tiled) -> str:
         for (int k = 0; k < READS; ++k) reads(k, [&](int r, int c) {{
             const I place = x + x_of(row + r);
             const int before = (int)((from_at + (unsigned)place) & (WORD - 1));
-            if (r < below && c - before < beside) packs[k] = *(const Word*)(from + (place - before + c));
+            if (r < below && c - before < beside) packs[k] = *(const Bits*)(from + (place - before + c));
         }});
         #pragma unroll
         for (int k = 0; k < READS; ++k) reads(k, [&](int r, int c) {{
@@ -392,10 +396,10 @@ def _shifted_writes(description: Tiled) -> str:
             const I place = start(c);
             const int r = (int)((s % {below} * {lanes} + lane % {lanes}) * WORD) + head(place);
             if (c < beside && r + WORD <= below) {{
-                Word pack;
+                Pack<E, WORD> pack;
                 #pragma unroll
                 for (int v = 0; v < WORD; ++v) pack.of[v] = tile[at(r + v, c)];
-                *(Word*)(y + (place + r)) = pack;
+                *(Pack<E, WORD>*)(y + (place + r)) = pack;
             }}
         }}
         for (int k = (int)thread; k < COLUMNS * 2 * WORD; k += {_THREADS}) {{
