@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -95,6 +96,16 @@ def test_few_lanes_of_a_warp_want_one_bank(kernel: Tiled) -> None:
             words = {place * size // 4 for place in part}
             banks = Counter(word % 32 if size <= 4 else word // 2 % 16 for word in words)
             assert max(banks.values()) <= (2 if kernel.tile[0] >= 16 else 4)
+
+
+def test_a_tile_fits_into_shared_memory() -> None:
+    """Into the 48 KiB that a kernel may have without being asked for more."""
+    sizes = (1, 2, 3, 4, 5, 8, 9, 16, 31, 64, 100, 128, 257, 4096, 1 << 20)
+    for itemsize, rows, columns in itertools.product((1, 2, 4, 8), sizes, sizes):
+        for read, written in itertools.product([1 << n for n in range(5) if itemsize << n <= 16], repeat=2):
+            if rows % written == 0 == columns % read:
+                kernel = Tiled(itemsize, rows, columns, columns, rows, (), read, written)
+                assert kernel.stored * itemsize <= 48 << 10, kernel
 
 
 def kernel_of(dims: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> Tiled | None:

@@ -83,6 +83,8 @@ class Tiled(msgspec.Struct, frozen=True):
         count = side * {1: side, 2: 128 if narrow else 64, 4: 64, 8: 32}[self.itemsize]
         few, least = max(self.word, 2), self.word * (2 if self.shifted[0] else 1)
         columns = max(least, 2, min(side, _power_of_two(self.columns)))
+        if self.itemsize == 2 and self.shifted[0] and columns == least:
+            count //= 2  # each row takes a word more, so all of them too much of shared memory
         rows = max(few, min(count // columns, _power_of_two(self.rows)))
         if columns == side:
             columns = min(count // rows, _power_of_two(self.columns))
@@ -139,6 +141,12 @@ class Tiled(msgspec.Struct, frozen=True):
         """By how many elements 32 rows are moved against those before, if a warp writes from so many."""
         columns = self.tile[1]
         return columns if columns < max(self.written, self.word) else 0
+
+    @property
+    def stored(self) -> int:
+        """Elements that the tile takes in shared memory."""
+        rows, _ = self.tile
+        return rows * self.pitch + (rows // _LANES + 1) * self.skew
 
     @property
     def resident(self) -> int:
@@ -251,7 +259,7 @@ def tiled_source(description: Tiled) -> str:
     """The kernel in CUDA C++."""
     size = description.itemsize
     (tile_rows, tile_columns), pitch = description.tile, description.pitch
-    stored = tile_rows * pitch + (tile_rows // _LANES + 1) * description.skew
+    stored = description.stored
     batch = range(len(description.batch))
     names = [f"const long long {name}{n}" for n in batch for name in ("size", "by", "to", "of")]
     parameters = "".join(f", {name}" for name in names)
