@@ -20,7 +20,6 @@ from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.fusing import compile_fused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, check_whole
 from cudnn_actor.engines.cuda.plans.partition import Cut, cut
-from cudnn_actor.engines.cuda.plans.pixel_blocks import compile_in_blocks, is_in_blocks
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.plans.splitting import MOST_FORMS, compile_split, is_elementwise, ways
@@ -152,9 +151,6 @@ def _of_our_own(graph: OperationGraph, handle: Any, limit: int | None) -> Iterat
     elif others and not any(isinstance(operation, Convolution) for operation in others):
         yield partial(compile_fused, graph, limit)
     elif is_widened(graph):
-        if is_in_blocks(graph):
-            for candidate in range(_CHOICES):
-                yield partial(compile_in_blocks, graph, handle, limit, candidate)
         for candidate in range(_CHOICES):
             yield partial(compile_widened, graph, handle, limit, candidate)
 

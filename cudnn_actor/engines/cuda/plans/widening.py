@@ -7,7 +7,6 @@ have 3 channels, takes less time on copies of its operands than without them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution, GraphTensor, Pad, Pointwise, TensorRole
 from cudnn_actor.protocol.tensor import Layout, TensorSpec, settled_strides
 
-__all__ = ["compile_widened", "has_channels_last", "is_widened", "lone_operands"]
+__all__ = ["compile_widened", "is_widened"]
 
 _CHANNELS = 8
 _LEAST_BYTES = 1 << 20
@@ -73,7 +72,16 @@ def _widened(graph: OperationGraph) -> dict[int, GraphTensor]:
         case _:
             return {}
     few = x.dims[1] < _CHANNELS and 0 not in x.dims and x.dtype.is_half
-    if not few or not lone_operands(graph, (x, w)) or not all(map(has_channels_last, (x, w, y))):
+    touched = [uid for each in graph.operations for uid in (*each.reads, *each.writes)]
+    overwritten = {tensor.overwrites for tensor in graph.tensors}
+    alone = all(
+        tensor.role is TensorRole.BOUND
+        and touched.count(tensor.uid) == 1
+        and tensor.overwrites is None
+        and tensor.uid not in overwritten
+        for tensor in (x, w)
+    )
+    if not few or not alone or not all(map(_has_channels_last, (x, w, y))):
         return {}
     forms = {}
     for tensor in (x, w):
@@ -86,21 +94,7 @@ def _widened(graph: OperationGraph) -> dict[int, GraphTensor]:
     return forms if pays else {}
 
 
-def lone_operands(graph: OperationGraph, tensors: Iterable[GraphTensor]) -> bool:
-    """Whether tensors may be read by way of copies: buffers that are used once, and not overwritten."""
-    touched = [uid for each in graph.operations for uid in (*each.reads, *each.writes)]
-    overwritten = {tensor.overwrites for tensor in graph.tensors}
-    return all(
-        tensor.role is TensorRole.BOUND
-        and touched.count(tensor.uid) == 1
-        and tensor.overwrites is None
-        and tensor.uid not in overwritten
-        for tensor in tensors
-    )
-
-
-def has_channels_last(tensor: GraphTensor) -> bool:
-    """Whether a tensor is packed in NHWC, but for axes of size 1."""
+def _has_channels_last(tensor: GraphTensor) -> bool:
     last = TensorSpec.packed(tensor.dims, tensor.dtype, Layout.NHWC).strides
     return settled_strides(tensor.dims, tensor.strides) == settled_strides(tensor.dims, last)
 
