@@ -43,7 +43,10 @@ Fence = Any
 """An engine's own marker in its stream of work, such as an event."""
 
 ProgressCallback = Callable[[int, int, str], None]
-"""Called with how many plans have been tried, how many there are, and what is tried next."""
+"""Called with how many plans have been tried, how many there are (0: unknown), and what is tried next.
+
+Also while a builder waits for another client's work: with 0, 0. It must not raise then.
+"""
 
 
 def unheard(done: int, of: int, what: str) -> None:

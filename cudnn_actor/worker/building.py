@@ -186,9 +186,11 @@ class BuildThread:
 
     def _tune(self, job: Job) -> Plan:
         def progress(done: int, of: int, what: str) -> None:
+            self._note_progress()
+            if not of:  # it waits for another client's
+                return
             if self._closing:
                 raise _ClosedError
-            self._note_progress()
             log.info("plan.tuning", graph=job.digest[:8], done=done, of=of, candidate=what)
 
         return self._builder.tune(job.graph, workspace_limit=job.workspace_limit, progress=progress)

@@ -35,8 +35,8 @@ def product(*sources: Source, launcher: str = "library") -> OperationStep:
     return OperationStep(operation=MatMul(a=0, b=1, y=2), tensors=tensors, sources=sources, launcher=launcher)
 
 
-def kernel(*sources: Source) -> KernelStep:
-    return KernelStep(elementwise(Leaf(0, DType.FLOAT32), DType.FLOAT32, (4,), [(1,), (1,)]), sources)
+def kernel(*sources: Source, size: int = 4) -> KernelStep:
+    return KernelStep(elementwise(Leaf(0, DType.FLOAT32), DType.FLOAT32, (size,), [(1,), (1,)]), sources)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,8 @@ def kernel(*sources: Source) -> KernelStep:
         # A kernel of ours waits for all before it, but its own results are not yet there.
         ([library(X, A), kernel(Y, X), library(X, A, beside=(1,))], [False, False, False]),
         ([library(X, A), kernel(B, X), library(X, B, Y, beside=(1,))], [False, False, True]),
+        # One of no elements is not launched.
+        ([library(X, A), kernel(Y, X, size=0), library(X, A, beside=(1,))], [False, False, True]),
         # Another library's may begin early, too.
         ([library(X, A), product(X, X, Y), library(X, A, beside=(1,))], [False, False, True]),
         ([library(X, A), product(X, X, Y, launcher="kernel"), library(X, A, beside=(1,))], [False] * 3),

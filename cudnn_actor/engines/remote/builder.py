@@ -103,7 +103,7 @@ class RemoteBuilder:
         How long one plan may take to build and to try, in seconds. If the process is silent for longer, it is
         killed and the build fails; it is not tried again at once.
     renew_after
-        The number of builds, and of plans tried in them, after which the process is replaced.
+        The number of builds and tuning candidates after which the process is replaced.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class Open(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
     arguments
         The callable's arguments.
     renew_after
-        The number of builds, and of plans tried in them, after which the process exits; another takes over.
+        The number of builds and tuning candidates after which the process exits; another takes over.
     """
 
     make: str

@@ -135,6 +135,7 @@ class Connection:
             while True:
                 answer = self._receive(_at(time.monotonic() + (within_s if began else 2 * within_s)))
                 if isinstance(answer, Busy):
+                    progress(0, 0, "waits for another client's")
                     continue
                 if isinstance(answer, Progress):
                     progress(answer.done, answer.of, answer.what)

@@ -46,6 +46,7 @@ from cudnn_actor.engines.remote.builder_messages import (
     Ready,
     Refused,
     Request,
+    Tune,
 )
 from cudnn_actor.engines.remote.queue import take_connection
 from cudnn_actor.processes.channel import Channel
@@ -215,12 +216,13 @@ class _Server:
 
     def _exported(self, peer: Channel, request: Request, builder: Builder) -> bytes | None:
         def progress(done: int, of: int, what: str) -> None:
-            self._asked += done > 0
+            self._asked += isinstance(request, Tune)
             self._say(peer, Progress(done, of, what))
             self._look(0)
             for other in [one for one in self._peers.values() if one is not peer]:
-                self._say(other, Busy())
-            if not isinstance(request, Build) and self._has_gone(peer):
+                if not other.backed_up:  # it need not read before its own next request
+                    other.send(Busy())
+            if isinstance(request, Tune) and self._has_gone(peer):
                 raise _UnwantedError
 
         graph, limit = request.graph, request.workspace_limit

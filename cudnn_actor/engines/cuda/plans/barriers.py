@@ -17,7 +17,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, OperationStep, Scratch, Source, Step
+from cudnn_actor.engines.cuda.plans.recipe import (
+    Buffer,
+    GraphStep,
+    JoinedStep,
+    KernelStep,
+    LinedStep,
+    OperationStep,
+    Scratch,
+    Source,
+    Step,
+)
 
 __all__ = ["barrier", "waits", "waits_at_start"]
 
@@ -56,8 +66,20 @@ def barrier() -> Any:
 
 
 def _overlaps(step: Step) -> bool:
-    """Whether a step's kernels may begin before the work before them has ended: those of libraries."""
-    return isinstance(step, GraphStep) or (isinstance(step, OperationStep) and step.launcher != "kernel")
+    """Whether a step may not wait for the work before it: a library's, or one that launches nothing."""
+    match step:
+        case GraphStep():
+            return True
+        case OperationStep():
+            return step.launcher != "kernel" or any(0 in tensor.dims for tensor in step.tensors)
+        case KernelStep():
+            return 0 in step.kernel.dims
+        case JoinedStep():
+            return all(0 in kernel.dims for kernel in step.kernels)
+        case LinedStep():
+            return not step.kernel.lines.total
+        case _:
+            return False
 
 
 def _beside(step: GraphStep) -> Iterable[Source]:

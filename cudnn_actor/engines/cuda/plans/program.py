@@ -181,6 +181,8 @@ class Program:
         self._number_address = ctypes.addressof(self._numbers)
         self._steps: list[_Run] = []
         self._waits_at_start = waits_at_start(recipe.steps)
+        if self._waits_at_start or any(waits(recipe.steps)):
+            barrier().compile()
         graphs = iter(plan.graphs)
         for step, waiting in zip(recipe.steps, waits(recipe.steps), strict=True):
             if isinstance(step, GraphStep):
