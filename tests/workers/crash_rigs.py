@@ -32,7 +32,7 @@ import numpy as np
 from cudnn_actor import Allocate, CudnnRef, CudnnService, Fill, Ping, Spawning, TensorSpec, spawn, start
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines import EngineChoice
-from cudnn_actor.engines.base import EngineFailure, StickyError
+from cudnn_actor.engines.base import EngineFailure, ProgressCallback, StickyError, unheard
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.processes.frames import encode
@@ -241,7 +241,9 @@ class PointedBuilder:
     def interrupt(self) -> None:
         """Deaf: a build at a point is ended by the test alone."""
 
-    def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Any:
+    def build(
+        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+    ) -> Any:
         self._door.go_through("build")
         plan = compile_plan(graph, workspace_limit)
         self._door.go_through(after("build"))
