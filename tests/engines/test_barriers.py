@@ -86,4 +86,4 @@ def test_a_barrier_stands_before_what_reads_results_that_may_not_be_there(
 def test_and_before_a_plan_whose_first_kernels_read_what_others_may_write(
     steps: list[Step], wanted: bool
 ) -> None:
-    assert waits_at_start(steps) is wanted
+    assert waits_at_start(steps, waits(steps)) is wanted

@@ -20,7 +20,7 @@ from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.models import Feature, Model
 from cudnn_actor.models.model import NeedsValues, Source
-from cudnn_actor.protocol import OutOfMemory, QuarantinedRequest, ServiceStopped, TensorSpec
+from cudnn_actor.protocol import CudnnActorError, OutOfMemory, QuarantinedRequest, ServiceStopped, TensorSpec
 from cudnn_actor.service.client import CudnnRef
 
 __all__ = ["ModelCase", "ModelLoad", "cases_of"]
@@ -116,7 +116,7 @@ class ModelLoad:
         """Run each case once. Its plans are stored, and need not be built when a fault has ended a worker."""
         model = await self._loaded()
         for case in self._cases.values():
-            with contextlib.suppress(*self._excused):
+            with contextlib.suppress(CudnnActorError):  # as `warming.warm`: a fault may end this, too
                 await self._gpu.run(model, case.inputs)
         await model.close()
 

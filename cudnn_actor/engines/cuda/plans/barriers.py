@@ -46,12 +46,13 @@ def waits(steps: Sequence[Step]) -> list[bool]:
     return found
 
 
-def waits_at_start(steps: Sequence[Step]) -> bool:
+def waits_at_start(steps: Sequence[Step], waiting: Sequence[bool]) -> bool:
     """Whether there must be a barrier before a plan, for what other work on the stream does.
 
-    A CUDA graph needs none: it begins when all work before it has ended.
+    `waiting`: what `waits` says of the steps. A CUDA graph needs no barrier before it: it begins when all
+    work before it has ended.
     """
-    for step, here in zip(steps, waits(steps), strict=True):
+    for step, here in zip(steps, waiting, strict=True):
         if here or not _overlaps(step):
             return False
         if isinstance(step, GraphStep) and step.beside:

@@ -180,11 +180,12 @@ class Program:
         self._numbers = (ctypes.c_double * max(recipe.scalars, 1))()
         self._number_address = ctypes.addressof(self._numbers)
         self._steps: list[_Run] = []
-        self._waits_at_start = waits_at_start(recipe.steps)
-        if self._waits_at_start or any(waits(recipe.steps)):
+        waiting = waits(recipe.steps)
+        self._waits_at_start = waits_at_start(recipe.steps, waiting)
+        if self._waits_at_start or any(waiting):
             barrier().compile()
         graphs = iter(plan.graphs)
-        for step, waiting in zip(recipe.steps, waits(recipe.steps), strict=True):
+        for step, waits_here in zip(recipe.steps, waiting, strict=True):
             if isinstance(step, GraphStep):
                 graph = next(graphs)
                 launch = fast_launch(graph, step.uids, handle) if fast else None
@@ -197,7 +198,7 @@ class Program:
             else:
                 kernel = _compiled(step)
                 self._steps.append(self._kernel_step(kernel, step.sources, recipe.own_workspace))
-            if waiting:
+            if waits_here:
                 self._steps[-1] = _behind_barrier(self._steps[-1], stream)
         self._doubles = {
             source.number: source.double
