@@ -65,3 +65,6 @@ def test_what_has_no_common_lines_is_refused() -> None:
         compile_fused(g.build(y=x + 1.0).body, None)
     with pytest.raises(Refused, match="no neighbours"):
         compile_fused(g.build(y=g.sum(x, 0)).body, None)
+    whole = g.input("whole", (4, 6), "int64")  # reduced exactly, as these kernels do not
+    with pytest.raises(Refused, match="no lines in common"):
+        compile_fused(g.build(y=g.sum(whole, 0, keepdims=True) + 1).body, None)

@@ -236,6 +236,14 @@ def test_lines_of_the_same_axes_are_one_piece() -> None:
     assert kinds == [["pointwise", "rms_norm", "reduction", "pointwise", "pointwise"], ["reduction"]]
 
 
+def test_integers_are_reduced_apart() -> None:
+    """Sums of integers are exact. Kernels over lines add up floats."""
+    g = GraphBuilder()
+    parts = check(g.build(y=g.sum(g.input("x", (4, 6), "int64") * 2, axis=1)))
+    kinds = [[operation.kind for operation in piece.graph.operations] for piece in parts.pieces]
+    assert kinds == [["pointwise"], ["reduction"]]
+
+
 def test_a_norm_is_one_piece_with_what_is_before_and_behind_it() -> None:
     g = GraphBuilder()
     x, residual, dy = (g.input(name, (2, 4, 6, 6)) for name in ("x", "residual", "dy"))

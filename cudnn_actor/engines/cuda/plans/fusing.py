@@ -38,14 +38,13 @@ def lines_of_operation(
 ) -> tuple[tuple[int, ...], tuple[int, ...], DType] | None:
     """The dims of what an operation reduces or normalises, the axes of a line, and the type of its sums.
 
-    None if it is no such operation, or not one of floats.
+    None if it is no such operation, or one of integers, which are reduced exactly.
     """
     row = IN_LINES.get(type(operation))
-    if row is None:
-        return None
     x = graph.tensor(operation.reads[0])
-    compute = graph.compute(operation)
-    return (x.dims, row.axes(operation, len(x.dims)), compute) if compute.is_floating else None
+    if row is None or not x.dtype.is_floating:
+        return None
+    return x.dims, row.axes(operation, len(x.dims)), graph.compute(operation)
 
 
 def compile_fused(graph: OperationGraph, limit: int | None) -> CudaPlan:
