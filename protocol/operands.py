@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.messages import RunGraph
 
-__all__ = ["operand", "operands"]
+__all__ = ["operand", "operands", "operands_named"]
 
 
 def operands(message: Any) -> dict[str, BufferRef]:
@@ -34,3 +35,11 @@ def operand(message: Any, name: str) -> Any:
         return getattr(message, name)
     field, _, number = name[:-1].partition("[")
     return getattr(message, field)[int(number)]
+
+
+def operands_named(message: Any, names: Sequence[str]) -> list[Any]:
+    """The references of these names, in their order."""
+    if isinstance(message, RunGraph):  # it may have hundreds
+        places, buffers = message.graph.places, message.buffers
+        return [buffers[places[name]] for name in names]
+    return [operand(message, name) for name in names]

@@ -68,7 +68,7 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
-from cudnn_actor.protocol.operands import operand, operands
+from cudnn_actor.protocol.operands import operands, operands_named
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.supervision import Fault
 
@@ -87,7 +87,7 @@ log = Log("cudnn_actor")
 def bind(cached: CachedMessage, memory: Memory) -> Bound:
     """Find a message's slots and scalars, and cache them. Raises `StaleBufferError`, `InvalidRequest`."""
     epoch, message, lowered = memory.epoch, cached.message, cached.lowered
-    slots = [memory.resolve(operand(message, name), name) for name in lowered.buffers]
+    slots = list(map(memory.resolve, operands_named(message, lowered.buffers), lowered.buffers))
     check_no_overlap(message, lowered, slots)
     bound = Bound(epoch, slots, [float(getattr(message, name)) for name in lowered.scalars])
     cached.bound = bound

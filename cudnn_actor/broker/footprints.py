@@ -8,7 +8,7 @@ from typing import Any
 from cudnn_actor.broker.hazards import NOTHING, Footprint
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import COMPUTE, Compute, Copy, Download
-from cudnn_actor.protocol.operands import operand, operands
+from cudnn_actor.protocol.operands import operands, operands_named
 
 __all__ = ["compute_footprint", "footprint", "memory_footprint", "overwritten"]
 
@@ -17,8 +17,8 @@ _READ: dict[type, tuple[str, ...]] = {Copy: ("src",), Download: ("src",)}
 
 def compute_footprint(message: Compute, lowered: Lowered) -> Footprint:
     """The footprint of a request that runs a plan. An output that is also read counts as written."""
-    writes = [operand(message, name).slot for name in lowered.outputs]
-    slots = {operand(message, name).slot for name in lowered.buffers}
+    writes = [ref.slot for ref in operands_named(message, lowered.outputs)]
+    slots = {ref.slot for ref in operands_named(message, lowered.buffers)}
     return Footprint(slots.difference(writes), writes)
 
 

@@ -35,7 +35,7 @@ from cudnn_actor.protocol.messages import (
 )
 from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.named_outputs import named_outputs
-from cudnn_actor.protocol.operands import operand
+from cudnn_actor.protocol.operands import operand, operands_named
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.protocol.validation import check_inputs
@@ -91,8 +91,8 @@ def check_message(state: ServiceState, message: Message) -> None:
 
 def _resolve(state: ServiceState, message: Message, fields: Sequence[str]) -> None:
     try:
-        for name in fields:
-            state.memory.resolve(operand(message, name), name)
+        for ref, name in zip(operands_named(message, fields), fields, strict=True):
+            state.memory.resolve(ref, name)
     except StaleBufferError:
         # A service that ends closes its mailbox, then frees its buffers: report the end, not the freed
         # buffer.

@@ -21,7 +21,7 @@ from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.lowering import Lowered
 from cudnn_actor.protocol.messages import COMPUTE, Compute, Drain, Explain, Warm
-from cudnn_actor.protocol.operands import operand, operands
+from cudnn_actor.protocol.operands import operands, operands_named
 from cudnn_actor.worker.planning import Outcome, Planner
 
 __all__ = ["DeferredWork"]
@@ -126,7 +126,8 @@ class DeferredWork:
 
     def _is_valid(self, message: Compute, lowered: Lowered) -> bool:
         try:
-            slots = [self._state.memory.resolve(operand(message, name), name) for name in lowered.buffers]
+            refs = operands_named(message, lowered.buffers)
+            slots = list(map(self._state.memory.resolve, refs, lowered.buffers))
             check_no_overlap(message, lowered, slots)
         except Exception:  # noqa: BLE001 - as above
             return False

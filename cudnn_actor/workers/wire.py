@@ -123,11 +123,50 @@ class InjectFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RunKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """A `RunGraph` whose graph the worker has got by a `KnowGraph`."""
+    """A `RunGraph` whose graph the worker has got by a `KnowGraph`.
+
+    Models have hundreds of buffers, so only what the graph does not say is sent: specs take most of the time
+    to decode.
+
+    Parameters
+    ----------
+    graph
+        Its identity.
+    slots, generations
+        Those of the buffers, one for each of the graph's ports. They have the specs of the ports.
+    alignments
+        A buffer's place among them → its alignment, where it is not the port's.
+    """
 
     control = False
     graph: str
-    buffers: tuple[BufferRef, ...]
+    slots: tuple[int, ...]
+    generations: tuple[int, ...]
+    alignments: dict[int, int]
+
+    @classmethod
+    def of(cls, message: RunGraph) -> RunKnown:
+        """What is sent of a message."""
+        graph, buffers = message.graph, message.buffers
+        return cls(
+            graph=graph.identity,
+            slots=tuple([ref.slot for ref in buffers]),
+            generations=tuple([ref.generation for ref in buffers]),
+            alignments={
+                place: ref.spec.alignment
+                for place, (ref, port) in enumerate(zip(buffers, graph.ports, strict=True))
+                if ref.spec.alignment != port.spec.alignment
+            },
+        )
+
+    def message(self, graph: Graph, device: str) -> RunGraph:
+        """The message, with its graph. Raises `ValueError` or `IndexError` if it is for another."""
+        specs = [port.spec for port in graph.ports]
+        for place, alignment in self.alignments.items():
+            specs[place] = msgspec.structs.replace(specs[place], alignment=alignment)
+        named = zip(self.slots, self.generations, specs, strict=True)
+        buffers = [BufferRef(slot=slot, generation=n, spec=spec, device=device) for slot, n, spec in named]
+        return RunGraph(graph=graph, buffers=tuple(buffers))
 
 
 Asked = (
@@ -398,5 +437,5 @@ GRAPHS: msgspec.msgpack.Decoder[Graph] = msgspec.msgpack.Decoder(Graph)
 def encode_message(message: Asked) -> bytes:
     """A message as the bytes of a `Request`. Raises `TypeError` for fields that are not protocol data."""
     if type(message) is RunGraph:
-        message = RunKnown(graph=message.graph.identity, buffers=message.buffers)
+        message = RunKnown.of(message)
     return codec.encode_message(message)  # type: ignore[arg-type]  # which takes any struct of plain data

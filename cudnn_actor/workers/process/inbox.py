@@ -17,7 +17,7 @@ import msgspec
 
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import MalformedMessage
-from cudnn_actor.protocol.messages import COMPUTE, RunGraph
+from cudnn_actor.protocol.messages import COMPUTE
 from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.workers.process.outbox import Outbox
 from cudnn_actor.workers.process.task import InternalTask, WorkerTask
@@ -50,9 +50,11 @@ class Inbox:
         The outbox, whose log lines are sent before a wait.
     page
         The status page, where tasks note that they have begun.
+    device
+        The device in buffer references.
     """
 
-    def __init__(self, channel: Channel, outbox: Outbox, page: StatusPage) -> None:
+    def __init__(self, channel: Channel, outbox: Outbox, page: StatusPage, device: str) -> None:
         self.on_frame: dict[type, Callable[[Any], None]] = {
             Internal: self._put_internal,
             KnowGraph: self._keep_graph,
@@ -62,6 +64,7 @@ class Inbox:
         self._channel = channel
         self._outbox = outbox
         self._page = page
+        self._device = device
         self._tasks: deque[WorkerTask | InternalTask] = deque()
         self._urgent: deque[WorkerTask | InternalTask] = deque()
         self._known: dict[bytes, Any] = {}
@@ -137,13 +140,13 @@ class Inbox:
         """The message; or, if there is none, the error with which its request is refused."""
         try:
             message = MESSAGES.decode(body)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            if type(message) is RunKnown:
+                graph = self._graphs[message.graph]
+                if isinstance(graph, MalformedMessage):
+                    return graph
+                message = message.message(graph, self._device)
+        except (msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
             return MalformedMessage(detail=str(error))
-        if type(message) is RunKnown:
-            graph = self._graphs[message.graph]
-            if isinstance(graph, MalformedMessage):
-                return graph
-            message = RunGraph(graph=graph, buffers=message.buffers)
         if type(message) in COMPUTE:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()

@@ -80,7 +80,7 @@ class _Process:
         hello = early.pop(0)
         page = StatusPage.attach(status, hello.window)
         self._outbox = outbox = Outbox(channel, page)
-        self._inbox = inbox = Inbox(channel, outbox, page)
+        self._inbox = inbox = Inbox(channel, outbox, page, hello.device)
         state = ServiceState(
             mailbox=Mailbox(1),  # a placeholder: the parent has the real mailbox
             memory=BorrowedTable(hello.device, GenerationView(generations), None),
