@@ -287,7 +287,7 @@ def _building() -> Iterator[str]:
 
 
 def _block(each: Row) -> str:
-    return str(each["block"]) + ", dynamic shapes" * each.get("dynamic shapes", False)
+    return f"{each['block']}{', dynamic shapes' * bool(each.get('dynamic shapes'))}"
 
 
 def _models() -> Iterator[str]:
