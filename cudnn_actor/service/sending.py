@@ -77,10 +77,10 @@ def check_message(state: ServiceState, message: Message) -> None:
         cached = state.cached(message)  # type: ignore[arg-type]
         bound = cached.bound
         if bound is None or bound.epoch != state.memory.epoch:
-            _looked_up(state, lambda: bind(cached, state.memory))
+            _look_up(state, bind, cached, state.memory)
     elif kind in _REFERENCES:
         for name in _REFERENCES[kind]:
-            _looked_up(state, lambda name=name: state.memory.resolve(operand(message, name), name))  # type: ignore[misc]
+            _look_up(state, state.memory.resolve, operand(message, name), name)
         if isinstance(message, Upload):
             check_device_array(message.data, message.dst.spec, state.memory.device)
     elif kind in _UNCHECKED:
@@ -95,9 +95,9 @@ def check_message(state: ServiceState, message: Message) -> None:
         raise not_a_message(message, _METHODS.get(Model) if isinstance(message, Model) else None)
 
 
-def _looked_up(state: ServiceState, look_up: Callable[[], object]) -> None:
+def _look_up(state: ServiceState, look_up: Callable[..., object], *arguments: object) -> None:
     try:
-        look_up()
+        look_up(*arguments)
     except StaleBufferError:
         # A service that ends closes its mailbox, then frees its buffers: report the end, not the freed
         # buffer.
