@@ -20,7 +20,7 @@ import msgspec
 __all__ = ["COPY", "Skewed", "skewed"]
 
 _THREADS, _LANES = 256, 32
-_TILES = {1: (256, 128, 5), 2: (128, 128, 5), 4: (128, 64, 5), 8: (64, 32, 6)}
+_TILES = {1: (256, 128, 5), 2: (128, 128, 5), 4: (128, 64, 5), 8: (64, 64, 5)}
 """By the bytes of an element: the most rows and columns of a tile, and the blocks of a multiprocessor.
 
 Rows are the operand's, and whole words of a warp. The share of rows that two tiles read is less if tiles
