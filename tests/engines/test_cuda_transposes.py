@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.plans import tiled_kernels
+from cudnn_actor.engines.cuda.plans import skewed_tiles, tiled_kernels
 from cudnn_actor.engines.cuda.plans.kernels import merged
 from cudnn_actor.engines.cuda.plans.recipe import Buffer, TiledStep
 from cudnn_actor.engines.cuda.plans.skewed_tiles import skewed
@@ -53,13 +53,15 @@ class Case(NamedTuple):
     itemsize: int
     step: int
     wide: bool = False
+    blocks: int = 1024
 
 
 SKEWED = {
-    **{f"{itemsize} bytes, odd rows": Case(itemsize, 1001) for itemsize in (1, 2, 4, 8)},
+    **{f"{itemsize} bytes, odd rows": Case(itemsize, 1001, blocks=1) for itemsize in (1, 2, 4, 8)},
     **{f"{itemsize} bytes, even rows": Case(itemsize, 1002) for itemsize in (1, 2, 4, 8)},
     "2 bytes, aligned rows": Case(2, 1008),
-    "rows in reverse": Case(2, -1001),
+    "2 bytes, odd rows, one tile a block": Case(2, 1001),
+    "rows in reverse": Case(2, -1001, blocks=4),
     "places of 64 bits": Case(4, 1003, wide=True),
 }
 
@@ -82,7 +84,13 @@ def around(case: Case) -> list[tuple[int, int]]:
         (rows + 1, columns - 1),
         (2 * rows - 32 // case.itemsize + 1, columns),
         (2 * rows + 3, 2 * columns + 3),
+        (5 * rows + 3, columns),
     ]
+
+
+def constants(patch: pytest.MonkeyPatch, case: Case) -> None:
+    patch.setattr(tiled_kernels, "_SMALL", 0 if case.wide else 1 << 31)
+    patch.setattr(skewed_tiles, "_LEAST_BLOCKS", case.blocks)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +98,7 @@ def compiled_skewed() -> None:
     with pytest.MonkeyPatch.context() as patch:
         sources = []
         for case in SKEWED.values():
-            patch.setattr(tiled_kernels, "_SMALL", 0 if case.wide else 1 << 31)
+            constants(patch, case)
             sources += [tiled_source(skewed_kernel(case, *sizes)) for sizes in around(case)]
         host_cuda.compile_together(sources)
 
@@ -100,7 +108,7 @@ def compiled_skewed() -> None:
 def test_skewed_tiles_end_anywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     host_cuda.use(monkeypatch, tiled_kernels)
     case = SKEWED[name]
-    monkeypatch.setattr(tiled_kernels, "_SMALL", 0 if case.wide else 1 << 31)
+    constants(monkeypatch, case)
     dtype = np.dtype(f"u{case.itemsize}")
     random = np.random.default_rng(case.step + 2000)
     for start, (rows, columns) in enumerate(around(case)):
@@ -140,6 +148,10 @@ def test_matrices_that_fill_tiles_are_skewed_if_they_are_not_aligned() -> None:
     assert kernel(8192, 8192).skewed is None
     assert kernel(8188, 8190).skewed is not None, "what is read is aligned to 4 bytes"
     assert kernel(8188, 8196).skewed is None, "both are aligned to 8"
+    tiles = kernel(8193, 8191).skewed
+    assert tiles is not None
+    assert tiles.tiles > 1
+    assert kernel(8193, 8191).counts[1] == -(-(8193 + 15) // (tiles.rows * tiles.tiles))
     assert kernel(8191, 31).skewed is None, "too few columns"
     assert kernel(31, 8191).skewed is None, "too few rows"
 
@@ -169,7 +181,7 @@ def test_chunks_of_a_skewed_tile_do_not_meet() -> None:
         chunk = tiles.chunk
         assert (tiles.pitch - step) % chunk == 0
         assert tiles.stored * itemsize <= 48 << 10
-        for shift, row in itertools.product(range(chunk), (0, 1, tiles.read - 2, tiles.read - 1)):
+        for shift, row in itertools.product(range(chunk), (0, 1, tiles.rows + 32 // itemsize - 2)):
             begin = shift + row * tiles.pitch
             ends = -(-(begin + tiles.columns) // chunk) * chunk
             assert ends - begin // chunk * chunk <= tiles.chunks * chunk

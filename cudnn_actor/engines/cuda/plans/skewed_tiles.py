@@ -3,8 +3,9 @@
 Memory is read in chunks and written in sectors, all of them whole and aligned. To write a part
 of a sector costs more than to write all of it. So each row of the result, which is a column of
 a tile, has its part of the tile begin at a sector of its own, up to a sector before the tile's
-first row. The operand's rows that this takes are read by two tiles, the second time from the L2
-cache. Chunks of its rows begin before the tile and end behind it, by elements that are not used.
+first row. A block moves several tiles, one below the other, and keeps the operand's rows that
+the next one needs; for its first tile it reads such rows, which another block reads, too. Chunks
+of rows begin before the tile and end behind it, by elements that are not used.
 
 A row in shared memory lies where it does in memory, modulo a chunk: the pitch is the operand's
 stride, modulo a chunk. So chunks are copied as they are, by asynchronous copies, and places are
@@ -20,13 +21,16 @@ import msgspec
 __all__ = ["COPY", "Skewed", "skewed"]
 
 _THREADS, _LANES = 256, 32
-_TILES = {1: (256, 128, 5), 2: (128, 128, 5), 4: (128, 64, 5), 8: (64, 64, 5)}
-"""By the bytes of an element: the most rows and columns of a tile, and the blocks of a multiprocessor.
+_TILES = {1: (128, 256, 4, 5), 2: (128, 128, 4, 5), 4: (128, 64, 4, 5), 8: (64, 64, 4, 5)}
+"""By the bytes of an element: the most rows and columns of a tile, the most tiles that a block moves one
+after the other, and the blocks of a multiprocessor.
 
-Rows are the operand's, and whole words of a warp. The share of rows that two tiles read is less if tiles
-are tall, and that of sectors if they are wide. A tile takes up to 48 KiB of shared memory, and all blocks
-of a multiprocessor together 227.
+Rows are the operand's, and whole words of a warp. The share of rows that two blocks read is less if tiles
+are tall, or many, and that of sectors that two tiles read if they are wide. A tile takes up to 48 KiB of
+shared memory, and all blocks of a multiprocessor together 227.
 """
+_LEAST_BLOCKS = 1024
+"""So many blocks have each fewer tiles rather than be fewer."""
 _SECTOR = 32
 """Bytes at whose multiples a tile's part of a row of the result begins."""
 _CHUNK, _WORD = 16, 4
@@ -52,6 +56,8 @@ class Skewed(msgspec.Struct, frozen=True):
         The operand's stride from row to row.
     chunk
         How many elements are read at once.
+    tiles
+        How many tiles a block moves, one below the other.
     """
 
     itemsize: int
@@ -59,6 +65,7 @@ class Skewed(msgspec.Struct, frozen=True):
     columns: int
     step: int
     chunk: int
+    tiles: int
 
     @property
     def word(self) -> int:
@@ -94,7 +101,7 @@ class Skewed(msgspec.Struct, frozen=True):
     @property
     def resident(self) -> int:
         """How many blocks are to run on a multiprocessor at once."""
-        return _TILES[self.itemsize][2]
+        return _TILES[self.itemsize][3]
 
     @property
     def conflicts(self) -> int:
@@ -102,63 +109,79 @@ class Skewed(msgspec.Struct, frozen=True):
         return math.gcd(self.pitch, _LANES if self.itemsize <= _WORD else _LANES // 2)
 
     def count(self, rows: int) -> int:
-        """How many tiles write so many rows. The first begin up to a sector before them."""
-        return -(-(rows + self.sector - 1) // self.rows)
+        """How many blocks write so many rows. The first begin up to a sector before them."""
+        return -(-(rows + self.sector - 1) // (self.rows * self.tiles))
 
     def body(self) -> str:
-        """C++ that moves a tile, in a kernel of `tiled_source`."""
-        chunk = self.chunk * self.itemsize
-        total, bits = self.read * self.chunks, 8 * self.itemsize % 64
+        """C++ that moves a block's tiles, in a kernel of `tiled_source`."""
+        chunk, chunks = self.chunk * self.itemsize, self.chunks
+        bits = 8 * self.itemsize % 64
         return f"""constexpr int SECTOR = {self.sector}, CHUNK = {self.chunk}, PITCH = {self.pitch};
-        const I top = row - (SECTOR - 1);
-        const int shift = (int)((from_at + (unsigned)(x + x_of(top))) & (CHUNK - 1));
-        #pragma unroll
-        for (int k = 0; k < {-(-total // _THREADS)}; ++k) {{
-            const unsigned p = thread + k * {_THREADS};
-            const int r = (int)(p / {self.chunks}), c = (int)(p % {self.chunks}) * CHUNK;
-            const I place = x + x_of(top + r);
+        const int shift = (int)((from_at + (unsigned)(x + x_of(row - (SECTOR - 1)))) & (CHUNK - 1));
+        const I end = min(row + (I)(ROWS * {self.tiles}), (I)rows + (SECTOR - 1));
+        for (I first = row; first < end; first += ROWS) {{
+        const auto read = [&](int r, int c) {{
+            const I number = first - (SECTOR - 1) + r, place = x + x_of(number);
             const int before = (int)((from_at + (unsigned)place) & (CHUNK - 1));
-            if (p < {total} && (U)(top + r) < (U)rows && c - before < beside)
+            if ((U)number < (U)rows && c - before < beside)
                 copy<{chunk}>(tile + (shift + r * PITCH - before + c), from + (place - before + c));
+        }};
+        if (first == row) {{
+            for (unsigned p = thread; p < (SECTOR - 1) * {chunks}; p += {_THREADS})
+                read((int)(p / {chunks}), (int)(p % {chunks}) * CHUNK);
+        }} else {{
+            // The last rows become the first ones. They lie alike: a chunk divides the number of rows.
+            __syncthreads();
+            Chunk<{chunk}>* const kept = (Chunk<{chunk}>*)tile;
+            for (int p = (int)thread; p < (shift + (SECTOR - 1) * PITCH) / CHUNK; p += {_THREADS})
+                kept[p] = kept[p + ROWS * PITCH / CHUNK];
+            __syncthreads();
+        }}
+        #pragma unroll
+        for (int k = 0; k < {-(-self.rows * chunks // _THREADS)}; ++k) {{
+            const unsigned p = thread + k * {_THREADS};
+            if (p < ROWS * {chunks}) read((int)(p / {chunks}) + SECTOR - 1, (int)(p % {chunks}) * CHUNK);
         }}
         wait();
         __syncthreads();
         const auto write = [&](int c, bool whole) {{
-            const I begin = z + z_of(column + c);
+            const I begin = z + (first - row) + z_of(column + c);
             const int before = (int)((y_at + (unsigned)begin) & (SECTOR - 1));
             const E* const stored = tile + (shift + ((int)lane * WORD + SECTOR - 1 - before) * PITCH + c);
             E* const into = y + (begin - before + (int)lane * WORD);
-            const I first = row - before + (int)lane * WORD;
+            const I start = first - before + (int)lane * WORD;
             #pragma unroll
             for (int r = 0; r < ROWS; r += {_LANES} * WORD) {{
-                if (whole || (U)(first + r) <= (U)((I)rows - WORD)) {{
+                if (whole || (U)(start + r) <= (U)((I)rows - WORD)) {{
                     Bits bits = 0;
                     #pragma unroll
                     for (int v = 0; v < WORD; ++v) bits |= (Bits)stored[(r + v) * PITCH] << v * {bits};
                     *(Bits*)(into + r) = bits;
                 }} else {{
                     for (int v = 0; v < WORD; ++v)
-                        if ((U)(first + r + v) < (U)rows) into[r + v] = stored[(r + v) * PITCH];
+                        if ((U)(start + r + v) < (U)rows) into[r + v] = stored[(r + v) * PITCH];
                 }}
             }}
         }};
         constexpr int WARPS = {_THREADS // _LANES};
-        if (row >= SECTOR - 1 && row + ROWS <= (I)rows) {{
+        if (first >= SECTOR - 1 && first + ROWS <= (I)rows) {{
             // There is no branch in it, so a warp reads several columns from shared memory at once.
             #pragma unroll {_UNROLLED}
             for (int c = (int)warp; c < beside; c += WARPS) write(c, true);
         }} else {{
             #pragma unroll 1
             for (int c = (int)warp; c < beside; c += WARPS) write(c, false);
+        }}
         }}"""
 
 
-def skewed(itemsize: int, rows: int, columns: int, step: int) -> Skewed | None:
-    """How such a matrix is cut; None if it is too small, or too many lanes would want one bank."""
-    most_rows, most_columns, _ = _TILES[itemsize]
+def skewed(itemsize: int, rows: int, columns: int, step: int, batch: int = 1) -> Skewed | None:
+    """How such matrices are cut; None if they are too small, or too many lanes would want one bank."""
+    most_rows, most_columns, most_tiles, _ = _TILES[itemsize]
     written = _LANES * max(_WORD // itemsize, 1)  # by a warp at once
     if rows < written // 2 or columns < 2 * _SECTOR // itemsize:
         return None
+    tiles = batch * -(-rows // most_rows) * -(-columns // most_columns)
     found = [
         Skewed(
             itemsize=itemsize,
@@ -166,6 +189,7 @@ def skewed(itemsize: int, rows: int, columns: int, step: int) -> Skewed | None:
             columns=min(most_columns, 1 << (columns - 1).bit_length()),
             step=step,
             chunk=nbytes // itemsize,
+            tiles=min(max(tiles // _LEAST_BLOCKS, 1), most_tiles),
         )
         for nbytes in (16, 8, 4)
         if itemsize <= nbytes <= _CHUNK
@@ -174,6 +198,7 @@ def skewed(itemsize: int, rows: int, columns: int, step: int) -> Skewed | None:
 
 
 COPY = f"""
+template <int N> struct alignas(N) Chunk {{ unsigned of[N / 4]; }};
 // Asynchronous: what was copied is there after `wait`, and a barrier.
 template <int N> __device__ __forceinline__ void copy(void* to, const void* from) {{
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -184,8 +209,7 @@ template <int N> __device__ __forceinline__ void copy(void* to, const void* from
         asm volatile("cp.async.ca.shared.global{_FETCHED} [%0], [%1], %2;"
                      :: "r"(at), "l"(from), "n"(N) : "memory");
 #else
-    struct alignas(N) Chunk {{ unsigned of[N / 4]; }};
-    *(Chunk*)to = *(const Chunk*)from;
+    *(Chunk<N>*)to = *(const Chunk<N>*)from;
 #endif
 }}
 __device__ __forceinline__ void wait() {{
