@@ -127,12 +127,14 @@ class Skewed(msgspec.Struct, frozen=True):
                 copy<{chunk}>(tile + (shift + r * PITCH - before + c), from + (place - before + c));
         }};
         if (first == row) {{
+            #pragma unroll 1
             for (unsigned p = thread; p < (SECTOR - 1) * {chunks}; p += {_THREADS})
                 read((int)(p / {chunks}), (int)(p % {chunks}) * CHUNK);
         }} else {{
             // The last rows become the first ones. They lie alike: a chunk divides the number of rows.
             __syncthreads();
             Chunk<{chunk}>* const kept = (Chunk<{chunk}>*)tile;
+            #pragma unroll 2
             for (int p = (int)thread; p < (shift + (SECTOR - 1) * PITCH) / CHUNK; p += {_THREADS})
                 kept[p] = kept[p + ROWS * PITCH / CHUNK];
             __syncthreads();
