@@ -223,7 +223,7 @@ def row_source(description: Rows) -> str:
     parameters += [f"const long long from{part}" for part in range(len(description.parts))]
     parameters += [f"const long long start{part}" for part in range(1, len(description.parts))]
     columns = [
-        f"from = x{part.operand} + (I)from{n};"
+        f"of[v] = x{part.operand}; first[v] = column + (I)from{n};"
         + "".join(f" steps[v][{axis}] = (I)of{part.operand}_{axis};" for axis in axes)
         for n, part in enumerate(description.parts)
     ]
@@ -244,15 +244,12 @@ extern "C" __global__ void __launch_bounds__({THREADS}) rows(E* y, {", ".join(pa
     {divided("unit", "row", "units", "units_by")}
     if (row >= (I)row_step) return;
     const E* of[TOGETHER];
-    I steps[TOGETHER][{len(axes)}];
+    I first[TOGETHER], steps[TOGETHER][{len(axes)}];
     #pragma unroll
     for (int v = 0; v < TOGETHER; ++v) {{
         const I column = unit * TOGETHER + v;
-        const E* from;
         {found}
-        of[v] = from + column;
     }}
-    E* const to = y + unit * TOGETHER;
     const {number} last = ({number})count, step = ({number})row_step;
     #pragma unroll 1
     for ({number} begin = ({number})row; begin < last; begin += step * COUNT) {{
@@ -263,12 +260,12 @@ extern "C" __global__ void __launch_bounds__({THREADS}) rows(E* y, {", ".join(pa
             I rest = (I)min(begin + u * step, last - 1);
             {" ".join(places)}
             const I i0 = rest;
-            at[u] = {written};
+            at[u] = unit * TOGETHER + {written};
             #pragma unroll
-            for (int v = 0; v < TOGETHER; ++v) read[u].of[v] = of[v][{read}];
+            for (int v = 0; v < TOGETHER; ++v) read[u].of[v] = of[v][first[v] + {read}];
         }}
         #pragma unroll
-        for (int u = 0; u < COUNT; ++u) if (begin + u * step < last) *(Unit*)(to + at[u]) = read[u];
+        for (int u = 0; u < COUNT; ++u) if (begin + u * step < last) *(Unit*)(y + at[u]) = read[u];
     }}
 }}
 """
