@@ -5,7 +5,9 @@ behind it, or a group. It has one result, but a depthwise convolution of our own
 has any number of them. What lies between pieces is stored in its declared dtype,
 so where a graph is cut changes no result. Results of reshapes, transposes and
 slices are views of what is stored where that is possible. What is concatenated
-is written to its part of the result where that is possible.
+is written to its part of the result where that is possible. A slice that only a
+concatenation reads belongs to its piece if it is no view, since it begins at an odd
+address or is in reverse: its elements are read where they are stored.
 
 A group has any number of pointwise operations and results, all of the same dims.
 A gather, a padding or a resampling to the nearest with a result of these dims
