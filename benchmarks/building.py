@@ -10,9 +10,10 @@ pieces of a graph are built once.
 initialises at the first use; "stored" is another process, later, that has these kernels and the plan's bytes.
 Both build as a service does.
 A first run is one without a replay, on buffers that are there. For new batch sizes, one builder builds a
-ResNet bottleneck for one batch size after the other, as for inference and as for training. Each plan is
-built, its self-check included, in the process that measures; as bytes it goes to a worker. At the end, a
-build for another batch size is profiled; and in another process, the first.
+ResNet bottleneck for one batch size after the other, as for inference, with and without dynamic shapes, and
+as for training. Each plan is built, its self-check included, in the process that measures; as bytes it goes
+to a worker. It is timed too. At the end, a build for another batch size is profiled; and in another process,
+the first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import argparse
 import contextlib
 import cProfile
 import functools
-import itertools
 import json
 import os
 import pstats
@@ -45,6 +45,7 @@ from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
+from cudnn_actor.engines.cuda.plans.tuning import time_plan
 from cudnn_actor.plans.file import PlanKey, StoredPlan
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol import Graph, GraphBuilder, OperationGraph
@@ -57,6 +58,7 @@ COUNTS = (10, 100, 500)
 LAYER = 10
 """Operations of a layer."""
 BATCHES = (32, 16, 24, 7)
+_RUNS = 20
 _PROFILED = 48
 """The batch size of the build that is profiled."""
 _TOLD = {
@@ -114,8 +116,8 @@ def ms(call: Callable[[], Any]) -> tuple[float, Any]:
 class Side:
     """What one process measures, with a builder of its own."""
 
-    def __init__(self) -> None:
-        self.builder = CudaBuilder(0)
+    def __init__(self, *, dynamic_shapes: bool = False) -> None:
+        self.builder = CudaBuilder(0, dynamic_shapes=dynamic_shapes)
         self.opened_ms, _ = ms(self.builder.open)
 
     def build(self, graph: OperationGraph) -> CudaPlan:
@@ -136,6 +138,14 @@ class Side:
                 context.stream.synchronize()
 
             return ms(run)[0]
+        finally:
+            check.close()
+
+    def run_us(self, graph: OperationGraph, plan: CudaPlan) -> float:
+        """Microseconds of a run, replayed as a CUDA graph."""
+        check = SelfCheck(graph, self.builder.context)
+        try:
+            return round(min(time_plan(check, plan, _RUNS) for _ in range(3)), 2)
         finally:
             check.close()
 
@@ -181,14 +191,16 @@ def stored(count: int, store: PlanStore) -> Row:
     return {"restore_ms": restored_ms, "restored_first_run_ms": side.first_run(body, plan)}
 
 
-def batches(*, inference: bool) -> Row:
+def batches(*, inference: bool, dynamic_shapes: bool) -> Row:
     """Builds of a bottleneck for one batch size after the other, and a profile of one more."""
-    side = Side()
-    found = {}
+    side = Side(dynamic_shapes=dynamic_shapes)
+    built, runs = {}, {}
     for batch in BATCHES:
         body = bottleneck(batch=batch, inference=inference).forward.body
-        found[str(batch)] = ms(functools.partial(side.build, body))[0]
-    return {"block": _block(inference), "build_ms": found, **profiled(side, _PROFILED, inference)}
+        built[str(batch)], plan = ms(functools.partial(side.build, body))
+        runs[str(batch)] = side.run_us(body, plan)
+    row = {"block": _block(inference), "dynamic shapes": dynamic_shapes, "build_ms": built, "run_us": runs}
+    return row | profiled(side, _PROFILED, inference)
 
 
 def first(*, inference: bool) -> Row:
@@ -263,7 +275,7 @@ def tried() -> Iterator[list[Row]]:
 SIDES: dict[str, Callable[[int, Path], Row]] = {
     "cold": lambda count, folder: cold(count, PlanStore(folder / "plans")),
     "stored": lambda count, folder: stored(count, PlanStore(folder / "plans")),
-    "batches": lambda count, _: batches(inference=bool(count)),
+    "batches": lambda count, _: batches(inference=bool(count & 1), dynamic_shapes=bool(count & 2)),
     "first": lambda count, _: first(inference=bool(count)),
     "versions": lambda _, __: dict(gpu_versions()),
 }
@@ -296,7 +308,7 @@ def on_gpu(counts: Sequence[int]) -> Parts:
     for count in counts:
         what = f"{count} operations"
         yield "graphs", attempted(what, functools.partial(alone, "cold", "stored", count=count))
-    for part, number in itertools.product(("batches", "first"), (1, 0)):
+    for part, number in (("batches", 3), ("batches", 1), ("batches", 0), ("first", 1), ("first", 0)):
         yield part, attempted(f"{part}, {number}", functools.partial(alone, part, count=number))
 
 
@@ -312,7 +324,7 @@ def on_cpu() -> Parts:
     for batch in (4, 2, 3):
         body = bottleneck(batch=batch, channels=64, width=16, size=14).forward.body
         found[str(batch)], _ = ms(functools.partial(engine.build, body, workspace_limit=None))
-    yield "batches", iter([{"block": "for training", "build_ms": found}])
+    yield "batches", iter([{"block": "for training", "dynamic shapes": False, "build_ms": found}])
     engine.close()
 
 
@@ -325,16 +337,18 @@ def tables(found: Mapping[str, Sequence[Row]]) -> Iterator[Table]:
     yield graphs
     built = [row for row in found["batches"] if "error" not in row]
     sizes = dict.fromkeys(size for row in built for size in row["build_ms"])
-    heads = ("a bottleneck", *(f"batch {size}, ms" for size in sizes))
-    builds = Table(*heads, title="one batch size after the other")
-    for row in built:
-        times = (str(row["build_ms"][size]) for size in sizes)
-        builds.add_row(row["block"], *times)
-    yield builds
+    for name, unit in (("build_ms", "ms"), ("run_us", "µs")):
+        rows = [row for row in built if name in row]
+        heads = ("a bottleneck", "dynamic shapes", *(f"batch {size}, {unit}" for size in sizes))
+        table = Table(*heads, title=f"one batch size after the other: {name.partition('_')[0]}")
+        for row in rows:
+            table.add_row(row["block"], str(row["dynamic shapes"]), *(str(row[name][size]) for size in sizes))
+        yield table
     for title, part in (("a further batch size", "batches"), ("the first build", "first")):
         profiles = [row for row in found[part] if "profile_ms" in row]
         if profiles:
-            table = Table("part, ms, profiled", *(row["block"] for row in profiles), title=title)
+            blocks = (row["block"] + ", dynamic" * row.get("dynamic shapes", False) for row in profiles)
+            table = Table("part, ms, profiled", *blocks, title=title)
             for what in profiles[0]["profile_ms"]:
                 table.add_row(what, *(str(row["profile_ms"][what]) for row in profiles))
             yield table

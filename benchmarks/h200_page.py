@@ -274,12 +274,20 @@ def _building() -> Iterator[str]:
         ("block", *(f"batch {size}" for size in sizes)),
         ((_block(each), *(f"{each['build_ms'][size]:,.0f}" for size in sizes)) for each in blocks),
     )
+    yield "And a run of it, in µs:"
+    yield ""
+    yield from _table(
+        ("block", *(f"batch {size}" for size in sizes)),
+        (
+            (_block(each), *(f"{each['run_us'][size]:,.1f}" for size in sizes))
+            for each in blocks
+            if "run_us" in each
+        ),
+    )
 
 
 def _block(each: Row) -> str:
-    if "kernel cache" not in each:
-        return str(each["block"])
-    return f"{each['block']}, {'with' if each['kernel cache'] else 'without'} cuDNN's kernel cache"
+    return f"{each['block']}{', dynamic shapes' * bool(each.get('dynamic shapes'))}"
 
 
 def _models() -> Iterator[str]:

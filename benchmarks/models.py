@@ -11,7 +11,8 @@ writes those in their usual size. Each file is measured in processes of its own:
   `load` reads the file; `import` makes the graph for a batch size; `first` is the first run with this batch
   size, in which the graph is made again, weights are uploaded and plans are built.
 - stored: the first run of a new service in another process, with what the first one stored.
-- PyTorch, where it is installed: the network's own operators, eagerly and by `torch.compile`.
+- PyTorch, where it is installed: the network's own operators, eagerly and by `torch.compile`. All networks
+  are compiled side by side, before anything is measured.
 
 A run is timed with its inputs on the device and its outputs left there, until the device has finished: the
 median, of the service in a process of its own.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -50,6 +52,7 @@ from .gpu.setting import gpu_versions
 from .recording import Row, attempted, keep
 
 _SMALL = Path(__file__).parents[1] / "tests" / "onnx" / "networks" / "data"
+_READY = "ready"
 _COLUMNS = ("load_ms", "import_ms", "first_ms", "run_ms", "stored_first_ms", "eager_ms", "compiled_ms")
 
 
@@ -123,74 +126,128 @@ async def _runs(gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray], runs
 
 
 def torch_side(job: Job) -> Row:
-    """PyTorch's times for each batch size."""
+    """PyTorch's times for each batch size, measured when a line is there to read: then all is compiled."""
     torch = importlib.import_module("torch")
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     where = "cpu" if job.device == "cpu" else "cuda"
     eager = program(_program(Path(job.path)), where)
-    ways = {"eager_ms": eager, "compiled_ms": torch.compile(eager, mode="reduce-overhead")}
-    proto, found = onnx.load(job.path), Row()
-    with torch.no_grad():
-        for batch in job.batches:
-            torch.compiler.reset()
-            given = tensors(inputs_of(proto, batch).values(), where)
-            found[str(batch)] = {
-                name: _torch_ms(torch, functools.partial(way, *given), where, job.runs)
-                for name, way in ways.items()
-            }
-    return found
+    compiled = torch.compile(eager, mode="reduce-overhead", dynamic=False)
+    proto = onnx.load(job.path)
+    given = {str(batch): tensors(inputs_of(proto, batch).values(), where) for batch in job.batches}
 
-
-def _torch_ms(torch: Any, call: Callable[[], Any], where: str, runs: int) -> float:
-    def run() -> None:
+    def run(way: Callable[..., Any], batch: str) -> None:
         torch.compiler.cudagraph_mark_step_begin()
-        call()
+        way(*given[batch])
         if where == "cuda":
             torch.cuda.synchronize()
 
-    for _ in range(3):
-        run()
-    return median_ms([ms(run)[0] / 1e3 for _ in range(runs)])
+    def measured(way: Callable[..., Any], batch: str) -> float:
+        return median_ms([ms(functools.partial(run, way, batch))[0] / 1e3 for _ in range(job.runs)])
+
+    with torch.no_grad():
+        for batch in given:
+            for way in (eager, compiled):
+                for _ in range(3):
+                    run(way, batch)
+        print(_READY, flush=True)
+        sys.stdin.readline()
+        return {
+            batch: {"eager_ms": measured(eager, batch), "compiled_ms": measured(compiled, batch)}
+            for batch in given
+        }
+
+
+class TorchSide:
+    """A process that compiles a network in PyTorch at once, and measures it when it is asked to."""
+
+    def __init__(self, job: Job) -> None:
+        environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            _side("torch", job), env=environment, stdin=pipe, stdout=pipe, text=True
+        )
+
+    def await_ready(self) -> None:
+        """Wait until it has compiled the network, or has failed."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.strip() == _READY:
+                return
+
+    def result(self) -> Row:
+        """What it measures now. Raises `RuntimeError` if it has failed, which it has told."""
+        out, _ = self._process.communicate("measure\n")
+        if self._process.returncode:
+            raise RuntimeError(f"PyTorch's process ended with {self._process.returncode}")
+        row: Row = json.loads(out.splitlines()[-1])
+        return row
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+        self._process.communicate()
 
 
 def _program(path: Path) -> Path:
     return path.with_name(f"{path.name.partition('.')[0]}.json")
 
 
-def apart(what: str, job: Job) -> Row:
-    """What a process of its own measures, whose kernels are kept in the job's folder. Blocks."""
-    command = [sys.executable, "-m", "benchmarks.models", "--side", what, json.dumps(job)]
+def apart(job: Job) -> Row:
+    """What a new service measures in a process whose kernels are kept in the job's folder. Blocks."""
     environment = {**os.environ, "CUPY_CACHE_DIR": str(Path(job.folder) / "kernels")}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        _side("service", job), env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
     row: Row = json.loads(done.stdout.splitlines()[-1])
     return row
 
 
-def measure(
-    path: Path, batches: Sequence[int], device: str, runs: int, sides: Sequence[str]
-) -> Iterator[Row]:
-    """A row for each batch size of a network's file, which lacks its weights."""
-    name, opset = path.stem.split(".")
-    rows: dict[str, Row] = {
-        str(batch): {"network": name, "opset": int(opset), "batch": batch} for batch in batches
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(str(Path(folder) / path.name), list(batches), device, folder, runs)
-        onnx.save(read(path), job.path)
-        _program(Path(job.path)).write_bytes(_program(path).read_bytes())
-        if "service" in sides:
-            cold, stored = apart("service", job), apart("service", job)
-            for batch, row in rows.items():
-                row.update({"load_ms": cold["load_ms"], **cold[batch]})
-                row["stored_first_ms"] = stored[batch]["first_ms"]
+def _side(what: str, job: Job) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.models", "--side", what, json.dumps(job)]
+
+
+def measured(paths: Sequence[Path], wanted: Job, sides: Sequence[str]) -> Iterator[Row]:
+    """A row for each file, which lacks its weights, and each batch size.
+
+    `wanted` is what is measured of each file; it has no path.
+    """
+    with contextlib.ExitStack() as stack:
+        jobs = [_job(path, wanted, stack) for path in paths]
+        rivals = []
         if "torch" in sides and importlib.util.find_spec("torch") is not None:
-            for found in attempted(f"{path.name} in PyTorch", lambda: [apart("torch", job)]):
+            for job in jobs:
+                rivals.append(TorchSide(job))
+                stack.callback(rivals[-1].end)
+        for rival in rivals:
+            rival.await_ready()
+        in_torch = dict.fromkeys(paths, Row())
+        for path, rival in zip(paths, rivals, strict=False):
+            for found in attempted(f"{path.name} in PyTorch", lambda rival=rival: [rival.result()]):  # type: ignore[misc]
                 if "error" in found:
                     yield found
                 else:
-                    for batch, row in rows.items():
-                        row.update(found[batch])
-    yield from rows.values()
+                    in_torch[path] = found
+        for path, job in zip(paths, jobs, strict=True):
+            yield from attempted(path.name, functools.partial(_rows_of, path, job, in_torch[path], sides))
+
+
+def _job(path: Path, wanted: Job, stack: contextlib.ExitStack) -> Job:
+    """The file with its weights, in a folder that lives as long as the stack."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    job = wanted._replace(path=str(Path(folder) / path.name), folder=folder)
+    onnx.save(read(path), job.path)
+    _program(Path(job.path)).write_bytes(_program(path).read_bytes())
+    return job
+
+
+def _rows_of(path: Path, job: Job, in_torch: Row, sides: Sequence[str]) -> Iterator[Row]:
+    name, opset = path.stem.split(".")
+    cold, stored = (apart(job), apart(job)) if "service" in sides else (Row(), Row())
+    for batch in map(str, job.batches):
+        row = {"network": name, "opset": int(opset), "batch": int(batch)}
+        if cold:
+            row |= {"load_ms": cold["load_ms"], **cold[batch], "stored_first_ms": stored[batch]["first_ms"]}
+        yield row | in_torch.get(batch, {})
 
 
 def sheet(found: Sequence[Row]) -> Table:
@@ -229,13 +286,9 @@ def main() -> None:
     known = versions(("numpy", "msgspec", "onnx", "torch"))
     known |= {} if given.device == "cpu" else gpu_versions()
 
-    def rows() -> Iterator[Row]:
-        for path in chosen:
-            measured = functools.partial(measure, path, given.batches, given.device, given.runs, given.sides)
-            yield from attempted(path.name, measured)
-
+    wanted = Job("", given.batches, given.device, "", given.runs)
     about = {"machine": machine(), "device": given.device, "files": given.folder.name}
-    keep(rows(), sheet, given.out, "models", versions=known, **about)
+    keep(measured(chosen, wanted, given.sides), sheet, given.out, "models", versions=known, **about)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class EngineChoice(NamedTuple):
     outlives_context: bool
     reason: str = ""
     adopt: Callable[[object], Any] | None = None
-    worker: tuple[str, tuple[str | int, ...]] = ("", ())
+    worker: tuple[str, tuple[str | int | bool, ...]] = ("", ())
     preload: tuple[str, ...] = ()
     host_arenas: bool = False
 
@@ -64,7 +64,11 @@ _CUDA_PRELOAD = ("cudnn_actor.engines.cuda.engine", "cudnn_actor.engines.cuda.li
 
 
 def choose_engine(
-    device: str, *, apart: bool = False, executable: str | os.PathLike[str] | None = None
+    device: str,
+    *,
+    apart: bool = False,
+    executable: str | os.PathLike[str] | None = None,
+    dynamic_shapes: bool = False,
 ) -> EngineChoice:
     """The engine for `device`: "cpu", "cuda:N" (N counts from 0), "cuda" for the first GPU, or "auto".
 
@@ -80,6 +84,8 @@ def choose_engine(
         process queries the driver, and this call blocks as `find_driver_apart` does.
     executable
         Path of the Python that runs the engine's processes; None for what `find_python` finds.
+    dynamic_shapes
+        Whether graphs that differ in sizes alone share compiled kernels.
 
     Raises
     ------
@@ -89,19 +95,20 @@ def choose_engine(
     """
     check_device(device)
     text = str(device)
-    process = _Process(apart, None if executable is None else os.fspath(executable))
+    setting = _Setting(apart, None if executable is None else os.fspath(executable), dynamic_shapes)
     if text == "auto":
-        return _automatic(process)
+        return _automatic(setting)
     if text == "cpu":
         return _cpu("it was asked for")
-    return _asked_for(text, int(text.partition(":")[2] or 0), process)
+    return _asked_for(text, int(text.partition(":")[2] or 0), setting)
 
 
-class _Process(NamedTuple):
-    """Where an engine is to run: whether in another process, and which Python runs what it starts."""
+class _Setting(NamedTuple):
+    """How an engine is to run: whether in another process, which Python runs what it starts, with what."""
 
     apart: bool
     executable: str | None
+    dynamic_shapes: bool
 
 
 def check_device(device: str) -> None:
@@ -113,23 +120,23 @@ def check_device(device: str) -> None:
         raise _refused(device, "is not a device", f'{hint}use "auto", "cpu" or "cuda:0"')
 
 
-def _automatic(process: _Process) -> EngineChoice:
-    driver, problem = _examined(process)
+def _automatic(setting: _Setting) -> EngineChoice:
+    driver, problem = _examined(setting)
     if problem is None:
-        return _cuda(0, driver, f"{_gpu(driver, 0)} is the first GPU here", process)
+        return _cuda(0, driver, f"{_gpu(driver, 0)} is the first GPU here", setting)
     if driver.gpus:
         return _cpu(f"there is a GPU ({_gpu(driver, 0)}), but {problem}", warn=True)
     return _cpu(f"{problem.what}: {problem.detail}")
 
 
-def _examined(process: _Process) -> tuple[Driver, Problem | None]:
+def _examined(setting: _Setting) -> tuple[Driver, Problem | None]:
     """The driver, and what prevents the use of its GPUs."""
-    driver = find_driver_apart(executable=process.executable) if process.apart else find_driver()
-    return driver, obstacle(driver if process.apart else None)
+    driver = find_driver_apart(executable=setting.executable) if setting.apart else find_driver()
+    return driver, obstacle(driver if setting.apart else None)
 
 
-def _asked_for(device: str, ordinal: int, process: _Process) -> EngineChoice:
-    driver, problem = _examined(process)
+def _asked_for(device: str, ordinal: int, setting: _Setting) -> EngineChoice:
+    driver, problem = _examined(setting)
     if problem is not None:
         why = f"cannot be used here: {problem.what} ({problem.detail})"
         raise _refused(device, why, f"{problem.fix}; cudnn-actor doctor says more")
@@ -137,7 +144,7 @@ def _asked_for(device: str, ordinal: int, process: _Process) -> EngineChoice:
         raise _refused(
             device, f"is not a GPU of this machine, which {_shows(len(driver.gpus))}", 'use "cuda:0"'
         )
-    return _cuda(ordinal, driver, f"it was asked for: {_gpu(driver, ordinal)}", process)
+    return _cuda(ordinal, driver, f"it was asked for: {_gpu(driver, ordinal)}", setting)
 
 
 def _shows(count: int) -> str:
@@ -159,22 +166,22 @@ def _cpu(reason: str, *, warn: bool = False) -> EngineChoice:
     )
 
 
-def _cuda(ordinal: int, driver: Driver, reason: str, process: _Process) -> EngineChoice:
+def _cuda(ordinal: int, driver: Driver, reason: str, setting: _Setting) -> EngineChoice:
     device = f"cuda:{ordinal}"
     log.info("device.chosen", device=device, reason=reason, driver=driver.version)
     return EngineChoice(
         device,
-        partial(_cuda_engine, ordinal),
+        partial(_cuda_engine, ordinal, setting.dynamic_shapes),
         outlives_context=False,
         reason=reason,
-        adopt=None if process.apart else partial(adopt, ordinal=ordinal),
-        worker=("cudnn_actor.engines.cuda.engine:CudaEngine", (ordinal,)),
+        adopt=None if setting.apart else partial(adopt, ordinal=ordinal),
+        worker=("cudnn_actor.engines.cuda.engine:CudaEngine", (ordinal, setting.dynamic_shapes)),
         preload=_CUDA_PRELOAD,
     )
 
 
-def _cuda_engine(ordinal: int) -> Engine:
-    return cuda.CudaEngine(ordinal)
+def _cuda_engine(ordinal: int, dynamic_shapes: bool) -> Engine:
+    return cuda.CudaEngine(ordinal, dynamic_shapes)
 
 
 def _gpu(driver: Driver, ordinal: int) -> str:

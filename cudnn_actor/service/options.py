@@ -67,6 +67,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         Whether `warm` measures every candidate plan of the library and keeps the fastest (in `plan_store`
         too, if there is one). Until it is found, the library's own first choice is used, as it is for
         requests that were never warmed. No effect on the CPU engine.
+    dynamic_shapes
+        Whether graphs that differ in sizes alone, such as the batch size, share the kernels that cuDNN
+        compiles for fused convolutions and matrix products. A plan for a new size then takes tens of
+        milliseconds to build, not up to a second for each such convolution or product; the shared kernels
+        are slower for most sizes, by up to 2 times (see docs/measurements.md). No effect on the CPU engine.
     standby
         1 keeps a second worker ready, which takes over when the first one dies; on a GPU its context takes
         some hundred MiB of device memory. 0 starts a new worker when the first one dies.
@@ -103,6 +108,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit: int | None = None
     plan_store: str | os.PathLike[str] | None = None
     autotune: bool = False
+    dynamic_shapes: bool = False
     standby: int = 0
     verify: bool = False
     on_give_up: OnGiveUp = "raise"
@@ -129,7 +135,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise _invalid(
                 "hang_after_s", self.hang_after_s, "is longer than a thread can wait", "1e6 is eleven days"
             )
-        for name in ("autotune", "verify"):
+        for name in ("autotune", "dynamic_shapes", "verify"):
             if type(getattr(self, name)) is not bool:
                 raise _invalid(name, getattr(self, name), "is not a bool", "use True or False")
         _check_plan_store(self.plan_store)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from cudnn_actor.broker.broker import bind
 from cudnn_actor.broker.request_checks import check_device_array, check_warm, kind_of, not_a_message
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.models.model import Model
@@ -35,7 +36,7 @@ from cudnn_actor.protocol.messages import (
 )
 from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.named_outputs import named_outputs
-from cudnn_actor.protocol.operands import operand, operands_named
+from cudnn_actor.protocol.operands import operand
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.protocol.validation import check_inputs
@@ -71,12 +72,13 @@ def check_message(state: ServiceState, message: Message) -> None:
     state.mailbox.check_open()
     kind = type(message)
     if kind in COMPUTE:
-        cached, epoch = state.cached(message), state.memory.epoch  # type: ignore[arg-type]
-        if cached.live_at != epoch:
-            _resolve(state, message, cached.lowered.buffers)
-            cached.live_at = epoch
+        cached = state.cached(message)  # type: ignore[arg-type]
+        bound = cached.bound
+        if bound is None or bound.epoch != state.memory.epoch:
+            _looked_up(state, lambda: bind(cached, state.memory))
     elif kind in _REFERENCES:
-        _resolve(state, message, _REFERENCES[kind])
+        for name in _REFERENCES[kind]:
+            _looked_up(state, lambda name=name: state.memory.resolve(operand(message, name), name))  # type: ignore[misc]
         if isinstance(message, Upload):
             check_device_array(message.data, message.dst.spec, state.memory.device)
     elif isinstance(message, Allocate):
@@ -89,10 +91,9 @@ def check_message(state: ServiceState, message: Message) -> None:
         raise not_a_message(message, _METHODS.get(Model) if isinstance(message, Model) else None)
 
 
-def _resolve(state: ServiceState, message: Message, fields: Sequence[str]) -> None:
+def _looked_up(state: ServiceState, look_up: Callable[[], object]) -> None:
     try:
-        for ref, name in zip(operands_named(message, fields), fields, strict=True):
-            state.memory.resolve(ref, name)
+        look_up()
     except StaleBufferError:
         # A service that ends closes its mailbox, then frees its buffers: report the end, not the freed
         # buffer.

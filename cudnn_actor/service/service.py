@@ -97,7 +97,10 @@ class CudnnService:
         """Its name in log lines and events."""
         with speaking_for(self.name):
             self._engine = engine or choose_engine(
-                options.device, apart=options.isolation != "thread", executable=options.executable
+                options.device,
+                apart=options.isolation != "thread",
+                executable=options.executable,
+                dynamic_shapes=options.dynamic_shapes,
             )
         self.device = self._engine.device
         self._isolation = isolation_for(options, self._engine)

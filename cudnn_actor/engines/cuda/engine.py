@@ -32,6 +32,7 @@ from cudnn_actor.engines.cuda.library.failures import (
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.compiler import compile_plan
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext
@@ -58,6 +59,8 @@ class CudaEngine:
     ----------
     ordinal
         The device's number, as CUDA counts the devices visible to this process.
+    dynamic_shapes
+        As in `Options`.
     fast
         Whether to launch plans without the frontend's own `execute` where that is possible.
     """
@@ -66,10 +69,12 @@ class CudaEngine:
     outlives_context = False
     synchronous = False
 
-    def __init__(self, ordinal: int = 0, *, fast: bool = True) -> None:
+    def __init__(self, ordinal: int = 0, dynamic_shapes: bool = False, *, fast: bool = True) -> None:
         self.device = f"cuda:{ordinal}"
         self.on_progress = no_progress
         self._ordinal = ordinal
+        self._dynamic_shapes = dynamic_shapes
+        self._kernel_caches = KernelCaches() if dynamic_shapes else None
         self._fast = fast
         self._arenas = Arenas(ordinal)
         self._handle: Any = None
@@ -162,11 +167,12 @@ class CudaEngine:
 
         cuDNN's frontend holds the interpreter's lock while it builds, for 0.3 s where a kernel is compiled.
         """
-        local = CudaBuilder(self._ordinal)
+        local = CudaBuilder(self._ordinal, dynamic_shapes=self._dynamic_shapes)
         if access is None:
             return local
         make = f"{CudaBuilder.__module__}:{CudaBuilder.__name__}"
-        return RemoteBuilder(make, (self._ordinal, access.journal), local, access, tries=3)
+        arguments = (self._ordinal, access.journal, self._dynamic_shapes)
+        return RemoteBuilder(make, arguments, local, access, tries=3)
 
     @reported
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:
@@ -174,7 +180,9 @@ class CudaEngine:
 
         Raises `UnsupportedGraph`, `OutOfMemory`, `EngineFailure`.
         """
-        plan = compile_plan(graph, BuildContext(self._handle, self.stream), workspace_limit)
+        plan = compile_plan(
+            graph, BuildContext(self._handle, self.stream, kernels=self._kernel_caches), workspace_limit
+        )
         self.prepare(plan)
         return plan
 

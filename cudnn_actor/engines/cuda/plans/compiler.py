@@ -14,13 +14,18 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.engines.base import StickyError
+from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.plans.composition import compose, largest, scratch_bytes
 from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, is_depthwise
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.fusing import compile_fused
 from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, check_whole
+from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
+from cudnn_actor.engines.cuda.plans.loading import load, loaded
 from cudnn_actor.engines.cuda.plans.partition import Cut, cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.recipe import GraphStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.plans.splitting import MOST_FORMS, compile_split, is_elementwise, ways
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
@@ -89,17 +94,19 @@ def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> Cud
     last = "cuDNN has no plan for it"
     reasons: list[str] = []
     try:
-        for found in possible_plans(graph, context.handle, limit, reasons):
+        for found in possible_plans(graph, context.handle, limit, reasons, context.kernels):
             plan = found.instead_of(reasons)
             context.trying(plan.tag)
             try:
                 check = check or SelfCheck(graph, context)
             except MemoryError:
+                if _has_bytes(plan):
+                    continue  # unchecked, only a plan compiled for itself is used
                 log.warning(
                     "plan.unchecked", plan=plan.tag, reason="the device has no room for its self-check"
                 )
                 return CudaPlan(msgspec.structs.replace(plan.recipe, checked=False), plan.graphs)
-            fault = check.fault(plan)
+            plan, fault = _checked(plan, check)
             if fault is None:
                 return plan
             log.info("plan.discarded", plan=plan.tag, reason=fault)
@@ -111,19 +118,49 @@ def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> Cud
     raise Refused(last)
 
 
+def _checked(plan: CudaPlan, check: SelfCheck) -> tuple[CudaPlan, str | None]:
+    """A plan, and what is wrong with it.
+
+    A plan with the kernel of another size is loaded from its bytes before, so that what is checked is what
+    the plan store and other processes get: the bytes have the arguments of the graph that the kernel was
+    compiled for, which cuDNN has to update when it runs the plan.
+    """
+    if not _has_bytes(plan):
+        return plan, check.fault(plan)
+    try:
+        plan = loaded(plan.recipe, partial(load, context=check.context))
+    except Exception as error:
+        known = translate(error)
+        if isinstance(known, StickyError):
+            raise known from error
+        return plan, f"cuDNN does not load it: {known}"
+    return plan, check.fault(plan)
+
+
+def _has_bytes(plan: CudaPlan) -> bool:
+    """Whether it was built with a cache of kernels."""
+    return any(isinstance(step, GraphStep) and step.plan for step in plan.recipe.steps)
+
+
 def possible_plans(
-    graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str] | None = None
+    graph: OperationGraph,
+    handle: Any,
+    limit: int | None,
+    refusals: list[str] | None = None,
+    kernels: KernelCaches | None = None,
 ) -> Iterator[CudaPlan]:
     """Every plan for a graph, each built when the iterator reaches it: in one piece first, then in steps.
 
     Pointwise operations, perhaps with gathers and the like before them, reductions and the like with such
     around them, and depthwise convolutions with such behind them are one kernel of our own, which comes
-    first; so do convolutions of few channels with channels of zeros. Appends the reasons why there are no
-    others to `refusals`. Raises `Refused`, with cuDNN's reason, if there is no plan at all.
+    first; so do convolutions of few channels with channels of zeros. With `kernels`, cuDNN's first candidate
+    for dynamic shapes comes before the others. Appends the reasons why there are no others to `refusals`.
+    Raises `Refused`, with cuDNN's reason, if there is no plan at all.
     """
     refusals = [] if refusals is None else refusals
     found = False
-    whole, steps = _in_one_piece(graph, handle, limit, refusals), _in_steps(graph, handle, limit)
+    whole = _in_one_piece(graph, handle, limit, refusals, kernels)
+    steps = _in_steps(graph, handle, limit)
     if is_elementwise(graph):
         makes = itertools.chain(steps, whole)
     else:
@@ -156,12 +193,15 @@ def _of_our_own(graph: OperationGraph, handle: Any, limit: int | None) -> Iterat
 
 
 def _in_one_piece(
-    graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str]
+    graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str], kernels: KernelCaches | None
 ) -> Iterator[_Make]:
     """The graph as a single cuDNN graph: each of cuDNN's candidates, in cuDNN's order, its fallbacks last.
 
     Asking for fallbacks takes most of the time, and they are seldom needed.
     """
+    cache = None if kernels is None else kernels.cache(graph)
+    if cache is not None:
+        yield partial(_dynamic, graph, handle, limit, cache)
     done, refusal = 0, ""
     for fallbacks in (False, True):
         try:
@@ -196,6 +236,19 @@ def compile_whole(
     `fallbacks`: whether that may be one of cuDNN's fallbacks.
     """
     return _whole(graph, candidates(graph, handle, limit, fallbacks=fallbacks), limit, candidate)
+
+
+def _dynamic(graph: OperationGraph, handle: Any, limit: int | None, cache: Any) -> CudaPlan:
+    """The graph as a single cuDNN graph with cuDNN's first candidate for dynamic shapes. Raises `Refused`.
+
+    Its step has the plan's bytes, too.
+    """
+    check_whole(graph)
+    lowered = candidates(graph, handle, limit, fallbacks=False, cache=cache)
+    build_candidate(graph, lowered, 0)
+    step = graph_step(graph, lowered, given_sources(graph))
+    step = msgspec.structs.replace(step, plan=bytes(lowered.serialize(as_bytes=True)))
+    return finish(graph, [step], [lowered], 0, limit)
 
 
 def _whole(graph: OperationGraph, lowered: Any, limit: int | None, candidate: int) -> CudaPlan:

@@ -13,6 +13,7 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.compiler import compile_plan
 from cudnn_actor.engines.cuda.plans.journal import Journal
+from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.loading import load, loaded
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import GraphStep, OperationStep, Recipe
@@ -36,10 +37,13 @@ class CudaBuilder:
     journal
         A file in which to record each plan whose self-check begins, so that the next process knows which plan
         killed this one; None for no file.
+    dynamic_shapes
+        Whether graphs that differ in sizes alone share the kernels that cuDNN compiles.
     """
 
-    def __init__(self, ordinal: int, journal: str | None = None) -> None:
+    def __init__(self, ordinal: int, journal: str | None = None, dynamic_shapes: bool = False) -> None:
         self._ordinal = ordinal
+        self._dynamic_shapes = dynamic_shapes
         self._journal = Journal(journal)
         self._context: BuildContext | None = None
         self.fingerprint = ""
@@ -56,12 +60,13 @@ class CudaBuilder:
         device.use()
         mind_own_captures()
         stream = cupy.cuda.Stream(non_blocking=True)
-        self._context = BuildContext(cudnn.create_handle(), stream, self._journal)
+        kernels = KernelCaches() if self._dynamic_shapes else None
+        self._context = BuildContext(cudnn.create_handle(), stream, self._journal, kernels=kernels)
         cudnn.set_stream(self._context.handle, stream.ptr)
         name = loaded.runtime.getDeviceProperties(self._ordinal)["name"].decode()
         self.fingerprint = (
             f"format {_FORMAT}, cuDNN {cudnn.backend_version()}, frontend {cudnn.__version__}, "
-            f"sm_{device.compute_capability}, {name}"
+            f"sm_{device.compute_capability}, {name}" + ", dynamic shapes" * self._dynamic_shapes
         )
 
     def close(self) -> None:

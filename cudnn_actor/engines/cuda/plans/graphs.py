@@ -35,19 +35,24 @@ class AbsentDevice(NamedTuple):
 
 
 def candidates(
-    graph: OperationGraph, handle: Any, workspace_limit: int | None, *, fallbacks: bool = True
+    graph: OperationGraph,
+    handle: Any,
+    workspace_limit: int | None,
+    *,
+    fallbacks: bool = True,
+    cache: Any = None,
 ) -> Any:
     """The frontend's graph with its ranked candidates, none of them built yet. Blocks for milliseconds.
 
     `handle` may be an `AbsentDevice`. cuDNN's fallbacks come after the others, and take three times as long
-    to ask for.
+    to ask for. `cache` is one of cuDNN's kernel caches: candidates are then those whose kernels it can keep.
 
     Raises `Refused` if cuDNN cannot represent the graph or has no candidate for it.
     """
     cudnn = libraries().cudnn
     modes = [cudnn.heur_mode.A] + [cudnn.heur_mode.FALLBACK] * fallbacks
     try:
-        lowered = _lower(graph, handle)
+        lowered = _lower(graph, handle, cache)
         lowered.validate()
         lowered.build_operation_graph()
         lowered.create_execution_plans(modes)
@@ -65,7 +70,7 @@ def names_of(lowered: Any) -> list[str]:
     return [lowered.get_plan_name_at_index(index) for index in range(lowered.get_execution_plan_count())]
 
 
-def _lower(graph: OperationGraph, handle: Any) -> Any:
+def _lower(graph: OperationGraph, handle: Any, cache: Any) -> Any:
     """The graph in the frontend's terms. Raises `Refused`."""
     cudnn = libraries().cudnn
     pygraph = cudnn.pygraph(
@@ -73,6 +78,7 @@ def _lower(graph: OperationGraph, handle: Any) -> Any:
         intermediate_data_type=cudnn.data_type.FLOAT,
         compute_data_type=cudnn.data_type.FLOAT,
         **(handle._asdict() if isinstance(handle, AbsentDevice) else {"handle": handle}),
+        **({} if cache is None else {"is_dynamic_shape_enabled": True, "kernel_cache": cache}),
     )
     frontend_graph = FrontendGraph(graph, pygraph)
     for operation in graph.operations:

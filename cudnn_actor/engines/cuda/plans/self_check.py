@@ -25,6 +25,7 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.comparison import Accuracy, Compared, difference
 from cudnn_actor.engines.cuda.plans.evaluated_reference import EvaluatedReference, place_of
 from cudnn_actor.engines.cuda.plans.journal import Journal
+from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.reference import Reference, References
@@ -50,12 +51,15 @@ class BuildContext(NamedTuple):
         Where checks are recorded.
     trying
         Called with the tag of each plan that a build tries.
+    kernels
+        Compiled kernels for graphs of other sizes; None to compile each plan's own.
     """
 
     handle: Any
     stream: Any
     journal: Journal = Journal(None)
     trying: Callable[[str], None] = lambda _: None
+    kernels: KernelCaches | None = None
 
 
 class SelfCheck:

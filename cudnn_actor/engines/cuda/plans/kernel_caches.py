@@ -1,0 +1,114 @@
+"""Kernels that cuDNN compiled for one graph, kept for graphs that differ from it in sizes alone.
+
+cuDNN compiles the kernel of a fused convolution or matrix product when a plan is built, in up to a second.
+Kernels for dynamic shapes take dims and strides as arguments, so cuDNN's kernel cache can give one to a graph
+of other dims. The cache itself does not distinguish enough: it also gives a kernel to a graph whose operands
+are transposed, for which it is wrong (cuDNN 9.19). So there is one cache for each class of graphs, and what
+differs within a class does not change the kernel.
+
+https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/utilities/dynamic-kernel-cache.html
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from itertools import starmap
+from typing import Any
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.operations import (
+    Convolution,
+    ConvolutionForward,
+    GraphTensor,
+    MatMul,
+    Pointwise,
+    PointwiseMode,
+    TensorRole,
+)
+
+__all__ = ["KernelCaches", "class_of", "compiles"]
+
+_VECTOR = 16
+"""Elements of the longest access: a kernel depends on which of its divisors divide dims and strides."""
+_SMALL = 1 << 31
+"""Offsets below this fit into 32 bits."""
+_MOST = 256
+"""Caches kept at most. A kernel takes about 100 kB."""
+
+
+class KernelCaches:
+    """cuDNN's kernel caches of one builder, by the class of the graphs. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._caches: dict[Hashable, Any] = {}
+
+    def cache(self, graph: OperationGraph) -> Any:
+        """The cache for a graph; None if its kernels cannot be given to others, or need not be compiled.
+
+        cuDNN updates the arguments of its kernels for fused convolutions and matrix products. It does not say
+        so of attention, and has no candidates for attention's gradient (9.19).
+        """
+        if not compiles(graph):
+            return None
+        key = class_of(graph)
+        if key not in self._caches:
+            if len(self._caches) >= _MOST:
+                del self._caches[next(iter(self._caches))]
+            self._caches[key] = libraries().cudnn.create_kernel_cache()
+        return self._caches[key]
+
+
+def compiles(graph: OperationGraph) -> bool:
+    """Whether a graph is of convolutions or matrix products whose kernels cuDNN compiles.
+
+    For convolutions alone, and forward with a bias and relu, it has kernels that are compiled already.
+    """
+    others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
+    if not others or not all(isinstance(operation, Convolution | MatMul) for operation in others):
+        return False
+    behind = [_name(graph, operation) for operation in graph.operations if isinstance(operation, Pointwise)]
+    if [type(operation) for operation in others] == [ConvolutionForward]:
+        return behind not in ([], ["bias"], ["relu"], ["bias", "relu"])
+    return bool(behind) or len(others) > 1 or isinstance(others[0], MatMul)
+
+
+def _name(graph: OperationGraph, operation: Pointwise[int]) -> str:
+    """ "bias" for a sum with one number for each channel, "relu" for that alone; else the function's name."""
+    given = [graph.tensor(uid) for uid in operation.operands]
+    biases = (tensor for tensor in given if tensor.role is TensorRole.BOUND and len(tensor.dims) > 1)
+    if operation.mode is PointwiseMode.ADD and any(
+        math.prod(tensor.dims) == tensor.dims[1] == given[0].dims[1] for tensor in biases
+    ):
+        return "bias"
+    plain = (operation.parameter, operation.lower, operation.upper) == (None, None, None)
+    return operation.mode.value if plain else f"{operation.mode.value} with parameters"
+
+
+def class_of(graph: OperationGraph) -> Hashable:
+    """What a graph's kernel may depend on: all of the graph but sizes, and these as far as they matter."""
+    uids = graph.canonical_uids
+    operations = tuple(
+        (op.attributes(), tuple(uids[u] for u in op.reads), tuple(uids[u] for u in op.writes))
+        for op in graph.operations
+    )
+    return operations, tuple(_tensor(graph.tensor(uid)) for uid in uids), graph.numerics
+
+
+def _tensor(tensor: GraphTensor) -> Hashable:
+    axes = [axis for axis, size in enumerate(tensor.dims) if size != 1]
+    return (
+        tensor.role,
+        tensor.dtype,
+        tensor.value,
+        tensor.alignment,
+        tensor.spec.nbytes < _SMALL,
+        tuple(starmap(_axis, zip(tensor.dims, tensor.strides, strict=True))),
+        tuple(sorted(axes, key=lambda axis: tensor.strides[axis])),
+    )
+
+
+def _axis(size: int, stride: int) -> Hashable:
+    """How accesses along an axis are aligned: its size says so if it is contiguous, else its stride."""
+    return size == 1, stride == 1, math.gcd(size if stride == 1 else stride, _VECTOR)
