@@ -538,7 +538,7 @@ def _sorts() -> Iterator[tuple[str, OperationGraph]]:
 
 
 def _resamplings() -> Iterator[tuple[str, OperationGraph]]:
-    """Each dtype and mode, with none to three dims that change; and gradients."""
+    """Each dtype and mode, with none to three dims that change, and twice as large; and gradients."""
     sizes = {0: (2, 3, 4, 5), 1: (2, 3, 4, 9), 2: (2, 3, 7, 9), 3: (2, 8, 7, 9)}
     for (count, wanted), dtype in itertools.product(sizes.items(), DType):
         x = TensorSpec.packed((2, 3, 4, 5), dtype, Layout.NHWC if count == 2 else Layout.NCHW)
@@ -549,6 +549,11 @@ def _resamplings() -> Iterator[tuple[str, OperationGraph]]:
         if dtype.is_floating:
             of = {"sizes": wanted, "mode": ResampleMode.CUBIC}
             yield f"resample_bwd-{dtype}-{count}", graph_of(ResampleBackward, {"dy": y}, {"dx": x}, **of)
+    for dtype in DType:
+        x, y = (TensorSpec.packed((2, 3, rows, 3 * rows), dtype) for rows in (16, 32))
+        for mode in [*ResampleMode][: len(ResampleMode) if dtype.is_floating else 1]:
+            of = {"sizes": y.dims, "mode": mode}
+            yield f"resample-{dtype}-twice-{mode}", graph_of(Resample, {"x": x}, {"y": y}, **of)
 
 
 def _grid_samples() -> Iterator[tuple[str, OperationGraph]]:
