@@ -45,9 +45,11 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     KernelStep,
     LinedStep,
     NormStep,
+    RowStep,
     TiledStep,
 )
 from cudnn_actor.engines.cuda.plans.reference import Reference
+from cudnn_actor.engines.cuda.plans.row_kernels import row_source
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.engines.cuda.plans.tiled_kernels import Tiled, tiled_source
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec, Window
@@ -183,10 +185,16 @@ def _fused() -> Iterator[tuple[str, str]]:
 
 
 def _moved() -> Iterator[tuple[str, str]]:
-    for name, graph in (moved_graphs.CONCATENATED | moved_graphs.TRANSPOSED).items():
+    for name, graph in [
+        *moved_graphs.CONCATENATED.items(),
+        *moved_graphs.TRANSPOSED.items(),
+        *moved_graphs.IN_ROWS.items(),
+    ]:
         for step in compile_split(graph.body, None, None).recipe.steps:
             if isinstance(step, TiledStep):
                 yield f"tiled-{name}", tiled_source(step.kernel)
+            elif isinstance(step, RowStep):
+                yield f"rows-{name}", row_source(step.kernel)
             else:
                 assert isinstance(step, JoinedStep)
                 yield f"joined-{name}", joined_source(step.kernels)
