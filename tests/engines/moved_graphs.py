@@ -146,5 +146,6 @@ TRANSPOSED = {
     "space to depth of bytes": transposed(1, 4, 30, 2, 48, 2, axes=(0, 3, 5, 1, 2, 4), dtype="int8"),
     "ends of odd halves": transposed(2, 129, 67, axes=(0, 2, 1), dtype="float16"),
     "ends of odd bytes": transposed(2, 257, 131, axes=(0, 2, 1), dtype="bool"),
+    "few odd halves": transposed(2, 129, 19, axes=(0, 2, 1), dtype="float16"),
 }
 """Each is a copy by tiles."""

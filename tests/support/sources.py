@@ -202,6 +202,9 @@ def _moved() -> Iterator[tuple[str, str]]:
     for many in (1, 8):
         wide = Tiled(itemsize=2, batch=(), read=many, written=many, rows_within=(2, 1), **large)
         yield f"tiled-wide-{many}", tiled_source(wide)
+    for itemsize, row_step in itertools.product((1, 2, 4, 8), (8191, 8192)):
+        skewed = Tiled(itemsize=itemsize, batch=(), read=1, written=1, **large | {"row_step": row_step})
+        yield f"tiled-skewed-{itemsize}-{row_step}", tiled_source(skewed)
 
 
 def _depthwise() -> Iterator[tuple[str, str]]:
