@@ -60,7 +60,9 @@ _METHODS: dict[type, str] = {
     ConvBwdFilter: "use `await gpu.conv_bwd_filter(x, dy, conv=..., dims=...)`",
 }
 """What allocates the output of a message that `apply` does not take."""
-_OTHERS = frozenset({Ping, GetStatistics, Drain})
+_UNCHECKED = frozenset({Ping, GetStatistics, Drain})
+"""Messages with nothing to check. They come before the calls of `isinstance`, which take several times as
+long as a look-up here: these classes have a metaclass, msgspec's."""
 
 
 def check_message(state: ServiceState, message: Message) -> None:
@@ -75,25 +77,27 @@ def check_message(state: ServiceState, message: Message) -> None:
         cached = state.cached(message)  # type: ignore[arg-type]
         bound = cached.bound
         if bound is None or bound.epoch != state.memory.epoch:
-            _looked_up(state, lambda: bind(cached, state.memory))
+            _look_up(state, bind, cached, state.memory)
     elif kind in _REFERENCES:
         for name in _REFERENCES[kind]:
-            _looked_up(state, lambda name=name: state.memory.resolve(operand(message, name), name))  # type: ignore[misc]
+            _look_up(state, state.memory.resolve, operand(message, name), name)
         if isinstance(message, Upload):
             check_device_array(message.data, message.dst.spec, state.memory.device)
+    elif kind in _UNCHECKED:
+        return
     elif isinstance(message, Allocate):
         check_device_array(message.data, message.spec, state.memory.device)
     elif isinstance(message, Warm):
         check_warm(message)
     elif isinstance(message, Explain):
         require_type("graph", message.graph, OperationGraph)
-    elif kind not in _OTHERS:
+    else:
         raise not_a_message(message, _METHODS.get(Model) if isinstance(message, Model) else None)
 
 
-def _looked_up(state: ServiceState, look_up: Callable[[], object]) -> None:
+def _look_up(state: ServiceState, look_up: Callable[..., object], *arguments: object) -> None:
     try:
-        look_up()
+        look_up(*arguments)
     except StaleBufferError:
         # A service that ends closes its mailbox, then frees its buffers: report the end, not the freed
         # buffer.
