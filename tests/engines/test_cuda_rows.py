@@ -105,6 +105,7 @@ def test_copies_without_need_are_no_rows() -> None:
     def copied(dims: tuple[int, ...], of: tuple[int, ...], start: int = 16) -> object:
         return copied_rows(dims, [TensorSpec.packed(dims, "float32").strides, of], [16, start], 4)
 
+    assert copied((9, 0), (1, 1)) is None, "there are no elements"
     assert copied((20, 3), (5, 1)) is not None
     assert copied((20, 4), (8, 1), start=4) is not None
     assert copied((20, 4), (8, 1)) is None, "16 bytes at a time"
