@@ -413,6 +413,14 @@ def test_float64_weights_beside_float32_operands_are_reported() -> None:
         imported(proto)
 
 
+def test_truth_values_where_an_operator_takes_numbers_are_reported() -> None:
+    nodes = [node("Greater", "x zero", "truth"), node("CumSum", "truth axis", "y", name="sum")]
+    tensors = {"zero": np.zeros((), np.float32), "axis": np.array(1)}
+    proto = model_of(nodes, PORTS[0], {"y": (INT64, [3, 4])}, tensors)
+    with pytest.raises(UnsupportedModel, match=r"'sum' \(CumSum\): input 0 is of bool"):
+        imported(proto)
+
+
 def test_bfloat16_weights() -> None:
     w = X.astype(ml_dtypes.bfloat16)
     proto = model_of(
