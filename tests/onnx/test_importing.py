@@ -285,6 +285,64 @@ def test_a_loop_is_unrolled() -> None:
 # Operators with a meaning of their own here.
 
 
+def test_lists_are_there_while_a_model_is_imported() -> None:
+    """Parts are put into a list, taken out of it and concatenated, as a loop does for bags of embeddings."""
+    tensors = {"one": np.array(1), "last": np.array(-1), "sizes": np.array([1, 3]), "four": np.array(4)}
+    body = graph_of(
+        [
+            node("SequenceAt", "parts i", "part"),
+            node("ReduceSum", "part", "sum", keepdims=0),
+            node("SequenceInsert", "before sum", "after"),
+            node("Identity", "on", "still"),
+        ],
+        {"i": (INT64, []), "on": (BOOL, []), "before": (FLOAT, None)},
+        {"still": (BOOL, []), "after": (FLOAT, None)},
+    )
+    for value in (body.input[2], body.output[1]):
+        elements = helper.make_tensor_type_proto(FLOAT, None)
+        value.type.CopyFrom(helper.make_sequence_type_proto(elements))
+    nodes = [
+        node("SplitToSequence", "x", "parts", axis=1, keepdims=0),
+        node("SequenceEmpty", "", "none"),
+        node("Loop", "four - none", "sums", body=body),
+        node("ConcatFromSequence", "sums", "of_columns", axis=0, new_axis=1),
+        node("SplitToSequence", "x sizes", "two", axis=1),
+        node("SequenceInsert", "two x last", "three"),
+        node("SequenceErase", "three one", "again"),
+        node("SequenceConstruct", "x x", "pair"),
+        node("SequenceLength", "pair", "length"),
+        node("SequenceAt", "again last", "rest"),
+        node("ConcatFromSequence", "three", "all", axis=1),
+    ]
+    outputs = {
+        "of_columns": (FLOAT, None),
+        "length": (INT64, []),
+        "rest": (FLOAT, None),
+        "all": (FLOAT, None),
+    }
+    found = run(model_of(nodes, PORTS[0], outputs, tensors), x=X)
+    wanted = [X.sum(0), 2, X[:, 1:], np.concatenate([X[:, :1], X, X[:, 1:]], 1)]
+    for value, each in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(value, each, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", [4, -5])
+def test_a_place_that_a_list_does_not_have_is_reported(place: int) -> None:
+    nodes = [node("SplitToSequence", "x", "parts", axis=1), node("SequenceAt", "parts place", "y")]
+    proto = model_of(nodes, PORTS[0], {"y": (FLOAT, None)}, {"place": np.array(place)})
+    with pytest.raises(UnsupportedModel, match=f"the place {place} in a list of 4"):
+        imported(proto)
+
+
+def test_a_list_is_no_tensor_and_no_output() -> None:
+    nodes = [node("SequenceConstruct", "x x", "pair"), node("Relu", "pair", "y")]
+    with pytest.raises(UnsupportedModel, match="a list where it needs a tensor"):
+        imported(model_of(nodes, PORTS[0], {"y": (FLOAT, None)}))
+    proto = model_of(nodes[:1], PORTS[0], {"pair": (FLOAT, None)})
+    with pytest.raises(UnsupportedModel, match="output 'pair': has a list"):
+        imported(proto)
+
+
 def test_integers_wrap_around_as_those_of_onnx() -> None:
     large = np.array([100, -100, 127], np.int8)
     for op in ("Add", "Mul", "Sub"):
