@@ -8,13 +8,11 @@ Needs a GPU. Each plan is checked first, and then timed as a captured CUDA graph
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -36,9 +34,8 @@ from cudnn_actor.protocol.operations import (
     ConvolutionForward,
 )
 
-from .gpu.setting import gpu_versions
-from .operations import best
-from .recording import Row, attempted, keep
+from .operations import best, run_alone
+from .recording import Row, attempted
 
 _RUNS = 20
 _CANDIDATES = 3
@@ -123,26 +120,21 @@ def measure(graph: OperationGraph, context: BuildContext) -> dict[str, float | s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, help="directory for the JSON")
-    given = parser.parse_args()
-    versions = gpu_versions()
-    builder = CudaBuilder(0)
-    builder.open()
-    keep(_rows(builder.context), sheet, given.out, "depthwise", versions=versions)
-    builder.close()
+    run_alone("depthwise", __doc__, _rows, sheet)
 
 
-def _rows(context: BuildContext) -> Iterator[Row]:
+def _rows(builder: CudaBuilder, only: str) -> Iterator[Row]:
     for dtype, shape, what in itertools.product((DType.BFLOAT16, DType.FLOAT32), SHAPES, PASSES):
 
         def row(dtype: DType = dtype, shape: Shape = shape, what: str = what) -> Iterator[Row]:
             start = time.monotonic()
-            us = measure(problem(shape, dtype, what), context)
+            us = measure(problem(shape, dtype, what), builder.context)
             seconds = round(time.monotonic() - start, 1)
             yield {"dtype": dtype, **shape._asdict(), "pass": what, "us": us, "measured_in_s": seconds}
 
-        yield from attempted(f"{what}, {dtype.value}, {shape}", row)
+        name = f"{what}, {dtype.value}, {shape}"
+        if only in name:
+            yield from attempted(name, row)
 
 
 def sheet(found: list[Row]) -> Table:

@@ -9,17 +9,14 @@ functions stand behind a convolution or a product in a plan follows from the rat
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.gpu.setting import gpu_versions
-from benchmarks.operations import best
-from benchmarks.recording import Row, attempted, keep
+from benchmarks.operations import best, run_alone
+from benchmarks.recording import Row, attempted
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.compiler import compile_whole
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
@@ -68,9 +65,9 @@ def convolution(g: GraphBuilder) -> Tensor:
 BEFORE = {"product": product, "convolution": convolution}
 
 
-def rows(builder: CudaBuilder) -> Iterator[Row]:
-    """Each function behind each of them."""
-    for name in BEFORE:
+def rows(builder: CudaBuilder, only: str) -> Iterator[Row]:
+    """Each function behind each of them whose name holds `only`."""
+    for name in filter(lambda name: only in name, BEFORE):
         yield from attempted(name, functools.partial(_behind, builder, name))
 
 
@@ -122,14 +119,7 @@ def sheet(found: list[Row]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, help="directory for the JSON")
-    given = parser.parse_args()
-    versions = gpu_versions()
-    builder = CudaBuilder(0)
-    builder.open()
-    keep(rows(builder), sheet, given.out, "epilogues", versions=versions)
-    builder.close()
+    run_alone("epilogues", __doc__, rows, sheet)
 
 
 if __name__ == "__main__":

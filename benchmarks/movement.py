@@ -9,18 +9,15 @@ bytes together as the operation must. Tensors are larger than the caches.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from rich.table import Table
 
-from benchmarks.gpu.setting import gpu_versions
-from benchmarks.operations import beside_copy, best, each, graph_of
-from benchmarks.recording import Row, keep
+from benchmarks.operations import beside_copy, best, each, graph_of, run_alone
+from benchmarks.recording import Row
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
 from cudnn_actor.engines.cuda.plans.tuning import time_plan
@@ -160,21 +157,12 @@ def measure(builder: CudaBuilder, problem: Problem) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, help="directory for the JSON")
-    parser.add_argument("--only", default="", help="problems whose name holds this")
-    given = parser.parse_args()
-    versions = gpu_versions()
-    builder = CudaBuilder(0)
-    builder.open()
-    keep(
-        each(problems(), functools.partial(measure, builder), given.only),
-        sheet,
-        given.out,
+    run_alone(
         "movement",
-        versions=versions,
+        __doc__,
+        lambda builder, only: each(problems(), functools.partial(measure, builder), only),
+        sheet,
     )
-    builder.close()
 
 
 def sheet(found: list[Row]) -> Table:

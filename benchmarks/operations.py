@@ -487,20 +487,35 @@ def torch_us(call: Callable[[], object], runs: int = _RUNS) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    run_alone(
+        "operations",
+        __doc__,
+        lambda builder, only: each(problems(), functools.partial(measure, builder), only),
+        sheet,
+        PyTorch=importlib.metadata.version("torch"),
+    )
+
+
+def run_alone(
+    name: str,
+    doc: str | None,
+    rows: Callable[[CudaBuilder, str], Iterable[Row]],
+    sheet: Callable[[list[Row]], Table],
+    **versions: str,
+) -> None:
+    """A program that measures with a builder of its own, and keeps what it finds.
+
+    `rows` takes the builder, and what the names of problems must hold. `versions` are those besides the
+    libraries'.
+    """
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     parser.add_argument("--only", default="", help="problems whose name holds this")
     given = parser.parse_args()
-    versions = gpu_versions() | {"PyTorch": importlib.metadata.version("torch")}
+    known = gpu_versions() | versions
     builder = CudaBuilder(0)
     builder.open()
-    keep(
-        each(problems(), functools.partial(measure, builder), given.only),
-        sheet,
-        given.out,
-        "operations",
-        versions=versions,
-    )
+    keep(rows(builder, given.only), sheet, given.out, name, versions=known)
     builder.close()
 
 

@@ -42,15 +42,14 @@ class CachedMessage:
     contents.
     """
 
-    __slots__ = ("body", "bound", "live_at", "lowered", "message", "noted")
+    __slots__ = ("body", "bound", "lowered", "message", "noted")
 
     def __init__(self, message: Compute, lowered: Lowered) -> None:
         self.message = message
         self.lowered = lowered
-        self.live_at = -1
-        """The epoch at which its references were live. Written by senders, on any thread."""
         self.bound: Bound | None = None
-        """Written by the live incarnation."""
+        """Written by senders and by the live incarnation, on any thread. All that are ever written have the
+        same slots, of which each is the reference's as long as the reference is live."""
         self.body: bytes | None = None
         """The message as bytes, for a worker process."""
         self.noted = False

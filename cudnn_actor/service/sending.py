@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from cudnn_actor.broker.broker import bind
 from cudnn_actor.broker.request_checks import check_device_array, check_warm, kind_of, not_a_message
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.models.model import Model
@@ -35,7 +36,7 @@ from cudnn_actor.protocol.messages import (
 )
 from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.named_outputs import named_outputs
-from cudnn_actor.protocol.operands import operand, operands_named
+from cudnn_actor.protocol.operands import operand
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.protocol.validation import check_inputs
@@ -59,7 +60,9 @@ _METHODS: dict[type, str] = {
     ConvBwdFilter: "use `await gpu.conv_bwd_filter(x, dy, conv=..., dims=...)`",
 }
 """What allocates the output of a message that `apply` does not take."""
-_OTHERS = frozenset({Ping, GetStatistics, Drain})
+_UNCHECKED = frozenset({Ping, GetStatistics, Drain})
+"""Messages with nothing to check. They come before the calls of `isinstance`, which take several times as
+long as a look-up here: these classes have a metaclass, msgspec's."""
 
 
 def check_message(state: ServiceState, message: Message) -> None:
@@ -71,28 +74,30 @@ def check_message(state: ServiceState, message: Message) -> None:
     state.mailbox.check_open()
     kind = type(message)
     if kind in COMPUTE:
-        cached, epoch = state.cached(message), state.memory.epoch  # type: ignore[arg-type]
-        if cached.live_at != epoch:
-            _resolve(state, message, cached.lowered.buffers)
-            cached.live_at = epoch
+        cached = state.cached(message)  # type: ignore[arg-type]
+        bound = cached.bound
+        if bound is None or bound.epoch != state.memory.epoch:
+            _look_up(state, bind, cached, state.memory)
     elif kind in _REFERENCES:
-        _resolve(state, message, _REFERENCES[kind])
+        for name in _REFERENCES[kind]:
+            _look_up(state, state.memory.resolve, operand(message, name), name)
         if isinstance(message, Upload):
             check_device_array(message.data, message.dst.spec, state.memory.device)
+    elif kind in _UNCHECKED:
+        return
     elif isinstance(message, Allocate):
         check_device_array(message.data, message.spec, state.memory.device)
     elif isinstance(message, Warm):
         check_warm(message)
     elif isinstance(message, Explain):
         require_type("graph", message.graph, OperationGraph)
-    elif kind not in _OTHERS:
+    else:
         raise not_a_message(message, _METHODS.get(Model) if isinstance(message, Model) else None)
 
 
-def _resolve(state: ServiceState, message: Message, fields: Sequence[str]) -> None:
+def _look_up(state: ServiceState, look_up: Callable[..., object], *arguments: object) -> None:
     try:
-        for ref, name in zip(operands_named(message, fields), fields, strict=True):
-            state.memory.resolve(ref, name)
+        look_up(*arguments)
     except StaleBufferError:
         # A service that ends closes its mailbox, then frees its buffers: report the end, not the freed
         # buffer.

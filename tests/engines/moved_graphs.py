@@ -21,7 +21,7 @@ from cudnn_actor.protocol.dtypes import DTypeLike
 from cudnn_actor.protocol.named_graph import Port
 from cudnn_actor.protocol.tensor import LayoutLike
 
-__all__ = ["CONCATENATED", "TRANSPOSED"]
+__all__ = ["CONCATENATED", "IN_ROWS", "TRANSPOSED"]
 
 
 def concatenated(
@@ -43,9 +43,44 @@ CONCATENATED = {
     "with none": concatenated(4, 0, 2, dims=(3, 0, 2), axis=1, dtype="int64"),
     "only none": concatenated(0, 0, dims=(2, 0), axis=1),
     "many": concatenated(*range(1, 60), dims=(2, 0), axis=1, dtype="uint8"),
-    "odd columns": concatenated(33, 31, dims=(700, 0), axis=1, dtype="float16"),
+    "odd columns": concatenated(*(3, 5) * 9, dims=(90, 0), axis=1, dtype="float16"),
     "bits": concatenated(3, 5, dims=(0, 2), axis=0, dtype="bool"),
 }
+
+"""Each is one launch of copies side by side, but for "many"."""
+
+
+def cut(*parts: Any, dims: Any, axis: int = 1, dtype: DTypeLike = "float32", layout: Any = "NCHW") -> Graph:
+    """Parts of a tensor, one behind the other."""
+    g = GraphBuilder()
+    x = g.input("x", dims, dtype, layout=layout)
+    slices = [x[part] for part in parts]
+    return g.build(y=g.concatenate(slices, axis) if len(slices) > 1 else slices[0])
+
+
+_ALL = slice(None)
+IN_ROWS = {
+    "odd channels": concatenated(33, 31, dims=(4, 0, 5, 5), axis=1, dtype="float16", layout="NHWC"),
+    "odd channels of one": cut(
+        (_ALL, slice(1, 34)), (_ALL, slice(33, None)), dims=(3, 64, 5, 5), dtype="bfloat16", layout="NHWC"
+    ),
+    "bytes": concatenated(3, 1, dims=(2, 0, 30, 11), axis=1, dtype="uint8", layout="NHWC"),
+    "bytes in rows of seven": concatenated(2, 5, dims=(6, 0, 6, 1), axis=1, dtype="int8", layout="NHWC"),
+    "bytes in an odd number of rows": concatenated(2, 5, dims=(5, 0, 7), axis=1, dtype="bool", layout="NHWC"),
+    "halves in an even number of rows": cut((_ALL, slice(1, 32)), dims=(700, 33), dtype="float16"),
+    "pairs of halves": concatenated(2, 4, dims=(50, 0), axis=1, dtype="float16"),
+    "three tensors": concatenated(1, 5, 3, dims=(300, 0), axis=-1, dtype="float32"),
+    "eight bytes": concatenated(1, 2, dims=(41, 0), axis=1, dtype="int64"),
+    "planes": concatenated(3, 2, dims=(10, 0, 3, 3), axis=1, dtype="float16"),
+    "with none": concatenated(3, 0, 2, dims=(20, 0), axis=1, dtype="float32"),
+    "inner": cut((_ALL, _ALL, slice(1, -1), slice(1, -2)), dims=(2, 3, 7, 9), dtype="float32"),
+    "inner halves": cut((_ALL, slice(1, 3), slice(1, -1), slice(1, -2)), dims=(2, 4, 6, 9), dtype="float16"),
+    "rolled": cut((..., slice(-3, None)), (..., slice(0, -3)), dims=(5, 3, 10), axis=-1, dtype="int16"),
+    "rows reversed": cut(
+        (slice(None, None, -1), slice(0, 3)), (_ALL, slice(1, None)), dims=(20, 4), dtype="float32"
+    ),
+}
+"""Each is a copy to rows."""
 
 
 def transposed(*dims: int, axes: tuple[int, ...], dtype: DTypeLike) -> Graph:
@@ -111,5 +146,6 @@ TRANSPOSED = {
     "space to depth of bytes": transposed(1, 4, 30, 2, 48, 2, axes=(0, 3, 5, 1, 2, 4), dtype="int8"),
     "ends of odd halves": transposed(2, 129, 67, axes=(0, 2, 1), dtype="float16"),
     "ends of odd bytes": transposed(2, 257, 131, axes=(0, 2, 1), dtype="bool"),
+    "few odd halves": transposed(2, 129, 19, axes=(0, 2, 1), dtype="float16"),
 }
 """Each is a copy by tiles."""

@@ -10,19 +10,20 @@ import pytest
 
 from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, JoinedStep, TiledStep
+from cudnn_actor.engines.cuda.plans.recipe import Buffer, JoinedStep, RowStep, TiledStep
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import GraphBuilder, OperationGraph, Pad, PadMode, Tensor
 
 from .host_cuda import Stream
-from .moved_graphs import CONCATENATED, TRANSPOSED
+from .moved_graphs import CONCATENATED, IN_ROWS, TRANSPOSED
 from .test_self_check import on_the_host
 
 __all__ = ["CASES", "GRAPHS", "fault", "on_the_host"]
 
 TILED = ("halves", "odd", "batches")
 JOINED = ("rows", "channels last", "with none")
+ROWS = ("odd channels", "odd channels of one", "bytes in rows of seven")
 PADDED = ("constant", "edge", "reflect", "symmetric", "wrap")
 WIDTHS = ((1, 2), (0, 0), (3, 4))
 
@@ -36,12 +37,13 @@ def padded(mode: Any) -> OperationGraph:
 GRAPHS: dict[str, OperationGraph] = {
     **{f"tiled, {name}": TRANSPOSED[name].body for name in TILED},
     **{f"joined, {name}": CONCATENATED[name].body for name in JOINED},
+    **{f"rows, {name}": IN_ROWS[name].body for name in ROWS},
     **{f"padded, {mode}": padded(mode) for mode in PADDED},
 }
 Sabotage = Callable[[Any], tuple[Any, ...]]
 
 
-def of_kernel(step: TiledStep, **changes: Any) -> tuple[TiledStep]:
+def of_kernel(step: Any, **changes: Any) -> tuple[Any]:
     return (msgspec.structs.replace(step, kernel=msgspec.structs.replace(step.kernel, **changes)),)
 
 
@@ -97,6 +99,32 @@ def fewer_elements(step: JoinedStep) -> tuple[Any, ...]:
     return (msgspec.structs.replace(step, kernels=(*kernels, msgspec.structs.replace(last, dims=dims))),)
 
 
+def other_columns(step: RowStep) -> tuple[Any, ...]:
+    """A unit from one part to its neighbour."""
+    first, second, *others = step.kernel.parts
+    one = step.kernel.together
+    first, second = (
+        msgspec.structs.replace(part, size=part.size + more) for part, more in ((first, one), (second, -one))
+    )
+    return of_kernel(step, parts=(first, second, *others))
+
+
+def columns_further(step: RowStep) -> tuple[Any, ...]:
+    """The last part from one column on."""
+    *others, last = step.kernel.parts
+    return of_kernel(step, parts=(*others, msgspec.structs.replace(last, offset=last.offset + 1)))
+
+
+def fewer_rows(step: RowStep) -> tuple[Any, ...]:
+    *slow, (size, steps) = step.kernel.axes
+    return of_kernel(step, axes=(*slow, (size - 1, steps)))
+
+
+def rows_elsewhere(step: RowStep) -> tuple[Any, ...]:
+    *slow, (size, (step_, *steps)) = step.kernel.axes
+    return of_kernel(step, axes=(*slow, (size, (step_, *(of - 1 for of in steps)))))
+
+
 def with_operation(step: Any, **changes: Any) -> tuple[Any, ...]:
     return (msgspec.structs.replace(step, operation=msgspec.structs.replace(step.operation, **changes)),)
 
@@ -122,6 +150,7 @@ def other_rows(step: Any) -> tuple[Any, ...]:
 SABOTAGES: dict[str, tuple[Sabotage, ...]] = {
     "tiled": (missing, swapped, one_row_less, one_column_less, rows_apart, columns_apart),
     "joined": (missing, swapped, one_part_less, one_part_elsewhere, one_part_twice, fewer_elements),
+    "rows": (missing, other_columns, columns_further, fewer_rows, rows_elsewhere),
     "padded": (missing, swapped, other_border, other_widths, other_rows),
 }
 CASES = [(name, change) for name in GRAPHS for change in SABOTAGES[name.partition(",")[0]]]

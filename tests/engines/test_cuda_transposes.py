@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.plans import tiled_kernels
+from cudnn_actor.engines.cuda.plans import skewed_tiles, tiled_kernels
 from cudnn_actor.engines.cuda.plans.kernels import merged
 from cudnn_actor.engines.cuda.plans.recipe import Buffer, TiledStep
+from cudnn_actor.engines.cuda.plans.skewed_tiles import skewed
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.engines.cuda.plans.tiled_kernels import Tiled, TiledKernel, tiled, tiled_source
 from cudnn_actor.protocol import DType, Graph, TensorSpec
@@ -45,6 +47,147 @@ def test_every_element_is_moved(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         np.testing.assert_array_equal(found, expected)
 
 
+class Case(NamedTuple):
+    """Skewed tiles of two matrices: the stride from row to row, and what else there is to it."""
+
+    itemsize: int
+    step: int
+    wide: bool = False
+    blocks: int = 1024
+
+
+SKEWED = {
+    **{f"{itemsize} bytes, odd rows": Case(itemsize, 1001, blocks=1) for itemsize in (1, 2, 4, 8)},
+    **{f"{itemsize} bytes, even rows": Case(itemsize, 1002) for itemsize in (1, 2, 4, 8)},
+    "2 bytes, aligned rows": Case(2, 1008),
+    "2 bytes, odd rows, one tile a block": Case(2, 1001),
+    "rows in reverse": Case(2, -1001, blocks=4),
+    "places of 64 bits": Case(4, 1003, wide=True),
+}
+
+
+def skewed_kernel(case: Case, rows: int, columns: int) -> Tiled:
+    """A copy of two matrices; the result's rows, and the matrices, lie apart by odd numbers of elements."""
+    strides = [((rows + 2) * columns + 5, rows + 2, 1), (rows * abs(case.step) + 3, 1, case.step)]
+    found = tiled((2, columns, rows), strides, [case.itemsize] * 2, case.itemsize)
+    assert found is not None
+    assert found.skewed is not None
+    return found
+
+
+def around(case: Case) -> list[tuple[int, int]]:
+    """Numbers of rows and columns around those of a tile."""
+    rows, columns = skewed_kernel(case, 500, 500).tile
+    return [
+        (rows - 1, columns),
+        (rows, columns + 1),
+        (rows + 1, columns - 1),
+        (2 * rows - 32 // case.itemsize + 1, columns),
+        (2 * rows + 3, 2 * columns + 3),
+        (5 * rows + 3, columns),
+    ]
+
+
+def constants(patch: pytest.MonkeyPatch, case: Case) -> None:
+    patch.setattr(tiled_kernels, "_SMALL", 0 if case.wide else 1 << 31)
+    patch.setattr(skewed_tiles, "_LEAST_BLOCKS", case.blocks)
+
+
+@pytest.fixture(scope="module")
+def compiled_skewed() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        sources = []
+        for case in SKEWED.values():
+            constants(patch, case)
+            sources += [tiled_source(skewed_kernel(case, *sizes)) for sizes in around(case)]
+        host_cuda.compile_together(sources)
+
+
+@pytest.mark.parametrize("name", SKEWED)
+@pytest.mark.usefixtures("compiled_skewed")
+def test_skewed_tiles_end_anywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    host_cuda.use(monkeypatch, tiled_kernels)
+    case = SKEWED[name]
+    constants(monkeypatch, case)
+    dtype = np.dtype(f"u{case.itemsize}")
+    random = np.random.default_rng(case.step + 2000)
+    for start, (rows, columns) in enumerate(around(case)):
+        kernel = skewed_kernel(case, rows, columns)
+        (to, of) = ([each[n] for each in kernel.batch] for n in (1, 2))
+        # Behind an address that is a multiple of 32 bytes by as many elements as the number of the sizes.
+        x, y = (aligned(step * 2 + start, dtype) for step in (of[0], to[0]))
+        x[...] = random.integers(0, 1 << 8 * case.itemsize, x.size, dtype, endpoint=False)
+        y[...] = 7
+        wanted, first = y.copy(), start + (rows - 1) * max(-case.step, 0)
+        for matrix in range(2):
+            at = first + matrix * of[0] + case.step * np.arange(rows) + np.arange(columns)[:, None]
+            place = (
+                start + matrix * to[0] + np.arange(rows) + kernel.column_step * np.arange(columns)[:, None]
+            )
+            wanted[place] = x[at]
+        pointers = [y.ctypes.data + start * case.itemsize, x.ctypes.data + first * case.itemsize]
+        TiledKernel(kernel).launch(pointers, ())
+        np.testing.assert_array_equal(y, wanted)
+
+
+def aligned(count: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """An array that begins at a multiple of 32 bytes."""
+    memory = np.empty(count * dtype.itemsize + 32, np.uint8)
+    return memory[-memory.ctypes.data % 32 :][: count * dtype.itemsize].view(dtype)
+
+
+def test_matrices_that_fill_tiles_are_skewed_if_they_are_not_aligned() -> None:
+    def kernel(rows: int, columns: int) -> Tiled:
+        found = tiled((columns, rows), [(rows, 1), (1, columns)], [256, 256], 2)
+        assert found is not None
+        return found
+
+    assert kernel(8191, 8193).skewed is not None
+    assert kernel(8192, 8191).skewed is not None, "what is read is not aligned"
+    assert kernel(8191, 8192).skewed is not None, "what is written is not aligned"
+    assert kernel(8192, 8192).skewed is None
+    assert kernel(8188, 8190).skewed is not None, "what is read is aligned to 4 bytes"
+    assert kernel(8188, 8196).skewed is None, "both are aligned to 8"
+    tiles = kernel(8193, 8191).skewed
+    assert tiles is not None
+    assert kernel(8193, 8191).counts[1] == -(-(8193 + 15) // (tiles.rows * tiles.tiles))
+    assert kernel(8191, 31).skewed is None, "too few columns"
+    assert kernel(31, 8191).skewed is None, "too few rows"
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+def test_few_lanes_want_one_bank_of_a_skewed_tile(itemsize: int) -> None:
+    """None the same if the rows' stride is odd; of bytes, multiples of 4 are left to the other tiles."""
+    for step in range(-64, 65):
+        tiles = skewed(itemsize, 4096, 4096, step)
+        if tiles is None:
+            assert (itemsize, step % 4) == (1, 0)
+            continue
+        for before in range(tiles.chunk):
+            places = [(before + lane * tiles.word * tiles.pitch) * itemsize for lane in range(32)]
+            for part in [places] if itemsize <= 4 else [places[:16], places[16:]]:
+                words = {place // 4 for place in part}
+                banks = Counter(word % 32 if itemsize <= 4 else word // 2 % 16 for word in words)
+                assert max(banks.values()) <= 2 - step % 2
+
+
+def test_chunks_of_a_skewed_tile_do_not_meet() -> None:
+    """A row's chunks end before those of the next row begin, and within the memory."""
+    for itemsize, step, columns in itertools.product((1, 2, 4, 8), range(-17, 18), (16, 32, 64, 128, 4096)):
+        tiles = skewed(itemsize, 4096, columns, step)
+        if tiles is None:
+            continue
+        chunk = tiles.chunk
+        assert (tiles.pitch - step) % chunk == 0
+        assert tiles.stored * itemsize <= 48 << 10
+        for shift, row in itertools.product(range(chunk), (0, 1, tiles.rows + 32 // itemsize - 2)):
+            begin = shift + row * tiles.pitch
+            ends = -(-(begin + tiles.columns) // chunk) * chunk
+            assert ends - begin // chunk * chunk <= tiles.chunks * chunk
+            assert ends <= (begin + tiles.pitch) // chunk * chunk
+            assert ends <= tiles.stored
+
+
 def test_as_many_bytes_are_accessed_at_once_as_memory_allows() -> None:
     found = {
         name: (step_of(graph).kernel.read, step_of(graph).kernel.written)
@@ -77,10 +220,18 @@ def test_as_many_bytes_are_accessed_at_once_as_memory_allows() -> None:
         "space to depth of bytes": (2, 16),
         "ends of odd halves": (1, 1),
         "ends of odd bytes": (1, 1),
+        "few odd halves": (1, 1),
     }
 
 
-@pytest.mark.parametrize("kernel", [step_of(graph).kernel for graph in TRANSPOSED.values()], ids=TRANSPOSED)
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(kernel, id=name)
+        for name, graph in TRANSPOSED.items()
+        if (kernel := step_of(graph).kernel).skewed is None
+    ],
+)
 def test_few_lanes_of_a_warp_want_one_bank(kernel: Tiled) -> None:
     """The words in shared memory of one access of a warp, as in the source: 32 banks of 4 bytes."""
     (reading, writing), size = kernel.lanes, kernel.itemsize

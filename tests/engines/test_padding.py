@@ -146,6 +146,23 @@ def test_the_kernel_of_cuda_is_numpys(name: str, monkeypatch: pytest.MonkeyPatch
     np.testing.assert_array_equal(found.view(np.uint8), numpys(x, mode, widths).view(np.uint8))
 
 
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+@pytest.mark.parametrize("dims", [(100, 9), (9, 2100)], ids=["short rows", "rows in parts"])
+def test_a_thread_pads_the_same_columns_of_several_rows(
+    mode: str, dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host_cuda.use(monkeypatch, padding)
+    monkeypatch.setattr(padding, "_MANY_BLOCKS", 1)
+    widths, x = ((3, 2), (2, 1)), integers(dims, DType.FLOAT32)
+    specs = {"x": TensorSpec.packed(dims, "float32")}
+    specs["y"] = y_spec(specs["x"], mode, widths)
+    found = padding._padding(operation_of(mode, widths), tensors_of(*specs.values()))
+    assert found.parts == (1 if dims[0] == 100 else 3)
+    assert found.blocks // found.parts * (256 // found.beside) < found.rows
+    y = host_cuda.launched(operation_of(mode, widths), specs, {"x": x})["y"]
+    np.testing.assert_array_equal(y, numpys(x, mode, widths))
+
+
 @given(problems())
 @settings(max_examples=12, deadline=None)
 def test_the_kernel_of_cuda_leaves_gaps_and_reverses(problem: tuple[TensorSpec, dict[str, Any]]) -> None:

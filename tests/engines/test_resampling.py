@@ -249,7 +249,41 @@ def problems() -> list[tuple[Any, dict[str, TensorSpec]]]:
             specs = [TensorSpec.packed(dims, dtype, layout) for dims in ((2, 8, 3, 16), sizes)]
             found.append((asked(sizes, mode, **of), dict(zip("xy", specs, strict=True))))
     specs = [TensorSpec.packed(dims, DType.UINT8) for dims in ((3, 32), (6, 64))]
-    return [*found, (asked((6, 64)), dict(zip("xy", specs, strict=True)))]
+    found.append((asked((6, 64)), dict(zip("xy", specs, strict=True))))
+    return found + [(operation, dict(zip("xy", specs, strict=True))) for operation, *specs in in_rows()]
+
+
+def in_rows() -> list[tuple[Any, TensorSpec, TensorSpec]]:
+    """Those whose threads have neighbours in rows, or nearly: what is in the way at borders."""
+    found = []
+    for (dims, sizes, of), mode in itertools.product(ROWS, ResampleMode):
+        for dtype in (DType.BFLOAT16, DType.FLOAT32)[: 1 if mode is CUBIC else 2]:
+            specs = (TensorSpec.packed(dims, dtype), TensorSpec.packed(sizes, dtype))
+            found.append((asked(sizes, mode, **of), *specs))
+    for dtype, mode in itertools.product((DType.BFLOAT16, DType.FLOAT32), (NEAREST, LINEAR)):
+        y = TensorSpec.packed((2, 8, 32), dtype)
+        of = {"mode": mode}
+        for steps in ((80, 18, 1), (85, 17, 1), (160, 40, 2)):  # fewer elements of x are read at once
+            x = TensorSpec(dims=(2, 4, 16), strides=steps, dtype=dtype)
+            found.append((asked(y.dims, **of), x, y))
+        apart = TensorSpec(dims=y.dims, strides=(300, 36, 1), dtype=dtype)
+        found.append((asked(y.dims, **of), TensorSpec.packed((2, 4, 16), dtype), apart))
+        last = TensorSpec.packed((2, 3, 4, 16), dtype, Layout.NHWC)
+        found.append((asked((2, 3, 8, 32), **of), last, TensorSpec.packed((2, 3, 8, 32), dtype)))
+    return found
+
+
+ROWS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 6, 16), (2, 12, 32), {}),
+    ((3, 4, 16), (3, 16, 64), {}),
+    ((4, 14), (8, 32), {"scales": (2.0, 2.0)}),
+    ((3, 15), (6, 30), {}),
+    ((4, 2), (8, 4), {}),
+    ((16, 64), (8, 32), {}),
+    ((3, 4, 16), (5, 8, 32), {}),
+    ((4, 9, 33), (3, 8, 16), {"coordinates": CROP, "roi": (-0.25, 0.0, 0.0, 1.25, 7 / 16, 15 / 64)}),
+]
+"""Dims of x and of results: twice as large, four times, beyond x's end, odd, few, half, and three dims."""
 
 
 TOGETHER: dict[tuple[int, ...], dict[str, Any]] = {
@@ -261,28 +295,42 @@ TOGETHER: dict[tuple[int, ...], dict[str, Any]] = {
 """Dims of results whose neighbours a thread has."""
 
 
-PROBLEMS = problems()
-
-
 def made(operation: Any, *specs: TensorSpec) -> resampling._Kernel:
     tensors = [GraphTensor(uid=n, dims=s.dims, strides=s.strides, dtype=s.dtype) for n, s in enumerate(specs)]
     return resampling._Kernel(operation.with_operands(["x", "y"].index), tensors)
 
 
+PROBLEMS = problems()
+KNOWN = [
+    (operation, specs)
+    for operation, specs in PROBLEMS
+    if isinstance(operation, Resample) and made(operation, *specs.values()).columns is not None
+]
+"""Those whose source says what neighbours are made of."""
+
+
 @pytest.mark.parametrize("mode", ResampleMode)
 @pytest.mark.parametrize("times", [2, 4])
-def test_images_that_become_larger_need_no_tables_for_neighbours(mode: ResampleMode, times: int) -> None:
-    for dtype, together in ((DType.BFLOAT16, 8), (DType.FLOAT64, 4)):
-        sizes = (2, 3, 5 * times, 24 * times)
-        x, y = (TensorSpec.packed(dims, dtype) for dims in ((2, 3, 5, 24), sizes))
+def test_images_that_become_larger_need_no_tables(mode: ResampleMode, times: int) -> None:
+    for dtype, together in ((DType.BFLOAT16, 8), (DType.FLOAT32, 4), (DType.FLOAT64, times)):
+        sizes = (2, 3, 6 * times, 24 * times)
+        x, y = (TensorSpec.packed(dims, dtype) for dims in ((2, 3, 6, 24), sizes))
         kernel = made(asked(sizes, mode), x, y)
-        assert kernel.together == together
-        assert kernel.pattern is not None
-        assert kernel.pattern.step == together // times
-        assert len(kernel.tables()) == 3, "of rows"
-        x, y = (TensorSpec.packed(dims, dtype, Layout.NHWC) for dims in ((2, 8, 5, 24), (2, 8, *sizes[2:])))
+        assert kernel.columns is not None
+        assert (kernel.together, kernel.columns.step) == (together, together // times)
+        assert len(kernel.rows.places) == 4
+        assert kernel.piece == kernel.columns.step
+        assert kernel.tables() == []
+        x, y = (TensorSpec.packed(dims, dtype, Layout.NHWC) for dims in ((2, 8, 6, 24), (2, 8, *sizes[2:])))
         kernel = made(asked((2, 8, *sizes[2:]), mode), x, y)
-        assert (kernel.together, kernel.pattern) == (together, None), "channels lie side by side"
+        assert kernel.together == {DType.FLOAT64: 4}.get(dtype, 8), "channels lie side by side"
+        assert (kernel.columns, kernel.neighbours) == (None, kernel.together)
+
+
+def test_threads_have_neighbours_in_fewer_rows_where_they_are_made_of_much() -> None:
+    x, y = (TensorSpec.packed(dims, DType.BFLOAT16) for dims in ((32, 128), (16, 64)))
+    for mode, rows in ((NEAREST, 2), (LINEAR, 1), (CUBIC, 1)):
+        assert len(made(asked(y.dims, mode), x, y).rows.places) == rows
 
 
 def test_there_is_no_pattern_where_what_neighbours_are_made_of_differs() -> None:
@@ -294,13 +342,12 @@ def test_there_is_no_pattern_where_what_neighbours_are_made_of_differs() -> None
         ((6, 64), {"mode": LINEAR, "exclude_outside": True}),
     ):
         specs = (TensorSpec.packed(dims, DType.FLOAT32) for dims in ((3, 32), sizes))
-        assert made(asked(sizes, **of), *specs).pattern is None
+        assert made(asked(sizes, **of), *specs).columns is None
 
 
-def test_the_kernel_computes_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    host_cuda.use(monkeypatch, resampling)
+def compile_all(problems: list[tuple[Any, dict[str, TensorSpec]]]) -> None:
     sources = []
-    for operation, specs in PROBLEMS:
+    for operation, specs in problems:
         node = operation.with_operands([*specs].index)
         tensors = [
             GraphTensor(uid=uid, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
@@ -308,6 +355,11 @@ def test_the_kernel_computes_its_definition(monkeypatch: pytest.MonkeyPatch) -> 
         ]
         sources.append(resampling.resample_source(node, tensors))
     host_cuda.compile_together(sources)
+
+
+def test_the_kernel_computes_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    host_cuda.use(monkeypatch, resampling)
+    compile_all(PROBLEMS)
     for operation, specs in PROBLEMS:
         (name, given), *_ = specs.items()
         values = {name: (normal(given.dims, DType.FLOAT64, 2) * 9).astype(given.dtype.numpy)}
@@ -321,3 +373,31 @@ def test_the_kernel_computes_its_definition(monkeypatch: pytest.MonkeyPatch) -> 
             np.testing.assert_allclose(
                 got[result], array, rtol=0 if exact else tolerance, atol=0 if exact else 10 * tolerance
             )
+
+
+def test_what_the_source_knows_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside tables: the same products in the same order, of the same elements, infinite ones or not."""
+    host_cuda.use(monkeypatch, resampling)
+    compile_all(PROBLEMS)
+    found = []
+    for tables in (False, True):
+        if tables:
+            monkeypatch.setattr(resampling, "_pattern", lambda *_: None)
+            compile_all(KNOWN)
+        found.append([host_cuda.launched(operation, specs, odd(specs)) for operation, specs in KNOWN])
+    for problem, known, tabled in zip(KNOWN, *found, strict=True):
+        assert {n: array.tobytes() for n, array in known.items()} == {
+            n: array.tobytes() for n, array in tabled.items()
+        }, problem
+
+
+def odd(specs: dict[str, TensorSpec]) -> dict[str, np.ndarray]:
+    """Values for the input, some of which are no numbers, infinite, zeros of both signs, or very small."""
+    (name, spec), *_ = specs.items()
+    values = (normal(spec.dims, DType.FLOAT64, 2) * 9).ravel()
+    if spec.dtype.is_floating:
+        places = np.random.default_rng(3).permutation(values.size)
+        for n, value in enumerate((np.nan, np.inf, -np.inf, 1e-39)):
+            values[places[n :: 16 * (n + 1)]] = value
+        values[: values.size // 3] = -0.0
+    return {name: values.reshape(spec.dims).astype(spec.dtype.numpy)}

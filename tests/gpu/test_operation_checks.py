@@ -396,10 +396,11 @@ SAMPLED: dict[str, tuple[list[GraphTensor], Node]] = {
         GridSample(x=0, grid=1, y=2, mode=ResampleMode.NEAREST, padding=GridPadding.BORDER),
     ),
 }
-LARGER_X = (2, 3, 11, 5)
+LARGER_X, TWICE_X = (2, 3, 11, 5), (2, 3, 16, 16)
 RESAMPLED: dict[str, tuple[list[GraphTensor], Node]] = {
     "nearest": (tensors(X, LARGER_X), Resample(x=0, y=1, sizes=LARGER_X)),
     "linear": (tensors(X, LARGER_X), Resample(x=0, y=1, sizes=LARGER_X, mode=ResampleMode.LINEAR)),
+    "twice": (tensors(X, TWICE_X), Resample(x=0, y=1, sizes=TWICE_X, mode=ResampleMode.LINEAR)),
     "cubic backward": (
         tensors(LARGER_X, X),
         ResampleBackward(dy=0, dx=1, sizes=LARGER_X, mode=ResampleMode.CUBIC, antialias=True),

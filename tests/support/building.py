@@ -14,7 +14,15 @@ from cudnn_actor.engines.cuda.plans.joined_kernels import joined_source
 from cudnn_actor.engines.cuda.plans.kernels import source
 from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, GraphStep, JoinedStep, KernelStep, TiledStep
+from cudnn_actor.engines.cuda.plans.recipe import (
+    DepthwiseStep,
+    GraphStep,
+    JoinedStep,
+    KernelStep,
+    RowStep,
+    TiledStep,
+)
+from cudnn_actor.engines.cuda.plans.row_kernels import row_source
 from cudnn_actor.engines.cuda.plans.tiled_kernels import tiled_source
 from cudnn_actor.protocol import Explanation
 from cudnn_actor.protocol.graph import OperationGraph
@@ -40,6 +48,8 @@ def first_plan(graph: OperationGraph) -> str:
             compile_cuda(source(step.kernel))
         elif isinstance(step, TiledStep):
             compile_cuda(tiled_source(step.kernel))
+        elif isinstance(step, RowStep):
+            compile_cuda(row_source(step.kernel))
         elif isinstance(step, JoinedStep):
             compile_cuda(joined_source(step.kernels))
         elif isinstance(step, DepthwiseStep):

@@ -45,9 +45,11 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     KernelStep,
     LinedStep,
     NormStep,
+    RowStep,
     TiledStep,
 )
 from cudnn_actor.engines.cuda.plans.reference import Reference
+from cudnn_actor.engines.cuda.plans.row_kernels import row_source
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.engines.cuda.plans.tiled_kernels import Tiled, tiled_source
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec, Window
@@ -183,10 +185,16 @@ def _fused() -> Iterator[tuple[str, str]]:
 
 
 def _moved() -> Iterator[tuple[str, str]]:
-    for name, graph in (moved_graphs.CONCATENATED | moved_graphs.TRANSPOSED).items():
+    for name, graph in [
+        *moved_graphs.CONCATENATED.items(),
+        *moved_graphs.TRANSPOSED.items(),
+        *moved_graphs.IN_ROWS.items(),
+    ]:
         for step in compile_split(graph.body, None, None).recipe.steps:
             if isinstance(step, TiledStep):
                 yield f"tiled-{name}", tiled_source(step.kernel)
+            elif isinstance(step, RowStep):
+                yield f"rows-{name}", row_source(step.kernel)
             else:
                 assert isinstance(step, JoinedStep)
                 yield f"joined-{name}", joined_source(step.kernels)
@@ -194,6 +202,9 @@ def _moved() -> Iterator[tuple[str, str]]:
     for many in (1, 8):
         wide = Tiled(itemsize=2, batch=(), read=many, written=many, rows_within=(2, 1), **large)
         yield f"tiled-wide-{many}", tiled_source(wide)
+    for itemsize, row_step in itertools.product((1, 2, 4, 8), (8191, 8192)):
+        skewed = Tiled(itemsize=itemsize, batch=(), read=1, written=1, **large | {"row_step": row_step})
+        yield f"tiled-skewed-{itemsize}-{row_step}", tiled_source(skewed)
 
 
 def _depthwise() -> Iterator[tuple[str, str]]:
@@ -530,7 +541,7 @@ def _sorts() -> Iterator[tuple[str, OperationGraph]]:
 
 
 def _resamplings() -> Iterator[tuple[str, OperationGraph]]:
-    """Each dtype and mode, with none to three dims that change; and gradients."""
+    """Each dtype and mode, with none to three dims that change, and twice as large; and gradients."""
     sizes = {0: (2, 3, 4, 5), 1: (2, 3, 4, 9), 2: (2, 3, 7, 9), 3: (2, 8, 7, 9)}
     for (count, wanted), dtype in itertools.product(sizes.items(), DType):
         x = TensorSpec.packed((2, 3, 4, 5), dtype, Layout.NHWC if count == 2 else Layout.NCHW)
@@ -541,6 +552,11 @@ def _resamplings() -> Iterator[tuple[str, OperationGraph]]:
         if dtype.is_floating:
             of = {"sizes": wanted, "mode": ResampleMode.CUBIC}
             yield f"resample_bwd-{dtype}-{count}", graph_of(ResampleBackward, {"dy": y}, {"dx": x}, **of)
+    for dtype in DType:
+        x, y = (TensorSpec.packed((2, 3, rows, 3 * rows), dtype) for rows in (16, 32))
+        for mode in [*ResampleMode][: len(ResampleMode) if dtype.is_floating else 1]:
+            of = {"sizes": y.dims, "mode": mode}
+            yield f"resample-{dtype}-twice-{mode}", graph_of(Resample, {"x": x}, {"y": y}, **of)
 
 
 def _grid_samples() -> Iterator[tuple[str, OperationGraph]]:

@@ -3,8 +3,8 @@
 Some threads beside each other have a row of the result, and find out once where it
 comes from. Each then writes up to four units of it, which it reads first. If the row is
 as it is in x, a unit has up to 16 bytes. Else its elements are mapped and read one by one,
-and it has at most 4 bytes, so that threads beside each other read neighbours. Elements
-are moved as bits.
+and it has at most 4 bytes, so that threads beside each other read neighbours. A thread has
+the same columns of several rows, and so maps its columns once. Elements are moved as bits.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _THREADS, _MOST_BLOCKS = 256, 1 << 16
 _PACK_BYTES, _WORD = 16, 4
 _UNITS, _LEAST_BESIDE = 4, 8
 """The most units that a thread has, and the fewest threads beside each other if a row has as many."""
+_MANY_BLOCKS, _ROWS = 2048, 8
+"""As many blocks keep a GPU busy; if there are more, threads that map columns have at most so many rows."""
 _SMALL = 1 << 31
 """Places below this fit into 32 bits."""
 
@@ -91,11 +93,23 @@ class _Padding(NamedTuple):
         return -(-self.units // (self.beside * self.each))
 
     @property
+    def rows(self) -> int:
+        """How many there are."""
+        return math.prod(axis.size for axis in self.axes[:-1])
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks of threads the kernel is launched with: as many for each part of the rows."""
+        needed = -(-self.rows * self.beside // _THREADS)
+        few = max(-(-needed // _ROWS), _MANY_BLOCKS // self.parts)
+        most = _MOST_BLOCKS // self.parts if self.alike else few
+        return max(min(needed, most), 1) * self.parts
+
+    @property
     def numbers(self) -> tuple[int, ...]:
-        """The arguments: how many parts of rows, parts of a row, where x begins, and the axes."""
-        total = self.parts * math.prod(axis.size for axis in self.axes[:-1])
+        """The arguments: how many rows, parts of a row, where x begins, and the axes."""
         of_axes = (number for axis in self.axes for number in (*axis, divisor(axis.size)))
-        return (total, self.parts, divisor(self.parts), self.start, *of_axes)
+        return (self.rows, self.parts, divisor(self.parts), self.start, *of_axes)
 
 
 def padding_kernel(
@@ -107,12 +121,11 @@ def padding_kernel(
     kernel = cupy.RawModule(code=source(operation, tensors), options=("--std=c++17",)).get_function("pad")
     found, count = _padding(operation, tensors), math.prod(tensors[1].dims)
     value = float(operation.value) if isinstance(operation, Pad) else 0.0
-    total, *numbers = found.numbers
-    grid = (min(-(-total * found.beside // _THREADS), _MOST_BLOCKS),)
+    grid, numbers = (found.blocks,), found.numbers
 
     def launch(addresses: Sequence[int]) -> None:
         if count:
-            kernel(grid, (_THREADS,), (*addresses, cupy.float64(value), total, *numbers))
+            kernel(grid, (_THREADS,), (*addresses, cupy.float64(value), *numbers))
 
     return launch
 
@@ -140,15 +153,24 @@ def source(operation: Pad[int] | BorderPad[int], tensors: Sequence[GraphTensor])
         f" at += i{n} * (I)step{n}; }}"
         for n in range(last)
     ]
+    columns = ""
     if found.alike:
         read = "if (there) pack = inside ? *(const P*)(x + (base + i)) : filled;"
     else:
+        columns = f"""I columns[EACH][{found.together}];
+    #pragma unroll
+    for (int k = 0; k < EACH; ++k)
+        #pragma unroll
+        for (int v = 0; v < {found.together}; ++v) {{
+            const I i = (first + k * BESIDE) * {found.together} + v;
+            columns[k][v] = {mapped(last, "i")};
+        }}"""
         read = f"""#pragma unroll
-                for (int v = 0; v < {found.together}; ++v) {{
-                    const I m = {mapped(last, "(i + v)")};
-                    const bool read = there{" && inside && m >= 0" if fills else ""};
-                    pack.of[v] = read ? x[base + m * (I)from_step{last}] : filling;
-                }}"""
+            for (int v = 0; v < {found.together}; ++v) {{
+                const I m = columns[k][v];
+                const bool read = there{" && inside && m >= 0" if fills else ""};
+                pack.of[v] = read ? x[base + m * (I)from_step{last}] : filling;
+            }}"""
     place = f"at + i * (I)step{last}" if axis.step != 1 else "at + i"
     return f"""{PREAMBLE}{PACK}{DIVISION}{_MAPS}
 typedef {"long long" if found.wide else "int"} I;
@@ -156,26 +178,26 @@ typedef {C_TYPES[dtype]} T;
 typedef Pack<T, {found.together}> P;
 constexpr int BESIDE = {found.beside}, EACH = {found.each};
 extern "C" __global__ void pad(
-    const T* x, T* y, const double value, const long long total, const long long parts,
+    const T* x, T* y, const double value, const long long count, const long long parts,
     const long long parts_by, const long long start{parameters}
 ) {{
     const T filling = (T){store(dtype, "value")};
     P filled;
     for (int v = 0; v < {found.together}; ++v) filled.of[v] = filling;
     const int rows = blockDim.x / BESIDE;
+    I block = (I)blockIdx.x;
+    {divided("part", "block", "parts", "parts_by")}
+    const I first = part * (BESIDE * EACH) + (I)(threadIdx.x % BESIDE);
+    {columns}
+    const long long step = gridDim.x / (unsigned)parts * (long long)rows;
     #pragma unroll 1
-    for (
-        long long number = blockIdx.x * (long long)rows + threadIdx.x / BESIDE; number < total;
-        number += (long long)gridDim.x * rows
-    ) {{
+    for (long long number = block * (long long)rows + threadIdx.x / BESIDE; number < count; number += step) {{
         I rest = (I)number;
-        {divided("part", "rest", "parts", "parts_by")}
         {" ".join(places)}
         {"const I i0 = rest;" if last else ""}
         {"bool" if fills else "constexpr bool"} inside = true;
         I base = (I)start, at = 0;
         {" ".join(row)}
-        const I first = part * (BESIDE * EACH) + (I)(threadIdx.x % BESIDE);
         P packs[EACH];
         #pragma unroll
         for (int k = 0; k < EACH; ++k) {{

@@ -4,14 +4,16 @@ What an element is made of along each dim comes from tables, which the host comp
 once. Neighbours that are the same along all dims that change are read at once. Where
 the dim whose elements lie side by side changes, the tables mostly repeat themselves,
 as for images twice as large: then a thread knows what its neighbours are made of
-from its source, and reads each element of x once. Sums have the same order in all
-cases. The gradient has the transposed lists.
+from its source, and reads each element of x once. If the tables of the dim before
+repeat themselves, too, it has neighbours in up to 4 rows. Sums have the same order
+in all cases. The gradient has the transposed lists.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,7 +23,7 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.indexing import Walk, launcher
 from cudnn_actor.engines.cuda.operations.lines import beginning, compiled, value_of
 from cudnn_actor.engines.cuda.operations.lines import rounded as stored
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES
+from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, Axis
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import GraphTensor, Resample, ResampleBackward, ResampleMode
 from cudnn_actor.protocol.operations.resampling import Lists, Taps
@@ -32,8 +34,11 @@ Resampling = Resample[int] | ResampleBackward[int]
 _FEW = 1 << 30
 """Numbers below this, and sums of two of them, fit into 32 bits."""
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
-_MOST_WINDOW = 32
-"""The most elements of x that a thread reads for its neighbours' sake."""
+"""The most bytes of one access, and the most neighbours in a row that a thread has."""
+_ROWS = (4, 2)
+"""How many rows a thread has neighbours in: the first that the tables allow."""
+_MOST_WINDOW, _MOST_PRODUCTS = 48, 512
+"""The most elements of x that a thread reads for its neighbours' sake, and products in the source."""
 _MOST_UNROLLED = 128
 """Loops of so many steps, one in another, are unrolled. The compiler takes minutes for thousands."""
 
@@ -41,10 +46,21 @@ _MOST_UNROLLED = 128
 class _Pattern(NamedTuple):
     """What neighbours are made of along a dim, if it is the same for all groups of so many.
 
-    `step`: how many elements of x groups are apart. `places`: of each neighbour's taps, after the group's
-    first one. `weights`: theirs.
+    Parameters
+    ----------
+    groups
+        How many there are.
+    step
+        How many elements of x groups are apart.
+    first
+        The first element of x that a group may be made of, from its number times the step on.
+    places
+        Of each neighbour's taps, after the first one.
+    weights
+        Theirs.
     """
 
+    groups: int
     step: int
     first: int
     places: tuple[tuple[int, ...], ...]
@@ -54,6 +70,20 @@ class _Pattern(NamedTuple):
     def window(self) -> int:
         """How many elements of x, from `first` on, a group is made of."""
         return 1 + max(max(places) for places in self.places)
+
+    @property
+    def taps(self) -> list[list[tuple[int, float]]]:
+        """Each neighbour's places and weights."""
+        return [[*zip(*of, strict=True)] for of in zip(self.places, self.weights, strict=True)]
+
+    @property
+    def products(self) -> int:
+        """How many a group adds up."""
+        return sum(map(len, self.places))
+
+
+_ALONE = _Pattern(groups=0, step=0, first=0, places=((0,),), weights=((1.0,),))
+"""Of one neighbour in each group, which is one element of x."""
 
 
 class _Kernel:
@@ -85,50 +115,96 @@ class _Kernel:
         return next((axis for axis, (step, size) in enumerate(steps) if step == 1 < size), -1)
 
     @cached_property
-    def together(self) -> int:
-        """How many neighbours a thread has."""
-        x, y, axis = self.x, self.y, self.fastest
-        if not self.forward or axis < 0:
-            return 1
-        alike = axis not in self.taps
-        if alike and x.strides[axis] != 1:
-            return 1
-        apart = [step for n, step in enumerate(y.strides) if n != axis and y.dims[n] > 1]
-        if alike:
-            apart += [step for n, step in enumerate(x.strides) if n != axis and x.dims[n] > 1]
-        count = min(_MOST_TOGETHER, 2 * _PACK_BYTES // y.dtype.itemsize)
-        while count > 1:
-            nbytes = min(count * y.dtype.itemsize, _PACK_BYTES)
-            aligned = y.alignment % nbytes == 0 and (not alike or x.alignment % nbytes == 0)
-            if aligned and not any(step % count for step in (*apart, y.dims[axis])):
-                return count
-            count //= 2
-        return 1
+    def alike(self) -> bool:
+        """Whether neighbours are read as they lie in x."""
+        return self.fastest not in self.taps and self.x.strides[self.fastest] == 1
+
+    def _fits(self, tensor: GraphTensor, count: int) -> bool:
+        """Whether so many of its elements along that dim can be accessed at once, wherever they begin."""
+        nbytes = min(count * tensor.dtype.itemsize, _PACK_BYTES)
+        of = enumerate(zip(tensor.dims, tensor.strides, strict=True))
+        apart = (step for axis, (size, step) in of if axis != self.fastest and size > 1)
+        return tensor.alignment % nbytes == 0 and not any(step % count for step in apart)
 
     @cached_property
-    def pattern(self) -> _Pattern | None:
-        """Of the neighbours of a thread, along the innermost of the dims that change."""
-        if not self.forward or self.together == 1 or self.fastest != max(self.taps, default=-1):
+    def counts(self) -> list[int]:
+        """How many neighbours in a row a thread can have, the best first.
+
+        A warp whose threads write 16 bytes each writes whole sectors of memory at once. Twice as many may
+        have a pattern where these have none. Those that are alike need none, and share much arithmetic.
+        """
+        if not self.forward or self.fastest < 0 or not (self.alike or self.fastest in self.taps):
+            return []
+        one = min(_MOST_TOGETHER, _PACK_BYTES // self.y.dtype.itemsize)
+        fewer = [one >> n for n in range(1, one.bit_length() - 1)]
+        counts = [2 * one, one, *fewer] if self.alike else [one, 2 * one, *fewer]
+        tensors = (self.x, self.y) if self.alike else (self.y,)
+        return [
+            count
+            for count in counts
+            if 1 < count <= _MOST_TOGETHER
+            and self.y.dims[self.fastest] % count == 0
+            and all(self._fits(tensor, count) for tensor in tensors)
+        ]
+
+    @cached_property
+    def columns(self) -> _Pattern | None:
+        """Of the neighbours of a thread in a row, along the innermost of the dims that change."""
+        if not self.counts or self.fastest != max(self.taps, default=-1):
             return None
-        return _pattern(self.taps[self.fastest], self.x.dims[self.fastest], self.together, self.floats)
+        return next(self._patterns(self.fastest, self.counts), None)
+
+    @cached_property
+    def rows(self) -> _Pattern:
+        """Of those in different rows, along the dim that changes before that one."""
+        if self.columns is None or self.count < 2:
+            return _ALONE
+        window, products = _MOST_WINDOW // self.columns.window, _MOST_PRODUCTS // self.columns.products
+        found = self._patterns([*self.taps][-2], _ROWS)
+        return next((of for of in found if of.window <= window and of.products <= products), _ALONE)
+
+    def _patterns(self, axis: int, counts: Sequence[int]) -> Iterator[_Pattern]:
+        """Along a dim, for groups of these counts."""
+        for count in counts:
+            found = _pattern(self.taps[axis], self.x.dims[axis], count, self.floats)
+            if found is not None:
+                yield found
+
+    @cached_property
+    def together(self) -> int:
+        """How many neighbours in a row a thread has."""
+        return len(self.columns.places) if self.columns is not None else next(iter(self.counts), 1)
+
+    @cached_property
+    def neighbours(self) -> int:
+        """How many elements of the result a thread has."""
+        return self.together * len(self.rows.places)
+
+    @cached_property
+    def piece(self) -> int:
+        """How many of the elements of x that a thread reads along a row it reads at once."""
+        x, columns, axis = self.x, self.columns, self.fastest
+        if columns is None or x.strides[axis] != 1 or columns.step * columns.groups > x.dims[axis]:
+            return 1
+        counts = (_PACK_BYTES // x.dtype.itemsize >> n for n in range(_PACK_BYTES.bit_length()))
+        return next(c for c in counts if c == 1 or (columns.step % c == 0 and self._fits(x, c)))
 
     @cached_property
     def walk(self) -> Walk:
         """Over groups of neighbours: where they are, and x but for the dims that change, and coordinates.
 
-        The coordinate along a dim with a pattern is x's.
+        Along a dim with a pattern these are x's.
         """
         x, y = self.x, self.y
         own = [0 if axis in self.taps else step for axis, step in enumerate(x.strides)]
         places = {f"n{n}": [int(axis == of) for axis in range(len(y.dims))] for n, of in enumerate(self.taps)}
         walk = Walk.over("t", y.dims, y=y.strides, x=own, **places)
-        if self.together == 1:
-            return walk
-        *slow, (size, steps) = walk.axes
-        ahead = tuple(step * self.together for step in steps)
-        if self.pattern is not None:
-            ahead = (*ahead[:-1], self.pattern.step)
-        return walk._replace(axes=(*slow, (size // self.together, ahead)))
+        axes = [*walk.axes]
+        axes[-1] = _grouped(axes[-1], self.together, self.columns, -1)
+        if self.rows is not _ALONE:
+            row = next(n for n, (_, steps) in enumerate(axes) if steps[-2])
+            axes[row] = _grouped(axes[row], len(self.rows.places), self.rows, -2)
+        return walk._replace(axes=tuple(axes))
 
     @cached_property
     def wide(self) -> bool:
@@ -144,39 +220,53 @@ class _Kernel:
     @property
     def steps(self) -> int:
         """How many products a thread adds up."""
-        return self.together * math.prod(int(of.places.shape[1]) for of in self.taps.values())
+        return self.neighbours * math.prod(int(of.places.shape[1]) for of in self.taps.values())
 
     def tables(self) -> list[np.ndarray]:
         """The kernel's, for each dim that changes but one with a pattern."""
         found: list[np.ndarray] = []
         kind = np.int64 if self.wide else np.int32
         for n, (axis, of) in enumerate(self.lists.items()):
-            if not self.is_known(n):
+            if n not in self.known:
                 # Negative ones are outside.
                 places = np.where(of.places < 0, -1, of.places * self.x.strides[axis])
                 found += [each.astype(kind) for each in (of.starts, places)]
                 found.append(of.weights.astype(self.floats))
         return found
 
-    def is_known(self, n: int) -> bool:
-        """Whether there is a pattern along this one of the dims that change."""
-        return self.pattern is not None and n == self.count - 1
+    @property
+    def known(self) -> dict[int, _Pattern]:
+        """By its number, each of the dims that change along which there is a pattern."""
+        numbers = ((self.count - 2, self.rows), (self.count - 1, self.columns))
+        return {n: of for n, of in numbers if of is not None and of is not _ALONE}
+
+
+def _grouped(axis: Axis, count: int, pattern: _Pattern | None, own: int) -> Axis:
+    """An axis of the walk in groups of so many. `own`: which of its steps is the coordinate's."""
+    size, steps = axis
+    ahead = [step * count for step in steps]
+    if pattern is not None:
+        ahead[own] = pattern.step
+    return size // count, tuple(ahead)
 
 
 def _pattern(taps: Taps, size: int, together: int, floats: Any) -> _Pattern | None:
     """What each group of neighbours is made of, if that is the same but where places end at x's ends."""
+    if len(taps.places) % together:
+        return None
     places = taps.places.reshape(-1, together, taps.places.shape[1])
     weights = taps.weights.astype(floats).reshape(places.shape)
     groups, middle = len(places), len(places) // 2
     if taps.outside.any() or groups < 2 or (weights != weights[0]).any():
         return None
-    step = int(places[middle, 0, 0] - places[middle - 1, 0, 0])
+    step = int((places[middle] - places[middle - 1]).max())  # less where places end
     ahead = places[middle] - step * middle
     found = np.clip(step * np.arange(groups)[:, None, None] + ahead, 0, size - 1)
     first = int(ahead.min())
     if (found != places).any() or ahead.max() - first >= _MOST_WINDOW:
         return None
     return _Pattern(
+        groups,
         step,
         first,
         tuple(map(tuple, (ahead - first).tolist())),
@@ -194,8 +284,9 @@ def resample_kernel(
     kernel = compiled(resample_source(operation, tensors), "resample", cupy, "--fmad=false")
     arguments: list[Any] = [cupy.asarray(each) for each in made.tables()]
     cupy.cuda.get_current_stream().synchronize()  # other streams read them, too
-    if made.pattern is not None:
-        arguments += [made.x.dims[made.fastest], made.x.strides[made.fastest]]
+    for n in made.known:
+        axis = [*made.taps][n]
+        arguments += [made.x.dims[axis], made.x.strides[axis], made.y.strides[axis]]
     arguments.append(made.floats(getattr(operation, "extrapolation", 0.0)))
     return launcher(kernel, made.walk.total, (*arguments, *made.walk.numbers))
 
@@ -209,19 +300,22 @@ def resample_source(operation: Resampling, tensors: Sequence[GraphTensor]) -> st
         f"const I* __restrict__ starts{n}, const I* __restrict__ places{n}, "
         f"const T* __restrict__ weights{n}, "
         for n in range(made.count)
-        if not made.is_known(n)
+        if n not in made.known
     )
-    window = "long long size, long long step, " if made.pattern is not None else ""
+    tables += "".join(f"long long size{n}, long long step{n}, long long ahead{n}, " for n in made.known)
     nearest = made.forward and made.operation.mode is ResampleMode.NEAREST
     body = _copied(made) if nearest else _summed(made)
+    rows = range(len(made.rows.places))
+    ahead = [f" + {row} * (I)ahead{made.count - 2}" if row else "" for row in rows]
+    packed = " ".join(f"*(Packed*)(y + y_at{ahead[row]}) = packs[{row}];" for row in rows)
     return f"""{beginning(number, wide=made.wide)}
 typedef {element} E;
 struct alignas({min(made.together * made.y.dtype.itemsize, _PACK_BYTES)}) Packed {{ E of[{made.together}]; }};
 extern "C" __global__ void resample(
-    const {element}* __restrict__ x, {element}* __restrict__ y, {tables}{window}T extrapolation,
+    const {element}* __restrict__ x, {element}* __restrict__ y, {tables}T extrapolation,
     {made.walk.parameters}
 ) {{
-    {made.walk.loop(f"Packed pack; {body} *(Packed*)(y + y_at) = pack;")}
+    {made.walk.loop(f"Packed packs[{len(rows)}]; {body} {packed}")}
 }}
 """
 
@@ -243,72 +337,94 @@ def _each(made: _Kernel, text: str) -> str:
     """Statements for each neighbour `v`."""
     return f"""
     #pragma unroll
-    for (int v = 0; v < {made.together}; ++v) {{ {text} }}"""
+    for (int v = 0; v < {made.neighbours}; ++v) {{ {text} }}"""
 
 
-def _places(made: _Kernel, pattern: _Pattern) -> str:
-    """Statements that say where what a thread's neighbours are made of lies along their dim."""
-    return f"""I places[{pattern.window}];
+def _pack(made: _Kernel, v: int | str = "v") -> str:
+    """The C expression of a neighbour."""
+    return f"packs[{v} / {made.together}].of[{v} % {made.together}]"
+
+
+def _places(made: _Kernel) -> str:
+    """Statements that say where what a thread's neighbours are made of lies along dims with a pattern."""
+    return "".join(
+        f"""I places{n}[{pattern.window}];
     #pragma unroll
     for (int t = 0; t < {pattern.window}; ++t) {{
-        const I place = n{made.count - 1}_at + t + ({pattern.first});
-        places[t] = min(max(place, (I)0), (I)size - 1) * (I)step;
-    }}"""
+        const I place = n{n}_at + t + ({pattern.first});
+        places{n}[t] = min(max(place, (I)0), (I)size{n} - 1) * (I)step{n};
+    }} """
+        for n, pattern in made.known.items()
+    )
 
 
-def _window(pattern: _Pattern, start: str) -> str:
-    """Statements that read it."""
-    return f"""E window[{pattern.window}];
+def _window(made: _Kernel, columns: _Pattern, start: str) -> str:
+    """Statements that read it, rows of `window`: in pieces what lies in x for certain, else one by one."""
+    last, piece = made.count - 1, made.piece
+    inside = {t: t + columns.first for t in range(columns.window) if 0 <= t + columns.first < columns.step}
+    pieces = {at // piece for at in inside.values()} if piece > 1 else ()
+    read = "".join(
+        f"const Piece piece{n} = *(const Piece*)(x + (row + n{last}_at + {n * piece})); "
+        for n in sorted(pieces)
+    )
+    read += "".join(
+        f"window[r][{t}] = piece{inside[t] // piece}.of[{inside[t] % piece}]; "
+        if piece > 1 and t in inside
+        else f"window[r][{t}] = x[row + places{last}[{t}]]; "
+        for t in range(columns.window)
+    )
+    start += f" + places{last - 1}[r]" if last - 1 in made.known else ""
+    return f"""typedef Pack<E, {piece}> Piece;
+    E window[{made.rows.window}][{columns.window}];
     #pragma unroll
-    for (int t = 0; t < {pattern.window}; ++t) window[t] = x[{start} + places[t]];"""
+    for (int r = 0; r < {made.rows.window}; ++r) {{ const I row = {start}; {read} }}"""
 
 
 def _copied(made: _Kernel) -> str:
     """The statements of a resampling to the nearest, which moves bits."""
-    numbers = range(made.count)
-    places = [f"places{n}[{_number(made, n)}]" for n in numbers if not made.is_known(n)]
-    at, outside = " + ".join(["x_at", *places]), _outside(made)
-    filled = f"if ({outside}) pack.of[v] = {stored(made.y, 'extrapolation')}; else"
-    if made.pattern is not None:
-        read = "".join(f"pack.of[{v}] = window[{of[0]}]; " for v, of in enumerate(made.pattern.places))
-        text = f"{_places(made, made.pattern)} {_window(made.pattern, 'at')} {read}"
+    places = [f"places{n}[{_number(made, n)}]" for n in range(made.count) if n not in made.known]
+    at, outside, pack = " + ".join(["x_at", *places]), _outside(made), _pack(made)
+    filled = f"if ({outside}) {pack} = {stored(made.y, 'extrapolation')}; else"
+    if made.columns is not None:
+        products = enumerate(_products(made, made.columns))
+        read = "".join(f"{_pack(made, v)} = {element}; " for v, ((element, _),) in products)
+        text = f"{_places(made)} {_window(made, made.columns, at)} {read}"
         if outside == "false":
-            return f"const I at = {at}; {text}"
-        return f"if ({outside}) {{ {_each(made, filled + ' {}')} }} else {{ const I at = {at}; {text} }}"
-    if made.together > 1 and made.fastest not in made.taps:
-        whole = f"pack = *(const Packed*)(x + ({at}));"
+            return text
+        return f"if ({outside}) {{ {_each(made, filled + ' {}')} }} else {{ {text} }}"
+    if made.together > 1 and made.alike:
+        whole = f"packs[0] = *(const Packed*)(x + ({at}));"
         return (
             whole if outside == "false" else f"if ({outside}) {{ {_each(made, filled + ';')} }} else {whole}"
         )
-    return _each(made, f"{filled} pack.of[v] = x[{at}];")
+    return _each(made, f"{filled} {pack} = x[{at}];")
 
 
 def _summed(made: _Kernel) -> str:
     """The statements of a resampling that adds up: the dims one in another, the last one innermost."""
-    alike = made.together > 1 and made.fastest not in made.taps
-    weight, at = (f"weight{made.count - 1} * ", f"at{made.count - 1}") if made.count else ("", "x_at")
+    alike = made.together > 1 and made.alike
+    weight, at = _before(made.count)
     if alike:
         value = value_of(made.x, "some.of[v]")
         inner = (
             f"const Packed some = *(const Packed*)(x + {at}); {_each(made, f'sums[v] += {weight}{value};')}"
         )
-    elif made.pattern is not None:
-        inner = _patterned(made, made.pattern)
+    elif made.columns is not None:
+        inner = _patterned(made, made.columns)
     else:
         inner = f"sums[v] += {weight}{value_of(made.x, f'x[{at}]')};"
     for n in reversed(range(made.count)):
-        if not made.is_known(n):
+        if n not in made.known:
             inner = _tabled(made, n, inner)
-    outside, filled = _outside(made), "pack.of[v] = {};".format(stored(made.y, "sums[v]"))
+    outside, filled = _outside(made), f"{_pack(made)} = {stored(made.y, 'sums[v]')};"
     clear = _each(made, "sums[v] = 0;")
-    if alike or made.pattern is not None:
+    if alike or made.columns is not None:
         if outside != "false":
             inner = f"if ({outside}) {{ {_each(made, 'sums[v] = extrapolation;')} }} else {{ {inner} }}"
-        known = "" if made.pattern is None else _places(made, made.pattern)
-        inner = f"{clear} {known} {inner}"
+        inner = f"{clear} {_places(made)} {inner}"
     else:
         inner = _each(made, f"sums[v] = 0; if ({outside}) sums[v] = extrapolation; else {{ {inner} }}")
-    return f"T sums[{made.together}]; {inner} {_each(made, filled)}"
+    return f"T sums[{made.neighbours}]; {inner} {_each(made, filled)}"
 
 
 def _before(n: int) -> tuple[str, str]:
@@ -335,14 +451,23 @@ def _tabled(made: _Kernel, n: int, inner: str) -> str:
     }}"""
 
 
-def _patterned(made: _Kernel, pattern: _Pattern) -> str:
-    """The sums of neighbours from what the source says."""
-    before, start = _before(made.count - 1)
+def _products(made: _Kernel, columns: _Pattern) -> Iterator[list[tuple[str, str]]]:
+    """Of each neighbour: what it is made of, in the window, and the weights."""
     kind = "" if made.floats is np.float64 else "f"
+    for row, column in itertools.product(made.rows.taps, columns.taps):
+        yield [
+            (f"window[{at}][{along}]", f"{outer!r}{kind} * {inner!r}{kind}")
+            for (at, outer), (along, inner) in itertools.product(row, column)
+            if outer and inner
+        ]
+
+
+def _patterned(made: _Kernel, columns: _Pattern) -> str:
+    """The sums of neighbours from what the source says."""
+    before, start = _before(made.count - len(made.known))
     sums = "".join(
-        f"sums[{v}] += {before}{weight!r}{kind} * {value_of(made.x, f'window[{place}]')}; "
-        for v, (places, weights) in enumerate(zip(pattern.places, pattern.weights, strict=True))
-        for place, weight in zip(places, weights, strict=True)
-        if weight
+        f"sums[{v}] += {before}{weight} * {value_of(made.x, element)}; "
+        for v, products in enumerate(_products(made, columns))
+        for element, weight in products
     )
-    return f"{_window(pattern, start)} {sums}"
+    return f"{_window(made, columns, start)} {sums}"

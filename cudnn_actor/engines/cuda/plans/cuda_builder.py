@@ -23,7 +23,7 @@ from cudnn_actor.protocol.graph import OperationGraph
 
 __all__ = ["CudaBuilder"]
 
-_FORMAT = 9
+_FORMAT = 10
 """Version of the format of exported plans. Increase it when a recipe, or the code that runs it, changes."""
 
 

@@ -17,6 +17,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     OperationStep,
     Part,
     Recipe,
+    RowStep,
     Step,
     TiledStep,
 )
@@ -82,6 +83,7 @@ _GENERATED = {
     LinedStep: StepKind.LINES,
     DepthwiseStep: StepKind.DEPTHWISE,
     JoinedStep: StepKind.COPIES,
+    RowStep: StepKind.COPY,
     TiledStep: StepKind.COPY,
     KernelStep: StepKind.ELEMENTWISE,
 }

@@ -52,14 +52,15 @@ __all__ += [
     "merged",
     "merged_axes",
 ]
-__all__ += ["DIVISION", "PACK", "PLACED", "divided", "divisor", "preamble", "source", "store", "value_type"]
+__all__ += ["DIVISION", "PACK", "PLACED", "WORDS", "divided", "divisor", "preamble", "source", "store"]
+__all__ += ["value_type"]
 
 THREADS, _MOST_BLOCKS = 256, 1 << 16
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
 """The most bytes of one access, and the most elements that a thread computes together."""
 _FEW_STEPS = 4
 """Of a body, if its values for several places are to fit into the registers."""
-_WORDS = {2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}
+WORDS = {2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}
 """What neighbours of so many bytes are copied as."""
 _SMALL = 1 << 31
 """Offsets below this fit into 32 bits."""
@@ -482,7 +483,7 @@ def copied(
         apart = [size, *(step for _, steps in slow for step in steps)]
         words = (
             (nbytes // of.itemsize, word)
-            for nbytes, word in reversed(_WORDS.items())
+            for nbytes, word in reversed(WORDS.items())
             if nbytes > of.itemsize and all(alignment % nbytes == 0 for alignment in alignments)
         )
         fitting = (pair for pair in words if all(step % pair[0] == 0 for step in apart))

@@ -5,7 +5,9 @@ behind it, or a group. It has one result, but a depthwise convolution of our own
 has any number of them. What lies between pieces is stored in its declared dtype,
 so where a graph is cut changes no result. Results of reshapes, transposes and
 slices are views of what is stored where that is possible. What is concatenated
-is written to its part of the result where that is possible.
+is written to its part of the result where that is possible. A slice that only a
+concatenation reads belongs to its piece if it is no view, since it begins at an odd
+address or is in reverse: its elements are read where they are stored.
 
 A group has any number of pointwise operations and results, all of the same dims.
 A gather, a padding or a resampling to the nearest with a result of these dims
@@ -176,6 +178,16 @@ class _Partition:
         """Views → the place of the piece that computes what they are views of."""
         self._forms: dict[int, GraphTensor] = {tensor.uid: tensor for tensor in graph.tensors}
         """Each tensor as it is stored."""
+        self._concatenated = {
+            uid
+            for operation in graph.operations
+            if isinstance(operation, Concat)
+            for uid in operation.reads
+            if self._readers[uid] == 1
+        }
+        """What nothing but one concatenation reads."""
+        self._moved: dict[int, tuple[int, Movement[int]]] = {}
+        """Movements, by their results, that are computed with the concatenation behind, and their places."""
         self._overwritten = {tensor.overwrites for tensor in graph.tensors} - {None}
         """Inputs whose memory a result overwrites: what is moved of them is copied, before that."""
         self._viewed: set[int] = set()
@@ -202,7 +214,8 @@ class _Partition:
             elif isinstance(operation, Concat):
                 self._concatenate(place, operation)
             elif not (
-                isinstance(operation, Movement) and (self._written_as(operation) or self._view(operation))
+                isinstance(operation, Movement)
+                and (self._written_as(operation) or self._view(place, operation))
             ):
                 self._alone(place, operation)
         ordered = sorted(self._pieces, key=lambda draft: draft.place)
@@ -217,6 +230,9 @@ class _Partition:
         """Begin a piece with an operation that is not pointwise."""
         draft = _Anchored(place, operation, is_depthwise(operation, self._forms.__getitem__))
         self._begin(draft)
+        for uid in dict.fromkeys(operation.reads):
+            if uid in self._moved:
+                self._add(draft, *self._moved[uid])
         self._add(draft, place, operation)
 
     def _is_read_fused(self, operation: Node) -> bool:
@@ -520,20 +536,28 @@ class _Partition:
         self._lay_into(uid, result, offset)
         self._alone(place, copies)
 
-    def _view(self, operation: Movement[int]) -> bool:
-        """Whether a result lies in its operand's memory; then say where."""
+    def _view(self, place: int, operation: Movement[int]) -> bool:
+        """Whether a result lies in its operand's memory; then say where.
+
+        Where only a concatenation could read it there, its piece does.
+        """
         result, form = self._graph.tensor(operation.y), self._forms[operation.x]
         if result.role is not TensorRole.VIRTUAL or result.dtype is not form.dtype:
             return False
         placed = operation.view(form.dims, form.strides)
-        if placed is None or min(placed.strides, default=1) < 0:
+        if placed is None:
             return False
         root, offset = self._stored[operation.x]
         if root in self._overwritten:
             return False
         offset += placed.offset * form.dtype.itemsize
-        if offset % _LEAST_ALIGNMENT:
-            return False
+        if min(placed.strides, default=1) < 0 or offset % _LEAST_ALIGNMENT:
+            if result.uid not in self._concatenated:
+                return False
+            self._viewed.add(operation.x)
+            self._moved[result.uid] = place, operation
+            self._places[result.uid] = self._place_of(operation.x)
+            return True
         alignment = math.gcd(form.alignment, offset) if offset else form.alignment
         strides = settled_strides(result.dims, placed.strides)  # else a packed result would look strided
         self._forms[result.uid] = msgspec.structs.replace(

@@ -37,9 +37,11 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     NormStep,
     Number,
     OperationStep,
+    RowStep,
     Source,
     TiledStep,
 )
+from cudnn_actor.engines.cuda.plans.row_kernels import RowKernel
 from cudnn_actor.engines.cuda.plans.tiled_kernels import TiledKernel
 
 __all__ = ["Program", "fast_launch", "public_launch"]
@@ -127,20 +129,20 @@ class _Kernel(Protocol):
         """Enqueue a run on the current stream."""
 
 
-def _compiled(step: KernelStep | JoinedStep | TiledStep | LinedStep | NormStep | DepthwiseStep) -> _Kernel:
-    match step:
-        case JoinedStep():
-            return JoinedKernel(step.kernels)
-        case TiledStep():
-            return TiledKernel(step.kernel)
-        case NormStep():
-            return NormedKernel(step.kernel)
-        case DepthwiseStep():
-            return DepthwiseKernel(step.kernel)
-        case LinedStep():
-            return LinedKernel(step.kernel)
-        case _:
-            return Kernel(step.kernel)
+_KERNELS: dict[type, Callable[[Any], _Kernel]] = {
+    KernelStep: Kernel,
+    RowStep: RowKernel,
+    TiledStep: TiledKernel,
+    LinedStep: LinedKernel,
+    NormStep: NormedKernel,
+    DepthwiseStep: DepthwiseKernel,
+}
+
+
+def _compiled(
+    step: KernelStep | JoinedStep | RowStep | TiledStep | LinedStep | NormStep | DepthwiseStep,
+) -> _Kernel:
+    return JoinedKernel(step.kernels) if isinstance(step, JoinedStep) else _KERNELS[type(step)](step.kernel)
 
 
 _Run = Callable[[Sequence[int], Sequence[float], int], None]

@@ -14,6 +14,7 @@ from cudnn_actor.engines.cuda.operations.norms import Normed
 from cudnn_actor.engines.cuda.plans.depthwise_kernels import Depthwise
 from cudnn_actor.engines.cuda.plans.kernels import Elementwise
 from cudnn_actor.engines.cuda.plans.line_kernels import Lined
+from cudnn_actor.engines.cuda.plans.row_kernels import Rows
 from cudnn_actor.engines.cuda.plans.tiled_kernels import Tiled
 from cudnn_actor.protocol.operations import GraphTensor, Node
 
@@ -30,6 +31,7 @@ __all__ = [
     "OperationStep",
     "Part",
     "Recipe",
+    "RowStep",
     "Scratch",
     "Source",
     "Step",
@@ -111,6 +113,13 @@ class JoinedStep(msgspec.Struct, frozen=True, tag="joined"):
     sources: tuple[Source, ...]
 
 
+class RowStep(msgspec.Struct, frozen=True, tag="rows"):
+    """A step that copies tensors to parts of rows. `sources`: its result's location, and its operands'."""
+
+    kernel: Rows
+    sources: tuple[Source, ...]
+
+
 class TiledStep(msgspec.Struct, frozen=True, tag="tiled"):
     """A step that runs a copy by tiles. `sources`: its result's location, and its operand's."""
 
@@ -166,7 +175,17 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
     launcher: str
 
 
-Step = GraphStep | KernelStep | JoinedStep | TiledStep | LinedStep | NormStep | DepthwiseStep | OperationStep
+Step = (
+    GraphStep
+    | KernelStep
+    | JoinedStep
+    | RowStep
+    | TiledStep
+    | LinedStep
+    | NormStep
+    | DepthwiseStep
+    | OperationStep
+)
 
 
 class Tuning(msgspec.Struct, frozen=True):

@@ -31,12 +31,14 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     JoinedStep,
     KernelStep,
     OperationStep,
+    RowStep,
     Scratch,
     Source,
     Step,
     TiledStep,
     aligned,
 )
+from cudnn_actor.engines.cuda.plans.row_kernels import copied_rows, rows_side_by_side
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
 from cudnn_actor.engines.cuda.plans.tiled_kernels import tiled
 from cudnn_actor.protocol.dtypes import DType
@@ -290,10 +292,17 @@ class _Splitter:
                 self._copy(form, source, self._forms[uid], self._sources[uid])
 
     def _move(self, operation: Movement[int]) -> None:
-        """Add the step that moves elements: a copy of the operand as the result sees it."""
-        tensor, result = self._graph.tensor(operation.x), self._graph.tensor(operation.y)
+        """Add the step that moves elements: a copy of the operand as the result sees it.
+
+        None if the result is not bound: then what reads it sees the operand so, too.
+        """
+        tensor, result = self._forms[operation.x], self._graph.tensor(operation.y)
         source = self._sources[operation.x]
         placed = operation.view(tensor.dims, tensor.strides)
+        if result.role is TensorRole.VIRTUAL and placed is not None:
+            seen, self._sources[result.uid] = _seen(tensor, source, result.dims, placed)
+            self._forms[result.uid] = msgspec.structs.replace(seen, uid=result.uid)
+            return
         if placed is None:  # a reshape: packed, its elements lie as the result's
             packed = _repacked(tensor, Layout.NCHW)
             if result.strides == packed_strides(result.dims):  # so it is the operand, packed
@@ -309,17 +318,28 @@ class _Splitter:
     def _concatenate(self, operation: Concat[int]) -> None:
         """Add the steps that copy each operand to its part of the result: as few as possible."""
         result, target = self._graph.tensor(operation.y), self._sources[operation.y]
-        tensors = [self._graph.tensor(uid) for uid in operation.operands]
+        tensors = [self._forms[uid] for uid in operation.operands if 0 not in self._forms[uid].dims]
+        rows = rows_side_by_side(
+            operation.axis,
+            result.strides,
+            [(tensor.dims, tensor.strides) for tensor in tensors],
+            [result.alignment, *(tensor.alignment for tensor in tensors)],
+            result.dtype.itemsize,
+        )
+        if rows is not None:
+            self._steps.append(RowStep(rows, (target, *(self._sources[tensor.uid] for tensor in tensors))))
+            return
+        tensors = [self._forms[uid] for uid in operation.operands]
         starts = operation.starts([tensor.dims for tensor in tensors])
         copies: list[KernelStep] = []
         for tensor, start in zip(tensors, starts, strict=True):
             placed = Placed(result.strides, start * result.strides[operation.axis])
             part, place = _seen(result, target, tensor.dims, placed)
             step = _copying(tensor, self._sources[tensor.uid], part, place)
-            if isinstance(step, TiledStep):
-                self._steps.append(step)
-            else:
+            if isinstance(step, KernelStep):
                 copies.append(step)
+            else:
+                self._steps.append(step)
         for numbers in launches([step.kernel for step in copies]) if copies else ():
             steps = [copies[number] for number in numbers]
             sources = tuple(source for step in steps for source in step.sources)
@@ -401,7 +421,12 @@ class _Splitter:
         return msgspec.structs.replace(copied, dims=result.dims, strides=broadcast(copied, result.dims))
 
     def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
-        self._steps.append(_copying(tensor, source, to, target))
+        step: Step = _copying(tensor, source, to, target)
+        if isinstance(step, KernelStep) and tensor.dtype is to.dtype:
+            strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
+            rows = copied_rows(to.dims, strides, alignments, to.dtype.itemsize)
+            step = step if rows is None else RowStep(rows, step.sources)
+        self._steps.append(step)
 
     def _take(self, tensor: GraphTensor) -> Scratch:
         """Reserve scratch memory for a tensor between steps."""

@@ -21,6 +21,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     OperationStep,
     Part,
     Recipe,
+    RowStep,
     Source,
     Step,
     TiledStep,
@@ -86,7 +87,13 @@ def finish(
     return CudaPlan(recipe, tuple(graphs))
 
 
-_NAMES = {LinedStep: "lines", JoinedStep: "copies", TiledStep: "tiles", KernelStep: "elementwise"}
+_NAMES = {
+    LinedStep: "lines",
+    JoinedStep: "copies",
+    RowStep: "rows",
+    TiledStep: "tiles",
+    KernelStep: "elementwise",
+}
 
 
 def _name(step: Step) -> str:

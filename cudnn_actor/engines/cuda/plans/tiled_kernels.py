@@ -9,6 +9,9 @@ it has of a tile before it stores any of it. The tile's rows in shared memory ha
 an odd number of words, and the lanes of a warp are spread over rows, so that
 few of them want one bank. Elements are moved as bits. The source depends on their
 size, on the tile's shape, and on how many are read and written at once.
+
+Matrices that fill tiles, but have rows of which no more than a word can be read or
+written at once, are moved by `skewed_tiles`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import msgspec
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.kernels import DIVISION, PACK, Axis, divided, divisor, merged
+from cudnn_actor.engines.cuda.plans.skewed_tiles import COPY, Skewed, skewed
 
 __all__ = ["Tiled", "TiledKernel", "tiled", "tiled_source"]
 
@@ -76,8 +80,19 @@ class Tiled(msgspec.Struct, frozen=True):
         return self.read < self.word, self.written < self.word
 
     @property
+    def skewed(self) -> Skewed | None:
+        """The tiles, if they are skewed."""
+        together = min(self.read, self.written)
+        if together > self.word or self.rows_within[0] > 1 or self.columns_within[0] > 1:
+            return None
+        batch = math.prod(size for size, *_ in self.batch)
+        return skewed(self.itemsize, self.rows, self.columns, self.row_step, batch)
+
+    @property
     def tile(self) -> tuple[int, int]:
         """How many rows and columns a tile has: about as many of both, if there are."""
+        if self.skewed is not None:
+            return self.skewed.rows, self.skewed.columns
         side = _side(self.itemsize) if not any(self.shifted) else 128
         narrow = min(self.rows, self.columns) < side
         count = side * {1: side, 2: 128 if narrow else 64, 4: 64, 8: 32}[self.itemsize]
@@ -101,7 +116,8 @@ class Tiled(msgspec.Struct, frozen=True):
     def counts(self) -> tuple[int, int]:
         """How many there are along the columns and along the rows."""
         rows, columns = self.tile
-        return -(-self.columns // columns), -(-self.rows // rows)
+        down = -(-self.rows // rows) if self.skewed is None else self.skewed.count(self.rows)
+        return -(-self.columns // columns), down
 
     @property
     def wide(self) -> bool:
@@ -145,6 +161,8 @@ class Tiled(msgspec.Struct, frozen=True):
     @property
     def stored(self) -> int:
         """Elements that the tile takes in shared memory."""
+        if self.skewed is not None:
+            return self.skewed.stored
         rows, _ = self.tile
         return rows * self.pitch + (rows // _LANES + 1) * self.skew
 
@@ -154,6 +172,8 @@ class Tiled(msgspec.Struct, frozen=True):
 
         Bytes were measured slower with fewer: a thread has the more to do between reads and writes.
         """
+        if self.skewed is not None:
+            return self.skewed.resident
         return 3 if any(self.shifted) else {1: 6, 2: 4, 4: 4, 8: 3}[self.itemsize]
 
     @property
@@ -258,8 +278,7 @@ class TiledKernel:
 def tiled_source(description: Tiled) -> str:
     """The kernel in CUDA C++."""
     size = description.itemsize
-    (tile_rows, tile_columns), pitch = description.tile, description.pitch
-    stored = description.stored
+    tile_rows, tile_columns = description.tile
     batch = range(len(description.batch))
     names = [f"const long long {name}{n}" for n in batch for name in ("size", "by", "to", "of")]
     parameters = "".join(f", {name}" for name in names)
@@ -269,12 +288,11 @@ def tiled_source(description: Tiled) -> str:
     ]
     row = _place("i", "rows_within", "row_step", description.rows_within)
     column = _place("i", "columns_within", "column_step", description.columns_within)
-    skew = f" + (int)((unsigned)r / {_LANES}) * {description.skew}" if description.skew else ""
-    read_shifted, written_shifted = description.shifted
-    shift = " + (int)((from_at + (unsigned)(x + x_of(row + r))) & (WORD - 1))" if read_shifted else ""
-    return f"""{PACK}{DIVISION}
+    tiles = description.skewed
+    return f"""{PACK}{DIVISION}{"" if tiles is None else COPY}
 typedef {_ELEMENTS[size]} E;
 typedef {"long long" if description.wide else "int"} I;
+typedef unsigned {"long long" if description.wide else "int"} U;
 constexpr int ROWS = {tile_rows}, COLUMNS = {tile_columns}, WORD = {description.word};
 // As numbers: the compiler keeps each element of a struct of several small ones in a register of its own.
 typedef {_ELEMENTS[max(size, _WORD)]} Bits;
@@ -286,7 +304,7 @@ extern "C" __global__ void __launch_bounds__({_THREADS}, {description.resident})
     const long long rows, const long long columns, const long long row_step, const long long column_step,
     const long long rows_within_step, const long long columns_within_step{parameters}
 ) {{
-    __shared__ Bits words[{stored // description.word}];
+    alignas({_PACK_BYTES}) __shared__ Bits words[{-(-description.stored // description.word)}];
     E* const tile = (E*)words;
     const unsigned thread = threadIdx.x, warp = thread / {_LANES}, lane = thread % {_LANES};
     // Where elements are in the operand without `x`, and in the result without `z`, and in the tile.
@@ -298,16 +316,13 @@ extern "C" __global__ void __launch_bounds__({_THREADS}, {description.resident})
         I rest = (I)t;
         {divided("tile_column", "rest", "across", "across_by")}
         {divided("tile_row", "rest", "down", "down_by")}
-        const I row = tile_row * ROWS, column = tile_column * COLUMNS;
+        const I row = tile_row * {"ROWS" if tiles is None else f"(ROWS * {tiles.tiles})"};
+        const I column = tile_column * COLUMNS;
         I x = column, z = row;
         {" ".join(places)}
         const int below = (int)min((I)rows - row, (I)ROWS);
         const int beside = (int)min((I)columns - column, (I)COLUMNS);
-        const auto stored = [&](int r, int c) {{ return r * {pitch}{skew} + c; }};
-        const auto at = [&](int r, int c) {{ return stored(r, c){shift}; }};
-        {_shifted_reads(description) if read_shifted else _reads(description)}
-        __syncthreads();
-        {_shifted_writes(description) if written_shifted else _writes(description)}
+        {_moved(description) if tiles is None else tiles.body()}
         __syncthreads();
     }}
 }}
@@ -320,6 +335,18 @@ def _place(number: str, within: str, step: str, of: tuple[int, int]) -> str:
         return f"{number} * (I){step}"
     group = f"over({number}, {within}, {within}_by)"
     return f"{group} * (I){step} + ({number} - {group} * (I){within}) * (I){within}_step"
+
+
+def _moved(description: Tiled) -> str:
+    """A tile is moved, from the same columns of each row."""
+    skew = f" + (int)((unsigned)r / {_LANES}) * {description.skew}" if description.skew else ""
+    read_shifted, written_shifted = description.shifted
+    shift = " + (int)((from_at + (unsigned)(x + x_of(row + r))) & (WORD - 1))" if read_shifted else ""
+    return f"""const auto stored = [&](int r, int c) {{ return r * {description.pitch}{skew} + c; }};
+        const auto at = [&](int r, int c) {{ return stored(r, c){shift}; }};
+        {_shifted_reads(description) if read_shifted else _reads(description)}
+        __syncthreads();
+        {_shifted_writes(description) if written_shifted else _writes(description)}"""
 
 
 def _reads(description: Tiled) -> str:

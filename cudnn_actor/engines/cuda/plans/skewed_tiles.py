@@ -1,0 +1,223 @@
+"""Tiles of matrices whose rows begin at addresses that are multiples of a few bytes only.
+
+Memory is read in chunks and written in sectors, all of them whole and aligned. To write a part
+of a sector costs more than to write all of it. So each row of the result, which is a column of
+a tile, has its part of the tile begin at a sector of its own, up to a sector before the tile's
+first row. A block moves several tiles, one below the other, and keeps the operand's rows that
+the next one needs; for its first tile it reads such rows, which another block reads, too. Chunks
+of rows begin before the tile and end behind it, by elements that are not used.
+
+A row in shared memory lies where it does in memory, modulo a chunk: the pitch is the operand's
+stride, modulo a chunk. So chunks are copied as they are, by asynchronous copies, and places are
+linear in the row and in the column. A warp writes 32 words of a column at once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+__all__ = ["COPY", "Skewed", "skewed"]
+
+_THREADS, _LANES = 256, 32
+_TILES = {1: (128, 256, 4, 5), 2: (128, 128, 4, 5), 4: (128, 64, 4, 5), 8: (64, 64, 4, 5)}
+"""By the bytes of an element: the most rows and columns of a tile, the most tiles that a block moves one
+after the other, and the blocks of a multiprocessor.
+
+Rows are the operand's, and whole words of a warp. The share of rows that two blocks read is less if tiles
+are tall, or many, and that of sectors that two tiles read if they are wide. A tile takes up to 48 KiB of
+shared memory, and all blocks of a multiprocessor together 227.
+"""
+_LEAST_BLOCKS = 1024
+"""So many blocks have each fewer tiles rather than be fewer."""
+_SECTOR = 32
+"""Bytes at whose multiples a tile's part of a row of the result begins."""
+_CHUNK, _WORD = 16, 4
+"""The most bytes that a thread reads at once, and those that it writes, of elements that are not larger."""
+_UNROLLED = 4
+"""How many columns of a tile a warp writes at once."""
+_FETCHED = ".L2::128B"
+"""What the L2 cache reads besides, if it has not got a chunk: the rest of its 128 bytes. "" for nothing."""
+_MOST_CONFLICTS = 2
+"""Lanes of a warp that may want one bank of shared memory."""
+
+
+class Skewed(msgspec.Struct, frozen=True):
+    """How a matrix is cut into tiles, in elements.
+
+    Parameters
+    ----------
+    itemsize
+        Bytes of an element.
+    rows, columns
+        Of a tile that is written.
+    step
+        The operand's stride from row to row.
+    chunk
+        How many elements are read at once.
+    tiles
+        How many tiles a block moves, one below the other.
+    """
+
+    itemsize: int
+    rows: int
+    columns: int
+    step: int
+    chunk: int
+    tiles: int
+
+    @property
+    def word(self) -> int:
+        """Elements that a lane writes at once."""
+        return max(_WORD // self.itemsize, 1)
+
+    @property
+    def sector(self) -> int:
+        """Elements of a sector."""
+        return _SECTOR // self.itemsize
+
+    @property
+    def read(self) -> int:
+        """Rows that a tile reads."""
+        return self.rows + self.sector - 1
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks have elements of one of its rows, at most."""
+        return self.columns // self.chunk + 1
+
+    @property
+    def pitch(self) -> int:
+        """Elements from row to row in shared memory."""
+        least = self.chunks * self.chunk  # no chunk has elements of two rows, since the columns fill chunks
+        return least + (self.step - least) % self.chunk
+
+    @property
+    def stored(self) -> int:
+        """Elements of shared memory."""
+        return self.read * self.pitch + self.chunk
+
+    @property
+    def resident(self) -> int:
+        """How many blocks are to run on a multiprocessor at once."""
+        return _TILES[self.itemsize][3]
+
+    @property
+    def conflicts(self) -> int:
+        """How many of the lanes that read a column from shared memory want one bank."""
+        return math.gcd(self.pitch, _LANES if self.itemsize <= _WORD else _LANES // 2)
+
+    def count(self, rows: int) -> int:
+        """How many blocks write so many rows. The first begin up to a sector before them."""
+        return -(-(rows + self.sector - 1) // (self.rows * self.tiles))
+
+    def body(self) -> str:
+        """C++ that moves a block's tiles, in a kernel of `tiled_source`."""
+        chunk, chunks = self.chunk * self.itemsize, self.chunks
+        bits = 8 * self.itemsize % 64
+        return f"""constexpr int SECTOR = {self.sector}, CHUNK = {self.chunk}, PITCH = {self.pitch};
+        const int shift = (int)((from_at + (unsigned)(x + x_of(row - (SECTOR - 1)))) & (CHUNK - 1));
+        const I end = min(row + (I)(ROWS * {self.tiles}), (I)rows + (SECTOR - 1));
+        for (I first = row; first < end; first += ROWS) {{
+        const auto read = [&](int r, int c) {{
+            const I number = first - (SECTOR - 1) + r, place = x + x_of(number);
+            const int before = (int)((from_at + (unsigned)place) & (CHUNK - 1));
+            if ((U)number < (U)rows && c - before < beside)
+                copy<{chunk}>(tile + (shift + r * PITCH - before + c), from + (place - before + c));
+        }};
+        if (first == row) {{
+            #pragma unroll 1
+            for (unsigned p = thread; p < (SECTOR - 1) * {chunks}; p += {_THREADS})
+                read((int)(p / {chunks}), (int)(p % {chunks}) * CHUNK);
+        }} else {{
+            // The last rows become the first ones. They lie alike: a chunk divides the number of rows.
+            __syncthreads();
+            Chunk<{chunk}>* const kept = (Chunk<{chunk}>*)tile;
+            #pragma unroll 2
+            for (int p = (int)thread; p < (shift + (SECTOR - 1) * PITCH) / CHUNK; p += {_THREADS})
+                kept[p] = kept[p + ROWS * PITCH / CHUNK];
+            __syncthreads();
+        }}
+        #pragma unroll
+        for (int k = 0; k < {-(-self.rows * chunks // _THREADS)}; ++k) {{
+            const unsigned p = thread + k * {_THREADS};
+            if (p < ROWS * {chunks}) read((int)(p / {chunks}) + SECTOR - 1, (int)(p % {chunks}) * CHUNK);
+        }}
+        wait();
+        __syncthreads();
+        const auto write = [&](int c, bool whole) {{
+            const I begin = z + (first - row) + z_of(column + c);
+            const int before = (int)((y_at + (unsigned)begin) & (SECTOR - 1));
+            const E* const stored = tile + (shift + ((int)lane * WORD + SECTOR - 1 - before) * PITCH + c);
+            E* const into = y + (begin - before + (int)lane * WORD);
+            const I start = first - before + (int)lane * WORD;
+            #pragma unroll
+            for (int r = 0; r < ROWS; r += {_LANES} * WORD) {{
+                if (whole || (U)(start + r) <= (U)((I)rows - WORD)) {{
+                    Bits bits = 0;
+                    #pragma unroll
+                    for (int v = 0; v < WORD; ++v) bits |= (Bits)stored[(r + v) * PITCH] << v * {bits};
+                    *(Bits*)(into + r) = bits;
+                }} else {{
+                    for (int v = 0; v < WORD; ++v)
+                        if ((U)(start + r + v) < (U)rows) into[r + v] = stored[(r + v) * PITCH];
+                }}
+            }}
+        }};
+        constexpr int WARPS = {_THREADS // _LANES};
+        if (first >= SECTOR - 1 && first + ROWS <= (I)rows) {{
+            // There is no branch in it, so a warp reads several columns from shared memory at once.
+            #pragma unroll {_UNROLLED}
+            for (int c = (int)warp; c < beside; c += WARPS) write(c, true);
+        }} else {{
+            #pragma unroll 1
+            for (int c = (int)warp; c < beside; c += WARPS) write(c, false);
+        }}
+        }}"""
+
+
+def skewed(itemsize: int, rows: int, columns: int, step: int, batch: int = 1) -> Skewed | None:
+    """How such matrices are cut; None if they are too small, or too many lanes would want one bank."""
+    most_rows, most_columns, most_tiles, _ = _TILES[itemsize]
+    written = _LANES * max(_WORD // itemsize, 1)  # by a warp at once
+    if rows < written // 2 or columns < 2 * _SECTOR // itemsize:
+        return None
+    tiles = batch * -(-rows // most_rows) * -(-columns // most_columns)
+    found = [
+        Skewed(
+            itemsize=itemsize,
+            rows=min(most_rows, -(-rows // written) * written),
+            columns=min(most_columns, 1 << (columns - 1).bit_length()),
+            step=step,
+            chunk=nbytes // itemsize,
+            tiles=min(max(tiles // _LEAST_BLOCKS, 1), most_tiles),
+        )
+        for nbytes in (16, 8, 4)
+        if itemsize <= nbytes <= _CHUNK
+    ]
+    return next((each for each in found if each.conflicts <= _MOST_CONFLICTS), None)
+
+
+COPY = f"""
+template <int N> struct alignas(N) Chunk {{ unsigned of[N / 4]; }};
+// Asynchronous: what was copied is there after `wait`, and a barrier.
+template <int N> __device__ __forceinline__ void copy(void* to, const void* from) {{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    if constexpr (N == 16)
+        asm volatile("cp.async.cg.shared.global{_FETCHED} [%0], [%1], 16;" :: "r"(at), "l"(from) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global{_FETCHED} [%0], [%1], %2;"
+                     :: "r"(at), "l"(from), "n"(N) : "memory");
+#else
+    *(Chunk<N>*)to = *(const Chunk<N>*)from;
+#endif
+}}
+__device__ __forceinline__ void wait() {{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}}
+"""
+"""What tiles need to be defined before a kernel."""
