@@ -12,6 +12,9 @@ from cudnn_actor.onnx.values import Declined, Value
 
 __all__ = ["LISTS", "Listed"]
 
+_MOST = 1024
+"""The most parts that a tensor is split into."""
+
 
 class Computing(Protocol):
     """What operators of lists need of an import."""
@@ -102,11 +105,13 @@ def _split(node: Node, computing: Computing) -> list[Value]:
         each = 1 if given is None else int(given)
         if each < 1:
             raise Declined(f"splits into parts of {each}")
-        sizes = [min(each, size - start) for start in range(0, size, each)]
+        sizes = [min(each, size - start) for start in range(0, size, each)[: _MOST + 1]]
     else:
         sizes = [int(each) for each in given]
         if sum(sizes) != size or min(sizes, default=0) < 0:
-            raise Declined(f"splits {size} into parts of {sizes}")
+            raise Declined(f"splits {size} elements into parts that do not add up to them")
+    if len(sizes) > _MOST:
+        raise Declined(f"splits into more than {_MOST} parts, each of which would be a part of the graph")
     found = []
     for end, count in zip(np.cumsum(sizes), sizes, strict=True):
         bounds = [computing.constant(np.array([n], np.int64)) for n in (end - count, end, axis)]

@@ -334,6 +334,18 @@ def test_a_place_that_a_list_does_not_have_is_reported(place: int) -> None:
         imported(proto)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "problem"),
+    [(0, "parts of 0"), ([1, 2], "do not add up"), ([5, -1], "do not add up"), (1, "more than 1024 parts")],
+)
+def test_parts_that_a_tensor_does_not_have_are_reported(sizes: Any, problem: str) -> None:
+    nodes = [node("SplitToSequence", "x sizes", "parts", axis=1), node("SequenceAt", "parts zero", "y")]
+    tensors = {"sizes": np.array(sizes), "zero": np.array(0)}
+    width = 1025 if sizes == 1 else 4
+    with pytest.raises(UnsupportedModel, match=problem):
+        imported(model_of(nodes, {"x": (FLOAT, [1, width])}, {"y": (FLOAT, None)}, tensors))
+
+
 def test_a_list_is_no_tensor_and_no_output() -> None:
     nodes = [node("SequenceConstruct", "x x", "pair"), node("Relu", "pair", "y")]
     with pytest.raises(UnsupportedModel, match="a list where it needs a tensor"):
