@@ -314,7 +314,7 @@ def test_lists_are_there_while_a_model_is_imported() -> None:
         node("SequenceAt", "again last", "rest"),
         node("ConcatFromSequence", "three", "all", axis=1),
     ]
-    outputs = {
+    outputs: dict[str, tuple[int, Any]] = {
         "of_columns": (FLOAT, None),
         "length": (INT64, []),
         "rest": (FLOAT, None),
